@@ -710,6 +710,25 @@
                (:file "watch")
                (:file "service")))
 
+(defsystem "clgrpc/raft"
+  :description "Raft's messages between the members of a group."
+  :depends-on ("clgrpc/client" "clgrpc/balance" "clgrpc/server" "clgrpc/metrics" "alexandria")
+  :pathname "src/raft/"
+  :serial t
+  :components ((:static-file "../../proto/cluster/raft.proto")
+               (:file "proto")
+               (:file "package")
+               (:file "crc32c")
+               (:file "state")
+               (:file "receipt")
+               (:file "service")
+               (:file "meter")
+               (:file "peer")
+               (:file "question")
+               (:file "batch")
+               (:file "pipeline")
+               (:file "snapshot")))
+
 (defsystem "clgrpc/otlp"
   :description "Metrics and spans told to an OpenTelemetry collector."
   :depends-on ("clgrpc/client" "clgrpc/metrics" "clgrpc/trace")
@@ -779,6 +798,15 @@
                (:file "geometry")
                (:file "route-guide")
                (:file "route-guide-client")))
+
+(defsystem "clgrpc/examples/raft-toy"
+  :description "A toy that shows the calls of clgrpc/raft."
+  :depends-on ("clgrpc/raft" "clgrpc")
+  :pathname "examples/raft-toy/"
+  :serial t
+  :components ((:file "package")
+               (:file "toy")
+               (:file "leader")))
 
 (defsystem "clgrpc/load"
   :description "The engine of `clgrpc load`: calls at a rate, and what is known of them."
@@ -915,6 +943,7 @@
                "clgrpc/tests/sim" "clgrpc/tests/policy"
                "clgrpc/tests/abuse" "clgrpc/tests/promise" "clgrpc/tests/otlp"
                "clgrpc/tests/etcd" "clgrpc/tests/discovery" "clgrpc/tests/memory"
+               "clgrpc/tests/raft"
                "sb-posix" "sb-introspect")
   :pathname "tests/"
   :serial t
@@ -1405,6 +1434,26 @@
                (:file "likeness"))
   :perform (test-op (operation system)
              (symbol-call '#:fiveam '#:run! :clgrpc.memory)))
+
+(defsystem "clgrpc/tests/raft"
+  :depends-on ("clgrpc/raft" "clgrpc" "clgrpc/sim" "clgrpc/examples/raft-toy" "fiveam")
+  :pathname "tests/raft/"
+  :serial t
+  :components ((:file "package")
+               (:file "member")
+               (:file "crc32c")
+               (:file "state")
+               (:file "receipt")
+               (:file "service")
+               (:file "meter")
+               (:file "peer")
+               (:file "question")
+               (:file "batch")
+               (:file "pipeline")
+               (:file "snapshot")
+               (:file "toy"))
+  :perform (test-op (operation system)
+             (symbol-call '#:fiveam '#:run! :clgrpc.raft)))
 
 (defsystem "clgrpc/tests/otlp"
   :depends-on ("clgrpc/otlp" "clgrpc/tests/server" "clgrpc/tests/support"

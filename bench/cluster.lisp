@@ -1,15 +1,15 @@
-;;;; The calls of a cluster's nodes: our side of the part cluster, as bench/cluster.go is Go's. Loaded
-;;;; behind scripts/load.lisp by bench/cluster.py. Prints "ready" and then answers each line of
-;;;; standard input, a JSON object, with one: by its `do`
+;;;; The calls of a cluster's nodes: our side of the part cluster, as bench/cluster.go is Go's.
+;;;; Loaded behind scripts/load.lisp by bench/cluster.py. Prints "ready" and then answers each line
+;;;; of standard input, a JSON object, with one: by its `do`
 ;;;;
 ;;;; - `serve` begins to serve and tells the `address`;
 ;;;; - `counters` tells what the process has used: `octets` consed and `cpu_ns`;
 ;;;; - `objects` makes `calls` calls of `case` between two censuses of the heap and tells how many
 ;;;;   objects each has allocated, on both sides if the server is this process;
 ;;;; - `measure` makes calls of `case` to `address` for `milliseconds`, `callers` at once in the
-;;;;   `manner` "threads" (threads that block) or "ahead" (one thread, which awaits the oldest of so
-;;;;   many), and tells how many (`operations`), nanoseconds per call of all callers together (`ns`),
-;;;;   and p50 and p99 of the latencies in µs.
+;;;;   `manner` "threads" (threads that block) or "ahead" (one thread, which awaits the oldest of
+;;;;   them), and tells how many (`operations`), nanoseconds per call of all callers together
+;;;;   (`ns`), and p50 and p99 of the latencies in µs.
 
 (in-package #:clgrpc.scripts)
 

@@ -43,6 +43,7 @@
     ("etcd" "balance" :all-of)
     ("discovery" "etcd" "server" :all-of)
     ("memory" "etcd" "inproc" :all-of)
+    ("raft" "balance" "server" "metrics" :all-of)
     ("web" "inproc" "client" "server" :all-of)
     ("observe" "inproc" "client" "server" :all-of)
     ("cluster" "inproc" "client" "server" :all-of)

@@ -29,9 +29,10 @@
         (setf (gethash metrics **counters**)
               (metrics:make-counter
                metrics "clgrpc.otlp.items" :unit "{item}" :attributes '("signal" "outcome")
-               :text "Points of metrics and spans, by what has become of them: exported, rejected ~
-                      by the collector, dropped with an export that failed for good, or overflowed ~
-                      because too many waited.")))))
+               :text (format nil "Points of metrics and spans, by what has become of them: ~
+                                  exported, rejected by the collector, dropped with an export ~
+                                  that failed for good, or overflowed because too many ~
+                                  waited."))))))
 
 (defun counting-function (metrics signal)
   "The function COUNT of a pipeline for SIGNAL: it counts in METRICS, if there are any."

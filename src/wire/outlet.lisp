@@ -182,19 +182,28 @@ baton lent, and WRITE-ENCODED. On the loop; CALL has a stream and its headers ar
         (wait-p nil)
         (t (refuse-to-send call))))
 
+(define-hot (in-turn-p :inline t) ((call wire-call)) boolean
+  "True if no message of CALL that another thread has sent before still has to come to the loop, on
+which this is."
+  (let ((outlet (call-wire-outlet call)))
+    (not (and outlet (plusp (wire-outlet-unsent-octets outlet))))))
+
 (define-hot send-message ((call wire-call) message compress) null
   "Send MESSAGE from user code. It goes straight into the output if this thread may run the loop and
 MESSAGE is short; else this thread encodes it first, and the loop does not wait for that. COMPRESS
 as for SEND."
-  (flet ((write-it () (send-on-loop call message)))
+  (flet ((write-it () (and (in-turn-p call) (send-on-loop call message))))
     (declare (dynamic-extent #'write-it))
     (unless (and (not (compresses-p call compress))
                  (null (call-replay call))
                  (values (loop:run-to-send (wire-call-loop call) #'write-it)))
       (let ((encoded (encode-message call message compress)))
-        (flet ((send-it () (send-encoded call encoded)))
+        (flet ((send-it ()
+                 (when (in-turn-p call)
+                   (send-encoded call encoded)
+                   t)))
           (declare (dynamic-extent #'send-it))
-          (unless (nth-value 1 (loop:run-to-send (wire-call-loop call) #'send-it))
+          (unless (values (loop:run-to-send (wire-call-loop call) #'send-it))
             (post-encoded call encoded))))))
   nil)
 

@@ -1,0 +1,56 @@
+;;;; CRC-32C (Castagnoli; RFC 3720, appendix B.4), eight octets at a time by eight tables: table k
+;;;; has for each octet what it leaves behind once k octets without a bit have followed it.
+
+(in-package #:clgrpc.raft)
+
+(deftype crc () '(unsigned-byte 32))
+
+(eval-when (:compile-toplevel :load-toplevel :execute)
+  (defun crc-tables ()
+    "The eight tables behind each other, 256 entries each."
+    (let ((tables (make-array 2048 :element-type '(unsigned-byte 32))))
+      (dotimes (octet 256)
+        (let ((crc octet))
+          (dotimes (bit 8)
+            (setf crc (logxor (ash crc -1) (if (oddp crc) #x82F63B78 0))))
+          (setf (aref tables octet) crc)))
+      (loop for i from 256 below 2048
+            for before = (aref tables (- i 256))
+            do (setf (aref tables i)
+                     (logxor (ash before -8) (aref tables (logand before #xFF)))))
+      tables)))
+
+(define-load-time-global **tables** (crc-tables))
+(declaim (type (simple-array (unsigned-byte 32) (2048)) **tables**))
+
+(define-hot continue-crc32c ((crc crc) (octets octets) (start index) (end index)) crc
+  "The CRC-32C of what has CRC, followed by OCTETS from START to END."
+  (let ((tables **tables**)
+        (state (logxor crc #xFFFFFFFF))
+        (at start))
+    (declare (type crc state) (type index at) (type (integer 0 #.most-positive-fixnum) end))
+    (macrolet ((entry (table octet) `(aref tables (+ ,(* 256 table) ,octet)))
+               (octet-of (word position) `(ldb (byte 8 ,(* 8 position)) ,word)))
+      (loop while (<= (+ at 8) end)
+            do (let ((low (logxor state (u32le octets at)))
+                     (high (u32le octets (+ at 4))))
+                 (declare (type crc low high))
+                 (setf state (logxor (entry 7 (octet-of low 0)) (entry 6 (octet-of low 1))
+                                     (entry 5 (octet-of low 2)) (entry 4 (octet-of low 3))
+                                     (entry 3 (octet-of high 0)) (entry 2 (octet-of high 1))
+                                     (entry 1 (octet-of high 2)) (entry 0 (octet-of high 3)))
+                       at (+ at 8))))
+      (loop while (< at end)
+            do (setf state (logxor (ash state -8)
+                                   (entry 0 (logxor (octet-of state 0) (aref octets at))))
+                     at (1+ at))))
+    (logxor state #xFFFFFFFF)))
+
+(defun crc32c (octets &key (start 0) (end (length octets)) (crc 0))
+  "Return the CRC-32C of OCTETS, a vector of octets, from START to END; with CRC, of what has that
+CRC-32C followed by these octets. From any thread."
+  (check-type octets octets)
+  (check-type crc crc)
+  (unless (<= 0 start end (length octets))
+    (misuse "There are no octets ~D to ~D in ~D." start end (length octets)))
+  (continue-crc32c crc octets start end))

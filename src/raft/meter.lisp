@@ -1,0 +1,103 @@
+;;;; What is measured of a peer: always, in the peer itself, which PEER-STATISTICS tells; and in
+;;;; METRICS, if there are any, by peer and message. Peers that have the same METRICS have the same
+;;;; instruments.
+
+(in-package #:clgrpc.raft)
+
+(defstruct (instruments (:copier nil))
+  "The instruments of Raft among some METRICS."
+  (messages nil :read-only t)           ; a counter by peer, message and outcome
+  (octets nil :read-only t)             ; a counter by peer and message
+  (entries nil :read-only t)            ; a counter by peer
+  (latency nil :read-only t)            ; a histogram by peer and message, in seconds
+  (queue nil :read-only t))             ; an up-down counter by peer and what it counts
+
+(declaim (sb-ext:freeze-type instruments))
+
+(sb-ext:defglobal **instruments** (make-hash-table :test 'eq :weakness :key :synchronized t)
+  "From METRICS to the instruments among them.")
+
+(defun new-instruments (metrics)
+  (make-instruments
+   :messages (metrics:make-counter metrics "clgrpc.raft.messages" :unit "{message}"
+                                   :attributes '("peer" "message" "outcome")
+                                   :text "Raft's messages, by the gRPC status they ended with.")
+   :octets (metrics:make-counter metrics "clgrpc.raft.sent" :unit "By"
+                                 :attributes '("peer" "message")
+                                 :text "Octets of data of entries and snapshots that were sent.")
+   :entries (metrics:make-counter metrics "clgrpc.raft.entries" :unit "{entry}"
+                                  :attributes '("peer") :text "Entries that were sent.")
+   :latency (metrics:make-histogram metrics "clgrpc.raft.latency" :unit "s"
+                                    :attributes '("peer" "message")
+                                    :text "Time from sending a message to its answer.")
+   :queue (metrics:make-up-down-counter metrics "clgrpc.raft.queue" :unit "{item}"
+                                        :attributes '("peer" "item")
+                                        :text "Entries, or octets, that are not answered.")))
+
+(defun ensure-instruments (metrics)
+  "The instruments among METRICS; nil without any."
+  (when metrics
+    (sb-ext:with-locked-hash-table (**instruments**)
+      (or (gethash metrics **instruments**)
+          (setf (gethash metrics **instruments**) (new-instruments metrics))))))
+
+(defstruct (meter (:constructor make-meter (name instruments)) (:copier nil))
+  "What was sent to a peer."
+  (name "" :type string :read-only t)   ; the peer's
+  (instruments nil :type (or null instruments) :read-only t) ; where it is counted as well
+  (lock (sb-thread:make-mutex :name "clgrpc raft meter") :read-only t) ; of what follows
+  (messages 0 :type (unsigned-byte 62)) ; that were answered
+  (failures 0 :type (unsigned-byte 62)) ; that were not, or with an error
+  (entries 0 :type (unsigned-byte 62))  ; in those that were sent
+  (octets 0 :type (unsigned-byte 62))   ; of data in those that were sent
+  (latency-ns 0 :type (unsigned-byte 62)) ; sum of those answered
+  (streams 0 :type (unsigned-byte 62))) ; pipelines that were begun
+
+(declaim (sb-ext:freeze-type meter))
+
+(defmethod print-object ((meter meter) stream)
+  (print-unreadable-object (meter stream :type t)
+    (format stream "~A: ~D answered, ~D failed" (meter-name meter) (meter-messages meter)
+            (meter-failures meter))))
+
+(defun note-sent (meter message entries octets)
+  "A MESSAGE, its name, with ENTRIES and OCTETS of data was sent."
+  (sb-thread:with-mutex ((meter-lock meter))
+    (incf (meter-entries meter) entries)
+    (incf (meter-octets meter) octets))
+  (let ((instruments (meter-instruments meter))
+        (name (meter-name meter)))
+    (when instruments
+      (when (plusp octets) (metrics:add (instruments-octets instruments) octets name message))
+      (when (plusp entries) (metrics:add (instruments-entries instruments) entries name)))))
+
+(defun note-answered (meter message status began-ns)
+  "A MESSAGE that was sent at BEGAN-NS has ended with STATUS, :ok or another keyword."
+  (let ((latency-ns (max 0 (- (loop:world-now) began-ns)))
+        (instruments (meter-instruments meter)))
+    (sb-thread:with-mutex ((meter-lock meter))
+      (cond ((eq :ok status)
+             (incf (meter-messages meter))
+             (incf (meter-latency-ns meter) latency-ns))
+            (t (incf (meter-failures meter)))))
+    (when instruments
+      (let ((name (meter-name meter)))
+        (metrics:add (instruments-messages instruments) 1 name message (service-status-name status))
+        (when (eq :ok status)
+          (metrics:record (instruments-latency instruments) (ns-seconds latency-ns) name
+                          message))))))
+
+(defun service-status-name (status)
+  "STATUS as the metrics have it."
+  (string-upcase (substitute #\_ #\- (string status))))
+
+(defun note-queued (meter entries octets)
+  "The pipeline has so many more, or fewer."
+  (let ((instruments (meter-instruments meter)))
+    (when instruments
+      (metrics:add (instruments-queue instruments) entries (meter-name meter) "entries")
+      (metrics:add (instruments-queue instruments) octets (meter-name meter) "octets"))))
+
+(defun note-stream (meter)
+  (sb-thread:with-mutex ((meter-lock meter))
+    (incf (meter-streams meter))))

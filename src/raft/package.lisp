@@ -1,0 +1,29 @@
+;;;; Raft's transport: its messages between the members of a group. No Raft: terms, votes and the
+;;;; log are those of the user's state machine, which this calls with what has come and asks what
+;;;; to answer. The files, from the ground up: the check sum of snapshots; the state machine's
+;;;; generic functions; snapshots that come in; the service; what is measured of a peer; peers;
+;;;; calls to them; the pipeline; snapshots that go out.
+
+(defpackage #:clgrpc.raft
+  (:use #:cl #:clgrpc.base)
+  (:local-nicknames (#:loop #:clgrpc.loop) (#:status #:clgrpc.status) (#:rpc #:clgrpc.rpc)
+                    (#:service #:clgrpc.service) (#:calling #:clgrpc.calling)
+                    (#:client #:clgrpc.client) (#:metrics #:clgrpc.metrics)
+                    (#:v1 #:clgrpc.raft.v1) (#:methods #:clgrpc.raft.v1.raft))
+  (:import-from #:sb-ext #:define-load-time-global)
+  (:export
+   ;; crc32c.lisp
+   #:crc32c
+   ;; state.lisp
+   #:handle-pre-vote #:handle-request-vote #:handle-append-entries #:handle-timeout-now
+   #:handle-install-snapshot #:handle-snapshot-chunk #:handle-snapshot-end
+   ;; service.lisp
+   #:raft-service #:make-raft-service #:raft-service-state
+   ;; peer.lisp
+   #:peer #:make-peer #:peer-name #:peer-channel #:peer-statistics
+   ;; question.lisp
+   #:pre-vote #:request-vote #:append-entries #:timeout-now
+   ;; pipeline.lisp
+   #:pipeline-entries #:flush-pipeline #:close-peer
+   ;; snapshot.lisp
+   #:install-snapshot #:read-snapshot #:snapshot-octets))

@@ -1,0 +1,121 @@
+;;;; Peers: the other members, as seen from one. A peer has a channel that is connected from the
+;;;; start and again whenever its connection is lost, and a pipeline.
+;;;;
+;;;; The pipeline's state, under LOCK, which is held for a few instructions and never while a
+;;;; message is sent or the user's code runs:
+;;;;
+;;;;     what is taken    waits in WAITING, oldest first, for a stream and a place in its window
+;;;;     what is sent     is in SENT, oldest first; an answer is that of the oldest
+;;;;     either           counts in ENTRIES and OCTETS, which are bounded
+
+(in-package #:clgrpc.raft)
+
+(defstruct (pipe (:copier nil))
+  "What flows to a peer without waiting."
+  (lock (sb-thread:make-mutex :name "clgrpc raft peer") :read-only t) ; of what follows
+  (bell (sb-thread:make-waitqueue :name "clgrpc raft peer") :read-only t) ; there is room
+  (waiting (make-fifo) :type fifo) ; parcels that are not sent yet
+  (sent (make-fifo) :type fifo) ; batches that are not answered yet
+  (sent-count 0 :type index)            ; how many are in SENT
+  (entries 0 :type index)               ; in WAITING and SENT
+  (octets 0 :type (unsigned-byte 62))   ; of data in these
+  (telling 0 :type index)               ; threads that tell of parcels that were in it
+  (call nil)                            ; the stream, or nil
+  (pumping nil :type boolean)           ; a thread is sending
+  (ending nil :type boolean)            ; what was in it is being told that the stream has broken
+  (trouble nil :type (or null condition)) ; why the stream was given up, if that was here
+  (closed nil :type boolean))           ; takes nothing any more
+
+(declaim (sb-ext:freeze-type pipe))
+
+(defmethod print-object ((pipe pipe) stream)
+  (print-unreadable-object (pipe stream :type t)
+    (format stream "~D entries, ~:D octets, ~D batches sent" (pipe-entries pipe)
+            (pipe-octets pipe) (pipe-sent-count pipe))))
+
+(defclass peer ()
+  ((name :initarg :name :reader peer-name) ; the member's
+   (channel :initarg :channel :reader peer-channel) ; to it
+   (own-channel :initarg :own-channel :reader peer-own-channel-p) ; close it with the peer
+   (timeout :initarg :timeout :reader peer-timeout) ; of an answer, in seconds
+   (window :initarg :window :reader peer-window) ; batches of the pipeline sent and not answered
+   (batch-entries :initarg :batch-entries :reader peer-batch-entries) ; in one request, at most
+   (batch-octets :initarg :batch-octets :reader peer-batch-octets) ; of data in one, if it has two
+   (max-entries :initarg :max-entries :reader peer-max-entries) ; in the pipeline
+   (max-octets :initarg :max-octets :reader peer-max-octets) ; of data in the pipeline
+   (pipe :initform (make-pipe) :reader peer-pipe) ; the way of its entries
+   (turn :initform nil :accessor peer-turn) ; an APPEND-ENTRIES is under way
+   (meter :initarg :meter :reader peer-meter)) ; what is measured
+  (:documentation "Another member: see MAKE-PEER."))
+
+(document-functions
+  peer-name "The name of the member that PEER stands for."
+  peer-channel "The channel of PEER, for other services of that member.")
+
+(defmethod print-object ((peer peer) stream)
+  (print-unreadable-object (peer stream :type t)
+    (format stream "~A, ~(~A~), ~A" (peer-name peer) (calling:channel-state (peer-channel peer))
+            (peer-pipe peer))))
+
+(defun begin-to-connect (channel)
+  "Have CHANNEL connect, and wait for nothing."
+  (handler-case (calling:ensure-connected channel :timeout 0)
+    (status:rpc-error ())))
+
+(defun make-peer (name target &rest options
+                  &key metrics (timeout 1) (window 32) (batch-entries 1000) (batch-octets 1048576)
+                    (max-entries 10000) (max-octets 67108864) (keepalive-seconds 10)
+                    (backoff-initial-seconds 0.1) (backoff-maximum-seconds 2) &allow-other-keys)
+  "Return a peer that stands for the member NAME, a string, at TARGET: a target as MAKE-CHANNEL has
+it, such as \"10.0.0.2:7000\", or a channel, such as SERVER-CHANNEL returns, which CLOSE-PEER
+leaves open. It connects at once, in the background, and again whenever the connection is lost.
+TIMEOUT is how long an answer may take, in seconds. Of the pipeline: WINDOW, how many requests are
+under way at most; BATCH-ENTRIES and BATCH-OCTETS, how many entries, and octets of their data, are
+put in one request; MAX-ENTRIES and MAX-OCTETS, how much it takes altogether until there are
+answers. With METRICS, what is sent is counted there, by the peer's NAME. All else is as for
+MAKE-CHANNEL, such as :credentials. Signal MISUSE for wrong arguments. From any thread; end it with
+CLOSE-PEER."
+  (check-type name string)
+  (check-type timeout (real (0)))
+  (check-type window (integer 1 10000))
+  (check-type batch-entries (integer 1))
+  (check-type batch-octets (integer 1))
+  (check-type max-entries (integer 1))
+  (check-type max-octets (integer 1))
+  (let* ((own (stringp target))
+         (rest (alexandria:remove-from-plist
+                options :metrics :timeout :window :batch-entries :batch-octets :max-entries
+                :max-octets :keepalive-seconds :backoff-initial-seconds :backoff-maximum-seconds)))
+    (unless (or own (typep target 'service:channel))
+      (misuse "The target of a peer is a string or a channel, not ~S." target))
+    (when (and rest (not own)) (misuse "A channel that is there has its options: ~S." rest))
+    (let ((channel (if own
+                       ;; round_robin connects again by itself, pick_first only for a call
+                       (apply #'client:make-channel target :balance :round-robin :idle-seconds 0
+                              :keepalive-seconds keepalive-seconds
+                              :backoff-initial-seconds backoff-initial-seconds
+                              :backoff-maximum-seconds backoff-maximum-seconds rest)
+                       target)))
+      (begin-to-connect channel)
+      (make-instance 'peer :name name :channel channel :own-channel own :timeout timeout
+                           :window window :batch-entries batch-entries
+                           :batch-octets batch-octets :max-entries max-entries
+                           :max-octets max-octets
+                           :meter (make-meter name (ensure-instruments metrics))))))
+
+(defun peer-statistics (peer)
+  "Return what is known of PEER, a plist: :STATE of its channel, :MESSAGES answered, :FAILURES,
+:ENTRIES and :OCTETS of data sent, :LATENCY, the mean of the answers in seconds or nil, :STREAMS
+begun by the pipeline; and what is in the pipeline now: :QUEUED-ENTRIES, :QUEUED-OCTETS,
+:UNDER-WAY, requests that are not answered. From any thread."
+  (let ((meter (peer-meter peer))
+        (pipe (peer-pipe peer)))
+    (sb-thread:with-mutex ((meter-lock meter))
+      (list :state (calling:channel-state (peer-channel peer))
+            :messages (meter-messages meter) :failures (meter-failures meter)
+            :entries (meter-entries meter) :octets (meter-octets meter)
+            :latency (and (plusp (meter-messages meter))
+                          (/ (ns-seconds (meter-latency-ns meter)) (meter-messages meter)))
+            :streams (meter-streams meter)
+            :queued-entries (pipe-entries pipe) :queued-octets (pipe-octets pipe)
+            :under-way (pipe-sent-count pipe)))))

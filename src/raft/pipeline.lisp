@@ -1,0 +1,243 @@
+;;;; The pipeline: requests of entries that go to a peer one behind the other, on one stream,
+;;;; without waiting for the answers. What it guarantees:
+;;;;
+;;;; 1. The peer's state machine gets the requests in the order in which they were given, each at
+;;;;    most once. Those that wait while as many as may are under way are put together, if they
+;;;;    follow each other (batch.lisp).
+;;;; 2. For each request that was taken its function is called once, with the answer or with the
+;;;;    error that has ended the stream, in the order of the requests. After an error nobody knows
+;;;;    what has become of those that were sent: a leader asks for the peer's log and goes on there.
+;;;; 3. When a stream breaks, all that was taken until then ends with its error, also what was not
+;;;;    sent. The next request begins a new stream, and is sent only once all functions were called.
+;;;;
+;;;; One thread at a time sends (PUMPING): whoever finds that there is something to send, of those
+;;;; that give requests and the loop that takes answers. What an answered request counts is taken
+;;;; from the bounds before its function is called, so that this may give the next one.
+
+(in-package #:clgrpc.raft)
+
+(defun parcel-weight (parcel)
+  "What PARCEL counts in the bound of entries: a request without any is something, too."
+  (max 1 (parcel-entries parcel)))
+
+(defun room-p (peer pipe entries octets)
+  "True if PIPE, of PEER, takes ENTRIES with OCTETS of data more. An empty one takes anything."
+  (or (pipe-closed pipe)
+      (zerop (pipe-entries pipe))
+      (and (<= (+ entries (pipe-entries pipe)) (peer-max-entries peer))
+           (<= (+ octets (pipe-octets pipe)) (peer-max-octets peer)))))
+
+(defun change-load (peer entries octets)
+  "The pipe of PEER has ENTRIES and OCTETS more, or less if they are negative. Its lock is held."
+  (let ((pipe (peer-pipe peer)))
+    (incf (pipe-entries pipe) entries)
+    (incf (pipe-octets pipe) octets)
+    (note-queued (peer-meter peer) entries octets)))
+
+(defun sum-of (parcels key)
+  (reduce #'+ parcels :key key))
+
+(defun conclude (peer parcels response error)
+  "PARCELS are in the pipe of PEER no longer: tell those who gave them what has become of them."
+  (let ((pipe (peer-pipe peer)))
+    (flet ((change-telling (delta)
+             (incf (pipe-telling pipe) delta)
+             (sb-thread:condition-broadcast (pipe-bell pipe))))
+      (sb-thread:with-mutex ((pipe-lock pipe))
+        (change-load peer (- (sum-of parcels #'parcel-weight)) (- (sum-of parcels #'parcel-octets)))
+        (change-telling 1))
+      (unwind-protect (dolist (parcel parcels)
+                        (funcall (parcel-then parcel) response error))
+        (sb-thread:with-mutex ((pipe-lock pipe))
+          (change-telling -1))))))
+
+(defun note-batch (peer batch status)
+  (note-answered (peer-meter peer) "pipeline-entries" status (batch-began-ns batch)))
+
+;;; Streams
+
+(defun give-up-stream (peer call trouble)
+  "End CALL, the stream of PEER, by TROUBLE, a condition."
+  (let ((pipe (peer-pipe peer)))
+    (sb-thread:with-mutex ((pipe-lock pipe))
+      (when (and (eq call (pipe-call pipe)) (null (pipe-trouble pipe)))
+        (setf (pipe-trouble pipe) trouble))))
+  (loop:cancel call))
+
+(defun local-error (status control &rest arguments)
+  (status:make-rpc-error status :ended-by :local :message (apply #'format nil control arguments)))
+
+(defun take-answer (peer call response)
+  "RESPONSE has come on CALL, a stream of PEER: it is the answer to the oldest batch."
+  (let* ((pipe (peer-pipe peer))
+         (batch (sb-thread:with-mutex ((pipe-lock pipe))
+                  (when (and (eq call (pipe-call pipe)) (plusp (pipe-sent-count pipe)))
+                    (decf (pipe-sent-count pipe))
+                    (dequeue (pipe-sent pipe))))))
+    (cond (batch
+           (note-batch peer batch :ok)
+           (conclude peer (batch-parcels batch) response nil)
+           (pump peer))
+          (t (give-up-stream peer call
+                             (local-error :internal "~A answers what it was not asked"
+                                          (peer-name peer)))))))
+
+(defun end-error (peer call trouble)
+  "What those are told whose requests were on CALL, which has ended."
+  (or trouble
+      (and (not (eq :ok (rpc:call-status call))) (rpc:call-condition call))
+      (local-error :unavailable "~A has ended the stream" (peer-name peer))))
+
+(defun empty-pipe (pipe)
+  "Take all out of PIPE, whose stream has ended; return the batches that were sent, the parcels that
+were not, and what gave the stream up, if anything. Its lock is held."
+  (multiple-value-prog1 (values (fifo-items (pipe-sent pipe)) (fifo-items (pipe-waiting pipe))
+                                (pipe-trouble pipe))
+    (setf (pipe-sent pipe) (make-fifo)
+          (pipe-waiting pipe) (make-fifo)
+          (pipe-sent-count pipe) 0
+          (pipe-trouble pipe) nil
+          (pipe-call pipe) nil
+          (pipe-ending pipe) t)))
+
+(defun end-stream (peer call)
+  "CALL, a stream of PEER, has ended."
+  (let ((pipe (peer-pipe peer)))
+    (multiple-value-bind (batches parcels trouble)
+        (sb-thread:with-mutex ((pipe-lock pipe))
+          (unless (eq call (pipe-call pipe)) (return-from end-stream))
+          (empty-pipe pipe))
+      (let ((error (end-error peer call trouble)))
+        (unwind-protect
+             (progn (dolist (batch batches)
+                      (note-batch peer batch (error-status error))
+                      (conclude peer (batch-parcels batch) nil error))
+                    (conclude peer parcels nil error))
+          (sb-thread:with-mutex ((pipe-lock pipe))
+            (setf (pipe-ending pipe) nil))
+          (pump peer))))))
+
+(defun oldest-ns (pipe)
+  "When the oldest request in PIPE was given; nil if there is none. Its lock is held."
+  (let ((batch (first (fifo-items (pipe-sent pipe))))
+        (parcel (first (fifo-items (pipe-waiting pipe)))))
+    (cond (batch (batch-began-ns batch))
+          (parcel (parcel-began-ns parcel)))))
+
+(defun watch-stream (peer call)
+  "Give CALL, the stream of PEER, up once an answer takes too long; look again and again."
+  (let* ((pipe (peer-pipe peer))
+         (oldest-ns (sb-thread:with-mutex ((pipe-lock pipe)) (oldest-ns pipe))))
+    (if (and oldest-ns (<= (+ oldest-ns (seconds-ns (peer-timeout peer))) (loop:world-now)))
+        (give-up-stream peer call (local-error :deadline-exceeded "~A has not answered within ~A s"
+                                               (peer-name peer) (peer-timeout peer)))
+        (rpc:after call (/ (peer-timeout peer) 4) (lambda () (watch-stream peer call))))))
+
+(defun open-stream (peer)
+  "Begin a stream to PEER, which has none. Only the thread that is pumping does."
+  (let* ((pipe (peer-pipe peer))
+         (call (methods:pipeline-entries (peer-channel peer) :open :wait-for-ready t)))
+    (sb-thread:with-mutex ((pipe-lock pipe))
+      (setf (pipe-call pipe) call))
+    (note-stream (peer-meter peer))
+    (rpc:on-message call (lambda (response) (take-answer peer call response)))
+    (rpc:on-end call (lambda () (end-stream peer call)))
+    (watch-stream peer call)))
+
+;;; Sending
+
+(defun next-step (peer)
+  "What the thread that is pumping does next: a batch to be sent, which counts as sent, and its
+stream; :OPEN; or nil, and then it is pumping no longer."
+  (let ((pipe (peer-pipe peer)))
+    (sb-thread:with-mutex ((pipe-lock pipe))
+      (let ((batch (and (pipe-call pipe)
+                        (null (pipe-trouble pipe))
+                        (< (pipe-sent-count pipe) (peer-window peer))
+                        (take-batch (pipe-waiting pipe) (peer-batch-entries peer)
+                                    (peer-batch-octets peer)))))
+        (cond (batch
+               (enqueue batch (pipe-sent pipe))
+               (incf (pipe-sent-count pipe))
+               (values batch (pipe-call pipe)))
+              ((and (null (pipe-call pipe)) (fifo-items (pipe-waiting pipe))
+                    (not (pipe-ending pipe)) (not (pipe-closed pipe)))
+               :open)
+              (t (setf (pipe-pumping pipe) nil)))))))
+
+(defun send-batch (peer call batch)
+  (note-sent (peer-meter peer) "pipeline-entries" (batch-entries batch) (batch-octets batch))
+  (handler-case (rpc:send call (batch-request batch))
+    (error (error)
+      ;; of a stream that has ended its end tells; it may be that the request is too long
+      (unless (rpc:call-status call) (give-up-stream peer call error)))))
+
+(defun fail-waiting (peer error)
+  "No stream to PEER can be begun: tell those who wait for one."
+  (let* ((pipe (peer-pipe peer))
+         (parcels (sb-thread:with-mutex ((pipe-lock pipe))
+                    (nth-value 1 (empty-pipe pipe)))))
+    (unwind-protect (conclude peer parcels nil error)
+      (sb-thread:with-mutex ((pipe-lock pipe))
+        (setf (pipe-ending pipe) nil)))))
+
+(defun pump (peer)
+  "Send what may be sent to PEER, unless another thread does so."
+  (let ((pipe (peer-pipe peer)))
+    (unless (sb-thread:with-mutex ((pipe-lock pipe))
+              (or (pipe-pumping pipe) (progn (setf (pipe-pumping pipe) t) nil)))
+      (loop (multiple-value-bind (step call) (next-step peer)
+              (cond ((null step) (return))
+                    ((eq :open step)
+                     (handler-case (open-stream peer)
+                       (error (error) (fail-waiting peer error))))
+                    (t (send-batch peer call step))))))))
+
+;;; What users call
+
+(defun pipeline-entries (peer request then &key wait)
+  "Send REQUEST, an AppendEntriesRequest, to PEER behind those that were given before, without
+waiting for their answers. (THEN response error) is called once, with its AppendEntriesResponse and
+nil, or nil and the RPC-ERROR that has ended the stream, with which all requests on it end; in the
+order of the requests, on a loop, so it must not wait. A request may have been put together with
+others that follow it: the answer is that to all of them. If PEER has as much in its pipeline as it
+takes this waits WAIT seconds or, if that is nil, those of PEER for room, and returns false if
+there is none; on a loop it does not wait, with 0. Otherwise return true. REQUEST is not to be
+changed. From any thread; what one thread gives is sent in its order."
+  (check-type request v1:append-entries-request)
+  (check-type then function)
+  (let* ((pipe (peer-pipe peer))
+         (octets (data-octets request))
+         (parcel (make-parcel request octets then (loop:world-now)))
+         (entries (parcel-weight parcel))
+         (end-ns (loop:notice-end (or wait (peer-timeout peer)))))
+    (when (sb-thread:with-mutex ((pipe-lock pipe))
+            (when (await-pipe pipe (lambda () (room-p peer pipe entries octets)) end-ns)
+              (when (pipe-closed pipe) (misuse "~A is closed." (peer-name peer)))
+              (enqueue parcel (pipe-waiting pipe))
+              (change-load peer entries octets)
+              t))
+      (pump peer)
+      t)))
+
+(defun flush-pipeline (peer &key timeout)
+  "Wait until all that was given to PEER's pipeline is answered or has failed, TIMEOUT seconds at
+most or, if that is nil, those of PEER; return true if it is. From any thread but a loop's."
+  (let ((pipe (peer-pipe peer)))
+    (sb-thread:with-mutex ((pipe-lock pipe))
+      (await-pipe pipe (lambda () (and (zerop (pipe-entries pipe)) (zerop (pipe-telling pipe))))
+                  (loop:notice-end (or timeout (peer-timeout peer)))))))
+
+(defun close-peer (peer)
+  "End PEER: what is in its pipeline ends with :cancelled, its channel is closed unless it was
+given. From any thread but a loop's."
+  (let* ((pipe (peer-pipe peer))
+         (call (sb-thread:with-mutex ((pipe-lock pipe))
+                 (setf (pipe-closed pipe) t)
+                 (sb-thread:condition-broadcast (pipe-bell pipe))
+                 (pipe-call pipe))))
+    (when call
+      (loop:cancel call)
+      (flush-pipeline peer :timeout 1))
+    (when (peer-own-channel-p peer) (calling:close-channel (peer-channel peer)))
+    nil))

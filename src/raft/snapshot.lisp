@@ -1,0 +1,132 @@
+;;;; Snapshots that go out. A snapshot is sent in chunks, each with its CRC-32C, on a stream; after
+;;;; a cut another stream goes on from where the receiver says, until the time is up.
+
+(in-package #:clgrpc.raft)
+
+;;; Where snapshots come from
+
+(defgeneric snapshot-octets (source)
+  (:documentation "How many octets the snapshot SOURCE has. On the thread of INSTALL-SNAPSHOT.")
+  (:method ((source vector)) (length (the octets source)))
+  (:method ((source pathname))
+    (with-open-file (stream source :element-type '(unsigned-byte 8)) (file-length stream))))
+
+(defgeneric read-snapshot (source offset count)
+  (:documentation "Return COUNT octets of the snapshot SOURCE from OFFSET on, as fresh octets. On
+the thread of INSTALL-SNAPSHOT.")
+  (:method ((source vector) offset count)
+    (subseq (the octets source) offset (+ offset count)))
+  (:method ((source pathname) offset count)
+    (with-open-file (stream source :element-type '(unsigned-byte 8))
+      (let ((octets (make-octets count)))
+        (file-position stream offset)
+        (unless (= count (read-sequence octets stream))
+          (error "~A is shorter than it was." source))
+        octets))))
+
+(defun source-crc32c (source octets chunk-octets)
+  "The CRC-32C of SOURCE, which has so many OCTETS."
+  (let ((crc 0))
+    (loop for offset from 0 below octets by chunk-octets
+          do (setf crc (crc32c (read-snapshot source offset (min chunk-octets (- octets offset)))
+                               :crc crc)))
+    crc))
+
+(defun complete-header (header source chunk-octets)
+  "HEADER with the length and check sum of SOURCE."
+  (let ((octets (snapshot-octets source)))
+    (v1:make-snapshot-header
+     :term (v1:snapshot-header-term header) :leader (v1:snapshot-header-leader header)
+     :last-included-index (v1:snapshot-header-last-included-index header)
+     :last-included-term (v1:snapshot-header-last-included-term header)
+     :configuration (v1:snapshot-header-configuration header)
+     :octets octets
+     :crc32c (if (zerop (v1:snapshot-header-crc32c header))
+                 (source-crc32c source octets chunk-octets)
+                 (v1:snapshot-header-crc32c header)))))
+
+;;; One stream
+
+(defun send-part (call &rest part)
+  "Send PART, :header or :chunk and what it is, on CALL; false if its peer wants no more."
+  (rpc:send call (apply #'v1:make-install-snapshot-request part)))
+
+(defun send-chunks (peer call source offset octets chunk-octets)
+  "Send SOURCE, which has so many OCTETS, from OFFSET on."
+  (loop while (< offset octets)
+        do (let* ((count (min chunk-octets (- octets offset)))
+                  (data (read-snapshot source offset count)))
+             (note-sent (peer-meter peer) "install-snapshot" 0 count)
+             (unless (send-part call :chunk (v1:make-snapshot-chunk :offset offset :data data
+                                                                    :crc32c (crc32c data)))
+               (return))
+             (incf offset count))))
+
+(defun receive-response (peer call)
+  (or (rpc:receive call)
+      (error (local-error :unavailable "~A has ended the stream" (peer-name peer)))))
+
+(defun send-snapshot (peer header source chunk-octets seconds)
+  "Send SOURCE on one stream, within SECONDS; return the last response."
+  (rpc:with-call (call (methods:install-snapshot (peer-channel peer) :open
+                                                 :timeout seconds :wait-for-ready t))
+    (send-part call :header header)
+    (let ((response (receive-response peer call))
+          (octets (v1:snapshot-header-octets header)))
+      (cond ((> (v1:install-snapshot-response-term response) (v1:snapshot-header-term header))
+             response)
+            ((> (v1:install-snapshot-response-offset response) octets)
+             (error (local-error :internal "~A has more of the snapshot than there is"
+                                 (peer-name peer))))
+            (t (send-chunks peer call source (v1:install-snapshot-response-offset response) octets
+                            chunk-octets)
+               (rpc:close-send call)
+               (receive-response peer call))))))
+
+;;; Again and again
+
+(defconstant +most-losses+ 3
+  "How often a snapshot may come with wrong check sums before it is given up.")
+
+(defun passing-p (error losses)
+  "True if what failed with ERROR may be tried again, after so many LOSSES of data."
+  (case (status:rpc-error-status error)
+    ((:unavailable :aborted :failed-precondition) t)
+    (:data-loss (< losses +most-losses+))))
+
+(defun pause (peer seconds)
+  "Wait SECONDS, or until PEER is closed."
+  (let ((pipe (peer-pipe peer)))
+    (sb-thread:with-mutex ((pipe-lock pipe))
+      (await-pipe pipe (lambda () (pipe-closed pipe)) (loop:notice-end seconds)))))
+
+(defun install-snapshot (peer header source &key (timeout 600) (chunk-octets 262144))
+  "Send the snapshot SOURCE to PEER and return its last InstallSnapshotResponse: one with
+INSTALLED, or one whose term is above that of HEADER, which refuses it. HEADER is a SnapshotHeader;
+its length is filled in, and its check sum unless it has one. SOURCE is octets, a pathname, or any
+object with methods of SNAPSHOT-OCTETS and READ-SNAPSHOT. It goes in chunks of CHUNK-OCTETS. When
+the connection is lost this goes on with another, behind what PEER has kept, until TIMEOUT seconds
+are over. Signal the RPC-ERROR of the last stream then, or if PEER refuses. From any thread but a
+loop's."
+  (check-type chunk-octets (integer 1 16777216))
+  (check-type timeout (real (0)))
+  (let* ((began-ns (loop:world-now))
+         (end-ns (+ began-ns (seconds-ns timeout)))
+         (header (complete-header header source chunk-octets))
+         (meter (peer-meter peer))
+         (losses 0))
+    (loop for seconds = 1/20 then (min 1 (* 2 seconds))
+          do (handler-case
+                 (let ((response (send-snapshot peer header source chunk-octets
+                                                (max 1/1000
+                                                     (ns-seconds (- end-ns (loop:world-now)))))))
+                   (note-answered meter "install-snapshot" :ok began-ns)
+                   (return response))
+               (status:rpc-error (error)
+                 (when (eq :data-loss (status:rpc-error-status error)) (incf losses))
+                 (when (or (not (passing-p error losses))
+                           (pause peer seconds)
+                           (>= (loop:world-now) end-ns))
+                   (note-answered meter "install-snapshot" (status:rpc-error-status error)
+                                  began-ns)
+                   (error error)))))))

@@ -1,0 +1,69 @@
+;;;; What the user's state machine answers: a class of the user's, any class, with a method of each
+;;;; generic function. A message for which there is none is answered with :unimplemented.
+;;;;
+;;;; The methods are called on threads of the server's, those for different messages perhaps at
+;;;; once; what they share they guard. Entries that come down one stream are handled one request
+;;;; after the other, in their order, and so are the chunks of a snapshot. A method that signals an
+;;;; error ends its call, or stream, with :internal, or as FAIL says.
+
+(in-package #:clgrpc.raft)
+
+(defun refuse (status control &rest arguments)
+  "End the call that is being handled with STATUS and a text."
+  (status:fail status (apply #'format nil control arguments)))
+
+(defun not-handled (state message)
+  (refuse :unimplemented "~A does not handle ~A" (type-of state) message))
+
+(defgeneric handle-pre-vote (state request)
+  (:documentation "Answer REQUEST, a RequestVoteRequest that asks whether STATE would vote for the
+candidate, by a RequestVoteResponse. It changes no term and grants no vote. On a server's thread.")
+  (:method (state request)
+    (declare (ignore request))
+    (not-handled state "PreVote")))
+
+(defgeneric handle-request-vote (state request)
+  (:documentation "Answer REQUEST, a RequestVoteRequest, by a RequestVoteResponse. The vote and the
+term are on disk when this returns. On a server's thread.")
+  (:method (state request)
+    (declare (ignore request))
+    (not-handled state "RequestVote")))
+
+(defgeneric handle-append-entries (state request)
+  (:documentation "Answer REQUEST, an AppendEntriesRequest, by an AppendEntriesResponse. The
+entries are on disk when this returns with success. They belong to STATE, which may keep them:
+nobody changes them or their data. On a server's thread; requests of one stream in their order.")
+  (:method (state request)
+    (declare (ignore request))
+    (not-handled state "AppendEntries")))
+
+(defgeneric handle-timeout-now (state request)
+  (:documentation "Answer REQUEST, a TimeoutNowRequest, by a TimeoutNowResponse, and begin an
+election. On a server's thread.")
+  (:method (state request)
+    (declare (ignore request))
+    (not-handled state "TimeoutNow")))
+
+(defgeneric handle-install-snapshot (state header offset)
+  (:documentation "A leader begins to send the snapshot that HEADER, a SnapshotHeader, tells of, or
+goes on: OFFSET octets of it have come before, in this process. With 0, forget what is kept of an
+earlier one. Return an InstallSnapshotResponse; if its term is above that of HEADER the snapshot is
+refused. On a server's thread.")
+  (:method (state header offset)
+    (declare (ignore header offset))
+    (not-handled state "InstallSnapshot")))
+
+(defgeneric handle-snapshot-chunk (state header offset data)
+  (:documentation "Keep DATA, octets that belong to STATE, which are those of the snapshot of HEADER
+from OFFSET on, behind what is kept of it. Their check sum was right. On a server's thread.")
+  (:method (state header offset data)
+    (declare (ignore header offset data))
+    (not-handled state "InstallSnapshot")))
+
+(defgeneric handle-snapshot-end (state header)
+  (:documentation "All of the snapshot of HEADER has come, and its check sum is right: install it.
+Return an InstallSnapshotResponse with the term. It is on disk when this returns. On a server's
+thread.")
+  (:method (state header)
+    (declare (ignore header))
+    (not-handled state "InstallSnapshot")))

@@ -1,0 +1,29 @@
+;;;; Peers: connected from the start, and again.
+
+(in-package #:clgrpc.tests.raft)
+(in-suite :clgrpc.raft)
+
+(test a-peer-connects-by-itself-and-again
+  (with-simulated-member (simulation peer host (make-instance 'member) (:seed 3))
+    (let ((channel (raft:peer-channel peer)))
+      (sim:wait-for 1)
+      (is (eq :ready (grpc:channel-state channel)) "nobody has called")
+      (sim:restart-host host :down 3)
+      (sim:wait-for 1)
+      (is-false (eq :ready (grpc:channel-state channel)))
+      (sim:wait-for 6)
+      (is (eq :ready (grpc:channel-state channel)) "nobody has called"))))
+
+(test arguments-of-peers
+  (signals misuse (raft:make-peer "B" 7000))
+  (signals type-error (raft:make-peer :b "127.0.0.1:1"))
+  (signals type-error (raft:make-peer "B" "127.0.0.1:1" :window 0))
+  (let ((channel (grpc:service-channel (raft:make-raft-service (make-instance 'member)))))
+    (signals misuse (raft:make-peer "B" channel :credentials nil))
+    (let ((peer (raft:make-peer "B" channel)))
+      (is (string= "B" (raft:peer-name peer)))
+      (is (search "B, ready" (princ-to-string peer)))
+      (raft:close-peer peer)
+      (is (eq :ready (grpc:channel-state channel)) "it is not the peer's")
+      (signals misuse (raft:pipeline-entries peer (request 0 1) #'list)))
+    (grpc:close-channel channel)))

@@ -1,0 +1,73 @@
+;;;; Snapshots: sent whole, and on behind a cut.
+
+(in-package #:clgrpc.tests.raft)
+(in-suite :clgrpc.raft)
+
+(test a-snapshot-is-installed
+  (over-transports (peer member (make-instance 'member))
+    (let* ((octets (some-octets 100000))
+           (response (raft:install-snapshot peer (header 100000) octets :chunk-octets 7000)))
+      (is-true (v1:install-snapshot-response-installed response))
+      (is (= 100000 (v1:install-snapshot-response-offset response)
+             (member-last-index member)))
+      (is (equalp octets (received member)))
+      (is (= 15 (length (member-chunks member))))
+      (is (= 1 (member-installed member))))
+    (let ((response (raft:install-snapshot peer (header 1) (make-octets 0))))
+      (is-true (v1:install-snapshot-response-installed response)))))
+
+(test a-snapshot-of-a-file
+  (uiop:with-temporary-file (:stream stream :pathname path :element-type '(unsigned-byte 8))
+    (write-sequence (some-octets 5000) stream)
+    (finish-output stream)
+    (let ((member (make-instance 'member)))
+      (with-member (peer member)
+        (raft:install-snapshot peer (header 9) path :chunk-octets 999)
+        (is (equalp (some-octets 5000) (received member)))))))
+
+(test a-snapshot-is-refused
+  "By a member of a later term, which is told by the response."
+  (let ((member (make-instance 'member :term 9)))
+    (with-member (peer member)
+      (let ((response (raft:install-snapshot peer (header 1) (some-octets 10))))
+        (is (= 9 (v1:install-snapshot-response-term response)))
+        (is-false (v1:install-snapshot-response-installed response))
+        (is (null (member-chunks member)))))))
+
+(test a-snapshot-with-a-wrong-check-sum
+  "Is tried again a few times, from its beginning, and then given up."
+  (let ((member (make-instance 'member)))
+    (with-member (peer member)
+      (signals grpc:data-loss
+        (raft:install-snapshot peer (header 1 :crc32c 7) (some-octets 10)))
+      (is (equal '(0 0 0) (member-begins member)))
+      (is (zerop (member-installed member))))))
+
+(defun cut-snapshot (simulation)
+  "A snapshot is sent over a slow network that cuts connections."
+  (let* ((chance (sim:make-chance (sim:simulation-seed simulation)))
+         (member (make-instance 'member))
+         (host (add-member member))
+         (home (sim:add-host "a" (constantly '())))
+         (peer (sim:on-host (home) (raft:make-peer "B" "b:7000")))
+         (octets (some-octets 200000)))
+    (sim:slow host 100000)
+    (dotimes (i 3)
+      (sim:at (/ (sim:between chance 2 20) 10) (lambda () (sim:cut home host))))
+    (unwind-protect
+         (let ((response (raft:install-snapshot peer (header 5) octets :chunk-octets 5000
+                                                                       :timeout 60)))
+           (unless (v1:install-snapshot-response-installed response) (error "~S" response))
+           (unless (equalp octets (received member)) (error "Something else came."))
+           (unless (= 1 (member-installed member)) (error "It was installed twice."))
+           ;; no chunk came twice, and no stream but the first began at 0 once something was there
+           (unless (= 40 (length (member-chunks member)))
+             (error "~D chunks came." (length (member-chunks member))))
+           (unless (apply #'<= 0 (let ((begins (reverse (member-begins member))))
+                                   (member-if #'plusp begins)))
+             (error "The streams began at ~S." (member-begins member)))
+           (length (member-begins member)))
+      (raft:close-peer peer))))
+
+(test a-snapshot-goes-on-behind-a-cut
+  (is (= 30 (sim:run-seeds #'cut-snapshot :count 30 :latency '(1/1000 1/50)))))
