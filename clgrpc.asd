@@ -729,6 +729,34 @@
                (:file "pipeline")
                (:file "snapshot")))
 
+(defsystem "clgrpc/workflow"
+  :description "Durable workflows on etcd: the service, its clients and workers."
+  :depends-on ("clgrpc/etcd" "clgrpc/server" "clgrpc/inproc" "clgrpc/services" "clgrpc/metrics"
+               "clgrpc/trace" "alexandria")
+  :pathname "src/workflow/"
+  :serial t
+  :components ((:static-file "../../proto/cluster/workflow.proto")
+               (:file "proto")
+               (:file "package")
+               (:file "condition")
+               (:file "limit")
+               (:file "key")
+               (:file "definition")
+               (:file "draft")
+               (:file "decision")
+               (:file "index")
+               (:file "instrument")
+               (:file "node")
+               (:file "change")
+               (:file "claim")
+               (:file "session")
+               (:file "clock")
+               (:file "watching")
+               (:file "method")
+               (:file "client")
+               (:file "task")
+               (:file "worker")))
+
 (defsystem "clgrpc/otlp"
   :description "Metrics and spans told to an OpenTelemetry collector."
   :depends-on ("clgrpc/client" "clgrpc/metrics" "clgrpc/trace")
@@ -944,6 +972,7 @@
                "clgrpc/tests/abuse" "clgrpc/tests/promise" "clgrpc/tests/otlp"
                "clgrpc/tests/etcd" "clgrpc/tests/discovery" "clgrpc/tests/memory"
                "clgrpc/tests/raft"
+               "clgrpc/tests/workflow"
                "sb-posix" "sb-introspect")
   :pathname "tests/"
   :serial t
@@ -1454,6 +1483,19 @@
                (:file "toy"))
   :perform (test-op (operation system)
              (symbol-call '#:fiveam '#:run! :clgrpc.raft)))
+
+(defsystem "clgrpc/tests/workflow"
+  :depends-on ("clgrpc/workflow" "clgrpc/tests/etcd" "clgrpc/tests/support")
+  :pathname "tests/workflow/"
+  :serial t
+  :components ((:file "package")
+               (:file "definition")
+               (:file "decision")
+               (:file "model")
+               (:file "service")
+               (:file "worker"))
+  :perform (test-op (operation system)
+             (symbol-call '#:fiveam '#:run! :clgrpc.workflow)))
 
 (defsystem "clgrpc/tests/otlp"
   :depends-on ("clgrpc/otlp" "clgrpc/tests/server" "clgrpc/tests/support"

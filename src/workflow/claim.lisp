@@ -1,0 +1,278 @@
+;;;; Claims: a worker asks for tasks of some kinds. Those that are ready are found by their keys,
+;;;; beginning at a shard of the node's own choice, a few more than are wanted; of these some are
+;;;; taken at random and claimed in one transaction, or, if another node was faster with one of
+;;;; them, each in its own. A node does not try for one task twice at once.
+;;;;
+;;;; A claim that finds nothing waits at the desk, without a thread. The watch of the index tells
+;;;; when a task becomes ready; then the first claim of its kind is tried again, by one of a few
+;;;; threads.
+
+(in-package #:clgrpc.workflow)
+
+(defconstant +spare-candidates+ 8 "So many more tasks are looked at than are wanted.")
+(defconstant +claim-octets+ 2000000 "Inputs of the tasks that one claim gets, unless one has more.")
+(defconstant +longest-wait-ms+ 60000 "Of a claim.")
+(defconstant +claimers+ 4 "Threads that try claims again.")
+(defconstant +claim-rounds+ 5 "How often a claim looks for others when those it saw were taken.")
+
+;;; Looking for tasks
+
+(defun find-ready (node kind count)
+  "Ids of tasks of KIND that can be claimed, the oldest of each shard first; COUNT at most."
+  (let* ((prefix (node-key node "index/ready" kind ""))
+         (start (format nil "~A~(~X~)" prefix (below node +shards+)))
+         (ids '()))
+    (flet ((gather (from to)
+             (block nil
+               (etcd:map-entries (lambda (entry)
+                                   (push (first (last (key-parts "" (etcd:entry-key entry)))) ids)
+                                   (when (<= count (length ids)) (return)))
+                                 (node-etcd node) :from from :to to :keys-only t :page count))))
+      (gather start (format nil "~Ag" prefix))
+      (when (< (length ids) count) (gather prefix start)))
+    (nreverse ids)))
+
+(defun take-ids (node ids count)
+  "COUNT of IDS at most, chosen at random, that this node is not about to claim otherwise: it is
+now."
+  (let* ((desk (node-desk node)) (taken (desk-taken desk)) (ids (shuffled node ids)))
+    (sb-thread:with-mutex ((desk-lock desk))
+      (loop for id in ids
+            while (plusp count)
+            unless (gethash id taken)
+              collect (progn (setf (gethash id taken) t)
+                             (decf count)
+                             id)))))
+
+(defun leave-ids (node ids)
+  (let ((desk (node-desk node)))
+    (sb-thread:with-mutex ((desk-lock desk))
+      (dolist (id ids) (remhash id (desk-taken desk))))))
+
+(defun candidates (node kinds count)
+  "Ids of tasks of KINDS to be claimed, COUNT at most, taken; LEAVE-IDS leaves them."
+  (let ((found '()))
+    (dolist (kind (shuffled node kinds) found)
+      (let ((missing (- count (length found))))
+        (when (plusp missing)
+          (setf found (append (take-ids node (find-ready node kind (+ missing +spare-candidates+))
+                                        missing)
+                              found)))))))
+
+;;; Claiming them
+
+(defun task-of (state input now)
+  "The Task that STATE's step is, which has been claimed, with INPUT, octets."
+  (let* ((step (state-step state)) (definition (pb:step-state-step step))
+         (due (pb:step-state-due-unix-ms step)))
+    (pb:make-task :id (pb:workflow-state-id state) :fence (pb:workflow-state-fence state)
+                  :kind (pb:step-task definition) :name (step-text step)
+                  :step (pb:step-state-number step) :attempt (pb:step-state-attempts step)
+                  :input input :timeout-ms (if (plusp due) (max 1 (- due now)) 0)
+                  :traceparent (pb:workflow-state-traceparent state))))
+
+(defun claim-drafts (node session kinds ids)
+  "Drafts in which SESSION claims the tasks of IDS, those that it can, with the revisions of their
+states: two lists."
+  (let ((drafts '()) (revisions '()) (octets 0))
+    (dolist (entry (fetch-states node ids) (values drafts revisions))
+      (let* ((state (entry-state entry))
+             (draft (and state (draft-of state (node-now node) (node-limits node)))))
+        (when (and draft (claim-step draft session kinds)
+                   (or (null drafts)
+                       (<= (+ octets (input-octets state)) +claim-octets+)))
+          (incf octets (input-octets state))
+          (push (finish-draft draft) drafts)
+          (push (entry-revision entry) revisions))))))
+
+(defun claimed-tasks (drafts results)
+  "The Tasks that DRAFTS have claimed; RESULTS are what the transaction fetched, the inputs last."
+  (let ((inputs (last results (count-if #'wants-input-p drafts))))
+    (loop for draft in drafts
+          for entry = (and (wants-input-p draft) (pop inputs))
+          collect (task-of (draft-state draft) (if entry (etcd:entry-value entry) (make-octets 0))
+                           (draft-now draft)))))
+
+(defun wants-input-p (draft)
+  (string/= "" (input-key (draft-state draft))))
+
+(defun session-key (node session)
+  (node-key node "index/sessions" (check-name session "a session")))
+
+(defun put-claims (node session drafts revisions)
+  "Put DRAFTS, in which SESSION claims tasks, into the store. Return whether that was done, and the
+Tasks. Signal SESSION-LOST if it has ended."
+  (let ((root (node-root node)) (session-key (session-key node session)))
+    (multiple-value-bind (done results)
+        (etcd:transact (node-etcd node)
+                       :when (cons (list :present session-key)
+                                   (mapcar (lambda (draft revision)
+                                             (unchanged-p node draft revision))
+                                           drafts revisions))
+                       :then (append
+                              (loop for draft in drafts append (draft-operations root draft))
+                              (loop for draft in drafts
+                                    for state = (draft-state draft)
+                                    when (wants-input-p draft)
+                                      collect (list :get (data-key root
+                                                                   (pb:workflow-state-id state)
+                                                                   (input-key state)))))
+                       :else (list (list :get session-key)))
+      (cond (done (dolist (draft drafts) (count-draft (node-instruments node) draft))
+                  (values t (claimed-tasks drafts results)))
+            ((null (first results)) (refuse :session-lost "the session ~A has ended" session))
+            (t (count-conflict (node-instruments node))
+               nil)))))
+
+(defun claim-ids (node session kinds ids)
+  "Claim the tasks of IDS for SESSION. Return those that could be."
+  (multiple-value-bind (drafts revisions) (claim-drafts node session kinds ids)
+    (when drafts
+      (multiple-value-bind (done tasks) (put-claims node session drafts revisions)
+        (cond (done tasks)
+              ((rest drafts)
+               (loop for id in ids append (claim-ids node session kinds (list id))))
+              (t '()))))))
+
+(defun claim-tasks (node session kinds count)
+  "Claim up to COUNT tasks of KINDS for SESSION. Return them, a list, empty if there are none."
+  (loop repeat +claim-rounds+
+        do (let ((ids (candidates node kinds count)))
+             (when (null ids) (return '()))
+             (let ((tasks (unwind-protect (claim-ids node session kinds ids)
+                            (leave-ids node ids))))
+               (when tasks (return tasks))))))
+
+;;; Waiting for them
+
+(defstruct (waiting (:copier nil))
+  "A claim that waits for a task."
+  (call nil :read-only t)               ; to be answered
+  (session "" :type string :read-only t) ; whose
+  (kinds '() :type list :read-only t)   ; of tasks
+  (count 1 :type (integer 1) :read-only t) ; of tasks, at most
+  (over nil :type boolean))             ; it is answered, or nobody wants an answer; under the lock
+
+(defun arrivals (desk kinds)
+  "How many tasks of each of KINDS have come. The lock is held."
+  (loop for kind in kinds collect (gethash kind (desk-arrivals desk) 0)))
+
+(defun arrivals-now (desk kinds)
+  (sb-thread:with-mutex ((desk-lock desk)) (arrivals desk kinds)))
+
+(defun retry-waiting (desk waiting)
+  "WAITING is to be tried again. The lock is held."
+  (push waiting (desk-retries desk))
+  (sb-thread:condition-notify (desk-bell desk)))
+
+(defun park-claim (node waiting seen)
+  "WAITING waits at NODE, or is tried again if tasks have come since SEEN, see ARRIVALS. Signal
+BACKLOG-FULL if too many wait."
+  (let ((desk (node-desk node)) (most (limits-max-waiting-claims (node-limits node))))
+    (sb-thread:with-mutex ((desk-lock desk))
+      (cond ((waiting-over waiting))
+            ((desk-closed desk) (refuse :store-unavailable "the node is stopping"))
+            ((not (equal seen (arrivals desk (waiting-kinds waiting))))
+             (retry-waiting desk waiting))
+            ((<= most (length (desk-parked desk)))
+             (refuse-size :backlog-full :max-waiting-claims most nil "too many claims wait"))
+            (t (setf (desk-parked desk) (append (desk-parked desk) (list waiting))))))))
+
+(defun note-ready (node kind)
+  "A task of KIND can be claimed."
+  (let ((desk (node-desk node)))
+    (sb-thread:with-mutex ((desk-lock desk))
+      (incf (gethash kind (desk-arrivals desk) 0))
+      (let ((waiting (find-if (lambda (waiting)
+                                (find kind (waiting-kinds waiting) :test #'string=))
+                              (desk-parked desk))))
+        (when waiting
+          (setf (desk-parked desk) (delete waiting (desk-parked desk) :count 1))
+          (retry-waiting desk waiting))))))
+
+(defun retry-all-claims (node)
+  "Nobody knows what has come: try all that wait."
+  (let ((desk (node-desk node)))
+    (sb-thread:with-mutex ((desk-lock desk))
+      (dolist (waiting (shiftf (desk-parked desk) '()))
+        (retry-waiting desk waiting)))))
+
+(defun end-waiting (desk waiting)
+  "WAITING is to be answered, or nobody wants an answer. Return true for the first who says so."
+  (sb-thread:with-mutex ((desk-lock desk))
+    (setf (desk-parked desk) (delete waiting (desk-parked desk) :count 1))
+    (not (shiftf (waiting-over waiting) t))))
+
+(defun return-tasks (node tasks)
+  "TASKS were claimed and their worker cannot be told: others are to get them."
+  (dolist (task tasks)
+    (handler-case
+        (let ((fence (pb:task-fence task)))
+          (change-workflow node (pb:task-id task) (lambda (draft) (give-back draft fence))))
+      ((or workflow-error etcd:etcd-error) ()))))
+
+(defun answer-waiting (node waiting tasks)
+  "Answer WAITING with TASKS, or return them if it has ended."
+  (unless (and (end-waiting (node-desk node) waiting)
+               (handler-case
+                   (unless (rpc:call-status (waiting-call waiting))
+                     (rpc:reply (waiting-call waiting) (pb:make-claim-reply :tasks tasks))
+                     t)
+                 (status:rpc-error () nil)))
+    (return-tasks node tasks)))
+
+(defun fail-waiting (node waiting condition)
+  "End WAITING with CONDITION, a workflow error."
+  (count-refusal (node-instruments node) condition)
+  (when (end-waiting (node-desk node) waiting)
+    (multiple-value-bind (status refusal) (refusal-status condition)
+      (rpc:finish (waiting-call waiting) :status status :message (princ-to-string condition)
+                                         :details (list refusal)))))
+
+(defun try-waiting (node waiting)
+  "Try WAITING, and answer it or have it wait."
+  (handler-case
+      (with-store-errors
+        (let* ((desk (node-desk node))
+               (seen (arrivals-now desk (waiting-kinds waiting)))
+               (tasks (claim-tasks node (waiting-session waiting) (waiting-kinds waiting)
+                                   (waiting-count waiting))))
+          (if tasks
+              (answer-waiting node waiting tasks)
+              (park-claim node waiting seen))))
+    (workflow-error (condition) (fail-waiting node waiting condition))))
+
+(defun next-retry (desk)
+  "The claim that is to be tried now; wait for one. Nil once the desk is closed."
+  (sb-thread:with-mutex ((desk-lock desk))
+    (loop
+      (when (desk-closed desk) (return nil))
+      (when (desk-retries desk)
+        (let ((waiting (first (last (desk-retries desk)))))
+          (setf (desk-retries desk) (butlast (desk-retries desk)))
+          (return waiting)))
+      (loop:await-notice (desk-bell desk) (desk-lock desk) (loop:notice-end 60)))))
+
+(defun run-claimer (node)
+  "What a thread of the desk does."
+  (loop for waiting = (next-retry (node-desk node))
+        while waiting
+        unless (waiting-over waiting)
+          do (loop:guarding (:workflow-claim-error) (try-waiting node waiting))))
+
+(defun await-tasks (node call session kinds count wait-ms seen)
+  "Have CALL wait for tasks. It is answered with none when WAIT-MS are over."
+  (let ((waiting (make-waiting :call call :session session :kinds kinds :count count))
+        (desk (node-desk node)))
+    (rpc:on-cancel call (lambda () (end-waiting desk waiting)))
+    (rpc:after call (/ wait-ms 1000) (lambda () (answer-waiting node waiting '())))
+    (park-claim node waiting seen)))
+
+(defun close-desk (node)
+  "Nothing waits at NODE any more."
+  (let* ((desk (node-desk node))
+         (all (sb-thread:with-mutex ((desk-lock desk))
+                (setf (desk-closed desk) t)
+                (sb-thread:condition-broadcast (desk-bell desk))
+                (append (shiftf (desk-parked desk) '()) (shiftf (desk-retries desk) '())))))
+    (dolist (waiting all) (answer-waiting node waiting '()))))

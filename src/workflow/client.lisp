@@ -1,0 +1,188 @@
+;;;; What users of a workflow service call. Where a CHANNEL is asked for, the service object itself
+;;;; will do within its image. What is refused is a workflow error. A call that no answer came to
+;;;; can be made again as it is.
+
+(in-package #:clgrpc.workflow)
+
+(defconstant +call-seconds+ 10 "How long a call may take.")
+
+(defun ask (stub channel request timeout)
+  "What STUB answers to REQUEST. Signal a workflow error."
+  (with-workflow-errors
+    (values (funcall stub channel request :timeout (or timeout +call-seconds+)))))
+
+(defun start-workflow (channel id steps &key input (type "") timeout call-timeout)
+  "Start the workflow ID, a string that is the caller's choice, at the service CHANNEL leads to.
+STEPS are those of DEFINE-WORKFLOW, as a list or by the name of a workflow; INPUT, a string, octets
+or a message, is what the first gets; TYPE, a string, is for people; the workflow fails when TIMEOUT
+seconds are over. Return true if it has begun by this, false if it had by the same call before.
+Signal WORKFLOW-EXISTS if there is another one with this id, TOO-LARGE, BACKLOG-FULL or another
+WORKFLOW-ERROR, after CALL-TIMEOUT seconds (10) in any case. From any thread."
+  (pb:start-reply-began
+   (ask #'methods:start channel
+        (pb:make-start-request :id id :type type :steps (steps-of steps)
+                               :input (payload-octets input) :timeout-ms (duration-ms timeout))
+        call-timeout)))
+
+(defun workflow-state (channel id &key history input result timeout)
+  "Return what is known of the workflow ID, a CLGRPC.WORKFLOW.V1:GET-WORKFLOW-STATE-REPLY, with its
+HISTORY, its INPUT and its last RESULT if these are true. Signal WORKFLOW-NOT-FOUND, or another
+WORKFLOW-ERROR after TIMEOUT seconds (10). From any thread."
+  (ask #'methods:get-workflow-state channel
+       (pb:make-get-workflow-state-request :id id :history (and history t) :input (and input t)
+                                           :result (and result t))
+       timeout))
+
+(defun signal-workflow (channel id name payload &key (signal-id "") timeout)
+  "Give the workflow ID a signal of NAME, a string, with PAYLOAD, a string, octets, a message or
+nil: the step that waits for it, or will, brings that. With a SIGNAL-ID of the caller's choice it
+counts once, however often it is given. Signal WORKFLOW-CLOSED if the workflow has ended, or another
+WORKFLOW-ERROR after TIMEOUT seconds (10). From any thread."
+  (ask #'methods:signal channel
+       (pb:make-signal-request :id id :name name :payload (payload-octets payload)
+                               :signal-id signal-id)
+       timeout)
+  nil)
+
+(defun cancel-workflow (channel id &key (reason "") timeout)
+  "End the workflow ID as :cancelled, because of REASON. Nothing happens if it was cancelled before.
+Signal WORKFLOW-CLOSED if it has ended otherwise, or another WORKFLOW-ERROR after TIMEOUT seconds
+(10). From any thread."
+  (ask #'methods:cancel channel (pb:make-cancel-request :id id :reason reason) timeout)
+  nil)
+
+(defun map-workflows (function channel &key (status :any) timeout)
+  "Call FUNCTION with a CLGRPC.WORKFLOW.V1:WORKFLOW-SUMMARY of each workflow, or of those whose
+STATUS is :running, :completed, :failed or :cancelled, in the order of their ids. They are fetched
+in pages, each within TIMEOUT seconds (10), and one that changes meanwhile may be missed or be told
+twice. Signal a WORKFLOW-ERROR. From any thread."
+  (loop with after = ""
+        for reply = (ask #'methods:list channel
+                         (pb:make-list-request :status status :after after) timeout)
+        do (map nil function (pb:list-reply-workflows reply))
+           (setf after (pb:list-reply-next reply))
+        until (string= "" after)))
+
+;;; Watches
+
+(defstruct (watcher (:copier nil))
+  "A watch of changes; see WATCH-WORKFLOW."
+  (channel nil :read-only t)            ; of the service
+  (id "" :type string :read-only t)     ; of the workflow; empty: of all
+  (function nil :type function :read-only t) ; of a Change
+  (after 0 :type (integer 0))           ; the number of the last change of the workflow told
+  (revision 0 :type (integer 0))        ; from which to go on with all
+  (end-function nil :type (or null function) :read-only t) ; of what has ended it, or nil
+  (call nil)                            ; while there is one
+  (ended nil :type boolean)             ; nothing more is to be told
+  (lock (sb-thread:make-mutex :name "clgrpc workflow watcher") :read-only t) ; of CALL and ENDED
+  (bell (sb-thread:make-waitqueue :name "clgrpc workflow watcher") :read-only t) ; ENDED is true
+  (thread nil))                         ; that tells
+
+(defmethod print-object ((watcher watcher) stream)
+  (print-unreadable-object (watcher stream :type t)
+    (format stream "~:[~;ended, ~]~A after ~D" (watcher-ended watcher) (watcher-id watcher)
+            (watcher-after watcher))))
+
+(defun note-change (watcher change)
+  "Tell CHANGE, unless it was told before."
+  (cond ((string= "" (watcher-id watcher))
+         (setf (watcher-revision watcher) (1+ (pb:change-revision change)))
+         (funcall (watcher-function watcher) change))
+        ((< (watcher-after watcher) (pb:change-number change))
+         (setf (watcher-after watcher) (pb:change-number change))
+         (funcall (watcher-function watcher) change))))
+
+(defun follow-call (watcher)
+  "Tell what one call brings. It ends well with the workflow."
+  (with-workflow-errors
+    (rpc:with-call (call (methods:watch (watcher-channel watcher)
+                                        (pb:make-watch-request
+                                         :id (watcher-id watcher) :after (watcher-after watcher)
+                                         :revision (watcher-revision watcher))))
+      (sb-thread:with-mutex ((watcher-lock watcher))
+        (setf (watcher-call watcher) call)
+        (when (watcher-ended watcher) (rpc:cancel call)))
+      (loop for change = (rpc:receive call)
+            while (and change (not (watcher-ended watcher)))
+            do (note-change watcher change)))))
+
+(defun passing-p (condition)
+  "True if what ended with CONDITION can be tried again."
+  (or (typep condition 'store-unavailable)
+      (let ((cause (workflow-error-cause condition)))
+        (and (eq 'workflow-error (type-of condition))
+             cause
+             (member (status:rpc-error-status cause)
+                     '(:unavailable :deadline-exceeded :cancelled :internal :unknown))))))
+
+(defun pause-watcher (watcher)
+  (let ((end (loop:notice-end 1/5)))
+    (sb-thread:with-mutex ((watcher-lock watcher))
+      (loop until (watcher-ended watcher)
+            while (loop:await-notice (watcher-bell watcher) (watcher-lock watcher) end)))))
+
+(defun finish-watcher (watcher condition)
+  (let ((first (sb-thread:with-mutex ((watcher-lock watcher))
+                 (not (shiftf (watcher-ended watcher) t)))))
+    (when (and first (watcher-end-function watcher))
+      (funcall (watcher-end-function watcher) condition))))
+
+(defun run-watcher (watcher)
+  "What the thread of WATCHER does."
+  (loop until (watcher-ended watcher)
+        do (handler-case (progn (follow-call watcher)
+                                (if (string= "" (watcher-id watcher))
+                                    (pause-watcher watcher)
+                                    (finish-watcher watcher nil)))
+             (workflow-error (condition)
+               (if (passing-p condition)
+                   (pause-watcher watcher)
+                   (finish-watcher watcher condition))))))
+
+(defun watch-workflow (function channel id &key (after 0) (revision 0) on-end)
+  "Have FUNCTION called with each change of the workflow ID behind the number AFTER, a
+CLGRPC.WORKFLOW.V1:CHANGE, each once and in their order, though connections break and nodes go
+meanwhile, until it has ended. If ID is nil it is called with those of all workflows, from REVISION
+of the store on or, if that is 0, from now on, without end. Return an object for END-WATCHING. When
+there is no more, ON-END is called, with nil or with the WORKFLOW-ERROR that is why:
+CHANGES-COMPACTED if some are no longer there one by one. Both run on a thread of the watch's own.
+From any thread."
+  (let ((watcher (make-watcher :channel channel :id (or id "") :function function :after after
+                               :revision revision :end-function on-end)))
+    (setf (watcher-thread watcher)
+          (sb-thread:make-thread #'run-watcher :name "clgrpc workflow watcher"
+                                               :arguments (list watcher)))
+    watcher))
+
+(defun end-watching (watcher)
+  "End WATCHER, of WATCH-WORKFLOW: its functions are called no more once this has returned. From any
+thread; in its function, that call is the last."
+  (let ((thread (watcher-thread watcher)))
+    (sb-thread:with-mutex ((watcher-lock watcher))
+      (setf (watcher-ended watcher) t)
+      (sb-thread:condition-broadcast (watcher-bell watcher))
+      (when (watcher-call watcher) (rpc:cancel (watcher-call watcher))))
+    (unless (eq thread sb-thread:*current-thread*)
+      (sb-thread:join-thread thread :default nil))
+    nil))
+
+(defun await-workflow (channel id &key (timeout 60))
+  "Wait until the workflow ID has ended. Return its status, :completed, :failed or :cancelled, the
+last result, octets, and why it has failed or was cancelled, a string; nil if it runs after TIMEOUT
+seconds. Signal WORKFLOW-NOT-FOUND or another WORKFLOW-ERROR. From any thread."
+  (let* ((ended (sb-thread:make-semaphore))
+         (trouble nil)
+         (watcher (watch-workflow (constantly nil) channel id
+                                  :on-end (lambda (condition)
+                                            (setf trouble condition)
+                                            (sb-thread:signal-semaphore ended)))))
+    (unwind-protect (loop:await-semaphore ended :timeout-seconds timeout)
+      (end-watching watcher))
+    (when trouble (error trouble))
+    (let* ((reply (workflow-state channel id :result t))
+           (state (pb:get-workflow-state-reply-state reply)))
+      (if (running-p state)
+          nil
+          (values (pb:workflow-state-status state) (pb:get-workflow-state-reply-result reply)
+                  (pb:workflow-state-reason state))))))

@@ -1,0 +1,244 @@
+;;;; The clock: a thread of each node that does what nobody calls for. It does what has come due, by
+;;;; the keys of the index, of whatever workflow; gives to others what sessions that have ended had
+;;;; claimed; keeps the watch of the index; counts. It looks when the next thing is due, when the
+;;;; watch tells of something sooner, and every second in any case, since clocks can be set.
+;;;;
+;;;; All nodes do the same, in different orders. Where two do one thing, the store takes one of the
+;;;; changes, and the other node finds that there is nothing left to do.
+
+(in-package #:clgrpc.workflow)
+
+(defconstant +longest-sleep-seconds+ 1)
+(defconstant +sweep-seconds+ 30 "How often claims of sessions are looked for that have ended.")
+(defconstant +count-seconds+ 2 "How often workflows and ready tasks are counted.")
+(defconstant +due-page+ 64 "So many keys that are due are fetched at once.")
+
+;;; The alarm
+
+(defun ring-alarm (node function)
+  "Call FUNCTION, which changes the alarm of NODE, under its lock; the clock's thread looks at it."
+  (let ((alarm (node-alarm node)))
+    (sb-thread:with-mutex ((alarm-lock alarm))
+      (funcall function alarm)
+      (setf (alarm-rung alarm) t)
+      (sb-thread:condition-broadcast (alarm-bell alarm)))))
+
+(defun note-due (node ms)
+  "Something is due at MS, in milliseconds since 1970."
+  (let* ((alarm (node-alarm node)) (next (alarm-next-ms alarm)))
+    (when (or (null next) (< ms next))
+      (ring-alarm node (lambda (alarm) (setf (alarm-next-ms alarm) ms))))))
+
+(defun sleep-seconds (node)
+  "How long the clock's thread of NODE may sleep. The lock is held."
+  (let ((next (alarm-next-ms (node-alarm node))))
+    (if next
+        (max 0 (min +longest-sleep-seconds+ (/ (- next (node-now node)) 1000)))
+        +longest-sleep-seconds+)))
+
+(defun await-alarm (node)
+  "Wait until there is something to look at. Return false once the node is closed."
+  (let* ((alarm (node-alarm node)) (end nil))
+    (sb-thread:with-mutex ((alarm-lock alarm))
+      (setf end (loop:notice-end (sleep-seconds node)))
+      (loop until (or (alarm-closed alarm) (alarm-rung alarm))
+            while (loop:await-notice (alarm-bell alarm) (alarm-lock alarm) end))
+      (setf (alarm-rung alarm) nil)
+      (not (alarm-closed alarm)))))
+
+;;; The watch of the index
+
+(defun note-index-change (node change)
+  "CHANGE is one of the index."
+  (let* ((put (eq :put (etcd:change-kind change)))
+         (parts (rest (key-parts (node-root node) (etcd:entry-key (etcd:change-entry change)))))
+         (name (first parts)))
+    (cond ((and put (string= "ready" name)) (note-ready node (second parts)))
+          ((and put (string= "due" name)) (note-due node (parse-integer (second parts) :radix 16)))
+          ((and (not put) (string= "sessions" name))
+           (ring-alarm node (lambda (alarm) (push (second parts) (alarm-ended alarm))))))))
+
+(defun watch-index (node)
+  "Watch the index from now on, and look at what has come before."
+  (sb-thread:with-mutex ((alarm-lock (node-alarm node)))
+    (setf (alarm-lost-watch (node-alarm node)) nil))
+  (setf (node-index-watch node)
+        (etcd:watch (node-etcd node)
+                    (lambda (changes revision)
+                      (declare (ignore revision))
+                      (dolist (change changes) (note-index-change node change)))
+                    :prefix (node-key node "index/")
+                    :on-end (lambda (condition)
+                              (declare (ignore condition))
+                              (ring-alarm node (lambda (alarm)
+                                                 (setf (alarm-lost-watch alarm) t)))))))
+
+(defun ensure-index-watch (node)
+  "Watch the index unless it is watched. Return true if it was not."
+  (when (alarm-lost-watch (node-alarm node))
+    (handler-bind ((etcd:etcd-error
+                     (lambda (error)
+                       (declare (ignore error))
+                       (sb-thread:with-mutex ((alarm-lock (node-alarm node)))
+                         (setf (alarm-lost-watch (node-alarm node)) t)))))
+      (watch-index node))
+    (retry-all-claims node)
+    t))
+
+;;; What is due
+
+(defun due-entries (node)
+  "Keys of what is due now at NODE, some, and when the first thing is due that is not, or nil."
+  (let ((prefix (node-key node "index/due" "")) (now (node-now node)) (ids '()))
+    (block nil
+      (etcd:map-entries (lambda (entry)
+                          (destructuring-bind (time id)
+                              (last (key-parts "" (etcd:entry-key entry)) 2)
+                            (let ((time (parse-integer time :radix 16)))
+                              (when (< now time) (return (values ids time)))
+                              (push id ids)
+                              (when (<= +due-page+ (length ids)) (return (values ids now))))))
+                        (node-etcd node) :prefix prefix :keys-only t :page +due-page+)
+      (values ids nil))))
+
+(defun do-due (node)
+  "Do what is due at NODE, and note when something will be."
+  (loop
+    (let ((alarm (node-alarm node)))
+      (sb-thread:with-mutex ((alarm-lock alarm)) (setf (alarm-next-ms alarm) nil))
+      (multiple-value-bind (ids next) (due-entries node)
+        (dolist (id (shuffled node ids))
+          (handler-case (change-workflow node id #'note-time)
+            (workflow-not-found ())))
+        (when next (note-due-quietly alarm next))
+        (when (or (< (length ids) +due-page+) (alarm-closed alarm)) (return))))))
+
+(defun note-due-quietly (alarm ms)
+  "Something is due at MS; this is the clock's thread itself."
+  (sb-thread:with-mutex ((alarm-lock alarm))
+    (setf (alarm-next-ms alarm) (min ms (or (alarm-next-ms alarm) ms)))))
+
+;;; Sessions that have ended
+
+(defun do-ended-sessions (node)
+  "Give to others what the sessions had claimed that the watch says have ended."
+  (loop
+    (let* ((alarm (node-alarm node))
+           (session (sb-thread:with-mutex ((alarm-lock alarm)) (first (alarm-ended alarm)))))
+      (unless session (return))
+      (end-session-claims node session)
+      (sb-thread:with-mutex ((alarm-lock alarm))
+        (setf (alarm-ended alarm) (remove session (alarm-ended alarm) :test #'string=))))))
+
+(defun claiming-sessions (node)
+  "The sessions that have claimed tasks."
+  (let ((prefix (node-key node "claims" "")) (sessions '()))
+    (etcd:map-entries (lambda (entry)
+                        (let ((session (first (key-parts prefix (etcd:entry-key entry)))))
+                          (unless (equal session (first sessions)) (push session sessions))))
+                      (node-etcd node) :prefix prefix :keys-only t)
+    sessions))
+
+(defun sweep-sessions (node)
+  "Give to others what sessions had claimed that ended when no node watched."
+  (dolist (session (claiming-sessions node))
+    (unless (etcd:fetch (node-etcd node) (session-key node session))
+      (end-session-claims node session))))
+
+;;; The thread
+
+(defun count-node (node)
+  (setf (node-running node) (etcd:count-entries (node-etcd node)
+                                                :prefix (node-key node "by" "running" ""))
+        (node-ready node) (etcd:count-entries (node-etcd node)
+                                              :prefix (node-key node "index/ready" ""))))
+
+(defun tell-health (node status)
+  (when (node-health node)
+    (services:set-health-status (node-health node) "clgrpc.workflow.v1.Workflow" status)))
+
+(defun look-around (node due)
+  "Do what there is to do at NODE. DUE is a function of a name and seconds: true if so many have
+passed since it was last so."
+  (let ((new (ensure-index-watch node)))
+    (do-ended-sessions node)
+    (when (or new (funcall due :sweep +sweep-seconds+)) (sweep-sessions node))
+    (when (or new (funcall due :count +count-seconds+)) (count-node node))
+    (do-due node)))
+
+(defun make-due ()
+  "A function as LOOK-AROUND takes it."
+  (let ((times '()))
+    (lambda (name seconds)
+      (let ((now (loop:world-now)) (last (getf times name)))
+        (when (or (null last) (<= (+ last (seconds-ns seconds)) now))
+          (setf (getf times name) now)
+          t)))))
+
+(defun run-clock (node)
+  "What the clock's thread does. What the store does not do now is done when it is back."
+  (let ((due (make-due)) (trouble nil))
+    (loop
+      (handler-case (progn (look-around node due)
+                           (when trouble (log-event :info :workflow-store-back))
+                           (setf trouble nil)
+                           (tell-health node :serving))
+        ((or etcd:etcd-error workflow-error) (condition)
+          (unless trouble
+            (log-event :warning :workflow-store-trouble :condition (princ-to-string condition)))
+          (setf trouble t)
+          (tell-health node :not-serving))
+        (error (condition)
+          (log-event :error :workflow-clock-error :condition (princ-to-string condition))))
+      (unless (await-alarm node) (return)))))
+
+(defun node-thread (node function name)
+  (push (sb-thread:make-thread function :name name :arguments (list node)) (node-threads node)))
+
+(defun unix-ns ()
+  "The time since 1970 in nanoseconds; in a simulated world that of its clock."
+  (if (loop:simulated-p) (loop:world-now) (real-time-ns)))
+
+(defun make-workflow-service (etcd &rest limits &key (namespace "default") metrics health clock
+                              &allow-other-keys)
+  "Return a service of workflows, to be given to START-SERVER, whose store is ETCD, of MAKE-ETCD.
+Any number of nodes serve the workflows of one NAMESPACE, a string, which is part of every key.
+METRICS are what MAKE-METRICS returned, to be counted in; HEALTH is a HEALTH-SERVICE, told whether
+the store answers. CLOCK is a function that returns the time in nanoseconds since 1970, by default
+the machine's: timers and deadlines are kept by it.
+Limits, for this node: :max-payload-octets (1000000) of inputs, a result, a signal; :max-steps
+(256), :max-changes (5000) and :max-signals (100), which wait, of a workflow; :max-running (1000000)
+workflows; :max-waiting-claims (10000); :max-watches (256); :max-tasks (16) of a claim;
+:retention-seconds (a week; nil for ever) for which a workflow that has ended is kept.
+It has threads from now on; end them with CLOSE-WORKFLOW-SERVICE, or by stopping its server. ETCD
+need not be reachable yet. Signal MISUSE for a wrong namespace. From any thread."
+  (let* ((node (make-instance 'workflow-service
+                              :etcd etcd :root (root-of namespace) :health health
+                              :clock (or clock #'unix-ns)
+                              :limits (apply #'make-limits
+                                             (alexandria:remove-from-plist
+                                              limits :namespace :metrics :health :clock)))))
+    (setf (node-instruments node)
+          (make-node-instruments metrics (lambda () (node-running node))
+                                 (lambda () (node-ready node))
+                                 (lambda () (length (desk-parked (node-desk node))))))
+    (node-thread node #'run-clock "clgrpc workflow clock")
+    (loop repeat +claimers+ do (node-thread node #'run-claimer "clgrpc workflow claimer"))
+    node))
+
+(defun close-workflow-service (service)
+  "End SERVICE, of MAKE-WORKFLOW-SERVICE: claims and watches that wait end, its threads end. Its
+store is not closed. Nothing of its workflows is lost; other nodes go on with them. From any thread
+but its own."
+  (close-desk service)
+  (ring-alarm service (lambda (alarm) (setf (alarm-closed alarm) t)))
+  (end-watches service)
+  (let ((threads (sb-thread:with-mutex ((node-lock service))
+                   (shiftf (node-threads service) '()))))
+    (dolist (thread threads) (sb-thread:join-thread thread :default nil)))
+  (when (node-index-watch service)
+    (etcd:cancel-watch (shiftf (node-index-watch service) nil)))
+  ;; by which the service was called as an object
+  (let ((channel (service:direct-channel service)))
+    (when channel (calling:close-channel channel)))
+  nil)

@@ -1,0 +1,94 @@
+;;;; Why something is refused, as conditions: the same at a node, where decisions signal them, and
+;;;; at a client, where the details of the call's status say which it was.
+
+(in-package #:clgrpc.workflow)
+
+(define-condition workflow-error (clgrpc-error)
+  ((text :initarg :text :initform "" :reader workflow-error-text) ; what is wrong
+   (cause :initarg :cause :initform nil :reader workflow-error-cause) ; the RPC-ERROR, or nil
+   (limit :initarg :limit :initform nil :reader workflow-error-limit) ; the name of a limit, or nil
+   (most :initarg :most :initform nil :reader workflow-error-most) ; what it allows
+   (actual :initarg :actual :initform nil :reader workflow-error-actual)) ; what there was
+  (:report (lambda (condition stream)
+             (format stream "~A~@[ (~A: ~A at most~@[, not ~A~])~]" (workflow-error-text condition)
+                     (workflow-error-limit condition) (workflow-error-most condition)
+                     (workflow-error-actual condition))))
+  (:documentation "The workflow service has not done what it was asked for."))
+
+(document-functions
+  workflow-error-text "What is wrong, as text."
+  workflow-error-cause "The RPC-ERROR that says so, or nil."
+  workflow-error-limit "The name of the limit that was passed, a string, or nil."
+  workflow-error-most "What that limit allows, or nil."
+  workflow-error-actual "What there was instead, or nil.")
+
+(eval-when (:compile-toplevel :load-toplevel :execute)
+  (defparameter *refusals* '())
+
+  (defun refusal-row (code)
+    (or (assoc code *refusals*) (error "There is no refusal ~S." code))))
+
+(defmacro define-refusals (&body rows)
+  "Define conditions, each a row of the CODE in a Refusal, the status of the call, and
+documentation. The condition has the code's name."
+  `(progn
+     (eval-when (:compile-toplevel :load-toplevel :execute)
+       (setf *refusals* ',(loop for (code status) in rows
+                                collect (list code (intern (symbol-name code)) status))))
+     ,@(loop for (code nil documentation) in rows
+             collect `(define-condition ,(intern (symbol-name code)) (workflow-error) ()
+                        (:documentation ,documentation)))))
+
+(define-refusals
+  (:workflow-not-found :not-found "There is no workflow with this id, or it is forgotten.")
+  (:workflow-exists :already-exists "There is a workflow with this id, and it is another one: its
+steps, input, type or time differ.")
+  (:workflow-closed :failed-precondition "The workflow has ended.")
+  (:claim-lost :aborted "The task is no longer the worker's who reports it: its session had ended,
+or the attempt's time was over, and somebody else has it now or will; or he has reported something
+else of it. Nothing was recorded by this.")
+  (:session-lost :failed-precondition "The session has ended: its worker was not heard of for its
+time. What it had claimed goes to others.")
+  (:too-large :invalid-argument "Something is larger than a limit allows.")
+  (:backlog-full :resource-exhausted "There are as many as there may be; try again later.")
+  (:store-unavailable :unavailable "The store has not answered in time, or changed too often
+meanwhile. The request may have been done; it can be sent again as it is.")
+  (:changes-compacted :out-of-range "The changes from the revision that was asked for are no longer
+in the store one by one. List the workflows, and watch from now on."))
+
+(defun refuse (code control &rest arguments)
+  "Signal the condition of CODE, with a text."
+  (error (second (refusal-row code)) :text (apply #'format nil control arguments)))
+
+(defun refuse-size (code limit most actual control &rest arguments)
+  "Signal the condition of CODE: LIMIT, a keyword, allows MOST, and there was ACTUAL."
+  (error (second (refusal-row code)) :text (apply #'format nil control arguments)
+                                     :limit (string-downcase limit) :most most :actual actual))
+
+(defun refusal-status (condition)
+  "The status of the call that CONDITION, a workflow error, ends, and the Refusal in its details."
+  (destructuring-bind (code type status)
+      (find (type-of condition) *refusals* :key #'second)
+    (declare (ignore type))
+    (values status
+            (pb:make-refusal :code code :text (workflow-error-text condition)
+                             :limit (or (workflow-error-limit condition) "")
+                             :most (or (workflow-error-most condition) 0)
+                             :actual (or (workflow-error-actual condition) 0)))))
+
+(defun workflow-condition (error)
+  "The condition that ERROR, an RPC-ERROR, is to the user of a workflow service."
+  (let* ((refusal (status:rpc-error-detail error 'pb:refusal))
+         (row (and refusal (assoc (pb:refusal-code refusal) *refusals*))))
+    (if row
+        (let ((limit (pb:refusal-limit refusal)))
+          (make-condition (second row) :text (pb:refusal-text refusal) :cause error
+                          :limit (and (string/= "" limit) limit)
+                          :most (and (string/= "" limit) (pb:refusal-most refusal))
+                          :actual (and (string/= "" limit) (pb:refusal-actual refusal))))
+        (make-condition 'workflow-error :text (princ-to-string error) :cause error))))
+
+(defmacro with-workflow-errors (&body body)
+  "Evaluate BODY; an RPC-ERROR in it is signalled as the workflow error that it is."
+  `(handler-case (progn ,@body)
+     (status:rpc-error (error) (error (workflow-condition error)))))

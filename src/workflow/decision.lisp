@@ -1,0 +1,444 @@
+;;;; What a state and an event make. Each of these functions takes a draft, which has the state, the
+;;;; time and a random number, and what has happened; changes the draft, and returns true; returns
+;;;; false if nothing is to be changed, because it has happened before; or signals the workflow
+;;;; error that refuses it. None of them knows the store, a clock or a thread, so that
+;;;; tests/workflow has them meet in any order.
+;;;;
+;;;; The invariants:
+;;;;
+;;;; - The step under way is the first that is not done. Steps before it never change again.
+;;;; - Every claim has a fence above all before it. A report is taken if its fence is that of the
+;;;;   claim which is in force, once: fence and digest are kept with the step, so that the same
+;;;;   report again is known for what it is, and any other is refused. So what is acknowledged is
+;;;;   what is recorded.
+;;;; - What has ended changes no more, until it is forgotten.
+
+(in-package #:clgrpc.workflow)
+
+;;; From step to step
+
+(defun end-workflow (draft status reason)
+  "The workflow of DRAFT ends with STATUS, because of REASON."
+  (let ((state (draft-state draft))
+        (retention (limits-retention-seconds (draft-limits draft))))
+    (setf (pb:workflow-state-status state) status
+          (pb:workflow-state-reason state) (short-text reason)
+          (pb:workflow-state-session state) ""
+          (pb:workflow-state-signals state) '()
+          (pb:workflow-state-ended-unix-ms state) (draft-now draft)
+          (pb:workflow-state-expires-unix-ms state)
+          (if retention (max 1 (later (draft-now draft) (ceiling (* 1000 retention)))) 0))
+    (add-event draft :ended :text reason)))
+
+(defun fail-at-step (draft step reason)
+  "STEP, which is under way, fails for good, and its workflow with it."
+  (setf (pb:step-state-status step) :failed
+        (pb:step-state-error step) (short-text reason)
+        (pb:step-state-ended-unix-ms step) (draft-now draft))
+  (add-event draft :step-failed :step step :text reason
+                                :fence (pb:workflow-state-fence (draft-state draft)))
+  (end-workflow draft :failed (format nil "step ~D, ~A: ~A" (pb:step-state-number step)
+                                      (step-text step) reason)))
+
+(defun step-text (step)
+  "What STEP, a StepState, is called."
+  (let* ((definition (pb:step-state-step step)) (name (pb:step-name definition)))
+    (if (string/= "" name)
+        name
+        (ecase (pb:step-action-case definition)
+          (:task (pb:step-task definition))
+          ((:wait-ms :until-unix-ms) "wait")
+          (:signal (pb:step-signal definition))))))
+
+(defun pass-step (draft step &key (key "") (octets 0) bringing)
+  "STEP, which is under way, is done; the next one is under way. If BRINGING, it has brought the
+payload at KEY, OCTETS long, which the next task gets."
+  (let ((state (draft-state draft)))
+    (setf (pb:step-state-status step) :done
+          (pb:step-state-due-unix-ms step) 0
+          (pb:step-state-ended-unix-ms step) (draft-now draft)
+          (pb:workflow-state-session state) "")
+    (when bringing
+      (setf (pb:step-state-result-key step) key
+            (pb:workflow-state-data-key state) key
+            (pb:workflow-state-data-octets state) octets))
+    (incf (pb:workflow-state-current state))))
+
+(defun take-signal (draft name)
+  "The first signal of NAME that waits in DRAFT, which waits no longer; nil if there is none."
+  (let* ((state (draft-state draft))
+         (signals (pb:workflow-state-signals state))
+         (signal (find name signals :key #'pb:pending-signal-name :test #'string=)))
+    (when signal
+      (setf (pb:workflow-state-signals state) (remove signal signals))
+      signal)))
+
+(defun time-step (draft step due)
+  "STEP waits until DUE. Return true if that is not to come any more."
+  (cond ((<= due (draft-now draft)) t)
+        (t (setf (pb:step-state-status step) :timing
+                 (pb:step-state-due-unix-ms step) due)
+           nil)))
+
+(defun begin-step (draft step)
+  "STEP comes under way. Return true if it is done already."
+  (let ((definition (pb:step-state-step step)) (now (draft-now draft)))
+    (setf (pb:step-state-begun-unix-ms step) now)
+    (ecase (pb:step-action-case definition)
+      (:task (setf (pb:step-state-status step) :ready)
+       nil)
+      (:wait-ms
+       (when (time-step draft step (later now (pb:step-wait-ms definition)))
+         (pass-step draft step)
+         t))
+      (:until-unix-ms
+       (when (time-step draft step (pb:step-until-unix-ms definition))
+         (pass-step draft step)
+         t))
+      (:signal
+       (let ((signal (take-signal draft (pb:step-signal definition))))
+         (cond (signal
+                (pass-step draft step :bringing t :key (pb:pending-signal-key signal)
+                                      :octets (pb:pending-signal-octets signal))
+                t)
+               (t (setf (pb:step-state-status step) :listening)
+                  nil)))))))
+
+(defun advance (draft)
+  "Begin the step that is under way, and all that follow while they are done at once; if none is
+left, the workflow is completed."
+  (loop for step = (draft-step draft)
+        while (and step (begin-step draft step))
+        do (add-event draft :step-done :step step)
+        finally (unless step (end-workflow draft :completed ""))))
+
+;;; Its beginning
+
+(defun input-of (step)
+  "The input that STEP, a Step, has of its own, or nil."
+  (and (pb:has-step-input step) (pb:step-input step)))
+
+(defun check-step (step)
+  "Signal an error unless STEP, a Step, can be one of a workflow."
+  (unless (pb:step-action-case step)
+    (refuse :too-large "a step does nothing: it has neither task, time nor signal"))
+  (when (string/= "" (pb:step-name step)) (check-name (pb:step-name step) "the name of a step"))
+  (case (pb:step-action-case step)
+    (:task (check-name (pb:step-task step) "a kind of tasks"))
+    (:signal (check-name (pb:step-signal step) "the name of a signal")))
+  (unless (and (every (lambda (ms) (<= 0 ms +longest-ms+))
+                      (list (pb:step-wait-ms step) (pb:step-until-unix-ms step)
+                            (pb:step-backoff-ms step) (pb:step-max-backoff-ms step)
+                            (pb:step-attempt-timeout-ms step) (pb:step-timeout-ms step)))
+               (or (zerop (pb:step-backoff-factor step)) (<= 1 (pb:step-backoff-factor step) 1000)))
+    (refuse :too-large "a step's time is negative or too far away, or its factor is not 1 to 1000"))
+  step)
+
+(defun add-steps (draft steps at)
+  "Put STEPS, a sequence of Steps, into DRAFT before the place AT."
+  (let* ((state (draft-state draft))
+         (known (pb:workflow-state-steps state))
+         (count (+ (length known) (length steps)))
+         (most (limits-max-steps (draft-limits draft))))
+    (when (> count most)
+      (refuse-size :too-large :max-steps most count "too many steps"))
+    (setf (pb:workflow-state-steps state)
+          (concatenate 'vector (subseq known 0 at)
+                       (map 'list (lambda (step) (step-state-of draft step)) steps)
+                       (subseq known at)))))
+
+(defun step-state-of (draft step)
+  "The StepState that STEP, a Step, begins as; its input goes with DRAFT."
+  (let* ((input (input-of (check-step step)))
+         (step (protobuf:copy-message step))
+         (number (incf (pb:workflow-state-numbers (draft-state draft)))))
+    (pb:clear-step-input step)
+    (pb:make-step-state :step step :number number :input-octets (length input)
+                        :input-key (if input
+                                       (progn (push (cons (format nil "in/~D" number) input)
+                                                    (draft-payloads draft))
+                                              (format nil "in/~D" number))
+                                       ""))))
+
+(defun check-draft-payloads (draft what)
+  "Signal TOO-LARGE unless the payloads of DRAFT, those of WHAT, fit into one change."
+  (let ((payloads (draft-payloads draft)))
+    (when (> (length payloads) +most-payloads+)
+      (refuse-size :too-large :inputs +most-payloads+ (length payloads) "~A: too many inputs" what))
+    (check-payload (draft-limits draft)
+                   (loop for (nil . octets) in payloads sum (length octets)) what)))
+
+(defun request-digest (request)
+  "A number that tells REQUEST, a StartRequest, from others of the same id."
+  (balance:xxh64 (protobuf:serialize request :deterministic t)))
+
+(defun begin-workflow (request now limits &key (traceparent ""))
+  "The draft of the workflow that REQUEST, a StartRequest, starts."
+  (let* ((id (check-name (pb:start-request-id request) "the id of a workflow"))
+         (timeout (pb:start-request-timeout-ms request))
+         (input (pb:start-request-input request))
+         (state (pb:make-workflow-state
+                 :id id :type (pb:start-request-type request) :status :running
+                 :started-unix-ms now :traceparent traceparent :digest (request-digest request)
+                 :deadline-unix-ms (if (plusp timeout) (later now timeout) 0)))
+         (draft (%make-draft :state state :now now :limits limits)))
+    (when (string/= "" (pb:start-request-type request))
+      (check-name (pb:start-request-type request) "the type of a workflow"))
+    (when (minusp timeout) (refuse :too-large "the time of a workflow is negative"))
+    (when (zerop (length (pb:start-request-steps request)))
+      (refuse :too-large "a workflow has at least one step"))
+    (setf (pb:workflow-state-data-key state) (add-payload draft "input" input)
+          (pb:workflow-state-data-octets state) (length input))
+    (add-steps draft (pb:start-request-steps request) 0)
+    (check-draft-payloads draft "the inputs of a workflow")
+    (add-event draft :started)
+    (advance draft)
+    draft))
+
+(defun begun-alike-p (state request)
+  "True if STATE is that of a workflow which REQUEST has started. Signal WORKFLOW-EXISTS if it is
+another one."
+  (or (= (request-digest request) (pb:workflow-state-digest state))
+      (refuse :workflow-exists "there is another workflow ~A" (pb:workflow-state-id state))))
+
+;;; Claims
+
+(defun claimable-p (state kinds)
+  "True if the step that is under way in STATE is a task of one of KINDS that can be claimed."
+  (let ((step (state-step state)))
+    (and (running-p state) step (eq :ready (pb:step-state-status step))
+         (find (pb:step-task (pb:step-state-step step)) kinds :test #'string=)
+         t)))
+
+(defun claim-step (draft session kinds)
+  "SESSION claims the task that is under way, if it is one of KINDS and nobody else's."
+  (let ((state (draft-state draft)) (step (draft-step draft)))
+    (when (claimable-p state kinds)
+      (let ((timeout (pb:step-attempt-timeout-ms (pb:step-state-step step))))
+        (setf (pb:step-state-status step) :claimed
+              (pb:step-state-due-unix-ms step)
+              (if (plusp timeout) (later (draft-now draft) timeout) 0)
+              (pb:workflow-state-session state) session
+              (pb:workflow-state-claimed-unix-ms state) (draft-now draft)))
+      (incf (pb:step-state-attempts step))
+      (add-event draft :step-claimed :step step :worker session
+                                     :fence (incf (pb:workflow-state-fence state)))
+      t)))
+
+(defun fence-in-force-p (state fence)
+  "True if FENCE is that of a claim of STATE which is in force."
+  (let ((step (state-step state)))
+    (and (running-p state) step (eq :claimed (pb:step-state-status step))
+         (= fence (pb:workflow-state-fence state)))))
+
+(defun recorded-report (state fence)
+  "What is recorded of the report in STATE that had FENCE, or nil."
+  (loop for step across (pb:workflow-state-steps state)
+        thereis (find fence (pb:step-state-recorded step) :key #'pb:recorded-fence)))
+
+(defun leave-claim (draft step status &key (due 0))
+  "The claim of STEP is over, and it gets STATUS."
+  (setf (pb:workflow-state-session (draft-state draft)) ""
+        (pb:step-state-status step) status
+        (pb:step-state-due-unix-ms step) due))
+
+(defun pause-ms (step chance)
+  "How long STEP, a StepState, waits after its last attempt, which has failed: its back-off, from
+half of it to all as CHANCE, from 0 to 1, says."
+  (flet ((given (number default) (if (zerop number) default number)))
+    (let* ((step-definition (pb:step-state-step step))
+           (first (given (pb:step-backoff-ms step-definition) +default-backoff-ms+))
+           (most (given (pb:step-max-backoff-ms step-definition) +default-max-backoff-ms+))
+           (factor (rational (given (pb:step-backoff-factor step-definition) 2)))
+           (pause first))
+      (loop repeat (1- (max 1 (pb:step-state-attempts step)))
+            while (< pause most)
+            do (setf pause (* pause factor)))
+      (max 1 (round (* (min pause (max first most)) (+ 1/2 (/ (rational chance) 2))))))))
+
+(defun attempts-left-p (step)
+  (let ((most (pb:step-max-attempts (pb:step-state-step step))))
+    (< (pb:step-state-attempts step) (if (zerop most) +default-attempts+ most))))
+
+(defun retry-step (draft step kind text &key pause)
+  "The attempt of STEP has come to nothing, as TEXT says: an event of KIND. There is another one, at
+once or, with PAUSE, after a pause; if there may be no more, the step fails."
+  (setf (pb:step-state-error step) (short-text text))
+  (cond ((not (attempts-left-p step))
+         (fail-at-step draft step (format nil "~A (attempt ~D, the last)" text
+                                          (pb:step-state-attempts step))))
+        (t (add-event draft kind :step step :text text
+                                 :fence (pb:workflow-state-fence (draft-state draft)))
+           (if pause
+               (leave-claim draft step :pausing
+                            :due (later (draft-now draft) (pause-ms step (draft-chance draft))))
+               (leave-claim draft step :ready)))))
+
+;;; Reports
+
+(defun check-fence (draft fence digest)
+  "True if a report with FENCE and DIGEST is to be taken, false if it was. Signal what refuses it."
+  (let* ((state (draft-state draft)) (id (pb:workflow-state-id state))
+         (recorded (recorded-report state fence)))
+    (cond (recorded
+           (unless (= digest (pb:recorded-digest recorded))
+             (refuse :claim-lost "the claim ~D of ~A is over: something else was reported" fence
+                     id)))
+          ((not (running-p state))
+           (refuse :workflow-closed "the workflow ~A has ended (~(~A~))" id
+                   (pb:workflow-state-status state)))
+          ((fence-in-force-p state fence) t)
+          (t (refuse :claim-lost "the claim ~D of ~A is over; the last one is ~D" fence id
+                     (pb:workflow-state-fence state))))))
+
+(defun note-recorded (step fence digest)
+  (setf (pb:step-state-recorded step)
+        (concatenate 'vector (pb:step-state-recorded step)
+                     (list (pb:make-recorded :fence fence :digest digest)))))
+
+(defun digest (&rest things)
+  "A number that tells THINGS, octets, strings and Steps, from others."
+  (let ((hash 0))
+    (dolist (thing things hash)
+      (setf hash (balance:xxh64 (etypecase thing
+                                  (octets thing)
+                                  (string (string-octets thing))
+                                  (pb:step (protobuf:serialize thing :deterministic t)))
+                                hash)))))
+
+(defun report-result (draft fence result then)
+  "The claim FENCE has brought RESULT, octets; THEN, a sequence of Steps, is to be done next."
+  (let ((digest (apply #'digest "result" result (coerce then 'list))))
+    (when (check-fence draft fence digest)
+      (let* ((step (draft-step draft))
+             (key (format nil "out/~D" (pb:step-state-number step))))
+        (note-recorded step fence digest)
+        (pass-step draft step :bringing t :key (add-payload draft key result)
+                              :octets (length result))
+        (add-steps draft then (pb:workflow-state-current (draft-state draft)))
+        (check-draft-payloads draft "a result")
+        (add-event draft :step-done :step step :fence fence)
+        (advance draft)
+        t))))
+
+(defun report-failure (draft fence text permanent)
+  "The attempt that FENCE is the claim of has failed; if PERMANENT, so would any other."
+  (let ((digest (digest (if permanent "for good" "failure") text)))
+    (when (check-fence draft fence digest)
+      (let ((step (draft-step draft)))
+        (note-recorded step fence digest)
+        (if permanent
+            (fail-at-step draft step text)
+            (retry-step draft step :attempt-failed text :pause t))
+        t))))
+
+(defun give-back (draft fence)
+  "The worker that has the claim FENCE does not do it. It does not count as an attempt."
+  (let ((digest (digest "given back")))
+    (when (check-fence draft fence digest)
+      (let ((step (draft-step draft)))
+        (note-recorded step fence digest)
+        (leave-claim draft step :ready)
+        (decf (pb:step-state-attempts step))
+        (add-event draft :attempt-given-back :step step :fence fence)
+        t))))
+
+(defun lose-claim (draft session fence)
+  "SESSION has ended, or does not know of its claim FENCE (any, if that is nil): others get it."
+  (let ((state (draft-state draft)) (step (draft-step draft)))
+    (when (and step (running-p state) (eq :claimed (pb:step-state-status step))
+               (string= session (pb:workflow-state-session state))
+               (or (null fence) (= fence (pb:workflow-state-fence state))))
+      (retry-step draft step :attempt-lost
+                  (format nil "the session ~A has ended or lost the task" session))
+      t)))
+
+;;; What its users say
+
+(defun note-signal (draft name key octets)
+  "A signal of NAME has come, whose payload is at KEY, OCTETS long."
+  (let ((state (draft-state draft)) (step (draft-step draft)))
+    (unless (running-p state)
+      (refuse :workflow-closed "the workflow ~A has ended (~(~A~))" (pb:workflow-state-id state)
+              (pb:workflow-state-status state)))
+    (add-event draft :signalled :text name)
+    (cond ((and (eq :listening (pb:step-state-status step))
+                (string= name (pb:step-signal (pb:step-state-step step))))
+           (pass-step draft step :bringing t :key key :octets octets)
+           (add-event draft :step-done :step step)
+           (advance draft))
+          (t (let ((most (limits-max-signals (draft-limits draft)))
+                   (count (1+ (length (pb:workflow-state-signals state)))))
+               (when (> count most)
+                 (refuse-size :backlog-full :max-signals most count
+                              "too many signals wait in ~A" (pb:workflow-state-id state)))
+               (setf (pb:workflow-state-signals state)
+                     (concatenate 'vector (pb:workflow-state-signals state)
+                                  (list (pb:make-pending-signal :name name :key key
+                                                                :octets octets)))))))
+    t))
+
+(defun cancel-state (draft reason)
+  "Somebody cancels the workflow, because of REASON."
+  (let ((state (draft-state draft)))
+    (case (pb:workflow-state-status state)
+      (:running (end-workflow draft :cancelled reason)
+       t)
+      (:cancelled nil)
+      (t (refuse :workflow-closed "the workflow ~A has ended (~(~A~))"
+                 (pb:workflow-state-id state) (pb:workflow-state-status state))))))
+
+;;; Time
+
+(defun step-times (state step)
+  "What comes for STEP, which is under way in STATE: a list of (time . what)."
+  (let ((timeout (pb:step-timeout-ms (pb:step-state-step step)))
+        (due (pb:step-state-due-unix-ms step))
+        (deadline (pb:workflow-state-deadline-unix-ms state)))
+    (append (and (plusp deadline) (list (cons deadline :workflow-late)))
+            (and (plusp timeout)
+                 (list (cons (later (pb:step-state-begun-unix-ms step) timeout) :step-late)))
+            (and (plusp due)
+                 (list (cons due (ecase (pb:step-state-status step)
+                                   (:claimed :attempt-late)
+                                   (:pausing :ready)
+                                   (:timing :done))))))))
+
+(defun next-time (state)
+  "When STATE has to be looked at though nobody calls, in milliseconds since 1970, or nil; and what
+is to come then."
+  (if (running-p state)
+      (let ((first nil))
+        (dolist (time (step-times state (state-step state)) (values (car first) (cdr first)))
+          (when (or (null first) (< (car time) (car first))) (setf first time))))
+      (let ((expires (pb:workflow-state-expires-unix-ms state)))
+        (if (plusp expires) (values expires :forget) nil))))
+
+(defun note-time (draft)
+  "It is the time of DRAFT. Do what that has brought first."
+  (let ((step (draft-step draft)))
+    (multiple-value-bind (time what) (next-time (draft-state draft))
+      (when (and time (<= time (draft-now draft)))
+        (ecase what
+          (:forget (setf (draft-forgotten draft) t))
+          (:workflow-late (fail-at-step draft step "the time of the workflow is over"))
+          (:step-late (fail-at-step draft step "its time is over"))
+          (:attempt-late
+           (retry-step draft step :attempt-lost "the time of the attempt was over" :pause t))
+          (:ready (leave-claim draft step :ready)
+           (add-event draft :step-ready :step step))
+          (:done (pass-step draft step)
+           (add-event draft :step-done :step step)
+           (advance draft)))
+        t))))
+
+;;; The end of a draft
+
+(defun finish-draft (draft)
+  "Number the change that DRAFT makes. A workflow that has had as many as there may be fails. Return
+DRAFT."
+  (let ((state (draft-state draft)) (most (limits-max-changes (draft-limits draft))))
+    (when (and (running-p state) (<= most (1+ (pb:workflow-state-version state))))
+      (fail-at-step draft (draft-step draft) (format nil "more than ~D changes" most)))
+    (incf (pb:workflow-state-version state))
+    draft))

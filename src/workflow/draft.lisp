@@ -1,0 +1,64 @@
+;;;; Drafts: what is to become of a workflow. A draft has a state of its own, which decisions
+;;;; change, and what else goes into the store with it: events for the history, and payloads.
+
+(in-package #:clgrpc.workflow)
+
+(defstruct (draft (:constructor %make-draft) (:copier nil))
+  "A change of a workflow that is being made up."
+  (old nil :type (or null pb:workflow-state) :read-only t) ; as it is in the store, or nil
+  (state nil :type pb:workflow-state :read-only t) ; as it is to be
+  (now 0 :type (integer 0) :read-only t) ; the time, in milliseconds since 1970
+  (chance 0 :type (real 0 1) :read-only t) ; for pauses
+  (limits nil :type limits :read-only t) ; of the node that makes it
+  (events '() :type list)               ; Events, the last one first
+  (payloads '() :type list)             ; an alist of keys below data/ID/ and octets
+  (forgotten nil :type boolean))        ; nothing of the workflow is to be left
+
+(declaim (sb-ext:freeze-type draft))
+
+(defun draft-of (state now limits &key (chance 1))
+  "A draft of what is to become of STATE, which is not changed, at NOW. CHANCE, from 0 to 1, is
+random."
+  (%make-draft :old state :state (protobuf:copy-message state) :now now :chance chance
+               :limits limits))
+
+(defmethod print-object ((draft draft) stream)
+  (print-unreadable-object (draft stream :type t)
+    (format stream "~A ~(~A~) ~{~(~A~)~^ ~}" (pb:workflow-state-id (draft-state draft))
+            (pb:workflow-state-status (draft-state draft))
+            (reverse (mapcar #'pb:event-kind (draft-events draft))))))
+
+(defun add-event (draft kind &key step (fence 0) (worker "") (text ""))
+  "KIND of event happens in DRAFT, to STEP, a StepState or nil."
+  (push (pb:make-event :kind kind :step (if step (pb:step-state-number step) 0)
+                       :attempt (if step (pb:step-state-attempts step) 0)
+                       :fence fence :worker worker :text (short-text text))
+        (draft-events draft)))
+
+(defun add-payload (draft key octets)
+  "OCTETS are to be put at KEY, below data/ID/, unless there are none. Return KEY, or \"\"."
+  (cond ((zerop (length octets)) "")
+        (t (push (cons key octets) (draft-payloads draft))
+           key)))
+
+(defun state-step (state)
+  "The StepState of STATE that is under way, or nil."
+  (let ((steps (pb:workflow-state-steps state)) (current (pb:workflow-state-current state)))
+    (and (< current (length steps)) (elt steps current))))
+
+(defun draft-step (draft)
+  (state-step (draft-state draft)))
+
+(defun running-p (state)
+  (eq :running (pb:workflow-state-status state)))
+
+(defun later (now ms)
+  "The time MS after NOW."
+  (+ now (min ms +longest-ms+)))
+
+(defun draft-change (draft)
+  "The Change that DRAFT makes, for the history."
+  (let ((state (draft-state draft)))
+    (pb:make-change :id (pb:workflow-state-id state) :number (pb:workflow-state-version state)
+                    :unix-ms (draft-now draft) :events (reverse (draft-events draft))
+                    :status (pb:workflow-state-status state))))

@@ -1,0 +1,59 @@
+;;;; The keys that a state has in the store besides its own, and the transaction that a draft is:
+;;;; the new state, its history, its payloads, and the difference of the keys. Since the keys are
+;;;; nothing but a function of the state, none is left behind or forgotten, whatever the change is.
+
+(in-package #:clgrpc.workflow)
+
+(defun state-keys (root state)
+  "The keys below ROOT that STATE has besides its own, a list; none for nil."
+  (when state
+    (let ((id (pb:workflow-state-id state)) (step (state-step state)) (time (next-time state)))
+      (append (list (key root "by" (status-text (pb:workflow-state-status state)) id))
+              (and time (list (due-key root time id)))
+              (and (running-p state)
+                   (case (pb:step-state-status step)
+                     (:ready (list (ready-key root step id)))
+                     (:claimed (list (claim-key root (pb:workflow-state-session state) id)))))))))
+
+(defun due-key (root time id)
+  (key root "index/due" (time-text time) id))
+
+(defun ready-key (root step id)
+  (key root "index/ready" (pb:step-task (pb:step-state-step step)) (shard-of id)
+       (time-text (pb:step-state-begun-unix-ms step)) id))
+
+(defun claim-key (root session id)
+  (key root "claims" session id))
+
+(defun state-key (root id)
+  (key root "state" id))
+
+(defun data-key (root id key)
+  (key root "data" id key))
+
+(defun removal-operations (root state)
+  "What leaves nothing of STATE in the store."
+  (let ((id (pb:workflow-state-id state)))
+    (append (mapcar (lambda (key) (list :remove key))
+                    (cons (state-key root id) (state-keys root state)))
+            (list (list :remove-all :prefix (key root "history" id ""))
+                  (list :remove-all :prefix (key root "data" id ""))))))
+
+(defun draft-operations (root draft)
+  "What DRAFT, a finished one, is in the store: operations of TRANSACT."
+  (if (draft-forgotten draft)
+      (removal-operations root (draft-old draft))
+      (let* ((state (draft-state draft))
+             (id (pb:workflow-state-id state))
+             (before (state-keys root (draft-old draft)))
+             (after (state-keys root state)))
+        (append (list (list :put (state-key root id) (protobuf:serialize state))
+                      (list :put (key root "history" id
+                                      (number-text (pb:workflow-state-version state)))
+                            (protobuf:serialize (draft-change draft))))
+                (loop for key in (set-difference before after :test #'string=)
+                      collect (list :remove key))
+                (loop for key in (set-difference after before :test #'string=)
+                      collect (list :put key ""))
+                (loop for (key . octets) in (draft-payloads draft)
+                      collect (list :put (data-key root id key) octets))))))

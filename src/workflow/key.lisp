@@ -1,0 +1,47 @@
+;;;; Keys of the store. All of a namespace begin with its root; below it are
+;;;;
+;;;;   state/ID                          a WorkflowState: what is true of the workflow
+;;;;   history/ID/NUMBER                 a Change, for each version of the state
+;;;;   data/ID/…                         inputs, results and signals, which never change
+;;;;   by/STATUS/ID                      for lists
+;;;;   index/ready/KIND/SHARD/TIME/ID    a task that can be claimed
+;;;;   index/due/TIME/ID                 when something is to be done though nobody calls
+;;;;   index/sessions/SESSION            a worker, as long as its lease lasts
+;;;;   claims/SESSION/ID                 what a worker has claimed
+;;;;
+;;;; TIME is milliseconds in 16 hexadecimal digits, so keys are in the order of their times. Workers
+;;;; that look for tasks begin at a shard of their own choice, which is why they do not all take the
+;;;; same; within a shard the oldest comes first.
+
+(in-package #:clgrpc.workflow)
+
+(defconstant +shards+ 16 "Ready tasks of a kind are in so many queues.")
+
+(defun check-namespace (namespace)
+  (check-type namespace string)
+  (handler-case (check-name namespace "a namespace")
+    (workflow-error (error) (misuse "~A" error))))
+
+(defun root-of (namespace)
+  (format nil "clgrpc/workflows/~A/" (check-namespace namespace)))
+
+(defun key (root &rest parts)
+  "The key of PARTS, strings, below ROOT."
+  (format nil "~A~{~A~^/~}" root parts))
+
+(defun time-text (ms)
+  (format nil "~(~16,'0X~)" (max 0 ms)))
+
+(defun shard-of (id)
+  "The shard of the workflow ID, a hexadecimal digit."
+  (format nil "~(~X~)" (mod (balance:xxh64 (string-octets id)) +shards+)))
+
+(defun number-text (number)
+  (format nil "~8,'0D" number))
+
+(defun status-text (status)
+  (string-downcase status))
+
+(defun key-parts (root key)
+  "The parts of KEY, which is below ROOT."
+  (uiop:split-string (subseq key (length root)) :separator "/"))

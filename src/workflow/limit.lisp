@@ -1,0 +1,53 @@
+;;;; What a workflow, a node and a call may have at most, and the checks of names. etcd takes no
+;;;; request of more than 1.5 MB: the payloads of one change, at most MAX-PAYLOAD-OCTETS, and a
+;;;; state of MAX-STEPS steps fit.
+
+(in-package #:clgrpc.workflow)
+
+(defstruct (limits (:copier nil))
+  "Limits of a node; see MAKE-WORKFLOW-SERVICE."
+  ;; octets of the inputs of one request to start, of a signal's payload, of a result with the
+  ;; inputs of the steps it adds
+  (max-payload-octets 1000000 :type (integer 1 1000000) :read-only t)
+  (max-steps 256 :type (integer 1 1000) :read-only t) ; of a workflow
+  (max-changes 5000 :type (integer 10 100000) :read-only t) ; of a workflow, its history
+  (max-signals 100 :type (integer 1 1000) :read-only t) ; for which no step of it has waited yet
+  (max-running 1000000 :type (integer 1) :read-only t) ; workflows that have not ended
+  (max-waiting-claims 10000 :type (integer 1) :read-only t) ; of a node
+  (max-watches 256 :type (integer 1) :read-only t) ; of a node
+  (max-tasks 16 :type (integer 1 16) :read-only t) ; of one claim
+  (retention-seconds 604800 :type (or null (real 0)) :read-only t)) ; of what has ended; nil: ever
+
+(declaim (sb-ext:freeze-type limits))
+
+(defconstant +most-payloads+ 100
+  "Payloads of one change; etcd takes 128 operations in a transaction.")
+(defconstant +longest-name+ 128 "Octets of an id, a kind, a name.")
+(defconstant +longest-text+ 2000 "Characters of a reason or an error that are kept.")
+(defconstant +default-attempts+ 10)
+(defconstant +default-backoff-ms+ 1000)
+(defconstant +default-max-backoff-ms+ 60000)
+(defconstant +longest-ms+ 315576000000000 "Ten thousand years, more than a time may be away.")
+
+(defun check-name (name what &key (longest +longest-name+))
+  "Return NAME, a string, if it may be part of a key: not empty, not long, without / and control
+characters. WHAT is what it names, as text."
+  (when (string= "" name) (refuse :too-large "~A has no characters" what))
+  (let ((octets (utf8-length name)))
+    (when (> octets longest)
+      (refuse-size :too-large :name-octets longest octets "~A is too long" what)))
+  (when (find-if (lambda (char)
+                   (or (char= #\/ char) (char< char #\Space) (char= #\Rubout char)))
+                 name)
+    (refuse :too-large "~A has a / or a control character" what))
+  name)
+
+(defun short-text (text)
+  "TEXT, or what is kept of it."
+  (if (> (length text) +longest-text+) (subseq text 0 +longest-text+) text))
+
+(defun check-payload (limits octets what)
+  "Signal TOO-LARGE if OCTETS, a number, of WHAT are more than LIMITS allow."
+  (when (> octets (limits-max-payload-octets limits))
+    (refuse-size :too-large :max-payload-octets (limits-max-payload-octets limits) octets
+                 "~A: too many octets" what)))

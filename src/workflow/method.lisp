@@ -1,0 +1,222 @@
+;;;; The methods of the service. What refuses a call is its status, with a Refusal in the details.
+
+(in-package #:clgrpc.workflow)
+
+(defconstant +list-page+ 100 "Workflows of a page, at most and by default.")
+
+(defun call-answering (node function)
+  "Call FUNCTION; a workflow error, or one of the store, ends the call that this is in."
+  (handler-case (while-open (node) (with-store-errors (funcall function)))
+    (workflow-error (condition)
+      (count-refusal (node-instruments node) condition)
+      (multiple-value-bind (status refusal) (refusal-status condition)
+        (status:fail status (princ-to-string condition) :details (list refusal))))))
+
+(defmacro define-answer (name (node request &optional call) &body body)
+  "Define the method NAME of the service: BODY, in which errors become statuses."
+  `(defmethod ,name ((,node workflow-service) ,request &key ,@(and call (list call)))
+     (call-answering ,node (lambda () ,@body))))
+
+;;; For users
+
+(defun current-traceparent ()
+  (let ((context (trace:current-trace)))
+    (if context (trace:traceparent context) "")))
+
+(defun check-backlog (node)
+  (let ((most (limits-max-running (node-limits node))))
+    (when (<= most (node-running node))
+      (refuse-size :backlog-full :max-running most (node-running node)
+                   "too many workflows run"))))
+
+(define-answer methods:start (node request)
+  (check-backlog node)
+  (let ((draft (finish-draft (begin-workflow request (node-now node) (node-limits node)
+                                             :traceparent (current-traceparent)))))
+    (multiple-value-bind (done revision entry) (put-draft node draft 0)
+      (declare (ignore revision))
+      (let ((state (if done (draft-state draft) (entry-state entry))))
+        (cond ((null state) (refuse :store-unavailable "~A was forgotten just now"
+                                    (pb:start-request-id request)))
+              (t (unless done (begun-alike-p state request))
+                 (pb:make-start-reply :state state :began done)))))))
+
+(define-answer methods:get-workflow-state (node request)
+  (let* ((id (pb:get-workflow-state-request-id request))
+         (entry (fetch-state node id))
+         (state (entry-state entry))
+         (reply (pb:make-get-workflow-state-reply :state state
+                                                  :revision (etcd:entry-changed entry))))
+    (flet ((payload (key)
+             (let ((entry (and (string/= "" key)
+                               (etcd:fetch (node-etcd node)
+                                           (data-key (node-root node) id key)))))
+               (if entry (etcd:entry-value entry) (make-octets 0)))))
+      (when (pb:get-workflow-state-request-history request)
+        (let ((changes '()))
+          (fetch-history node id :function (lambda (change) (push change changes)))
+          (setf (pb:get-workflow-state-reply-history reply) (nreverse changes))))
+      (when (and (pb:get-workflow-state-request-result request)
+                 (string/= "input" (pb:workflow-state-data-key state)))
+        (setf (pb:get-workflow-state-reply-result reply)
+              (payload (pb:workflow-state-data-key state))))
+      (when (pb:get-workflow-state-request-input request)
+        (setf (pb:get-workflow-state-reply-input reply) (payload "input"))))
+    reply))
+
+(defun new-signal-id (node)
+  (format nil "~(~32,'0X~)" (below node (ash 1 128))))
+
+(define-answer methods:signal (node request)
+  (let* ((id (pb:signal-request-id request))
+         (name (check-name (pb:signal-request-name request) "the name of a signal"))
+         (payload (pb:signal-request-payload request))
+         (signal-id (pb:signal-request-signal-id request))
+         (key (format nil "signal/~A" (if (string= "" signal-id)
+                                          (new-signal-id node)
+                                          (check-name signal-id "the id of a signal"))))
+         (data-key (data-key (node-root node) (check-name id "the id of a workflow") key)))
+    (check-payload (node-limits node) (length payload) "a signal")
+    (if (and (string/= "" signal-id) (etcd:fetch (node-etcd node) data-key))
+        (pb:make-signal-reply)
+        (block nil
+          (change-workflow node id
+                           (lambda (draft)
+                             (note-signal draft name key (length payload))
+                             (push (cons key payload) (draft-payloads draft))
+                             t)
+                           :conditions (constantly (list (list :absent data-key)))
+                           :on-refusal (lambda () (return (pb:make-signal-reply))))
+          (pb:make-signal-reply)))))
+
+(define-answer methods:cancel (node request)
+  (change-workflow node (pb:cancel-request-id request)
+                   (lambda (draft) (cancel-state draft (pb:cancel-request-reason request))))
+  (pb:make-cancel-reply))
+
+(define-answer methods:watch (node request call)
+  (begin-watch node call request)
+  call)
+
+;;; Lists
+
+(defun summary (state)
+  (let ((step (state-step state)))
+    (pb:make-workflow-summary
+     :id (pb:workflow-state-id state) :type (pb:workflow-state-type state)
+     :status (pb:workflow-state-status state) :version (pb:workflow-state-version state)
+     :started-unix-ms (pb:workflow-state-started-unix-ms state)
+     :ended-unix-ms (pb:workflow-state-ended-unix-ms state)
+     :current (pb:workflow-state-current state)
+     :steps (length (pb:workflow-state-steps state))
+     :step (if step (step-text step) "") :reason (pb:workflow-state-reason state))))
+
+(defun list-ids (node prefix after count)
+  "Ids at the ends of the keys that begin with PREFIX, behind AFTER, COUNT at most."
+  (let ((ids '()))
+    (block nil
+      (etcd:map-entries (lambda (entry)
+                          (let ((id (subseq (etcd:entry-key entry) (length prefix))))
+                            (unless (string= after id)
+                              (push id ids)
+                              (when (<= count (length ids)) (return)))))
+                        (node-etcd node) :from (format nil "~A~A" prefix after)
+                        :to (format nil "~A0" (string-right-trim "/" prefix))
+                        :keys-only t :page (1+ count)))
+    (nreverse ids)))
+
+(define-answer methods:list (node request)
+  (let* ((status (pb:list-request-status request))
+         (asked (pb:list-request-limit request))
+         (limit (if (zerop asked) +list-page+ (min asked +list-page+)))
+         (ids (list-ids node (if (eq :any status)
+                                 (node-key node "state" "")
+                                 (node-key node "by" (status-text status) ""))
+                        (pb:list-request-after request) limit)))
+    (pb:make-list-reply
+     :workflows (loop for entry in (fetch-states node ids)
+                      when entry collect (summary (entry-state entry)))
+     :next (if (= limit (length ids)) (first (last ids)) ""))))
+
+;;; For workers
+
+(define-answer methods:open-session (node request)
+  (let ((seconds (pb:open-session-request-seconds request)))
+    (multiple-value-bind (session seconds)
+        (open-session node (pb:open-session-request-worker request)
+                      (if (zerop seconds) +default-session-seconds+ seconds))
+      (pb:make-open-session-reply :session session :seconds seconds))))
+
+(define-answer methods:heartbeat (node request)
+  (pb:make-heartbeat-reply :lost (note-heartbeat node (pb:heartbeat-request-session request)
+                                                 (pb:heartbeat-request-held request))))
+
+(define-answer methods:close-session (node request)
+  (close-session node (pb:close-session-request-session request))
+  (pb:make-close-session-reply))
+
+(define-answer methods:claim (node request call)
+  (let* ((session (pb:claim-request-session request))
+         (kinds (remove-duplicates (coerce (pb:claim-request-kinds request) 'list)
+                                   :test #'string=))
+         (count (max 1 (min (pb:claim-request-max-tasks request)
+                            (limits-max-tasks (node-limits node)))))
+         (wait (min (pb:claim-request-wait-ms request) +longest-wait-ms+)))
+    (when (null kinds) (refuse :too-large "a claim names kinds of tasks"))
+    (when (> (length kinds) +most-payloads+)
+      (refuse-size :too-large :kinds +most-payloads+ (length kinds) "too many kinds"))
+    (dolist (kind kinds) (check-name kind "a kind of tasks"))
+    (let* ((seen (arrivals-now (node-desk node) kinds))
+           (tasks (claim-tasks node session kinds count)))
+      (unless tasks (check-session node session))
+      (cond ((or tasks (<= wait 0)) (pb:make-claim-reply :tasks tasks))
+            (t (await-tasks node call session kinds count wait seen)
+               call)))))
+
+(defun report-outcome (draft request)
+  "What REQUEST, a ReportRequest, does to DRAFT."
+  (let ((fence (pb:report-request-fence request)))
+    (case (pb:report-request-outcome-case request)
+      (:result (report-result draft fence (pb:report-request-result request)
+                              (pb:report-request-then request)))
+      (:failure (let ((failure (pb:report-request-failure request)))
+                  (report-failure draft fence (pb:failure-text failure)
+                                  (pb:failure-permanent failure))))
+      (:give-back (give-back draft fence))
+      (t (refuse :too-large "a report has a result, a failure, or gives the task back")))))
+
+(defun next-claimed-p (state request)
+  "True if the session of REQUEST, a ReportRequest that was recorded, has got the next step with
+it."
+  (let ((fence (1+ (pb:report-request-fence request))))
+    (and (plusp (length (pb:report-request-next-kinds request)))
+         (fence-in-force-p state fence)
+         (string= (pb:report-request-session request) (pb:workflow-state-session state)))))
+
+(define-answer methods:report (node request)
+  (let* ((session (pb:report-request-session request))
+         (kinds (pb:report-request-next-kinds request))
+         (wants-next (and (eq :result (pb:report-request-outcome-case request))
+                          (plusp (length kinds))
+                          (string/= "" session)))
+         (claims nil)
+         (draft (change-workflow
+                 node (pb:report-request-id request)
+                 (lambda (draft)
+                   (setf claims nil)
+                   (when (report-outcome draft request)
+                     (when wants-next (setf claims (claim-step draft session kinds)))
+                     t))
+                 ;; a session that has ended gets nothing more; its report counts all the same
+                 :conditions (lambda (draft)
+                               (declare (ignore draft))
+                               (and claims (list (list :present (session-key node session)))))
+                 :on-refusal (lambda () (setf wants-next nil))))
+         (state (draft-state draft)))
+    (pb:make-report-reply
+     :next (and wants-next (next-claimed-p state request)
+                (task-of state (draft-input node state draft) (node-now node))))))
+
+(defmethod server:note-server-stopping ((node workflow-service) server)
+  (declare (ignore server))
+  (close-workflow-service node))

@@ -1,0 +1,39 @@
+;;;; Durable workflows on etcd. What a state and an event make is decided by functions that know no
+;;;; store, no clock and no thread (decision.lisp); which keys of the store a state has is another
+;;;; function (index.lisp), so that each change is one transaction: the state, its history and the
+;;;; difference of the keys. All else brings events to these: calls, times, sessions that end.
+;;;;
+;;;; The files, from the ground up: conditions; limits; keys; steps as they are written; drafts,
+;;;; what is to become of a state; decisions; keys of a state; what is counted; a node; changes in
+;;;; the store; claims; sessions; the clock; watches; the methods of the service; its clients; tasks
+;;;; and workers.
+
+(defpackage #:clgrpc.workflow
+  (:use #:cl #:clgrpc.base)
+  (:local-nicknames (#:loop #:clgrpc.loop) (#:status #:clgrpc.status) (#:rpc #:clgrpc.rpc)
+                    (#:protobuf #:clgrpc.protobuf) (#:server #:clgrpc.server)
+                    (#:services #:clgrpc.services) (#:metrics #:clgrpc.metrics)
+                    (#:trace #:clgrpc.trace) (#:etcd #:clgrpc.etcd)
+                    (#:balance #:clgrpc.balance) (#:calling #:clgrpc.calling)
+                    (#:service #:clgrpc.service)
+                    (#:pb #:clgrpc.workflow.v1) (#:methods #:clgrpc.workflow.v1.workflow)
+                    (#:leases #:etcdserverpb.lease) (#:etcdpb #:etcdserverpb))
+  (:import-from #:sb-ext #:defglobal)
+  (:export
+   ;; condition.lisp
+   #:workflow-error #:workflow-error-text #:workflow-error-cause #:workflow-error-limit
+   #:workflow-error-most #:workflow-error-actual #:workflow-not-found #:workflow-exists
+   #:workflow-closed #:claim-lost #:session-lost #:too-large #:backlog-full #:store-unavailable
+   #:changes-compacted
+   ;; definition.lisp
+   #:define-workflow #:find-workflow-steps
+   ;; node.lisp, clock.lisp
+   #:workflow-service #:make-workflow-service #:close-workflow-service
+   ;; client.lisp
+   #:start-workflow #:workflow-state #:signal-workflow #:cancel-workflow #:await-workflow
+   #:map-workflows #:watch-workflow #:end-watching
+   ;; task.lisp
+   #:task #:task-id #:task-kind #:task-name #:task-input #:task-text #:task-fence #:task-attempt
+   #:task-held-p #:fail-step #:define-step
+   ;; worker.lisp
+   #:worker #:start-worker #:stop-worker #:worker-running #:worker-open-p))

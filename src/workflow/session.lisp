@@ -1,0 +1,91 @@
+;;;; Sessions: workers, as long as they are heard of. A session is a lease of the store, whose
+;;;; number is its name, and a key that ends with it. So whether a worker lives is decided by the
+;;;; store's own clock, and a store that does not answer for a while ends no session. When the key
+;;;; is gone, some node gives what the session had claimed to others.
+
+(in-package #:clgrpc.workflow)
+
+(defconstant +default-session-seconds+ 10)
+
+(defun session-number (session)
+  "The number of the lease that SESSION names. Signal SESSION-LOST if it names none."
+  (or (and (<= 1 (length session) 16)
+           (ignore-errors (parse-integer session :radix 16)))
+      (refuse :session-lost "there is no session ~A" session)))
+
+(defun check-session (node session)
+  "Signal SESSION-LOST unless there is SESSION."
+  (unless (etcd:fetch (node-etcd node) (session-key node session))
+    (refuse :session-lost "there is no session ~A" session)))
+
+(defun open-session (node worker seconds)
+  "Open a session of WORKER, a string, that lasts SECONDS without a heartbeat. Return its name and
+how long it lasts."
+  (unless (<= 2 seconds 3600)
+    (refuse-size :too-large :session-seconds 3600 seconds "a session lasts 2 to 3600 seconds"))
+  (let* ((lease (etcd:grant-lease (node-etcd node) seconds :keep-alive nil))
+         (session (format nil "~(~X~)" (etcd:lease-id lease))))
+    (etcd:put (node-etcd node) (session-key node session) (short-text worker) :lease lease)
+    (values session (etcd:lease-seconds lease))))
+
+(defun renew-session (node session)
+  "SESSION lasts its time from now on. Signal SESSION-LOST if it has ended."
+  (let ((response
+          (rpc:with-call (call (leases:lease-keep-alive
+                                (etcd:etcd-channel (node-etcd node))
+                                (list (etcdpb:make-lease-keep-alive-request
+                                       :id (session-number session)))
+                                :timeout 5 :wait-for-ready t))
+            (rpc:receive call))))
+    (unless (and response (plusp (etcdpb:lease-keep-alive-response-ttl response)))
+      (refuse :session-lost "the session ~A has ended" session))
+    (etcdpb:lease-keep-alive-response-ttl response)))
+
+(defun session-claims (node session)
+  "Ids of the workflows of which SESSION has claimed a task."
+  (let ((prefix (node-key node "claims" session "")))
+    (loop for entry in (etcd:fetch-entries (node-etcd node) :prefix prefix :keys-only t)
+          collect (subseq (etcd:entry-key entry) (length prefix)))))
+
+(defun drop-unheld (node session ids seconds)
+  "SESSION does not know of its claims of IDS. If they are older than SECONDS, the answer that told
+it of them is lost: others get them."
+  (dolist (id ids)
+    (let* ((state (entry-state (etcd:fetch (node-etcd node) (state-key (node-root node) id)))))
+      (when (and state (< (+ (pb:workflow-state-claimed-unix-ms state) (* 1000 seconds))
+                          (node-now node)))
+        (let ((fence (pb:workflow-state-fence state)))
+          (change-workflow node id (lambda (draft) (lose-claim draft session fence))))))))
+
+(defun note-heartbeat (node session held)
+  "SESSION lives, and has HELD. Return what of that is no longer its own."
+  (let* ((seconds (renew-session node session))
+         (claims (session-claims node session)))
+    (drop-unheld node session
+                 (set-difference claims (map 'list #'pb:held-id held) :test #'string=)
+                 seconds)
+    (remove-if (lambda (held) (member (pb:held-id held) claims :test #'string=)) held)))
+
+(defun end-session-claims (node session)
+  "SESSION has ended: others get what it has claimed."
+  (dolist (id (session-claims node session))
+    (handler-case (change-workflow node id (lambda (draft) (lose-claim draft session nil)))
+      (workflow-not-found ()))))
+
+(defun close-session (node session)
+  "SESSION ends by itself: others get what it has not reported, which counts as no attempt."
+  (let ((number (session-number session)))
+    (dolist (id (session-claims node session))
+      (handler-case
+          (change-workflow node id
+                           (lambda (draft)
+                             (let ((state (draft-state draft)))
+                               (and (string= session (pb:workflow-state-session state))
+                                    (give-back draft (pb:workflow-state-fence state))))))
+        (workflow-not-found ())))
+    (etcd:remove-entry (node-etcd node) (session-key node session))
+    (handler-case
+        (leases:lease-revoke (etcd:etcd-channel (node-etcd node))
+                             (etcdpb:make-lease-revoke-request :id number) :timeout 5)
+      ;; it may have ended, and if not it will
+      (status:rpc-error ()))))

@@ -1,0 +1,81 @@
+;;;; Tasks as the functions of a worker get them, and those functions by kind.
+
+(in-package #:clgrpc.workflow)
+
+(defstruct (task (:constructor make-task (message until-ns)) (:copier nil))
+  "A task that this worker has claimed."
+  (message nil :type pb:task :read-only t) ; what the node has given
+  (until-ns nil :type (or null nanoseconds) :read-only t) ; when the attempt's time is over
+  (lost nil :type boolean))             ; others have it, or will
+
+(declaim (sb-ext:freeze-type task))
+
+(document-functions
+  make-task "Make what a function of DEFINE-STEP gets, of a Task MESSAGE; the worker does."
+  task-p "True of tasks.")
+
+(defmethod print-object ((task task) stream)
+  (print-unreadable-object (task stream :type t)
+    (format stream "~A of ~A, attempt ~D~:[~;, lost~]" (task-kind task) (task-id task)
+            (task-attempt task) (task-lost task))))
+
+(defun task-id (task)
+  "Return the id of the workflow that TASK is of, a string."
+  (pb:task-id (task-message task)))
+
+(defun task-kind (task)
+  "Return the kind of TASK, a string."
+  (pb:task-kind (task-message task)))
+
+(defun task-name (task)
+  "Return the name of the step that TASK is, a string."
+  (pb:task-name (task-message task)))
+
+(defun task-input (task)
+  "Return the input of TASK, octets: what the step before it has brought, or its workflow's input."
+  (pb:task-input (task-message task)))
+
+(defun task-text (task)
+  "Return the input of TASK as a string, of which it is the UTF-8."
+  (octets-string (task-input task)))
+
+(defun task-fence (task)
+  "Return the fencing number of TASK, an integer above that of every earlier claim of its workflow.
+What a step changes outside can take it along, and refuse what comes with a lower one."
+  (pb:task-fence (task-message task)))
+
+(defun task-attempt (task)
+  "Return how often the step was tried with this attempt, from 1."
+  (pb:task-attempt (task-message task)))
+
+(defun task-held-p (task)
+  "True as far as this worker knows that TASK is still its own. When it is false, a report would be
+refused, and there is no use in going on. From any thread."
+  (and (not (task-lost task))
+       (or (null (task-until-ns task)) (< (loop:world-now) (task-until-ns task)))))
+
+(define-condition step-failed (clgrpc-error)
+  ((text :initarg :text :reader step-failed-text) ; for the history
+   (retry :initarg :retry :reader step-failed-retry-p)) ; another attempt may do better
+  (:report (lambda (condition stream) (write-string (step-failed-text condition) stream)))
+  (:documentation "What FAIL-STEP signals."))
+
+(defun fail-step (text &key (retry t))
+  "End the attempt that this runs in as failed, because of TEXT, a string. Without RETRY the step is
+not tried again, and its workflow fails."
+  (error 'step-failed :text text :retry retry))
+
+(defglobal **steps** (make-hash-table :test 'equal :synchronized t)) ; from kind to a function
+
+(defmacro define-step (kind (task) &body body)
+  "Define what workers do with tasks of KIND, a string: BODY with TASK bound to one. It returns what
+the step brings, a string, octets, a message or nil; and as second value a list of steps, as in
+DEFINE-WORKFLOW, that are to be done before those which are left. An error in it, as of FAIL-STEP,
+ends the attempt; the step is tried again as it says. Since a worker may die before its report is
+recorded, BODY may run more than once for a step; its result is recorded once. Defined anew, it
+takes effect with the next task."
+  (check-type kind string)
+  `(progn
+     (setf (gethash ,kind **steps**)
+           (lambda (,task) (declare (ignorable ,task)) ,@body))
+     ,kind))

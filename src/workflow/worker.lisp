@@ -1,0 +1,314 @@
+;;;; Workers: threads that claim tasks, do them and report, and one that says that they live. Each
+;;;; of the threads has one task at a time. With its report it asks for the next step of the
+;;;; workflow, if that is of its kinds, which saves a claim; else it claims whatever is ready.
+;;;;
+;;;; A report that no answer came to is sent again, until there is one: the service knows it. If the
+;;;; session is lost, what was claimed under it is others', and the worker opens another one.
+
+(in-package #:clgrpc.workflow)
+
+(defconstant +claim-wait-seconds+ 20 "How long a claim waits at a node.")
+(defconstant +longest-pause-seconds+ 2 "Between tries of what a node does not answer.")
+
+(defstruct (worker (:copier nil))
+  "A worker that runs, see START-WORKER. LOCK guards what is not read-only."
+  (name "" :type string :read-only t)   ; for people
+  (channel nil :read-only t)            ; of the service
+  (functions nil :read-only t)          ; (kind . function or nil), those that it does
+  (seconds 10 :type (integer 2) :read-only t) ; of its sessions
+  (on-refused nil :type (or null function) :read-only t) ; of a task and a workflow error
+  (lock (sb-thread:make-mutex :name "clgrpc worker") :read-only t) ; of all below
+  (bell (sb-thread:make-waitqueue :name "clgrpc worker") :read-only t) ; something has changed
+  (session nil :type (or null string))  ; its own, while it has one
+  (held '() :type list)                 ; tasks that it does
+  (calls '() :type list)                ; claims that wait
+  (state :open :type (member :open :draining :closed)) ; draining: it claims no more
+  (working 0 :type (integer 0))         ; threads that claim and do
+  (threads '() :type list))             ; all
+
+(document-functions
+  make-worker "Make the structure; see START-WORKER."
+  worker-p "True of workers.")
+
+(defmethod print-object ((worker worker) stream)
+  (print-unreadable-object (worker stream :type t)
+    (format stream "~A ~(~A~), ~D running, session ~A" (worker-name worker) (worker-state worker)
+            (length (worker-held worker)) (worker-session worker))))
+
+(defmacro with-worker ((worker) &body body)
+  "Evaluate BODY, which reads or changes WORKER, under its lock; who waits is told."
+  `(sb-thread:with-mutex ((worker-lock ,worker))
+     (multiple-value-prog1 (progn ,@body)
+       (sb-thread:condition-broadcast (worker-bell ,worker)))))
+
+(defun worker-open-p (worker)
+  "True until WORKER is being stopped. From any thread."
+  (eq :open (worker-state worker)))
+
+(defun worker-running (worker)
+  "Return the tasks that WORKER does at this moment, a list. From any thread."
+  (with-worker (worker) (copy-list (worker-held worker))))
+
+(defun await-worker (worker seconds over-p)
+  "Wait for SECONDS, or until OVER-P, a function without arguments called under the lock, is true."
+  (let ((end (loop:notice-end seconds)))
+    (sb-thread:with-mutex ((worker-lock worker))
+      (loop until (or (funcall over-p) (<= end (loop:world-now)))
+            do (loop:await-notice (worker-bell worker) (worker-lock worker) end)))))
+
+(defun closed-p (worker)
+  (eq :closed (worker-state worker)))
+
+;;; Sessions
+
+(defun lose-session (worker session)
+  "SESSION has ended: what WORKER does is others'."
+  (with-worker (worker)
+    (when (equal session (worker-session worker))
+      (setf (worker-session worker) nil)
+      (dolist (task (worker-held worker)) (setf (task-lost task) t)))))
+
+(defun open-own-session (worker)
+  "Open a session of WORKER, unless it has one. Return it. Signal a workflow error."
+  (or (worker-session worker)
+      (let ((session (pb:open-session-reply-session
+                      (ask #'methods:open-session (worker-channel worker)
+                           (pb:make-open-session-request :worker (worker-name worker)
+                                                         :seconds (worker-seconds worker))
+                           nil))))
+        (with-worker (worker) (setf (worker-session worker) session)))))
+
+(defun await-session (worker)
+  "Wait for a session of WORKER. Return it, or nil if it is being stopped."
+  (sb-thread:with-mutex ((worker-lock worker))
+    (loop until (or (worker-session worker) (not (worker-open-p worker)))
+          do (loop:await-notice (worker-bell worker) (worker-lock worker) (loop:notice-end 60)))
+    (and (worker-open-p worker) (worker-session worker))))
+
+(defun held-messages (worker)
+  (loop for task in (worker-running worker)
+        collect (pb:make-held :id (task-id task) :fence (task-fence task))))
+
+(defun note-lost (worker held)
+  "HELD, a Held, is others'."
+  (dolist (task (worker-running worker))
+    (when (and (string= (task-id task) (pb:held-id held))
+               (= (task-fence task) (pb:held-fence held)))
+      (setf (task-lost task) t))))
+
+(defun beat (worker)
+  "Say that WORKER lives."
+  (let ((session (open-own-session worker)))
+    (handler-case
+        (let ((reply (ask #'methods:heartbeat (worker-channel worker)
+                          (pb:make-heartbeat-request :session session
+                                                     :held (held-messages worker))
+                          (max 1 (floor (worker-seconds worker) 2)))))
+          (map nil (lambda (held) (note-lost worker held)) (pb:heartbeat-reply-lost reply)))
+      (session-lost () (lose-session worker session)))))
+
+(defun run-heart (worker)
+  "What the thread does that opens sessions of WORKER and keeps them, until it is closed."
+  (loop until (closed-p worker)
+        do (handler-case
+               (progn (beat worker)
+                      (await-worker worker (/ (worker-seconds worker) 3)
+                                    (lambda ()
+                                      (or (closed-p worker) (null (worker-session worker))))))
+             (workflow-error (condition)
+               (log-event :warning :workflow-heartbeat :worker (worker-name worker)
+                                                       :condition (princ-to-string condition))
+               (await-worker worker 1/2 (lambda () (closed-p worker)))))))
+
+;;; What is done
+
+(defun function-of (worker kind)
+  "The function for tasks of KIND."
+  (or (cdr (assoc kind (worker-functions worker) :test #'string=))
+      (gethash kind **steps**)
+      (fail-step (format nil "this worker has no function for ~A" kind))))
+
+(defun attempt-span (task function)
+  "Call FUNCTION in a span of TASK, a child of what has started its workflow."
+  (trace:with-span ((format nil "Step.~A" (task-kind task))
+                    :kind :consumer
+                    :parent (trace:parse-traceparent (pb:task-traceparent (task-message task)))
+                    :attributes (list "workflow.id" (task-id task)
+                                      "workflow.step" (task-name task)
+                                      "workflow.attempt" (task-attempt task)
+                                      "workflow.fence" (task-fence task)))
+    (funcall function)))
+
+(defun attempt-task (worker task)
+  "Do TASK. Return the request that reports what came of it."
+  (let ((request (pb:make-report-request :id (task-id task) :fence (task-fence task))))
+    (handler-case
+        (multiple-value-bind (result then)
+            (attempt-span task (lambda ()
+                                 (funcall (function-of worker (task-kind task)) task)))
+          (setf (pb:report-request-result request) (payload-octets result)
+                (pb:report-request-then request) (mapcar #'step-of then)))
+      (step-failed (condition)
+        (setf (pb:report-request-failure request)
+              (pb:make-failure :text (step-failed-text condition)
+                               :permanent (not (step-failed-retry-p condition)))))
+      (serious-condition (condition)
+        (setf (pb:report-request-failure request)
+              (pb:make-failure :text (short-text (format nil "~(~A~): ~A" (type-of condition)
+                                                         condition))))))
+    request))
+
+(defun give-back-request (task)
+  (pb:make-report-request :id (task-id task) :fence (task-fence task)
+                          :give-back (pb:make-give-back)))
+
+(defun send-report (worker task request)
+  "Send REQUEST, which reports TASK, until it is answered. Return the Task that follows, or nil."
+  (let ((pause 1/20))
+    (loop
+      (with-worker (worker)
+        (setf (pb:report-request-session request) (or (worker-session worker) "")
+              (pb:report-request-next-kinds request)
+              (if (worker-open-p worker) (mapcar #'car (worker-functions worker)) '())))
+      (handler-case
+          (return (pb:report-reply-next (ask #'methods:report (worker-channel worker) request nil)))
+        (too-large (condition)
+          (when (pb:has-report-request-failure request)
+            (return (note-refused worker task condition)))
+          (setf (pb:report-request-then request) '()
+                (pb:report-request-failure request)
+                (pb:make-failure :text (princ-to-string condition) :permanent t)))
+        (workflow-error (condition)
+          (unless (and (passing-p condition) (not (closed-p worker)))
+            (return (note-refused worker task condition)))
+          (await-worker worker pause (lambda () (closed-p worker)))
+          (setf pause (min +longest-pause-seconds+ (* 2 pause))))))))
+
+(defun note-refused (worker task condition)
+  "The report of TASK was refused with CONDITION: what was done is not recorded."
+  (setf (task-lost task) t)
+  (log-event :warning :workflow-report-refused :worker (worker-name worker) :workflow (task-id task)
+                                               :condition (princ-to-string condition))
+  (when (worker-on-refused worker)
+    (loop:guarding (:workflow-worker-error)
+      (funcall (worker-on-refused worker) task condition)))
+  nil)
+
+(defun do-task (worker message)
+  "Do the task of MESSAGE, report it, and do those that follow from that."
+  (loop while message
+        do (let* ((timeout (pb:task-timeout-ms message))
+                  (task (make-task message (and (plusp timeout)
+                                                (+ (loop:world-now) (* 1000000 timeout))))))
+             (with-worker (worker) (push task (worker-held worker)))
+             (setf message
+                   (unwind-protect
+                        (send-report worker task
+                                     (if (closed-p worker)
+                                         (give-back-request task)
+                                         (attempt-task worker task)))
+                     (with-worker (worker)
+                       (setf (worker-held worker) (remove task (worker-held worker)))))))))
+
+;;; Claims
+
+(defun call-claim (worker session)
+  "Make the call that claims a task for SESSION, and return it. It is cancelled when WORKER stops."
+  (let ((call (calling:call-async #'methods:claim (worker-channel worker)
+                                  (pb:make-claim-request
+                                   :session session :max-tasks 1
+                                   :kinds (mapcar #'car (worker-functions worker))
+                                   :wait-ms (* 1000 +claim-wait-seconds+))
+                                  :timeout (+ +call-seconds+ +claim-wait-seconds+))))
+    (with-worker (worker)
+      (push call (worker-calls worker))
+      (unless (worker-open-p worker) (rpc:cancel call)))
+    call))
+
+(defun claim-one (worker)
+  "Wait for a task. Return its message, or nil if there is none after a while, or WORKER is
+stopped."
+  (let ((session (await-session worker)))
+    (when session
+      (let ((call (call-claim worker session)))
+        (unwind-protect
+             (handler-case
+                 (let ((tasks (with-workflow-errors (pb:claim-reply-tasks (loop:await call)))))
+                   (and (plusp (length tasks)) (elt tasks 0)))
+               (session-lost () (lose-session worker session) nil))
+          (with-worker (worker)
+            (setf (worker-calls worker) (remove call (worker-calls worker)))))))))
+
+(defun run-hand (worker)
+  "What a thread does that claims tasks and does them, until WORKER is stopped."
+  (unwind-protect
+       (let ((pause 1/20))
+         (loop while (worker-open-p worker)
+               do (handler-case (let ((message (claim-one worker)))
+                                  (setf pause 1/20)
+                                  (when message (do-task worker message)))
+                    (workflow-error (condition)
+                      (when (worker-open-p worker)
+                        (log-event :warning :workflow-claim-refused
+                                   :worker (worker-name worker)
+                                   :condition (princ-to-string condition))
+                        (await-worker worker pause (lambda () (not (worker-open-p worker))))
+                        (setf pause (min +longest-pause-seconds+ (* 2 pause))))))))
+    (with-worker (worker) (decf (worker-working worker)))))
+
+(defun kinds-alist (kinds)
+  "KINDS, of START-WORKER, as an alist. Signal MISUSE."
+  (loop for item in kinds
+        collect (cond ((stringp item)
+                       (unless (gethash item **steps**)
+                         (misuse "There is no DEFINE-STEP for ~S." item))
+                       (list item))
+                      ((and (consp item) (stringp (car item))
+                            (typep (cdr item) '(or function (and symbol (not null)))))
+                       item)
+                      (t (misuse "~S is neither a kind of tasks nor one with a function." item)))))
+
+(defun start-worker (channel &key (name "") kinds (concurrency 4) (session-seconds 10) on-refused)
+  "Start a worker, and return it. At the service that CHANNEL leads to it claims tasks of KINDS, a
+list of strings, each of which DEFINE-STEP has defined, or of (KIND . FUNCTION) with a function of a
+task as DEFINE-STEP defines them; and does CONCURRENCY of them at once at most, each on a thread of
+its own. If it is not heard of for SESSION-SECONDS, 2 to 3600, others get its tasks. NAME, a string,
+is for people. ON-REFUSED, a function of a task and a WORKFLOW-ERROR, is called when a report is
+refused, since the task was others'. Nodes need not be reachable yet. Signal MISUSE for what is no
+kind. From any thread; end it with STOP-WORKER."
+  (check-type concurrency (integer 1 1000))
+  (check-type session-seconds (integer 2 3600))
+  (let* ((functions (or (kinds-alist kinds) (misuse "A worker has kinds of tasks.")))
+         (worker (make-worker :name name :channel channel :functions functions
+                              :seconds session-seconds :on-refused on-refused
+                              :working concurrency)))
+    (flet ((thread (function name)
+             (sb-thread:make-thread function :name name :arguments (list worker))))
+      (let ((threads (cons (thread #'run-heart "clgrpc worker's heart")
+                           (loop repeat concurrency
+                                 collect (thread #'run-hand "clgrpc worker")))))
+        (with-worker (worker) (setf (worker-threads worker) threads))))
+    worker))
+
+(defun stop-worker (worker &key (drain 10))
+  "Stop WORKER: it claims nothing more, what it does has DRAIN seconds to end and be reported, and
+what is left goes to others at once. Return true if nothing was left. A function that has not ended
+by then goes on, and its report is refused. From any thread but the worker's own."
+  (let ((end (loop:notice-end drain)) (done nil))
+    (sb-thread:with-mutex ((worker-lock worker))
+      (when (worker-open-p worker) (setf (worker-state worker) :draining))
+      (sb-thread:condition-broadcast (worker-bell worker))
+      (mapc #'rpc:cancel (worker-calls worker))
+      (loop until (zerop (worker-working worker))
+            while (loop:await-notice (worker-bell worker) (worker-lock worker) end))
+      (setf done (zerop (worker-working worker))
+            (worker-state worker) :closed)
+      (dolist (task (worker-held worker)) (setf (task-lost task) t))
+      (sb-thread:condition-broadcast (worker-bell worker)))
+    (when (worker-session worker)
+      (handler-case (ask #'methods:close-session (worker-channel worker)
+                         (pb:make-close-session-request :session (worker-session worker)) nil)
+        (workflow-error ())))
+    (when done
+      (dolist (thread (worker-threads worker)) (sb-thread:join-thread thread :default nil)))
+    done))

@@ -1,0 +1,287 @@
+;;;; What a state and an event make, one by one.
+
+(in-package #:clgrpc.tests.workflow)
+(in-suite :clgrpc.workflow)
+
+(defun limits (&rest arguments)
+  (apply #'workflow::make-limits arguments))
+
+(defun begun (steps &key (now 1000) (limits (limits)) (input "in") timeout (id "w"))
+  "The draft of a workflow of STEPS that begins at NOW."
+  (workflow::finish-draft
+   (workflow::begin-workflow (pb:make-start-request
+                              :id id :steps (workflow::steps-of steps) :input (string-octets input)
+                              :timeout-ms (workflow::duration-ms timeout))
+                             now limits)))
+
+(defun decided (state now decision &key (limits (limits)) (chance 1))
+  "The finished draft that DECISION, a function of a draft, makes of STATE at NOW, or nil."
+  (let ((draft (workflow::draft-of state now limits :chance chance)))
+    (and (funcall decision draft) (workflow::finish-draft draft))))
+
+(defmacro becomes (place now (function &rest arguments) &rest options)
+  "Set PLACE, a state, to what (FUNCTION draft . ARGUMENTS) makes of it at NOW. Return the draft, or
+nil if it changes nothing."
+  `(let ((draft (decided ,place ,now (lambda (draft) (,function draft ,@arguments)) ,@options)))
+     (when draft (setf ,place (workflow::draft-state draft)))
+     draft))
+
+(defun step-at (state place)
+  (elt (pb:workflow-state-steps state) place))
+
+(defun status-at (state place)
+  (pb:step-state-status (step-at state place)))
+
+(defun kinds-of (draft)
+  (mapcar #'pb:event-kind (reverse (workflow::draft-events draft))))
+
+(defun payload-texts (draft)
+  (loop for (key . octets) in (reverse (workflow::draft-payloads draft))
+        collect (cons key (octets-string octets))))
+
+(test a-workflow-goes-from-step-to-step
+  (let* ((draft (begun '("a" (:task "b" :input "own") "c")))
+         (state (workflow::draft-state draft)))
+    (is (equal '(("input" . "in") ("in/2" . "own")) (payload-texts draft)))
+    (is (equal '(:started) (kinds-of draft)))
+    (is (= 1 (pb:workflow-state-version state)))
+    (is (equal '(:ready :waiting :waiting) (loop for i below 3 collect (status-at state i))))
+    (is (string= "input" (workflow::input-key state)))
+    (is (null (becomes state 2000 (workflow::claim-step "s1" '("b" "c")))))
+    (is (equal '(:step-claimed) (kinds-of (becomes state 2000 (workflow::claim-step "s1" '("a"))))))
+    (is (= 1 (pb:workflow-state-fence state)))
+    (is (null (becomes state 2000 (workflow::claim-step "s2" '("a")))))
+    (let ((draft (becomes state 3000 (workflow::report-result 1 (string-octets "A") '()))))
+      (is (equal '(:step-done) (kinds-of draft)))
+      (is (equal '(("out/1" . "A")) (payload-texts draft))))
+    (is (string= "in/2" (workflow::input-key state)))
+    (is (= 3 (workflow::input-octets state)))
+    (becomes state 4000 (workflow::claim-step "s1" '("b")))
+    (becomes state 5000 (workflow::report-result 2 (make-octets 0) '()))
+    (is (string= "" (workflow::input-key state)))
+    (becomes state 6000 (workflow::claim-step "s1" '("c")))
+    (is (equal '(:step-done :ended)
+               (kinds-of (becomes state 7000 (workflow::report-result 3 (string-octets "C") '())))))
+    (is (eq :completed (pb:workflow-state-status state)))
+    (is (= 7000 (pb:workflow-state-ended-unix-ms state)))
+    (is (= 7 (pb:workflow-state-version state)))))
+
+(test reports-count-once
+  "The same report again changes nothing, whatever has become of the workflow; one of a claim that
+is over is refused."
+  (let ((state (workflow::draft-state (begun '("a" "b")))))
+    (becomes state 1 (workflow::claim-step "s1" '("a")))
+    (becomes state 2 (workflow::lose-claim "s1" nil))
+    (is (eq :ready (status-at state 0)))
+    (signals claim-lost (becomes state 3 (workflow::report-result 1 (make-octets 1) '())))
+    (becomes state 4 (workflow::claim-step "s2" '("a")))
+    (signals claim-lost (becomes state 5 (workflow::report-result 1 (make-octets 1) '())))
+    (signals claim-lost (becomes state 5 (workflow::report-failure 1 "late" nil)))
+    (signals claim-lost (becomes state 5 (workflow::give-back 1)))
+    (is (null (becomes state 5 (workflow::lose-claim "s1" nil))))
+    (is-true (becomes state 6 (workflow::report-failure 2 "no" nil)))
+    (is (null (becomes state 7 (workflow::report-failure 2 "no" nil))))
+    ;; another report with the same fence is not the same report
+    (signals claim-lost (becomes state 7 (workflow::report-result 2 (make-octets 1) '())))
+    (signals claim-lost (becomes state 7 (workflow::report-failure 2 "yes" nil)))
+    (becomes state 10000 (workflow::note-time))
+    (becomes state 10000 (workflow::claim-step "s1" '("a")))
+    (is-true (becomes state 10001 (workflow::report-result 3 (string-octets "x") '())))
+    (is (null (becomes state 10002 (workflow::report-result 3 (string-octets "x") '()))))
+    (is (null (becomes state 10002 (workflow::report-failure 2 "no" nil))))
+    (signals claim-lost (becomes state 10003 (workflow::report-result 4 (make-octets 1) '())))
+    (becomes state 10004 (workflow::cancel-state "enough"))
+    (is (null (becomes state 10005 (workflow::report-result 3 (string-octets "x") '()))))
+    (signals workflow-closed (becomes state 10005 (workflow::report-result 4 (make-octets 1) '())))
+    (is (null (becomes state 10006 (workflow::cancel-state "enough"))))
+    (signals workflow-closed (becomes state 10006 (workflow::note-signal "x" "signal/x" 0)))))
+
+(test attempts-pause-longer-and-end
+  (let ((state (workflow::draft-state
+                (begun '((:task "a" :attempts 4 :backoff 1 :max-backoff 3 :factor 2)))))
+        (now 0))
+    (loop for pause in '(1000 2000 3000)
+          for attempt from 1
+          do (becomes state now (workflow::claim-step "s" '("a")))
+             (is (= attempt (pb:step-state-attempts (step-at state 0))))
+             (becomes state now (workflow::report-failure attempt "no" nil))
+             (is (eq :pausing (status-at state 0)))
+             (is (= (+ now pause) (workflow::next-time state)))
+             (is (null (becomes state (+ now pause -1) (workflow::note-time))))
+             (incf now pause)
+             (is-true (becomes state now (workflow::note-time)))
+             (is (eq :ready (status-at state 0))))
+    (becomes state now (workflow::claim-step "s" '("a")))
+    (is (equal '(:step-failed :ended)
+               (kinds-of (becomes state now (workflow::report-failure 4 "no" nil)))))
+    (is (eq :failed (pb:workflow-state-status state)))
+    (is (search "no (attempt 4, the last)" (pb:workflow-state-reason state))))
+  ;; chance makes pauses shorter, up to half
+  (let ((state (workflow::draft-state (begun '((:task "a" :backoff 1))))))
+    (becomes state 0 (workflow::claim-step "s" '("a")))
+    (becomes state 0 (workflow::report-failure 1 "no" nil) :chance 0)
+    (is (= 500 (workflow::next-time state))))
+  ;; what cannot succeed is not tried again; what is given back counts as no attempt
+  (let ((state (workflow::draft-state (begun '((:task "a" :attempts 1))))))
+    (dotimes (i 3)
+      (becomes state 0 (workflow::claim-step "s" '("a")))
+      (becomes state 0 (workflow::give-back (1+ i))))
+    (is (eq :ready (status-at state 0)))
+    (becomes state 0 (workflow::claim-step "s" '("a")))
+    (becomes state 0 (workflow::report-failure 4 "never" t))
+    (is (eq :failed (pb:workflow-state-status state))))
+  (let ((state (workflow::draft-state (begun '((:task "a" :attempts 2))))))
+    (dotimes (i 2)
+      (becomes state 0 (workflow::claim-step "s" '("a")))
+      (becomes state 0 (workflow::lose-claim "s" nil)))
+    (is (eq :failed (pb:workflow-state-status state)))))
+
+(test times
+  (let ((state (workflow::draft-state (begun '((:wait 5) (:until 2) (:until 20) "a") :now 1000))))
+    (is (= 6000 (workflow::next-time state)))
+    (is (null (becomes state 5999 (workflow::note-time))))
+    ;; the second one's time was over before it began
+    (is (equal '(:step-done :step-done) (kinds-of (becomes state 6000 (workflow::note-time)))))
+    (is (= 20000 (workflow::next-time state)))
+    ;; a clock that is set back makes it later, never twice
+    (is (null (becomes state 10 (workflow::note-time))))
+    (is-true (becomes state 9999999 (workflow::note-time)))
+    (is (eq :ready (status-at state 3)))
+    (is (null (workflow::next-time state)))
+    (is (null (becomes state 99999999 (workflow::note-time)))))
+  ;; the input of a workflow passes by a time
+  (let ((state (workflow::draft-state (begun '((:wait 0) "a")))))
+    (becomes state 2000 (workflow::note-time))
+    (is (eq :ready (status-at state 1)))
+    (is (string= "input" (workflow::input-key state)))))
+
+(test time-limits
+  "Of an attempt, of a step, of a workflow; what comes first counts, however late anybody looks."
+  (let ((state (workflow::draft-state
+                (begun '((:task "a" :attempt-timeout 2 :timeout 100 :backoff 1)) :now 0))))
+    (becomes state 1000 (workflow::claim-step "s" '("a")))
+    (is (= 3000 (workflow::next-time state)))
+    (is (equal '(:attempt-lost) (kinds-of (becomes state 3000 (workflow::note-time)))))
+    (signals claim-lost (becomes state 3001 (workflow::report-result 1 (make-octets 0) '())))
+    (is (equal '(:step-ready) (kinds-of (becomes state 4000 (workflow::note-time)))))
+    (is (= 100000 (workflow::next-time state)))
+    (becomes state 100000 (workflow::note-time))
+    (is (eq :failed (pb:workflow-state-status state)))
+    (is (search "its time is over" (pb:workflow-state-reason state))))
+  (let ((state (workflow::draft-state (begun '((:wait 10)) :now 0 :timeout 20))))
+    (becomes state 50000 (workflow::note-time))
+    (is (eq :completed (pb:workflow-state-status state))))
+  (let ((state (workflow::draft-state (begun '((:signal "x")) :now 0 :timeout 20))))
+    (becomes state 20000 (workflow::note-time))
+    (is (eq :failed (pb:workflow-state-status state)))
+    (is (search "time of the workflow is over" (pb:workflow-state-reason state)))))
+
+(test signals-wait-for-their-steps
+  (let ((state (workflow::draft-state (begun '("a" (:signal "x") (:signal "x") "b")))))
+    (is (equal '(:signalled) (kinds-of (becomes state 1 (workflow::note-signal "x" "signal/1" 5)))))
+    (becomes state 2 (workflow::note-signal "y" "signal/2" 5))
+    (becomes state 3 (workflow::claim-step "s" '("a")))
+    (is (equal '(:step-done :step-done)
+               (kinds-of (becomes state 4 (workflow::report-result 1 (make-octets 0) '())))))
+    (is (eq :listening (status-at state 2)))
+    (is (= 1 (length (pb:workflow-state-signals state))))
+    (becomes state 5 (workflow::note-signal "z" "signal/3" 5))
+    (is (eq :listening (status-at state 2)))
+    (is (equal '(:signalled :step-done)
+               (kinds-of (becomes state 6 (workflow::note-signal "x" "signal/4" 9)))))
+    (is (string= "signal/4" (workflow::input-key state)))
+    (is (= 9 (workflow::input-octets state))))
+  (let ((state (workflow::draft-state (begun '("a")))) (limits (limits :max-signals 2)))
+    (dotimes (i 2) (becomes state i (workflow::note-signal "x" (format nil "signal/~D" i) 0)
+                            :limits limits))
+    (handler-case (progn (becomes state 3 (workflow::note-signal "x" "signal/3" 0) :limits limits)
+                         (fail "too many signals"))
+      (backlog-full (condition)
+        (is (string= "max-signals" (workflow-error-limit condition)))
+        (is (= 2 (workflow-error-most condition)))))))
+
+(test steps-can-be-added
+  "What a step adds comes before what is left; numbers and inputs stay whose they are."
+  (let ((state (workflow::draft-state (begun '("a" (:task "z" :input "z-in"))))))
+    (becomes state 1 (workflow::claim-step "s" '("a")))
+    (let ((draft (becomes state 2 (workflow::report-result
+                                   1 (string-octets "A")
+                                   (workflow::steps-of '("b" (:task "c" :input "c-in")))))))
+      (is (equal '(("out/1" . "A") ("in/4" . "c-in")) (payload-texts draft))))
+    (is (equal '(1 3 4 2) (map 'list #'pb:step-state-number (pb:workflow-state-steps state))))
+    (is (equal '(:done :ready :waiting :waiting) (loop for i below 4 collect (status-at state i))))
+    (is (string= "out/1" (workflow::input-key state)))
+    (becomes state 3 (workflow::claim-step "s" '("b")))
+    (becomes state 4 (workflow::report-result 2 (make-octets 0) '()))
+    (is (string= "in/4" (workflow::input-key state)))
+    (becomes state 5 (workflow::claim-step "s" '("c")))
+    (becomes state 6 (workflow::report-result 3 (make-octets 0) '()))
+    (is (string= "in/2" (workflow::input-key state)))))
+
+(test limits-are-told
+  (flet ((limit-of (function)
+           (handler-case (progn (funcall function) nil)
+             (too-large (condition) (workflow-error-limit condition)))))
+    (is (string= "max-payload-octets"
+                 (limit-of (lambda () (begun '("a") :input (make-string 11 :initial-element #\x)
+                                                    :limits (limits :max-payload-octets 10))))))
+    (is (string= "max-steps" (limit-of (lambda () (begun '("a" "b" "c")
+                                                         :limits (limits :max-steps 2))))))
+    (is (string= "name-octets"
+                 (limit-of (lambda ()
+                             (begun '("a") :id (make-string 129 :initial-element #\a))))))
+    (let ((state (workflow::draft-state (begun '("a") :limits (limits :max-steps 2)))))
+      (becomes state 1 (workflow::claim-step "s" '("a")))
+      (is (string= "max-steps"
+                   (limit-of (lambda ()
+                               (becomes state 2 (workflow::report-result
+                                                 1 (make-octets 0) (workflow::steps-of '("b" "c")))
+                                        :limits (limits :max-steps 2))))))
+      (is (string= "max-payload-octets"
+                   (limit-of (lambda ()
+                               (becomes state 2 (workflow::report-result 1 (make-octets 11) '())
+                                        :limits (limits :max-payload-octets 10))))))
+      (is (eq :claimed (status-at state 0)))))
+  (dolist (id '("" "a/b" "a
+b"))
+    (signals too-large (begun '("a") :id id)))
+  (signals too-large (begun '()))
+  (signals too-large (begun (list (pb:make-step))))
+  (signals too-large (begun (list (pb:make-step :wait-ms -1)))))
+
+(test histories-end
+  "A workflow that has had as many changes as there may be fails."
+  (let* ((limits (limits :max-changes 10))
+         (state (workflow::draft-state (begun '("a") :limits limits))))
+    (loop for fence from 1
+          while (workflow::running-p state)
+          do (becomes state 1 (workflow::claim-step "s" '("a")) :limits limits)
+             (when (workflow::running-p state)
+               (becomes state 1 (workflow::give-back fence) :limits limits)))
+    (is (= 10 (pb:workflow-state-version state)))
+    (is (eq :failed (pb:workflow-state-status state)))
+    (is (search "more than 10 changes" (pb:workflow-state-reason state)))))
+
+(test what-has-ended-is-forgotten
+  (let ((state (workflow::draft-state (begun '((:wait 1)) :now 0
+                                                          :limits (limits :retention-seconds 60)))))
+    (becomes state 1000 (workflow::note-time) :limits (limits :retention-seconds 60))
+    (is (= 61000 (workflow::next-time state)))
+    (is (workflow::draft-forgotten (becomes state 61000 (workflow::note-time)))))
+  (let* ((limits (limits :retention-seconds nil))
+         (state (workflow::draft-state (begun '((:wait 0)) :limits limits))))
+    (becomes state 5000 (workflow::note-time) :limits limits)
+    (is (eq :completed (pb:workflow-state-status state)))
+    (is (null (workflow::next-time state)))))
+
+(test the-same-request-starts-alike
+  (flet ((request (&rest arguments)
+           (apply #'pb:make-start-request :id "w" arguments)))
+    (let* ((steps (workflow::steps-of '("a" (:wait 1))))
+           (request (request :steps steps :input (string-octets "x")))
+           (state (workflow::draft-state (workflow::begin-workflow request 0 (limits)))))
+      (is-true (workflow::begun-alike-p state (protobuf:copy-message request)))
+      (signals workflow-exists
+        (workflow::begun-alike-p state (request :steps steps :input (string-octets "y"))))
+      (signals workflow-exists
+        (workflow::begun-alike-p state (request :steps (rest steps) :input (string-octets "x")))))))

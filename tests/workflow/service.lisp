@@ -1,0 +1,428 @@
+;;;; The service on etcd: what it answers, claims that wait, sessions that end, times, watches.
+
+(in-package #:clgrpc.tests.workflow)
+(in-suite :clgrpc.workflow)
+
+(defvar *parts* '() "Names of functions that test a part of the service each, the last one first.")
+
+(defmacro part (name &body body)
+  "Define NAME as a function without arguments that has BODY, which tests a part of the service on
+the etcd that THE-SERVICE-ON-ETCD has started for all of them."
+  `(progn (defun ,name () ,@body)
+          (pushnew ',name *parts*)))
+
+(defvar *namespaces* 0 "How many there were.")
+
+(defun new-namespace ()
+  (format nil "n~D" (incf *namespaces*)))
+
+(defun call-with-nodes (count function &rest arguments &key (namespace (new-namespace))
+                                                       &allow-other-keys)
+  "Call FUNCTION with COUNT nodes of one namespace on the store of *ETCD*."
+  (let ((nodes (loop repeat count
+                     collect (apply #'make-workflow-service *etcd* :namespace namespace
+                                    arguments))))
+    (unwind-protect (apply function nodes)
+      (mapc #'close-workflow-service nodes))))
+
+(defmacro with-nodes ((&rest nodes) (&rest arguments) &body body)
+  "Evaluate BODY with NODES of a namespace of their own."
+  `(call-with-nodes ,(length nodes) (lambda ,nodes (declare (ignorable ,@nodes)) ,@body)
+                    ,@arguments))
+
+(defun state-of (node id)
+  (pb:get-workflow-state-reply-state (workflow-state node id)))
+
+(defun open-a-session (node &key (seconds 60))
+  (pb:open-session-reply-session
+   (methods:open-session node (pb:make-open-session-request :worker "test" :seconds seconds))))
+
+(defun claim (node session kinds &key (wait 0) (count 1))
+  "The tasks that SESSION claims, a list."
+  (coerce (pb:claim-reply-tasks
+           (workflow::ask #'methods:claim node
+                          (pb:make-claim-request :session session :kinds kinds :max-tasks count
+                                                 :wait-ms (round (* 1000 wait)))
+                          (+ wait 10)))
+          'list))
+
+(defun report (node task text &key session next-kinds)
+  (pb:report-reply-next
+   (workflow::ask #'methods:report node
+                  (pb:make-report-request :id (pb:task-id task) :fence (pb:task-fence task)
+                                          :result (string-octets text)
+                                          :session (or session "") :next-kinds next-kinds)
+                  10)))
+
+(part starting-and-asking
+  (with-nodes (node) ()
+    (let ((server (server:start-server node)))
+      (unwind-protect
+           (client:with-channel (channel (server:server-address server))
+             (is-true (start-workflow channel "w1" '("a" "b") :input "in" :type "letter"))
+             (is-false (start-workflow channel "w1" '("a" "b") :input "in" :type "letter"))
+             (signals workflow-exists (start-workflow channel "w1" '("a") :input "in"))
+             (signals workflow-not-found (workflow-state channel "w2"))
+             (signals workflow-not-found (cancel-workflow channel "w2"))
+             (signals workflow-not-found (signal-workflow channel "w2" "x" nil))
+             (handler-case
+                 (progn (start-workflow channel "w3" '("a") :input (make-octets 1000001))
+                        (fail "too large"))
+               (too-large (condition)
+                 (is (string= "max-payload-octets" (workflow-error-limit condition)))
+                 (is (= 1000000 (workflow-error-most condition)))
+                 (is (= 1000001 (workflow-error-actual condition)))))
+             (is-true (start-workflow channel "w4" '("a") :input (make-octets 1000000)))
+             (let ((reply (workflow-state channel "w1" :history t :input t)))
+               (is (string= "in" (octets-string (pb:get-workflow-state-reply-input reply))))
+               (is (= 1 (length (pb:get-workflow-state-reply-history reply))))
+               (is (string= "letter" (pb:workflow-state-type
+                                      (pb:get-workflow-state-reply-state reply)))))
+             (cancel-workflow channel "w1" :reason "enough")
+             (cancel-workflow channel "w1")
+             (is (string= "enough" (pb:workflow-state-reason (state-of channel "w1"))))
+             (signals workflow-closed (signal-workflow channel "w1" "x" nil))
+             (is (equal '(:cancelled "enough")
+                        (let ((values (multiple-value-list (await-workflow channel "w1"))))
+                          (list (first values) (third values))))))
+        (server:stop-server server)))))
+
+(part lists-have-pages
+  (with-nodes (node) ()
+    (let ((ids (loop for i below 250 collect (format nil "w~3,'0D" i))))
+      (dolist (id ids) (start-workflow node id '((:signal "x"))))
+      (dolist (id (subseq ids 0 120)) (signal-workflow node id "x" nil))
+      (flet ((ids-of (&rest arguments)
+               (let ((seen '()))
+                 (apply #'map-workflows (lambda (item) (push (pb:workflow-summary-id item) seen))
+                        node arguments)
+                 (reverse seen))))
+        (is (equal ids (ids-of)))
+        (is (equal (subseq ids 0 120) (ids-of :status :completed)))
+        (is (equal (subseq ids 120) (ids-of :status :running)))
+        (is (null (ids-of :status :failed)))))))
+
+(part signals-count-once
+  (with-nodes (node) ()
+    (start-workflow node "w" '((:signal "x") (:signal "x") "a"))
+    (dotimes (i 3) (signal-workflow node "w" "x" "one" :signal-id "1"))
+    (is (= 1 (pb:workflow-state-current (state-of node "w"))))
+    (signal-workflow node "w" "x" "two" :signal-id "2")
+    (let ((task (first (claim node (open-a-session node) '("a")))))
+      (is (string= "two" (octets-string (pb:task-input task)))))))
+
+(part claims-wait-for-tasks
+  "A claim at one node is answered when a task becomes ready by another; without one when its time
+is over. It names a session that lives."
+  (with-nodes (node other) ()
+    (let ((session (open-a-session node)))
+      (is (null (claim node session '("a"))))
+      (is (null (claim node session '("a") :wait 0.2)))
+      (let ((future (calling:call-async #'methods:claim node
+                                        (pb:make-claim-request :session session :kinds '("b" "a")
+                                                               :wait-ms 20000))))
+        (is-true (wait-until (lambda ()
+                               (workflow::desk-parked (workflow::node-desk node)))))
+        (start-workflow other "w" '("a") :input "in")
+        (let ((task (elt (pb:claim-reply-tasks (clgrpc.loop:await future :timeout +patience+)) 0)))
+          (is (string= "w" (pb:task-id task)))
+          (is (= 1 (pb:task-fence task)))
+          (is (string= "in" (octets-string (pb:task-input task))))))
+      ;; whoever has left gets nothing
+      (let ((future (calling:call-async #'methods:claim node
+                                        (pb:make-claim-request :session session :kinds '("c")
+                                                               :wait-ms 20000))))
+        (is-true (wait-until (lambda ()
+                               (workflow::desk-parked (workflow::node-desk node)))))
+        (rpc:cancel future)
+        (is-true (wait-until (lambda ()
+                               (null (workflow::desk-parked (workflow::node-desk node)))))))
+      (start-workflow other "w2" '("c"))
+      (is (= 1 (length (claim node session '("c")))))
+      (signals session-lost (claim node "7b" '("a")))
+      (start-workflow node "w3" '("a"))
+      (signals session-lost (claim node "7b" '("a")))
+      (signals session-lost (claim node "no session" '("a"))))))
+
+(part claims-of-several-tasks
+  "Tasks are given once, however many ask, by which node whatever."
+  (with-nodes (node other) ()
+    (let ((ids (loop for i below 100 collect (format nil "w~D" i)))
+          (session (open-a-session node)) (given '())
+          (lock (sb-thread:make-mutex)))
+      (dolist (id ids) (start-workflow node id (list (if (oddp (length given)) "a" "b"))))
+      (let ((threads
+              (loop for i below 4
+                    collect (let ((node (if (evenp i) node other)))
+                              (sb-thread:make-thread
+                               (lambda ()
+                                 (loop for tasks = (claim node session '("a" "b") :count 5)
+                                       while tasks
+                                       do (sb-thread:with-mutex (lock)
+                                            (setf given (append (mapcar #'pb:task-id tasks)
+                                                                given))))))))))
+        (mapc #'sb-thread:join-thread threads))
+      (is (equal (sort (copy-list ids) #'string<) (sort given #'string<))))))
+
+(part reports-and-the-next-step
+  (with-nodes (node other) ()
+    (let ((session (open-a-session node)))
+      (start-workflow node "w" '("a" (:task "b" :input "own") "c") :input "in")
+      (let* ((task (first (claim node session '("a"))))
+             (next (report node task "A" :session session :next-kinds '("a" "b"))))
+        (is (string= "own" (octets-string (pb:task-input next))))
+        (is (= 2 (pb:task-fence next)))
+        ;; an answer that is lost: the same again is answered alike, by any node
+        (is (protobuf:message= next (report other task "A" :session session
+                                                           :next-kinds '("a" "b"))))
+        (is (null (report node next "B" :session session :next-kinds '("a" "b"))))
+        (let ((task (first (claim other session '("c")))))
+          (is (string= "B" (octets-string (pb:task-input task))))
+          (is (null (report other task "C" :session session :next-kinds '("a" "b" "c"))))
+          (is (null (report other task "C")))))
+      (is (equal '(:completed "C")
+                 (multiple-value-bind (status result) (await-workflow node "w")
+                   (list status (octets-string result)))))
+      (is (= 6 (pb:workflow-state-version (state-of node "w")))))))
+
+(part sessions-that-end
+  "What a worker has claimed that is not heard of goes to others; its report is refused."
+  (with-nodes (node other) ()
+    (let ((session (open-a-session node :seconds 2)) (second (open-a-session node)))
+      (start-workflow node "w" '("a"))
+      (let ((task (first (claim node session '("a")))))
+        (is (equal '() (claim node second '("a"))))
+        (let ((again (first (claim other second '("a") :wait 20))))
+          (is (= 2 (pb:task-fence again)))
+          (is (= 2 (pb:task-attempt again)))
+          (signals claim-lost (report node task "late"))
+          (report node again "done")
+          (signals workflow-closed (report node task "late"))
+          (report node again "done"))
+        (signals session-lost
+          (workflow::ask #'methods:heartbeat node (pb:make-heartbeat-request :session session) 5))
+        (is (eq :completed (await-workflow node "w")))))))
+
+(part sessions-that-end-while-no-node-is-there
+  (let ((session nil) (namespace (new-namespace)))
+    (call-with-nodes 1 (lambda (node)
+                         (setf session (open-a-session node :seconds 2))
+                         (start-workflow node "w" '("a"))
+                         (claim node session '("a")))
+                     :namespace namespace)
+    (is-true (wait-until (lambda ()
+                           (zerop (etcd:count-entries
+                                   *etcd* :prefix (format nil "clgrpc/workflows/~A/index/sessions/"
+                                                          namespace))))))
+    (call-with-nodes 1 (lambda (node)
+                         (is (= 1 (length (claim node (open-a-session node) '("a") :wait 20)))))
+                     :namespace namespace)))
+
+(part heartbeats
+  "A heartbeat tells what is lost, and what its worker does not know of goes to others in the end."
+  (let ((now (workflow::unix-ns)))
+    (with-nodes (node) (:clock (lambda () now))
+      (let ((session (open-a-session node)))
+        (flet ((beat (&rest tasks)
+                 (let ((held (loop for task in tasks
+                                   collect (pb:make-held :id (pb:task-id task)
+                                                         :fence (pb:task-fence task)))))
+                   (map 'list #'pb:held-id
+                        (pb:heartbeat-reply-lost
+                         (methods:heartbeat node (pb:make-heartbeat-request :session session
+                                                                            :held held)))))))
+          (start-workflow node "w1" '("a"))
+          (start-workflow node "w2" '("a"))
+          (let ((tasks (claim node session '("a") :count 2)))
+            (is (= 2 (length tasks)))
+            (is (null (apply #'beat tasks)))
+            (cancel-workflow node (pb:task-id (first tasks)))
+            (is (equal (list (pb:task-id (first tasks))) (apply #'beat tasks)))
+            ;; young claims may be on their way
+            (is (null (beat)))
+            (is (null (claim node session '("a"))))
+            (incf now (* 61 1000000000))
+            (is (null (beat)))
+            (is (= 1 (length (claim node session '("a") :wait 5))))))))))
+
+(part sessions-that-are-closed
+  (with-nodes (node) ()
+    (let ((session (open-a-session node)) (other (open-a-session node)))
+      (start-workflow node "w" '((:task "a" :attempts 1)))
+      (claim node session '("a"))
+      (methods:close-session node (pb:make-close-session-request :session session))
+      (let ((task (first (claim node other '("a") :wait 5))))
+        (is (= 1 (pb:task-attempt task)))
+        (is (= 2 (pb:task-fence task))))
+      (signals session-lost (claim node session '("a"))))))
+
+(part times-are-kept-by-whoever-lives
+  "What waits for a time goes on when that comes, though the node that began it is gone; a clock
+that is set forward or back loses nothing."
+  (let ((ahead 0) (namespace (new-namespace)))
+    (flet ((nodes (function)
+             (call-with-nodes 1 function :clock (lambda () (+ (workflow::unix-ns) ahead))
+                                         :namespace namespace)))
+      (nodes (lambda (node)
+               (start-workflow node "soon" '((:wait 1/2)))
+               (start-workflow node "later" '((:wait 3600)))
+               (start-workflow node "late" '((:signal "x")) :timeout 7200)))
+      (nodes (lambda (node)
+               (is (eq :completed (await-workflow node "soon")))
+               (setf ahead (- (* 1800 1000000000)))
+               (start-workflow node "back" '((:wait 1/2)))
+               (is (eq :completed (await-workflow node "back")))
+               (is (workflow::running-p (state-of node "later")))
+               (setf ahead (* 3601 1000000000))
+               (is (eq :completed (await-workflow node "later")))
+               (is (workflow::running-p (state-of node "late")))
+               (setf ahead (* 7201 1000000000))
+               (is (eq :failed (await-workflow node "late"))))))))
+
+(part what-has-ended-is-forgotten-by-the-store
+  (with-nodes (node) (:retention-seconds 1)
+    (start-workflow node "w" '((:signal "x") "a") :input "in")
+    (signal-workflow node "w" "x" "payload")
+    (cancel-workflow node "w")
+    (is-true (wait-until (lambda ()
+                           (zerop (etcd:count-entries *etcd* :prefix (workflow::node-root node))))))
+    (is-true (start-workflow node "w" '("a")))))
+
+(part watches-of-workflows
+  "All changes are told, each once and in order, though the node goes meanwhile and another comes."
+  (with-nodes (one two) ()
+    (let* ((server (server:start-server one))
+           (address (server:server-address server))
+           (channel (client:make-channel address :backoff-maximum-seconds 0.2))
+           (seen '()) (all '()) (ended nil) (watcher nil) (watcher-of-all nil))
+      (unwind-protect
+           (progn
+             (start-workflow two "w" (loop repeat 20 collect '(:signal "x")))
+             (let ((revision (pb:get-workflow-state-reply-revision (workflow-state two "w"))))
+               (setf watcher (watch-workflow (lambda (change)
+                                               (push (pb:change-number change) seen))
+                                             channel "w" :on-end (lambda (condition)
+                                                                   (setf ended (list condition))))
+                     watcher-of-all (watch-workflow (lambda (change)
+                                                      (push (list (pb:change-id change)
+                                                                  (pb:change-number change))
+                                                            all))
+                                                    channel nil :revision revision)))
+             (dotimes (i 10) (signal-workflow two "w" "x" nil))
+             (is-true (wait-until (lambda () (and (= 11 (length seen)) (= 11 (length all))))))
+             (server:stop-server server :drain 1)
+             (dotimes (i 5) (signal-workflow two "w" "x" nil))
+             (start-workflow two "w2" '("a"))
+             (setf server (server:start-server two :listen address))
+             (dotimes (i 5) (signal-workflow two "w" "x" nil))
+             (is-true (wait-until (lambda () ended)))
+             (is (equal '(nil) ended))
+             (is-true (wait-until (lambda () (= 22 (length all)))))
+             (is (equal (loop for i from 1 to 21 collect i) (reverse seen)))
+             (is (equal (loop for i from 1 to 21 collect (list "w" i))
+                        (remove "w2" (reverse all) :key #'first :test #'string=)))
+             ;; one that begins when all is over
+             (let ((numbers '()) (over nil))
+               (workflow::watch-workflow (lambda (change) (push (pb:change-number change) numbers))
+                                         channel "w" :after 18
+                                                     :on-end (lambda (condition)
+                                                               (declare (ignore condition))
+                                                               (setf over t)))
+               (is-true (wait-until (lambda () over)))
+               (is (equal '(21 20 19) numbers))))
+        (when watcher (end-watching watcher))
+        (when watcher-of-all (end-watching watcher-of-all))
+        (calling:close-channel channel)
+        (server:stop-server server)))))
+
+(part watches-of-what-is-compacted
+  (with-nodes (node) ()
+    (start-workflow node "w" '((:signal "x") (:signal "x")))
+    (let ((revision (pb:get-workflow-state-reply-revision (workflow-state node "w")))
+          (ended nil))
+      (signal-workflow node "w" "x" nil)
+      (etcd:compact *etcd* (pb:get-workflow-state-reply-revision (workflow-state node "w")))
+      (watch-workflow (constantly nil) node nil :revision revision
+                                                :on-end (lambda (condition) (setf ended condition)))
+      (is-true (wait-until (lambda () ended)))
+      (is (typep ended 'changes-compacted))
+      ;; that of one workflow comes out of its history
+      (let ((numbers '()))
+        (let ((watcher (watch-workflow (lambda (change) (push (pb:change-number change) numbers))
+                                       node "w")))
+          (is-true (wait-until (lambda () (= 2 (length numbers)))))
+          (end-watching watcher))))))
+
+(part too-many
+  "Workflows, claims and watches are refused beyond their limits."
+  (with-nodes (node) (:max-running 3 :max-waiting-claims 1 :max-watches 1)
+    (dotimes (i 3) (start-workflow node (format nil "w~D" i) '((:signal "x"))))
+    (is-true (wait-until (lambda () (= 3 (workflow::node-running node)))))
+    (handler-case (progn (start-workflow node "w" '("a")) (fail "too many"))
+      (backlog-full (condition) (is (string= "max-running" (workflow-error-limit condition)))))
+    (let ((session (open-a-session node)))
+      (flet ((claim-later ()
+               (calling:call-async #'methods:claim node
+                                   (pb:make-claim-request :session session :kinds '("a")
+                                                          :wait-ms 20000))))
+        (let ((first (claim-later)))
+          (is-true (wait-until (lambda () (workflow::desk-parked (workflow::node-desk node)))))
+          (signals backlog-full (claim node session '("a") :wait 1))
+          (rpc:cancel first))))
+    (let ((watcher (watch-workflow (constantly nil) node "w0")))
+      (is-true (wait-until (lambda () (workflow::node-watches node))))
+      (let ((ended nil))
+        (watch-workflow (constantly nil) node "w1" :on-end (lambda (condition)
+                                                             (setf ended condition)))
+        (is-true (wait-until (lambda () ended)))
+        (is (typep ended 'backlog-full)))
+      (end-watching watcher))))
+
+(defun metric (metrics name &rest values)
+  (let ((family (find name (metrics:collect metrics) :key #'metrics:family-name :test #'string=)))
+    (loop for point in (metrics:family-points family)
+          when (equal values (mapcar #'cdr (metrics:point-attributes point)))
+            return (metrics:point-value point))))
+
+(part what-a-node-counts
+  (let ((metrics (metrics:make-metrics)))
+    (with-nodes (node) (:metrics metrics)
+      (let ((session (open-a-session node)))
+        (start-workflow node "w" '("a" (:wait 0)))
+        (start-workflow node "w2" '("a"))
+        (signals workflow-exists (start-workflow node "w2" '("b")))
+        (is-true (wait-until (lambda () (eql 2 (metric metrics "clgrpc.workflow.ready")))))
+        (is (eql 2 (metric metrics "clgrpc.workflow.running")))
+        (let ((task (first (claim node session '("a")))))
+          (report node task "A"))
+        (is-true (wait-until (lambda () (eql 1 (metric metrics "clgrpc.workflow.ready")))))
+        (is (eql 2 (metric metrics "clgrpc.workflow.workflows" "started")))
+        (is (eql 1 (metric metrics "clgrpc.workflow.steps" "step_claimed" "a")))
+        (is (eql 1 (metric metrics "clgrpc.workflow.steps" "step_done" "a")))
+        (is (eql 1 (metric metrics "clgrpc.workflow.refused" "workflow-exists")))))))
+
+(test the-service-on-etcd
+  "All parts, on one etcd."
+  (with-store (store)
+    (dolist (part (reverse *parts*)) (funcall part))))
+
+(test the-store-stands-still
+  "While etcd does not answer, calls end with STORE-UNAVAILABLE and health says so; then all goes
+on."
+  (let ((health (make-instance 'services:health-service)))
+    (with-store (store)
+      (etcd:with-etcd (etcd (tests::store-address store) :timeout 1 :backoff-maximum-seconds 0.2)
+        (let ((node (make-workflow-service etcd :health health)))
+          (unwind-protect
+               (flet ((status () (services:health-status health "clgrpc.workflow.v1.Workflow")))
+                 (start-workflow node "w" '((:wait 1/10) (:signal "x") (:wait 1/10)))
+                 (is-true (wait-until (lambda () (eq :serving (status)))))
+                 (support:signal-program (tests::store-program store) sb-unix:sigstop)
+                 (unwind-protect
+                      (progn (signals store-unavailable (start-workflow node "w2" '("a")))
+                             (is-true (wait-until (lambda () (eq :not-serving (status))))))
+                   (support:signal-program (tests::store-program store) sb-unix:sigcont))
+                 (signal-workflow node "w" "x" nil :timeout +patience+)
+                 (is (eq :completed (await-workflow node "w")))
+                 (is-true (wait-until (lambda () (eq :serving (status))))))
+            (close-workflow-service node)))))))

@@ -1,0 +1,136 @@
+;;;; Workers: steps done, failed, added; workers that die, stall and stop.
+
+(in-package #:clgrpc.tests.workflow)
+(in-suite :clgrpc.workflow)
+
+(define-step "t-add" (task) (format nil "~A+~A" (task-text task) (task-name task)))
+
+(define-step "t-second-time" (task)
+  (if (= 1 (task-attempt task)) (error "not the first time") (task-text task)))
+
+(define-step "t-more" (task)
+  (values (task-text task)
+          '((:task "t-add" :name "more") (:wait 0) (:task "t-add" :name "and more"))))
+
+(define-step "t-never" (task) (fail-step "there is no use" :retry nil))
+
+(define-step "t-large" (task) (make-octets 1000001))
+
+(defmacro with-worker-of ((worker node &rest arguments) &body body)
+  `(let ((,worker (start-worker ,node ,@arguments)))
+     (unwind-protect (progn ,@body)
+       (stop-worker ,worker))))
+
+(defun outcome (node id)
+  "What the workflow ID came to: its status, its result as text, and why."
+  (multiple-value-bind (status result reason) (await-workflow node id :timeout +patience+)
+    (list status (and result (octets-string result)) reason)))
+
+(part workers-do-steps
+  (with-nodes (node) ()
+    (with-worker-of (worker node :kinds '("t-add" "t-second-time" "t-more" "t-never" "t-large"))
+      (start-workflow node "w1" '((:task "t-add" :name "a") (:task "t-second-time" :backoff 1/10)
+                                  (:task "t-more") (:task "t-add" :name "z"))
+                      :input "in")
+      (is (equal '(:completed "in+a+more+and more+z" "") (outcome node "w1")))
+      (start-workflow node "w2" '("t-never" "t-add"))
+      (destructuring-bind (status result reason) (outcome node "w2")
+        (declare (ignore result))
+        (is (eq :failed status))
+        (is (search "there is no use" reason)))
+      (start-workflow node "w3" '("t-large"))
+      (is (search "max-payload-octets" (third (outcome node "w3"))))
+      (is (= 1 (pb:step-state-attempts (elt (pb:workflow-state-steps (state-of node "w3")) 0)))))
+    (signals misuse (start-worker node :kinds '("t-none")))
+    (signals misuse (start-worker node))))
+
+(part workers-stop
+  "A worker that stops ends what it does, and gives back what it does not."
+  (with-nodes (node) ()
+    (let ((go (sb-thread:make-semaphore)) (begun (sb-thread:make-semaphore)))
+      (flet ((slow (task)
+               (sb-thread:signal-semaphore begun)
+               (sb-thread:wait-on-semaphore go)
+               (task-id task)))
+        (start-workflow node "w1" '("slow" "slow"))
+        (let ((worker (start-worker node :kinds `(("slow" . ,#'slow)))))
+          (sb-thread:wait-on-semaphore begun)
+          (is (= 1 (length (worker-running worker))))
+          (sb-thread:signal-semaphore go)
+          (sb-thread:wait-on-semaphore begun)
+          (sb-thread:make-thread (lambda () (sleep 0.2) (sb-thread:signal-semaphore go)))
+          (is-true (stop-worker worker))
+          (is-false (worker-open-p worker)))
+        (is (equal '(:completed "w1" "") (outcome node "w1")))
+        ;; what does not end in time is done by others, and recorded once
+        (start-workflow node "w2" '((:task "slow" :attempts 1)))
+        (let* ((refused nil)
+               (worker (start-worker node :kinds `(("slow" . ,#'slow))
+                                          :on-refused (lambda (task condition)
+                                                        (setf refused (list (task-held-p task)
+                                                                            condition))))))
+          (sb-thread:wait-on-semaphore begun)
+          (is-false (stop-worker worker :drain 0))
+          (with-worker-of (other node :kinds `(("slow" . ,(constantly "other"))))
+            (is (equal '(:completed "other" "") (outcome node "w2"))))
+          (sb-thread:signal-semaphore go)
+          (is-true (wait-until (lambda () refused)))
+          (is-false (first refused))
+          (is (typep (second refused) '(or claim-lost workflow-closed)))
+          (mapc #'sb-thread:join-thread (workflow::worker-threads worker)))))))
+
+(part steps-are-recorded-once
+  "Fifty workflows of five steps through two nodes, with workers that stall beyond their session,
+die with what they have claimed, and report late: every step is recorded once, and all complete."
+  (with-nodes (node other) ()
+    (let ((ids (loop for i below 50 collect (format nil "w~D" i)))
+          (stalled '()) (random (make-random-state t)))
+      (dolist (id ids)
+        (start-workflow node id (loop for i from 1 to 5
+                                      collect `(:task ,(format nil "k~D" i) :attempts 100
+                                                      :backoff 1/100))
+                        :input id))
+      (flet ((count-up (task)
+               (if (zerop (random 20 random))
+                   (error "by chance")
+                   (format nil "~A.~A" (task-text task) (task-name task)))))
+        ;; some claim and are not heard of again, until they report
+        (let ((session (open-a-session other :seconds 2)))
+          (setf stalled (claim other session '("k1") :count 8)))
+        (is (plusp (length stalled)))
+        (let ((kinds (loop for i from 1 to 5 collect (cons (format nil "k~D" i) #'count-up))))
+          (with-worker-of (one node :kinds kinds :session-seconds 2)
+            (with-worker-of (two other :kinds kinds :session-seconds 2)
+              (dolist (id ids)
+                (is (equal (list :completed (format nil "~A.k1.k2.k3.k4.k5" id) "")
+                           (outcome node id)))))))
+        (dolist (task stalled)
+          (signals workflow-error (report node task "late")))
+        (dolist (id ids)
+          (let ((events (loop for change across (pb:get-workflow-state-reply-history
+                                                 (workflow-state node id :history t))
+                              append (coerce (pb:change-events change) 'list))))
+            (is (equal '(1 2 3 4 5)
+                       (loop for event in events
+                             when (eq :step-done (pb:event-kind event))
+                               collect (pb:event-step event))))))))))
+
+(part steps-are-spans-of-the-trace-that-began-them
+  (let ((tracing (trace:make-tracing :sampler :always-on)) (seen nil))
+    (with-nodes (node) ()
+      (let ((server (server:start-server node :observer tracing)))
+        (unwind-protect
+             (client:with-channel (channel (server:server-address server) :observer tracing)
+               (with-worker-of (worker channel
+                                       :kinds `(("traced" . ,(lambda (task)
+                                                               (declare (ignore task))
+                                                               (setf seen (trace:trace-id
+                                                                           (trace:current-trace)))
+                                                               nil))))
+                 (let ((began nil))
+                   (trace:with-span ("order" :tracing tracing)
+                     (setf began (trace:trace-id (trace:current-trace)))
+                     (start-workflow channel "w" '("traced")))
+                   (is (eq :completed (await-workflow channel "w")))
+                   (is (string= began seen)))))
+          (server:stop-server server))))))
