@@ -13,7 +13,7 @@ BENCH_PARTS := unary streams client matrix openloop bulk allocation protobuf tls
                live echo http inproc cluster loops
 
 .DEFAULT_GOAL := bin/clgrpc
-.PHONY: FORCE install test demo conformance simulate soak storm bench report profile clean help $(BENCH_PARTS:%=bench-%)
+.PHONY: FORCE install test demo demo-cluster conformance simulate soak storm bench report profile clean help $(BENCH_PARTS:%=bench-%)
 
 bin/clgrpc: $(SOURCES) bin/lisp | install
 	@CLGRPC_OUTPUT=bin/clgrpc.new $(LISP) --load scripts/build.lisp >bin/build.log 2>&1 </dev/null \
@@ -38,6 +38,10 @@ test: bin/clgrpc
 
 demo: bin/clgrpc
 	@bin/clgrpc demo
+
+demo-cluster: bin/clgrpc
+	@scripts/install --cluster
+	@scripts/demo-cluster
 
 conformance: bin/clgrpc
 	@scripts/install --conformance
@@ -75,6 +79,7 @@ clean:
 help:
 	@echo 'make              build bin/clgrpc'
 	@echo 'make demo         run a RouteGuide server and client, and show what they say'
+	@echo 'make demo-cluster run a cluster of three nodes on etcd, kill one, and show what is seen'
 	@echo 'make test         run all tests; SUITES="hpack http2" runs some'
 	@echo 'make conformance  fetch and run h2spec, the interop programs of grpc-go, grpcurl, ConnectRPC (need Go)'
 	@echo '                  and the protobuf conformance runner, compare with protoc, and run the policy'

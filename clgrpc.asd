@@ -757,6 +757,27 @@
                (:file "task")
                (:file "worker")))
 
+(defsystem "clgrpc/cluster"
+  :description "Nodes that know of each other through a store with leases."
+  :depends-on ("clgrpc/etcd" "clgrpc/server" "clgrpc/services" "clgrpc/metrics" "alexandria")
+  :pathname "src/cluster/"
+  :serial t
+  :components ((:static-file "../../proto/cluster/membership.proto")
+               (:file "proto")
+               (:file "package")
+               (:file "condition")
+               (:file "member")
+               (:file "decision")
+               (:file "view")
+               (:file "store")
+               (:file "membership")
+               (:file "hub")
+               (:file "identity")
+               (:file "service")
+               (:file "follow")
+               (:file "meter")
+               (:file "node")))
+
 (defsystem "clgrpc/otlp"
   :description "Metrics and spans told to an OpenTelemetry collector."
   :depends-on ("clgrpc/client" "clgrpc/metrics" "clgrpc/trace")
@@ -908,7 +929,8 @@
 
 (defsystem "clgrpc/tools"
   :description "The command clgrpc."
-  :depends-on ("clgrpc/examples" "clgrpc/load" "clgrpc/report" "clgrpc/profile" "clgrpc/discovery")
+  :depends-on ("clgrpc/examples" "clgrpc/load" "clgrpc/report" "clgrpc/profile" "clgrpc/discovery"
+               "clgrpc/cluster")
   :pathname "tools/"
   :serial t
   :components ((:file "protos")
@@ -948,6 +970,8 @@
                (:file "rehearsal")
                (:file "compare")
                (:file "load")
+               (:file "cluster-node")
+               (:file "cluster")
                (:file "main")))
 
 ;;; Tests: a system per layer, each added to those that clgrpc/tests depends on
@@ -973,6 +997,7 @@
                "clgrpc/tests/etcd" "clgrpc/tests/discovery" "clgrpc/tests/memory"
                "clgrpc/tests/raft"
                "clgrpc/tests/workflow"
+               "clgrpc/tests/cluster"
                "sb-posix" "sb-introspect")
   :pathname "tests/"
   :serial t
@@ -1497,6 +1522,22 @@
   :perform (test-op (operation system)
              (symbol-call '#:fiveam '#:run! :clgrpc.workflow)))
 
+(defsystem "clgrpc/tests/cluster"
+  :depends-on ("clgrpc" "clgrpc/cluster" "clgrpc/tests/etcd" "clgrpc/tests/support")
+  :pathname "tests/cluster/"
+  :serial t
+  :components ((:file "package")
+               (:file "support")
+               (:file "member")
+               (:file "decision")
+               (:file "view")
+               (:file "membership")
+               (:file "identity")
+               (:file "service")
+               (:file "node"))
+  :perform (test-op (operation system)
+             (symbol-call '#:fiveam '#:run! :clgrpc.cluster)))
+
 (defsystem "clgrpc/tests/otlp"
   :depends-on ("clgrpc/otlp" "clgrpc/tests/server" "clgrpc/tests/support"
                "clgrpc/examples")
@@ -1695,7 +1736,7 @@
                (:file "connection")))
 
 (defsystem "clgrpc/tests/examples"
-  :depends-on ("clgrpc/examples" "clgrpc/tests/support" "fiveam")
+  :depends-on ("clgrpc/examples" "clgrpc/tools" "clgrpc/tests/support" "fiveam")
   :pathname "tests/examples/"
   :serial t
   :components ((:file "package")
@@ -1704,6 +1745,7 @@
                (:file "geometry")
                (:file "route-guide")
                (:file "monitoring")
+               (:file "production")
                (:file "readme"))
   :perform (test-op (operation system)
              (symbol-call '#:fiveam '#:run! :clgrpc.examples)))

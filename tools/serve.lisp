@@ -73,14 +73,17 @@ START-SERVER. Refuses offers of the same service."
     (format t "turns=~D calls=~D~%" (getf statistics :turns) (getf statistics :calls))
     (finish-output)))
 
-(defun await-ending-signal (ready &optional report)
+(defun await-ending-signal (ready &optional report prepare)
   "Call READY once this listens to signals, REPORT at each SIGUSR1; return when the process is told
-to end."
+to end. PREPARE is called first, with a function that any thread may call to have this return."
   (let ((control (loop:make-event-loop :name "clgrpc signals"))
         (endings (list os:+sigterm+ os:+sigint+)))
     (dolist (signal endings)
       (loop:on-signal control signal (lambda () (loop:stop-event-loop control))))
     (when report (loop:on-signal control os:+sigusr1+ report))
+    (when prepare
+      (funcall prepare (lambda ()
+                         (loop:post control (lambda () (loop:stop-event-loop control))))))
     (funcall ready)
     (loop:run-event-loop control)
     ;; who is told to end again does not drain

@@ -166,6 +166,14 @@ has ended, or another ETCD-ERROR. From any thread."
   (ask etcd #'leases:lease-time-to-live
        (pb:make-lease-time-to-live-request :id id :keys keys) timeout))
 
+(defun lease-by-number (etcd number)
+  "Return the lease of NUMBER, as ENTRY-LEASE tells it, which this or another client was granted,
+for RENEW-LEASE, REVOKE-LEASE and LEASE-SECONDS-LEFT. It is not kept alive here; LEASE-ALIVE-P is
+true of it once it was renewed, and LEASE-SECONDS is 0, since only etcd knows that. Asks nobody.
+From any thread."
+  (check-type number (signed-byte 64))
+  (%make-lease etcd number 0 0))
+
 (defun stop-keeping (lease)
   "Keep LEASE alive no longer, and wait for its thread unless it is this one."
   (end-lease lease)

@@ -24,8 +24,9 @@
    #:etcd #:make-etcd #:close-etcd #:with-etcd #:as-user #:etcd-channel #:etcd-user
    #:add-ending #:remove-ending
    ;; lease.lisp
-   #:lease #:grant-lease #:adopt-lease #:revoke-lease #:renew-lease #:on-lease-loss #:lease-id
-   #:lease-seconds #:lease-alive-p #:lease-seconds-left #:lease-keys #:list-leases
+   #:lease #:grant-lease #:adopt-lease #:lease-by-number #:revoke-lease #:renew-lease
+   #:on-lease-loss #:lease-id #:lease-seconds #:lease-alive-p #:lease-seconds-left #:lease-keys
+   #:list-leases
    ;; store.lisp
    #:fetch #:map-entries #:fetch-entries #:count-entries #:put #:remove-entry #:remove-entries
    #:compact

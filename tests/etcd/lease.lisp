@@ -63,3 +63,19 @@ has not answered for its time."
                   (is-true (wait-until (lambda () lost)))
                   (is (equal '(etcd:unavailable) lost)))
         (support:signal-program (store-program store) sb-unix:sigcont)))))
+
+(test leases-by-number
+  "Whoever knows the number of a lease can renew and end it, though another client was granted it."
+  (with-store (store)
+    (let* ((granted (etcd:grant-lease *etcd* 60 :keep-alive nil))
+           (lease (etcd:lease-by-number *etcd* (etcd:lease-id granted))))
+      (etcd:put *etcd* "a" "1" :lease lease)
+      (is-false (etcd:lease-alive-p lease))
+      (is (= 60 (etcd:renew-lease lease)))
+      (is-true (etcd:lease-alive-p lease))
+      (is (<= 58 (etcd:lease-seconds-left lease) 60))
+      (etcd:revoke-lease lease)
+      (is (null (etcd:fetch *etcd* "a")))
+      (signals etcd:lease-not-found (etcd:renew-lease granted))
+      (signals etcd:lease-not-found
+        (etcd:renew-lease (etcd:lease-by-number *etcd* 123456))))))

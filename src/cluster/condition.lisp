@@ -1,0 +1,53 @@
+;;;; What may go wrong with a membership, as conditions, and the statuses that callers of the
+;;;; service get for them.
+
+(in-package #:clgrpc.cluster)
+
+(define-condition cluster-error (clgrpc-error)
+  ((text :initarg :text :reader cluster-error-text)) ; what is wrong
+  (:report (lambda (condition stream)
+             (format stream "cluster: ~A" (cluster-error-text condition))))
+  (:documentation "A membership is not, or not any more, what it was to be."))
+
+(document-functions
+  cluster-error-text "What is wrong, as text.")
+
+(defmacro define-cluster-errors (&body rows)
+  "Define conditions, each a row of NAME, the status that a caller of the service gets for it, and
+documentation."
+  `(progn
+     ,@(loop for (name nil documentation) in rows
+             collect `(define-condition ,name (cluster-error) ()
+                        (:documentation ,documentation)))
+     (defparameter *statuses*
+       ',(loop for (name status) in rows collect (list name status))
+       "The statuses of conditions.")))
+
+(define-cluster-errors
+  (name-taken :already-exists "There is a member of this name, and it was not to be taken over.")
+  (superseded :failed-precondition "There is a member of this name and a later generation: another
+process has taken the name over, or this one has joined again since.")
+  (not-a-member :not-found "There is no member of this name: it has left, or its lease has ended.")
+  (cluster-full :resource-exhausted "The cluster has as many members as it may have.")
+  (identity-refused :permission-denied "The peer's certificate is for another name.")
+  (membership-lost :unavailable "The lease has ended, or may have, before it was renewed."))
+
+(defun refuse-membership (condition control &rest arguments)
+  "Signal CONDITION, the name of a CLUSTER-ERROR."
+  (error condition :text (format nil "~?" control arguments)))
+
+(defparameter *etcd-statuses*
+  '((etcd:unavailable :unavailable) (etcd:overloaded :resource-exhausted)
+    (etcd:space-exceeded :resource-exhausted))
+  "The statuses of what the store says; :internal for the rest.")
+
+(defun condition-status (condition)
+  "The status that a caller of the service gets for CONDITION."
+  (flet ((status-in (table)
+           (second (find-if (lambda (row) (typep condition (first row))) table))))
+    (typecase condition
+      (misuse :invalid-argument)
+      (cluster-error (status-in *statuses*))
+      (etcd:compacted :out-of-range)
+      (etcd:etcd-error (or (status-in *etcd-statuses*) :internal))
+      (t :internal))))

@@ -1,0 +1,44 @@
+;;;; What is decided about a membership, from what the store has and what was asked for alone.
+;;;;
+;;;; Generations: a member's is the revision of the store, and 1, that was read before its entry was
+;;;; written there. Whatever an earlier member of the name has was written at or before that
+;;;; revision, so its generation is less. Of two that read the same revision one writes, since the
+;;;; other's transaction finds an entry that it has not read.
+
+(in-package #:clgrpc.cluster)
+
+(defun next-generation (revision)
+  "The generation of a member that joins behind REVISION, which the store is at."
+  (1+ revision))
+
+(defun decide-join (existing asked if-taken &optional (known 0))
+  "What becomes of it if ASKED, a member, is to join where there is EXISTING, a member of its name
+or nil: :enter, its entry may be written in place of what is there; :same, it is this very member;
+:taken; or :superseded, since EXISTING is later than KNOWN, the generation that the asking process
+had, 0 for none. IF-TAKEN is :take-over or :refuse."
+  (let ((same (and existing
+                   (plusp (length (member-instance asked)))
+                   (string= (member-instance asked) (member-instance existing)))))
+    (cond ((null existing) :enter)
+          ;; it joins again, and has not heard that it did so already
+          (same (if (plusp known) :enter :same))
+          ((< 0 known (member-generation existing)) :superseded)
+          ((= known (member-generation existing)) :enter)
+          ((eq :take-over if-taken) :enter)
+          (t :taken))))
+
+(defun decide-life (existing generation)
+  "What a member of GENERATION is where there is EXISTING, a member of its name or nil: :alive,
+:gone or :superseded."
+  (cond ((null existing) :gone)
+        ((= generation (member-generation existing)) :alive)
+        (t :superseded)))
+
+(defun require-life (existing name generation)
+  "Signal NOT-A-MEMBER or SUPERSEDED unless EXISTING, a member or nil, is NAME's of GENERATION."
+  (ecase (decide-life existing generation)
+    (:alive existing)
+    (:gone (refuse-membership 'not-a-member "there is no member ~A" (visible-text name)))
+    (:superseded (refuse-membership 'superseded "~A is of generation ~D now, not ~D"
+                                    (visible-text name) (member-generation existing)
+                                    generation))))

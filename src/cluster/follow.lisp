@@ -1,0 +1,59 @@
+;;;; Following a cluster from outside: Watch, asked again from where it was whenever it breaks, of
+;;;; whatever node the channel reaches.
+
+(in-package #:clgrpc.cluster)
+
+(defconstant +follow-pause-seconds+ 1/4 "How long one who follows waits before he asks again.")
+
+(defun response-members (response)
+  "Return the members that RESPONSE, a MembersResponse, tells, a list by name. From any thread."
+  (map 'list #'message-member (pb:members-response-members response)))
+
+(defun told-response (kind items revision)
+  "Return what FOLLOW-CLUSTER tells its function, KIND, ITEMS and REVISION, as a WatchResponse, such
+as for its JSON. From any thread."
+  (if (eq :members kind)
+      (pb:make-watch-response :revision revision :snapshot t
+                              :members (mapcar #'member-message items))
+      (changes-response revision items)))
+
+(defun take-response (function response)
+  "Call FUNCTION with what RESPONSE, of Watch, tells; return the revision from which to go on."
+  (let ((revision (pb:watch-response-revision response)))
+    (if (pb:watch-response-snapshot response)
+        (funcall function :members
+                 (map 'list #'message-member (pb:watch-response-members response)) revision)
+        (funcall function :changes
+                 (map 'list #'message-change (pb:watch-response-changes response)) revision))
+    (1+ revision)))
+
+(defun message-change (message)
+  "The change that MESSAGE is."
+  (make-change (case (pb:change-kind message)
+                 (:change-kind-joined :joined)
+                 (:change-kind-left :left)
+                 (:change-kind-lost :lost)
+                 (t :updated))
+               (message-member (or (pb:change-member message) (pb:make-member)))))
+
+(defun follow-cluster (function channel &key (revision 0) (patience-seconds 60))
+  "Call FUNCTION with what becomes of the cluster that a node at CHANNEL belongs to, in this thread:
+with :members, a list of all members by name, and their revision; or with :changes, a list of
+changes of one revision, and that. With REVISION 0 the members come first; otherwise changes from
+that revision on. When the node goes, the next that CHANNEL reaches is asked from there, so that
+each change is told once, in order; if the store has compacted what was to follow, all members come
+again. Returns only by a non-local exit of FUNCTION, or an RPC-ERROR: one that does not pass, or the
+last after PATIENCE-SECONDS without an answer. From any thread but a loop's."
+  (let ((end (loop:notice-end patience-seconds)))
+    (loop
+      (handler-case
+          (rpc:with-call (call (methods:watch channel (pb:make-watch-request :revision revision)
+                                              :wait-for-ready t))
+            (loop for response = (rpc:receive call)
+                  while response
+                  do (setf revision (take-response function response)
+                           end (loop:notice-end patience-seconds))))
+        (status:out-of-range () (setf revision 0))
+        ((or status:unavailable status:resource-exhausted status:cancelled) (condition)
+          (when (<= end (loop:world-now)) (error condition))))
+      (sleep +follow-pause-seconds+))))

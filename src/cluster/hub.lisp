@@ -1,0 +1,277 @@
+;;;; The hub of a node: it watches the members in the store, keeps the node's view of them, and
+;;;; tells its listeners and the watchers of the service. One watch of the store serves them all.
+;;;;
+;;;; A watcher is a call that has been told all changes before its NEXT revision. It is told what
+;;;; the view remembers from there on, as far as its call takes it. If the view remembers no more
+;;;; what it wants (it asks for what was before this node, or was slow), it gets a FEED, a watch of
+;;;; the store of its own, until it has come to what the view has.
+;;;;
+;;;; LOCK is of all of these. Nothing waits while it is held, and no code of users runs.
+
+(in-package #:clgrpc.cluster)
+
+(defconstant +most-watchers+ 1000 "Watchers of a node.")
+(defconstant +most-feeds+ 32 "Watchers of a node that read the store.")
+(defconstant +pause-seconds+ 1/2 "How long a hub waits before it asks a store again that failed.")
+
+(defstruct (watcher (:copier nil))
+  "A call of Watch."
+  (call nil :type rpc:call :read-only t) ; that watches
+  (next 0 :type (signed-byte 64))       ; the revision it is to be told from; 0: all members first
+  (feed nil :type (or null (eql :starting) etcd:watch))) ; of its own, while it has one
+
+(defstruct (hub (:constructor %make-hub (store cluster)) (:copier nil))
+  "What a node knows of its cluster, and who wants to be told."
+  (store nil :type etcd:etcd :read-only t) ; a client
+  (cluster "" :type string :read-only t) ; its name
+  (view (make-view) :type view :read-only t) ; what is known
+  (lock (sb-thread:make-mutex :name "clgrpc cluster") :read-only t) ; of all of it
+  (bell (sb-thread:make-waitqueue :name "clgrpc cluster") :read-only t) ; the view has changed
+  (listeners '() :type list)            ; functions of changes, called on the watch's thread
+  (watchers '() :type list)             ; calls that are told
+  (feeds 0 :type index)                 ; how many of them have feeds
+  (watch nil :type (or null etcd:watch)) ; of the store
+  (closed nil :type boolean))           ; it is to end
+
+(declaim (sb-ext:freeze-type watcher hub))
+
+(defmethod print-object ((hub hub) stream)
+  (print-unreadable-object (hub stream :type t)
+    (format stream "~A, ~A, ~D watchers" (hub-cluster hub) (hub-view hub)
+            (length (hub-watchers hub)))))
+
+(defmacro with-hub ((hub) &body body)
+  `(sb-thread:with-mutex ((hub-lock ,hub)) ,@body))
+
+;;; Messages
+
+(defun change-message (change)
+  (pb:make-change :kind (ecase (change-kind change)
+                          (:joined :change-kind-joined)
+                          (:updated :change-kind-updated)
+                          (:left :change-kind-left)
+                          (:lost :change-kind-lost))
+                  :member (member-message (change-member change))))
+
+(defun changes-response (revision changes)
+  (pb:make-watch-response :revision revision :changes (mapcar #'change-message changes)))
+
+(defun snapshot-response (view)
+  (pb:make-watch-response :revision (view-revision view) :snapshot t
+                          :members (mapcar #'member-message (view-list view))))
+
+;;; Watchers
+
+(defun tell-watcher (hub watcher)
+  "Tell WATCHER what it has not been told, as far as its call takes it now. The lock is held."
+  (let ((call (watcher-call watcher)) (view (hub-view hub)))
+    (unless (or (watcher-feed watcher) (rpc:call-status call))
+      (handler-case
+          (cond ((zerop (watcher-next watcher))
+                 (when (rpc:try-send call (snapshot-response view))
+                   (setf (watcher-next watcher) (1+ (view-revision view)))))
+                (t (let ((changes (changes-from view (watcher-next watcher))))
+                     (if (eq :forgotten changes)
+                         (feed-watcher hub watcher)
+                         (loop for (revision . changes) in changes
+                               while (rpc:try-send call (changes-response revision changes))
+                               do (setf (watcher-next watcher) (1+ revision)))))))
+        ;; it has ended meanwhile; ON-CANCEL follows
+        (status:rpc-error ())))))
+
+(defun end-watcher (watcher condition)
+  "End the call of WATCHER by CONDITION."
+  (rpc:finish (watcher-call watcher) :status (condition-status condition)
+                                     :message (princ-to-string condition)))
+
+(defun feed-watcher (hub watcher)
+  "Begin a feed of WATCHER. The lock is held."
+  (cond ((<= +most-feeds+ (hub-feeds hub))
+         (rpc:finish (watcher-call watcher)
+                     :status :resource-exhausted
+                     :message (format nil "~D watchers read the store already" +most-feeds+)))
+        (t (incf (hub-feeds hub))
+           (setf (watcher-feed watcher) :starting)
+           (sb-thread:make-thread #'run-feed :name "clgrpc cluster feed"
+                                             :arguments (list hub watcher)))))
+
+(defun run-feed (hub watcher)
+  "What the thread that begins a feed does: wait for the store, and see that the feed ends."
+  (handler-case
+      (let ((feed (etcd:watch (hub-store hub)
+                              (lambda (changes revision)
+                                (take-feed hub watcher changes revision))
+                              :prefix (members-prefix (hub-cluster hub)) :previous t
+                              :revision (watcher-next watcher)
+                              :on-end (lambda (condition) (end-feed hub watcher condition)))))
+        (when (with-hub (hub)
+                (cond ((eq :starting (watcher-feed watcher))
+                       (setf (watcher-feed watcher) feed)
+                       ;; it may have ended while there was none to cancel
+                       (rpc:call-status (watcher-call watcher)))
+                      (t t)))
+          (etcd:cancel-watch feed)
+          (end-feed hub watcher nil)))
+    (etcd:etcd-error (condition) (end-feed hub watcher condition))))
+
+(defun end-feed (hub watcher condition)
+  "WATCHER has its feed no more; by CONDITION, if that is not nil, its call ends."
+  (with-hub (hub)
+    (when (watcher-feed watcher)
+      (decf (hub-feeds hub))
+      (setf (watcher-feed watcher) nil)))
+  (when condition (end-watcher watcher condition)))
+
+(defun feed-changes (changes)
+  "The changes of a cluster that CHANGES of the store, each with what was before, are."
+  (loop for change in changes
+        append (member-changes
+                (entry-member (etcd:change-previous change))
+                (and (eq :put (etcd:change-kind change))
+                     (entry-member (etcd:change-entry change))))))
+
+(defun take-feed (hub watcher changes revision)
+  "Tell WATCHER the CHANGES of the store at REVISION, waiting for room; end its feed once the view
+has what follows."
+  (let ((feed (watcher-feed watcher)))
+    (handler-case
+        (progn
+          (when (<= (watcher-next watcher) revision)
+            (let ((changes (feed-changes changes)))
+              (when changes
+                (rpc:send (watcher-call watcher) (changes-response revision changes))))
+            (setf (watcher-next watcher) (1+ revision)))
+          (when (with-hub (hub) (<= (view-first (hub-view hub)) (watcher-next watcher)))
+            (end-feed hub watcher nil)
+            (with-hub (hub) (tell-watcher hub watcher))
+            (when (typep feed 'etcd:watch) (etcd:cancel-watch feed))))
+      (status:rpc-error ()
+        (end-feed hub watcher nil)
+        (when (typep feed 'etcd:watch) (etcd:cancel-watch feed))))))
+
+(defun add-watcher (hub watcher)
+  "Tell WATCHER what it wants from now on. Signal OVERLOADED if there are as many as there may be."
+  (with-hub (hub)
+    (when (<= +most-watchers+ (length (hub-watchers hub)))
+      (error 'etcd:overloaded :text (format nil "~D watch already" +most-watchers+)))
+    ;; one that has ended may have been removed already
+    (unless (rpc:call-status (watcher-call watcher))
+      (push watcher (hub-watchers hub))
+      (tell-watcher hub watcher))))
+
+(defun remove-watcher (hub watcher)
+  "WATCHER's call has ended. From its loop, so this waits for nothing."
+  (let ((feed (with-hub (hub)
+                (setf (hub-watchers hub) (delete watcher (hub-watchers hub)))
+                (watcher-feed watcher))))
+    (when (typep feed 'etcd:watch)
+      (end-feed hub watcher nil)
+      (sb-thread:make-thread #'etcd:cancel-watch :name "clgrpc cluster feed"
+                                                 :arguments (list feed)))))
+
+(defun dismiss-watchers (hub)
+  "End the calls of all watchers, since the server stops."
+  (dolist (watcher (with-hub (hub) (copy-list (hub-watchers hub))))
+    (rpc:finish (watcher-call watcher) :status :unavailable :message "the node is stopping")))
+
+;;; Following the store
+
+(defun note-changed (hub changes)
+  "The view of HUB has come by CHANGES: tell who waits. The lock is held."
+  (when changes
+    (sb-thread:condition-broadcast (hub-bell hub))
+    (dolist (watcher (hub-watchers hub)) (tell-watcher hub watcher))))
+
+(defun tell-listeners (hub changes)
+  (when changes
+    (dolist (listener (with-hub (hub) (hub-listeners hub)))
+      (loop:guarding (:cluster-listener-error) (funcall listener changes)))))
+
+(defun take-changes (hub changes revision)
+  "CHANGES of the store have made REVISION."
+  (let* ((prefix (length (members-prefix (hub-cluster hub))))
+         (noted (with-hub (hub)
+                  (let ((noted (loop for change in changes
+                                     for entry = (etcd:change-entry change)
+                                     append (note-event (hub-view hub)
+                                                        (subseq (etcd:entry-key entry) prefix)
+                                                        (and (eq :put (etcd:change-kind change))
+                                                             (entry-member entry))
+                                                        revision))))
+                    (note-changed hub noted)
+                    noted))))
+    (tell-listeners hub noted)))
+
+(defun begin-following (hub)
+  "Take the members as they are, and have the store tell what becomes of them. Signal an
+ETCD-ERROR."
+  (multiple-value-bind (members revision) (fetch-members (hub-store hub) (hub-cluster hub))
+    (let ((changes (with-hub (hub)
+                     (let ((changes (note-snapshot (hub-view hub) members revision)))
+                       (note-changed hub changes)
+                       changes))))
+      (tell-listeners hub changes))
+    (let ((watch (etcd:watch (hub-store hub)
+                             (lambda (changes revision) (take-changes hub changes revision))
+                             :prefix (members-prefix (hub-cluster hub)) :revision (1+ revision)
+                             :on-end (lambda (condition) (follow-anew hub condition)))))
+      (when (with-hub (hub)
+              (setf (hub-watch hub) watch)
+              (hub-closed hub))
+        (etcd:cancel-watch watch)))))
+
+(defun pause-hub (hub)
+  "Wait for +PAUSE-SECONDS+ or until HUB is closed."
+  (let ((end (loop:notice-end +pause-seconds+)))
+    (with-hub (hub)
+      (loop until (or (hub-closed hub)
+                      (<= end (funcall (loop:world-clock loop:*world*))))
+            do (loop:await-notice (hub-bell hub) (hub-lock hub) end)))))
+
+(defun follow-anew (hub condition)
+  "The watch of HUB has ended by CONDITION, on whose thread this is: begin again, until that works."
+  (log-event :warning :cluster-watch-ended :cluster (hub-cluster hub)
+                                           :condition (princ-to-string condition))
+  (loop until (hub-closed hub)
+        do (handler-case (return (begin-following hub))
+             (etcd:etcd-error () (pause-hub hub)))))
+
+(defun open-hub (store cluster)
+  "Return a hub that follows CLUSTER in STORE. Signal an ETCD-ERROR."
+  (let ((hub (%make-hub store (check-name cluster "cluster"))))
+    (begin-following hub)
+    hub))
+
+(defun close-hub (hub)
+  "Have HUB follow the store no longer. Not from its listeners."
+  (let ((watch (with-hub (hub)
+                 (setf (hub-closed hub) t)
+                 (sb-thread:condition-broadcast (hub-bell hub))
+                 (hub-watch hub))))
+    (when watch (etcd:cancel-watch watch))))
+
+(defun add-listener (hub function)
+  "Have FUNCTION called with the changes of each revision, a list, on a thread that may wait a
+little, and that nothing else is told by meanwhile."
+  (with-hub (hub) (setf (hub-listeners hub) (append (hub-listeners hub) (list function)))))
+
+(defun hub-members (hub)
+  "The members that HUB knows, by name, and their revision."
+  (with-hub (hub) (values (view-list (hub-view hub)) (view-revision (hub-view hub)))))
+
+(defun hub-member (hub name)
+  (with-hub (hub) (view-member (hub-view hub) name)))
+
+(defun await-view (hub predicate seconds)
+  "Wait at most SECONDS until PREDICATE is true of the members of HUB, a list; return what it has
+returned last."
+  (let ((end (loop:notice-end seconds)))
+    (loop
+      (let* ((revision nil)
+             (result (funcall predicate (multiple-value-bind (members at) (hub-members hub)
+                                          (setf revision at)
+                                          members))))
+        (when (or result (<= end (funcall (loop:world-clock loop:*world*)))) (return result))
+        (with-hub (hub)
+          (when (= revision (view-revision (hub-view hub)))
+            (loop:await-notice (hub-bell hub) (hub-lock hub) end)))))))

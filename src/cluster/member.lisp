@@ -1,0 +1,148 @@
+;;;; Members, the keys they have in the store, and the messages that their values are. What a peer
+;;;; says of itself is checked here, against the limits of proto/cluster/membership.proto.
+
+(in-package #:clgrpc.cluster)
+
+(defconstant +longest-name+ 253 "Characters of the name of a member or a cluster.")
+(defconstant +longest-address+ 256 "Octets of an address.")
+(defconstant +longest-instance+ 64 "Octets of what a process calls itself.")
+(defconstant +most-labels+ 32 "Labels of a member.")
+(defconstant +longest-labels+ 1024 "Octets of all labels of a member.")
+(defconstant +shortest-lease+ 2 "Seconds; etcd looks twice a second for leases that have ended.")
+(defconstant +longest-lease+ 3600 "Seconds; so long a member that died may seem to be there.")
+
+(defstruct (cluster-member (:conc-name member-) (:copier nil))
+  "A member of a cluster, as it was at some revision of the store."
+  (name "" :type string :read-only t)   ; one member has it at a time
+  (generation 0 :type (signed-byte 64) :read-only t) ; which life of the name this is
+  (address "" :type string :read-only t) ; where it serves
+  (state :active :type (member :active :leaving) :read-only t) ; what it is about to do
+  (labels '() :type list :read-only t)  ; an alist of strings, what else it says of itself
+  (lease-seconds 10 :type (signed-byte 32) :read-only t) ; how long it lasts if not renewed
+  (instance "" :type string :read-only t) ; what its process calls itself
+  (joined 0 :type rational :read-only t)) ; when, in seconds of Unix time
+
+(declaim (sb-ext:freeze-type cluster-member))
+
+(document-functions
+  make-cluster-member "Return a member, as JOIN-CLUSTER takes it, with :name, :address, :labels, an
+alist of strings, :lease-seconds, 10 by default, :instance, what its process calls itself, and
+:joined, in seconds of Unix time."
+  cluster-member-p "True of members of a cluster."
+  member-name "The name of MEMBER, a string. There is one member of a name at a time."
+  member-generation "Which life of its name MEMBER is, an integer greater than that of each before."
+  member-address "Where MEMBER serves, a string such as \"10.0.0.7:50051\"."
+  member-state ":active, or :leaving once MEMBER has said that it goes."
+  member-labels "What else MEMBER says of itself, an alist of strings."
+  member-lease-seconds "How many seconds MEMBER stays one if its lease is not renewed."
+  member-instance "What the process of MEMBER calls itself, a string, perhaps empty."
+  member-joined "When MEMBER joined, in seconds of Unix time, by the clock of the node it asked.")
+
+(defmethod print-object ((member cluster-member) stream)
+  (print-unreadable-object (member stream)
+    (write-string "member " stream)
+    (write-visible (member-name member) stream :limit 80)
+    (format stream ", generation ~D, " (member-generation member))
+    (write-visible (member-address member) stream :limit 80)
+    (format stream "~[~:;, leaving~]" (if (eq :leaving (member-state member)) 1 0))))
+
+;;; Names and keys
+
+(defun name-p (text)
+  "True if TEXT may name a member or a cluster."
+  (and (stringp text)
+       (<= 1 (length text) +longest-name+)
+       (every (lambda (char)
+                (and (< (char-code char) 128) (or (alphanumericp char) (find char "._-"))))
+              text)))
+
+(defun check-name (text what)
+  "Return TEXT. Signal MISUSE unless it may be a name, of WHAT."
+  (unless (name-p text)
+    (misuse "The name of a ~A has 1 to ~D letters, digits, '.', '_' and '-', unlike ~A." what
+            +longest-name+ (visible-text (princ-to-string text) :limit 300)))
+  text)
+
+(defun members-prefix (cluster)
+  "What the keys of the members of CLUSTER, a name, begin with."
+  (concatenate 'string "clgrpc/cluster/" cluster "/members/"))
+
+(defun member-key (cluster name)
+  (concatenate 'string (members-prefix cluster) name))
+
+(defun check-member (member)
+  "Return MEMBER. Signal MISUSE if what it says of itself is wrong or too long."
+  (flet ((bound (text limit what)
+           (when (< limit (length (string-octets text)))
+             (misuse "~A has at most ~D octets." what limit))))
+    (check-name (member-name member) "member")
+    (bound (member-address member) +longest-address+ "An address")
+    (bound (member-instance member) +longest-instance+ "An instance")
+    (loop:parse-target (member-address member))
+    (let ((labels (member-labels member)))
+      (unless (every (lambda (label) (and (consp label) (stringp (car label)) (stringp (cdr label))
+                                          (plusp (length (car label)))))
+                     labels)
+        (misuse "Labels are an alist of strings, whose names are not empty."))
+      (when (< +most-labels+ (length labels))
+        (misuse "A member has at most ~D labels." +most-labels+))
+      (bound (apply #'concatenate 'string
+                    (loop for (name . value) in labels collect name collect value))
+             +longest-labels+ "All labels together have"))
+    (unless (<= +shortest-lease+ (member-lease-seconds member) +longest-lease+)
+      (misuse "A lease lasts from ~D to ~D seconds, not ~D." +shortest-lease+ +longest-lease+
+              (member-lease-seconds member))))
+  member)
+
+;;; As messages
+
+(defun unix-seconds ()
+  "The time of day, in seconds of Unix time."
+  (- (get-universal-time) (encode-universal-time 0 0 0 1 1 1970 0)))
+
+(defun member-message (member)
+  "MEMBER as a message of proto/cluster/membership.proto."
+  (pb:make-member :name (member-name member) :generation (member-generation member)
+                  :address (member-address member)
+                  :state (ecase (member-state member)
+                           (:active :member-state-active)
+                           (:leaving :member-state-leaving))
+                  :labels (member-labels member) :lease-seconds (member-lease-seconds member)
+                  :instance (member-instance member)
+                  :joined (protobuf:unix-time-timestamp (member-joined member))))
+
+(defun message-member (message)
+  "The member that MESSAGE is."
+  (make-cluster-member
+   :name (pb:member-name message) :generation (pb:member-generation message)
+   :address (pb:member-address message)
+   :state (if (eq :member-state-leaving (pb:member-state message)) :leaving :active)
+   :labels (sorted-labels (pb:member-labels message))
+   :lease-seconds (pb:member-lease-seconds message) :instance (pb:member-instance message)
+   :joined (if (pb:member-joined message)
+               (protobuf:timestamp-unix-time (pb:member-joined message))
+               0)))
+
+(defun sorted-labels (map)
+  "MAP, of a message, as an alist in the order of the names."
+  (sort (protobuf:map-alist map) #'string< :key #'car))
+
+(defun entry-member (entry)
+  "The member that ENTRY of the store is; nil for nil, and for what is no member."
+  (and entry
+       (handler-case (message-member (protobuf:parse-message 'pb:member (etcd:entry-value entry)))
+         (protobuf:protobuf-error (condition)
+           (log-event :warning :cluster-entry-unreadable :key (etcd:entry-key entry)
+                                                         :condition (princ-to-string condition))
+           nil))))
+
+(defun renewed-member (member &key (address (member-address member))
+                                (state (member-state member))
+                                (generation (member-generation member))
+                                (lease-seconds (member-lease-seconds member))
+                                (joined (member-joined member)))
+  "MEMBER with something else."
+  (make-cluster-member :name (member-name member) :generation generation
+                       :address address :state state
+                       :labels (member-labels member) :lease-seconds lease-seconds
+                       :instance (member-instance member) :joined joined))

@@ -1,0 +1,141 @@
+;;;; Memberships in the store: an entry for each member, under its lease. Every change is a
+;;;; transaction that compares what was read, so that of two that decide on the same ground one
+;;;; does; the other reads and decides anew.
+
+(in-package #:clgrpc.cluster)
+
+(defconstant +most-tries+ 20
+  "How often one reads and decides anew because somebody else has written meanwhile.")
+
+(defmacro deciding-anew ((what) &body body)
+  "Evaluate BODY until it returns true, at most +MOST-TRIES+ times. WHAT says in the condition what
+could not be done."
+  `(loop repeat +most-tries+
+         do (let ((result (progn ,@body)))
+              (when result (return result)))
+         finally (error 'etcd:overloaded
+                        :text (format nil "others write all the time where ~A" ,what))))
+
+(defun fetch-entry (store cluster name)
+  "The entry of the member NAME, or nil; the member; and the revision of the store."
+  (multiple-value-bind (entry revision) (etcd:fetch store (member-key cluster name))
+    (values entry (entry-member entry) revision)))
+
+(defun unchanged (key entry)
+  "The comparison that KEY's entry is still ENTRY, or that there is none if that is nil."
+  (if entry
+      (list :changed key '= (etcd:entry-changed entry))
+      (list :absent key)))
+
+(defun write-member (store cluster member entry &rest lease)
+  "Put MEMBER where ENTRY, or nothing if it is nil, is. Return the revision, nil if it is there no
+more. LEASE is as for PUT."
+  (let ((key (member-key cluster (member-name member))))
+    (multiple-value-bind (done values revision)
+        (etcd:transact store :when (list (unchanged key entry))
+                             :then (list (list* :put key
+                                                (protobuf:serialize (member-message member))
+                                                lease)))
+      (declare (ignore values))
+      (and done revision))))
+
+(defun fetch-members (store cluster)
+  "Return the members of CLUSTER, a name, in STORE, a list by name, and the revision of the store
+that they are of. Signal an ETCD-ERROR. From any thread."
+  (multiple-value-bind (entries revision)
+      (etcd:fetch-entries store :prefix (members-prefix (check-name cluster "cluster")))
+    (values (remove nil (mapcar #'entry-member entries)) revision)))
+
+;;; Joining
+
+(defun check-room (store cluster max-members)
+  "Signal CLUSTER-FULL if CLUSTER has MAX-MEMBERS."
+  (when (<= max-members (etcd:count-entries store :prefix (members-prefix cluster)))
+    (refuse-membership 'cluster-full "~A has ~D members, as many as it may" cluster max-members)))
+
+(defun write-or-look (store cluster member entry lease)
+  "As WRITE-MEMBER, with LEASE; if it is not known whether that was done, look."
+  (handler-bind
+      ((etcd:etcd-error
+         (lambda (condition)
+           (when (etcd:etcd-error-perhaps-done-p condition)
+             (let ((found (ignore-errors (fetch-entry store cluster (member-name member)))))
+               (when (and found (= (etcd:entry-lease found) (etcd:lease-id lease)))
+                 (return-from write-or-look (etcd:entry-changed found))))))))
+    (write-member store cluster member entry :lease lease)))
+
+(defun enter (store cluster asked lease if-taken known max-members)
+  "Have ASKED, a member, be one of CLUSTER with LEASE, see DECIDE-JOIN. Return the member that it
+is, the revision, and whether it was that already."
+  (let ((name (member-name asked)) (already nil) (at 0))
+    (values
+     (deciding-anew (name)
+       (multiple-value-bind (entry existing revision) (fetch-entry store cluster name)
+         (ecase (decide-join existing asked if-taken known)
+           (:taken (refuse-membership 'name-taken "there is a member ~A, of generation ~D, at ~A"
+                                      name (member-generation existing)
+                                      (visible-text (member-address existing))))
+           (:superseded (require-life existing name known))
+           (:same (setf already t
+                        at revision)
+            existing)
+           (:enter
+            (unless entry (check-room store cluster max-members))
+            (let ((member (renewed-member asked :generation (next-generation revision)
+                                                :lease-seconds (etcd:lease-seconds lease))))
+              (and (setf at (write-or-look store cluster member entry lease))
+                   member))))))
+     at already)))
+
+(defun join-cluster (store cluster member &key (if-taken :take-over) (known 0) (max-members 1000)
+                                            (keep-alive t) on-loss)
+  "Have MEMBER, of MAKE-CLUSTER-MEMBER, be one of CLUSTER in STORE. Return the member that it is,
+with its generation; the revision of the store since when it is so; and its lease, which is kept
+alive, and calls ON-LOSS, as GRANT-LEASE says. IF-TAKEN says what becomes of it if there is another
+of its name: :take-over or :refuse. KNOWN is the generation that the caller had, 0 for none: if
+there is a later one, that stays. If the instance of MEMBER is a member, nothing is changed, and
+there is no lease. Signal NAME-TAKEN, SUPERSEDED, CLUSTER-FULL, an ETCD-ERROR, or MISUSE for what
+MEMBER may not say. From any thread."
+  (check-type if-taken (member :take-over :refuse))
+  (check-name cluster "cluster")
+  (check-member member)
+  (let ((lease (etcd:grant-lease store (member-lease-seconds member) :keep-alive keep-alive
+                                                                     :on-loss on-loss))
+        (used nil))
+    (unwind-protect
+         (multiple-value-bind (member revision already)
+             (enter store cluster member lease if-taken known max-members)
+           (setf used (not already))
+           (values member revision (and used lease)))
+      ;; what cannot be ended now ends by itself
+      (unless used (ignore-errors (etcd:revoke-lease lease :timeout 1))))))
+
+;;; What follows
+
+(defun renew-membership (store cluster name generation)
+  "Have the lease of the member NAME of CLUSTER, of GENERATION, begin anew. Return its seconds.
+Signal NOT-A-MEMBER, SUPERSEDED or an ETCD-ERROR. From any thread."
+  (multiple-value-bind (entry existing) (fetch-entry store cluster (check-name name "member"))
+    (require-life existing name generation)
+    (handler-case (etcd:renew-lease (etcd:lease-by-number store (etcd:entry-lease entry)))
+      (etcd:lease-not-found () (require-life nil name generation)))))
+
+(defun announce (store cluster name generation &key (state :leaving))
+  "Have the member NAME of GENERATION be in STATE. Return its entry as it was before, nil if there
+is no such member."
+  (deciding-anew (name)
+    (multiple-value-bind (entry existing) (fetch-entry store cluster name)
+      (cond ((not (eq :alive (decide-life existing generation))) (return nil))
+            ((eq state (member-state existing)) entry)
+            ((write-member store cluster (renewed-member existing :state state) entry
+                           :keep-lease t)
+             entry)))))
+
+(defun leave-cluster (store cluster name generation)
+  "End the membership of NAME in CLUSTER, of GENERATION, and its lease with all that has it. Return
+true, or nil if there is no such member: that of another generation stays. Signal an ETCD-ERROR.
+From any thread."
+  (let ((entry (announce store cluster (check-name name "member") generation)))
+    (when entry
+      (etcd:revoke-lease (etcd:lease-by-number store (etcd:entry-lease entry)))
+      t)))

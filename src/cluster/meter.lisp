@@ -1,0 +1,47 @@
+;;;; What is counted of clusters, in a metrics object of the user's. Nodes that share one share its
+;;;; instruments, too, and are told apart by attributes.
+
+(in-package #:clgrpc.cluster)
+
+(defstruct (meters (:copier nil))
+  "The instruments of clusters in a metrics object."
+  (members nil :read-only t)            ; a gauge: how many there are
+  (changes nil :read-only t)            ; a counter of changes, by kind
+  (losses nil :read-only t)             ; a counter of leases of our own that were lost
+  (joined nil :read-only t)             ; a gauge: 1 while the node is a member
+  (generation nil :read-only t)         ; a gauge: the generation that it has
+  (watchers nil :read-only t))          ; a gauge: how many watch
+
+(declaim (sb-ext:freeze-type meters))
+
+(sb-ext:defglobal **meters** (make-hash-table :test 'eq :weakness :key :synchronized t)
+  "The meters of metrics objects.")
+
+(defun new-meters (metrics)
+  (flet ((gauge (name unit text &rest attributes)
+           (metrics:make-gauge metrics name :unit unit :text text :attributes attributes))
+         (counter (name unit text &rest attributes)
+           (metrics:make-counter metrics name :unit unit :text text :attributes attributes)))
+    (make-meters
+     :members (gauge "clgrpc.cluster.members" "{member}" "Members that the node knows of."
+                     "clgrpc.cluster" "clgrpc.node")
+     :changes (counter "clgrpc.cluster.changes" "{change}"
+                       "Members that have joined, changed, left, or were lost."
+                       "clgrpc.cluster" "clgrpc.node" "clgrpc.change")
+     :losses (counter "clgrpc.cluster.lease_losses" "{lease}"
+                      "How often the node's own lease has ended, or may have."
+                      "clgrpc.cluster" "clgrpc.node")
+     :joined (gauge "clgrpc.cluster.joined" "{member}" "1 while the node is a member, else 0."
+                    "clgrpc.cluster" "clgrpc.node")
+     :generation (gauge "clgrpc.cluster.generation" "{generation}"
+                        "The generation that the node has, or had."
+                        "clgrpc.cluster" "clgrpc.node")
+     :watchers (gauge "clgrpc.cluster.watchers" "{call}" "Calls that watch the members."
+                      "clgrpc.cluster" "clgrpc.node"))))
+
+(defun meters-of (metrics)
+  "The meters of METRICS, made now unless there are some; nil for nil."
+  (and metrics
+       (sb-ext:with-locked-hash-table (**meters**)
+         (or (gethash metrics **meters**)
+             (setf (gethash metrics **meters**) (new-meters metrics))))))

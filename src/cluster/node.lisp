@@ -1,0 +1,352 @@
+;;;; Nodes: a server that is a member of a cluster from START-NODE to STOP-NODE. It joins under a
+;;;; lease of its own, which a thread keeps alive, and knows who else is there.
+;;;;
+;;;; A node is a member while its state is :member. If its lease ends, it is :lost, and joins again,
+;;;; as a new generation, when the store can be reached; if another process has taken its name, it
+;;;; is :superseded for good, and does not fight for the name.
+
+(in-package #:clgrpc.cluster)
+
+(defconstant +first-pause-seconds+ 1/4 "How long a node that was lost waits before it joins again.")
+(defconstant +longest-pause-seconds+ 2 "How long it waits at most, if that fails.")
+
+(defclass node ()
+  ((store :initarg :store :reader node-store) ; a client of etcd
+   (own-store :initarg :own-store :reader node-own-store-p) ; it was opened for this node
+   (asked :initarg :asked :accessor node-asked) ; the member that it wants to be
+   (if-taken :initarg :if-taken :reader node-if-taken) ; as for JOIN-CLUSTER
+   (rejoin :initarg :rejoin :reader node-rejoin-p) ; it joins again when it was lost
+   (on-loss :initarg :on-loss :reader node-on-loss) ; a function of the CLUSTER-ERROR, or nil
+   (on-join :initarg :on-join :reader node-on-join) ; a function of the node, or nil
+   (meters :initarg :meters :reader node-meters) ; or nil
+   (service :initarg :service :reader node-service) ; Cluster
+   (health :initarg :health :reader node-health) ; a health service
+   (server :initform nil :accessor node-server) ; that serves both
+   (state :initform :joining :accessor node-%state) ; see NODE-STATE
+   (generation :initform 0 :accessor node-%generation) ; that it has, or had last
+   (lease :initform nil :accessor node-%lease) ; while it is a member
+   (joiner :initform nil :accessor node-joiner) ; the thread that joins again, or nil
+   ;; of these
+   (lock :initform (sb-thread:make-mutex :name "clgrpc node") :reader node-lock)
+   ;; the state has changed
+   (bell :initform (sb-thread:make-waitqueue :name "clgrpc node") :reader node-bell))
+  (:documentation "A server that is a member of a cluster, see START-NODE."))
+
+(document-functions
+  node-store "The client of etcd of NODE's store."
+  node-health "The health service of NODE. It says of clgrpc.cluster.v1.Cluster whether NODE is a
+member."
+  node-server "The server of NODE.")
+
+(defmacro with-node-lock ((node) &body body)
+  `(sb-thread:with-mutex ((node-lock ,node)) ,@body))
+
+(defun node-hub (node) (service-hub (node-service node)))
+
+(defun node-name (node)
+  "The name of NODE, a string."
+  (member-name (node-asked node)))
+
+(defun node-cluster (node)
+  "The name of NODE's cluster."
+  (hub-cluster (node-hub node)))
+
+(defun node-address (node)
+  "Where NODE tells others that it serves."
+  (member-address (node-asked node)))
+
+(defun node-instance (node)
+  "What NODE calls itself: random, another each time that a node is started."
+  (member-instance (node-asked node)))
+
+(defun node-state (node)
+  "Whether NODE is a member: :joining; :member; :lost, its lease has ended, or may have;
+:superseded, there is another of its name; :leaving or :stopped. From any thread."
+  (with-node-lock (node) (node-%state node)))
+
+(defun node-generation (node)
+  "The generation of NODE, an integer, or that which it had last. What it writes elsewhere with this
+number tells it from all that had its name before. From any thread."
+  (with-node-lock (node) (node-%generation node)))
+
+(defun node-lease (node)
+  "The lease of NODE, which other entries may be put with, or nil while it is no member. It is
+another when NODE has joined again. From any thread."
+  (with-node-lock (node) (node-%lease node)))
+
+(defmethod print-object ((node node) stream)
+  (print-unreadable-object (node stream :type t)
+    (format stream "~A of ~A, ~(~A~), generation ~D" (node-name node) (node-cluster node)
+            (node-%state node) (node-%generation node))))
+
+(defun node-members (node)
+  "Return the members that NODE knows, a list by name, and the revision of the store that they are
+of. Asks nobody. While the store cannot be reached they stay as they were. From any thread."
+  (hub-members (node-hub node)))
+
+(defun find-member (node name)
+  "Return the member NAME as NODE knows it, or nil. From any thread."
+  (hub-member (node-hub node) name))
+
+(defun await-members (node predicate &key (timeout 10))
+  "Wait at most TIMEOUT seconds until PREDICATE, a function of the list of members that NODE knows,
+is true. Return what it has returned last. From any thread but those of ON-CHANGE."
+  (await-view (node-hub node) predicate timeout))
+
+;;; Being a member, or not
+
+(defun record-state (node)
+  "Tell NODE's health and metrics what its state is."
+  (let ((state (node-state node)) (meters (node-meters node)))
+    (services:set-health-status (node-health node) "clgrpc.cluster.v1.Cluster"
+                                (if (eq :member state) :serving :not-serving))
+    (when meters
+      (let ((cluster (node-cluster node)) (name (node-name node)))
+        (metrics:record (meters-joined meters) (if (eq :member state) 1 0) cluster name)
+        (metrics:record (meters-generation meters) (node-generation node) cluster name)))))
+
+(defun change-state (node from to)
+  "Have NODE be in the state TO if it is in one of FROM, a list. Return false if it is not."
+  (when (with-node-lock (node)
+          (when (member (node-%state node) from)
+            (unless (member to '(:member :leaving)) (setf (node-%lease node) nil))
+            (setf (node-%state node) to)
+            (sb-thread:condition-broadcast (node-bell node))
+            t))
+    (record-state node)
+    t))
+
+(defun tell-loss (node condition)
+  "NODE is a member no more, by CONDITION."
+  (log-event :warning :cluster-node-lost :node (node-name node)
+                                         :condition (princ-to-string condition))
+  (when (node-on-loss node)
+    (loop:guarding (:cluster-listener-error) (funcall (node-on-loss node) condition))))
+
+(defun supersede (node member)
+  "MEMBER has the name of NODE now."
+  (when (change-state node '(:member :lost :joining) :superseded)
+    (tell-loss node (make-condition
+                     'superseded
+                     :text (format nil "~A is of generation ~D now, at ~A" (member-name member)
+                                   (member-generation member)
+                                   (visible-text (member-address member)))))))
+
+(defun note-lease-lost (node generation cause)
+  "The lease that NODE had as GENERATION has ended, or may have, by CAUSE."
+  (when (and (= generation (node-generation node))
+             (change-state node '(:member) :lost))
+    (let ((meters (node-meters node)))
+      (when meters
+        (metrics:add (meters-losses meters) 1 (node-cluster node) (node-name node))))
+    (tell-loss node (make-condition 'membership-lost
+                                    :text (format nil "the lease of ~A has ended: ~A"
+                                                  (node-name node) cause)))
+    (when (node-rejoin-p node) (begin-joining node))))
+
+(defun join-node (node)
+  "Have NODE be a member. Signal what JOIN-CLUSTER signals."
+  (let* ((known (node-generation node))
+         (generation nil)
+         (early nil))                   ; the cause, if the lease is lost before this returns
+    (multiple-value-bind (member revision lease)
+        (join-cluster (node-store node) (node-cluster node)
+                      (renewed-member (node-asked node) :joined (unix-seconds))
+                      :if-taken (node-if-taken node) :known known
+                      :max-members (service-max-members (node-service node))
+                      :on-loss (lambda (cause)
+                                 (if (with-node-lock (node) (or generation
+                                                                (not (setf early cause))))
+                                     (note-lease-lost node generation cause))))
+      (declare (ignore revision))
+      (with-node-lock (node)
+        (setf (node-%generation node) (member-generation member)
+              (node-%lease node) lease
+              generation (member-generation member)))
+      (cond ((change-state node '(:joining :lost) :member)
+             (when early (note-lease-lost node generation early))
+             (look-for-successor node)
+             (when (and (node-on-join node) (eq :member (node-state node)))
+               (loop:guarding (:cluster-listener-error) (funcall (node-on-join node) node))))
+            ;; it is to end
+            (t (ignore-errors (etcd:revoke-lease lease :timeout 1)))))))
+
+(defun look-for-successor (node)
+  "See whether somebody has taken the name of NODE, a member, while it did not know that it was
+one."
+  (let ((member (find-member node (node-name node))))
+    (when (and member (< (node-generation node) (member-generation member)))
+      (supersede node member))))
+
+(defun pause-node (node seconds)
+  "Wait for SECONDS, or until NODE is not :lost any more. Return false if it is not."
+  (let ((end (loop:notice-end seconds)))
+    (with-node-lock (node)
+      (loop while (and (eq :lost (node-%state node)) (< (loop:world-now) end))
+            do (loop:await-notice (node-bell node) (node-lock node) end))
+      (eq :lost (node-%state node)))))
+
+(defun run-joiner (node)
+  "What the thread does that has NODE join again."
+  (loop with pause = +first-pause-seconds+
+        while (pause-node node pause)
+        do (handler-case (return (join-node node))
+             (superseded ()
+               (return (supersede node (or (ignore-errors
+                                            (nth-value 1 (fetch-entry (node-store node)
+                                                                      (node-cluster node)
+                                                                      (node-name node))))
+                                           (node-asked node)))))
+             ((or cluster-error etcd:etcd-error) (condition)
+               (log-event :info :cluster-node-not-joined :node (node-name node)
+                                                         :condition (princ-to-string condition))
+               (setf pause (min +longest-pause-seconds+ (* 2 pause)))))))
+
+(defun begin-joining (node)
+  (with-node-lock (node)
+    (when (eq :lost (node-%state node))
+      (setf (node-joiner node)
+            (sb-thread:make-thread #'run-joiner :name "clgrpc cluster joiner"
+                                                :arguments (list node))))))
+
+(defun note-changes (node changes)
+  "CHANGES of the cluster, a list, have come to NODE."
+  (let ((meters (node-meters node)) (cluster (node-cluster node)) (name (node-name node)))
+    (dolist (change changes)
+      (let ((member (change-member change)))
+        (when meters
+          (metrics:add (meters-changes meters) 1 cluster name (change-kind change)))
+        (when (and (string= name (member-name member))
+                   (eq :joined (change-kind change))
+                   (eq :member (node-state node))
+                   (< (node-generation node) (member-generation member)))
+          (supersede node member))))
+    (when meters
+      (metrics:record (meters-members meters) (length (node-members node)) cluster name)
+      (metrics:record (meters-watchers meters)
+                      (length (with-hub ((node-hub node)) (hub-watchers (node-hub node))))
+                      cluster name))))
+
+;;; Its life
+
+(defun random-instance ()
+  "Sixteen hexadecimal digits."
+  (format nil "~(~16,'0X~)" (random (expt 2 64) (make-random-state t))))
+
+(defun make-node (name store service &rest arguments &key labels lease-seconds services
+                                                        &allow-other-keys)
+  "A node called NAME that does nothing yet."
+  (apply #'make-instance 'node
+         :store store :service service
+         :health (or (find-if (lambda (service) (typep service 'services:health-service)) services)
+                     (make-instance 'services:health-service))
+         :asked (make-cluster-member :name name :labels labels :lease-seconds lease-seconds
+                                     :instance (random-instance))
+         (alexandria:remove-from-plist arguments :labels :lease-seconds :services)))
+
+(defun observers (observer metrics)
+  "OBSERVER, one or a list, and METRICS, if there are some, as a list."
+  (remove nil (append (if (listp observer) observer (list observer)) (list metrics))))
+
+(defun serve-node (node address services arguments)
+  "Start the server of NODE, with its own services and SERVICES; others are to reach it at ADDRESS,
+or where it listens."
+  (let ((server (apply #'server:start-server
+                       (append (list (node-service node))
+                               (unless (member (node-health node) services)
+                                 (list (node-health node)))
+                               services)
+                       arguments)))
+    (setf (node-server node) server
+          (node-asked node) (renewed-member (node-asked node)
+                                            :address (or address
+                                                         (server:server-address server))))
+    (record-state node)))
+
+(defun start-node (name &rest arguments
+                   &key store (cluster "default") (listen "127.0.0.1:0") address labels
+                     (lease-seconds 10) (if-taken :take-over) (rejoin t) (max-members 1000)
+                     identity-required services metrics observer on-change on-loss on-join
+                   &allow-other-keys)
+  "Start a server that is the member NAME of CLUSTER, both names, and return the node once it is.
+STORE is a client of etcd, or the name of a store as OPEN-STORE takes it. The server listens on
+LISTEN and serves clgrpc.cluster.v1.Cluster, health and SERVICES, a list of service objects; all
+other keywords are for START-SERVER. Others are told that it serves at ADDRESS, by default where it
+listens, and has LABELS, an alist of strings.
+The node stays a member while its lease of LEASE-SECONDS, from 2 to 3600, is renewed, which a thread
+sees to; if it dies, or is cut off from the store, it is none any more within these and a second.
+IF-TAKEN says what becomes of it if there is a member of its name: :take-over, the later wins, or
+:refuse. When the lease was lost the node joins again, as a new generation, unless REJOIN is nil.
+ON-CHANGE is called with each list of changes of the cluster, in order; ON-LOSS with a CLUSTER-ERROR
+when the node is no member any more: MEMBERSHIP-LOST or SUPERSEDED; ON-JOIN with the node each time
+that it has become one. All of these run on threads of the node, which do nothing else meanwhile.
+METRICS, of MAKE-METRICS, counts joins, leaves and losses; OBSERVER is for the server. At most
+MAX-MEMBERS may join through this node; with IDENTITY-REQUIRED each peer that joins has to show a
+certificate. Signal NAME-TAKEN, CLUSTER-FULL, an ETCD-ERROR, MISUSE for wrong arguments, or what
+START-SERVER signals. From any thread; end it with STOP-NODE."
+  (check-name name "member")
+  (let* ((own-store (stringp store))
+         (store (if own-store (open-store store) store))
+         (node nil) (done nil))
+    (check-type store etcd:etcd)
+    (unwind-protect
+         (progn
+           (setf node (make-node
+                       name store (make-cluster-service store :cluster cluster
+                                                              :max-members max-members
+                                                              :lease-seconds lease-seconds
+                                                              :identity-required identity-required)
+                       :own-store own-store :labels labels :lease-seconds lease-seconds
+                       :services services :if-taken if-taken :rejoin rejoin :on-loss on-loss
+                       :on-join on-join :meters (meters-of metrics)))
+           (let ((hub (node-hub node)))
+             (add-listener hub (lambda (changes) (note-changes node changes)))
+             (when on-change (add-listener hub on-change)))
+           (serve-node node address services
+                       (list* :listen listen :observer (observers observer metrics)
+                              (alexandria:remove-from-plist
+                               arguments :store :cluster :listen :address :labels :lease-seconds
+                               :if-taken :rejoin :max-members :identity-required :services
+                               :metrics :observer :on-change :on-loss :on-join)))
+           (join-node node)
+           (setf done node))
+      (unless done
+        (if node
+            (stop-node node :drain 0)
+            (when own-store (etcd:close-etcd store)))))))
+
+(defun stop-node (node &key (drain 10))
+  "End NODE: tell the others that it is leaving, give the calls under way DRAIN seconds to end,
+leave, and close what was opened for it. Return true if all calls ended by themselves. If the store
+cannot be reached NODE is gone all the same; the others see it until its lease ends. From any thread
+but the node's own."
+  (let ((before (node-state node)))
+    (if (member before '(:leaving :stopped))
+        t
+        (unwind-protect
+             (progn
+               (change-state node '(:joining :member :lost :superseded) :leaving)
+               (when (eq :member before) (leave-in-store node #'announce))
+               (prog1 (or (null (node-server node))
+                          (server:stop-server (node-server node) :drain drain))
+                 (when (eq :member before) (leave-in-store node #'leave-cluster))))
+          (when (node-joiner node) (sb-thread:join-thread (node-joiner node) :default nil))
+          (close-cluster-service (node-service node))
+          (when (node-own-store-p node) (etcd:close-etcd (node-store node)))
+          (change-state node '(:leaving) :stopped)))))
+
+(defun leave-in-store (node function)
+  "Call FUNCTION, ANNOUNCE or LEAVE-CLUSTER, for NODE. If the store cannot be asked its lease ends
+by itself."
+  (handler-case (funcall function (node-store node) (node-cluster node) (node-name node)
+                         (node-generation node))
+    (etcd:etcd-error (condition)
+      (log-event :warning :cluster-node-not-left :node (node-name node)
+                                                 :condition (princ-to-string condition)))))
+
+(defmacro with-node ((variable name &rest arguments) &body body)
+  "Evaluate BODY with VARIABLE bound to a node that START-NODE makes of NAME and ARGUMENTS, stopped
+on the way out."
+  `(let ((,variable (start-node ,name ,@arguments)))
+     (unwind-protect (progn ,@body)
+       (stop-node ,variable))))

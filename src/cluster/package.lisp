@@ -1,0 +1,34 @@
+;;;; A cluster: nodes that know of each other through a store with leases. The files, from the
+;;;; ground up: conditions; members and their keys; what is decided about them; what a node knows of
+;;;; them; what is done in the store; the hub that follows it; who may be whom; the service; those
+;;;; who follow it; metrics; nodes.
+
+(defpackage #:clgrpc.cluster
+  (:use #:cl #:clgrpc.base)
+  (:local-nicknames (#:loop #:clgrpc.loop) (#:os #:clgrpc.os) (#:protobuf #:clgrpc.protobuf)
+                    (#:status #:clgrpc.status) (#:rpc #:clgrpc.rpc)
+                    (#:server #:clgrpc.server) (#:services #:clgrpc.services)
+                    (#:metrics #:clgrpc.metrics) (#:etcd #:clgrpc.etcd)
+                    (#:pb #:clgrpc.cluster.v1) (#:methods #:clgrpc.cluster.v1.cluster))
+  (:export
+   ;; condition.lisp
+   #:cluster-error #:cluster-error-text #:name-taken #:superseded #:not-a-member #:cluster-full
+   #:identity-refused #:membership-lost
+   ;; member.lisp
+   #:cluster-member #:cluster-member-p #:make-cluster-member #:member-name #:member-generation
+   #:member-address #:member-state #:member-labels #:member-lease-seconds #:member-instance
+   #:member-joined
+   ;; view.lisp
+   #:change #:change-p #:change-kind #:change-member
+   ;; store.lisp
+   #:open-store
+   ;; membership.lisp
+   #:join-cluster #:renew-membership #:leave-cluster #:fetch-members
+   ;; service.lisp
+   #:cluster-service #:make-cluster-service #:close-cluster-service
+   ;; follow.lisp
+   #:follow-cluster #:response-members #:told-response
+   ;; node.lisp
+   #:node #:start-node #:stop-node #:with-node #:node-name #:node-cluster #:node-store
+   #:node-server #:node-address #:node-generation #:node-state #:node-health #:node-lease
+   #:node-instance #:node-members #:find-member #:await-members))

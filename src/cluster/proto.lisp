@@ -1,0 +1,7 @@
+;;;; The proto file of membership. This comes before package.lisp, since it makes the package
+;;;; CLGRPC.CLUSTER.V1.
+
+(in-package #:cl-user)
+
+(clgrpc.protobuf:define-proto "../../proto/cluster/membership.proto"
+                              :import-paths ("../../proto/"))

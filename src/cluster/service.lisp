@@ -1,0 +1,110 @@
+;;;; The service clgrpc.cluster.v1.Cluster, on a store. What it answers is in the store, so any node
+;;;; may be asked; what it keeps itself are the watchers.
+
+(in-package #:clgrpc.cluster)
+
+(defclass cluster-service (pb:cluster)
+  ((hub :initarg :hub :reader service-hub) ; follows the store
+   (max-members :initarg :max-members :reader service-max-members) ; that may join
+   (lease-seconds :initarg :lease-seconds :reader service-lease-seconds) ; of who asks for none
+   ;; true if who joins has to show a certificate
+   (identity-required :initarg :identity-required :reader service-identity-required-p)
+   (stopping :initform nil :accessor service-stopping)) ; true once its server stops
+  (:documentation "The service clgrpc.cluster.v1.Cluster, see MAKE-CLUSTER-SERVICE."))
+
+(defmethod print-object ((service cluster-service) stream)
+  (print-unreadable-object (service stream :type t)
+    (prin1 (service-hub service) stream)))
+
+(defun make-cluster-service (store &key (cluster "default") (max-members 1000) (lease-seconds 10)
+                                     identity-required)
+  "Return a service that says who is a member of CLUSTER, a name, in STORE, a client of etcd, for
+START-SERVER. At most MAX-MEMBERS may join; who asks for no lease gets one of LEASE-SECONDS. A peer
+that shows a certificate may join only as whom that is for; with IDENTITY-REQUIRED each has to show
+one. A node has such a service: see START-NODE. Signal an ETCD-ERROR, or MISUSE. From any thread;
+end it with CLOSE-CLUSTER-SERVICE when its server has stopped."
+  (check-type max-members (integer 1 100000))
+  (check-type lease-seconds (integer 2 3600))
+  (make-instance 'cluster-service :hub (open-hub store cluster) :max-members max-members
+                                  :lease-seconds lease-seconds
+                                  :identity-required identity-required))
+
+(defun close-cluster-service (service)
+  "Have SERVICE follow its store no longer. From any thread but the store's."
+  (close-hub (service-hub service)))
+
+(defmethod server:note-server-stopping ((service cluster-service) server)
+  (declare (ignore server))
+  ;; the server waits for its calls to end, and these would not by themselves
+  (setf (service-stopping service) t)
+  (dismiss-watchers (service-hub service)))
+
+(defmacro telling-conditions (&body body)
+  "Evaluate BODY; what is wrong with a membership, and what the store says, ends the call with a
+status."
+  `(handler-case (progn ,@body)
+     ((or misuse cluster-error etcd:etcd-error) (condition)
+       (status:fail (condition-status condition) (princ-to-string condition)))))
+
+(defun asked-member (service request)
+  "The member that REQUEST, a JoinRequest, asks SERVICE for."
+  (make-cluster-member
+   :name (pb:join-request-name request) :address (pb:join-request-address request)
+   :labels (sorted-labels (pb:join-request-labels request))
+   :lease-seconds (if (zerop (pb:join-request-lease-seconds request))
+                      (service-lease-seconds service)
+                      (pb:join-request-lease-seconds request))
+   :instance (pb:join-request-instance request)
+   :joined (unix-seconds)))
+
+(defmethod methods:join ((service cluster-service) request &key call)
+  (telling-conditions
+    (let ((asked (asked-member service request)) (hub (service-hub service)))
+      (check-identity call (member-name asked) (service-identity-required-p service))
+      (multiple-value-bind (member revision)
+          (join-cluster (hub-store hub) (hub-cluster hub) asked
+                        :if-taken (if (eq :if-taken-refuse (pb:join-request-if-taken request))
+                                      :refuse
+                                      :take-over)
+                        :max-members (service-max-members service) :keep-alive nil)
+        (pb:make-join-response :member (member-message member) :revision revision)))))
+
+(defmethod methods:renew ((service cluster-service) request &key call)
+  (telling-conditions
+    (let ((name (pb:renew-request-name request)) (hub (service-hub service)))
+      (check-identity call name (service-identity-required-p service))
+      (pb:make-renew-response
+       :lease-seconds (renew-membership (hub-store hub) (hub-cluster hub) name
+                                        (pb:renew-request-generation request))))))
+
+(defmethod methods:leave ((service cluster-service) request &key call)
+  (telling-conditions
+    (let ((name (pb:leave-request-name request)) (hub (service-hub service)))
+      (check-identity call name (service-identity-required-p service))
+      (pb:make-leave-response
+       :left (and (leave-cluster (hub-store hub) (hub-cluster hub) name
+                                 (pb:leave-request-generation request))
+                  t)))))
+
+(defmethod methods:members ((service cluster-service) request &key)
+  (telling-conditions
+    (let ((hub (service-hub service)))
+      (multiple-value-bind (members revision)
+          (if (pb:members-request-stale request)
+              (hub-members hub)
+              (fetch-members (hub-store hub) (hub-cluster hub)))
+        (pb:make-members-response :members (mapcar #'member-message members)
+                                  :revision revision)))))
+
+(defmethod methods:watch ((service cluster-service) request &key call)
+  (telling-conditions
+    (let* ((hub (service-hub service))
+           (revision (pb:watch-request-revision request))
+           (watcher (make-watcher :call call :next revision)))
+      (when (minusp revision) (misuse "A revision is not negative, unlike ~D." revision))
+      (when (service-stopping service)
+        (status:fail :unavailable "the node is stopping"))
+      (rpc:on-cancel call (lambda () (remove-watcher hub watcher)))
+      (rpc:on-writable call (lambda () (with-hub (hub) (tell-watcher hub watcher))))
+      (add-watcher hub watcher)
+      call)))

@@ -1,0 +1,119 @@
+;;;; What a node knows: the members as of a revision of the store, and the changes that led there
+;;;; lately, by which watchers go on where they were. A view is changed by whoever holds the lock of
+;;;; its hub; it reads neither store nor clock.
+
+(in-package #:clgrpc.cluster)
+
+(defconstant +remembered-revisions+ 1024
+  "Of how many revisions a view remembers the changes. Whoever asks for older ones reads the
+store.")
+
+(defstruct (change (:constructor make-change (kind member)) (:copier nil))
+  "A change of a cluster."
+  (kind :joined :type (member :joined :updated :left :lost) :read-only t) ; what has happened
+  (member nil :type cluster-member :read-only t)) ; as it is since, or was last
+
+(declaim (sb-ext:freeze-type change))
+
+(document-functions
+  change-p "True of changes of a cluster."
+  change-kind ":joined; :updated, it says something else of itself; :left, it has said so; or :lost:
+it is no member any more and has not said so, since its lease has ended or another has taken its
+name."
+  change-member "The member as it is since CHANGE, or, if it is none any more, was last.")
+
+(defmethod print-object ((change change) stream)
+  (print-unreadable-object (change stream)
+    (format stream "~(~A~) ~A" (change-kind change) (change-member change))))
+
+(defun member-changes (former member)
+  "The changes, a list, by which FORMER, a member or nil, has become MEMBER, one or nil."
+  (flet ((gone () (make-change (if (eq :leaving (member-state former)) :left :lost) former)))
+    (cond ((and former member (= (member-generation former) (member-generation member)))
+           (list (make-change :updated member)))
+          (t (append (when former (list (gone)))
+                     (when member (list (make-change :joined member))))))))
+
+;;; The view
+
+(defstruct (view (:copier nil))
+  "The members of a cluster as of a revision, and the last changes."
+  (members (make-hash-table :test 'equal) :type hash-table) ; by name
+  (revision 0 :type (signed-byte 64))   ; of the store, that they are of
+  (first 0 :type (signed-byte 64))      ; all changes from this revision on are remembered
+  (log (make-array +remembered-revisions+ :initial-element nil) :type simple-vector) ; a ring
+  (count 0 :type index))                ; how many revisions have been put into LOG
+
+(declaim (sb-ext:freeze-type view))
+
+(defmethod print-object ((view view) stream)
+  (print-unreadable-object (view stream :type t)
+    (format stream "~D members, revision ~D" (hash-table-count (view-members view))
+            (view-revision view))))
+
+(defun view-list (view)
+  "The members of VIEW, by name."
+  (sort (loop for member being the hash-values of (view-members view) collect member)
+        #'string< :key #'member-name))
+
+(defun view-member (view name)
+  (gethash name (view-members view)))
+
+(defun log-slot (view number)
+  "Where LOG has the revision that was put there as the one of NUMBER, as a list of the revision and
+its changes."
+  (svref (view-log view) (mod number +remembered-revisions+)))
+
+(defun remember (view revision changes)
+  "VIEW has come to REVISION by CHANGES."
+  (let ((place (mod (view-count view) +remembered-revisions+)))
+    (when (svref (view-log view) place)
+      (setf (view-first view) (1+ (first (svref (view-log view) place)))))
+    (setf (svref (view-log view) place) (cons revision changes))
+    (incf (view-count view))))
+
+(defun note-event (view name member revision)
+  "At REVISION, MEMBER, or nobody if it is nil, has come in the place of NAME. Return the changes."
+  (let ((changes (member-changes (view-member view name) member)))
+    (if member
+        (setf (gethash name (view-members view)) member)
+        (remhash name (view-members view)))
+    (setf (view-revision view) revision)
+    (when changes
+      (let ((last (and (plusp (view-count view)) (log-slot view (1- (view-count view))))))
+        (if (and last (= revision (first last)))
+            (nconc last (copy-list changes))
+            (remember view revision changes))))
+    changes))
+
+(defun note-snapshot (view members revision)
+  "MEMBERS, a list, are all members at REVISION, and how they became that is not known. Return the
+changes that make VIEW so. Those before REVISION are remembered no more."
+  (let* ((names (mapcar #'member-name members))
+         (gone (remove-if (lambda (member) (find (member-name member) names :test #'string=))
+                          (view-list view)))
+         (changes (append (loop for member in gone append (member-changes member nil))
+                          (loop for member in members
+                                for former = (view-member view (member-name member))
+                                unless (and former (equalp former member))
+                                  append (member-changes former member)))))
+    (clrhash (view-members view))
+    (dolist (member members) (setf (gethash (member-name member) (view-members view)) member))
+    (fill (view-log view) nil)
+    (setf (view-revision view) revision
+          (view-first view) (1+ revision)
+          (view-count view) 0)
+    changes))
+
+(defun changes-from (view revision)
+  "What VIEW remembers from REVISION on, a list of revisions and their changes, the oldest first;
+:forgotten if that is not all."
+  (if (< revision (view-first view))
+      :forgotten
+      (let ((found '()))
+        (loop for number from (1- (view-count view))
+                downto (max 0 (- (view-count view) +remembered-revisions+))
+              for slot = (log-slot view number)
+              while (<= revision (first slot))
+              do (push slot found))
+        found)))

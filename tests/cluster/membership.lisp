@@ -1,0 +1,79 @@
+;;;; Memberships in the store.
+
+(in-package #:clgrpc.tests.cluster)
+(in-suite :clgrpc.cluster)
+
+(test members-join-and-leave
+  "Who joins is there, with a generation that grows; who leaves as a former generation changes
+nothing."
+  (with-store (store)
+    (multiple-value-bind (first revision lease)
+        (join-cluster *etcd* "c" (member-of "a" :labels '(("zone" . "1"))) :keep-alive nil)
+      (is (= (etcd:lease-id lease)
+             (etcd:entry-lease (etcd:fetch *etcd* "clgrpc/cluster/c/members/a"))))
+      (multiple-value-bind (members at) (fetch-members *etcd* "c")
+        (is (equalp (list first) members))
+        (is (<= revision at)))
+      (is (equal '() (fetch-members *etcd* "d")))
+      ;; as another process
+      (signals name-taken (join-cluster *etcd* "c" (member-of "a") :if-taken :refuse))
+      (let ((second (join-cluster *etcd* "c" (member-of "a" :instance "x") :keep-alive nil)))
+        (is (< (member-generation first) (member-generation second)))
+        (is-false (leave-cluster *etcd* "c" "a" (member-generation first)))
+        (signals superseded (renew-membership *etcd* "c" "a" (member-generation first)))
+        (signals superseded
+          (join-cluster *etcd* "c" (member-of "a") :known (member-generation first)))
+        (is (equalp (list second) (fetch-members *etcd* "c")))
+        ;; the same process again
+        (multiple-value-bind (same at lease)
+            (join-cluster *etcd* "c" (member-of "a" :instance "x") :if-taken :refuse)
+          (declare (ignore at))
+          (is (equalp second same))
+          (is (null lease)))
+        (is (= 10 (renew-membership *etcd* "c" "a" (member-generation second))))
+        (is-true (leave-cluster *etcd* "c" "a" (member-generation second)))
+        (is-false (leave-cluster *etcd* "c" "a" (member-generation second)))
+        (signals not-a-member (renew-membership *etcd* "c" "a" (member-generation second)))
+        (let ((third (join-cluster *etcd* "c" (member-of "a") :keep-alive nil)))
+          (is (< (member-generation second) (member-generation third))))))
+    (is (equal '("a") (names (fetch-members *etcd* "c"))))))
+
+(test clusters-are-bounded
+  (with-store (store)
+    (join-cluster *etcd* "c" (member-of "a") :keep-alive nil :max-members 2)
+    (join-cluster *etcd* "c" (member-of "b") :keep-alive nil :max-members 2)
+    (signals cluster-full (join-cluster *etcd* "c" (member-of "x") :max-members 2))
+    ;; it is there already
+    (finishes (join-cluster *etcd* "c" (member-of "b") :keep-alive nil :max-members 2))))
+
+(test one-of-many-wins
+  "Of many that join at once under one name, and would not take it over, one does."
+  (with-store (store)
+    (let* ((etcd *etcd*)
+           (threads (loop repeat 8
+                          collect (sb-thread:make-thread
+                                   (lambda ()
+                                     (handler-case
+                                         (member-generation
+                                          (join-cluster etcd "c" (member-of "a")
+                                                        :if-taken :refuse :keep-alive nil))
+                                       (name-taken () nil))))))
+           (won (remove nil (mapcar #'sb-thread:join-thread threads))))
+      (is (= 1 (length won)))
+      (is (equal won (mapcar #'member-generation (fetch-members *etcd* "c")))))))
+
+(test generations-grow
+  "Of many that take one name over at once each has a generation of its own, and the last stays."
+  (with-store (store)
+    (let* ((etcd *etcd*)
+           (threads (loop repeat 6
+                          collect (sb-thread:make-thread
+                                   (lambda ()
+                                     (multiple-value-bind (member revision)
+                                         (join-cluster etcd "c" (member-of "a")
+                                                       :keep-alive nil)
+                                       (cons revision (member-generation member)))))))
+           (won (sort (mapcar #'sb-thread:join-thread threads) #'< :key #'car)))
+      (is (apply #'< (mapcar #'cdr won)))
+      (is (equal (last (mapcar #'cdr won))
+                 (mapcar #'member-generation (fetch-members *etcd* "c")))))))

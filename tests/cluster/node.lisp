@@ -1,0 +1,136 @@
+;;;; Nodes: they join, know each other, leave, are lost, come back, and are superseded.
+
+(in-package #:clgrpc.tests.cluster)
+(in-suite :clgrpc.cluster)
+
+(defun await-names (node &rest names)
+  "Wait until NODE knows the members NAMES; return true if it does."
+  (await-members node (lambda (members) (equal names (names members))) :timeout +patience+))
+
+(defun await-state (node state)
+  (wait-until (lambda () (eq state (node-state node)))))
+
+(defun health-of (node)
+  (grpc:health-status (node-health node) "clgrpc.cluster.v1.Cluster"))
+
+(test nodes-know-each-other
+  "A node is known to the others from when it has started until it is stopped, which they are told."
+  (with-store (store)
+    (let ((changes '()))
+      (with-node (a "a" :store *etcd* :labels '(("zone" . "1"))
+                        :on-change (lambda (more) (push (told-changes more) changes)))
+        (is (eq :member (node-state a)))
+        (is (eq :serving (health-of a)))
+        (is-true (await-names a "a"))
+        (let ((member (find-member a "a")))
+          (is (= (node-generation a) (member-generation member)))
+          (is (string= (grpc:server-address (node-server a)) (member-address member)))
+          (is (equal '(("zone" . "1")) (member-labels member))))
+        (let ((generation nil))
+          (with-node (b "b" :store (format nil "etcd:~A" (store-address store))
+                            :address "node-b.example:50051")
+            (setf generation (node-generation b))
+            (is-true (await-names b "a" "b"))
+            (is-true (await-names a "a" "b"))
+            (is (string= "node-b.example:50051" (member-address (find-member a "b")))))
+          (is-true (await-names a "a"))
+          (is-true (wait-until (lambda () (= 4 (length changes)))))
+          (is (equal `(((:joined "a" ,(node-generation a)))
+                       ((:joined "b" ,generation))
+                       ((:updated "b" ,generation))
+                       ((:left "b" ,generation)))
+                     (reverse changes)))))))
+  ;; nobody is there
+  (signals etcd:unavailable
+    (etcd:with-etcd (etcd "127.0.0.1:1" :timeout 0.3)
+      (start-node "a" :store etcd)))
+  (signals grpc:misuse (start-node "a/b" :store "etcd:127.0.0.1:1"))
+  (signals grpc:misuse (start-node "a" :store "127.0.0.1:1")))
+
+(test the-later-of-a-name-wins
+  "A node that starts with a name that is taken takes it over, and the former one ends its
+membership without a fight; with :refuse it does not start."
+  (with-store (store)
+    (let ((losses '()))
+      (with-node (first "a" :store *etcd* :on-loss (lambda (condition) (push condition losses)))
+        (signals name-taken (start-node "a" :store *etcd* :if-taken :refuse))
+        (is (eq :member (node-state first)))
+        (with-node (second "a" :store *etcd*)
+          (is-true (await-state first :superseded))
+          (is-true (wait-until (lambda () losses)))
+          (is (equal '(superseded) (mapcar #'type-of losses)))
+          (is (eq :not-serving (health-of first)))
+          (is (null (node-lease first)))
+          (is (< (node-generation first) (node-generation second)))
+          ;; what the first does now is nothing to the second
+          (is-true (stop-node first))
+          (is (eq :member (node-state second)))
+          (is (equal (list (node-generation second))
+                     (mapcar #'member-generation (fetch-members *etcd* "default")))))))
+    (is (equal '() (fetch-members *etcd* "default")))))
+
+(defun metric (text name &rest labels)
+  "The value, as text, of the line of TEXT that is of the metric NAME and has all of LABELS."
+  (with-input-from-string (stream text)
+    (loop for line = (read-line stream nil)
+          while line
+          when (and (uiop:string-prefix-p (format nil "~A{" name) line)
+                    (every (lambda (label) (search label line)) labels))
+            return (subseq line (1+ (position #\Space line :from-end t))))))
+
+(test lost-nodes-come-back
+  "A node whose lease has ended is no member, says so, and joins again as a new generation."
+  (with-store (store)
+    (let* ((losses '()) (joins 0)
+           (metrics (grpc:make-metrics)))
+      (with-node (a "a" :store *etcd* :lease-seconds 2 :metrics metrics
+                        :on-loss (lambda (condition) (push condition losses))
+                        :on-join (lambda (node) (declare (ignore node)) (incf joins)))
+        (let ((generation (node-generation a)))
+          (with-node (b "b" :store *etcd*)
+            (etcd:revoke-lease (etcd:lease-by-number *etcd* (etcd:lease-id (node-lease a))))
+            (is-true (wait-until (lambda () (= 2 joins))))
+            (is (eq :member (node-state a)))
+            (is (< generation (node-generation a)))
+            (is (equal '(membership-lost) (mapcar #'type-of losses)))
+            (is-true (await-names b "a" "b"))
+            (is (= (node-generation a) (member-generation (find-member b "a"))))))
+        (let ((text (map 'string #'code-char (grpc:metrics-text metrics))))
+          (is (equal "1" (metric text "clgrpc_cluster_lease_losses_total")))
+          (is (equal "1" (metric text "clgrpc_cluster_joined")))
+          (is (equal "1" (metric text "clgrpc_cluster_members")))
+          (is (equal (princ-to-string (node-generation a))
+                     (metric text "clgrpc_cluster_generation")))
+          (is (equal "3" (metric text "clgrpc_cluster_changes_total" "change=\"joined\"")))
+          (is (equal "1" (metric text "clgrpc_cluster_changes_total" "change=\"lost\"")))
+          (is (equal "1" (metric text "clgrpc_cluster_changes_total" "change=\"left\""))))))))
+
+(test members-go-with-their-leases
+  "A member that nobody renews is gone within its lease and a second."
+  (with-store (store)
+    (with-node (a "a" :store *etcd*)
+      (let ((start (get-internal-real-time)))
+        (join-cluster *etcd* "default" (member-of "b" :lease-seconds 2) :keep-alive nil)
+        (is-true (await-names a "a" "b"))
+        (is-true (await-names a "a"))
+        (let ((seconds (/ (- (get-internal-real-time) start) internal-time-units-per-second)))
+          (is (<= 1.5 seconds (* (support:patient-seconds 1) 3.2)) "~,2F s" seconds))))))
+
+(test nodes-outlive-the-store
+  "While the store is away a node serves and knows what it knew; when it is back within the lease
+the node is a member as before, and hears of what follows."
+  (with-store (store)
+    (with-node (a "a" :store *etcd* :lease-seconds 20)
+      (let ((generation (node-generation a)))
+        (is-true (await-names a "a"))
+        (support:kill-program (store-program store))
+        (is (equal '("a") (names (node-members a))))
+        (grpc:with-channel (channel (grpc:server-address (node-server a)))
+          (is (= 1 (length (pb:members-response-members
+                            (methods:members channel (pb:make-members-request :stale t)
+                                             :timeout +patience+))))))
+        (begin-store store)
+        (with-node (b "b" :store *etcd*)
+          (is-true (await-names a "a" "b")))
+        (is (eq :member (node-state a)))
+        (is (= generation (node-generation a)))))))

@@ -1,0 +1,14 @@
+;;;; Tests of clusters: what is decided, without a store; the rest on etcd, and skipped where that
+;;;; is missing.
+
+(defpackage #:clgrpc.tests.cluster
+  (:use #:cl #:fiveam #:clgrpc.cluster)
+  (:import-from #:clgrpc.tests.etcd #:with-store #:*etcd* #:store-address #:store-program
+                #:begin-store #:wait-until #:+patience+)
+  (:local-nicknames (#:grpc #:clgrpc) (#:etcd #:clgrpc.etcd) (#:cluster #:clgrpc.cluster)
+                    (#:support #:clgrpc.tests.support) (#:os #:clgrpc.os)
+                    (#:pb #:clgrpc.cluster.v1) (#:methods #:clgrpc.cluster.v1.cluster)))
+
+(in-package #:clgrpc.tests.cluster)
+
+(def-suite :clgrpc.cluster :description "Membership.")

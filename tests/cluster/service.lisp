@@ -1,0 +1,104 @@
+;;;; The service, as callers see it.
+
+(in-package #:clgrpc.tests.cluster)
+(in-suite :clgrpc.cluster)
+
+(test callers-join-renew-and-leave
+  (with-store (store)
+    (with-service (channel)
+      (let* ((member (join channel "a" :labels '(("zone" . "1")) :lease-seconds 20))
+             (generation (pb:member-generation member)))
+        (is (= 20 (pb:member-lease-seconds member)))
+        (let ((response (methods:members channel (pb:make-members-request) :timeout +patience+)))
+          (is (equalp (vector member) (coerce (pb:members-response-members response)
+                                              'simple-vector))))
+        (is (= 20 (pb:renew-response-lease-seconds
+                   (methods:renew channel (pb:make-renew-request :name "a"
+                                                                 :generation generation)
+                                  :timeout +patience+))))
+        (signals grpc:failed-precondition
+          (methods:renew channel (pb:make-renew-request :name "a" :generation (1- generation))
+                         :timeout +patience+))
+        (signals grpc:not-found
+          (methods:renew channel (pb:make-renew-request :name "b" :generation generation)
+                         :timeout +patience+))
+        (signals grpc:already-exists (join channel "a" :if-taken :if-taken-refuse))
+        (signals grpc:invalid-argument (join channel "a/b"))
+        (signals grpc:invalid-argument (join channel "b" :lease-seconds 1))
+        (signals grpc:invalid-argument (join channel "b" :lease-seconds -1))
+        (is-false (leave channel "a" (1- generation)))
+        (is-true (leave channel "a" generation))
+        (is-false (leave channel "a" generation))))))
+
+(test watchers-are-told
+  "Watch tells the members, then each change once; from a revision on what came since, from this
+node or another."
+  (with-store (store)
+    (with-service (channel)
+      (multiple-value-bind (first revision) (join channel "a")
+        (is (wait-until (lambda ()
+                          (grpc:with-call (call (watch-members channel))
+                            (equal '(:members "a") (next-told call))))))
+        (grpc:with-call (call (watch-members channel))
+          (is (equal '(:members "a") (next-told call)))
+          (let* ((second (join channel "b"))
+                 (again (join channel "a")))
+            (leave channel "b" (pb:member-generation second))
+            (flet ((generation (member) (pb:member-generation member)))
+              (let ((expected
+                      `(((:change-kind-joined "b" ,(generation second)))
+                        ((:change-kind-lost "a" ,(generation first))
+                         (:change-kind-joined "a" ,(generation again)))
+                        ((:change-kind-updated "b" ,(generation second)))
+                        ((:change-kind-left "b" ,(generation second))))))
+                (is (equal expected (loop repeat 4 collect (next-told call))))
+                (grpc:with-call (later (watch-members channel (1+ revision)))
+                  (is (equal expected (loop repeat 4 collect (next-told later)))))
+                ;; a node that was not there then reads the store
+                (with-service (other)
+                  (grpc:with-call (later (watch-members other (1+ revision)))
+                    (is (equal expected (loop repeat 4 collect (next-told later))))
+                    (let ((third (join channel "c")))
+                      (is (equal `((:change-kind-joined "c" ,(generation third)))
+                                 (next-told later))))))))))))))
+
+(test watchers-learn-of-compaction
+  "Who asks for changes that are compacted is told, and begins anew."
+  (with-store (store)
+    (let ((revision (etcd:put *etcd* "x" "1")))
+      (with-service (channel)
+        (join channel "a"))
+      (etcd:compact *etcd* (etcd:put *etcd* "x" "2"))
+      (with-service (channel)
+        (grpc:with-call (call (watch-members channel revision))
+          (signals grpc:out-of-range (grpc:receive call)))
+        (grpc:with-call (call (watch-members channel))
+          (is (equal '(:members "a") (next-told call))))
+        (grpc:with-call (call (watch-members channel -1))
+          (signals grpc:invalid-argument (grpc:receive call)))))))
+
+(test watchers-go
+  "What watchers took is given back, and a server that stops does not wait for them."
+  (with-store (store)
+    (let* ((service (make-cluster-service *etcd*))
+           (hub (cluster::service-hub service))
+           (server (grpc:start-server service)))
+      (unwind-protect
+           (grpc:with-channel (channel (grpc:server-address server))
+             (let ((revision (nth-value 1 (join channel "a"))))
+               (grpc:with-call (call (watch-members channel))
+                 (next-told call)
+                 (is (= 1 (length (cluster::hub-watchers hub)))))
+               (is (wait-until (lambda () (null (cluster::hub-watchers hub)))))
+               ;; one with a feed of its own, which waits for what is to come
+               (grpc:with-call (call (watch-members channel 1))
+                 (is (equal "a" (second (first (next-told call)))))
+                 (is (= 1 (length (cluster::hub-watchers hub)))))
+               (is (wait-until (lambda () (null (cluster::hub-watchers hub)))))
+               (is (wait-until (lambda () (zerop (cluster::hub-feeds hub)))))
+               (grpc:with-call (call (watch-members channel (1+ revision)))
+                 (is (wait-until (lambda () (cluster::hub-watchers hub))))
+                 (is-true (grpc:stop-server server :drain +patience+))
+                 (signals grpc:unavailable (grpc:receive call)))))
+        (grpc:stop-server server :drain 0)
+        (close-cluster-service service)))))

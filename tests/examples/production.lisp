@@ -1,0 +1,149 @@
+;;;; The files of examples/production: systemd and promtool take them, `clgrpc` takes the command
+;;;; lines in them, and the script restarts what it is to restart.
+
+(in-package #:clgrpc.tests.examples)
+(in-suite :clgrpc.examples)
+
+(defun production-file (name)
+  (support:root-file (concatenate 'string "examples/production/" name)))
+
+(defun production-text (name)
+  (uiop:read-file-string (production-file name)))
+
+(defun installed-p (program)
+  (zerop (nth-value 2 (uiop:run-program (list "sh" "-c" (format nil "command -v ~A" program))
+                                        :ignore-error-status t))))
+
+(defun replace-all (text &rest pairs)
+  "TEXT with each of PAIRS, a plist of strings, replaced."
+  (loop for (old new) on pairs by #'cddr
+        do (loop for at = (search old text)
+                 while at
+                 do (setf text (concatenate 'string (subseq text 0 at) new
+                                            (subseq text (+ at (length old)))))))
+  text)
+
+(defun environment-values (text)
+  "The values that TEXT, lines NAME=VALUE, gives to names, as a plist of ${NAME} and values."
+  (loop for line in (uiop:split-string text :separator '(#\Newline))
+        for equals = (position #\= line)
+        when (and equals (char/= #\# (char line 0)))
+          append (list (format nil "${~A}" (subseq line 0 equals)) (subseq line (1+ equals)))))
+
+(defun words (text)
+  (remove "" (uiop:split-string text :separator '(#\Space #\Newline #\\)) :test #'string=))
+
+(defun taken-p (arguments)
+  "True if `clgrpc` takes the command line ARGUMENTS, a list of strings."
+  (let ((command (clgrpc.tools::find-command (first arguments))))
+    (handler-case (listp (clgrpc.tools::parse-arguments command (rest arguments)))
+      (clgrpc.tools::usage-error (error) (print (princ-to-string error)) nil))))
+
+(defun unit-command ()
+  "The command line of the unit, as a list of words, for the node a."
+  (let* ((unit (production-text "clgrpc-node@.service"))
+         (start (+ (search "ExecStart=" unit) (length "ExecStart=")))
+         (end (search "LoadCredential" unit)))
+    (words (apply #'replace-all (subseq unit start end) "%i" "a" "%d" "/run/x"
+                  (environment-values (production-text "node.env"))))))
+
+(test the-units-command-is-taken
+  (is-true (taken-p (rest (unit-command))))
+  (is-true (notany (lambda (word) (search "${" word)) (unit-command))))
+
+(test systemd-takes-the-unit
+  (if (installed-p "systemd-analyze")
+      (let* ((folder (format nil "/tmp/clgrpc-unit-~36R/" (random (expt 36 8)
+                                                                  (make-random-state t))))
+             (file (concatenate 'string folder "clgrpc-node@a.service")))
+        (unwind-protect
+             (progn
+               (ensure-directories-exist folder)
+               (with-open-file (stream file :direction :output)
+                 (write-string (replace-all (production-text "clgrpc-node@.service")
+                                            "/usr/local/bin/clgrpc" "/bin/true")
+                               stream))
+               (multiple-value-bind (output error-output code)
+                   (uiop:run-program (list "systemd-analyze" "verify" "--man=no" file)
+                                     :output :string :error-output :string
+                                     :ignore-error-status t)
+                 (is (eql 0 code) "~A" error-output)
+                 (is (null (search "clgrpc-node" error-output)) "~A~A" output error-output)))
+          (uiop:delete-directory-tree (pathname folder) :validate t
+                                                        :if-does-not-exist :ignore)))
+      (skip "systemd is not installed")))
+
+(defun quoted-words (line)
+  "The texts between the quotes of LINE."
+  (loop for part in (uiop:split-string line :separator "\"")
+        for quoted = nil then (not quoted)
+        when quoted collect part))
+
+(test the-containers-commands-are-taken
+  (let* ((file (production-text "Containerfile"))
+         (entry (rest (quoted-words (subseq file (search "ENTRYPOINT" file)))))
+         (pods (loop for line in (uiop:split-string (production-text "kubernetes.yaml")
+                                                    :separator '(#\Newline))
+                     for text = (string-left-trim " " line)
+                     when (uiop:string-prefix-p "- --" text)
+                       collect (replace-all (subseq text 2) "$(POD)" "mesh-0"))))
+    (is (= 4 (length pods)))
+    (is-true (taken-p (append entry pods)))))
+
+(test promtool-passes-the-clusters-rules
+  (if (installed-p "promtool")
+      (multiple-value-bind (code lines)
+          (support:run-to-end "/usr/bin/env" (list "promtool" "check" "rules"
+                                                   (production-file "rules.yml")))
+        (is (eql 0 code) "~{~%~A~}" lines))
+      (skip "promtool is not installed")))
+
+(test the-clusters-rules-ask-for-what-there-is
+  (let ((metrics (grpc:make-metrics)))
+    (clgrpc.cluster::meters-of metrics)
+    (let ((told (loop for custom in (clgrpc.metrics::metrics-customs metrics)
+                      for family = (clgrpc.metrics::custom-family custom)
+                      for name = (clgrpc.metrics::prometheus-name family)
+                      collect (if (eq :counter (clgrpc.metrics:family-kind family))
+                                  (concatenate 'string name "_total")
+                                  name)))
+          (text (production-text "rules.yml")))
+      (dolist (name '("clgrpc_cluster_joined" "clgrpc_cluster_members"
+                      "clgrpc_cluster_lease_losses_total"))
+        (is (search name text))
+        (is (member name told :test #'string=) "~A is not among ~S" name told)))))
+
+(defparameter +fake-clgrpc+ "#!/bin/sh
+# a program that shows two members, whose generations are in files
+echo 'NAME GENERATION STATE ADDRESS'
+for name in a b; do echo \"$name $(cat \"$PLACE/$name\") active 127.0.0.1:1\"; done
+")
+
+(test nodes-are-restarted-one-after-another
+  "rolling-restart goes on when a node has come back, and stops where one does not."
+  (let ((folder (format nil "/tmp/clgrpc-roll-~36R/" (random (expt 36 8) (make-random-state t)))))
+    (flet ((write-text (name text)
+             (with-open-file (stream (concatenate 'string folder name) :direction :output
+                                                                       :if-exists :supersede)
+               (write-string text stream)))
+           (roll (script)
+             (multiple-value-bind (output error-output code)
+                 (uiop:run-program (list "env" (format nil "PLACE=~A" folder)
+                                         (format nil "CLGRPC=~Afake" folder) "WAIT_SECONDS=1"
+                                         (production-file "rolling-restart") "ipv4:127.0.0.1:1"
+                                         "sh" "-c" script "restart")
+                                   :output '(:string :stripped t)
+                                   :error-output '(:string :stripped t)
+                                   :ignore-error-status t)
+               (list code output error-output))))
+      (unwind-protect
+           (progn
+             (ensure-directories-exist folder)
+             (write-text "fake" +fake-clgrpc+)
+             (uiop:run-program (list "chmod" "+x" (concatenate 'string folder "fake")))
+             (dolist (name '("a" "b")) (write-text name "5"))
+             (is (equal (list 0 (format nil "restarting a~%restarting b") "")
+                        (roll "echo 7 >\"$PLACE/$1\"")))
+             (is (equal '(1 "restarting a" "a has not come back") (roll "true"))))
+        (uiop:delete-directory-tree (pathname folder) :validate t
+                                                      :if-does-not-exist :ignore)))))

@@ -1,0 +1,79 @@
+;;;; The command `cluster`: what a node says of its cluster, as tables for people or as JSON. What
+;;;; nodes say goes through SHOWN, as the terminal may not be meant for all of it.
+
+(in-package #:clgrpc.tools)
+
+(defun labels-text (labels)
+  (format nil "~{~A~^,~}" (loop for (name . value) in labels
+                                collect (format nil "~A=~A" name value))))
+
+(defun member-row (member)
+  "What a table tells of MEMBER."
+  (list (cluster:member-name member) (cluster:member-generation member)
+        (cluster:member-state member) (cluster:member-address member)
+        (time-text (grpc:unix-time-timestamp (cluster:member-joined member)))
+        (labels-text (cluster:member-labels member))))
+
+(defun write-members (members)
+  (write-table '("NAME" "GENERATION" "STATE" "ADDRESS" "JOINED" "LABELS")
+               (loop for member in members
+                     collect (loop for cell in (member-row member)
+                                   collect (if (keywordp cell) (string-downcase cell) cell)))))
+
+(defun show-members (channel stale json timeout)
+  "Print the members of the cluster that CHANNEL's server belongs to."
+  (let ((response (membership-methods:members
+                   channel (membership:make-members-request :stale stale) :timeout timeout)))
+    (if json
+        (format t "~A~%" (grpc:message-json response :indent 2))
+        (write-members (cluster:response-members response)))))
+
+(defun write-change (change revision)
+  (let ((member (cluster:change-member change)))
+    (format t "~D ~(~A~) ~A generation ~D at ~A~@[ ~A~]~%" revision (cluster:change-kind change)
+            (shown (cluster:member-name member)) (cluster:member-generation member)
+            (shown (cluster:member-address member))
+            (and (cluster:member-labels member)
+                 (shown (labels-text (cluster:member-labels member)))))))
+
+(defun watch-cluster (channel revision json count timeout)
+  "Print what becomes of the cluster of CHANNEL's server from REVISION on, COUNT changes if that is
+not nil. Gives up TIMEOUT seconds after the last node went that could be reached."
+  (block watching
+    (cluster:follow-cluster
+     (lambda (kind items revision)
+       (cond (json
+              (format t "~A~%" (grpc:message-json (cluster:told-response kind items revision))))
+             ((eq :members kind)
+              (format t "~D members~%" revision)
+              (write-members items))
+             (t (dolist (change items) (write-change change revision))))
+       (finish-output)
+       (when (and count (eq :changes kind) (<= (decf count (length items)) 0))
+         (return-from watching)))
+     channel :revision revision :patience-seconds timeout)))
+
+(define-command "cluster"
+    (((what "members|watch" (choice-parser :members :watch)
+            "The members there are, or what becomes of them from now on, a line for each change.")
+      (address "ADDRESS" (address-parser 1)
+               "Where a node serves, or several: ipv4:10.0.0.1:50051,10.0.0.2:50051."))
+     ((json "[true|false]" #'parse-boolean nil
+            "Print the answers in JSON, those of watch one a line.")
+      (stale "[true|false]" #'parse-boolean nil
+             "Show the members as the node knows them, without asking the store.")
+      (revision "N" (integer-parser 0 (1- (expt 2 63))) 0
+                "Watch from this revision on, instead of beginning with all members.")
+      (count "N" (integer-parser 1 (expt 10 9)) nil "Stop watching after so many changes.")
+      (timeout "SECONDS" #'parse-seconds 10
+               "How long an answer is waited for; of watch, how long no node may be reached.")
+      client-tls))
+    "Show the members of a cluster, or watch them: each change is printed once, also if the node
+that is asked goes and another of ADDRESS can be reached. Exits with 0; with 1 if no node has
+answered in time; with 2 if the arguments are wrong."
+  (grpc:with-channel (channel address
+                      :credentials (client-credentials tls-ca tls-cert tls-key tls-name))
+    (ecase what
+      (:members (show-members channel stale json timeout))
+      (:watch (watch-cluster channel revision json count timeout))))
+  0)
