@@ -1763,6 +1763,8 @@
                (:file "second")
                (:file "engine")
                (:file "round")
+               (:file "known")
+               (:file "truth")
                (:file "misbehaviour"))
   :perform (test-op (operation system)
              (symbol-call '#:fiveam '#:run! :clgrpc.load)))

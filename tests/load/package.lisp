@@ -2,7 +2,8 @@
 
 (defpackage #:clgrpc.tests.load
   (:use #:cl #:fiveam)
-  (:local-nicknames (#:grpc #:clgrpc) (#:base #:clgrpc.base) (#:load #:clgrpc.load)
+  (:local-nicknames (#:grpc #:clgrpc) (#:base #:clgrpc.base) (#:os #:clgrpc.os)
+                    (#:load #:clgrpc.load)
                     (#:service #:clgrpc.service) (#:protobuf #:clgrpc.protobuf)
                     (#:hpack #:clgrpc.hpack) (#:http2 #:clgrpc.http2) (#:loop #:clgrpc.loop)
                     (#:examples #:clgrpc.examples) (#:wire #:clgrpc.wire)
