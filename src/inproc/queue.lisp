@@ -58,10 +58,11 @@ empty, tell the sender, if it waits for room."
 ;;; Putting in and taking out
 
 (define-hot put-mail ((receiver inproc-call) message) boolean
-  "Give MESSAGE to RECEIVER if nothing is before it."
+  "Give MESSAGE to RECEIVER if nothing is before it: mail is not charged, so there is one at most."
   (let ((mail (mail receiver)))
     (and mail
          (null (rpc:call-incoming receiver))
+         (null (rpc:call-received receiver))
          (null (compare-and-swap (svref mail +mail+) nil message))
          (progn
            (rpc:notify-sleeper receiver)

@@ -40,3 +40,22 @@ free; what was accepted comes in order, the mail among it."
         (is (equal (loop for i below 200 collect i) (numbers call)))
         (is (= 200 accepted))
         (is (< 1 told 100))))))
+
+(test room-at-a-reactive-handler
+  "A client that reads no answers cannot send for ever: once those have used up the handler's budget,
+its own messages wait and are charged."
+  (with-inproc (channel :options '(:send-budget-octets 65536)
+                        :channel-options '(:send-budget-octets 65536))
+      (:chat (lambda (stream call) (echo-reactively stream call)))
+    ;; the channel learns from the first call that the handler is reactive
+    (dotimes (i 3)
+      (let ((call (chat channel :open)))
+        (grpc:send call (note 0))
+        (is (= 0 (number-of (grpc:receive call))))
+        (let ((sent (loop for i from 1 to 10000
+                          while (grpc:try-send call (note i :body 100))
+                          count t)))
+          (is (< 100 sent 5000))
+          (is-true (loop for i from 1 to sent always (= i (number-of (grpc:receive call))))))
+        (grpc:close-send call)
+        (is (null (grpc:receive call)))))))

@@ -6,8 +6,12 @@
 
 (defparameter *shared*
   '(shared::entries-are-put-fetched-and-removed shared::ranges-are-read-in-pages
-    shared::compaction shared::transactions shared::leases-end shared::changes-are-told
-    shared::compaction-during-a-break)
+    shared::compaction shared::ranges-are-sorted-and-filtered shared::revision-zero-is-the-newest
+    shared::transactions shared::transactions-of-ranges-and-within-transactions
+    shared::leases-end shared::changes-are-told shared::compaction-during-a-break
+    shared::watches-of-other-revisions shared::progress-is-asked-for shared::watches-that-end
+    shared::locks-are-not-obtained shared::locks-with-a-lease-of-ones-own
+    shared::elections shared::a-lease-stands-once shared::mirrors shared::mirrors-end)
   "Tests of tests/etcd that need nothing of etcd's process.")
 
 (test what-etcd-is-tested-with

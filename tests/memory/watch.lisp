@@ -143,10 +143,18 @@ or is told that it is compacted."
         (is (= 2 (pb:response-header-revision (pb:watch-response-header response))))))))
 
 (test streams-of-watches-have-limits
+  "A stream has so many watches; and whoever leaves answers unread can send no more requests."
   (with-engine (engine :max-watches 3)
     (with-watching (call)
       (dotimes (i 3)
         (create call :key "a")
         (is (equal (list i :created) (heard (rpc:receive call)))))
       (create call :key "a")
-      (is (equal '(-1 :refused "etcdserver: too many watches") (heard (rpc:receive call)))))))
+      (is (equal '(-1 :refused "etcdserver: too many watches") (heard (rpc:receive call))))
+      (let ((sent (loop while (rpc:try-send call (pb:make-watch-request
+                                                  :progress-request
+                                                  (pb:make-watch-progress-request)))
+                        count t)))
+        (is (< 100 sent 100000))
+        (is-true (loop repeat sent
+                       always (equal '(-1) (heard (rpc:receive call)))))))))
