@@ -13,7 +13,7 @@ BENCH_PARTS := unary streams client matrix openloop bulk allocation protobuf tls
                live echo http inproc cluster loops
 
 .DEFAULT_GOAL := bin/clgrpc
-.PHONY: FORCE install test demo demo-cluster conformance simulate soak storm bench report profile clean help $(BENCH_PARTS:%=bench-%)
+.PHONY: FORCE install test demo demo-cluster conformance simulate soak storm faults bench report profile clean help $(BENCH_PARTS:%=bench-%)
 
 bin/clgrpc: $(SOURCES) bin/lisp | install
 	@CLGRPC_OUTPUT=bin/clgrpc.new $(LISP) --load scripts/build.lisp >bin/build.log 2>&1 </dev/null \
@@ -57,6 +57,9 @@ soak: | install
 storm: bin/clgrpc
 	@scripts/storm $(STORM)
 
+faults: bin/clgrpc
+	@scripts/faults $(FAULTS)
+
 bench: bin/clgrpc
 	@scripts/install --bench
 	@python3 bench/run $(BENCH) $(PARTS)
@@ -91,6 +94,8 @@ help:
 	@echo '                  memory, threads and descriptors stay what they were'
 	@echo 'make storm        have five backends of grpc-go (needs Go) restarted, killed, stopped and slowed'
 	@echo '                  under 2,000 calls a second; STORM="--seconds 30 kill late" runs some'
+	@echo 'make faults       use etcd and what stands on it for ten minutes while etcd is killed, stopped, full, its'
+	@echo '                  connections cut, silent, slow; FAULTS="--minutes 60 killed cut" chooses; needs etcd, Go'
 	@echo 'make bench        measure beside grpc-go (needs Go), tonic, nghttpd, grpchan: about 25 minutes;'
 	@echo '                  BENCH="--short" takes 3, BENCH="--help" lists more'
 	@echo 'make bench-PART   one part: unary, streams, client, matrix, openloop, bulk, allocation, protobuf, tls,'

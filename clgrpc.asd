@@ -998,6 +998,7 @@
                "clgrpc/tests/raft"
                "clgrpc/tests/workflow"
                "clgrpc/tests/cluster"
+               "clgrpc/tests/faults"
                "sb-posix" "sb-introspect")
   :pathname "tests/"
   :serial t
@@ -1537,6 +1538,18 @@
                (:file "node"))
   :perform (test-op (operation system)
              (symbol-call '#:fiveam '#:run! :clgrpc.cluster)))
+
+(defsystem "clgrpc/tests/faults"
+  :depends-on ("clgrpc/etcd" "clgrpc/tests/etcd" "clgrpc/tests/support")
+  :pathname "tests/faults/"
+  :serial t
+  :components ((:file "package")
+               (:file "place")
+               (:file "fault")
+               (:file "load")
+               (:file "run"))
+  :perform (test-op (operation system)
+             (symbol-call '#:fiveam '#:run! :clgrpc.faults)))
 
 (defsystem "clgrpc/tests/otlp"
   :depends-on ("clgrpc/otlp" "clgrpc/tests/server" "clgrpc/tests/support"

@@ -1,0 +1,116 @@
+;;;; What goes wrong. Each fault is a function of a place and of how many seconds it may last; when
+;;;; it returns all is well again but what users have to recover from.
+
+(in-package #:clgrpc.tests.faults)
+(in-suite :clgrpc.faults)
+
+(defvar *faults* '() "Lists of a fault's name, what it needs (nil, :proxy or :disk), its function
+and what it does.")
+
+(defmacro define-fault (name (place seconds &key needs) what &body body)
+  "Define the fault NAME, a keyword; WHAT says what it does. It NEEDS nil, the :proxy or the :disk."
+  `(setf *faults* (append (remove ,name *faults* :key #'first)
+                          (list (list ,name ,needs
+                                      (lambda (,place ,seconds)
+                                        (declare (ignorable ,seconds))
+                                        ,@body)
+                                      ,what)))))
+
+(defun fault-names ()
+  "The names of the faults, keywords."
+  (mapcar #'first *faults*))
+
+(defun possible-p (fault place)
+  "True if FAULT, a row of *FAULTS*, can be at PLACE."
+  (ecase (second fault)
+    ((nil) t)
+    (:proxy (place-proxy place))
+    (:disk (place-mounted place))))
+
+(define-fault :killed (place seconds)
+    "etcd is killed (SIGKILL), and starts again after a second"
+  (support:kill-program (place-program place))
+  (sleep (min 1 seconds))
+  (begin-again place))
+
+(define-fault :restarted (place seconds)
+    "etcd ends in order (SIGTERM), and starts again"
+  (support:terminate-program (place-program place))
+  (begin-again place))
+
+(define-fault :stopped (place seconds)
+    "etcd is stopped (SIGSTOP) for ten seconds, then goes on"
+  (support:signal-program (place-program place) sb-unix:sigstop)
+  (unwind-protect (sleep (min 10 seconds))
+    (support:signal-program (place-program place) sb-unix:sigcont)))
+
+(define-fault :full (place seconds :needs :disk)
+    "the disk of etcd is full for some seconds; if that has ended etcd, it starts again"
+  (let ((file (format nil "~Afull" (place-folder place))))
+    (unwind-protect
+         (progn (run-quietly "dd" "if=/dev/zero" (format nil "of=~A" file) "bs=64k")
+                (sleep (min 5 seconds)))
+      (uiop:delete-file-if-exists file)
+      (unless (sb-ext:process-alive-p (support:program-process (place-program place)))
+        (begin-again place)))))
+
+;;; Connections
+
+(defun set-proxy (place enabled)
+  (ask-proxy place "POST" "/proxies/etcd" (format nil "{\"enabled\":~:[false~;true~]}" enabled)))
+
+(defun call-with-toxic (function place type stream attributes)
+  "Call FUNCTION while the proxy of PLACE does TYPE with STREAM, \"upstream\" or \"downstream\"."
+  (ask-proxy place "POST" "/proxies/etcd/toxics"
+             (format nil "{\"name\":\"~A\",\"type\":\"~A\",\"stream\":\"~A\",\"attributes\":~A}"
+                     stream type stream attributes))
+  (unwind-protect (funcall function)
+    (ask-proxy place "DELETE" (format nil "/proxies/etcd/toxics/~A" stream))))
+
+(defmacro with-toxic ((place type stream attributes) &body body)
+  `(call-with-toxic (lambda () ,@body) ,place ,type ,stream ,attributes))
+
+(define-fault :cut (place seconds :needs :proxy)
+    "all connections are cut, again and again, and none is taken for half a second each time"
+  (loop repeat (max 1 (floor (min 5 seconds)))
+        do (set-proxy place nil)
+           (sleep 0.5)
+           (set-proxy place t)
+           (sleep 0.5)))
+
+(defun hold-back (place stream seconds)
+  "Have nothing come through STREAM of connections for SECONDS, then cut them."
+  (with-toxic (place "timeout" stream "{\"timeout\":0}")
+    (sleep seconds))
+  (set-proxy place nil)
+  (set-proxy place t))
+
+(define-fault :silent (place seconds :needs :proxy)
+    "connections stay, but no answers come through for some seconds; then they are cut"
+  (hold-back place "downstream" (min 8 seconds)))
+
+(define-fault :deaf (place seconds :needs :proxy)
+    "connections stay, but no requests come through for some seconds; then they are cut"
+  (hold-back place "upstream" (min 8 seconds)))
+
+(define-fault :slow (place seconds :needs :proxy)
+    "answers come 200 to 600 ms late"
+  (with-toxic (place "latency" "downstream" "{\"latency\":400,\"jitter\":200}")
+    (sleep (min 6 seconds))))
+
+(define-fault :narrow (place seconds :needs :proxy)
+    "connections carry 4 KB a second, in pieces"
+  (with-toxic (place "bandwidth" "downstream" "{\"rate\":4}")
+    (with-toxic (place "slicer" "upstream"
+                 "{\"average_size\":20,\"size_variation\":10,\"delay\":500}")
+      (sleep (min 5 seconds)))))
+
+(define-fault :short (place seconds :needs :proxy)
+    "each connection is cut once it has carried 2,000 octets"
+  (with-toxic (place "limit_data" "downstream" "{\"bytes\":2000}")
+    (sleep (min 3 seconds))))
+
+(defun list-faults (stream)
+  "Write the names of the faults and what they do to STREAM."
+  (loop for (name needs nil what) in *faults*
+        do (format stream "~(~10A~) ~A~@[ (needs the ~(~A~))~]~%" name what needs)))

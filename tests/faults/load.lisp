@@ -1,0 +1,268 @@
+;;;; Who uses etcd while things go wrong, and what must be true in the end. Each user has a client
+;;;; of its own and a thread, and notes what it was told; what is not as it should be is a
+;;;; complaint.
+
+(in-package #:clgrpc.tests.faults)
+(in-suite :clgrpc.faults)
+
+(defstruct (trial (:copier nil))
+  "A load under way."
+  (place nil :type place)
+  (over nil)                            ; true once its users are to end
+  (users '() :type list)                ; USERs
+  (complaints '() :type list)           ; texts, the last first
+  (holder nil)                          ; the lock that a user has, or had last
+  (lock (sb-thread:make-mutex :name "faults"))) ; of COMPLAINTS
+
+(defun complain (trial control &rest arguments)
+  (sb-thread:with-mutex ((trial-lock trial))
+    (push (format nil "~?" control arguments) (trial-complaints trial))))
+
+(defstruct (user (:copier nil))
+  "One who uses etcd."
+  (trial nil :type trial)
+  (name "" :type string)
+  (etcd nil)                            ; its client
+  (thread nil)
+  (done 0 :type integer)                ; how much it was told that it has done
+  (uncertain 0 :type integer)           ; how much it perhaps has
+  (failed 0 :type integer)              ; how much it has not
+  (notes (make-array 1000 :adjustable t :fill-pointer 0)) ; what it was told
+  (watch nil))                          ; if it watches
+
+(defun add-user (trial name function)
+  "Have FUNCTION, of a user with NAME, run in a thread, which ends by itself once TRIAL is over."
+  (let ((user (make-user :trial trial :name name
+                         :etcd (etcd:make-etcd (place-address (trial-place trial)) :timeout 3
+                                               :keepalive-seconds 2
+                                               :backoff-maximum-seconds 0.5))))
+    (push user (trial-users trial))
+    (setf (user-thread user)
+          (sb-thread:make-thread (lambda ()
+                                   (handler-case (funcall function user)
+                                     (error (error)
+                                       (complain trial "~A has ended: ~A" name error))))
+                                 :name name))
+    user))
+
+(defmacro doing ((user) &body body)
+  "Evaluate BODY, which does something with etcd, and count for USER what became of it. Return its
+value, or nil and the condition."
+  `(handler-case (prog1 (progn ,@body) (incf (user-done ,user)))
+     (etcd:etcd-error (error)
+       (if (etcd:etcd-error-perhaps-done-p error)
+           (incf (user-uncertain ,user))
+           (incf (user-failed ,user)))
+       (sleep 0.05)
+       (values nil error))))
+
+(defmacro repeatedly ((user pause) &body body)
+  "Evaluate BODY again and again, with a pause of PAUSE seconds, until USER's trial is over."
+  `(loop until (trial-over (user-trial ,user))
+         do (progn ,@body)
+            (sleep ,pause)))
+
+(defun note (user item)
+  (vector-push-extend item (user-notes user)))
+
+(defun numbered (name i) (format nil "~A ~D" name i))
+
+;;; Writers: what was acknowledged is in the history
+
+(defun write-on (user)
+  (let ((i 0))
+    (repeatedly (user 0.01)
+      (let ((revision (doing (user)
+                        (values (etcd:put (user-etcd user) (format nil "n/~A" (user-name user))
+                                          (princ-to-string (incf i)))))))
+        (when revision (note user (list revision i)))))))
+
+;;; Watchers: every change, once, in order
+
+(defun watch-on (user)
+  (let ((trial (user-trial user)))
+    (flet ((begin ()
+             (etcd:watch (user-etcd user)
+                         (lambda (changes revision)
+                           (dolist (change changes)
+                             (note user (list revision
+                                              (etcd:entry-key (etcd:change-entry change))
+                                              (etcd:entry-text (etcd:change-entry change))))))
+                         :prefix "n/" :revision 1
+                         :on-end (lambda (condition)
+                                   (complain trial "the watch of ~A has ended: ~A" (user-name user)
+                                             condition))
+                         :timeout 60)))
+      (setf (user-watch user) (begin)))))
+
+;;; Counters: increments by transactions
+
+(defun count-on (user)
+  (repeatedly (user 0.02)
+    (let* ((etcd (user-etcd user))
+           (entry (handler-case (etcd:fetch etcd "count")
+                    (etcd:etcd-error () (sleep 0.05) nil))))
+      (when entry
+        ;; a transaction that finds another's increment has done nothing
+        (handler-case
+            (when (etcd:transact etcd
+                                 :when `((:changed "count" = ,(etcd:entry-changed entry)))
+                                 :then `((:put "count" ,(princ-to-string
+                                                         (1+ (parse-integer
+                                                              (etcd:entry-text entry)))))))
+              (incf (user-done user)))
+          (etcd:etcd-error (error)
+            (when (etcd:etcd-error-perhaps-done-p error) (incf (user-uncertain user)))
+            (sleep 0.05)))))))
+
+;;; Keepers: who is told that a lease is alive has what was put with it
+
+(defconstant +lease-seconds+ 4)
+
+(defun keep-on (user)
+  (let* ((trial (user-trial user)) (etcd (user-etcd user)) (lease nil)
+         (key (format nil "kept/~A" (user-name user))))
+    (repeatedly (user 0.05)
+      (cond ((or (null lease) (not (etcd:lease-alive-p lease)))
+             (setf lease (doing (user) (etcd:grant-lease etcd +lease-seconds+)))
+             (when lease
+               (unless (doing (user) (etcd:put etcd key "x" :lease lease))
+                 (setf lease nil))))
+            (t
+             (let ((entry (handler-case (etcd:fetch etcd key :timeout 1)
+                            (etcd:etcd-error () :unknown))))
+               (when (and (or (null entry)
+                              (and (not (eq :unknown entry))
+                                   (/= (etcd:lease-id lease) (etcd:entry-lease entry))))
+                          (etcd:lease-alive-p lease))
+                 (complain trial "~A is told that its lease is alive, but its entry is ~A"
+                           (user-name user) entry))))))))
+
+;;; Lockers: one at a time has the lock, and only who has it writes under its guard
+
+(defun lock-on (user)
+  (let ((trial (user-trial user)) (etcd (user-etcd user)))
+    (repeatedly (user 0.02)
+      (let ((lock (handler-case (etcd:acquire-lock etcd "lock" :seconds +lease-seconds+ :timeout 20)
+                    (etcd:etcd-error () (incf (user-failed user)) nil))))
+        (when lock
+          (unwind-protect (write-locked trial user lock)
+            (handler-case (etcd:release-lock lock)
+              (etcd:etcd-error ()))))))))
+
+(defun write-locked (trial user lock)
+  "Count on under LOCK, which USER has, and see that no other user of TRIAL has it too."
+  (let ((before (shiftf (trial-holder trial) lock)))
+    (when (and before (etcd:lock-held-p before) (etcd:lock-held-p lock)
+               ;; it may have been given up between the two
+               (etcd:lock-held-p before))
+      (complain trial "~A has the lock, and so has another" (user-name user)))
+    (let* ((etcd (user-etcd user))
+           (entry (handler-case (etcd:fetch etcd "locked")
+                    (etcd:etcd-error () nil))))
+      (when entry
+        (sleep 0.01)
+        (handler-case
+            (when (etcd:transact etcd :when (list (etcd:lock-guard lock))
+                                      :then `((:put "locked" ,(princ-to-string
+                                                               (1+ (parse-integer
+                                                                    (etcd:entry-text entry)))))))
+              (incf (user-done user)))
+          (etcd:etcd-error (error)
+            (when (etcd:etcd-error-perhaps-done-p error) (incf (user-uncertain user)))))))
+    (leave-lock trial lock)))
+
+(defun leave-lock (trial lock)
+  "LOCK is given up."
+  (sb-thread:with-mutex ((trial-lock trial))
+    (when (eq lock (trial-holder trial)) (setf (trial-holder trial) nil))))
+
+;;; In the end
+
+(defun users-named (trial prefix)
+  (remove-if-not (lambda (user) (uiop:string-prefix-p prefix (user-name user)))
+                 (trial-users trial)))
+
+(defun check-history (trial history)
+  "Complain unless each watcher was told HISTORY, a list of what WATCH-ON notes, and this has all
+that was acknowledged."
+  (let ((by-revision (make-hash-table)))
+    (dolist (row history) (setf (gethash (first row) by-revision) row))
+    (dolist (user (users-named trial "watcher"))
+      (let* ((told (coerce (user-notes user) 'list)) (difference (mismatch told history
+                                                                           :test #'equal)))
+        (when difference
+          (complain trial "~A was told ~D changes, the history has ~D; the first that differs is ~
+                           ~S, not ~S"
+                    (user-name user) (length told) (length history)
+                    (nth difference told) (nth difference history)))))
+    (dolist (user (users-named trial "writer"))
+      (loop for (revision i) across (user-notes user)
+            for row = (gethash revision by-revision)
+            unless (equal row (list revision (format nil "n/~A" (user-name user))
+                                    (princ-to-string i)))
+              do (complain trial "~A was told that ~D is revision ~D, which is ~S" (user-name user)
+                           i revision row)
+                 (return)))))
+
+(defun check-count (trial etcd key name)
+  "Complain unless the number at KEY is what the users whose names begin with NAME have done, and
+perhaps what they perhaps have."
+  (let ((count (parse-integer (etcd:entry-text (etcd:fetch etcd key :timeout 30))))
+        (done (reduce #'+ (users-named trial name) :key #'user-done))
+        (uncertain (reduce #'+ (users-named trial name) :key #'user-uncertain)))
+    (unless (<= done count (+ done uncertain))
+      (complain trial "~A is ~D, after ~D increments and perhaps ~D more" key count done
+                uncertain))))
+
+(defun history-of (etcd last)
+  "What happened to the entries of writers up to the revision LAST, asked of etcd itself."
+  (let ((rows '()) (over nil))
+    (let ((watch (etcd:watch etcd (lambda (changes revision)
+                                    (dolist (change changes)
+                                      (push (list revision
+                                                  (etcd:entry-key (etcd:change-entry change))
+                                                  (etcd:entry-text (etcd:change-entry change)))
+                                            rows))
+                                    (when (>= revision last) (setf over t)))
+                             :prefix "n/" :revision 1)))
+      (shared:wait-until (lambda () over) :seconds 60)
+      (etcd:cancel-watch watch))
+    (nreverse rows)))
+
+(defun end-users (trial)
+  "Have the users of TRIAL end, and wait for them, but leave watches."
+  (setf (trial-over trial) t)
+  (dolist (user (trial-users trial)) (sb-thread:join-thread (user-thread user))))
+
+(defun close-users (trial)
+  (dolist (user (trial-users trial)) (etcd:close-etcd (user-etcd user))))
+
+(defun check-all (trial)
+  "All is well again: see that all of it is as it should be."
+  (etcd:with-etcd (etcd (shared:store-address (place-store (trial-place trial))) :timeout 30)
+    (let ((last (etcd:put etcd "n/last" "x")))
+      (dolist (user (users-named trial "watcher"))
+        (unless (shared:wait-until
+                 (lambda ()
+                   (let ((count (length (user-notes user))))
+                     (and (plusp count)
+                          (= last (first (aref (user-notes user) (1- count)))))))
+                 :seconds 60)
+          (complain trial "~A was not told the last change within a minute" (user-name user))))
+      (check-history trial (history-of etcd last))
+      (check-count trial etcd "count" "counter")
+      (check-count trial etcd "locked" "locker"))))
+
+(defun begin-load (place)
+  "Have users use the etcd of PLACE; return the trial."
+  (let ((trial (make-trial :place place)))
+    (etcd:with-etcd (etcd (place-address place) :timeout 60 :backoff-maximum-seconds 0.5)
+      (etcd:put etcd "count" "0")
+      (etcd:put etcd "locked" "0"))
+    (dotimes (i 3) (add-user trial (numbered "watcher" i) #'watch-on))
+    (dotimes (i 2) (add-user trial (numbered "writer" i) #'write-on))
+    (dotimes (i 2) (add-user trial (numbered "counter" i) #'count-on))
+    (dotimes (i 2) (add-user trial (numbered "keeper" i) #'keep-on))
+    (dotimes (i 3) (add-user trial (numbered "locker" i) #'lock-on))
+    trial))

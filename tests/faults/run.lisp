@@ -1,0 +1,56 @@
+;;;; Loads and faults together.
+
+(in-package #:clgrpc.tests.faults)
+(in-suite :clgrpc.faults)
+
+(defun summary (trial)
+  "What the users of TRIAL have done, as text."
+  (flet ((sum (name reader) (reduce #'+ (users-named trial name) :key reader)))
+    (format nil "~:D writes (~:D perhaps, ~:D failed), ~:D increments (~:D perhaps), ~:D under a ~
+                 lock, ~:D changes told"
+            (sum "writer" #'user-done) (sum "writer" #'user-uncertain) (sum "writer" #'user-failed)
+            (sum "counter" #'user-done) (sum "counter" #'user-uncertain)
+            (sum "locker" #'user-done)
+            (sum "watcher" (lambda (user) (length (user-notes user)))))))
+
+(defun run-faults (&key (faults (fault-names)) (seconds 600) (pause 3) (longest 10)
+                     (report (constantly nil)))
+  "Use an etcd of its own for about SECONDS while the FAULTS, keywords, happen by turns, each for
+LONGEST seconds at most, with PAUSE seconds between. Call REPORT with texts that tell what happens.
+Return a list of complaints, texts, and a text of what was done."
+  (let ((base:*log-function* nil))
+    (with-place (place)
+      (let* ((trial (begin-load place))
+             (end (+ (monotonic-ns) (seconds-ns seconds)))
+             (rows (remove-if-not (lambda (row) (member (first row) faults)) *faults*)))
+        (dolist (row rows)
+          (unless (possible-p row place)
+            (funcall report (format nil "~(~A~) is passed over: there is no ~(~A~)" (first row)
+                                    (second row)))))
+        (setf rows (remove-if-not (lambda (row) (possible-p row place)) rows))
+        (unwind-protect
+             (loop for round from 0
+                   while (< (monotonic-ns) end)
+                   do (destructuring-bind (name needs function what)
+                          (nth (mod round (length rows)) rows)
+                        (declare (ignore needs))
+                        (sleep pause)
+                        (funcall report (format nil "~(~A~): ~A" name what))
+                        (funcall function place longest)
+                        (when (zerop (mod (1+ round) (length rows)))
+                          (funcall report (summary trial)))
+                        (when (trial-complaints trial) (loop-finish))))
+          (sleep pause)
+          (end-users trial))
+        (check-all trial)
+        (close-users trial)
+        (values (reverse (trial-complaints trial)) (summary trial))))))
+
+(test faults-in-short
+  "The faults of etcd and its connections, a second or two each."
+  (if (shared:etcd-program)
+      (multiple-value-bind (complaints summary)
+          (run-faults :faults '(:killed :stopped :cut :silent :short) :seconds 10 :pause 0.5
+                      :longest 2)
+        (is (null complaints) "~A~{~%~A~}" summary complaints))
+      (skip "etcd is not installed")))
