@@ -5,8 +5,9 @@
 ;;;;
 ;;;; A weight counts from blackoutPeriod after its server's first report, and until
 ;;;; weightExpirationPeriod after the last; meanwhile, and before, the server has the mean of the
-;;;; others. With fewer than two weights calls go by turns. Each weightUpdatePeriod the weights of
-;;;; then are put in force.
+;;;; others. With fewer than two weights, those count that the resolver has said (the attribute
+;;;; :weight, as clgrpc.discovery gives it), which is not the gRFC's; without these calls go by turns.
+;;;; Each weightUpdatePeriod the weights of then are put in force.
 
 (in-package #:clgrpc.balance)
 
@@ -131,6 +132,13 @@ gives none."
                      (>= (- now-ns last-ns) (weighting-expiration-ns (weighting fleet))))))
             (weighted-ready fleet)))
 
+(defun said-weights (fleet)
+  "The weights that the resolver has said of the members of FLEET that are ready, scaled, or nil."
+  (flet ((said (subchannel)
+           (let ((weight (getf (subchannel-attributes subchannel) :weight)))
+             (if (typep weight '(integer 1)) weight 0))))
+    (scaled-weights (map 'vector #'said (weighted-ready fleet)))))
+
 (defun look-at-weights (fleet)
   "Put the weights of now in force."
   (let* ((now-ns (balancer-now fleet))
@@ -139,7 +147,7 @@ gives none."
          (measured (map 'vector (lambda (subchannel)
                                   (weight-now (subchannel-note subchannel) weighting now-ns))
                         (weighted-ready fleet)))
-         (weights (scaled-weights measured)))
+         (weights (or (scaled-weights measured) (said-weights fleet))))
     (rpc:observe weights-updated (balancer-observer fleet)
                  measured (stale-count fleet now-ns) (null weights))
     (setf (weighted-stride fleet)

@@ -55,6 +55,26 @@
     (elapse core 2)
     (is (even-p core) "of one a weight is not known")))
 
+(test weights-that-a-resolver-says
+  "They count while fewer than two servers have reported a load, also when they change."
+  (with-core (core)
+    (let ((config "[{\"weighted_round_robin\":{\"blackoutPeriod\":\"0s\"}}]"))
+      (update core config (backend 1 :weight 3) (backend 2 :weight 1))
+      (make-room core (live core))
+      (bring core :ready 1 2)
+      (is (= 750 (picks core 1 (tally core 1000))))
+      (update core config (backend 1 :weight 1) (backend 2 :weight 4))
+      (elapse core 1.25)
+      (is (= 800 (picks core 2 (tally core 1000))))
+      (note-loads core 0.1d0 0.1d0)
+      (elapse core 1.25)
+      (is (even-p core) "what is measured goes before what is said")
+      (elapse core 200)
+      (is (= 800 (picks core 2 (tally core 1000))) "the loads have expired")
+      (update core config (backend 1 :weight 0) (backend 2 :weight "4"))
+      (elapse core 1.25)
+      (is (even-p core) "these are no weights"))))
+
 (test weights-of-reports
   (flet ((weight (penalty &rest fields)
            (balance::report-weight (apply #'report fields) penalty)))

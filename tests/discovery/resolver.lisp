@@ -152,6 +152,20 @@ wrong one changes nothing."
         (remove-server (second servers))
         (is-true (answers-p channel '(0)))))))
 
+(test weights-are-shares
+  "By weighted_round_robin calls go to servers that report no load as their weights say."
+  (with-store (store)
+    (with-servers (servers 2)
+      (put-server (first servers) "{\"weight\":1}")
+      (put-server (second servers) "{\"weight\":3}")
+      (grpc:with-channel (channel (target store) :balance :weighted-round-robin)
+        (flet ((share ()
+                 "Of 40 calls, those of the second server."
+                 (loop repeat 40 count (= 1 (who channel)))))
+          (is-true (wait-until (lambda () (= 30 (share)))))
+          (put-server (second servers) "{\"weight\":1}")
+          (is-true (wait-until (lambda () (= 20 (share))))))))))
+
 (test empty-lists-take-nothing-away
   "A channel whose servers are all gone from the store keeps them; one that never had any says why."
   (with-store (store)
