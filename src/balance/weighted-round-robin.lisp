@@ -6,8 +6,8 @@
 ;;;; A weight counts from blackoutPeriod after its server's first report, and until
 ;;;; weightExpirationPeriod after the last; meanwhile, and before, the server has the mean of the
 ;;;; others. With fewer than two weights, those count that the resolver has said (the attribute
-;;;; :weight, as clgrpc.discovery gives it), which is not the gRFC's; without these calls go by turns.
-;;;; Each weightUpdatePeriod the weights of then are put in force.
+;;;; :weight, as clgrpc.discovery gives it), which is not the gRFC's; without these calls go by
+;;;; turns. Each weightUpdatePeriod the weights of then are put in force.
 
 (in-package #:clgrpc.balance)
 
