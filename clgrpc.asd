@@ -1540,14 +1540,16 @@
              (symbol-call '#:fiveam '#:run! :clgrpc.cluster)))
 
 (defsystem "clgrpc/tests/faults"
-  :depends-on ("clgrpc/etcd" "clgrpc/tests/etcd" "clgrpc/tests/support")
+  :depends-on ("clgrpc" "clgrpc/workflow" "clgrpc/cluster" "clgrpc/memory" "clgrpc/tests/etcd"
+               "clgrpc/tests/support" "sb-posix")
   :pathname "tests/faults/"
   :serial t
   :components ((:file "package")
                (:file "place")
                (:file "fault")
                (:file "load")
-               (:file "run"))
+               (:file "run")
+               (:file "workflow"))
   :perform (test-op (operation system)
              (symbol-call '#:fiveam '#:run! :clgrpc.faults)))
 

@@ -1,4 +1,6 @@
-;;;; Run tests/faults for CLGRPC_FAULTS_MINUTES; scripts/faults has the usage.
+;;;; Run tests/faults as the variables CLGRPC_FAULTS… say; scripts/faults has the usage. Nodes and
+;;;; workers are processes of a core which another process saves first, since one that has run
+;;;; threads cannot.
 
 (load (merge-pathnames "load.lisp" *load-truename*))
 (in-package #:clgrpc.scripts)
@@ -13,8 +15,11 @@
           text)
   (finish-output))
 
+(defun call-faults (name &rest arguments)
+  (apply #'uiop:symbol-call '#:clgrpc.tests.faults name arguments))
+
 (defun faults-to-run ()
-  (let ((known (uiop:symbol-call '#:clgrpc.tests.faults '#:fault-names))
+  (let ((known (call-faults '#:fault-names))
         (asked (remove "" (uiop:split-string (or (uiop:getenvp "CLGRPC_FAULTS") ""))
                        :test #'string=)))
     (or (loop for name in asked
@@ -24,20 +29,52 @@
                                  (quit 2))))
         known)))
 
-(when (uiop:getenvp "CLGRPC_FAULTS_LIST")
-  (uiop:symbol-call '#:clgrpc.tests.faults '#:list-faults *standard-output*)
-  (quit 0))
+(defun environment-number (name)
+  (let ((*read-eval* nil)) (rational (read-from-string (uiop:getenv name)))))
 
-(multiple-value-bind (complaints summary)
-    (uiop:symbol-call '#:clgrpc.tests.faults '#:run-faults
-                      :faults (faults-to-run)
-                      :seconds (* 60 (let ((*read-eval* nil))
-                                       (rational (read-from-string
-                                                  (uiop:getenv "CLGRPC_FAULTS_MINUTES")))))
-                      :pause (let ((*read-eval* nil))
-                               (read-from-string (uiop:getenv "CLGRPC_FAULTS_PAUSE")))
-                      :report #'tell)
+(defun save-core (file)
+  "Save a core with what is loaded here in FILE."
+  (uiop:run-program
+   (list sb-ext:*runtime-pathname* "--noinform" "--non-interactive" "--no-sysinit" "--no-userinit"
+         "--load" "scripts/load.lisp"
+         "--eval" "(clgrpc.scripts::load-strictly \"clgrpc/tests/faults\")"
+         "--eval" (format nil "(sb-ext:save-lisp-and-die ~S)" file))
+   :error-output *error-output*))
+
+(defun tell-end (complaints summary)
+  "Say what there is to say; return true if COMPLAINTS are none."
   (tell summary)
   (dolist (complaint complaints) (tell (format nil "WRONG: ~A" complaint)))
-  (tell (if complaints "something was wrong" "all was well"))
-  (quit (if complaints 1 0)))
+  (null complaints))
+
+(defun run-users (faults seconds pause)
+  (multiple-value-call #'tell-end
+    (call-faults '#:run-faults :faults faults :seconds seconds :pause pause :report #'tell)))
+
+(defun run-workflows (core faults count seconds pause)
+  (multiple-value-call #'tell-end
+    (call-faults '#:run-workflows core :faults faults :count count :seconds seconds :pause pause
+                                       :report #'tell)))
+
+(defun run-all (faults seconds pause workflows)
+  "Run users and WORKFLOWS; return true if all was well."
+  (let ((core (format nil "/tmp/clgrpc-faults-~36R.core"
+                      (random (expt 36 8) (make-random-state t)))))
+    (if (zerop workflows)
+        (run-users faults seconds pause)
+        (unwind-protect
+             (progn (save-core core)
+                    (and (run-users faults (/ seconds 3) pause)
+                         (run-workflows core faults workflows (* 2/3 seconds) pause)))
+          (uiop:delete-file-if-exists core)))))
+
+(when (uiop:getenvp "CLGRPC_FAULTS_LIST")
+  (call-faults '#:list-faults *standard-output*)
+  (quit 0))
+
+(let ((well (run-all (faults-to-run)
+                     (* 60 (environment-number "CLGRPC_FAULTS_MINUTES"))
+                     (environment-number "CLGRPC_FAULTS_PAUSE")
+                     (environment-number "CLGRPC_FAULTS_WORKFLOWS"))))
+  (tell (if well "all was well" "something was wrong"))
+  (quit (if well 0 1)))

@@ -16,9 +16,17 @@ and what it does.")
                                         ,@body)
                                       ,what)))))
 
+(defparameter *process-faults*
+  '((:node-killed
+     "a node is killed (SIGKILL): it is no member any more within its lease and a second")
+    (:node-stopped "a node is stopped (SIGSTOP) for longer than its lease, then goes on")
+    (:worker-killed "a worker is killed, and another starts under its name")
+    (:worker-stopped "a worker is stopped for longer than its session, then goes on"))
+  "What goes wrong with nodes and workers (workflow.lisp), names and texts.")
+
 (defun fault-names ()
   "The names of the faults, keywords."
-  (mapcar #'first *faults*))
+  (append (mapcar #'first *faults*) (mapcar #'first *process-faults*)))
 
 (defun possible-p (fault place)
   "True if FAULT, a row of *FAULTS*, can be at PLACE."
@@ -113,4 +121,6 @@ and what it does.")
 (defun list-faults (stream)
   "Write the names of the faults and what they do to STREAM."
   (loop for (name needs nil what) in *faults*
-        do (format stream "~(~10A~) ~A~@[ (needs the ~(~A~))~]~%" name what needs)))
+        do (format stream "~(~15A~) ~A~@[ (needs the ~(~A~))~]~%" name what needs))
+  (loop for (name what) in *process-faults*
+        do (format stream "~(~15A~) ~A~%" name what)))

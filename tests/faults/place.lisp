@@ -12,7 +12,7 @@
   (mounted nil)                         ; true if FOLDER is a file system of its own
   (proxy nil)                           ; the proxy's program, or nil
   (api nil)                             ; where the proxy takes commands, HOST:PORT
-  (address "" :type string)             ; where clients connect
+  (address "")                          ; where clients connect, or an engine in memory
   (random (make-random-state t) :type random-state)) ; what is done when
 
 (defconstant +disk-megabytes+ 192 "etcd sets 128 MB of it aside for its log.")

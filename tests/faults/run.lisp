@@ -18,6 +18,8 @@
   "Use an etcd of its own for about SECONDS while the FAULTS, keywords, happen by turns, each for
 LONGEST seconds at most, with PAUSE seconds between. Call REPORT with texts that tell what happens.
 Return a list of complaints, texts, and a text of what was done."
+  (when (notany (lambda (row) (member (first row) faults)) *faults*)
+    (return-from run-faults (values '() "None of these faults is etcd's or its connections'.")))
   (let ((base:*log-function* nil))
     (with-place (place)
       (let* ((trial (begin-load place))
@@ -50,7 +52,25 @@ Return a list of complaints, texts, and a text of what was done."
   "The faults of etcd and its connections, a second or two each."
   (if (shared:etcd-program)
       (multiple-value-bind (complaints summary)
-          (run-faults :faults '(:killed :stopped :cut :silent :short) :seconds 10 :pause 0.5
-                      :longest 2)
+          (run-faults :faults '(:killed :stopped :cut :silent :short) :seconds 6 :pause 0.3
+                      :longest 1)
         (is (null complaints) "~A~{~%~A~}" summary complaints))
       (skip "etcd is not installed")))
+
+(test what-is-wrong-is-noticed
+  "A change that a watcher was not told, was told twice or too late, and a write that is not there."
+  (flet ((complaints (told written)
+           (let* ((trial (make-trial :place (make-place)))
+                  (history '((2 "n/writer 0" "1") (3 "n/writer 0" "2") (4 "n/writer 0" "3"))))
+             (setf (trial-users trial) (list (make-user :trial trial :name "watcher 0")
+                                             (make-user :trial trial :name "writer 0")))
+             (dolist (i told) (note (first (trial-users trial)) (nth i history)))
+             (dolist (row written) (note (second (trial-users trial)) row))
+             (check-history trial history)
+             (length (trial-complaints trial)))))
+    (is (= 0 (complaints '(0 1 2) '((2 1) (4 3)))))
+    (is (= 1 (complaints '(0 2) '((2 1)))))
+    (is (= 1 (complaints '(0 1 1 2) '())))
+    (is (= 1 (complaints '(0 2 1) '())))
+    (is (= 1 (complaints '(0 1 2) '((3 1)))))
+    (is (= 1 (complaints '(0 1 2) '((9 4)))))))
