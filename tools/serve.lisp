@@ -146,8 +146,7 @@ collector at OTLP, if that is not nil."
 nil. FUNCTION stops SERVER. ADDRESS, WEIGHT and ZONE are as for DISCOVERY:REGISTER."
   (if (null place)
       (funcall function nil)
-      (etcd:with-etcd (etcd (place-endpoints place) :backoff-initial-seconds 1/4
-                                                    :backoff-maximum-seconds 2)
+      (etcd:with-etcd (etcd (place-endpoints place))
         (let ((registration (discovery:register server (place-name place)
                                                 :etcd etcd :address address
                                                 :weight weight :zone zone)))

@@ -210,9 +210,7 @@ ETCD-ERROR if it cannot be fetched."
 
 (defun start-finder (place name)
   "A new finder of NAME in PLACE, an etcd or the authority that says which."
-  (let* ((etcd (if (stringp place) (etcd:make-etcd (authority-endpoints place)
-                                                   :backoff-initial-seconds 1/4
-                                                   :backoff-maximum-seconds 2) place))
+  (let* ((etcd (if (stringp place) (etcd:make-etcd (authority-endpoints place)) place))
          (finder (%make-finder :place place :etcd etcd :name name :roster (make-roster name))))
     (setf (finder-ending finder) (lambda () (end-thread finder)))
     (etcd:add-ending etcd (finder-ending finder))

@@ -55,7 +55,8 @@
              returns one.")))
 
 (defun make-etcd (endpoints &rest options &key user password channel (timeout 5)
-                                            (keepalive-seconds 10)
+                                            (keepalive-seconds 10) (backoff-initial-seconds 1/4)
+                                            (backoff-maximum-seconds 2)
                                             (max-receive-octets 268435456) &allow-other-keys)
   "Return a client of etcd's members at ENDPOINTS, a string \"HOST:PORT\", or a list of such; names
 and numeric addresses may be mixed. Calls go to all that can be reached, by turns. TIMEOUT is the
@@ -64,8 +65,9 @@ function that returns it, say whose rights calls have; the token that stands for
 when it is needed, and again when etcd takes it no more. With CHANNEL, another way to the services
 of etcd, ENDPOINTS are nil; it is closed with the client. All else is as for MAKE-CHANNEL:
 :credentials for TLS, :observer for metrics and traces, KEEPALIVE-SECONDS, MAX-RECEIVE-OCTETS and so
-on. Connects nothing yet. Signal MISUSE for wrong arguments. From any thread; end it with
-CLOSE-ETCD, or use WITH-ETCD."
+on; after a failure it connects again within BACKOFF-MAXIMUM-SECONDS or little more, lest leases
+end for want of an attempt. Connects nothing yet. Signal MISUSE for wrong arguments. From any
+thread; end it with CLOSE-ETCD, or use WITH-ETCD."
   (check-type timeout (real (0)))
   (check-user user password)
   (when (and endpoints channel) (misuse "An etcd has ENDPOINTS or a CHANNEL, not both."))
@@ -75,10 +77,13 @@ CLOSE-ETCD, or use WITH-ETCD."
                               (apply #'client:make-channel (endpoints-target endpoints)
                                      :balance :round-robin :service-config *service-config*
                                      :keepalive-seconds keepalive-seconds
+                                     :backoff-initial-seconds backoff-initial-seconds
+                                     :backoff-maximum-seconds backoff-maximum-seconds
                                      :max-receive-octets max-receive-octets
                                      (alexandria:remove-from-plist
                                       options :user :password :channel :timeout
-                                      :keepalive-seconds :max-receive-octets)))))
+                                      :keepalive-seconds :backoff-initial-seconds
+                                      :backoff-maximum-seconds :max-receive-octets)))))
 
 (defun as-user (etcd user password)
   "Return a client that is as ETCD and uses its channel, and whose calls have the rights of USER, a

@@ -36,7 +36,8 @@ the revision behind theirs."))
                         (:documentation ,documentation)))))
 
 (define-etcd-errors
-  (future-revision "The store has not come to the revision that was asked for.")
+  (future-revision "The store has not come to the revision that was asked for; of a watch, it has
+gone back: it has lost its data or was restored from older ones.")
   (lease-not-found "There is no such lease: it has ended, or there never was one.")
   (lease-exists "There is a lease with this number.")
   (invalid-request "etcd does not take such a request: an empty key, a key that a transaction

@@ -1,7 +1,8 @@
 ;;;; Watches: each change of a range of keys is told once, in the order of the revisions, whatever
 ;;;; breaks meanwhile. A watch knows the revision that the next change may have; it asks for the
 ;;;; changes from there when its stream has broken, of whatever member can be reached, and passes by
-;;;; what it has told before. Only compaction can come between, which is told and ends the watch.
+;;;; what it has told before. Only compaction can come between, or a store that has gone back since
+;;;; it has lost its data or was restored from older ones; both are told and end the watch.
 ;;;; A response of many changes may come in fragments, which are gathered until the last is there.
 ;;;; etcd says that a watch is denied both for want of rights and for want of a valid token: so a
 ;;;; watch whose client has a user goes on once with a new token before it believes that.
@@ -43,6 +44,7 @@ compacted; nil if it was not there.")
   (function nil :type function :read-only t) ; of a list of changes and their revision
   (on-end nil :type (or null function) :read-only t) ; of the ETCD-ERROR that has ended it
   (next-revision 0 :type (signed-byte 64)) ; that the next change has at least; 0: not known yet
+  (seen 0 :type (signed-byte 64))       ; the latest revision that etcd has said it is at
   (fragments '() :type list)            ; changes of a response whose last fragment is not there
   (token nil :type (or null string))    ; that its stream was opened with
   (denied nil :type boolean)            ; since it was last open etcd has denied it
@@ -165,6 +167,19 @@ ended, and return false."
                    :wait-for-ready t
                    :metadata (append (token-metadata token) *require-leader*))))
 
+(defun check-store (watch response)
+  "If the member that begins WATCH anew with RESPONSE is at an earlier revision than etcd was, it
+may be late. If all of etcd is, it has lost its data or has older ones, and WATCH would wait until
+there are as many revisions again: signal FUTURE-REVISION."
+  (let ((revision (header-revision (pb:watch-response-header response))))
+    (when (and (pb:watch-response-created response) (< revision (watch-seen watch)))
+      (let ((now (nth-value 1 (fetch (watch-etcd watch) (watch-start watch)))))
+        (when (< now (watch-seen watch))
+          (error 'future-revision
+                 :text (format nil "the store has gone back from revision ~D to ~D"
+                               (watch-seen watch) now)))))
+    (setf (watch-seen watch) (max revision (watch-seen watch)))))
+
 (defun follow-stream (watch)
   "Tell what one stream brings, until it breaks or WATCH ends. Signal an ETCD-ERROR in any case."
   (with-etcd-errors
@@ -173,7 +188,8 @@ ended, and return false."
         (rpc:send call (creation watch))
         (loop for response = (rpc:receive call)
               while (and response (watch-open-p watch))
-              do (let ((changes (note-response watch response)))
+              do (check-store watch response)
+                 (let ((changes (note-response watch response)))
                    (setf (watch-pause-ms watch) +first-pause-ms+
                          (watch-denied watch) nil)
                    (set-watch watch (lambda () (setf (watch-state watch) :open)))
@@ -242,8 +258,9 @@ order, each once, though connections break and members go meanwhile. Return the 
 begun it. ONLY is :puts or :removals for these alone; with PREVIOUS changes say what was there
 before. FUNCTION runs on a thread of the watch's own and may wait; an error in it ends the watch.
 If the watch ends but by CANCEL-WATCH or CLOSE-ETCD, ON-END is called there with the condition:
-COMPACTED if changes that were to be told are no longer in the store. Signal an ETCD-ERROR if it
-has not begun within TIMEOUT seconds, by default those of ETCD. From any thread."
+COMPACTED if changes that were to be told are no longer in the store, FUTURE-REVISION if etcd is at
+an earlier revision than before, since it has lost its data or has older ones. Signal an ETCD-ERROR
+if it has not begun within TIMEOUT seconds, by default those of ETCD. From any thread."
   (check-type only (member nil :puts :removals))
   (multiple-value-bind (start end)
       (cond ((and key (or prefix from to)) (misuse "A watch has a KEY or a range, not both."))

@@ -197,6 +197,25 @@ meanwhile."
         (put-server (second servers))
         (is-true (answers-p channel '(0 1) :seconds 10))))))
 
+(test etcd-loses-its-data
+  "A channel has its servers meanwhile, and those that register themselves afterwards."
+  (with-store (store)
+    (with-servers (servers 2)
+      (flet ((register (server)
+               (is-true (discovery:await-registration
+                         (discovery:register server "greeter" :etcd *etcd* :lease-seconds 2)
+                         :timeout +patience+))))
+        (register (first servers))
+        (grpc:with-channel (channel (target store) :balance :round-robin)
+          (is (= 0 (who channel)))
+          (support:kill-program (store-program store))
+          (uiop:delete-directory-tree (pathname (clgrpc.tests.etcd::store-folder store))
+                                      :validate t)
+          (begin-store store)
+          (is (= 0 (who channel)))
+          (register (second servers))
+          (is-true (answers-p channel '(0 1) :seconds 15)))))))
+
 (test etcd-comes-late
   "A channel made while etcd is away finds its servers when it comes."
   (with-store (store)

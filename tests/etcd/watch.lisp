@@ -164,6 +164,21 @@ back."
       (etcd:cancel-watch watch)
       (signals etcd:unavailable (etcd:await-progress watch)))))
 
+(test stores-that-have-gone-back
+  "A watch of a store that has lost its data says so, and ends; it does not wait until the store has
+as many revisions again."
+  (with-store (store)
+    (dotimes (i 5) (etcd:put *etcd* "a" "1"))
+    (let* ((ended nil)
+           (watch (etcd:watch *etcd* (lambda (changes revision) (declare (ignore changes revision)))
+                              :key "a" :on-end (lambda (condition) (setf ended condition)))))
+      (support:kill-program (store-program store))
+      (uiop:delete-directory-tree (pathname (store-folder store)) :validate t)
+      (begin-store store)
+      (is-true (wait-until (lambda () ended)))
+      (is (typep ended 'etcd:future-revision))
+      (is-false (etcd:watch-open-p watch)))))
+
 (test watches-that-end
   (with-store (store)
     (let* ((ended nil)
