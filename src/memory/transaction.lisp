@@ -64,7 +64,7 @@ they put, and their DeleteRangeRequests, with those of the transactions among th
                             (not (member key excused :test #'octets-equal)))
                        (removed-p key removals))
                (refuse :duplicate-key))
-             (push key keys)))
+             (pushnew key keys :test #'octets-equal)))
       (dolist (request (requests-of :request-txn operations))
         (multiple-value-bind (then then-removals) (check-overlaps (pb:txn-request-success request))
           (multiple-value-bind (else else-removals)
@@ -135,9 +135,13 @@ of nothing, whose revisions are 0 and whose value is no value."
     (cond ((plan-p step) (map-steps function step type))
           ((typep step type) (funcall function step)))))
 
+(defun leaves-something-p (request)
+  "True if REQUEST, a PutRequest, is to leave the value or the lease as it is."
+  (or (pb:put-request-ignore-value request) (pb:put-request-ignore-lease request)))
+
 (defun check-item-there (store request)
   "Refuse REQUEST, a PutRequest, if it is to leave something as it is and there is nothing."
-  (when (and (or (pb:put-request-ignore-value request) (pb:put-request-ignore-lease request))
+  (when (and (leaves-something-p request)
              (null (tree-item (newest store) (pb:put-request-key request))))
     (refuse :key-not-found)))
 
@@ -169,6 +173,8 @@ of nothing, whose revisions are 0 and whose value is no value."
 (defun do-put (draft request)
   (let* ((key (pb:put-request-key request))
          (previous (tree-item (draft-tree draft) key)))
+    ;; one that CHECK-ITEM-THERE has seen may have been removed by the same transaction
+    (when (and (null previous) (leaves-something-p request)) (refuse :key-not-found))
     (put-item draft key
               (if (pb:put-request-ignore-value request)
                   (item-value previous)

@@ -111,11 +111,13 @@ has done. Return a function that ends it."
 (defun flow-id (i) (format nil "w~5,'0D" i))
 
 (defun start-some (flow from to pause)
-  "Start the workflows numbered from FROM below TO, each until that is acknowledged, with PAUSE
-seconds between two."
-  (loop for i from from below to
+  "Start the workflows numbered from FROM below TO, each until that is acknowledged, one every PAUSE
+seconds, or faster once that has been held up."
+  (loop with begin = (monotonic-ns)
+        for i from from below to
         until (flow-over flow)
-        do (let ((id (flow-id i)))
+        do (let ((id (flow-id i)) (due (+ begin (seconds-ns (* pause (- i from))))))
+             (sleep (max 0 (ns-seconds (- due (monotonic-ns)))))
              (loop until (flow-over flow)
                    do (handler-case
                           (progn
@@ -126,7 +128,6 @@ seconds between two."
                                                  :attempts 1000 :backoff 0.1 :max-backoff 1))
                              :input id)
                             (setf (gethash id (flow-started flow)) t)
-                            (sleep pause)
                             (return))
                         (workflow:workflow-error () (sleep 0.2)))))))
 

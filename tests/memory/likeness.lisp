@@ -44,8 +44,14 @@
   (pb:make-put-request :key (random-key) :value (random-value) :lease (random-lease)
                        :prev-kv (seldom) :ignore-value (seldom) :ignore-lease (seldom)))
 
-(defun random-removal ()
-  (pb:make-delete-range-request :key (random-key) :range-end (random-end) :prev-kv (seldom)))
+(defun random-removal (&optional within-transaction)
+  (pb:make-delete-range-request
+   :key (random-key) :prev-kv (seldom)
+   ;; etcd 3.4 ends itself if a transaction removes all to the end, and then is to leave the value
+   ;; of what it has removed as it is
+   :range-end (if within-transaction
+                  (one-of (octets-of) (octets-of 98) (octets-of 99) (octets-of 97 98))
+                  (random-end))))
 
 (defun random-comparison (newest)
   (let ((key (random-key)) (end (if (seldom) (random-end) (octets-of)))
@@ -69,7 +75,7 @@
   (ecase (one-of :put :put :range :removal :txn :none)
     (:put (pb:make-request-op :request-put (random-put)))
     (:range (pb:make-request-op :request-range (random-range newest)))
-    (:removal (pb:make-request-op :request-delete-range (random-removal)))
+    (:removal (pb:make-request-op :request-delete-range (random-removal t)))
     (:txn (if (plusp depth)
               (pb:make-request-op :request-txn (random-transaction newest (1- depth)))
               (pb:make-request-op :request-put (random-put))))

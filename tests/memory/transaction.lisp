@@ -69,7 +69,18 @@
                   :request-range (pb:make-range-request :key (octets-of 1) :revision 9))))
           do (refused-with (status text) (transact store :success operations))
              (is (= 1 (memory::store-revision store))))
+    ;; etcd 3.4 does not see that the removal is of the key, and ends itself
+    (put store "a")
+    (refused-with (:invalid-argument "etcdserver: key not found")
+      (transact store :success (list (pb:make-request-op
+                                      :request-delete-range
+                                      (pb:make-delete-range-request :key (octets-of 97)
+                                                                    :range-end (octets-of 0)))
+                                     (put-op "a" "" :ignore-value t))))
+    (is (equal '("a") (keys-of (memory::newest store))))
+    (memory::answer-removal store (pb:make-delete-range-request :key (string-octets "a")))
     ;; what is excluded by a comparison is not done twice
-    (transact store :success (list (txn-op :success (list (put-op "a"))
-                                           :failure (list (put-op "a")))))
-    (is (= 2 (memory::store-revision store)))))
+    (let ((either (txn-op :success (list (put-op "a")) :failure (list (put-op "a")))))
+      (transact store :success (list either))
+      (transact store :success (list (txn-op :success (list either)))))
+    (is (= 5 (memory::store-revision store)))))
