@@ -654,7 +654,7 @@
 
 (defsystem "clgrpc/etcd"
   :description "A client of etcd."
-  :depends-on ("clgrpc/client" "clgrpc/balance" "alexandria")
+  :depends-on ("clgrpc/client" "clgrpc/balance" "clgrpc/metrics" "alexandria")
   :pathname "src/etcd/"
   :serial t
   :components ((:static-file "../../proto/etcd/kv.proto")
@@ -666,6 +666,7 @@
                (:file "key")
                (:file "entry")
                (:file "endpoint")
+               (:file "meter")
                (:file "client")
                (:file "call")
                (:file "lease")
@@ -1441,6 +1442,7 @@
                (:file "condition")
                (:file "key")
                (:file "endpoint")
+               (:file "meter")
                (:file "store")
                (:file "transaction")
                (:file "lease")

@@ -40,7 +40,7 @@
     ("channelz" "client" "server" :all-of)
     ("otlp" "client" "metrics" "trace" :all-of)
     ("console" "server" "metrics" "logs" :all-of)
-    ("etcd" "balance" :all-of)
+    ("etcd" "balance" "metrics" :all-of)
     ("discovery" "etcd" "server" :all-of)
     ("memory" "etcd" "inproc" :all-of)
     ("raft" "balance" "server" "metrics" :all-of)

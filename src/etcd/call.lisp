@@ -33,6 +33,7 @@
 
 (defun authenticate (etcd end-ns)
   "Ask for a token of ETCD's user until END-NS. It is empty if etcd wants none."
+  (note etcd #'meter-tokens)
   (let ((password (etcd-password etcd)))
     (handler-case
         (with-etcd-errors

@@ -15,6 +15,7 @@
                :reader etcd-token-lock) ; one thread at a time asks for a token
    (parent :initarg :parent :initform nil :reader etcd-parent) ; whose channel this uses, or nil
    (options :initarg :options :initform '() :reader etcd-options) ; of MAKE-ETCD
+   (meter :initarg :meter :initform nil :reader etcd-meter) ; counts what happens, or nil
    ;; functions that end its leases' and watches' threads
    (endings :initform '() :accessor etcd-endings)
    (lock :initform (sb-thread:make-mutex :name "clgrpc etcd") :reader etcd-lock)) ; of ENDINGS
@@ -54,7 +55,7 @@
     (misuse "USER and PASSWORD are given together: a name, and a string or a function that ~
              returns one.")))
 
-(defun make-etcd (endpoints &rest options &key user password channel (timeout 5)
+(defun make-etcd (endpoints &rest options &key user password channel metrics observer (timeout 5)
                                             (keepalive-seconds 10) (backoff-initial-seconds 1/4)
                                             (backoff-maximum-seconds 2)
                                             (max-receive-octets 268435456) &allow-other-keys)
@@ -63,16 +64,18 @@ and numeric addresses may be mixed. Calls go to all that can be reached, by turn
 seconds that a call may take unless it says otherwise. USER, a string, and PASSWORD, a string or a
 function that returns it, say whose rights calls have; the token that stands for them is fetched
 when it is needed, and again when etcd takes it no more. With CHANNEL, another way to the services
-of etcd, ENDPOINTS are nil; it is closed with the client. All else is as for MAKE-CHANNEL:
-:credentials for TLS, :observer for metrics and traces, KEEPALIVE-SECONDS, MAX-RECEIVE-OCTETS and so
-on; after a failure it connects again within BACKOFF-MAXIMUM-SECONDS or little more, lest leases
-end for want of an attempt. Connects nothing yet. Signal MISUSE for wrong arguments. From any
+of etcd, ENDPOINTS are nil; it is closed with the client. METRICS, what MAKE-METRICS returns, count
+its calls, as an OBSERVER of its channel, and how its watches, leases, tokens and locks fare. All
+else is as for MAKE-CHANNEL: :credentials for TLS, OBSERVER, KEEPALIVE-SECONDS, MAX-RECEIVE-OCTETS
+and so on; after a failure it connects again within BACKOFF-MAXIMUM-SECONDS or little more, lest
+leases end for want of an attempt. Connects nothing yet. Signal MISUSE for wrong arguments. From any
 thread; end it with CLOSE-ETCD, or use WITH-ETCD."
   (check-type timeout (real (0)))
   (check-user user password)
   (when (and endpoints channel) (misuse "An etcd has ENDPOINTS or a CHANNEL, not both."))
   (make-instance 'etcd
                  :timeout timeout :user user :password password :options options
+                 :meter (meter-of metrics)
                  :channel (or channel
                               (apply #'client:make-channel (endpoints-target endpoints)
                                      :balance :round-robin :service-config *service-config*
@@ -80,9 +83,11 @@ thread; end it with CLOSE-ETCD, or use WITH-ETCD."
                                      :backoff-initial-seconds backoff-initial-seconds
                                      :backoff-maximum-seconds backoff-maximum-seconds
                                      :max-receive-octets max-receive-octets
+                                     :observer (append (alexandria:ensure-list metrics)
+                                                       (alexandria:ensure-list observer))
                                      (alexandria:remove-from-plist
-                                      options :user :password :channel :timeout
-                                      :keepalive-seconds :backoff-initial-seconds
+                                      options :user :password :channel :metrics :observer
+                                      :timeout :keepalive-seconds :backoff-initial-seconds
                                       :backoff-maximum-seconds :max-receive-octets)))))
 
 (defun as-user (etcd user password)
@@ -93,6 +98,7 @@ before that ends its leases and watches. From any thread."
   (unless user (misuse "A user has a name."))
   (let ((client (make-instance 'etcd :channel (etcd-channel etcd) :timeout (etcd-timeout etcd)
                                      :user user :password password :parent etcd
+                                     :meter (etcd-meter etcd)
                                      :options (list* :user user :password password
                                                      (etcd-options etcd)))))
     (add-ending etcd client)
@@ -116,6 +122,11 @@ connections are closed. From any thread but that of a watch or a lease."
   `(let ((,variable (make-etcd ,endpoints ,@options)))
      (unwind-protect (progn ,@body)
        (close-etcd ,variable))))
+
+(defun note (etcd instrument &optional (number 1))
+  "Count NUMBER by INSTRUMENT, a reader of meters, if ETCD counts."
+  (let ((meter (etcd-meter etcd)))
+    (when meter (metrics:add (funcall (the function instrument) meter) number))))
 
 (defun add-ending (etcd ending)
   "Have ENDING, a function, be called when ETCD is closed, before its channel is: it ends what uses

@@ -94,6 +94,7 @@ ended, or another ETCD-ERROR. From any thread."
   "LEASE has ended, as CONDITION says, though nobody has revoked it."
   (when (end-lease lease condition)
     (remove-ending (lease-etcd lease) (lease-ending lease))
+    (note (lease-etcd lease) #'meter-losses)
     (log-event :warning :etcd-lease-lost :lease (format nil "~(~X~)" (lease-id lease))
                                          :condition (princ-to-string condition))
     (dolist (function (reverse (sb-thread:with-mutex ((lease-lock lease))

@@ -1,7 +1,7 @@
 ;;;; A client of etcd, version 3. The files, from the ground up: conditions; keys and ranges of
-;;;; them; entries; several endpoints; the client itself; how it calls, and who its user is; leases;
-;;;; what it does with entries; transactions; watches; mirrors of a range; places in queues, and the
-;;;; locks and elections that consist of them; members; users and roles; upkeep.
+;;;; them; entries; several endpoints; what is counted; the client itself; how it calls, and who its
+;;;; user is; leases; what it does with entries; transactions; watches; mirrors of a range; places
+;;;; in queues, and the locks and elections that consist of them; members; users and roles; upkeep.
 
 (defpackage #:clgrpc.etcd
   (:use #:cl #:clgrpc.base)
@@ -10,7 +10,8 @@
                     (#:pb #:etcdserverpb) (#:kv #:etcdserverpb.kv)
                     (#:leases #:etcdserverpb.lease) (#:watches #:etcdserverpb.watch)
                     (#:cluster #:etcdserverpb.cluster) (#:auth #:etcdserverpb.auth)
-                    (#:maintenance #:etcdserverpb.maintenance))
+                    (#:maintenance #:etcdserverpb.maintenance)
+                    (#:metrics #:clgrpc.metrics))
   (:export
    ;; condition.lisp
    #:etcd-error #:etcd-error-text #:etcd-error-cause #:etcd-error-perhaps-done-p #:compacted

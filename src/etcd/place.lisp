@@ -20,6 +20,7 @@
   (name "" :type string :read-only t)   ; of the queue
   (lease nil :type lease :read-only t)  ; with which it ends
   (own-lease nil :type boolean :read-only t) ; that lease is for this place alone
+  (began-ns (now-ns) :type nanoseconds :read-only t) ; when it was asked for
   (revision 0 :type (signed-byte 64))   ; at which its key was made; 0 before that
   (on-loss nil :type (or null function) :read-only t) ; called when it is lost
   (mourner nil :type (or null function)) ; hears of its lease's loss
@@ -190,6 +191,12 @@ lost."
          (pause-place place (min end-ns (lease-until-ns (place-lease place))))
       (cancel-watch watch))))
 
+(defun hold-place (place)
+  "PLACE is at the head of its queue."
+  (let ((meter (etcd-meter (place-etcd place))))
+    (when (and (set-place place :held) meter)
+      (metrics:record (meter-waits meter) (ns-seconds (- (now-ns) (place-began-ns place)))))))
+
 (defun await-head (place end-ns)
   "Wait until PLACE is at the head of its queue. Signal NOT-OBTAINED if it is not by END-NS or was
 left, OWNERSHIP-LOST if it is lost, or another ETCD-ERROR."
@@ -202,4 +209,4 @@ left, OWNERSHIP-LOST if it is lost, or another ETCD-ERROR."
        (multiple-value-bind (before revision) (place-before place timeout)
          (if before
              (await-removal place (entry-key-octets before) revision end-ns)
-             (set-place place :held)))))))
+             (hold-place place)))))))

@@ -149,6 +149,7 @@ ended, and return false."
 
 (defun tell-changes (watch changes)
   "Call WATCH's function for the CHANGES of each revision."
+  (when changes (note (watch-etcd watch) #'meter-changes (length changes)))
   (loop while changes
         do (let* ((revision (entry-changed (change-entry (first changes))))
                   (end (position revision changes :test #'/=
@@ -161,6 +162,7 @@ ended, and return false."
   "A new stream for WATCH, with a token of its user's if it has one."
   (let* ((etcd (watch-etcd watch))
          (token (current-token etcd (loop:notice-end (etcd-timeout etcd)))))
+    (note etcd #'meter-streams)
     (setf (watch-token watch) token
           (watch-fragments watch) '())
     (watches:watch (etcd-channel etcd) :open

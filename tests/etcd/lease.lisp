@@ -32,12 +32,12 @@
   (with-store (store)
     (let ((lease nil))
       (etcd:with-etcd (other (store-address store) :backoff-maximum-seconds 0.2)
-        (setf lease (etcd:grant-lease other 5))
+        (setf lease (etcd:grant-lease other 4))
         (etcd:put other "a" "1" :lease lease)
         (end-store store)
-        (sleep 1)
+        (sleep 0.5)
         (begin-store store)
-        (sleep 6)
+        (sleep 4.5)
         (is-true (etcd:lease-alive-p lease))
         (is-true (etcd:fetch *etcd* "a" :timeout +patience+)))
       (is-true (wait-until (lambda () (null (etcd:fetch *etcd* "a"))))))))
@@ -79,3 +79,36 @@ has not answered for its time."
       (signals etcd:lease-not-found (etcd:renew-lease granted))
       (signals etcd:lease-not-found
         (etcd:renew-lease (etcd:lease-by-number *etcd* 123456))))))
+
+(test leases-are-found-again
+  "A lease is adopted by its number, keys are told, and numbers may be chosen; a lease that is lost
+tells all who want to know."
+  (with-store (store)
+    (let ((lease (etcd:grant-lease *etcd* 10 :id 4711 :keep-alive nil)) (lost '()))
+      (is (= 4711 (etcd:lease-id lease)))
+      (signals etcd:lease-exists (etcd:grant-lease *etcd* 10 :id 4711))
+      (etcd:put *etcd* "a" "1" :lease lease)
+      (etcd:put *etcd* "b" "1" :lease 4711)
+      (is (equalp (list (octets-of 97) (octets-of 98))
+                  (sort (etcd:lease-keys lease) #'< :key (lambda (key) (aref key 0)))))
+      (is (equal '(4711) (etcd:list-leases *etcd*)))
+      (let ((again (etcd:adopt-lease *etcd* 4711
+                                     :on-loss (lambda (condition)
+                                                (push (type-of condition) lost)))))
+        (is (= 10 (etcd:lease-seconds again)))
+        (is-true (etcd:lease-alive-p again))
+        (etcd:on-lease-loss again (lambda (condition)
+                                    (declare (ignore condition))
+                                    (error "This is a bug, which keeps nobody from hearing.")))
+        (etcd:on-lease-loss again (lambda (condition) (push condition lost)))
+        (etcd:revoke-lease lease)
+        ;; as if its thread had found out by itself
+        (handler-case (etcd:renew-lease again)
+          (etcd:lease-not-found (condition) (clgrpc.etcd::lose-lease again condition)))
+        (is (= 2 (length lost)))
+        (is (eq 'etcd:lease-not-found (second lost)))
+        ;; at once, when it is lost already
+        (etcd:on-lease-loss again (lambda (condition) (push condition lost)))
+        (is (= 3 (length lost))))
+      (signals etcd:lease-not-found (etcd:adopt-lease *etcd* 4711))
+      (is (null (etcd:lease-keys lease))))))

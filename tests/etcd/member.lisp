@@ -17,7 +17,8 @@
       (signals etcd:already-exists (etcd:add-member *etcd* (peer-url store) :learner t))
       (let ((urls (list (peer-url store) "http://127.0.0.1:1")))
         (is (equal urls (sort (getf (first (etcd:update-member
-                                            *etcd* (getf (first members) :id) urls))
+                                            *etcd* (getf (first members) :id) urls
+                                            :timeout +patience+))
                                     :peers)
                               #'> :key #'length)))))))
 
@@ -61,7 +62,7 @@
 killed one is back all three have the same."
   (with-cluster (stores)
     (let* ((revisions '()) (written '()) (stop nil) (lost nil)
-           (lease (etcd:grant-lease *etcd* 5 :on-loss (lambda (condition) (setf lost condition))))
+           (lease (etcd:grant-lease *etcd* 3 :on-loss (lambda (condition) (setf lost condition))))
            (lock (etcd:acquire-lock *etcd* "lock" :seconds 10))
            (watch (etcd:watch *etcd* (lambda (changes revision)
                                        (dolist (change changes)
@@ -75,7 +76,8 @@ killed one is back all three have the same."
                             do (handler-case
                                    (push (etcd:put etcd (format nil "n/~D" i) "x" :timeout 1)
                                          written)
-                                 (etcd:etcd-error ()))))
+                                 (etcd:etcd-error ())
+                                 (misuse () (return))))) ; the client is closed: the test has failed
                     :arguments (list *etcd*)))
            (killed (leader-of stores)))
       (etcd:put *etcd* "lease" "1" :lease lease)
@@ -86,7 +88,7 @@ killed one is back all three have the same."
       (is-true (wait-until (lambda ()
                              (let ((leader (leader-of stores)))
                                (and leader (not (eq leader killed)))))))
-      (sleep 5)
+      (sleep 3.5)
       (is-true (etcd:lease-alive-p lease))
       (is (null lost))
       (is-true (etcd:fetch *etcd* "lease"))

@@ -4,7 +4,7 @@
   (:use #:cl #:fiveam)
   (:import-from #:clgrpc.base #:octets-of #:misuse)
   (:local-nicknames (#:etcd #:clgrpc.etcd) (#:support #:clgrpc.tests.support)
-                    (#:base #:clgrpc.base)
+                    (#:base #:clgrpc.base) (#:loop #:clgrpc.loop) (#:metrics #:clgrpc.metrics)
                     (#:status #:clgrpc.status) (#:pb #:etcdserverpb))
   ;; server.lisp, for tests of what stands on etcd
   (:export #:with-store #:with-cluster #:end-store #:*etcd* #:*store-function* #:store-address

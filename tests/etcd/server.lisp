@@ -23,12 +23,21 @@
                                                   :ignore-error-status t)))
     (and (plusp (length path)) path)))
 
+(defvar *ports* '() "The ports that FREE-PORT has returned.")
+
 (defun free-port ()
-  (let ((socket (make-instance 'sb-bsd-sockets:inet-socket :type :stream :protocol :tcp)))
-    (unwind-protect
-         (progn (sb-bsd-sockets:socket-bind socket #(127 0 0 1) 0)
-                (nth-value 1 (sb-bsd-sockets:socket-name socket)))
-      (sb-bsd-sockets:socket-close socket))))
+  "A port of the loopback that is free and was not returned before. It is below those that the kernel
+gives to clients, one of which might take it while an etcd is restarted."
+  (loop with random = (make-random-state t)
+        for port = (+ 10000 (random 22000 random))
+        for socket = (make-instance 'sb-bsd-sockets:inet-socket :type :stream :protocol :tcp)
+        when (unwind-protect
+                  (handler-case (progn (sb-bsd-sockets:socket-bind socket #(127 0 0 1) port)
+                                       (not (member port *ports*)))
+                    (sb-bsd-sockets:socket-error () nil))
+               (sb-bsd-sockets:socket-close socket))
+          do (push port *ports*)
+             (return port)))
 
 (defun store-address (store)
   (format nil "127.0.0.1:~D" (store-port store)))
@@ -52,6 +61,8 @@
                   "--listen-peer-urls" peer "--initial-advertise-peer-urls" peer
                   "--initial-cluster" (or (store-cluster store)
                                           (format nil "~A=~A" (store-name store) peer))
+                  ;; so that an election, and the shortest lease, do not take long
+                  "--heartbeat-interval" "50" "--election-timeout" "500"
                   (store-arguments store))))))
 
 (defun new-store (&rest arguments)
@@ -64,7 +75,8 @@
   "Call FUNCTION while STORES run, with *ETCD* bound to a client of all of them."
   (mapc #'begin-store stores)
   (unwind-protect
-       (etcd:with-etcd (etcd (mapcar #'store-address stores) :backoff-maximum-seconds 0.5)
+       (etcd:with-etcd (etcd (mapcar #'store-address stores)
+                        :backoff-initial-seconds 0.05 :backoff-maximum-seconds 0.2)
          (etcd:count-entries etcd :prefix "" :timeout +patience+)
          (let ((*etcd* etcd)) (funcall function)))
     (mapc #'end-store stores)
@@ -97,10 +109,7 @@ skip the test without etcd."
 (defun new-cluster ()
   "Three stores that have not begun, of one cluster."
   (let* ((stores (loop for name in '("one" "two" "three")
-                       collect (new-store :name name
-                                          ;; as on one machine nothing is far away
-                                          :arguments (list "--heartbeat-interval" "50"
-                                                           "--election-timeout" "500"))))
+                       collect (new-store :name name)))
          (cluster (format nil "~{~A=~A~^,~}"
                           (loop for store in stores
                                 collect (store-name store) collect (peer-url store)))))

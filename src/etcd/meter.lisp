@@ -1,0 +1,40 @@
+;;;; What a client counts of itself, beside what metrics count of all channels: how watches, leases,
+;;;; tokens and locks fare. All clients with the same metrics count together.
+
+(in-package #:clgrpc.etcd)
+
+(defstruct (meter (:copier nil))
+  "The instruments of one METRICS."
+  (streams nil :read-only t)            ; a counter of the streams that watches have opened
+  (changes nil :read-only t)            ; one of the changes that were told
+  (losses nil :read-only t)             ; one of leases
+  (tokens nil :read-only t)             ; one of those that were fetched
+  (waits nil :read-only t))             ; a histogram of how long locks and leaderships took
+
+(declaim (sb-ext:freeze-type meter))
+
+(defun new-meter (metrics)
+  "A meter whose instruments are those of METRICS."
+  (flet ((counter (name unit text)
+           (metrics:make-counter metrics name :unit unit :text text)))
+    (make-meter
+     :streams (counter "etcd.client.watch.streams" "{stream}"
+                       "Streams that watches have opened: one each, and one after each break.")
+     :changes (counter "etcd.client.watch.changes" "{change}" "Changes that watches have told.")
+     :losses (counter "etcd.client.lease.losses" "{lease}"
+                      "Leases that were kept alive and have ended, or may have.")
+     :tokens (counter "etcd.client.tokens" "{token}"
+                      "Tokens that were fetched since calls needed one.")
+     :waits (metrics:make-histogram metrics "etcd.client.lock.wait" :unit "s"
+                                    :text "How long locks and leaderships took to be ours."
+                                    :bounds '(0.001 0.01 0.1 1 10 100 1000)))))
+
+(sb-ext:defglobal **meters** (make-hash-table :test #'eq :weakness :key :synchronized t)
+  "From METRICS to their meters.")
+
+(defun meter-of (metrics)
+  "The meter for METRICS, nil for nil."
+  (and metrics
+       (sb-ext:with-locked-hash-table (**meters**)
+         (or (gethash metrics **meters**)
+             (setf (gethash metrics **meters**) (new-meter metrics))))))
