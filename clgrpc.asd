@@ -760,7 +760,8 @@
 
 (defsystem "clgrpc/cluster"
   :description "Nodes that know of each other through a store with leases."
-  :depends-on ("clgrpc/etcd" "clgrpc/server" "clgrpc/services" "clgrpc/metrics" "alexandria")
+  :depends-on ("clgrpc/etcd" "clgrpc/memory" "clgrpc/discovery" "clgrpc/raft" "clgrpc/workflow"
+               "clgrpc/server" "clgrpc/services" "clgrpc/metrics" "alexandria")
   :pathname "src/cluster/"
   :serial t
   :components ((:static-file "../../proto/cluster/membership.proto")
@@ -777,7 +778,8 @@
                (:file "service")
                (:file "follow")
                (:file "meter")
-               (:file "node")))
+               (:file "node")
+               (:file "names")))
 
 (defsystem "clgrpc/otlp"
   :description "Metrics and spans told to an OpenTelemetry collector."
@@ -1537,7 +1539,10 @@
                (:file "membership")
                (:file "identity")
                (:file "service")
-               (:file "node"))
+               (:file "follow")
+               (:file "node")
+               (:file "store")
+               (:file "names"))
   :perform (test-op (operation system)
              (symbol-call '#:fiveam '#:run! :clgrpc.cluster)))
 
@@ -1857,7 +1862,8 @@
                (:file "storm-client")
                (:file "worker")
                (:file "driver")
-               (:file "load"))
+               (:file "load")
+               (:file "cluster"))
   :perform (test-op (operation system)
              (symbol-call '#:fiveam '#:run! :clgrpc.tools)))
 

@@ -47,7 +47,7 @@
     ("workflow" "etcd" "services" "trace" :all-of)
     ("web" "inproc" "client" "server" :all-of)
     ("observe" "inproc" "client" "server" :all-of)
-    ("cluster" "etcd" "services" :all-of)
+    ("cluster" "memory" "discovery" "raft" "workflow" "services" :all-of)
     ("sim" "inproc" "client" "server" :all-of))
   "For each folder the folders it may use; :ALL-OF adds what these may use.")
 

@@ -1,5 +1,5 @@
 ;;;; The command `cluster-node`: a member of a cluster as a process, until SIGTERM or SIGINT, or
-;;;; until another process takes its name.
+;;;; until another process takes its name. It serves workflows, too, and may work on them.
 
 (in-package #:clgrpc.tools)
 
@@ -14,9 +14,62 @@
 
 (defun parse-store (string)
   "STRING, which names a store."
-  (handler-case (etcd:close-etcd (cluster:open-store string))
-    (misuse (condition) (refuse "~A" (string-right-trim "." (princ-to-string condition)))))
+  (unless (string= "memory" string)
+    (handler-case (etcd:close-etcd (cluster:open-store string))
+      (misuse (condition) (refuse "~A" (string-right-trim "." (princ-to-string condition))))))
   string)
+
+;;; Example steps of workflows
+
+(defconstant +longest-sleep-seconds+ 3600 "How long the step `sleep` sleeps at most.")
+
+(cluster:define-step "echo" (task)
+  (cluster:task-input task))
+
+(cluster:define-step "sleep" (task)
+  (let ((seconds (handler-case (parse-seconds (cluster:task-text task))
+                   (usage-error (error)
+                     (cluster:fail-step (princ-to-string error) :retry nil)))))
+    (sleep (min seconds +longest-sleep-seconds+))
+    (cluster:task-input task)))
+
+(cluster:define-step "fail" (task)
+  (cluster:fail-step (format nil "attempt ~D was to fail" (cluster:task-attempt task))))
+
+(defun store-credentials (roots certificate key)
+  "The credentials by which etcd is spoken to, nil without ROOTS."
+  (cond (roots (client-credentials roots certificate key nil))
+        ((or certificate key) (refuse "--store-cert and --store-key go with --store-ca"))))
+
+;;; Being a node
+
+(defun call-with-named-store (function name credentials)
+  "Call FUNCTION with the store NAME, a client of etcd with CREDENTIALS, and a list of services by
+which others reach it: those of an engine in memory, which is there for this process alone
+otherwise."
+  (let* ((engine (and (string= "memory" name) (memory:make-engine)))
+         (store (cond (engine (memory:connect engine))
+                      (credentials (cluster:open-store name :credentials credentials))
+                      (t (cluster:open-store name)))))
+    (unwind-protect (funcall function store (and engine (list engine)))
+      (etcd:close-etcd store)
+      (when engine (memory:close-engine engine)))))
+
+(defun call-with-workflows (function store namespace metrics health worker-name seconds)
+  "Call FUNCTION with a service of workflows in STORE, with a worker of its own called WORKER-NAME,
+whose sessions last SECONDS, unless that is nil."
+  (let ((service (cluster:make-workflow-service store :namespace namespace :metrics metrics
+                                                      :health health))
+        (worker nil))
+    (unwind-protect
+         (progn
+           (when worker-name
+             (setf worker (cluster:start-worker service :name worker-name
+                                                        :kinds '("echo" "sleep" "fail")
+                                                        :session-seconds seconds)))
+           (funcall function service))
+      (when worker (cluster:stop-worker worker))
+      (cluster:close-workflow-service service))))
 
 (defun note-loss (condition stop)
   "Say that the node is no member, by CONDITION; if another has its name, call STOP."
@@ -29,12 +82,7 @@
           (cluster:node-cluster node) (cluster:node-generation node))
   (finish-output))
 
-(defun call-with-node (function name drain arguments)
-  "Call FUNCTION with the node NAME, started with ARGUMENTS, and stop it within DRAIN seconds."
-  (let ((node (handler-case (apply #'cluster:start-node name arguments)
-                (misuse (condition) (refuse "~A" condition)))))
-    (unwind-protect (funcall function node)
-      (cluster:stop-node node :drain drain))))
+(defun superseded-p (node) (eq :superseded (cluster:node-state node)))
 
 (defun be-member (node metrics-url prepare)
   "Say that NODE is a member, and where its metrics are; return when the process is told to end, or
@@ -44,14 +92,26 @@ another has its name. PREPARE is as for AWAIT-ENDING-SIGNAL."
      (lambda ()
        (format t "~{listening on ~A~%~}~@[metrics at ~A~%~]"
                (grpc:server-addresses (cluster:node-server node)) metrics-url)
-       (note-join node)
        (when (superseded-p node) (funcall end)))
      nil
      (lambda (function)
        (setf end function)
        (funcall prepare function)))))
 
-(defun superseded-p (node) (eq :superseded (cluster:node-state node)))
+(defun run-node (name drain metrics-url arguments)
+  "Be the node NAME, of START-NODE with ARGUMENTS, until the process is told to end, then for DRAIN
+seconds at most. Return the exit code."
+  (let* ((stop (lambda ()))
+         (node (handler-case (apply #'cluster:start-node name
+                                    :on-join #'note-join
+                                    :on-loss (lambda (condition) (note-loss condition stop))
+                                    arguments)
+                 (misuse (condition) (refuse "~A" condition)))))
+    (unwind-protect
+         (progn
+           (be-member node metrics-url (lambda (end) (setf stop end)))
+           (if (superseded-p node) +superseded-code+ 0))
+      (cluster:stop-node node :drain drain))))
 
 (define-command "cluster-node"
     (()
@@ -60,18 +120,29 @@ another has its name. PREPARE is as for AWAIT-ENDING-SIGNAL."
               "Where to listen, as `serve` has it; port 0 picks a free one.")
       (store "STORE" #'parse-store nil
              "Where the cluster's state is: etcd:HOST:PORT, of several members with commas
-between.")
+      between; or memory: in this process, for trials, and gone with it. Others reach that one as
+      etcd:ADDRESS, where the node listens, and so does everybody who can connect.")
+      (store-ca "FILE" #'identity nil
+                "Speak TLS to etcd, and trust the certificates in FILE (PEM).")
+      (store-cert "FILE" #'identity nil
+                  "The certificates to show etcd, which knows its users by their common names.")
+      (store-key "FILE" #'identity nil "The private key of --store-cert.")
       (cluster "NAME" #'identity "default" "Which cluster.")
       (advertise "ADDRESS" (address-parser 1) nil
                  "Where others reach the node, if that is not where it listens.")
       ((label "--label") "NAME=VALUE" #'parse-label '()
        "What else it says of itself, such as zone=a; may be given several times.")
       (lease-seconds "N" (integer-parser 2 3600) 10
-                     "How long it stays a member if it dies or is cut off.")
+                     "How long it stays a member if it dies or is cut off, and its worker keeps
+      what it has begun.")
       (if-taken "CHOICE" (choice-parser :take-over :refuse) :take-over
                 "What to do if there is a member of its name: take-over, or refuse to start.")
       (require-identity "[true|false]" #'parse-boolean nil
                         "Have nobody join through this node without a certificate for his name.")
+      (namespace "NAME" #'identity "default" "Whose workflows it serves.")
+      (worker "[true|false]" #'parse-boolean nil
+              "Work on workflows as well, with steps to try: echo returns its input, sleep does so
+      after as many seconds as that says, fail fails.")
       (drain "SECONDS" #'parse-seconds 10 "How long calls may go on when it is told to end.")
       (metrics "ADDRESSES" (addresses-parser 0) nil
                "Tell Prometheus of metrics, at /metrics, and others of health, at /healthz, where
@@ -81,30 +152,32 @@ between.")
       (log-format "FORMAT" (choice-parser :text :json) :text
                   "How: a line of text, or of JSON, for each event.")
       server-tls))
-    "Be a node of a cluster: serve clgrpc.cluster.v1.Cluster, health and reflection, and be a member
-until SIGTERM or SIGINT. Prints `listening on ADDRESS` when it is one. With --client-ca those who
-join through it have to be whom their certificates say. Exits with 0 when it was told to end, with 1
-if it could not start, with 3 if another process has taken its name. See doc/cluster.md."
+    "Be a node of a cluster: serve clgrpc.cluster.v1.Cluster, clgrpc.workflow.v1.Workflow, health
+and reflection, and be a member until SIGTERM or SIGINT. Prints `listening on ADDRESS` when it is
+one. With --client-ca those who join through it have to be whom their certificates say. Exits with
+0 when it was told to end, with 1 if it could not start, with 2 if the arguments are wrong, with 3
+if another process has taken its name. See doc/cluster.md."
   (unless name (refuse "--name is missing"))
   (unless store (refuse "--store is missing"))
   (tune-collector)
   (setf *log-function* (log-writer :level log-level :format log-format))
-  (let* ((counted (and metrics (grpc:make-metrics)))
-         (health (make-instance 'grpc:health-service))
-         (stop (lambda ())) (superseded nil))
+  (let ((counted (and metrics (grpc:make-metrics)))
+        (health (make-instance 'grpc:health-service)))
     (call-with-pages
      metrics nil counted nil health
      (lambda (metrics-url console-url)
        (declare (ignore console-url))
-       (call-with-node
-        (lambda (node)
-          (be-member node metrics-url (lambda (end) (setf stop end)))
-          (setf superseded (superseded-p node)))
-        name drain
-        (list :store store :cluster cluster :listen listen :address advertise :labels label
-              :lease-seconds lease-seconds :if-taken if-taken
-              :identity-required require-identity :metrics counted
-              :credentials (server-credentials tls-cert tls-key tls-other client-ca)
-              :services (cons health (grpc:reflection-services))
-              :on-loss (lambda (condition) (note-loss condition stop))))))
-    (if superseded +superseded-code+ 0)))
+       (call-with-named-store
+        (lambda (store engines)
+          (call-with-workflows
+           (lambda (workflows)
+             (run-node name drain metrics-url
+                       (list :store store :cluster cluster :listen listen :address advertise
+                             :labels label :lease-seconds lease-seconds :if-taken if-taken
+                             :identity-required require-identity :metrics counted
+                             :credentials (server-credentials tls-cert tls-key tls-other
+                                                              client-ca)
+                             :services (list* health workflows
+                                              (append engines (grpc:reflection-services))))))
+           store namespace counted health (and worker name) lease-seconds))
+        store (store-credentials store-ca store-cert store-key))))))

@@ -53,27 +53,62 @@ not nil. Gives up TIMEOUT seconds after the last node went that could be reached
          (return-from watching)))
      channel :revision revision :patience-seconds timeout)))
 
+(defun milliseconds-text (unix-ms)
+  "UNIX-MS in UTC, or \"\" for 0."
+  (if (zerop unix-ms) "" (time-text (grpc:unix-time-timestamp (/ unix-ms 1000)))))
+
+(defun workflow-row (summary)
+  "What a table tells of SUMMARY, of a workflow."
+  (list (workflow:workflow-summary-id summary) (workflow:workflow-summary-type summary)
+        (string-downcase (workflow:workflow-summary-status summary))
+        (format nil "~D/~D" (workflow:workflow-summary-current summary)
+                (workflow:workflow-summary-steps summary))
+        (workflow:workflow-summary-step summary)
+        (milliseconds-text (workflow:workflow-summary-started-unix-ms summary))
+        (milliseconds-text (workflow:workflow-summary-ended-unix-ms summary))
+        (workflow:workflow-summary-reason summary)))
+
+(defun show-workflows (channel status json count timeout)
+  "Print the workflows of STATUS, at most COUNT unless that is nil."
+  (let ((rows '()) (shown 0))
+    (block listing
+      (cluster:map-workflows
+       (lambda (summary)
+         (when (and count (< count (incf shown))) (return-from listing))
+         (if json
+             (format t "~A~%" (grpc:message-json summary))
+             (push (workflow-row summary) rows)))
+       channel :status status :timeout timeout))
+    (unless json
+      (write-table '("ID" "TYPE" "STATUS" "STEP" "NAME" "STARTED" "ENDED" "REASON")
+                   (nreverse rows)))))
+
 (define-command "cluster"
-    (((what "members|watch" (choice-parser :members :watch)
-            "The members there are, or what becomes of them from now on, a line for each change.")
+    (((what "members|watch|workflows" (choice-parser :members :watch :workflows)
+            "The members there are; what becomes of them from now on, a line for each change; or
+      the workflows of the node's namespace.")
       (address "ADDRESS" (address-parser 1)
                "Where a node serves, or several: ipv4:10.0.0.1:50051,10.0.0.2:50051."))
      ((json "[true|false]" #'parse-boolean nil
-            "Print the answers in JSON, those of watch one a line.")
+            "Print the answers in JSON, those of watch and each workflow in a line of its own.")
       (stale "[true|false]" #'parse-boolean nil
              "Show the members as the node knows them, without asking the store.")
       (revision "N" (integer-parser 0 (1- (expt 2 63))) 0
                 "Watch from this revision on, instead of beginning with all members.")
-      (count "N" (integer-parser 1 (expt 10 9)) nil "Stop watching after so many changes.")
+      (status "STATUS" (choice-parser :any :running :completed :failed :cancelled) :any
+              "Show workflows of this status.")
+      (count "N" (integer-parser 1 (expt 10 9)) nil
+             "Stop watching after so many changes; show so many workflows at most.")
       (timeout "SECONDS" #'parse-seconds 10
                "How long an answer is waited for; of watch, how long no node may be reached.")
       client-tls))
-    "Show the members of a cluster, or watch them: each change is printed once, also if the node
-that is asked goes and another of ADDRESS can be reached. Exits with 0; with 1 if no node has
-answered in time; with 2 if the arguments are wrong."
+    "Show the members of a cluster or its workflows, or watch the members: each change is printed
+once, also if the node that is asked goes and another of ADDRESS can be reached. Exits with 0; with
+1 if no node has answered in time; with 2 if the arguments are wrong."
   (grpc:with-channel (channel address
                       :credentials (client-credentials tls-ca tls-cert tls-key tls-name))
     (ecase what
       (:members (show-members channel stale json timeout))
-      (:watch (watch-cluster channel revision json count timeout))))
+      (:watch (watch-cluster channel revision json count timeout))
+      (:workflows (show-workflows channel status json count timeout))))
   0)

@@ -10,6 +10,7 @@
                     (#:console #:clgrpc.console) (#:examples #:clgrpc.examples)
                     (#:testing #:grpc.testing)
                     (#:cluster #:clgrpc.cluster) (#:etcd #:clgrpc.etcd)
+                    (#:memory #:clgrpc.memory) (#:workflow #:clgrpc.workflow.v1)
                     (#:membership #:clgrpc.cluster.v1)
                     (#:membership-methods #:clgrpc.cluster.v1.cluster)
                     (#:orca #:xds.service.orca.v3)

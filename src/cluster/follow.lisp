@@ -47,8 +47,7 @@ last after PATIENCE-SECONDS without an answer. From any thread but a loop's."
   (let ((end (loop:notice-end patience-seconds)))
     (loop
       (handler-case
-          (rpc:with-call (call (methods:watch channel (pb:make-watch-request :revision revision)
-                                              :wait-for-ready t))
+          (rpc:with-call (call (methods:watch channel (pb:make-watch-request :revision revision)))
             (loop for response = (rpc:receive call)
                   while response
                   do (setf revision (take-response function response)

@@ -1,7 +1,7 @@
 ;;;; A cluster: nodes that know of each other through a store with leases. The files, from the
 ;;;; ground up: conditions; members and their keys; what is decided about them; what a node knows of
 ;;;; them; what is done in the store; the hub that follows it; who may be whom; the service; those
-;;;; who follow it; metrics; nodes.
+;;;; who follow it; metrics; nodes; the names of what else clusters are made of.
 
 (defpackage #:clgrpc.cluster
   (:use #:cl #:clgrpc.base)
@@ -9,6 +9,7 @@
                     (#:status #:clgrpc.status) (#:rpc #:clgrpc.rpc)
                     (#:server #:clgrpc.server) (#:services #:clgrpc.services)
                     (#:metrics #:clgrpc.metrics) (#:etcd #:clgrpc.etcd)
+                    (#:memory #:clgrpc.memory)
                     (#:pb #:clgrpc.cluster.v1) (#:methods #:clgrpc.cluster.v1.cluster))
   (:export
    ;; condition.lisp

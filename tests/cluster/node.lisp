@@ -69,6 +69,9 @@ membership without a fight; with :refuse it does not start."
                      (mapcar #'member-generation (fetch-members *etcd* "default")))))))
     (is (equal '() (fetch-members *etcd* "default")))))
 
+(defun text-of (metrics)
+  (map 'string #'code-char (grpc:metrics-text metrics)))
+
 (defun metric (text name &rest labels)
   "The value, as text, of the line of TEXT that is of the metric NAME and has all of LABELS."
   (with-input-from-string (stream text)
@@ -95,7 +98,9 @@ membership without a fight; with :refuse it does not start."
             (is (equal '(membership-lost) (mapcar #'type-of losses)))
             (is-true (await-names b "a" "b"))
             (is (= (node-generation a) (member-generation (find-member b "a"))))))
-        (let ((text (map 'string #'code-char (grpc:metrics-text metrics))))
+        (is-true (wait-until (lambda ()
+                               (search "change=\"left\"" (text-of metrics)))))
+        (let ((text (text-of metrics)))
           (is (equal "1" (metric text "clgrpc_cluster_lease_losses_total")))
           (is (equal "1" (metric text "clgrpc_cluster_joined")))
           (is (equal "1" (metric text "clgrpc_cluster_members")))

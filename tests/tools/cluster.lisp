@@ -1,0 +1,102 @@
+;;;; `cluster-node` as a process and `cluster` in this one, on a store in memory that the first node
+;;;; has and the others reach.
+
+(in-package #:clgrpc.tests.tools)
+(in-suite :clgrpc.tools)
+
+(defmacro with-cluster-node ((program address name store &rest arguments) &body body)
+  "Run BODY while the node NAME, on STORE, listens at ADDRESS."
+  `(support:with-server-program (,program ,address (support:clgrpc-program)
+                                          "cluster-node" "--name" ,name "--store" ,store
+                                          "--lease-seconds" "2" ,@arguments)
+     (declare (ignorable ,address))
+     ,@body))
+
+(defun shown-names (address)
+  "The names in the table of members that the node at ADDRESS tells."
+  (multiple-value-bind (code output) (run-line "cluster" "members" address)
+    (is (= 0 code) "~A" output)
+    (loop for line in (rest (uiop:split-string output :separator '(#\Newline)))
+          unless (string= "" line)
+            collect (subseq line 0 (position #\Space line)))))
+
+(defun await-shown (address &rest names)
+  "Wait until the members that the node at ADDRESS tells are NAMES."
+  (loop with end = (+ (get-universal-time) (support:patient-seconds 20))
+        for shown = (shown-names address)
+        until (or (equal names shown) (< end (get-universal-time)))
+        do (sleep 0.05)
+        finally (return (equal names shown))))
+
+(test nodes-are-programs
+  "Nodes join, are seen and watched, are killed and lost, and end with the code that says why."
+  (with-cluster-node (ada address "ada" "memory" "--worker")
+    (let ((store (format nil "etcd:~A" address)))
+      (is (equal '("ada") (shown-names address)))
+      (with-cluster-node (grace other "grace" store "--label" "zone=b")
+        (is (equal '("ada" "grace") (shown-names other)))
+        (support:signal-program grace sb-unix:sigkill)
+        (is-true (await-shown address "ada")))
+      ;; what became of her, from the beginning on
+      (multiple-value-bind (code output)
+          (run-line "cluster" "watch" address "--revision" "1" "--count" "3" "--json")
+        (is (= 0 code))
+        (is (= 3 (count #\Newline output)))
+        (loop with at = 0
+              for text in '("CHANGE_KIND_JOINED" "\"zone\":\"b\"" "CHANGE_KIND_LOST")
+              do (setf at (search text output :start2 (or at 0)))
+                 (is-true at "~A is not in ~A" text output)))
+      ;; another takes a name over, and the former ends
+      (with-cluster-node (first first-address "hedy" store)
+        (with-cluster-node (second second-address "hedy" store)
+          (is (equal 3 (support:program-exit-code first)))
+          (multiple-value-bind (code lines)
+              (support:run-to-end (support:clgrpc-program)
+                                  (list "cluster-node" "--name" "hedy" "--store" store
+                                        "--if-taken" "refuse"))
+            (is (eql 1 code) "~{~A~%~}" lines))
+          (support:terminate-program second)
+          (is (equal 0 (support:program-exit-code second))))
+        (is-true (await-shown address "ada")))
+      ;; workflows, which ada works on
+      (is (= 0 (run-line "call" address "clgrpc.workflow.v1.Workflow/Start" "-d"
+                         "{\"id\": \"w1\", \"steps\": [{\"task\": \"echo\"}]}")))
+      (is (loop repeat 400
+                thereis (search "w1" (nth-value 1 (run-line "cluster" "workflows" address
+                                                            "--status" "completed")))
+                do (sleep 0.05)))
+      (is (search "\"COMPLETED\"" (nth-value 1 (run-line "cluster" "workflows" address
+                                                         "--json")))))))
+
+(defun shown-generation (address name)
+  "The generation of the member NAME that the node at ADDRESS tells, or nil."
+  (loop for line in (uiop:split-string (nth-value 1 (run-line "cluster" "members" address))
+                                       :separator '(#\Newline))
+        when (uiop:string-prefix-p (concatenate 'string name " ") line)
+          return (parse-integer line :start (length name) :junk-allowed t)))
+
+(test stalled-nodes-are-other-nodes
+  "A node that was stopped for longer than its lease is lost meanwhile, and comes back as another
+generation."
+  (with-cluster-node (ada address "ada" "memory")
+    (with-cluster-node (grace other "grace" (format nil "etcd:~A" address))
+      (let ((generation (shown-generation address "grace")))
+        (is-true generation)
+        (support:signal-program grace sb-unix:sigstop)
+        (is-true (await-shown address "ada"))
+        (support:signal-program grace sb-unix:sigcont)
+        (is-true (await-shown address "ada" "grace"))
+        (is (< generation (shown-generation address "grace")))))))
+
+(test what-cluster-commands-refuse
+  (flet ((refused-p (&rest arguments) (= 2 (apply #'run-line arguments))))
+    (is-true (refused-p "cluster-node" "--name" "a"))
+    (is-true (refused-p "cluster-node" "--store" "memory"))
+    (is-true (refused-p "cluster-node" "--name" "a" "--store" "127.0.0.1:2379"))
+    (is-true (refused-p "cluster-node" "--name" "a/b" "--store" "memory"))
+    (is-true (refused-p "cluster-node" "--name" "a" "--store" "memory" "--label" "zone"))
+    (is-true (refused-p "cluster-node" "--name" "a" "--store" "memory" "--lease-seconds" "1"))
+    (is-true (refused-p "cluster" "nodes" "127.0.0.1:1"))
+    (is-true (refused-p "cluster" "members"))
+    (is (= 1 (run-line "cluster" "members" "127.0.0.1:1" "--timeout" "1")))
+    (is (= 1 (run-line "cluster" "watch" "127.0.0.1:1" "--timeout" "0.3")))))
