@@ -972,6 +972,7 @@
                (:file "profile")
                (:file "rehearsal")
                (:file "compare")
+               (:file "load-plan")
                (:file "load")
                (:file "cluster-node")
                (:file "cluster")

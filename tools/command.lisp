@@ -77,7 +77,8 @@ that are left, as a list. OPTIONS are lists (variable VALUE parser default
 documentation), named like the variable, and names of DEFINE-SHARED-OPTIONS; an option whose VALUE
 is in brackets may stand without one and then means \"true\", and with (variable name) for the
 variable it has that name and may be given several times. With (variable nil alias…) it is known by
-the ALIASES too. BODY returns the exit code."
+the ALIASES too. BODY returns the exit code. NAME may be a list (name variable): then that VARIABLE,
+not one for each, is bound to the plist of parameters and options, keywords and values."
   (setf options (loop for (variable . rest) in (expand-shared-options options)
                       collect (cons (if (consp variable) variable (list variable)) rest)))
   (flet ((key (variable) (intern (string variable) :keyword))
@@ -86,7 +87,7 @@ the ALIASES too. BODY returns the exit code."
                (format nil "~:[--~;-~]~(~A~)" (= 1 (length (string variable))) variable))))
     `(add-command
       (make-command
-       :name ,name :documentation ,documentation
+       :name ,(if (consp name) (first name) name) :documentation ,documentation
        :parameters (list ,@(loop for (variable value parser documentation) in parameters
                                  collect `(make-argument :key ,(key variable) :name ,value
                                                          :value ,value :parser ,parser
@@ -100,7 +101,9 @@ the ALIASES too. BODY returns the exit code."
                                                       :default ,default
                                                       :repeated ,(and name t)
                                                       :documentation ,documentation)))
-       :function (lambda (&key ,@(mapcar #'first parameters) ,@(mapcar #'caar options))
+       :function (lambda ,(if (consp name)
+                              `(&rest ,(second name))
+                              `(&key ,@(mapcar #'first parameters) ,@(mapcar #'caar options)))
                    ,@body)))))
 
 ;;; Parsers

@@ -4,145 +4,10 @@
 
 (in-package #:clgrpc.tools)
 
-(defconstant +exit-calls-failed+ 3 "The run was made, and some calls did not end with OK.")
+(defconstant +exit-calls-failed+ 3 "The run was made, and some calls did not end with OK, or
+none ended.")
 (defconstant +exit-condition+ 4 "The run was made, and a condition of --fail-if holds.")
 (defconstant +exit-interrupted+ 130 "The user has interrupted the run; what was done is reported.")
-
-;;; Parsers
-
-(defun parse-duration (string)
-  "The seconds, a rational, that STRING says: as Go writes durations, such as 1m30s, 1.5s or 200ms,
-or a plain number of seconds."
-  (let ((at 0) (total 0))
-    (flet ((wrong () (refuse "a duration is wanted, such as 10s, 200ms or 1m30s, not ~S" string)))
-      (when (string= "" string) (wrong))
-      (loop while (< at (length string))
-            do (let* ((end (or (position-if-not (lambda (char)
-                                                  (or (char<= #\0 char #\9) (char= #\. char)))
-                                                string :start at)
-                               (length string)))
-                      (next (or (position-if (lambda (char) (char<= #\0 char #\9)) string
-                                             :start end)
-                                (length string)))
-                      (unit (assoc (subseq string end next)
-                                   '(("ns" . 1/1000000000) ("us" . 1/1000000) ("µs" . 1/1000000)
-                                     ("ms" . 1/1000) ("s" . 1) ("m" . 60) ("h" . 3600) ("" . 1))
-                                   :test #'string=)))
-                 (when (or (= at end) (null unit)
-                           (and (string= "" (car unit)) (or (plusp at) (< next (length string)))))
-                   (wrong))
-                 (incf total (* (cdr unit) (handler-case (parse-decimal (subseq string at end) "")
-                                             (usage-error () (wrong)))))
-                 (setf at next)))
-      (when (< 31536000 total) (wrong))
-      total)))
-
-(defun parse-rate (string)
-  "The positive number that STRING says."
-  (let* ((what "a number above 0 is wanted")
-         (value (parse-decimal string what)))
-    (unless (plusp value) (refuse "~A, not ~S" what string))
-    value))
-
-(defun parse-step (string)
-  "The number, which may be negative, that STRING says."
-  (if (uiop:string-prefix-p "-" string)
-      (- (parse-decimal (subseq string 1) "a number is wanted"))
-      (parse-decimal string "a number is wanted")))
-
-(defun parse-string-object (string what)
-  "The alist of the object of strings in JSON that STRING is. WHAT it is for."
-  (let ((object (handler-case (parse-json string)
-                  (clgrpc-error (error) (refuse "~A is no JSON: ~A" what error)))))
-    (unless (and (listp object) (every (lambda (row) (and (consp row) (stringp (car row))
-                                                          (stringp (cdr row))))
-                                       object))
-      (refuse "~A is an object of strings in JSON, not ~S" what string))
-    object))
-
-(defun parse-conditions (string)
-  "The conditions of --fail-if that STRING says."
-  (handler-case (report:parse-conditions string)
-    (report:condition-syntax-error (error) (refuse "~A" error))))
-
-(defun read-text-file (file)
-  (handler-case (alexandria:read-file-into-string file :external-format :utf-8)
-    (error (error) (refuse "~A cannot be read: ~A" file error))))
-
-(defun read-octets-file (file)
-  (handler-case (coerce (alexandria:read-file-into-byte-vector file) 'octets)
-    (error (error) (refuse "~A cannot be read: ~A" file error))))
-
-(defun read-standard-octets ()
-  "All octets of standard input."
-  (let ((stream (sb-sys:make-fd-stream 0 :input t :element-type '(unsigned-byte 8)
-                                         :buffering :full)))
-    (coerce (alexandria:read-stream-content-into-byte-vector stream) 'octets)))
-
-;;; Types and data
-
-(defun protoset-pool (file)
-  "The types of the FileDescriptorSet in FILE."
-  (handler-case (protobuf:make-type-pool (read-octets-file file))
-    (protobuf:protobuf-error (error) (refuse "~A is no descriptor set: ~A" file error))))
-
-(defun load-pool (address method proto protoset import-path channel-arguments headers)
-  "A pool of types in which METHOD, a full name with dots, is declared."
-  (cond (proto (proto-pool proto import-path))
-        (protoset (protoset-pool protoset))
-        (t (call-with-reflector
-            (lambda (reflector)
-              (ask-for-symbols reflector (list (subseq method 0 (position #\. method
-                                                                          :from-end t)))))
-            address channel-arguments headers 30))))
-
-(defun load-payload (method pool data data-file binary binary-file)
-  "What calls of METHOD send, by the options for data."
-  (when (< 1 (count-if #'identity (list data data-file binary binary-file)))
-    (refuse "-d, -D, -b and -B exclude each other"))
-  (handler-case
-      (cond (binary (load:binary-payload (read-standard-octets) method))
-            (binary-file (load:binary-payload (read-octets-file binary-file) method))
-            (t (load:json-payload (cond ((member data '("@" "-") :test #'equal)
-                                         (alexandria:read-stream-content-into-string
-                                          *standard-input*))
-                                        (data)
-                                        (data-file (read-text-file data-file))
-                                        ((member (service:rpc-method-kind method)
-                                                 '(:unary :server-streaming))
-                                         "{}")
-                                        (t "[]"))
-                                  method (pool-finder pool))))
-    (load:template-error (error) (refuse "~A" error))
-    (protobuf:protobuf-error (error) (refuse "the data are no ~A: ~A"
-                                             (protobuf:message-type-name
-                                              (service:rpc-method-request-type method))
-                                             error))))
-
-(defun load-metadata (metadata metadata-file headers)
-  "The alist of metadata that the options say."
-  (append (cond (metadata (parse-string-object metadata "--metadata"))
-                (metadata-file (parse-string-object (read-text-file metadata-file)
-                                                    metadata-file)))
-          headers))
-
-;;; Schedules
-
-(defun load-schedule (name kind value start step end step-seconds max-seconds)
-  "The schedule that the options called --NAME… say, of VALUE if it is constant; nil if that is
-nil."
-  (flet ((number (value) (float value 1d0)))
-    (cond ((eq :const kind)
-           (when (or start step end max-seconds)
-             (refuse "--~A-start, -step, -end and -max-duration go with --~:*~A-schedule step or ~
-                      line" name))
-           (and value (load:make-schedule :start (number value))))
-          ((not (and start step))
-           (refuse "--~A-schedule ~(~A~) needs --~2:*~A-start and --~:*~A-step" name kind))
-          (t (load:make-schedule :kind kind :start (number start) :step (number step)
-                                 :end (and end (number end))
-                                 :step-seconds (number step-seconds)
-                                 :max-seconds (and max-seconds (number max-seconds)))))))
 
 ;;; Progress
 
@@ -186,21 +51,16 @@ calls will be made, or nil."
     (cond ((eq :interrupted (load:run-ended-early run)) +exit-interrupted+)
           (broken +exit-condition+)
           ((and (null conditions)
-                (find-if #'plusp (load:run-statuses run) :key #'load:status-row-code))
+                (or (zerop (load:run-count run))
+                    (find-if #'plusp (load:run-statuses run) :key #'load:status-row-code)))
            +exit-calls-failed+)
           (t 0))))
 
 ;;; The command
 
-(defun report-run (run conditions format compare output)
-  "Write the report of RUN as the options of `load` want it; return the exit code."
-  (call-with-output (lambda (stream) (report:write-report format run stream :before compare))
-                    output)
-  (run-exit-code run conditions))
-
-(defun load-by-workers (workers target method rps concurrency connections duration data)
-  "The RUN of WORKERS, addresses, that call METHOD of grpc.testing.BenchmarkService at TARGET, as
-the options of `load` say."
+(defun load-by-workers (&key workers target method rps concurrency connections duration data
+                        &allow-other-keys)
+  "The RUN of WORKERS, addresses, that call METHOD of grpc.testing.BenchmarkService at TARGET."
   (let* ((path (subseq (method-path method) 1))
          (request (handler-case (grpc:parse-json-message 'testing:simple-request (or data "{}"))
                     (grpc:protobuf-error (error) (refuse "the data of workers: ~A" error))))
@@ -219,72 +79,32 @@ the options of `load` say."
                        :response-size (testing:simple-request-response-size request))
       (grpc:rpc-error (error) (fail-command "a worker: ~A" error)))))
 
-(defun nanoseconds-of (seconds)
-  (if seconds (seconds-ns seconds) 0))
-
-(defun spread-targets (target balance config connect-timeout)
-  "The targets that connections go to in turn: each address of TARGET, text, if the policy that
-BALANCE or CONFIG names shares calls among them, else TARGET, whose first address that answers has
-them all."
-  (let* ((parsed (loop:parse-target target))
-         (balancing (and config (config:service-config-balancing config)))
-         (policy (or balance (and balancing (config:policy-config-name balancing)))))
-    (if (or (null policy) (string-equal "pick_first" (substitute #\_ #\- (string policy))))
-        (list parsed)
-        (load:single-targets parsed (seconds-ns connect-timeout)))))
-
-(defun shorter-timeout (timeout config path)
-  "The seconds that calls of the method at PATH may take, 0 for no limit: TIMEOUT, or less if CONFIG
-says so."
-  (let* ((method (and config (config:find-method-config config path)))
-         (ns (and method (config:method-config-timeout-ns method))))
-    (cond ((null ns) timeout)
-          ((zerop timeout) (ns-seconds ns))
-          (t (min timeout (ns-seconds ns))))))
-
-(defun refuse-retries (config path)
-  "Refuse CONFIG if it has calls of the method at PATH retried or hedged, which would hide how each
-fared."
-  (let ((method (and config (config:find-method-config config path))))
-    (when (and method (or (config:method-config-retry method)
-                          (config:method-config-hedging method)))
-      (refuse "--service-config: a load counts each call as it fared, and neither retries nor ~
-               hedges; leave retryPolicy and hedgingPolicy out"))))
-
-(defun loads-credentials (tls-ca tls-cert tls-key tls-name skip-tls)
-  (if skip-tls
-      (grpc:tls-credentials :verify nil :certificate tls-cert :key tls-key :server-name tls-name)
-      (client-credentials tls-ca tls-cert tls-key tls-name)))
-
 (defun run-rounds (plan rounds on-progress)
   "The run of PLAN or, of several ROUNDS, all of them as one."
   (load:merge-rounds (loop repeat rounds
                            for run = (load:perform-run plan :on-progress on-progress)
                            collect run
-                           until (load:run-ended-early run))))
+                           until (eq :interrupted (load:run-ended-early run)))))
 
-(defun method-path (method)
-  "The :path of METHOD, a full name with dots."
-  (let ((dot (position #\. method :from-end t)))
-    (format nil "/~A/~A" (subseq method 0 dot) (subseq method (1+ dot)))))
+(defun load-alone (&rest options &key rounds quiet &allow-other-keys)
+  "The RUN of this process as OPTIONS say."
+  (let* ((plan (apply #'make-load-plan options))
+         (progress (and (not quiet)
+                        (interactive-stream-p sb-sys:*stderr*)
+                        (progress-function (load:plan-total plan)))))
+    (unwind-protect (run-rounds plan rounds progress)
+      (when progress (clear-progress)))))
 
-(defun load-options (&rest plist)
-  "What a report tells of the options in PLIST: an alist from ghz's names to JSON of ghz's types,
-without those that were not given."
-  (flet ((json (key value)
-           (cond ((member key '(:timeout :duration :warm-up :together))
-            (floor (* value +ns-per-second+)))
-                 ((member key '(:data :metadata))
-                  (handler-case (parse-json value) (clgrpc-error () value)))
-                 ((eq t value) :true)
-                 ((keywordp value) (string-downcase value))
-                 ((rationalp value) (round value))
-                 (t value))))
-    (loop for (key value) on plist by #'cddr
-          when value
-            collect (cons (string-downcase key) (json key value)))))
+(defun perform-load (&rest options &key workers fail-if format compare output &allow-other-keys)
+  "Do what OPTIONS, those of the command, say; return the exit code."
+  (let ((conditions (apply #'append fail-if)))
+    (when output (call-with-output (constantly nil) output)) ; rather now than after an hour
+    (let ((run (apply (if workers #'load-by-workers #'load-alone) options)))
+      (call-with-output (lambda (stream) (report:write-report format run stream :before compare))
+                        output)
+      (run-exit-code run conditions))))
 
-(define-command "load"
+(define-command ("load" options)
     (((target "TARGET" #'parse-channel-target "Where the server listens.")
       (method "METHOD" #'split-method "What to call: package.Service/Method."))
      (((total nil "-n") "N" (integer-parser 1 1000000000000) nil
@@ -397,82 +217,8 @@ without those that were not given."
     "Load any server with calls of one method, and report their latencies. Types come from the
 server's reflection, --proto or --protoset. With --rps calls begin on time whatever becomes of them,
 and latencies count from when they were due; how late the tool itself was is told, and whether it
-was the limit. Exits with 0 if all calls ended with OK, 3 if some did not, or with --fail-if 4 if a
-condition holds and else 0, 130 if interrupted, 1 if the run could not be made, 2 if the arguments
-are wrong."
+was the limit. Exits with 0 if all calls ended with OK, 3 if some did not or none ended, or with
+--fail-if 4 if a condition holds and else 0, 130 if interrupted, 1 if the run could not be made, 2
+if the arguments are wrong."
   (tune-collector)
-  (when (and insecure (or tls-ca skip-tls))
-    (refuse "--insecure, --tls-ca and --skip-tls exclude each other"))
-  (if workers
-      (report-run (load-by-workers workers target method rps concurrency connections duration
-                                   data)
-                  (apply #'append fail-if) format compare output)
-      (let* ((conditions (apply #'append fail-if))
-             (config (and service-config (config:parse-service-config service-config)))
-             (path (method-path method))
-             (timeout (progn (refuse-retries config path) (shorter-timeout timeout config path)))
-             (rate (load-schedule "load" load-schedule rps load-start load-step load-end
-                                  load-step-duration load-max-duration))
-             (workers (if (and rate async)
-                          nil
-                          (load-schedule "concurrency" concurrency-schedule
-                                         (or concurrency
-                                             (and (null rate) (eq :const concurrency-schedule) 50))
-                                         concurrency-start concurrency-step concurrency-end
-                                         concurrency-step-duration concurrency-max-duration)))
-             (connections (if (and workers (eq :const concurrency-schedule)
-                                   (< (load:schedule-value workers 0) connections))
-                              (refuse "there are more --connections than workers (-c)")
-                              connections))
-             (loops (min loops connections))
-             (total (cond (duration nil) (total) (t 200)))
-             (credentials (loads-credentials tls-ca tls-cert tls-key tls-name skip-tls))
-             (pool (load-pool target method proto protoset import-path
-                              (list :credentials credentials) headers))
-             (rpc-method (find-method-in pool method))
-             (parsed (loop:parse-target target))
-             (tags (and tags (parse-string-object tags "--tags"))))
-        (multiple-value-bind (fields maker)
-            (handler-case (load:compile-metadata (load-metadata metadata metadata-file headers))
-              (load:template-error (error) (refuse "~A" error)))
-          (let* ((plan (load:make-plan
-                        :name name :tags tags :target target
-                        :options (load-options
-                                  :total total :rps rps :concurrency concurrency
-                                  :connections connections :cpus loops :timeout timeout
-                                  :duration duration :call (subseq path 1)
-                                  :data data :metadata metadata :insecure (null credentials)
-                                  :load-schedule load-schedule :async async :poisson poisson
-                                  :warm-up warm-up :skip-first skip-first
-                                  :together (and rate together))
-                        :addresses (spread-targets target balance config connect-timeout)
-                        :method rpc-method
-                        :payload (load-payload rpc-method pool data data-file binary binary-file)
-                        :fields (load:request-fields path (or authority
-                                                              (loop:target-authority parsed))
-                                                     (nanoseconds-of timeout)
-                                                     (if credentials "https" "http")
-                                                     (or fields #()))
-                        :metadata-maker maker
-                        :credentials credentials :server-name (loop:target-host parsed)
-                        :timeout-ns (nanoseconds-of timeout)
-                        :connect-timeout-ns (seconds-ns connect-timeout)
-                        :options-of-http2 (make-channel-options)
-                        :lanes loops :connections connections :workers workers
-                        :rate rate :arrival (if poisson :poisson :constant)
-                        :group-ns (nanoseconds-of together)
-                        :total total
-                        :duration-ns (let ((seconds (or duration max-duration)))
-                                       (and seconds (seconds-ns seconds)))
-                        :stop duration-stop
-                        :warm-up-ns (nanoseconds-of warm-up) :skip-first skip-first
-                        :messages stream-call-count
-                        :interval-ns (nanoseconds-of stream-interval)
-                        :call-duration-ns (nanoseconds-of stream-call-duration)
-                        :fresh-messages stream-dynamic-messages))
-                 (progress (and (not quiet)
-                                (interactive-stream-p sb-sys:*stderr*)
-                                (progress-function total)))
-                 (run (unwind-protect (run-rounds plan rounds progress)
-                        (when progress (clear-progress)))))
-            (report-run run conditions format compare output))))))
+  (apply #'perform-load options))

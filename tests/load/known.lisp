@@ -1,6 +1,6 @@
-;;;; A server whose delays are known: it answers each call when a function of the call's number says,
-;;;; and notes when it has. So there are two things to hold a measurement against: what theory says
-;;;; of such delays, and what the server has really done.
+;;;; A server whose delays are known: it answers each call when a function of the call's number
+;;;; says, and notes when it has. So there are two things to hold a measurement against: what theory
+;;;; says of such delays, and what the server has really done.
 
 (in-package #:clgrpc.tests.load)
 (in-suite :clgrpc.load)

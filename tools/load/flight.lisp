@@ -68,12 +68,17 @@
       (begin-tally (lane-tally lane) (lane-measure-ns lane)))
     flight))
 
-(defun expand-frames (lane flight)
-  "The frames of FLIGHT, for which the templates are expanded anew."
+(defun flight-data (lane flight)
+  "What templates may say of FLIGHT: LANE's CALL-DATA, until it is asked for again."
   (let ((data (lane-data lane)))
     (setf (call-data-number data) (flight-number flight)
           (call-data-worker data) (line-number (flight-line flight)))
-    (setf (flight-frames flight) (funcall (payload-maker (plan-payload (lane-plan lane))) data))))
+    data))
+
+(defun expand-frames (lane flight)
+  "The frames of FLIGHT, for which the templates are expanded anew."
+  (setf (flight-frames flight) (funcall (payload-maker (plan-payload (lane-plan lane)))
+                                        (flight-data lane flight))))
 
 (define-hot unlink-flight ((lane lane) (flight flight)) null
   (let ((next (flight-next flight)) (previous (flight-previous flight)))
@@ -244,7 +249,7 @@ the last."
       (multiple-value-bind (encoder buffer) (http2:begin-headers stream)
         (hpack:encode-fields encoder buffer (plan-fields plan))
         (when maker
-          (loop for field across (the simple-vector (funcall maker (lane-data lane)))
+          (loop for field across (the simple-vector (funcall maker (flight-data lane flight)))
                 do (hpack:encode-field encoder buffer field :plain)))
         (http2:end-headers stream nil))
       (unless (flight-chained flight)

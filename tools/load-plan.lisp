@@ -1,0 +1,358 @@
+;;;; The options of the command `load`, and the plan of clgrpc.load that they say. Each part of the
+;;;; plan is made by a function of the options it needs, which returns a part of MAKE-PLAN's
+;;;; arguments.
+
+(in-package #:clgrpc.tools)
+
+;;; Parsers
+
+(defun parse-duration (string)
+  "The seconds, a rational, that STRING says: as Go writes durations, such as 1m30s, 1.5s or 200ms,
+or a plain number of seconds."
+  (let ((at 0) (total 0))
+    (flet ((wrong () (refuse "a duration is wanted, such as 10s, 200ms or 1m30s, not ~S" string)))
+      (when (string= "" string) (wrong))
+      (loop while (< at (length string))
+            do (let* ((end (or (position-if-not (lambda (char)
+                                                  (or (char<= #\0 char #\9) (char= #\. char)))
+                                                string :start at)
+                               (length string)))
+                      (next (or (position-if (lambda (char) (char<= #\0 char #\9)) string
+                                             :start end)
+                                (length string)))
+                      (unit (assoc (subseq string end next)
+                                   '(("ns" . 1/1000000000) ("us" . 1/1000000) ("µs" . 1/1000000)
+                                     ("ms" . 1/1000) ("s" . 1) ("m" . 60) ("h" . 3600) ("" . 1))
+                                   :test #'string=)))
+                 (when (or (= at end) (null unit)
+                           (and (string= "" (car unit)) (or (plusp at) (< next (length string)))))
+                   (wrong))
+                 (incf total (* (cdr unit) (handler-case (parse-decimal (subseq string at end) "")
+                                             (usage-error () (wrong)))))
+                 (setf at next)))
+      (when (< 31536000 total) (wrong))
+      total)))
+
+(defun parse-rate (string)
+  "The positive number that STRING says."
+  (let* ((what "a number above 0 is wanted")
+         (value (parse-decimal string what)))
+    (unless (plusp value) (refuse "~A, not ~S" what string))
+    value))
+
+(defun parse-step (string)
+  "The number, which may be negative, that STRING says."
+  (if (uiop:string-prefix-p "-" string)
+      (- (parse-decimal (subseq string 1) "a number is wanted"))
+      (parse-decimal string "a number is wanted")))
+
+(defun parse-string-object (string what)
+  "The alist of the object of strings in JSON that STRING is. WHAT it is for."
+  (let ((object (handler-case (parse-json string)
+                  (clgrpc-error (error) (refuse "~A is no JSON: ~A" what error)))))
+    (unless (and (listp object) (every (lambda (row) (and (consp row) (stringp (car row))
+                                                          (stringp (cdr row))))
+                                       object))
+      (refuse "~A is an object of strings in JSON, not ~S" what string))
+    object))
+
+(defun parse-conditions (string)
+  "The conditions of --fail-if that STRING says."
+  (handler-case (report:parse-conditions string)
+    (report:condition-syntax-error (error) (refuse "~A" error))))
+
+(defun read-text-file (file)
+  (handler-case (alexandria:read-file-into-string file :external-format :utf-8)
+    (error (error) (refuse "~A cannot be read: ~A" file error))))
+
+(defun read-octets-file (file)
+  (handler-case (coerce (alexandria:read-file-into-byte-vector file) 'octets)
+    (error (error) (refuse "~A cannot be read: ~A" file error))))
+
+(defun read-standard-octets ()
+  "All octets of standard input."
+  (let ((stream (sb-sys:make-fd-stream 0 :input t :element-type '(unsigned-byte 8)
+                                         :buffering :full)))
+    (coerce (alexandria:read-stream-content-into-byte-vector stream) 'octets)))
+
+(defun nanoseconds-of (seconds)
+  (if seconds (seconds-ns seconds) 0))
+
+;;; Types and data
+
+(defun protoset-pool (file)
+  "The types of the FileDescriptorSet in FILE."
+  (handler-case (protobuf:make-type-pool (read-octets-file file))
+    (protobuf:protobuf-error (error) (refuse "~A is no descriptor set: ~A" file error))))
+
+(defun load-pool (credentials &key target method proto protoset import-path headers
+                    &allow-other-keys)
+  "A pool of types in which METHOD, a full name with dots, is declared; TARGET, which is asked by
+reflection if need be, is called with CREDENTIALS."
+  (cond (proto (proto-pool proto import-path))
+        (protoset (protoset-pool protoset))
+        (t (call-with-reflector
+            (lambda (reflector)
+              (ask-for-symbols reflector (list (subseq method 0 (position #\. method
+                                                                          :from-end t)))))
+            target (list :credentials credentials) headers 30))))
+
+(defun load-payload (method pool &key data data-file binary binary-file &allow-other-keys)
+  "What calls of METHOD, whose types are in POOL, send."
+  (when (< 1 (count-if #'identity (list data data-file binary binary-file)))
+    (refuse "-d, -D, -b and -B exclude each other"))
+  (handler-case
+      (cond (binary (load:binary-payload (read-standard-octets) method))
+            (binary-file (load:binary-payload (read-octets-file binary-file) method))
+            (t (load:json-payload (cond ((member data '("@" "-") :test #'equal)
+                                         (alexandria:read-stream-content-into-string
+                                          *standard-input*))
+                                        (data)
+                                        (data-file (read-text-file data-file))
+                                        ((member (service:rpc-method-kind method)
+                                                 '(:unary :server-streaming))
+                                         "{}")
+                                        (t "[]"))
+                                  method (pool-finder pool))))
+    (load:template-error (error) (refuse "~A" error))
+    (protobuf:protobuf-error (error) (refuse "the data are no ~A: ~A"
+                                             (protobuf:message-type-name
+                                              (service:rpc-method-request-type method))
+                                             error))))
+
+(defun load-metadata (&key metadata metadata-file headers &allow-other-keys)
+  "The alist of metadata that calls send."
+  (when (and metadata metadata-file) (refuse "-m and -M exclude each other"))
+  (append (cond (metadata (parse-string-object metadata "--metadata"))
+                (metadata-file (parse-string-object (read-text-file metadata-file)
+                                                    metadata-file)))
+          headers))
+
+;;; Schedules
+
+(defun load-schedule (name kind value start step end step-seconds max-seconds)
+  "The schedule that the options called --NAME… say, of VALUE if it is constant; nil if that is
+nil."
+  (flet ((number (value) (float value 1d0)))
+    (cond ((eq :const kind)
+           (when (or start step end max-seconds)
+             (refuse "--~A-start, -step, -end and -max-duration go with --~:*~A-schedule step or ~
+                      line" name))
+           (and value (load:make-schedule :start (number value))))
+          ((not (and start step))
+           (refuse "--~A-schedule ~(~A~) needs --~2:*~A-start and --~:*~A-step" name kind))
+          (t (load:make-schedule :kind kind :start (number start) :step (number step)
+                                 :end (and end (number end))
+                                 :step-seconds (number step-seconds)
+                                 :max-seconds (and max-seconds (number max-seconds)))))))
+
+(defun load-rate (&key load-schedule rps load-start load-step load-end load-step-duration
+                    load-max-duration &allow-other-keys)
+  "The schedule of an open loop; nil of a closed one."
+  (load-schedule "load" load-schedule rps load-start load-step load-end load-step-duration
+                 load-max-duration))
+
+(defun load-workers (rate &key async concurrency concurrency-schedule concurrency-start
+                       concurrency-step concurrency-end concurrency-step-duration
+                       concurrency-max-duration &allow-other-keys)
+  "The schedule of the workers of a run at RATE, a schedule or nil; nil for as many as are due."
+  (unless (and rate async)
+    (load-schedule "concurrency" concurrency-schedule
+                   (or concurrency (and (null rate) (eq :const concurrency-schedule) 50))
+                   concurrency-start concurrency-step concurrency-end concurrency-step-duration
+                   concurrency-max-duration)))
+
+(defun load-width (&rest options &key connections loops poisson together concurrency-schedule
+                   &allow-other-keys)
+  "What of a plan says how much is called at once, and when calls begin."
+  (let* ((rate (apply #'load-rate options))
+         (workers (apply #'load-workers rate options)))
+    (when (and workers (eq :const concurrency-schedule)
+               (< (load:schedule-value workers 0) connections))
+      (refuse "there are more --connections than workers (-c)"))
+    (list :rate rate :workers workers :connections connections :lanes (min loops connections)
+          :arrival (if poisson :poisson :constant) :group-ns (nanoseconds-of together))))
+
+(defun load-length (&key total duration max-duration duration-stop warm-up skip-first
+                    &allow-other-keys)
+  "What of a plan says when the run ends, and what of it does not count."
+  (let ((seconds (or duration max-duration)))
+    (list :total (cond (duration nil) (total) (t 200))
+          :duration-ns (and seconds (seconds-ns seconds)) :stop duration-stop
+          :warm-up-ns (nanoseconds-of warm-up) :skip-first skip-first)))
+
+(defun load-streams (&key stream-call-count stream-interval stream-call-duration
+                       stream-dynamic-messages &allow-other-keys)
+  "What of a plan is about streams."
+  (list :messages stream-call-count :interval-ns (nanoseconds-of stream-interval)
+        :call-duration-ns (nanoseconds-of stream-call-duration)
+        :fresh-messages stream-dynamic-messages))
+
+
+;;; Where to, and how
+
+(defun method-path (method)
+  "The :path of METHOD, a full name with dots."
+  (let ((dot (position #\. method :from-end t)))
+    (format nil "/~A/~A" (subseq method 0 dot) (subseq method (1+ dot)))))
+
+(defun spread-targets (target balance config connect-timeout)
+  "The targets that connections go to in turn: each address of TARGET, text, if the policy that
+BALANCE or CONFIG names shares calls among them, else TARGET, whose first address that answers has
+them all."
+  (let* ((parsed (loop:parse-target target))
+         (balancing (and config (config:service-config-balancing config)))
+         (policy (or balance (and balancing (config:policy-config-name balancing)))))
+    (if (or (null policy) (string-equal "pick_first" (substitute #\_ #\- (string policy))))
+        (list parsed)
+        (load:single-targets parsed (seconds-ns connect-timeout)))))
+
+(defun shorter-timeout (timeout config path)
+  "The seconds that calls of the method at PATH may take, 0 for no limit: TIMEOUT, or less if CONFIG
+says so."
+  (let* ((method (and config (config:find-method-config config path)))
+         (ns (and method (config:method-config-timeout-ns method))))
+    (cond ((null ns) timeout)
+          ((zerop timeout) (ns-seconds ns))
+          (t (min timeout (ns-seconds ns))))))
+
+(defun refuse-retries (config path)
+  "Refuse CONFIG if it has calls of the method at PATH retried or hedged, which would hide how each
+fared."
+  (let ((method (and config (config:find-method-config config path))))
+    (when (and method (or (config:method-config-retry method)
+                          (config:method-config-hedging method)))
+      (refuse "--service-config: a load counts each call as it fared, and neither retries nor ~
+               hedges; leave retryPolicy and hedgingPolicy out"))))
+
+(defun loads-credentials (&key tls-ca tls-cert tls-key tls-name skip-tls insecure
+                            &allow-other-keys)
+  "The credentials of connections, nil for plaintext."
+  (when (and insecure (or tls-ca skip-tls))
+    (refuse "--insecure, --tls-ca and --skip-tls exclude each other"))
+  (if skip-tls
+      (grpc:tls-credentials :verify nil :certificate tls-cert :key tls-key :server-name tls-name)
+      (client-credentials tls-ca tls-cert tls-key tls-name)))
+
+(defun disobeyed-members (config path)
+  "What CONFIG says of calls of the method at PATH, or of channels, that a load does not do: texts."
+  (let* ((method (config:find-method-config config path))
+         (balancing (config:service-config-balancing config))
+         (policy (and balancing (config:policy-config-name balancing))))
+    (loop for (given text)
+            in `((,(config:service-config-health-service config)
+                  "healthCheckConfig (connections are used whatever the server's health)")
+                 (,(and policy (not (member policy '(:pick-first :round-robin))))
+                  ,(format nil "the policy ~A (connections go to addresses in turn)"
+                           (and policy (policy-text policy))))
+                 (,(config:service-config-throttling config)
+                  "retryThrottling (nothing is retried)")
+                 (,(and method (eq t (config:method-config-wait-for-ready method)))
+                  "waitForReady (calls fail while their connection cannot be made)")
+                 (,(and method (or (config:method-config-max-request-octets method)
+                                   (config:method-config-max-response-octets method)))
+                  "maxRequestMessageBytes and maxResponseMessageBytes (sizes are not looked at)"))
+          when given collect text)))
+
+(defun tell-disobeyed (config path)
+  "Say on standard error what of CONFIG is not obeyed for the method at PATH."
+  (let ((texts (disobeyed-members config path)))
+    (when texts
+      (format *error-output* "clgrpc load: of the service config, not obeyed: ~{~A~^; ~}~%" texts)
+      (finish-output *error-output*))))
+
+;;; What reports tell of the options
+
+(defparameter *told-options*
+  '((:host :target) (:proto :proto) (:protoset :protoset)
+    (:import-paths :import-path) (:cacert :tls-ca) (:cert :tls-cert) (:key :tls-key)
+    (:cname :tls-name) ("skipTLS" :skip-tls) (:authority :authority) (:rps :rps)
+    (:load-schedule :load-schedule) (:load-start :load-start) (:load-end :load-end)
+    (:load-step :load-step) (:load-step-duration :load-step-duration ns)
+    (:load-max-duration :load-max-duration ns) (:concurrency :concurrency)
+    (:concurrency-schedule :concurrency-schedule) (:concurrency-start :concurrency-start)
+    (:concurrency-end :concurrency-end) (:concurrency-step :concurrency-step)
+    (:concurrency-step-duration :concurrency-step-duration ns)
+    (:concurrency-max-duration :concurrency-max-duration ns) (:async :async)
+    (:connections :connections) (:duration :duration ns) (:max-duration :max-duration ns)
+    (:timeout :timeout ns) (:dial-timeout :connect-timeout ns) (:data :data json)
+    (:binary :binary) (:metadata :metadata json) ("CPUs" :loops) (:name :name)
+    ("skipFirst" :skip-first) (:poisson :poisson) (:warm-up :warm-up ns)
+    (:balance :balance) (:stream-call-count :stream-call-count)
+    (:stream-interval :stream-interval ns) (:stream-call-duration :stream-call-duration ns))
+  "The name of an option in reports, ghz's where ghz has it, its keyword, and how it is told.")
+
+(defun told-value (value how)
+  "VALUE, of an option, as JSON of ghz's type."
+  (cond ((eq 'ns how) (nanoseconds-of value))
+        ((eq 'json how) (handler-case (parse-json value) (clgrpc-error () value)))
+        ((eq t value) :true)
+        ((keywordp value) (policy-text value))
+        ((listp value) (coerce value 'simple-vector))
+        ((and (rationalp value) (not (integerp value))) (float value 1d0))
+        (t value)))
+
+(defun told-p (key options)
+  "True if the option KEY of OPTIONS was given, or has a default that means something in this run."
+  (case key
+    ((:load-step-duration) (eq :step (getf options :load-schedule)))
+    ((:concurrency-step-duration) (eq :step (getf options :concurrency-schedule)))
+    (t (not (member (getf options key) '(nil 0))))))
+
+(defun told-options (plan options)
+  "The alist from names to JSON that reports tell of OPTIONS, a plist of the command's, and of what
+PLAN, a plist, has made of them."
+  (append (loop for (name key how) in *told-options*
+                when (told-p key options)
+                  collect (cons (if (stringp name) name (string-downcase name))
+                                (told-value (getf options key) how)))
+          (list (cons "call" (subseq (method-path (getf options :method)) 1))
+                (cons "insecure" (if (getf plan :credentials) :false :true)))
+          (when (getf plan :total) (list (cons "total" (getf plan :total))))
+          (when (and (getf plan :rate) (plusp (getf plan :group-ns)))
+            (list (cons "together" (getf plan :group-ns))))))
+
+;;; The plan
+
+(defun load-route (config &key target balance connect-timeout &allow-other-keys)
+  "What of a plan says where connections go, by CONFIG, a service config or nil, too."
+  (list :target target :addresses (spread-targets target balance config connect-timeout)
+        :server-name (loop:target-host (loop:parse-target target))
+        :connect-timeout-ns (seconds-ns connect-timeout)
+        :options-of-http2 (make-channel-options
+                           :preface-timeout-seconds (max 1/10 (min 600 connect-timeout)))))
+
+(defun load-request (credentials timeout &rest options &key target method authority
+                     &allow-other-keys)
+  "What of a plan says what is called with CREDENTIALS, and that it may take TIMEOUT seconds."
+  (let* ((pool (apply #'load-pool credentials options))
+         (rpc-method (find-method-in pool method)))
+    (multiple-value-bind (fields maker)
+        (handler-case (load:compile-metadata (apply #'load-metadata options))
+          (load:template-error (error) (refuse "~A" error)))
+      (list :method rpc-method :payload (apply #'load-payload rpc-method pool options)
+            :fields (load:request-fields
+                     (method-path method)
+                     (or authority (loop:target-authority (loop:parse-target target)))
+                     (nanoseconds-of timeout) (if credentials "https" "http") (or fields #()))
+            :metadata-maker maker :timeout-ns (nanoseconds-of timeout)))))
+
+(defun make-load-plan (&rest options &key method service-config timeout name tags
+                       &allow-other-keys)
+  "The plan that OPTIONS, those of the command `load`, say."
+  (let* ((config (and service-config (config:parse-service-config service-config)))
+         (path (method-path method))
+         (tags (and tags (parse-string-object tags "--tags")))
+         (credentials (apply #'loads-credentials options))
+         (width (apply #'load-width options)))
+    (when config
+      (refuse-retries config path)
+      (tell-disobeyed config path))
+    (let ((plan (append (list :name name :tags tags :credentials credentials)
+                        width
+                        (apply #'load-length options)
+                        (apply #'load-streams options)
+                        (apply #'load-request credentials (shorter-timeout timeout config path)
+                               options)
+                        (apply #'load-route config options))))
+      (apply #'load:make-plan :options (told-options plan options) plan))))
