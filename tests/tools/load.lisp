@@ -227,7 +227,8 @@ standard input."
         (is (<= 176 (load:run-count run) 184) "20 + 40 + 60 + 60, not ~D" (load:run-count run))
         (is (equal "step" (option-of run "load-schedule")))
         (is (eql 200000000 (option-of run "load-step-duration"))))
-      (let ((run (make "--load-schedule" "line" "--load-start" "100" "--load-step" "200" "-z" "1s")))
+      (let ((run (make "--load-schedule" "line" "--load-start" "100" "--load-step" "200" "-z"
+                       "1s")))
         (is (<= 196 (load:run-count run) 204) "100 and half of 200, not ~D" (load:run-count run)))
       (let ((run (make "--rps" "200" "-z" "500ms" "--poisson")))
         (is (< 50 (load:run-count run) 160)))
@@ -262,7 +263,8 @@ standard input."
 (test load-writes-every-format-everywhere
   (with-greeter (address)
     (loop for (format . text) in '(("summary" . "Response time histogram") ("json" . "\"count\":5")
-                                   ("pretty" . "\"count\": 5") ("csv" . "duration (ms),status,error")
+                                   ("pretty" . "\"count\": 5")
+                                   ("csv" . "duration (ms),status,error")
                                    ("html" . "<!DOCTYPE html>"))
           do (let ((arguments (list "load" address "helloworld.Greeter/SayHello" "-n" "5" "-c" "1"
                                     "-O" format)))
@@ -334,7 +336,8 @@ standard input."
 
 (defun on-a-terminal (path &rest arguments)
   "What the program at PATH with ARGUMENTS prints on a terminal."
-  (let ((process (sb-ext:run-program path arguments :wait nil :pty t :input t :output nil :error t)))
+  (let ((process (sb-ext:run-program path arguments :wait nil :pty t :input t :output nil
+                                                    :error t)))
     (unwind-protect
          (with-output-to-string (output)
            (loop for char = (ignore-errors (read-char (sb-ext:process-pty process) nil))
