@@ -108,6 +108,7 @@
    #:replay #:make-replay #:replay-messages #:keep-message #:release-replay
    ;; queue.lisp
    #:inbox #:make-inbox #:push-inbox #:drain-inbox #:inbox-empty-p #:doze-inbox #:rouse-inbox
+   #:inbox-asleep-p
    #:confirm-wake #:close-inbox
    ;; fifo.lisp
    #:fifo #:make-fifo #:fifo-items #:enqueue #:enqueue-first #:enqueue-in-order #:dequeue

@@ -68,6 +68,10 @@ it is taken to be awake. By the consumer."
   (or (inbox-empty-p inbox)
       (rouse-inbox inbox)))
 
+(define-hot (inbox-asleep-p :inline t) ((inbox inbox)) boolean
+  "False once a push to INBOX has set out to wake the consumer, which has called DOZE-INBOX."
+  (= 1 (inbox-asleep inbox)))
+
 (define-hot take-arrivals ((inbox inbox) (new (or list (eql :closed)))) null
   "Append what has been pushed to ARRIVED and leave NEW in its place."
   (loop

@@ -21,9 +21,10 @@ thread of its own: callers run it in turn (see DRIVE), and a reserve thread when
 a simulated world neither is so: the simulator runs the loop. STOP-EVENT-LOOP must be called at some
 time, even if it was never started."
   (let ((loop (if (simulated-p)
-                  (%make-event-loop name clock poller random nil nil #'run-as-holder)
+                  (%make-event-loop name clock poller random nil nil nil #'run-as-holder)
                   (%make-event-loop name clock poller random reserve
-                                    (and caller-driven (make-driving)) #'run-as-holder))))
+                                    (and caller-driven (make-driving)) (make-spinner-if-useful)
+                                    #'run-as-holder))))
     (setf (event-loop-input loop) (make-octets (+ +copied-leftover-octets+ +read-octets+))
           (event-loop-now loop) (funcall clock)
           (poller-interest poller) (lambda (token)

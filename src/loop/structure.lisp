@@ -49,7 +49,7 @@ gathering.lisp."
     (format stream "~D calls, ~D waiters" (driving-calls driving) (driving-waiters driving))))
 
 (defstruct (event-loop (:constructor %make-event-loop
-                           (name clock poller random reserve driving run))
+                           (name clock poller random reserve driving spinner run))
                        (:copier nil))
   "See MAKE-EVENT-LOOP."
   (name "" :type string :read-only t)   ; for people
@@ -59,6 +59,7 @@ gathering.lisp."
   (random nil :type random-state :read-only t) ; for what is left to chance on the loop
   (reserve nil :type (or null reserve) :read-only t) ; runs the loop when its own thread cannot
   (driving nil :type (or null driving) :read-only t) ; nil if the loop has a thread of its own
+  (spinner nil :type (or null spinner)) ; nil if the loop always sleeps
   (run nil :type function :read-only t) ; (loop): runs it, for a thread that has taken its baton
   (wheel (make-timer-wheel) :type timer-wheel :read-only t) ; of its timers
   (inbox (make-inbox) :type inbox :read-only t) ; what has been posted

@@ -79,16 +79,54 @@ all anew."
   (incf (event-loop-turns loop))
   (dispatch-events loop count))
 
+(define-hot look-for-events ((loop event-loop) (spin-ns (integer 0 50000)))
+    (values (integer 0 256) (or null (integer 0 100000)))
+  "Look for events of LOOP for SPIN-NS without sleeping. Return how many there are, and after how
+many nanoseconds they, or a post, have come; nil if nothing has. If the looks show that this thread
+has shared its processor with another, which may be the peer, the time is one that does not pay."
+  (let* ((begin (monotonic-ns)) (now begin))
+    (declare (type nanoseconds begin now))
+    (loop
+      (let ((count (fetch-events loop 0))
+            (before (shiftf now (monotonic-ns))))
+        (declare (type nanoseconds before))
+        (cond ((or (plusp count) (not (inbox-asleep-p (event-loop-inbox loop))))
+               (return (values count (if (< (- now before) +longest-look-ns+)
+                                         (min (- now begin) spin-ns)
+                                         (* 2 +trial-ns+)))))
+              ((>= (- now begin) spin-ns) (return (values 0 nil))))))))
+
+(define-hot spin-or-sleep ((loop event-loop) (spinner spinner) (wait (signed-byte 62)))
+    (integer 0 256)
+  "As FETCH-EVENTS, which is to wait: spin before that if it pays."
+  (let* ((driving (event-loop-driving loop))
+         (driven (and driving (driving-owner driving) t))
+         (spin-ns (if (and driving (not driven)) ; for many callers
+                      0
+                      (spin-time-ns spinner driven))))
+    (if (or (zerop spin-ns) (<= 0 wait (* 2 spin-ns)))
+        (fetch-events loop wait)
+        (multiple-value-bind (count waited-ns) (look-for-events loop spin-ns)
+          (note-spin spinner driven waited-ns)
+          (if waited-ns
+              count
+              (fetch-events loop (if (plusp wait) (- wait spin-ns) wait)))))))
+
 (define-hot wait-and-dispatch ((loop event-loop)) boolean
   "Wait for events and note them. Return false if an interrupt has given the baton away meanwhile."
   (let* ((wait (wait-time-ns loop))
          (begin (if (and (event-loop-timed loop) (/= 0 wait))
                     (funcall (event-loop-clock loop))
                     0))
-         (count (fetch-events loop wait)))
+         (spinner (and (/= 0 wait) (event-loop-spinner loop)))
+         (count (if spinner (spin-or-sleep loop spinner wait) (fetch-events loop wait))))
     (declare (type nanoseconds begin))
     (when (in-event-loop-p loop)
       (unless (zerop wait) (rouse-inbox (event-loop-inbox loop)))
+      (when spinner
+        (note-source spinner (if (= 1 count)
+                                 (aref (poller-tokens (event-loop-poller loop)) 0)
+                                 0)))
       ;; woken by a post: other threads that are about to post get to do so, and share one send
       (when (and (zerop count) (event-loop-driving loop)
                  (not (inbox-empty-p (event-loop-inbox loop))))

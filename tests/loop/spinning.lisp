@@ -1,0 +1,176 @@
+;;;; Spinning: what a loop makes of its waits, played through by a model of two ends; and that a
+;;;; loop that spins misses nothing.
+
+(in-package #:clgrpc.tests.loop)
+(in-suite :clgrpc.loop)
+
+;;; The model: two ends that answer each other. Times are nanoseconds.
+
+(defconstant +model-work-ns+ 6000 "What an end takes from a message to its answer.")
+(defconstant +model-wake-ns+ 20000 "What an end that sleeps takes to wake.")
+
+(defstruct model-end
+  (spinner (clgrpc.loop::make-spinner))
+  (driven nil)
+  (begun 0)                             ; when it began to wait
+  (spin-ns 0)                           ; how long it spins at most
+  (spun 0)                              ; how long it has spun, in all
+  (token 1))                            ; the source of its events
+
+(defun begin-to-wait (end now)
+  (setf (model-end-begun end) now
+        (model-end-spin-ns end) (clgrpc.loop::spin-time-ns (model-end-spinner end)
+                                                           (model-end-driven end))))
+
+(defun see-event (end at)
+  "The time when END, which waits, sees what has come at AT."
+  (let* ((spin-ns (model-end-spin-ns end))
+         (waited (max 0 (- at (model-end-begun end))))
+         (awake (< waited spin-ns)))
+    (incf (model-end-spun end) (min waited spin-ns))
+    (when (plusp spin-ns)
+      (clgrpc.loop::note-spin (model-end-spinner end) (model-end-driven end)
+                              (and awake waited)))
+    (clgrpc.loop::note-source (model-end-spinner end) (model-end-token end))
+    (if awake at (+ at +model-wake-ns+))))
+
+(defun play (caller server count &key (now 0) (pause-ns (constantly 0)) (work-ns +model-work-ns+))
+  "Have CALLER make COUNT calls of SERVER from NOW on; before the number I it does something else
+for (PAUSE-NS I). Either may be nil, an end that always sleeps. Return the time of the end, and what
+the last 100 calls took on average."
+  (let ((last '()))
+    (flet ((wait (end now) (when end (begin-to-wait end now)))
+           (see (end at) (if end (see-event end at) (+ at +model-wake-ns+))))
+      (wait server now)
+      (dotimes (i count)
+        (incf now (funcall pause-ns i))
+        (let ((begin now))
+          (incf now +model-work-ns+)
+          (wait caller now)
+          (let ((answered (+ work-ns (see server now))))
+            (wait server answered)
+            (setf now (see caller answered)))
+          (push (- now begin) last)))
+      (values now (/ (reduce #'+ last :end (min count 100)) (min count 100))))))
+
+(defun average-of (&rest arguments)
+  (nth-value 1 (apply #'play arguments)))
+
+(test two-ends-that-spin-find-each-other
+  (let ((caller (make-model-end :driven t)) (server (make-model-end)))
+    (is (= (* 2 (+ +model-work-ns+ +model-wake-ns+)) (average-of caller server 8)) "at first")
+    (is (= (* 2 +model-work-ns+) (average-of caller server 500)) "soon")
+    (is (> (* 2.2 +model-work-ns+)
+           (average-of caller server 1000 :pause-ns (lambda (i) (if (= 50 (mod i 100)) 100000 0))))
+        "a pause now and then changes little")
+    (is (< (* 2 +model-work-ns+)
+           (average-of caller server 1000 :pause-ns (constantly 100000)))
+        "one before each call does")
+    (is (= (* 2 +model-work-ns+) (average-of caller server 10000))
+        "and they find each other again")))
+
+(test a-server-of-long-ago-is-found
+  "A server whose trials have failed for long is found by a new caller, as long as that calls on."
+  (let ((server (make-model-end)) (caller (make-model-end :driven t)))
+    (play nil server 10000)
+    (is (= (* 2 +model-work-ns+) (average-of caller server 20000)))))
+
+(test trials-that-fail-are-rare
+  "What an end spins in vain is little where its peer sleeps, or takes long to answer."
+  (flet ((spun (end play)
+           (funcall play 10000)
+           (let ((before (model-end-spun end)))
+             (funcall play 100000)
+             (/ (- (model-end-spun end) before) 100000))))
+    (let ((server (make-model-end)))
+      (is (< (spun server (lambda (count) (play nil server count))) 200)))
+    (let ((caller (make-model-end :driven t)))
+      (is (< (spun caller (lambda (count) (play caller nil count))) 800)))
+    (let ((caller (make-model-end :driven t)) (server (make-model-end)))
+      (is (< (spun caller (lambda (count) (play caller server count :work-ns 300000))) 200)))))
+
+(test only-one-source-is-spun-for
+  (let ((server (make-model-end)))
+    (play nil server 3 :work-ns 0)
+    (is (= 0 (loop for i below 1000
+                   do (setf (model-end-token server) (1+ (mod i 2)))
+                      (begin-to-wait server 0)
+                      (see-event server 1000)
+                   sum (model-end-spun server)))
+        "two sources by turns")
+    (setf (model-end-token server) 7)
+    (loop repeat 100 do (begin-to-wait server 0) (see-event server 1000))
+    (is (plusp (model-end-spin-ns server)))
+    (setf (model-end-token server) 0)
+    (see-event server 1000)
+    (begin-to-wait server 0)
+    (is (= 0 (model-end-spin-ns server)) "a wait that ends otherwise ends it")))
+
+;;; The real thing
+
+(defun spinning-for-good ()
+  "A spinner that spins through each wait."
+  (clgrpc.loop::make-spinner :token 1 :streak 8 :credit 4))
+
+(test a-loop-spins-and-then-sleeps
+  (let ((waits '()))
+    (with-still-loop (loop :note (lambda (what) (push what waits)))
+      (setf (clgrpc.loop::event-loop-spinner loop) (spinning-for-good))
+      (make-turn-of loop)
+      (is (< 1 (count 0 waits)) "it looks more than once")
+      (is (= -1 (first waits)) "and sleeps without limit")
+      (is (= 1 (count 0 waits :test #'/=)))
+      (setf waits '()
+            (clgrpc.loop::event-loop-spinner loop) nil)
+      (make-turn-of loop)
+      (is (equal '(-1) waits) "without a spinner it sleeps at once")
+      (setf waits '()
+            (clgrpc.loop::event-loop-spinner loop) (spinning-for-good))
+      (schedule-timer (event-loop-wheel loop) (make-timer #'identity nil)
+                      (+ (monotonic-ns) 10000))
+      (make-turn-of loop)
+      (is (= 0 (count 0 waits)) "not when a timer is due at once"))))
+
+(test who-posts-ends-the-spinning
+  (let ((waits '()) (ran nil) (still nil))
+    (with-still-loop (loop :note (lambda (what)
+                                   (push what waits)
+                                   (when (and still (eql 0 what) (= 3 (count 0 waits)))
+                                     (post (shiftf still nil) (lambda () (setf ran t))))))
+      (setf still loop
+            (clgrpc.loop::event-loop-spinner loop) (spinning-for-good))
+      (make-turn-of loop)
+      (is-true ran)
+      (is (= 3 (count 0 waits)))
+      (is (= 1 (count :wake waits)) "it counts as asleep")
+      (is (notany (lambda (what) (eql -1 what)) waits) "and does not sleep"))))
+
+(test a-loop-that-spins-misses-nothing
+  "Posts and octets that come at any moment of a spin, or of the sleep behind it, are seen."
+  (with-loops (loop) ()
+    (let ((listener (listen-with (list loop) (make-handler :input #'echo))))
+      (with-clients (client) ((listener-address listener))
+        (dotimes (i 2000)
+          (setf (clgrpc.loop::event-loop-spinner loop) (spinning-for-good))
+          (let ((pause (random 60)) (begin (monotonic-ns)))
+            (loop while (< (- (monotonic-ns) begin) (* 1000 pause))))
+          (if (evenp i)
+              (unless (= i (on-loop loop (lambda () i))) (fail "A post is lost."))
+              (progn (client-send client (pattern 3))
+                     (unless (equalp (pattern 3) (client-receive client 3))
+                       (fail "An echo is lost."))))))
+      (on-loop loop (lambda () (close-listener listener)))
+      (pass))))
+
+(test what-never-spins
+  (let ((*world* (make-world :clock #'monotonic-ns :wait (constantly nil)
+                             :network (loop::world-network *world*))))
+    (is (null (clgrpc.loop::make-spinner-if-useful)) "A simulated world has no time to lose."))
+  (let ((count #'os:processor-count))
+    (unwind-protect
+         (flet ((spins-with (processors)
+                  (setf (symbol-function 'os:processor-count) (constantly processors))
+                  (not (null (clgrpc.loop::make-spinner-if-useful)))))
+           (is-true (spins-with 2))
+           (is-false (spins-with 1) "with one processor the peer cannot run meanwhile"))
+      (setf (symbol-function 'os:processor-count) count))))
