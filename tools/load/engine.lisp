@@ -20,7 +20,7 @@
 (defun make-load-loop (number)
   (let ((loop (loop:make-event-loop
                :name (format nil "clgrpc load ~D" number)
-               :poller (loop:make-epoll-poller :precise t))))
+               :poller (make-late-poller))))
     (loop:launch-event-loop loop)
     (loop:post loop (lambda () (os:set-timer-slack 1)))
     loop))
