@@ -1519,7 +1519,7 @@
              (symbol-call '#:fiveam '#:run! :clgrpc.raft)))
 
 (defsystem "clgrpc/tests/workflow"
-  :depends-on ("clgrpc/workflow" "clgrpc/tests/etcd" "clgrpc/tests/support")
+  :depends-on ("clgrpc/workflow" "clgrpc/memory" "clgrpc/tests/etcd" "clgrpc/tests/support")
   :pathname "tests/workflow/"
   :serial t
   :components ((:file "package")

@@ -6,6 +6,7 @@
 (in-package #:clgrpc.workflow)
 
 (defconstant +most-tries+ 30 "How often a change is tried that meets others.")
+(defconstant +most-sightings+ 10000 "States that a node remembers.")
 
 (defun entry-state (entry)
   "The WorkflowState in ENTRY, or nil if that is."
@@ -14,11 +15,36 @@
 (defun entry-revision (entry)
   (if entry (etcd:entry-changed entry) 0))
 
+(defstruct (sighting (:constructor make-sighting (state revision)) (:copier nil))
+  "A state as it was at some time, by ENTRY-STATE or as a draft has left it; nobody changes it."
+  (state nil :type pb:workflow-state :read-only t) ; as it was
+  (revision 0 :type (integer 0) :read-only t)) ; at which it came to be so
+
+(declaim (sb-ext:freeze-type sighting))
+
+(defun entry-sighting (entry)
+  (make-sighting (entry-state entry) (etcd:entry-changed entry)))
+
 (defun fetch-state (node id)
   "The entry of the workflow ID. Signal WORKFLOW-NOT-FOUND if there is none."
   (check-name id "the id of a workflow")
   (or (etcd:fetch (node-etcd node) (state-key (node-root node) id))
       (refuse :workflow-not-found "there is no workflow ~A" id)))
+
+(defun see-state (node id)
+  "What the workflow ID is now, a sighting. Signal WORKFLOW-NOT-FOUND if there is none."
+  (entry-sighting (fetch-state node id)))
+
+;;; What a node has put it has seen. The next change often comes to the same node, which then need
+;;; not read the state: its transaction sees whether that is as it was. Nobody is refused anything
+;;; because of an old sighting.
+
+(defun remember-state (node state revision)
+  "NODE has put STATE, which has made REVISION."
+  (let ((recent (node-recent node)) (id (pb:workflow-state-id state)))
+    (cond ((not (running-p state)) (remhash id recent))
+          (t (when (<= +most-sightings+ (hash-table-count recent)) (clrhash recent))
+             (setf (gethash id recent) (make-sighting state revision))))))
 
 (defun fetch-states (node ids)
   "The entries of the workflows IDS, a list of as many, nil for those that are not there."
@@ -33,6 +59,12 @@
   (list :changed (state-key (node-root node) (pb:workflow-state-id (draft-state draft)))
         '= revision))
 
+(defun note-put (node drafts revision)
+  "DRAFTS are in the store, at REVISION."
+  (dolist (draft drafts)
+    (count-draft (node-instruments node) draft)
+    (remember-state node (draft-state draft) revision)))
+
 (defun put-draft (node draft revision &key when)
   "Put DRAFT, a finished one, into the store if its workflow is as it was at REVISION and the
 comparisons WHEN are so. Return whether they were; the revision of the store; and the entry of the
@@ -43,32 +75,52 @@ state as it is if they were not."
                        :when (cons (unchanged-p node draft revision) when)
                        :then (draft-operations (node-root node) draft)
                        :else (list (list :get state-key)))
-      (if done
-          (count-draft (node-instruments node) draft)
-          (count-conflict (node-instruments node)))
-      (values done now (if done nil (first results))))))
+      (cond (done (note-put node (list draft) now)
+                  (values t now nil))
+            (t (count-conflict (node-instruments node))
+               (values nil now (first results)))))))
+
+(defun decide (node sighting decision)
+  "The finished draft that DECISION makes of SIGHTING; as second value nil if it changes nothing."
+  (let ((draft (draft-of (sighting-state sighting) (node-now node) (node-limits node)
+                         :chance (below node 1.0))))
+    (if (funcall decision draft)
+        (values (finish-draft draft) t)
+        (values draft nil))))
+
+(defun first-draft (node id decision)
+  "The draft that DECISION makes of the workflow ID, whether it changes anything, and the sighting
+that it was made of: one of before, or of now if that does not lead to a change."
+  (flet ((of (sighting)
+           (multiple-value-bind (draft changes) (decide node sighting decision)
+             (values draft changes sighting))))
+    (let ((recent (gethash id (node-recent node))))
+      (when recent
+        (multiple-value-bind (draft changes) (handler-case (of recent)
+                                               (workflow-error () nil))
+          (when changes (return-from first-draft (values draft t recent)))))
+      (of (see-state node id)))))
 
 (defun change-workflow (node id decision &key conditions on-refusal)
   "Have DECISION, a function of a draft, decide about the workflow ID, and put into the store what
 it decides. Return the draft, and the revision that this made, or nil if nothing is to be changed.
 Signal a workflow error. CONDITIONS is a function of the draft that returns further comparisons;
 when they are not so, ON-REFUSAL is called, before all is tried again."
-  (let ((entry (fetch-state node id)))
+  (multiple-value-bind (draft changes sighting) (first-draft node id decision)
     (loop for tries from 1
-          for draft = (draft-of (entry-state entry) (node-now node) (node-limits node)
-                                :chance (below node 1.0))
-          do (unless (funcall decision draft) (return (values draft nil)))
-             (finish-draft draft)
+          do (unless changes (return (values draft nil)))
              (multiple-value-bind (done revision now)
-                 (put-draft node draft (entry-revision entry)
-                          :when (and conditions (funcall conditions draft)))
+                 (put-draft node draft (sighting-revision sighting)
+                            :when (and conditions (funcall conditions draft)))
                (when done (return (values draft revision)))
+               (remhash id (node-recent node))
                (when (null now) (refuse :workflow-not-found "there is no workflow ~A" id))
-               (when (and on-refusal (= (entry-revision now) (entry-revision entry)))
+               (when (and on-refusal (= (etcd:entry-changed now) (sighting-revision sighting)))
                  (funcall on-refusal))
                (when (= tries +most-tries+)
                  (refuse :store-unavailable "too many changes of ~A at once" id))
-               (setf entry now)))))
+               (setf sighting (entry-sighting now)
+                     (values draft changes) (decide node sighting decision))))))
 
 (defun draft-input (node state draft)
   "The input of the task that is under way in STATE: of DRAFT's payloads, or out of the store."

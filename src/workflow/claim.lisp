@@ -23,11 +23,10 @@
          (start (format nil "~A~(~X~)" prefix (below node +shards+)))
          (ids '()))
     (flet ((gather (from to)
-             (block nil
-               (etcd:map-entries (lambda (entry)
-                                   (push (first (last (key-parts "" (etcd:entry-key entry)))) ids)
-                                   (when (<= count (length ids)) (return)))
-                                 (node-etcd node) :from from :to to :keys-only t :page count))))
+             (etcd:map-entries (lambda (entry)
+                                 (push (first (last (key-parts "" (etcd:entry-key entry)))) ids))
+                               (node-etcd node) :from from :to to :keys-only t
+                                                :limit (- count (length ids)))))
       (gather start (format nil "~Ag" prefix))
       (when (< (length ids) count) (gather prefix start)))
     (nreverse ids)))
@@ -103,7 +102,7 @@ states: two lists."
   "Put DRAFTS, in which SESSION claims tasks, into the store. Return whether that was done, and the
 Tasks. Signal SESSION-LOST if it has ended."
   (let ((root (node-root node)) (session-key (session-key node session)))
-    (multiple-value-bind (done results)
+    (multiple-value-bind (done results revision)
         (etcd:transact (node-etcd node)
                        :when (cons (list :present session-key)
                                    (mapcar (lambda (draft revision)
@@ -118,7 +117,7 @@ Tasks. Signal SESSION-LOST if it has ended."
                                                                    (pb:workflow-state-id state)
                                                                    (input-key state)))))
                        :else (list (list :get session-key)))
-      (cond (done (dolist (draft drafts) (count-draft (node-instruments node) draft))
+      (cond (done (note-put node drafts revision)
                   (values t (claimed-tasks drafts results)))
             ((null (first results)) (refuse :session-lost "the session ~A has ended" session))
             (t (count-conflict (node-instruments node))

@@ -88,18 +88,15 @@
 ;;; What is due
 
 (defun due-entries (node)
-  "Keys of what is due now at NODE, some, and when the first thing is due that is not, or nil."
-  (let ((prefix (node-key node "index/due" "")) (now (node-now node)) (ids '()))
-    (block nil
-      (etcd:map-entries (lambda (entry)
-                          (destructuring-bind (time id)
-                              (last (key-parts "" (etcd:entry-key entry)) 2)
-                            (let ((time (parse-integer time :radix 16)))
-                              (when (< now time) (return (values ids time)))
-                              (push id ids)
-                              (when (<= +due-page+ (length ids)) (return (values ids now))))))
-                        (node-etcd node) :prefix prefix :keys-only t :page +due-page+)
-      (values ids nil))))
+  "Ids of what is due now at NODE, some, and when the first thing is due that is not, or nil."
+  (let ((prefix (node-key node "index/due" "")) (now (node-now node)) (ids '()) (next nil))
+    (etcd:map-entries (lambda (entry)
+                        (destructuring-bind (time id) (key-parts prefix (etcd:entry-key entry))
+                          (let ((time (parse-integer time :radix 16)))
+                            (cond ((<= time now) (push id ids))
+                                  ((null next) (setf next time))))))
+                      (node-etcd node) :prefix prefix :keys-only t :limit +due-page+)
+    (values ids next)))
 
 (defun do-due (node)
   "Do what is due at NODE, and note when something will be."

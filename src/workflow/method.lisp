@@ -113,17 +113,14 @@
 
 (defun list-ids (node prefix after count)
   "Ids at the ends of the keys that begin with PREFIX, behind AFTER, COUNT at most."
-  (let ((ids '()))
-    (block nil
-      (etcd:map-entries (lambda (entry)
-                          (let ((id (subseq (etcd:entry-key entry) (length prefix))))
-                            (unless (string= after id)
-                              (push id ids)
-                              (when (<= count (length ids)) (return)))))
-                        (node-etcd node) :from (format nil "~A~A" prefix after)
-                        :to (format nil "~A0" (string-right-trim "/" prefix))
-                        :keys-only t :page (1+ count)))
-    (nreverse ids)))
+  (let* ((entries (etcd:fetch-entries (node-etcd node)
+                                      :from (format nil "~A~A" prefix after)
+                                      :to (format nil "~A0" (string-right-trim "/" prefix))
+                                      :keys-only t :limit (1+ count)))
+         (ids (loop for entry in entries
+                    for id = (subseq (etcd:entry-key entry) (length prefix))
+                    unless (string= after id) collect id)))
+    (if (< count (length ids)) (subseq ids 0 count) ids)))
 
 (define-answer methods:list (node request)
   (let* ((status (pb:list-request-status request))

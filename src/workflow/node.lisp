@@ -35,6 +35,7 @@
    (alarm :initform (make-alarm) :reader node-alarm) ; that wakes the clock's thread
    (running :initform 0 :accessor node-running) ; workflows, when they were counted last
    (ready :initform 0 :accessor node-ready) ; tasks nobody has claimed, likewise
+   (recent :initform (make-hash-table :test 'equal :synchronized t) :reader node-recent) ; SIGHTINGs
    (watches :initform '() :accessor node-watches) ; calls that watch
    (index-watch :initform nil :accessor node-index-watch) ; of the index, or nil
    (threads :initform '() :accessor node-threads) ; the clock's and the claimers

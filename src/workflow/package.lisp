@@ -16,8 +16,7 @@
                     (#:trace #:clgrpc.trace) (#:etcd #:clgrpc.etcd)
                     (#:balance #:clgrpc.balance) (#:calling #:clgrpc.calling)
                     (#:service #:clgrpc.service)
-                    (#:pb #:clgrpc.workflow.v1) (#:methods #:clgrpc.workflow.v1.workflow)
-                    (#:leases #:etcdserverpb.lease) (#:etcdpb #:etcdserverpb))
+                    (#:pb #:clgrpc.workflow.v1) (#:methods #:clgrpc.workflow.v1.workflow))
   (:import-from #:sb-ext #:defglobal)
   (:export
    ;; condition.lisp

@@ -28,18 +28,10 @@ how long it lasts."
     (etcd:put (node-etcd node) (session-key node session) (short-text worker) :lease lease)
     (values session (etcd:lease-seconds lease))))
 
-(defun renew-session (node session)
-  "SESSION lasts its time from now on. Signal SESSION-LOST if it has ended."
-  (let ((response
-          (rpc:with-call (call (leases:lease-keep-alive
-                                (etcd:etcd-channel (node-etcd node))
-                                (list (etcdpb:make-lease-keep-alive-request
-                                       :id (session-number session)))
-                                :timeout 5 :wait-for-ready t))
-            (rpc:receive call))))
-    (unless (and response (plusp (etcdpb:lease-keep-alive-response-ttl response)))
-      (refuse :session-lost "the session ~A has ended" session))
-    (etcdpb:lease-keep-alive-response-ttl response)))
+(defun session-lease (node session)
+  "The lease of SESSION, renewed. Signal SESSION-LOST if it has ended."
+  (handler-case (etcd:adopt-lease (node-etcd node) (session-number session) :keep-alive nil)
+    (etcd:lease-not-found () (refuse :session-lost "the session ~A has ended" session))))
 
 (defun session-claims (node session)
   "Ids of the workflows of which SESSION has claimed a task."
@@ -59,7 +51,7 @@ it of them is lost: others get them."
 
 (defun note-heartbeat (node session held)
   "SESSION lives, and has HELD. Return what of that is no longer its own."
-  (let* ((seconds (renew-session node session))
+  (let* ((seconds (etcd:lease-seconds (session-lease node session)))
          (claims (session-claims node session)))
     (drop-unheld node session
                  (set-difference claims (map 'list #'pb:held-id held) :test #'string=)
@@ -74,7 +66,7 @@ it of them is lost: others get them."
 
 (defun close-session (node session)
   "SESSION ends by itself: others get what it has not reported, which counts as no attempt."
-  (let ((number (session-number session)))
+  (let ((lease (session-lease node session)))
     (dolist (id (session-claims node session))
       (handler-case
           (change-workflow node id
@@ -83,9 +75,6 @@ it of them is lost: others get them."
                                (and (string= session (pb:workflow-state-session state))
                                     (give-back draft (pb:workflow-state-fence state))))))
         (workflow-not-found ())))
+    ;; what was claimed meanwhile is lost with the key
     (etcd:remove-entry (node-etcd node) (session-key node session))
-    (handler-case
-        (leases:lease-revoke (etcd:etcd-channel (node-etcd node))
-                             (etcdpb:make-lease-revoke-request :id number) :timeout 5)
-      ;; it may have ended, and if not it will
-      (status:rpc-error ()))))
+    (etcd:revoke-lease lease)))

@@ -39,6 +39,8 @@ the store that they are of."
      (make-condition 'changes-compacted
                      :text (format nil "the changes are compacted up to revision ~A"
                                    (etcd:compacted-revision condition))))
+    (etcd:future-revision
+     (make-condition 'changes-compacted :text "the store is another one, or has lost its data"))
     (t (make-condition 'store-unavailable :text (princ-to-string condition)))))
 
 (defun follow-changes (node call function &rest range)

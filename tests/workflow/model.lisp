@@ -85,9 +85,10 @@
       (check-change world state draft)
       t)))
 
-(defun act (world id decision &optional (accepted (constantly nil)))
+(defun act (world id decision &optional (accepted (constantly nil)) (refused (constantly nil)))
   "A node does DECISION about the workflow ID, sometimes with a state that it read before. ACCEPTED
-is called with the draft if it was put, or with nil if there was nothing to be put."
+is called with the draft if it was put, or with nil if there was nothing to be put; REFUSED if what
+is so now refuses it."
   (let* ((old (and (chance-p world 15) (assoc id (world-readings world) :test #'string=)))
          (revision (if old (cddr old) (gethash id (world-revisions world) 0)))
          (state (if old (cadr old) (stored-state world id))))
@@ -101,7 +102,7 @@ is called with the draft if it was put, or with nil if there was nothing to be p
               (when (commit world state revision (workflow::finish-draft draft))
                 (funcall accepted draft))
               (funcall accepted nil)))
-      (workflow-error () nil))))
+      (workflow-error () (unless old (funcall refused)) nil))))
 
 (defparameter *kinds* '("a" "b" "c"))
 
@@ -149,9 +150,16 @@ is called with the draft if it was put, or with nil if there was nothing to be p
                        (if (zerop (mod fence 16)) (workflow::steps-of '((:task "a" :attempts 1000)))
                            '())))
                     (lambda (draft)
-                      (declare (ignore draft))
+                      (when (and draft (/= fence (pb:workflow-state-fence
+                                                  (workflow::draft-old draft))))
+                        (trouble world "~A takes ~D, though the claim is over" id fence))
                       (pushnew (list* id fence result) (world-acknowledged world)
-                               :test #'equalp))))))))))
+                               :test #'equalp))
+                    ;; and is answered alike again
+                    (lambda ()
+                      (when (member (list* id fence result) (world-acknowledged world)
+                                    :test #'equalp)
+                        (trouble world "~A refuses ~D, which it had taken" id fence)))))))))))
 
 (defun end-one-session (world)
   (let ((session (any world (world-sessions world))))

@@ -5,7 +5,7 @@
   (:use #:cl #:fiveam #:clgrpc.workflow)
   (:import-from #:clgrpc.base #:misuse #:string-octets #:octets-string #:make-octets)
   (:import-from #:clgrpc.tests.etcd #:with-store #:wait-until #:*etcd* #:+patience+)
-  (:local-nicknames (#:base #:clgrpc.base) (#:etcd #:clgrpc.etcd)
+  (:local-nicknames (#:base #:clgrpc.base) (#:etcd #:clgrpc.etcd) (#:memory #:clgrpc.memory)
                     (#:protobuf #:clgrpc.protobuf) (#:rpc #:clgrpc.rpc)
                     (#:server #:clgrpc.server) (#:client #:clgrpc.client)
                     (#:calling #:clgrpc.calling) (#:metrics #:clgrpc.metrics)

@@ -185,6 +185,22 @@ is over. It names a session that lives."
                    (list status (octets-string result)))))
       (is (= 6 (pb:workflow-state-version (state-of node "w")))))))
 
+(part old-sightings
+  "What a node has seen of a workflow, and others have changed since, refuses nobody."
+  (with-nodes (node other) ()
+    (let ((session (open-a-session node)))
+      (start-workflow node "w" '("a" "b"))
+      (let ((task (first (claim node session '("a")))))
+        (methods:report other (pb:make-report-request :id "w" :fence (pb:task-fence task)
+                                                      :give-back (pb:make-give-back)))
+        (let ((again (first (claim other session '("a")))))
+          (is (= 1 (pb:workflow-state-fence
+                    (workflow::sighting-state (gethash "w" (workflow::node-recent node))))))
+          (is (string= "b" (pb:task-kind (report node again "A" :session session
+                                                                :next-kinds '("b")))))))
+      (cancel-workflow other "w")
+      (signals workflow-closed (signal-workflow node "w" "x" nil)))))
+
 (part sessions-that-end
   "What a worker has claimed that is not heard of goes to others; its report is refused."
   (with-nodes (node other) ()
@@ -400,6 +416,18 @@ that is set forward or back loses nothing."
         (is (eql 1 (metric metrics "clgrpc.workflow.steps" "step_claimed" "a")))
         (is (eql 1 (metric metrics "clgrpc.workflow.steps" "step_done" "a")))
         (is (eql 1 (metric metrics "clgrpc.workflow.refused" "workflow-exists")))))))
+
+(test the-service-in-memory
+  "Some parts, on an engine in memory."
+  (let ((engine (memory:make-engine)))
+    (unwind-protect
+         (let ((*etcd* (memory:connect engine)))
+           (unwind-protect
+                (mapc #'funcall '(starting-and-asking lists-have-pages signals-count-once
+                                  claims-wait-for-tasks reports-and-the-next-step old-sightings
+                                  watches-of-workflows workers-do-steps))
+             (etcd:close-etcd *etcd*)))
+      (memory:close-engine engine))))
 
 (test the-service-on-etcd
   "All parts, on one etcd."
