@@ -72,9 +72,21 @@
   (call-faults '#:list-faults *standard-output*)
   (quit 0))
 
-(let ((well (run-all (faults-to-run)
-                     (* 60 (environment-number "CLGRPC_FAULTS_MINUTES"))
-                     (environment-number "CLGRPC_FAULTS_PAUSE")
-                     (environment-number "CLGRPC_FAULTS_WORKFLOWS"))))
-  (tell (if well "all was well" "something was wrong"))
-  (quit (if well 0 1)))
+(defun end-at-signals ()
+  "Have SIGTERM, as SIGINT does, end this process once all it has started is taken down."
+  (sb-sys:enable-interrupt sb-unix:sigterm
+                           (lambda (&rest arguments)
+                             (declare (ignore arguments))
+                             (sb-thread:interrupt-thread (sb-thread:main-thread)
+                                                         (lambda () (quit 143))))))
+
+(end-at-signals)
+(handler-bind ((sb-sys:interactive-interrupt (lambda (interrupt)
+                                               (declare (ignore interrupt))
+                                               (quit 130))))
+  (let ((well (run-all (faults-to-run)
+                       (* 60 (environment-number "CLGRPC_FAULTS_MINUTES"))
+                       (environment-number "CLGRPC_FAULTS_PAUSE")
+                       (environment-number "CLGRPC_FAULTS_WORKFLOWS"))))
+    (tell (if well "all was well" "something was wrong"))
+    (quit (if well 0 1))))

@@ -42,6 +42,9 @@ MAX-WATCHES at most. Watches that ask for that are told each PROGRESS-SECONDS ho
 clock is that of CLGRPC.LOOP:*WORLD*. It is not durable, and logs that. From any thread; end it with
 CLOSE-ENGINE."
   (check-type progress-seconds (real (0)))
+  (check-type max-octets (integer 1))
+  (check-type max-revisions (integer 1))
+  (check-type max-leases (integer 1))
   (check-type max-watches (integer 1))
   (log-event :warning :memory-engine :durable nil
                       :text "What is in this store is lost when the process ends.")

@@ -52,7 +52,7 @@ Return a list of complaints, texts, and a text of what was done."
   "The faults of etcd and its connections, a second or two each."
   (if (shared:etcd-program)
       (multiple-value-bind (complaints summary)
-          (run-faults :faults '(:killed :stopped :cut :silent :short) :seconds 6 :pause 0.3
+          (run-faults :faults '(:killed :stopped :cut :silent :short) :seconds 4 :pause 0.2
                       :longest 1)
         (is (null complaints) "~A~{~%~A~}" summary complaints))
       (skip "etcd is not installed")))

@@ -398,7 +398,7 @@ text of what was done."
   "Some workflows while etcd and its connections fail; nodes and workers are in this image."
   (if (shared:etcd-program)
       (multiple-value-bind (complaints summary)
-          (run-workflows nil :count 60 :seconds 5 :pause 0.3 :longest 1
+          (run-workflows nil :count 60 :seconds 4 :pause 0.2 :longest 1
                              :faults '(:killed :stopped :cut :short))
         (is (null complaints) "~A~{~%~A~}" summary complaints))
       (skip "etcd is not installed")))
@@ -417,9 +417,9 @@ workers that know nothing of it report what others do by then."
          (flow (begin-flow (make-place :address engine :folder folder) nil 60)))
     (unwind-protect
          (multiple-value-bind (complaints summary)
-             (run-flow flow 6 (lambda ()
+             (run-flow flow 3 (lambda ()
                                 (loop repeat 10
-                                      do (sleep 0.6)
+                                      do (sleep 0.3)
                                          (incf offset (seconds-ns 100))))
                        (constantly nil))
            (is (null complaints) "~A~{~%~A~}" summary complaints))
