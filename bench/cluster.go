@@ -1,5 +1,5 @@
 // Command cluster is the side of Go in the part cluster of the benchmarks: bench/cluster.lisp says what
-// it answers. Built by bench/cluster.py, which also generates the package pb.
+// it answers. Built by bench/cluster.py, which also generates the packages below pb.
 package main
 
 import (
@@ -15,7 +15,10 @@ import (
 	"syscall"
 	"time"
 
-	"clgrpc/peers/pb"
+	"clgrpc/peers/pb/bench"
+	"clgrpc/peers/pb/cluster"
+	"clgrpc/peers/pb/raft"
+	"clgrpc/peers/pb/workflow"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
@@ -24,58 +27,61 @@ import (
 
 // A node answers from tables in memory.
 type node struct {
-	pb.UnimplementedNodeServer
+	bench.UnimplementedNodeServer
 	mutex     sync.Mutex
-	members   map[string]*pb.Member
-	workflows map[string]*pb.GetWorkflowStateResponse
-	revision  uint64
+	members   map[string]*cluster.Member
+	workflows map[string]*workflow.GetWorkflowStateReply
+	revision  int64
 	lastIndex uint64
 }
 
-func makeMember(number int) *pb.Member {
-	return &pb.Member{Name: fmt.Sprintf("node-%d", number),
-		Address: fmt.Sprintf("10.0.0.%d:7000", number), Generation: 1}
+func makeWorkflow() *workflow.GetWorkflowStateReply {
+	state := &workflow.WorkflowState{Id: "order-1", Type: "order",
+		Status: workflow.WorkflowState_RUNNING, Version: 7, Current: 2,
+		StartedUnixMs: 1763900000000, Fence: 4, Session: "worker-1"}
+	for number := uint32(1); number <= 3; number++ {
+		step := &workflow.StepState{Number: number, Status: workflow.StepState_DONE, Attempts: 1}
+		if number == 3 {
+			step.Status = workflow.StepState_CLAIMED
+		}
+		state.Steps = append(state.Steps, step)
+	}
+	return &workflow.GetWorkflowStateReply{Revision: 17, State: state}
 }
 
 func makeNode() *node {
-	n := &node{members: map[string]*pb.Member{}, workflows: map[string]*pb.GetWorkflowStateResponse{
-		"default/order-1": {Id: "order-1", Status: "RUNNING", Step: 3, Revision: 17,
-			State: make([]byte, 64)}}}
-	for i := 1; i <= 3; i++ {
-		m := makeMember(i)
-		n.members[m.Name] = m
-	}
-	return n
+	return &node{members: map[string]*cluster.Member{},
+		workflows: map[string]*workflow.GetWorkflowStateReply{"order-1": makeWorkflow()}}
 }
 
-func (n *node) Join(_ context.Context, request *pb.JoinRequest) (*pb.JoinResponse, error) {
+func (n *node) Join(_ context.Context, request *cluster.JoinRequest) (
+	*cluster.JoinResponse, error) {
+	member := &cluster.Member{Name: request.Name, Generation: 2, Address: request.Address,
+		Instance: request.Instance, LeaseSeconds: request.LeaseSeconds,
+		State: cluster.MemberState_MEMBER_STATE_ACTIVE}
 	n.mutex.Lock()
 	defer n.mutex.Unlock()
-	n.members[request.Member.Name] = request.Member
+	n.members[member.Name] = member
 	n.revision++
-	response := &pb.JoinResponse{Revision: n.revision,
-		Members: make([]*pb.Member, 0, len(n.members))}
-	for _, m := range n.members {
-		response.Members = append(response.Members, m)
-	}
-	return response, nil
+	return &cluster.JoinResponse{Member: member, Revision: n.revision}, nil
 }
 
-func (n *node) Leave(_ context.Context, request *pb.LeaveRequest) (*pb.LeaveResponse, error) {
+func (n *node) Leave(_ context.Context, request *cluster.LeaveRequest) (
+	*cluster.LeaveResponse, error) {
 	n.mutex.Lock()
 	defer n.mutex.Unlock()
+	_, left := n.members[request.Name]
 	delete(n.members, request.Name)
-	n.revision++
-	return &pb.LeaveResponse{Revision: n.revision}, nil
+	return &cluster.LeaveResponse{Left: left}, nil
 }
 
-func (n *node) RequestVote(_ context.Context, request *pb.RequestVoteRequest) (
-	*pb.RequestVoteResponse, error) {
-	return &pb.RequestVoteResponse{Term: request.Term, Granted: true}, nil
+func (n *node) RequestVote(_ context.Context, request *raft.RequestVoteRequest) (
+	*raft.RequestVoteResponse, error) {
+	return &raft.RequestVoteResponse{Term: request.Term, Granted: true}, nil
 }
 
-func (n *node) AppendEntries(_ context.Context, request *pb.AppendEntriesRequest) (
-	*pb.AppendEntriesResponse, error) {
+func (n *node) AppendEntries(_ context.Context, request *raft.AppendEntriesRequest) (
+	*raft.AppendEntriesResponse, error) {
 	last := request.PrevLogIndex
 	n.mutex.Lock()
 	for _, entry := range request.Entries {
@@ -83,51 +89,52 @@ func (n *node) AppendEntries(_ context.Context, request *pb.AppendEntriesRequest
 	}
 	n.lastIndex = last
 	n.mutex.Unlock()
-	return &pb.AppendEntriesResponse{Term: request.Term, Success: true, MatchIndex: last}, nil
+	return &raft.AppendEntriesResponse{Term: request.Term, Success: true, MatchIndex: last}, nil
 }
 
-func (n *node) GetWorkflowState(_ context.Context, request *pb.GetWorkflowStateRequest) (
-	*pb.GetWorkflowStateResponse, error) {
+func (n *node) GetWorkflowState(_ context.Context, request *workflow.GetWorkflowStateRequest) (
+	*workflow.GetWorkflowStateReply, error) {
 	n.mutex.Lock()
 	defer n.mutex.Unlock()
-	if found := n.workflows[request.Namespace+"/"+request.Id]; found != nil {
+	if found := n.workflows[request.Id]; found != nil {
 		return found, nil
 	}
 	return nil, status.Errorf(codes.NotFound, "no workflow %s", request.Id)
 }
 
-func appendRequest(octets int) *pb.AppendEntriesRequest {
-	return &pb.AppendEntriesRequest{Term: 3, Leader: "node-1", PrevLogIndex: 41, PrevLogTerm: 3,
+func appendRequest(octets int) *raft.AppendEntriesRequest {
+	return &raft.AppendEntriesRequest{Term: 3, Leader: "node-1", PrevLogIndex: 41, PrevLogTerm: 3,
 		LeaderCommit: 40,
-		Entries:      []*pb.Entry{{Index: 42, Term: 3, Data: make([]byte, octets)}}}
+		Entries:      []*raft.Entry{{Index: 42, Term: 3, Data: make([]byte, octets)}}}
 }
 
 // cases make of a client a function that makes one call.
-var cases = map[string]func(pb.NodeClient) func() error{
-	"join": func(c pb.NodeClient) func() error {
-		request := &pb.JoinRequest{Cluster: "bench", Member: makeMember(3)}
+var cases = map[string]func(bench.NodeClient) func() error{
+	"join": func(c bench.NodeClient) func() error {
+		request := &cluster.JoinRequest{Name: "node-3", Address: "10.0.0.3:7000",
+			LeaseSeconds: 10, Instance: "3f2504e0-4f89"}
 		return func() error { _, err := c.Join(background, request); return err }
 	},
-	"leave": func(c pb.NodeClient) func() error {
-		request := &pb.LeaveRequest{Cluster: "bench", Name: "node-9"}
+	"leave": func(c bench.NodeClient) func() error {
+		request := &cluster.LeaveRequest{Name: "node-9", Generation: 1}
 		return func() error { _, err := c.Leave(background, request); return err }
 	},
-	"vote": func(c pb.NodeClient) func() error {
-		request := &pb.RequestVoteRequest{Term: 3, Candidate: "node-1", LastLogIndex: 41,
+	"vote": func(c bench.NodeClient) func() error {
+		request := &raft.RequestVoteRequest{Term: 3, Candidate: "node-1", LastLogIndex: 41,
 			LastLogTerm: 2}
 		return func() error { _, err := c.RequestVote(background, request); return err }
 	},
 	"append-100": appendCase(100),
 	"append-10k": appendCase(10240),
 	"append-1m":  appendCase(1048576),
-	"workflow": func(c pb.NodeClient) func() error {
-		request := &pb.GetWorkflowStateRequest{Namespace: "default", Id: "order-1"}
+	"workflow": func(c bench.NodeClient) func() error {
+		request := &workflow.GetWorkflowStateRequest{Id: "order-1"}
 		return func() error { _, err := c.GetWorkflowState(background, request); return err }
 	},
 }
 
-func appendCase(octets int) func(pb.NodeClient) func() error {
-	return func(c pb.NodeClient) func() error {
+func appendCase(octets int) func(bench.NodeClient) func() error {
+	return func(c bench.NodeClient) func() error {
 		request := appendRequest(octets)
 		return func() error { _, err := c.AppendEntries(background, request); return err }
 	}
@@ -147,16 +154,16 @@ type request struct {
 
 type answer map[string]any
 
-var clients = map[string]pb.NodeClient{}
+var clients = map[string]bench.NodeClient{}
 
-func client(address string) (pb.NodeClient, error) {
+func client(address string) (bench.NodeClient, error) {
 	if clients[address] == nil {
 		conn, err := grpc.NewClient(address,
 			grpc.WithTransportCredentials(insecure.NewCredentials()))
 		if err != nil {
 			return nil, err
 		}
-		clients[address] = pb.NewNodeClient(conn)
+		clients[address] = bench.NewNodeClient(conn)
 	}
 	return clients[address], nil
 }
@@ -167,7 +174,7 @@ func serve() (answer, error) {
 		return nil, err
 	}
 	server := grpc.NewServer()
-	pb.RegisterNodeServer(server, makeNode())
+	bench.RegisterNodeServer(server, makeNode())
 	go server.Serve(listener)
 	return answer{"address": listener.Addr().String()}, nil
 }

@@ -28,14 +28,15 @@
 (defpackage #:clgrpc.bench.cluster.program
   (:use #:cl)
   (:local-nicknames (#:grpc #:clgrpc) (#:base #:clgrpc.base) (#:load #:clgrpc.load)
-                    (#:profile #:clgrpc.profile) (#:raft #:clgrpc.raft.v1)
-                    (#:cluster #:clgrpc.bench.cluster) (#:methods #:clgrpc.bench.cluster.node)))
+                    (#:profile #:clgrpc.profile) (#:cluster #:clgrpc.cluster.v1)
+                    (#:raft #:clgrpc.raft.v1) (#:workflow #:clgrpc.workflow.v1)
+                    (#:bench #:clgrpc.bench.cluster) (#:methods #:clgrpc.bench.cluster.node)))
 
 (in-package #:clgrpc.bench.cluster.program)
 
 ;;; The service: tables in memory
 
-(defclass node (cluster:node)
+(defclass node (bench:node)
   ((lock :initform (sb-thread:make-mutex :name "node") :reader node-lock)
    (members :initform (make-hash-table :test 'equal) :reader node-members)
    (workflows :initform (make-hash-table :test 'equal) :reader node-workflows)
@@ -45,32 +46,35 @@
 (defmacro with-node ((service) &body body)
   `(sb-thread:with-mutex ((node-lock ,service)) ,@body))
 
-(defun make-member (number)
-  (cluster:make-member :name (format nil "node-~D" number)
-                       :address (format nil "10.0.0.~D:7000" number) :generation 1))
+(defun make-workflow ()
+  (workflow:make-get-workflow-state-reply
+   :revision 17
+   :state (workflow:make-workflow-state
+           :id "order-1" :type "order" :status :running :version 7 :current 2
+           :started-unix-ms 1763900000000 :fence 4 :session "worker-1"
+           :steps (loop for number from 1 to 3
+                        collect (workflow:make-step-state
+                                 :number number :status (if (= number 3) :claimed :done)
+                                 :attempts 1)))))
 
 (defmethod initialize-instance :after ((service node) &key)
-  (loop for number from 1 to 3
-        for member = (make-member number)
-        do (setf (gethash (cluster:member-name member) (node-members service)) member))
-  (setf (gethash "default/order-1" (node-workflows service))
-        (cluster:make-get-workflow-state-response
-         :id "order-1" :status "RUNNING" :step 3 :revision 17
-         :state (base:make-octets 64))))
+  (setf (gethash "order-1" (node-workflows service)) (make-workflow)))
 
 (defmethod methods:join ((service node) request &key)
-  (let ((member (cluster:join-request-member request)))
+  (let ((member (cluster:make-member
+                 :name (cluster:join-request-name request) :generation 2
+                 :address (cluster:join-request-address request)
+                 :instance (cluster:join-request-instance request)
+                 :lease-seconds (cluster:join-request-lease-seconds request)
+                 :state :member-state-active)))
     (with-node (service)
       (setf (gethash (cluster:member-name member) (node-members service)) member)
-      (cluster:make-join-response
-       :revision (incf (node-revision service))
-       :members (loop for member being the hash-values of (node-members service)
-                      collect member)))))
+      (cluster:make-join-response :member member :revision (incf (node-revision service))))))
 
 (defmethod methods:leave ((service node) request &key)
   (with-node (service)
-    (remhash (cluster:leave-request-name request) (node-members service))
-    (cluster:make-leave-response :revision (incf (node-revision service)))))
+    (cluster:make-leave-response
+     :left (remhash (cluster:leave-request-name request) (node-members service)))))
 
 (defmethod methods:request-vote ((service node) request &key)
   (let ((term (raft:request-vote-request-term request)))
@@ -86,10 +90,9 @@
      :term (raft:append-entries-request-term request) :success t :match-index last)))
 
 (defmethod methods:get-workflow-state ((service node) request &key)
-  (let ((key (concatenate 'string (cluster:get-workflow-state-request-namespace request) "/"
-                          (cluster:get-workflow-state-request-id request))))
-    (or (with-node (service) (gethash key (node-workflows service)))
-        (grpc:fail :not-found "There is no workflow ~A." key))))
+  (let ((id (workflow:get-workflow-state-request-id request)))
+    (or (with-node (service) (gethash id (node-workflows service)))
+        (grpc:fail :not-found (format nil "There is no workflow ~A." id)))))
 
 ;;; The calls
 
@@ -100,8 +103,10 @@
 
 (defparameter *cases*
   (list (list "join" #'methods:join
-              (cluster:make-join-request :cluster "bench" :member (make-member 3)))
-        (list "leave" #'methods:leave (cluster:make-leave-request :cluster "bench" :name "node-9"))
+              (cluster:make-join-request :name "node-3" :address "10.0.0.3:7000"
+                                         :lease-seconds 10 :instance "3f2504e0-4f89"))
+        (list "leave" #'methods:leave
+              (cluster:make-leave-request :name "node-9" :generation 1))
         (list "vote" #'methods:request-vote
               (raft:make-request-vote-request :term 3 :candidate "node-1" :last-log-index 41
                                               :last-log-term 2))
@@ -109,7 +114,7 @@
         (list "append-10k" #'methods:append-entries (append-request 10240))
         (list "append-1m" #'methods:append-entries (append-request 1048576))
         (list "workflow" #'methods:get-workflow-state
-              (cluster:make-get-workflow-state-request :namespace "default" :id "order-1")))
+              (workflow:make-get-workflow-state-request :id "order-1")))
   "Lists of a name, a stub and its request.")
 
 (defun call-until (end method channel request)

@@ -20,7 +20,9 @@ CASES = {"join": "Join", "leave": "Leave", "vote": "RequestVote",
          "append-100": "AppendEntries, 100 octets", "append-10k": "AppendEntries, 10 KB",
          "append-1m": "AppendEntries, 1 MB", "workflow": "GetWorkflowState"}
 LISP = support.lisp_command("scripts/load.lisp", "bench/cluster.lisp")
-SOURCES = ["cluster/raft.proto", "bench/cluster.proto"]
+# of a .proto file, the Go package that is made of it
+SOURCES = {"cluster/membership.proto": "cluster", "cluster/raft.proto": "raft",
+           "cluster/workflow.proto": "workflow", "bench/cluster.proto": "bench"}
 MANNERS = {"clgrpc": "ahead", "clgrpc, threads": "threads", "grpc-go": "threads"}
 PLACES = [{"processes": processes, "cores": cores} for processes in (1, 2) for cores in (1, 2)]
 CROWD = {"append-1m": 10}  # a server holds 32 MB of one connection's messages, and refuses others
@@ -33,7 +35,8 @@ OBJECT_CALLS = {"append-1m": 10}
 def go_program():
     """Generate the Go code of the services and build bench/cluster.go with it."""
     folder = os.path.join(support.CACHE, "bench-cluster")
-    os.makedirs(os.path.join(folder, "pb"), exist_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
+    os.makedirs(folder)
     for file in ("go.mod", "go.sum"):
         shutil.copy(os.path.join(support.PEERS, file), folder)
     shutil.copy(os.path.join(support.ROOT, "bench", "cluster.go"), os.path.join(folder, "main.go"))
@@ -43,7 +46,9 @@ def go_program():
     support.run(["protoc", "--plugin=" + messages, "--plugin=" + stubs,
                  "--proto_path=" + os.path.join(support.ROOT, "proto"),
                  *("--go%s_%s" % (kind, option) for kind in ("", "-grpc")
-                   for option in ("out=" + folder, "opt=module=clgrpc/peers")), *SOURCES])
+                   for option in ["out=" + folder, "opt=module=clgrpc/peers",
+                                  *("opt=M%s=clgrpc/peers/pb/%s" % source
+                                    for source in SOURCES.items())]), *SOURCES])
     program = os.path.join(folder, "cluster")
     support.run(["go", "build", "-o", program, "."], cwd=folder)
     return program

@@ -279,7 +279,8 @@ until then."
   (let ((outlet (ensure-outlet call))
         (size (encoded-length encoded)))
     (sb-ext:atomic-incf (wire-outlet-unsent-octets outlet) size)
-    (wire-post call
+    ;; on the loop's own thread, too, it comes behind what was posted before
+    (loop:post (wire-call-loop call)
                (lambda ()
                  (sb-ext:atomic-decf (wire-outlet-unsent-octets outlet) size)
                  (send-encoded call encoded)

@@ -256,6 +256,26 @@ ok."
       (is (await-signal done))
       (is (equal '(4 2 0) seen)))))
 
+(test callbacks-do-not-overtake
+  "What a callback sends on the loop comes behind what another thread has sent before."
+  (with-probe (channel) (:chat #'echo)
+    (dotimes (i 50)
+      (let ((call (chat channel :open)) (turn 0) (seen '()) (done (make-signal)))
+        (grpc:on-message call (lambda (note)
+                                (push (number-of note) seen)
+                                (case (number-of note)
+                                  (0 (setf turn 1)
+                                   (loop until (= turn 2) do (sb-thread:thread-yield))
+                                   (grpc:send call (note 2)))
+                                  (2 (grpc:close-send call)))))
+        (grpc:on-half-close call (lambda () (signal-it done)))
+        (grpc:send call (note 0))
+        (loop until (= turn 1) do (sb-thread:thread-yield))
+        (grpc:send call (note 1))
+        (setf turn 2)
+        (is (await-signal done))
+        (is (equal '(0 1 2) (reverse seen)))))))
+
 (test hundred-threads
   "One channel, a hundred threads, each its own answers."
   (with-probe (channel) (:ask #'double :chat #'echo)
