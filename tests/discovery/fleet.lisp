@@ -23,7 +23,7 @@ though none is tried again by a policy."
            (progn
              (dotimes (i 3) (push (start-member store) members))
              (support:with-program (client (support:clgrpc-program) "storm-client"
-                                           (target store "bench") "--rate" "500" "--seconds" "12"
+                                           (target store "bench") "--rate" "500" "--seconds" "8"
                                            "--timeout" "5" "--balance" "round_robin")
                (is (equal "ready" (support:program-line client)))
                (dolist (old (reverse members))
@@ -31,7 +31,7 @@ though none is tried again by a policy."
                  (push (start-member store) members))
                (let ((report (clgrpc.base:parse-json (support:program-line client))))
                  (flet ((figure (name) (cdr (assoc name report :test #'string=))))
-                   (is (= 6000 (figure "calls")))
+                   (is (= 4000 (figure "calls")))
                    (is (= 0 (figure "failed")) "~A" (figure "failures"))
                    (is (= 0 (figure "lost")))))))
         (mapc #'support:stop-program members)))))
