@@ -8,7 +8,8 @@
   '(shared::entries-are-put-fetched-and-removed shared::ranges-are-read-in-pages
     shared::compaction shared::ranges-are-sorted-and-filtered shared::revision-zero-is-the-newest
     shared::transactions shared::transactions-of-ranges-and-within-transactions
-    shared::leases-end shared::changes-are-told shared::compaction-during-a-break
+    shared::leases-end shared::leases-by-number shared::leases-are-found-again
+    shared::changes-are-told shared::compaction-during-a-break
     shared::watches-of-other-revisions shared::progress-is-asked-for shared::watches-that-end
     shared::locks-are-not-obtained shared::locks-with-a-lease-of-ones-own
     shared::elections shared::a-lease-stands-once shared::mirrors shared::mirrors-end)
