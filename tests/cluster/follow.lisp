@@ -5,7 +5,8 @@
 
 (defun follow-in-thread (channel note &rest arguments)
   "Follow the cluster that CHANNEL leads to in a thread, and call NOTE with what is told, in order:
-a list of names, or the changes as TOLD-CHANGES has them. The thread returns the error that ends it."
+a list of names, or the changes as TOLD-CHANGES has them. The thread returns the error that ends
+it."
   (sb-thread:make-thread
    (lambda ()
      (handler-case
