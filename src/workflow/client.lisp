@@ -126,7 +126,8 @@ twice. Signal a WORKFLOW-ERROR. From any thread."
   (let ((first (sb-thread:with-mutex ((watcher-lock watcher))
                  (not (shiftf (watcher-ended watcher) t)))))
     (when (and first (watcher-end-function watcher))
-      (funcall (watcher-end-function watcher) condition))))
+      (loop:guarding (:workflow-watch-error)
+        (funcall (watcher-end-function watcher) condition)))))
 
 (defun run-watcher (watcher)
   "What the thread of WATCHER does."
@@ -138,7 +139,13 @@ twice. Signal a WORKFLOW-ERROR. From any thread."
              (workflow-error (condition)
                (if (passing-p condition)
                    (pause-watcher watcher)
-                   (finish-watcher watcher condition))))))
+                   (finish-watcher watcher condition)))
+             (error (condition)
+               (log-event :error :workflow-watch-error :condition (princ-to-string condition))
+               (finish-watcher watcher
+                               (make-condition 'workflow-error
+                                               :text (format nil "the function of a watch: ~A"
+                                                             condition)))))))
 
 (defun watch-workflow (function channel id &key (after 0) (revision 0) on-end)
   "Have FUNCTION called with each change of the workflow ID behind the number AFTER, a
@@ -146,8 +153,8 @@ CLGRPC.WORKFLOW.V1:CHANGE, each once and in their order, though connections brea
 meanwhile, until it has ended. If ID is nil it is called with those of all workflows, from REVISION
 of the store on or, if that is 0, from now on, without end. Return an object for END-WATCHING. When
 there is no more, ON-END is called, with nil or with the WORKFLOW-ERROR that is why:
-CHANGES-COMPACTED if some are no longer there one by one. Both run on a thread of the watch's own.
-From any thread."
+CHANGES-COMPACTED if some are no longer there one by one, and if FUNCTION has signalled an error.
+Both run on a thread of the watch's own. From any thread."
   (let ((watcher (make-watcher :channel channel :id (or id "") :function function :after after
                                :revision revision :end-function on-end)))
     (setf (watcher-thread watcher)

@@ -118,7 +118,11 @@
              (workflow-error (condition)
                (log-event :warning :workflow-heartbeat :worker (worker-name worker)
                                                        :condition (princ-to-string condition))
-               (await-worker worker 1/2 (lambda () (closed-p worker)))))))
+               (await-worker worker 1/2 (lambda () (closed-p worker))))
+             (error (condition)
+               (log-event :error :workflow-worker-error :worker (worker-name worker)
+                                                        :condition (princ-to-string condition))
+               (await-worker worker 1 (lambda () (closed-p worker)))))))
 
 ;;; What is done
 
@@ -230,7 +234,7 @@
 stopped."
   (let ((session (await-session worker)))
     (when session
-      (let ((call (call-claim worker session)))
+      (let ((call (with-workflow-errors (call-claim worker session))))
         (unwind-protect
              (handler-case
                  (let ((tasks (with-workflow-errors (pb:claim-reply-tasks (loop:await call)))))
@@ -253,7 +257,12 @@ stopped."
                                    :worker (worker-name worker)
                                    :condition (princ-to-string condition))
                         (await-worker worker pause (lambda () (not (worker-open-p worker))))
-                        (setf pause (min +longest-pause-seconds+ (* 2 pause))))))))
+                        (setf pause (min +longest-pause-seconds+ (* 2 pause)))))
+                    (error (condition)
+                      (log-event :error :workflow-worker-error
+                                 :worker (worker-name worker)
+                                 :condition (princ-to-string condition))
+                      (await-worker worker 1 (lambda () (not (worker-open-p worker))))))))
     (with-worker (worker) (decf (worker-working worker)))))
 
 (defun kinds-alist (kinds)

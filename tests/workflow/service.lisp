@@ -369,6 +369,15 @@ that is set forward or back loses nothing."
           (is-true (wait-until (lambda () (= 2 (length numbers)))))
           (end-watching watcher))))))
 
+(part watches-whose-function-fails
+  (with-nodes (node) ()
+    (start-workflow node "w" '("a"))
+    (let ((ended nil))
+      (watch-workflow (lambda (change) (declare (ignore change)) (error "by the user")) node "w"
+                      :on-end (lambda (condition) (setf ended condition)))
+      (is-true (wait-until (lambda () ended)))
+      (is (search "by the user" (princ-to-string ended))))))
+
 (part too-many
   "Workflows, claims and watches are refused beyond their limits."
   (with-nodes (node) (:max-running 3 :max-waiting-claims 1 :max-watches 1)
