@@ -13,7 +13,7 @@ BENCH_PARTS := unary streams client matrix openloop bulk allocation protobuf tls
                live echo http inproc cluster loops
 
 .DEFAULT_GOAL := bin/clgrpc
-.PHONY: FORCE install test demo demo-cluster conformance simulate soak storm faults bench report profile clean help $(BENCH_PARTS:%=bench-%)
+.PHONY: FORCE install test demo demo-cluster conformance simulate soak storm faults bench report truth profile clean help $(BENCH_PARTS:%=bench-%)
 
 bin/clgrpc: $(SOURCES) bin/lisp | install
 	@CLGRPC_OUTPUT=bin/clgrpc.new $(LISP) --load scripts/build.lisp >bin/build.log 2>&1 </dev/null \
@@ -72,6 +72,10 @@ report: bin/clgrpc
 	@scripts/install --bench
 	@python3 bench/experiment.py $(REPORT)
 
+truth: bin/clgrpc
+	@scripts/install --bench
+	@python3 bench/truth.py $(DELAYS)
+
 profile: bin/clgrpc
 	@scripts/install --profile
 	@bin/clgrpc profile $(PROFILE) -- serve bench
@@ -102,6 +106,8 @@ help:
 	@echo '                  connections, live, echo, inproc or cluster'
 	@echo 'make report       5,000 calls a second to our server, grpc-go and tonic from ghz and clgrpc load, and'
 	@echo '                  what these cost beside h2load: bench/results/report.*; REPORT="--short" is quick'
+	@echo 'make truth        what clgrpc load, ghz and k6 say of a server of known delays, beside theory (needs Go);'
+	@echo '                  DELAYS="constant exponential stall" measures some: bench/results/truth.json'
 	@echo 'make profile      show where the time of a call goes on the server'
 	@echo 'make clean        remove bin/'
 	@echo 'SBCL=/opt/sbcl/bin/sbcl, for any of them, chooses the Lisp'
