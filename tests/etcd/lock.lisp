@@ -119,7 +119,6 @@ it."
              (next (etcd:request-lock etcd "l" :seconds 60))
              (waiting (sb-thread:make-thread
                        (lambda () (etcd:await-lock next :timeout (* 2 +patience+))))))
-        (sleep 0.2)
         (end-store store)
         (begin-store store)
         (etcd:release-lock lock :timeout +patience+)

@@ -79,6 +79,7 @@ killed one is back all three have the same."
                                  (etcd:etcd-error ())
                                  (misuse () (return))))) ; the client is closed: the test has failed
                     :arguments (list *etcd*)))
+           (end (lease-end lease))
            (killed (leader-of stores)))
       (etcd:put *etcd* "lease" "1" :lease lease)
       (is-true killed)
@@ -88,7 +89,7 @@ killed one is back all three have the same."
       (is-true (wait-until (lambda ()
                              (let ((leader (leader-of stores)))
                                (and leader (not (eq leader killed)))))))
-      (sleep 3.5)
+      (await-time end)
       (is-true (etcd:lease-alive-p lease))
       (is (null lost))
       (is-true (etcd:fetch *etcd* "lease"))

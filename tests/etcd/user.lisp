@@ -104,7 +104,8 @@ all of it goes on."
     (etcd:put ada "a/3" "1" :timeout +patience+)
     (is-true (wait-until (lambda () (= 4 (length heard)))))
     (is (equal '("a/lease" "a/1" "a/2" "a/3") (reverse heard)))
-    (sleep 2.5)
+    ;; it is renewed since
+    (await-time (lease-end lease))
     (is-true (etcd:lease-alive-p lease))
     (is-true (etcd:fetch ada "a/lease"))
     (is (null lost))
@@ -142,7 +143,7 @@ new ones, through a restart, too."
              (etcd:with-etcd (ada (store-address store) :user "ada" :password "countess"
                                                         :backoff-maximum-seconds 0.2)
                (exercise-token ada (lambda () (sleep 1.5)))
-               ;; a watch is begun with a token that has ended
+               ;; a watch is begun with a token that has ended; etcd has forgotten it after a second
                (sleep 1.2)
                (is-true (etcd:watch ada (constantly nil) :prefix "a/"))
                ;; users and roles have changed since the token was made
