@@ -31,32 +31,32 @@
   "True if CONDITION, an ETCD-ERROR, says that a new token may help."
   (some (lambda (text) (search text (etcd-error-text condition))) *stale-token-texts*))
 
-(defun authenticate (etcd end-ns)
-  "Ask for a token of ETCD's user until END-NS. It is empty if etcd wants none."
+(defun authenticate (etcd password end-ns)
+  "Ask for a token of ETCD's user, who has PASSWORD, until END-NS. It is empty if etcd wants none."
   (note etcd #'meter-tokens)
-  (let ((password (etcd-password etcd)))
-    (handler-case
-        (with-etcd-errors
-          (pb:authenticate-response-token
-           (auth:authenticate
-            (etcd-channel etcd)
-            (pb:make-authenticate-request
-             :name (etcd-user etcd)
-             :password (if (functionp password) (funcall password) password))
-            :timeout (seconds-left end-ns) :wait-for-ready t)))
-      (not-ready (error)
-        (if (search "authentication is not enabled" (etcd-error-text error))
-            (make-string 0)             ; one that is not EQ to the one before
-            (error error))))))
+  (handler-case
+      (with-etcd-errors
+        (pb:authenticate-response-token
+         (auth:authenticate (etcd-channel etcd)
+                            (pb:make-authenticate-request :name (etcd-user etcd)
+                                                          :password password)
+                            :timeout (seconds-left end-ns) :wait-for-ready t)))
+    (not-ready (error)
+      (if (search "authentication is not enabled" (etcd-error-text error))
+          (make-string 0)               ; one that is not EQ to the one before
+          (error error)))))
 
 (defun renew-token (etcd old end-ns)
   "Return a token of ETCD's user that is not OLD. Whoever asks first fetches it, until END-NS; the
 others wait for him."
-  (or (sb-thread:with-mutex ((etcd-token-lock etcd) :timeout (seconds-left end-ns))
-        (if (eq old (etcd-token etcd))
-            (setf (etcd-token etcd) (authenticate etcd end-ns))
-            (etcd-token etcd)))
-      (error 'unavailable :text "no token has come in time")))
+  (let* ((secret (etcd-password etcd))
+         ;; its function is the user's, and so is called before the lock is taken
+         (password (if (functionp secret) (funcall secret) secret)))
+    (or (sb-thread:with-mutex ((etcd-token-lock etcd) :timeout (seconds-left end-ns))
+          (if (eq old (etcd-token etcd))
+              (setf (etcd-token etcd) (authenticate etcd password end-ns))
+              (etcd-token etcd)))
+        (error 'unavailable :text "no token has come in time"))))
 
 (defun current-token (etcd end-ns)
   "A token of ETCD's user, or nil if it has none; one that is fetched comes until END-NS."

@@ -62,14 +62,15 @@
   "Return a client of etcd's members at ENDPOINTS, a string \"HOST:PORT\", or a list of such; names
 and numeric addresses may be mixed. Calls go to all that can be reached, by turns. TIMEOUT is the
 seconds that a call may take unless it says otherwise. USER, a string, and PASSWORD, a string or a
-function that returns it, say whose rights calls have; the token that stands for them is fetched
-when it is needed, and again when etcd takes it no more. With CHANNEL, another way to the services
-of etcd, ENDPOINTS are nil; it is closed with the client. METRICS, what MAKE-METRICS returns, count
-its calls, as an OBSERVER of its channel, and how its watches, leases, tokens and locks fare. All
-else is as for MAKE-CHANNEL: :credentials for TLS, OBSERVER, KEEPALIVE-SECONDS, MAX-RECEIVE-OCTETS
-and so on; after a failure it connects again within BACKOFF-MAXIMUM-SECONDS or little more, lest
-leases end for want of an attempt. Connects nothing yet. Signal MISUSE for wrong arguments. From any
-thread; end it with CLOSE-ETCD, or use WITH-ETCD."
+function that returns it (called whenever a call needs a token, by several threads at once, too),
+say whose rights calls have; the token that stands for them is fetched when it is needed, and again
+when etcd takes it no more. With CHANNEL, another way to the services of etcd, ENDPOINTS are nil; it
+is closed with the client. METRICS, what MAKE-METRICS returns, count its calls, as an OBSERVER of
+its channel, and how its watches, leases, tokens and locks fare. All else is as for MAKE-CHANNEL:
+:credentials for TLS, OBSERVER, KEEPALIVE-SECONDS, MAX-RECEIVE-OCTETS and so on; after a failure it
+connects again within BACKOFF-MAXIMUM-SECONDS or little more, lest leases end for want of an
+attempt. Connects nothing yet. Signal MISUSE for wrong arguments. From any thread; end it with
+CLOSE-ETCD, or use WITH-ETCD."
   (check-type timeout (real (0)))
   (check-user user password)
   (when (and endpoints channel) (misuse "An etcd has ENDPOINTS or a CHANNEL, not both."))

@@ -1,6 +1,7 @@
 ;;;; Mirrors: all entries of a range, then each change of them. A watch alone ends when the changes
 ;;;; that it would tell next are compacted; a mirror then fetches all entries again and watches from
-;;;; there, so that whoever keeps a copy of the range has only to replace it.
+;;;; there, so that whoever keeps a copy of the range has only to replace it. So it does when the
+;;;; store comes back with older data, or none.
 
 (in-package #:clgrpc.etcd)
 
@@ -55,9 +56,9 @@ seconds."
             do (loop:await-notice (mirror-bell mirror) (mirror-lock mirror) end)))))
 
 (defun mend-mirror (mirror condition)
-  "The watch of MIRROR has ended with CONDITION: begin anew if changes were compacted, else end it.
-On the thread of that watch."
-  (loop while (typep condition '(or compacted unavailable overloaded))
+  "The watch of MIRROR has ended with CONDITION: begin anew if changes were compacted, or the store
+has lost its data, else end it. On the thread of that watch."
+  (loop while (typep condition '(or compacted future-revision unavailable overloaded))
         do (handler-case (return-from mend-mirror
                            (unless (mirror-ended mirror) (begin-mirror mirror nil)))
              (error (error) (setf condition error)))
@@ -69,11 +70,11 @@ On the thread of that watch."
   "Have FUNCTION called with :entries, a list of all entries of a range (see MAP-ENTRIES) and the
 revision that they are of; then for each revision that changes some of them with :changes, the list
 of these, and the revision. If changes that were to be told are compacted, since no member could be
-reached for so long, all follows anew from :entries on. Return the mirror; the first call of
-FUNCTION has returned then, the others come one at a time on a thread of its own. If it ends but by
-CANCEL-MIRROR or CLOSE-ETCD, since FUNCTION has failed or the rights are gone, ON-END is called
-there with the condition. Signal an ETCD-ERROR if it cannot begin within TIMEOUT seconds for each
-request, by default those of ETCD. From any thread."
+reached for so long, or the store has lost its data, all follows anew from :entries on. Return the
+mirror; the first call of FUNCTION has returned then, the others come one at a time on a thread of
+its own. If it ends but by CANCEL-MIRROR or CLOSE-ETCD, since FUNCTION has failed or the rights are
+gone, ON-END is called there with the condition. Signal an ETCD-ERROR if it cannot begin within
+TIMEOUT seconds for each request, by default those of ETCD. From any thread."
   (let ((mirror (%make-mirror etcd function
                               (append (when prefix (list :prefix prefix))
                                       (when from (list :from from))

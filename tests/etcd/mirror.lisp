@@ -62,6 +62,22 @@ newest first, were applied to."
       (etcd:put *etcd* "m/d" "4" :timeout +patience+)
       (is-true (wait-until (lambda () (assoc "m/d" (copy-of events) :test #'string=)))))))
 
+(test mirrors-begin-anew-when-the-store-has-lost-its-data
+  (with-store (store)
+    (dolist (key '("m/a" "m/b" "m/c")) (etcd:put *etcd* key "1"))
+    (let ((events '()))
+      (etcd:mirror *etcd* (lambda (kind items revision)
+                            (declare (ignore revision))
+                            (push (list kind items) events))
+                   :prefix "m/")
+      (end-store store)
+      (uiop:delete-directory-tree (pathname (store-folder store)) :validate t)
+      (begin-store store)
+      (is-true (wait-until (lambda () (equal '(:entries :entries) (mapcar #'first events)))))
+      (is (null (copy-of events)))
+      (etcd:put *etcd* "m/d" "4" :timeout +patience+)
+      (is-true (wait-until (lambda () (equal '(("m/d" . "4")) (copy-of events))))))))
+
 (test mirrors-end
   "A mirror whose function fails ends, and says why."
   (with-store (store)

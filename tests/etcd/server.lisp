@@ -62,7 +62,7 @@ gives to clients, one of which might take it while an etcd is restarted."
                   "--initial-cluster" (or (store-cluster store)
                                           (format nil "~A=~A" (store-name store) peer))
                   ;; so that an election, and the shortest lease, do not take long
-                  "--heartbeat-interval" "50" "--election-timeout" "500"
+                  "--heartbeat-interval" "20" "--election-timeout" "100"
                   (store-arguments store))))))
 
 (defun new-store (&rest arguments)
@@ -109,7 +109,10 @@ skip the test without etcd."
 (defun new-cluster ()
   "Three stores that have not begun, of one cluster."
   (let* ((stores (loop for name in '("one" "two" "three")
-                       collect (new-store :name name)))
+                       collect (new-store :name name
+                                          ;; on a busy machine they hear of each other late
+                                          :arguments (list "--heartbeat-interval" "50"
+                                                           "--election-timeout" "500"))))
          (cluster (format nil "~{~A=~A~^,~}"
                           (loop for store in stores
                                 collect (store-name store) collect (peer-url store)))))

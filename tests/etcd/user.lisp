@@ -157,14 +157,12 @@ new ones, through a restart, too."
   "Threads that find the token invalid at one time fetch one new token."
   (with-store (store "--bcrypt-cost" "4")
     (enable-users)
-    (let ((asked 0) (lock (sb-thread:make-mutex)))
-      (etcd:with-etcd (ada (store-address store)
-                       :user "ada" :password (lambda ()
-                                               (sb-thread:with-mutex (lock) (incf asked))
-                                               "countess"))
+    (let ((metrics (metrics:make-metrics)))
+      (etcd:with-etcd (ada (store-address store) :user "ada" :password "countess"
+                                                 :metrics metrics)
         (etcd:put ada "a/1" "1")
         (setf (clgrpc.etcd::etcd-token ada) "invalid")
         (mapc #'sb-thread:join-thread
               (loop repeat 8
                     collect (sb-thread:make-thread (lambda () (etcd:put ada "a/1" "2")))))
-        (is (= 2 asked))))))
+        (is (= 2 (figure metrics "etcd.client.tokens")))))))
