@@ -78,7 +78,7 @@
            (funcall function place))
       (when (shared:store-program store) (support:stop-program (shared:store-program store)))
       (when (place-proxy place) (support:stop-program (place-proxy place)))
-      (when mounted (run-quietly "umount" folder))
+      (when mounted (run-quietly "umount" "--lazy" folder))
       (uiop:delete-directory-tree (pathname folder) :validate t :if-does-not-exist :ignore))))
 
 (defmacro with-place ((place) &body body)
