@@ -5,7 +5,8 @@
 ;;;;
 ;;;; That pays only where one end's octets make the other answer at once, and only while both spin.
 ;;;; So a loop finds out what its peer does. It looks at waits that end with a single event, always
-;;;; of the same source (STREAK), and spins through some of them for a trial:
+;;;; of the same source (STREAK), and of those before which it has sent something, spins through
+;;;; some for a trial:
 ;;;;   - a loop with a thread of its own through one, from time to time. If the event comes within
 ;;;;     +SPIN-NS+, the peer does not sleep between two messages, and the loop goes on spinning;
 ;;;;   - a loop that a caller drives, more rarely, through so many in a row that its peer, which may
@@ -49,7 +50,8 @@ in vain: its peer may have to be woken first.")
   (trials 0 :type (integer 0 192))      ; waits left of the trial under way
   (pause 16 :type (integer 16 8192))   ; waits between this trial and the next
   (left 16 :type (integer 0 8192))     ; of these, those that are still to come
-  (wins 0 :type (integer 0 256)))       ; waits that spinning has paid for since the last trial
+  (wins 0 :type (integer 0 256))        ; waits that spinning has paid for since the last trial
+  (sent 0 :type (unsigned-byte 62)))    ; octets that the loop had sent when it last waited
 
 (declaim (sb-ext:freeze-type spinner))
 

@@ -101,7 +101,9 @@ has shared its processor with another, which may be the peer, the time is one th
   "As FETCH-EVENTS, which is to wait: spin before that if it pays."
   (let* ((driving (event-loop-driving loop))
          (driven (and driving (driving-owner driving) t))
-         (spin-ns (if (and driving (not driven)) ; for many callers
+         (sent (event-loop-octets-sent loop))
+         (spin-ns (if (or (= sent (shiftf (spinner-sent spinner) sent)) ; nobody is to answer
+                          (and driving (not driven))) ; for many callers
                       0
                       (spin-time-ns spinner driven))))
     (if (or (zerop spin-ns) (<= 0 wait (* 2 spin-ns)))

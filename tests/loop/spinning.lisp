@@ -110,7 +110,7 @@ the last 100 calls took on average."
 
 (defun spinning-for-good ()
   "A spinner that spins through each wait."
-  (clgrpc.loop::make-spinner :token 1 :streak 8 :credit 4))
+  (clgrpc.loop::make-spinner :token 1 :streak 8 :credit 4 :sent 1))
 
 (test a-loop-spins-and-then-sleeps
   (let ((waits '()))
@@ -124,6 +124,11 @@ the last 100 calls took on average."
             (clgrpc.loop::event-loop-spinner loop) nil)
       (make-turn-of loop)
       (is (equal '(-1) waits) "without a spinner it sleeps at once")
+      (setf waits '()
+            (clgrpc.loop::event-loop-spinner loop)
+            (clgrpc.loop::make-spinner :token 1 :streak 8 :credit 4))
+      (make-turn-of loop)
+      (is (equal '(-1) waits) "nor does it spin if it has sent nothing")
       (setf waits '()
             (clgrpc.loop::event-loop-spinner loop) (spinning-for-good))
       (schedule-timer (event-loop-wheel loop) (make-timer #'identity nil)
