@@ -30,7 +30,7 @@
    #:close-reserve #:reserve-root #:reserve-thread-count
    ;; poller.lisp
    #:poller #:make-poller #:make-epoll-poller #:make-poll-poller #:poller-tokens #:poller-flags
-   #:poller-state #:poller-add #:poller-remove #:poller-wait #:poller-wake #:poller-close
+   #:poller-state
    #:+readable+ #:+writable+ #:+failed+ #:+ended+
    ;; transport.lisp
    #:transport #:make-transport #:transport-kind #:make-transport-kind #:transport-descriptor

@@ -57,12 +57,7 @@
   make-poller "Return a poller of the functions given; see the type POLLER."
   poller-tokens "Where WAIT leaves the tokens of the events it found."
   poller-flags "Where WAIT leaves what each event says: any of +READABLE+ and so on together."
-  poller-state "The datum of POLLER's functions."
-  poller-add "The function (poller descriptor token) of POLLER that begins to watch a descriptor."
-  poller-remove "The function (poller descriptor) of POLLER that ends that."
-  poller-wait "The function (poller timeout-ns) of POLLER that waits for events."
-  poller-wake "The function (poller) of POLLER that ends a wait. From any thread."
-  poller-close "The function (poller) of POLLER that ends it.")
+  poller-state "The datum of POLLER's functions.")
 
 ;;; epoll
 

@@ -77,15 +77,6 @@ overwritten. The negated ENOSYS if the kernel, before Linux 5.11, cannot."
                  (system-area-pointer (vector-sap timespec))
                  (system-area-pointer (int-sap 0)) ((signed 64) 0))))))
 
-(define-hot sleep-for ((timespec octets) (ns (unsigned-byte 62))) result
-  "Sleep for NS nanoseconds, or until a signal comes; TIMESPEC, 16 octets, is overwritten."
-  (multiple-value-bind (seconds rest) (floor ns 1000000000)
-    (setf (u64le timespec 0) seconds
-          (u64le timespec 8) rest)
-    (with-pinned-objects (timespec)
-      (syscall ("nanosleep" int) (system-area-pointer (vector-sap timespec))
-               (system-area-pointer (int-sap 0))))))
-
 (defun set-timer-slack (ns)
   "Have the kernel end this thread's waits NS nanoseconds late at most, 50,000 if nobody says
 otherwise: it may join waits that end at about the same time."

@@ -25,8 +25,7 @@
    #:+so-sndtimeo+
    #:open-socket #:open-datagram-socket #:bind-socket #:listen-socket #:accept-socket
    #:connect-socket
-   #:receive-octets #:receive-timed-octets #:make-message-area #:+so-timestampns+
-   #:send-octets #:shutdown-output
+   #:receive-octets #:send-octets #:shutdown-output
    #:close-descriptor
    #:socket-option #:socket-option-octets #:set-socket-option
    #:socket-address #:peer-address #:open-descriptors
@@ -41,7 +40,7 @@
    #:regular-file-p
    ;; epoll.lisp
    #:open-epoll #:watch-descriptor #:forget-descriptor #:make-event-area #:wait-for-events
-   #:wait-for-events-until #:sleep-for #:set-timer-slack
+   #:wait-for-events-until #:set-timer-slack
    #:event-flags #:event-token
    #:+event-in+ #:+event-out+ #:+event-error+ #:+event-hang-up+ #:+event-read-hang-up+
    #:make-poll-area #:set-polled

@@ -16,7 +16,6 @@
   (+so-peercred+ "SO_PEERCRED" 17)
   (+so-rcvtimeo+ "SO_RCVTIMEO" 20)
   (+so-sndtimeo+ "SO_SNDTIMEO" 21)
-  (+so-timestampns+ "SO_TIMESTAMPNS" 35)
   (+rlimit-nofile+ "RLIMIT_NOFILE" 7)
   (+dirent-name+ "offsetof (struct dirent, d_name)" 19)
   (+ipproto-tcp+ "IPPROTO_TCP" 6)
@@ -89,54 +88,6 @@ has the option +SO-ERROR+ set, once that has ended."
       (retrying (syscall ("recv" (signed 64)) (int socket)
                          (system-area-pointer (sap+ (vector-sap octets) start))
                          ((unsigned 64) (- end start)) (int 0))))))
-
-;;; struct msghdr, the iovec that it points to, and room for a control message behind them
-(define-constants
-  (+message-iov+ "offsetof (struct msghdr, msg_iov)" 16)
-  (+message-iov-count+ "offsetof (struct msghdr, msg_iovlen)" 24)
-  (+message-control+ "offsetof (struct msghdr, msg_control)" 32)
-  (+message-control-octets+ "offsetof (struct msghdr, msg_controllen)" 40)
-  (+message-octets+ "sizeof (struct msghdr)" 56)
-  (+iovec-octets+ "sizeof (struct iovec)" 16)
-  (+control-header-octets+ "sizeof (struct cmsghdr)" 16))
-
-(defconstant +control-octets+ 64 "Room for a control message with a time.")
-(defconstant +control-at+ (+ +message-octets+ +iovec-octets+) "Where in a message area that is.")
-
-(defun make-message-area ()
-  "An area for RECEIVE-TIMED-OCTETS."
-  (make-octets (+ +control-at+ +control-octets+)))
-
-(define-hot receive-timed-octets ((socket fixnum) (octets octets) (start index) (end index)
-                                  (area octets))
-    (values result (unsigned-byte 62))
-  "As RECEIVE-OCTETS, for a socket that has the option +SO-TIMESTAMPNS+. Return as well when the
-last of the octets has arrived at this machine, in nanoseconds since 1970-01-01 00:00 UTC; 0 if the
-kernel does not know. AREA is of MAKE-MESSAGE-AREA."
-  (assert (<= start end (length octets)))
-  (assert (= (length area) (+ +control-at+ +control-octets+)))
-  (let ((result 0))
-    (declare (type result result))
-    (with-pinned-objects (octets area)
-      (let ((sap (vector-sap area)))
-        (fill area 0)
-        (setf (u64le area +message-iov+) (sap-int (sap+ sap +message-octets+))
-              (u64le area +message-iov-count+) 1
-              (u64le area +message-control+) (sap-int (sap+ sap +control-at+))
-              (u64le area +message-control-octets+) +control-octets+
-              (u64le area +message-octets+) (sap-int (sap+ (vector-sap octets) start))
-              (u64le area (+ +message-octets+ 8)) (- end start)
-              result (filling (octets start end)
-                       (retrying (syscall ("recvmsg" (signed 64)) (int socket)
-                                          (system-area-pointer sap) (int 0)))))))
-    (let ((time (+ +control-at+ +control-header-octets+)))
-      (values result
-              (if (and (plusp result)
-                       (= +sol-socket+ (u32le area (+ +control-at+ 8)))
-                       (= +so-timestampns+ (u32le area (+ +control-at+ 12))))
-                  (ldb (byte 62 0) (+ (* 1000000000 (ldb (byte 32 0) (u64le area time)))
-                                      (ldb (byte 32 0) (u64le area (+ time 8)))))
-                  0)))))
 
 (define-hot send-octets ((socket fixnum) (octets octets) (start index) (end index)) result
   "Send OCTETS from START to END. Return how many were taken."

@@ -57,10 +57,3 @@
     (let ((start (monotonic-ns)))
       (is (null (events epoll area 20)))
       (is (<= 20000000 (- (monotonic-ns) start))))))
-
-(test sleeping
-  (let ((begin (monotonic-ns)))
-    (loop for left = (- (+ begin 2000000) (monotonic-ns)) ; a signal may wake it
-          while (plusp left)
-          do (os:sleep-for (make-octets 16) left))
-    (is (< 1999999 (- (monotonic-ns) begin)))))

@@ -20,7 +20,7 @@
 (defun make-load-loop (number)
   (let ((loop (loop:make-event-loop
                :name (format nil "clgrpc load ~D" number)
-               :poller (make-late-poller))))
+               :poller (loop:make-epoll-poller :precise t))))
     (loop:launch-event-loop loop)
     (loop:post loop (lambda () (os:set-timer-slack 1)))
     loop))

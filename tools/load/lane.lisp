@@ -25,8 +25,6 @@
   "A lane on LOOP, which need not run yet, with nothing begun."
   (let* ((random (sb-ext:seed-random-state (loop:event-loop-random loop)))
          (lane (make-lane :plan plan :number number :loop loop :on-event on-event
-                          :late (and (plan-rate plan) (eq :unary (plan-kind plan))
-                                     (loop-late loop))
                           :lines (make-lane-lines plan number)
                           :data (make-call-data :method (plan-method plan) :random random)
                           :skip (share-of (plan-skip-first plan) number (plan-lanes plan)))))
@@ -86,13 +84,6 @@
                               (+ (flight-made-ns flight) (plan-timeout-ns (lane-plan lane))))))
     flight))
 
-(defun note-capped (line)
-  "A call of LINE waits since all workers are busy: the ends of others must be seen at once."
-  (let ((lane (line-lane line)))
-    (incf (lane-capped lane))
-    (when (and (lane-late lane) (late-on (lane-late lane)))
-      (read-in-time (lane-late lane) (lane-now lane)))))
-
 (define-hot launch ((line line) (flight flight)) null
   "Begin FLIGHT on LINE, or have it wait or fail, as LINE is."
   (let ((connection (line-connection line)))
@@ -102,7 +93,8 @@
                     (null (line-queue-head line))
                     (< (line-begun line) (line-quota line))
                     (begin-flight connection flight))
-         (when (<= (line-quota line) (line-begun line)) (note-capped line))
+         (when (<= (line-quota line) (line-begun line))
+           (incf (lane-capped (the lane (line-lane line)))))
          (queue-flight line flight)))
       (:connecting
        (setf (flight-waited flight) t)
@@ -191,14 +183,6 @@
     (map nil #'pump-line (lane-lines lane))
     (after-event lane)))
 
-(defun decide-lateness (lane)
-  "Decide whether LANE reads late from now on."
-  (let ((late (lane-late lane)))
-    (when late
-      (setf (late-on late) (and (plusp (lane-begin-ns lane))
-                                (not (lane-stopping lane))
-                                (<= (late-paused-until-ns late) (lane-now lane)))))))
-
 (defun tick (lane)
   "Look after what depends on time alone."
   (let ((now (note-now lane)))
@@ -211,7 +195,6 @@
     (when (and (lane-measuring lane) (not (lane-done lane))) (keep-time (lane-tally lane) now))
     (when (plusp (lane-begin-ns lane))
       (set-quotas lane)
-      (decide-lateness lane)
       (map nil #'pump-line (lane-lines lane))
       (when (<= (lane-end-ns lane) now) (end-lane-calls lane)))
     (after-event lane)))

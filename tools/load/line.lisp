@@ -12,38 +12,15 @@
 (defstruct (meter (:copier nil))
   "The state of a transport that counts."
   (inner nil :type loop:transport)      ; what it reads and writes
-  (tally nil :type tally)               ; where it counts
-  (late nil :type (or null late))       ; of its lane, if its octets have times
-  (chunk 0 :type index)                 ; how long the next response is; 0 if that is not known
-  (octets 0 :type index)                ; of the last late read
-  (arrived-unix-ns 0 :type (unsigned-byte 62))) ; when they came; 0 if they were read in time
+  (tally nil :type tally))              ; where it counts
 
 (declaim (sb-ext:freeze-type meter))
-
-(define-hot read-late ((meter meter) (late late) (octets octets) (start index) (end index))
-    fixnum
-  "Read one response if its length is known, else all there is, and when it has arrived."
-  (let* ((inner (meter-inner meter))
-         (chunk (meter-chunk meter))
-         (limit (if (< 0 chunk (- end start)) (+ start chunk) end)))
-    (declare (type index limit))
-    (multiple-value-bind (result unix-ns)
-        (os:receive-timed-octets (loop:transport-descriptor inner) octets start limit
-                                 (late-area late))
-      (setf (loop:transport-more inner) (= result (- limit start)))
-      (when (plusp result)
-        (setf (meter-octets meter) result
-              (meter-arrived-unix-ns meter) unix-ns))
-      (if (= result (- os:+eagain+)) loop:+wants-read+ result))))
 
 (define-hot read-metered ((transport loop:transport) (octets octets) (start index) (end index))
     fixnum
   (let* ((meter (the meter (loop:transport-state transport)))
          (inner (meter-inner meter))
-         (late (meter-late meter))
-         (result (cond ((and late (late-on late)) (read-late meter late octets start end))
-                       (t (setf (meter-arrived-unix-ns meter) 0)
-                          (loop:transport-read inner octets start end)))))
+         (result (loop:transport-read inner octets start end)))
     (when (plusp result) (incf (tally-received-octets (meter-tally meter)) result))
     (setf (loop:transport-more transport) (loop:transport-more inner))
     (when (= result loop:+broken+)
@@ -70,15 +47,11 @@
                             :close (lambda (transport)
                                      (loop:close-transport (metered-inner transport)))))
 
-(defun meter-transport (transport tally late)
-  "A transport over TRANSPORT that counts in TALLY what is read and written, and is read as LATE,
-unless that is nil, says."
-  (let* ((socket (loop:transport-descriptor transport))
-         (timed (and late
-                     (not (os:failed-p (os:set-socket-option socket os:+sol-socket+
-                                                             os:+so-timestampns+ 1))))))
-    (loop:make-transport **metered** socket (loop:transport-peer transport)
-                         (make-meter :inner transport :tally tally :late (and timed late)))))
+(defun meter-transport (transport tally)
+  "A transport over TRANSPORT that counts in TALLY what is read and written."
+  (loop:make-transport **metered** (loop:transport-descriptor transport)
+                       (loop:transport-peer transport)
+                       (make-meter :inner transport :tally tally)))
 
 ;;; What the core of HTTP/2 calls
 
@@ -139,45 +112,14 @@ unless that is nil, says."
 
 ;;; What the loop calls
 
-(define-hot arrival ((lane lane) (meter meter)) nanoseconds
-  "When what METER has read last has arrived."
-  (let ((now (lane-now lane)) (unix-ns (meter-arrived-unix-ns meter)))
-    (if (zerop unix-ns)
-        now
-        (min now (max 0 (- now (max 0 (- (the nanoseconds (real-time-ns)) unix-ns))))))))
-
-(define-hot note-chunk ((lane lane) (meter meter) (ended fixnum) (whole boolean)) null
-  "What METER has read late has ENDED so many calls; WHOLE is true if it ended in no frame's middle.
-Judge whether their time is exact, and find out how much to read next."
-  (let ((late (the late (meter-late meter)))
-        (one-by-one (plusp (meter-chunk meter))))
-    (cond ((and whole (= 1 ended))
-           (unless one-by-one (setf (meter-chunk meter) (meter-octets meter)))
-           (judge-times late 1 0 (lane-now lane)))
-          (t
-           (multiple-value-bind (each rest) (floor (meter-octets meter) (max 1 ended))
-             (setf (meter-chunk meter)
-                   (if (and whole (plusp ended) (zerop rest) (not one-by-one)) each 0)))
-           (judge-times late 0 (max 0 ended) (lane-now lane))))
-    nil))
-
 (define-hot take-input ((socket loop:connection) (octets octets) (start index) (end index))
     (values index boolean)
   "The handler's INPUT."
   (let* ((connection (the connection (loop:connection-user socket)))
          (http2 (the http2:connection (connection-http2 connection)))
          (line (the line (connection-line connection)))
-         (lane (the lane (line-lane line)))
-         (now (note-now lane))
-         (meter (connection-meter connection))
-         (late (and meter (plusp (meter-arrived-unix-ns meter))))
-         (flying (the (signed-byte 32) (line-flying line))))
-    (when late (setf (lane-now lane) (arrival lane meter)))
-    (let ((consumed (http2:receive-octets http2 octets start end (lane-now lane))))
-      (when late
-        (setf (lane-now lane) now)
-        (note-chunk lane meter (- flying (the (signed-byte 32) (line-flying line)))
-                    (= consumed end)))
+         (lane (the lane (line-lane line))))
+    (let ((consumed (http2:receive-octets http2 octets start end (note-now lane))))
       (pump-line line)
       (when (http2:connection-stop-reading-p http2)
         (setf (connection-stopped connection) t)
@@ -269,9 +211,7 @@ Judge whether their time is exact, and find out how much to read next."
                       :line line
                       :backend (find-backend (lane-tally lane) (loop:transport-peer transport)))))
     (handler-case
-        (let ((metered (meter-transport transport (lane-tally lane)
-                                        ;; of TLS it would be records that have times
-                                        (if (plan-credentials plan) nil (lane-late lane)))))
+        (let ((metered (meter-transport transport (lane-tally lane))))
           (when (plan-credentials plan)
             (setf metered (loop:make-tls-transport loop metered (plan-credentials plan) :client
                                                    :server-name (plan-server-name plan))))
@@ -280,8 +220,6 @@ Judge whether their time is exact, and find out how much to read next."
                                        :user connection :pool (lane-pool lane))
                 (connection-socket connection)
                 (loop:make-connection loop metered **handler** :user connection)
-                (connection-meter connection)
-                (let ((state (loop:transport-state metered))) (and (meter-p state) state))
                 (line-connection line) connection)
           (http2:start-connection (connection-http2 connection) (lane-now lane)))
       (clgrpc-error (error)

@@ -40,7 +40,6 @@
   (line nil)                            ; whose it is
   (http2 nil :type (or null http2:connection)) ; the core
   (socket nil :type (or null loop:connection)) ; the loop's
-  (meter nil)                           ; that its octets come through; nil behind TLS
   (backend nil :type (or null backend-row)) ; what is counted of its peer
   (unflushed nil :type (or null flight)) ; calls whose first octets are in the output, chained
   (ready nil :type boolean)             ; the peer's SETTINGS have come
@@ -72,7 +71,6 @@
   (plan nil :type plan)                 ; what is to be done
   (number 0 :type index)                ; which lane it is
   (loop nil :type loop:event-loop)      ; where all is done
-  (late nil :type (or null late))       ; how LOOP waits; nil if the lane never reads late
   (tally (make-tally) :type tally)      ; what is noted of calls that count
   (pool (http2:make-pool))              ; shared by its connections
   (lines #() :type simple-vector)       ; its LINES
