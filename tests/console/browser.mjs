@@ -1,40 +1,12 @@
-// Chromium without a window looks at the console, driven over a pipe (DevTools protocol), without
-// another program or package. Prints what it saw as JSON. Arguments: Chromium, the console's
-// address, how many calls the page is to show in all, and a directory for pictures or "".
-import { spawn } from "node:child_process";
-import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
-import { tmpdir } from "node:os";
+// Chromium without a window looks at the console. Prints what it saw as JSON. Arguments: Chromium,
+// the console's address, how many calls the page is to show in all, and a directory for pictures
+// or "".
+import { writeFileSync } from "node:fs";
 import { join } from "node:path";
+import { pause, startBrowser } from "../support/browser.mjs";
 
 const [chromium, address, wanted, pictures] = process.argv.slice(2);
-const profile = mkdtempSync(join(tmpdir(), "clgrpc-console-"));
-const browser = spawn(chromium, ["--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run",
-  "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
-  "--remote-debugging-pipe", `--user-data-dir=${profile}`, "about:blank"],
-  { stdio: ["ignore", "ignore", "ignore", "pipe", "pipe"] });
-
-const waiting = new Map(), listeners = [];
-let last = 0, rest = Buffer.alloc(0);
-
-browser.stdio[4].on("data", (octets) => {
-  rest = Buffer.concat([rest, octets]);
-  for (let end; (end = rest.indexOf(0)) >= 0; rest = rest.subarray(end + 1)) {
-    const message = JSON.parse(rest.subarray(0, end).toString());
-    if (message.id) {
-      const { resolve, reject } = waiting.get(message.id);
-      waiting.delete(message.id);
-      message.error ? reject(new Error(JSON.stringify(message.error))) : resolve(message.result);
-    } else for (const listener of listeners) listener(message);
-  }
-});
-
-function tell(method, params = {}, sessionId) {
-  const id = ++last;
-  browser.stdio[3].write(JSON.stringify({ id, method, params, sessionId }) + "\0");
-  return new Promise((resolve, reject) => waiting.set(id, { resolve, reject }));
-}
-
-const pause = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
+const { tell, listen, end } = startBrowser(chromium);
 const seen = { errors: [], requests: [] };
 
 async function look() {
@@ -54,7 +26,7 @@ async function look() {
     }
     return false;
   };
-  listeners.push(({ method, params }) => {
+  listen(({ method, params }) => {
     if (method === "Runtime.exceptionThrown") seen.errors.push(JSON.stringify(params.exceptionDetails));
     if (method === "Runtime.consoleAPICalled" && ["error", "warning", "assert"].includes(params.type))
       seen.errors.push(params.args.map((argument) => argument.value ?? argument.description).join(" "));
@@ -186,6 +158,4 @@ try {
   seen.errors.push(`the driver: ${error.stack}`);
 }
 console.log(JSON.stringify(seen));
-browser.kill("SIGKILL");
-await new Promise((resolve) => browser.exitCode === null && browser.signalCode === null ? browser.once("exit", resolve) : resolve());
-rmSync(profile, { recursive: true, force: true, maxRetries: 5, retryDelay: 200 });
+await end();

@@ -1,40 +1,11 @@
-// Chromium without a window looks at a page in a file, driven over a pipe (DevTools protocol),
-// without another program or package. Prints what it saw as JSON. Arguments: Chromium, the page's
-// address, and a directory for pictures or "", and what their names begin with.
-import { spawn } from "node:child_process";
-import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
-import { tmpdir } from "node:os";
+// Chromium without a window looks at a page in a file. Prints what it saw as JSON. Arguments:
+// Chromium, the page's address, a directory for pictures or "", and what their names begin with.
+import { writeFileSync } from "node:fs";
 import { join } from "node:path";
+import { pause, startBrowser } from "../support/browser.mjs";
 
 const [chromium, address, pictures, name] = process.argv.slice(2);
-const profile = mkdtempSync(join(tmpdir(), "clgrpc-page-"));
-const browser = spawn(chromium, ["--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run",
-  "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
-  "--remote-debugging-pipe", `--user-data-dir=${profile}`, "about:blank"],
-  { stdio: ["ignore", "ignore", "ignore", "pipe", "pipe"] });
-
-const waiting = new Map(), listeners = [];
-let last = 0, rest = Buffer.alloc(0);
-
-browser.stdio[4].on("data", (octets) => {
-  rest = Buffer.concat([rest, octets]);
-  for (let end; (end = rest.indexOf(0)) >= 0; rest = rest.subarray(end + 1)) {
-    const message = JSON.parse(rest.subarray(0, end).toString());
-    if (message.id) {
-      const { resolve, reject } = waiting.get(message.id);
-      waiting.delete(message.id);
-      message.error ? reject(new Error(JSON.stringify(message.error))) : resolve(message.result);
-    } else for (const listener of listeners) listener(message);
-  }
-});
-
-function tell(method, params = {}, sessionId) {
-  const id = ++last;
-  browser.stdio[3].write(JSON.stringify({ id, method, params, sessionId }) + "\0");
-  return new Promise((resolve, reject) => waiting.set(id, { resolve, reject }));
-}
-
-const pause = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
+const { tell, listen, end } = startBrowser(chromium);
 const seen = { errors: [], requests: [], faint: [], wide: {}, small: {}, overlaps: {} };
 
 // the contrast of each text with what is behind it (WCAG: 4.5)
@@ -75,14 +46,14 @@ async function look() {
     if (answer.exceptionDetails) throw new Error(JSON.stringify(answer.exceptionDetails));
     return answer.result.value;
   };
-  listeners.push(({ method, params }) => {
+  listen(({ method, params }) => {
     if (method === "Runtime.exceptionThrown") seen.errors.push(JSON.stringify(params.exceptionDetails));
     if (method === "Runtime.consoleAPICalled") seen.errors.push(JSON.stringify(params.args));
     if (method === "Log.entryAdded") seen.errors.push(`${params.entry.text} ${params.entry.url ?? ""}`);
     if (method === "Network.requestWillBeSent") seen.requests.push(params.request.url);
   });
   for (const domain of ["Runtime", "Log", "Network", "Page", "Accessibility"]) await page(`${domain}.enable`);
-  const loaded = new Promise((resolve) => listeners.push(({ method }) => {
+  const loaded = new Promise((resolve) => listen(({ method }) => {
     if (method === "Page.loadEventFired") resolve(); }));
   await page("Page.navigate", { url: address });
   await loaded;
@@ -121,6 +92,4 @@ try {
   seen.errors.push(`the driver: ${error.stack}`);
 }
 console.log(JSON.stringify(seen));
-browser.kill("SIGKILL");
-await new Promise((resolve) => browser.exitCode === null && browser.signalCode === null ? browser.once("exit", resolve) : resolve());
-rmSync(profile, { recursive: true, force: true, maxRetries: 5, retryDelay: 200 });
+await end();

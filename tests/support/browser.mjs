@@ -1,0 +1,54 @@
+// Drives Chromium without a window over a pipe (DevTools protocol), without another program or
+// package: what the tests that look at pages share.
+import { spawn } from "node:child_process";
+import { mkdtempSync, rmSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+
+export const pause = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
+
+// Starts the program and returns what is done with it: tell(method, params, sessionId) a command,
+// listen(function) for events, and end() it.
+export function startBrowser(chromium) {
+  const profile = mkdtempSync(join(tmpdir(), "clgrpc-browser-"));
+  const browser = spawn(chromium, ["--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
+    "--remote-debugging-pipe", `--user-data-dir=${profile}`, "about:blank"],
+    { stdio: ["ignore", "ignore", "ignore", "pipe", "pipe"], detached: true });
+  const waiting = new Map(), listeners = [];
+  let last = 0, rest = Buffer.alloc(0);
+
+  browser.stdio[4].on("data", (octets) => {
+    rest = Buffer.concat([rest, octets]);
+    for (let end; (end = rest.indexOf(0)) >= 0; rest = rest.subarray(end + 1)) {
+      const message = JSON.parse(rest.subarray(0, end).toString());
+      if (message.id) {
+        const { resolve, reject } = waiting.get(message.id);
+        waiting.delete(message.id);
+        message.error ? reject(new Error(JSON.stringify(message.error))) : resolve(message.result);
+      } else for (const listener of listeners) listener(message);
+    }
+  });
+
+  return {
+    listen: (listener) => listeners.push(listener),
+    tell(method, params = {}, sessionId) {
+      const id = ++last;
+      browser.stdio[3].write(JSON.stringify({ id, method, params, sessionId }) + "\0");
+      return new Promise((resolve, reject) => waiting.set(id, { resolve, reject }));
+    },
+    // its processes are a group, the last of which may write to the profile until it has ended
+    async end() {
+      process.kill(-browser.pid, "SIGKILL");
+      for (let tries = 1; ; tries += 1) {
+        try {
+          rmSync(profile, { recursive: true, force: true });
+          return;
+        } catch (error) {
+          if (tries === 100) throw error;
+          await pause(100);
+        }
+      }
+    },
+  };
+}
