@@ -6,10 +6,11 @@
 (in-package #:clgrpc.cluster)
 
 (defun common-name (subject)
-  "The common name in SUBJECT, a name as RFC 2253 writes it, or nil. One with an escaped character
-is none of a node's."
-  (loop for part in (uiop:split-string subject :separator ",+")
-        when (uiop:string-prefix-p "CN=" part) return (subseq part 3)))
+  "The common name in SUBJECT, a name as RFC 2253 writes it, or nil. A subject with an escaped or a
+quoted character anywhere is none of a node's: what stands behind it may look like a name."
+  (unless (find-if (lambda (char) (find char "\\\"")) subject)
+    (loop for part in (uiop:split-string subject :separator ",+")
+          when (uiop:string-prefix-p "CN=" part) return (subseq part 3))))
 
 (defun identity-names (names subject)
   "The names that a certificate with NAMES, as CERTIFICATE-NAMES has them, and SUBJECT is for."

@@ -29,9 +29,14 @@ how long it lasts."
     (values session (etcd:lease-seconds lease))))
 
 (defun session-lease (node session)
-  "The lease of SESSION, renewed. Signal SESSION-LOST if it has ended."
-  (handler-case (etcd:adopt-lease (node-etcd node) (session-number session) :keep-alive nil)
-    (etcd:lease-not-found () (refuse :session-lost "the session ~A has ended" session))))
+  "The lease of SESSION, renewed. Signal SESSION-LOST if it has ended, or is no session: whoever
+gives the number of somebody else's lease may do nothing to that."
+  (flet ((refuse-session () (refuse :session-lost "the session ~A has ended" session)))
+    (let ((number (session-number session))
+          (entry (etcd:fetch (node-etcd node) (session-key node session))))
+      (unless (and entry (eql number (etcd:entry-lease entry))) (refuse-session))
+      (handler-case (etcd:adopt-lease (node-etcd node) number :keep-alive nil)
+        (etcd:lease-not-found () (refuse-session))))))
 
 (defun session-claims (node session)
   "Ids of the workflows of which SESSION has claimed a task."

@@ -11,7 +11,9 @@
   (is (equal '("d") (cluster::identity-names '((:ip "1.2.3.4")) "O=x,CN=d")))
   (is (equal '() (cluster::identity-names '() "O=x")))
   ;; what only looks like a name
-  (is (equal '() (cluster::identity-names '() "O=x\\,XCN=d"))))
+  (is (equal '() (cluster::identity-names '() "O=x\\,XCN=d")))
+  (is (equal '() (cluster::identity-names '() "O=x\\,CN=d,CN=e")))
+  (is (equal '() (cluster::identity-names '() "O=\"x,CN=d\",CN=e"))))
 
 (test peers-are-whom-their-certificates-say
   "With mutual TLS a peer joins, renews and leaves as one of its names, and as nobody else."

@@ -272,6 +272,19 @@ is over. It names a session that lives."
         (is (= 2 (pb:task-fence task))))
       (signals session-lost (claim node session '("a"))))))
 
+(part leases-that-are-no-sessions
+  "Who gives the number of somebody else's lease can neither end nor renew it."
+  (with-nodes (node) ()
+    (let* ((lease (etcd:grant-lease *etcd* 30 :keep-alive nil))
+           (session (format nil "~(~X~)" (etcd:lease-id lease))))
+      (flet ((refused-p (method request)
+               (handler-case (progn (workflow::ask method node request 5) nil)
+                 (session-lost () t))))
+        (is-true (refused-p #'methods:close-session
+                            (pb:make-close-session-request :session session)))
+        (is-true (refused-p #'methods:heartbeat (pb:make-heartbeat-request :session session))))
+      (is-true (etcd:lease-seconds-left lease)))))
+
 (part times-are-kept-by-whoever-lives
   "What waits for a time goes on when that comes, though the node that began it is gone; a clock
 that is set forward or back loses nothing."
