@@ -59,7 +59,8 @@ that they are of. Signal an ETCD-ERROR. From any thread."
       ((etcd:etcd-error
          (lambda (condition)
            (when (etcd:etcd-error-perhaps-done-p condition)
-             (let ((found (ignore-errors (fetch-entry store cluster (member-name member)))))
+             (let ((found (handler-case (fetch-entry store cluster (member-name member))
+                            (etcd:etcd-error () nil))))
                (when (and found (= (etcd:entry-lease found) (etcd:lease-id lease)))
                  (return-from write-or-look (etcd:entry-changed found))))))))
     (write-member store cluster member entry :lease lease)))
@@ -108,7 +109,9 @@ MEMBER may not say. From any thread."
            (setf used (not already))
            (values member revision (and used lease)))
       ;; what cannot be ended now ends by itself
-      (unless used (ignore-errors (etcd:revoke-lease lease :timeout 1))))))
+      (unless used
+        (handler-case (etcd:revoke-lease lease :timeout 1)
+          (etcd:etcd-error ()))))))
 
 ;;; What follows
 

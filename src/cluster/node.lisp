@@ -169,7 +169,8 @@ is true. Return what it has returned last. From any thread but those of ON-CHANG
              (when (and (node-on-join node) (eq :member (node-state node)))
                (loop:guarding (:cluster-listener-error) (funcall (node-on-join node) node))))
             ;; it is to end
-            (t (ignore-errors (etcd:revoke-lease lease :timeout 1)))))))
+            (t (handler-case (etcd:revoke-lease lease :timeout 1)
+                 (etcd:etcd-error ())))))))
 
 (defun look-for-successor (node)
   "See whether somebody has taken the name of NODE, a member, while it did not know that it was

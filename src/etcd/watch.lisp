@@ -182,6 +182,15 @@ there are as many revisions again: signal FUTURE-REVISION."
                                (watch-seen watch) now)))))
     (setf (watch-seen watch) (max revision (watch-seen watch)))))
 
+(define-condition function-failed (error)
+  ((cause :initarg :cause :reader function-failed-cause)) ; what was signalled
+  (:documentation "The function of a watch has failed. Whatever it has signalled, also an ETCD-ERROR
+or RPC-ERROR of its own calls, says nothing of the watch's stream."))
+
+(defun tell-or-fail (watch changes)
+  (handler-case (tell-changes watch changes)
+    (error (condition) (error 'function-failed :cause condition))))
+
 (defun follow-stream (watch)
   "Tell what one stream brings, until it breaks or WATCH ends. Signal an ETCD-ERROR in any case."
   (with-etcd-errors
@@ -195,7 +204,7 @@ there are as many revisions again: signal FUTURE-REVISION."
                    (setf (watch-pause-ms watch) +first-pause-ms+
                          (watch-denied watch) nil)
                    (set-watch watch (lambda () (setf (watch-state watch) :open)))
-                   (tell-changes watch changes)))))
+                   (tell-or-fail watch changes)))))
     (error 'unavailable :text "the stream of a watch has ended")))
 
 (defun denied-once-p (watch condition)
@@ -222,10 +231,20 @@ there are as many revisions again: signal FUTURE-REVISION."
   "True if a watch goes on after CONDITION."
   (typep condition '(or unavailable overloaded)))
 
+(defun fail-watch (watch condition)
+  "CONDITION has ended WATCH: tell its user, unless it had ended."
+  (when (end-watch watch condition)
+    (remove-ending (watch-etcd watch) (watch-ending watch))
+    (when (watch-on-end watch) (funcall (watch-on-end watch) condition))))
+
 (defun run-watch (watch)
   "What the thread of WATCH does."
   (loop while (watch-open-p watch)
         do (handler-case (follow-stream watch)
+             (function-failed (failure)
+               (let ((condition (function-failed-cause failure)))
+                 (log-event :error :etcd-watch-error :condition (princ-to-string condition))
+                 (fail-watch watch condition)))
              (error (condition)
                (cond ((denied-once-p watch condition))
                      ((passing-p condition)
@@ -233,13 +252,7 @@ there are as many revisions again: signal FUTURE-REVISION."
                                          (setf (watch-trouble watch) condition
                                                (watch-call watch) nil)))
                       (pause-watch watch))
-                     ((end-watch watch condition)
-                      (remove-ending (watch-etcd watch) (watch-ending watch))
-                      (unless (typep condition 'etcd-error)
-                        (log-event :error :etcd-watch-error
-                                   :condition (princ-to-string condition)))
-                      (when (watch-on-end watch)
-                        (funcall (watch-on-end watch) condition))))))))
+                     (t (fail-watch watch condition)))))))
 
 (defun await-opening (watch seconds)
   "Wait until etcd has begun WATCH, or cancel it and signal why it has not within SECONDS."

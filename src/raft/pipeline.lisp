@@ -47,7 +47,9 @@
         (change-load peer (- (sum-of parcels #'parcel-weight)) (- (sum-of parcels #'parcel-octets)))
         (change-telling 1))
       (unwind-protect (dolist (parcel parcels)
-                        (funcall (parcel-then parcel) response error))
+                        ;; one that fails keeps the others from nothing
+                        (loop:guarding (:raft-then-error)
+                          (funcall (parcel-then parcel) response error)))
         (sb-thread:with-mutex ((pipe-lock pipe))
           (change-telling -1))))))
 

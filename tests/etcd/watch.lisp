@@ -181,16 +181,22 @@ as many revisions again."
       (is-false (etcd:watch-open-p watch)))))
 
 (test watches-that-end
+  "By an error in their function, whatever it is: one of the function's own calls is not taken for the
+stream's, by which changes would be passed by."
   (with-store (store)
-    (let* ((ended nil)
-           (watch (etcd:watch *etcd* (lambda (changes revision)
-                                       (declare (ignore changes revision))
-                                       (error "This is a bug."))
-                              :key "a" :on-end (lambda (condition) (setf ended condition)))))
-      (etcd:put *etcd* "a" "1")
-      (is-true (wait-until (lambda () ended)))
-      (is (typep ended 'simple-error))
-      (is-false (etcd:watch-open-p watch))))
+    (dolist (condition (list (make-condition 'simple-error :format-control "This is a bug.")
+                             (make-condition 'etcd:unavailable :text "not the stream's")
+                             (make-condition 'etcd:compacted :text "nor this")
+                             (make-condition 'status:rpc-error :status :unavailable)))
+      (let* ((ended nil)
+             (watch (etcd:watch *etcd* (lambda (changes revision)
+                                         (declare (ignore changes revision))
+                                         (error condition))
+                                :key "a" :on-end (lambda (condition) (setf ended condition)))))
+        (etcd:put *etcd* "a" "1")
+        (is-true (wait-until (lambda () ended)))
+        (is (eq condition ended))
+        (is-false (etcd:watch-open-p watch)))))
   (etcd:with-etcd (etcd (format nil "127.0.0.1:~D" (free-port)))
     (signals etcd:unavailable (etcd:watch etcd #'list :key "a" :timeout 0.3))))
 

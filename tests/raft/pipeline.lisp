@@ -33,6 +33,17 @@ were called with, (index . match index or status), in the order of the calls."
       (is (equal (up-to 1000) (reverse (member-indices member))) "each once, in order")
       (is (= 1 (getf (raft:peer-statistics peer) :streams))))))
 
+(test functions-that-fail
+  "One that fails keeps the others from nothing, and the pipeline goes on."
+  (with-member (peer (make-instance 'member))
+    (flet ((bug (response error)
+             (declare (ignore response error))
+             (error "This is a bug.")))
+      (dotimes (i 3) (is-true (raft:pipeline-entries peer (request i 1) #'bug)))
+      (let ((told (give-entries peer 20 :previous 3)))
+        (is-true (raft:flush-pipeline peer :timeout 20))
+        (is (equal (up-to 20 3) (mapcar #'car (funcall told))))))))
+
 (defun gated-member (gate)
   "A member that waits for GATE, a semaphore, before it handles a request."
   (make-instance 'member :delay (lambda (request)

@@ -54,7 +54,7 @@
   (remove-duplicates
    (append (loop for server in (registered server:**servers**)
                  append (mapcar #'server:hub-loop (server:server-hubs server)))
-           (mapcar #'clgrpc.client::core-loop (registered client:**cores**)))))
+           (mapcar #'client:core-loop (registered client:**cores**)))))
 
 (defun count-in-loops (key statistics)
   (reduce #'+ statistics :key (lambda (plist) (getf plist key))))
