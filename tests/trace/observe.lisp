@@ -334,7 +334,7 @@ that the handler makes; who decides by the id alone decides alike."
                              (push (grpc:current-trace) contexts)
                              (ask to-inner note))
                            note))
-                 (loop repeat 30
+                 (loop repeat 2000      ; one in ten is not sampled, by chance
                        until contexts
                        do (ask channel (note 1) :metadata metadata))))
           (grpc:stop-server inner :drain 0))
