@@ -1009,6 +1009,7 @@
   :serial t
   :components ((:file "package")
                (:file "runner")
+               (:file "runner-test")
                (:file "architecture")
                (:file "arrow")
                (:file "slot")

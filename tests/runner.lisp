@@ -3,12 +3,16 @@
 ;;;; which counts tests, not checks. A layer's tests need no registration but to be loaded.
 ;;;;
 ;;;; A suite fails as well if it leaves threads or file descriptors behind. A test that takes longer
-;;;; than *TEST-LIMIT-SECONDS* ends the whole run, since nothing can stop it safely.
+;;;; than *TEST-LIMIT-SECONDS* ends its process, since nothing can stop it safely.
+;;;;
+;;;; Given several processors, two suites run at once, each in a process of its own, forked when all
+;;;; is loaded: one that mostly waits beside one that computes, as long as there are both. What a
+;;;; process prints is kept and printed when it ends. A process that dies is a failure of its suite.
 
 (in-package #:clgrpc.tests)
 
 (defparameter *test-limit-seconds* (support:patient-seconds 600)
-  "How long one test may take before the run is given up.")
+  "How long one test may take before its process is given up.")
 
 (define-condition tests-failed (error)
   ((count :initarg :count))
@@ -136,7 +140,7 @@ character for each check, then the backtrace of an error."
         (incf (tally-failed tally))
         (remark tally "FAILED leaked descriptors:~{ ~A~}" (mapcar #'cdr leaked-descriptors))))))
 
-;;; All
+;;; One suite
 
 (defun run-suite (suite)
   "Run SUITE, print its line and remarks, and return its tally."
@@ -154,15 +158,128 @@ character for each check, then the backtrace of an error."
     (finish-output)
     tally))
 
-(defun run-suites (&key only)
-  "Run all suites, or those that the list of words ONLY names, such as \"hpack\". Print the report;
-return true if nothing failed, and as second value how many tests did."
+;;; Processes
+
+(defparameter *waiting-suites*
+  '("abuse" "discovery" "etcd" "workflow" "base" "loop" "loop.poll" "faults" "cluster" "channelz"
+    "console" "memory" "logs" "balance")
+  "The suites that mostly wait, those that take longest first. Two of them do not run at once while
+another is left.")
+
+(defparameter *lonely-suites* '("profile" "load" "promise")
+  "The suites that nothing runs beside, since it would be seen in what they measure.")
+
+(defun waits-p (suite)
+  (member (suite-word suite) *waiting-suites* :test #'string=))
+
+(defun lonely-p (suite)
+  (member (suite-word suite) *lonely-suites* :test #'string=))
+
+(defun next-suite (left running)
+  "Which of the suites LEFT to start beside those RUNNING, or nil if it is better to wait."
+  (flet ((first-that (predicate)
+           (find-if (lambda (suite) (and (not (lonely-p suite)) (funcall predicate suite))) left))
+         (longest-p (a b)
+           (< (position (suite-word a) *waiting-suites* :test #'string=)
+              (position (suite-word b) *waiting-suites* :test #'string=))))
+    (cond ((some #'lonely-p running) nil)
+          ((and (notany #'waits-p running)
+                (first (sort (remove-if-not #'waits-p left) #'longest-p))))
+          ((first-that (complement #'waits-p)))
+          ((first-that #'identity))
+          (running nil)
+          (t (first left)))))
+
+(defstruct (job (:copier nil))
+  "A process that runs a suite."
+  (suite nil :read-only t)
+  (pid 0)
+  (output nil :read-only t)             ; the path of what it prints
+  (result nil :read-only t))            ; the path of how many of its tests passed and so on
+
+(defun run-job (job)
+  "Run the suite of JOB, whose process this is, and end it."
+  (unwind-protect
+       (let ((file (sb-posix:open (job-output job) (logior sb-posix:o-creat sb-posix:o-wronly)
+                                  #o600)))
+         (sb-posix:dup2 file 1)
+         (sb-posix:dup2 file 2)
+         (sb-posix:close file)
+         (let ((tally (run-suite (job-suite job))))
+           (with-open-file (stream (job-result job) :direction :output)
+             (prin1 (list (tally-passed tally) (tally-failed tally) (tally-skipped tally))
+                    stream))))
+    (finish-output)
+    (finish-output *error-output*)
+    (sb-ext:exit :code 1 :abort t)))
+
+(defun start-job (suite folder)
+  "Run SUITE in a process of its own, which leaves in FOLDER what comes of it."
+  (flet ((path (type) (format nil "~A~A.~A" folder (suite-word suite) type)))
+    (let ((job (make-job :suite suite :output (path "output") :result (path "result"))))
+      (finish-output)
+      (let ((pid (sb-posix:fork)))
+        (when (zerop pid)
+          (run-job job))
+        (setf (job-pid job) pid)
+        job))))
+
+(defun job-tally (job)
+  "What came of JOB, whose process has ended. That it ended too early is a failure."
+  (if (probe-file (job-result job))
+      (with-open-file (stream (job-result job))
+        (destructuring-bind (passed failed skipped) (read stream)
+          (make-tally :passed passed :failed failed :skipped skipped)))
+      (make-tally :failed 1)))
+
+(defun print-job (job tally)
+  "Print what JOB, of which TALLY came, has printed."
+  (fresh-line)
+  (when (probe-file (job-output job))
+    (write-string (uiop:read-file-string (job-output job))))
+  (unless (probe-file (job-result job))
+    (format t "~&~24A FAILED: its process ended before its tests did~%"
+            (string-downcase (fiveam::name (job-suite job)))))
+  (finish-output)
+  tally)
+
+(defun run-in-processes (suites count)
+  "Run SUITES, at most COUNT at once, each in a process of its own; return their tallies."
+  (let ((folder (format nil "~Aclgrpc-tests-~36R/" (namestring (uiop:temporary-directory))
+                        (random (expt 36 8) (make-random-state t))))
+        (left suites)
+        (running '()))
+    (sb-ext:gc :full t)                 ; so that those processes need not copy what is loaded
+    (ensure-directories-exist folder)
+    (unwind-protect
+         (flet ((start ()
+                  (loop for suite = (and (< (length running) count)
+                                         (next-suite left (mapcar #'job-suite running)))
+                        while suite
+                        do (setf left (remove suite left))
+                           (push (start-job suite folder) running))))
+           (loop initially (start)
+                 while running
+                 collect (let ((job (find (sb-posix:wait) running :key #'job-pid)))
+                           (setf running (remove job running))
+                           (start)
+                           (print-job job (job-tally job)))))
+      (uiop:delete-directory-tree (pathname folder) :validate t))))
+
+;;; All
+
+(defun run-suites (&key only (processes 1))
+  "Run all suites, or those that the list of words ONLY names, such as \"hpack\", at most PROCESSES
+at once; more than one only in an image without further threads. Print the report; return true if
+nothing failed, and as second value how many tests did."
   (let* ((suites (chosen-suites (remove "" only :test #'string=)))
          (*compile-verbose* nil)        ; some tests compile files
          (tallies (progn
                     ;; what tests break on purpose is not for the terminal
                     (setf (sb-ext:symbol-global-value 'clgrpc:*log-function*) nil)
-                    (mapcar #'run-suite suites))))
+                    (if (or (= 1 processes) (null (rest suites)))
+                        (mapcar #'run-suite suites)
+                        (run-in-processes suites processes)))))
     (flet ((sum (reader) (reduce #'+ tallies :key reader)))
       (format t "~D passed, ~D failed, ~D skipped~%"
               (sum #'tally-passed) (sum #'tally-failed) (sum #'tally-skipped))
