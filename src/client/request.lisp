@@ -62,8 +62,8 @@
 (defun client-close-send (call)
   "The operation CLOSE-SEND. From any thread."
   (setf (wire:wire-outlet-over (wire:ensure-wire-outlet call)) t)
-  (wire:wire-post call
-                 (lambda ()
-                   (unless (or (call-status call) (wire-call-send-closed call))
-                     (wire:close-sending call)
-                     (when (wire-call-stream call) (wire:write-half-close call))))))
+  (wire:post-in-turn call 0
+                     (lambda ()
+                       (unless (or (call-status call) (wire-call-send-closed call))
+                         (wire:close-sending call)
+                         (when (wire-call-stream call) (wire:write-half-close call))))))

@@ -32,7 +32,7 @@ false: then POST-REPLY is to be called with the baton lent. On the loop."
 (defun server-reply (call message)
   "The operation REPLY: send MESSAGE and the status :ok. From user code in any thread."
   (unless (loop:with-baton ((wire-call-loop call))
-              (reply-now call message)
+              (and (wire:in-turn-p call) (reply-now call message))
             nil)
     (post-reply call message)))
 
@@ -84,7 +84,7 @@ false: then POST-REPLY is to be called with the baton lent. On the loop."
 
 (defun finish-from-anywhere (call status message details trailers)
   "The operation FINISH."
-  (wire:wire-post call (lambda () (server-finish call status message details trailers))))
+  (wire:post-in-turn call 0 (lambda () (server-finish call status message details trailers))))
 
 (defun server-abort (call status text ended-by)
   "The operation ABORT: end CALL with STATUS, telling peer and handler."
@@ -98,8 +98,8 @@ false: then POST-REPLY is to be called with the baton lent. On the loop."
   (check-metadata-size call metadata)
   (when (shiftf (wire:wire-outlet-begun (wire:ensure-wire-outlet call)) t)
     (misuse "The headers of ~A were sent before." call))
-  (wire:wire-post call
-                 (lambda ()
-                   (unless (or (call-status call) (wire-call-headers-sent call))
-                     (setf (rpc:intent-metadata (rpc:ensure-intent call)) metadata)
-                     (wire:ensure-headers call)))))
+  (wire:post-in-turn call 1
+                     (lambda ()
+                       (unless (or (call-status call) (wire-call-headers-sent call))
+                         (setf (rpc:intent-metadata (rpc:ensure-intent call)) metadata)
+                         (wire:ensure-headers call)))))

@@ -292,22 +292,36 @@ debugger. Return the RPC-ERROR that ends CALL."
 (define-hot conclude ((call server-call) value) null
   "CALL's handler has returned VALUE, or VALUE is the RPC-ERROR that ended it. On the loop."
   (cond ((eq value call))               ; answers later
-        ((status:failure-p value) (finish-with-condition call value))
-        ((answers-once-p call)
-         (unless (reply-now call value)
-           (loop:call-user (wire-call-loop call)
+        ((or (status:failure-p value) (not (answers-once-p call)))
+         (if (wire:in-turn-p call)
+             (end-with call value)
+             (post-end call value)))
+        ((and (wire:in-turn-p call) (reply-now call value)))
+        (t (loop:call-user (wire-call-loop call)
                            (lambda (argument)
                              (declare (ignore argument))
                              (post-reply call value))
                            nil)))
-        (t (server-finish call :ok "" nil '())))
   nil)
+
+(define-hot end-with ((call server-call) value) null
+  "End CALL without an answer of its handler's, which has returned VALUE or, if that is an
+RPC-ERROR, ended with it. On the loop."
+  (if (status:failure-p value)
+      (finish-with-condition call value)
+      (server-finish call :ok "" nil '()))
+  nil)
+
+(defun post-end (call value)
+  "Have the loop END-WITH VALUE, behind what this thread and those that it has waited for have sent
+on CALL."
+  (loop:post (wire-call-loop call) (lambda () (end-with call value))))
 
 (defun conclude-elsewhere (call value)
   "As CONCLUDE, on a thread that does not run the loop."
-  (if (or (eq value call) (status:failure-p value) (not (answers-once-p call)))
-      (loop:post (wire-call-loop call) (lambda () (conclude call value)))
-      (post-reply call value)))
+  (cond ((eq value call))
+        ((or (status:failure-p value) (not (answers-once-p call))) (post-end call value))
+        (t (post-reply call value))))
 
 ;;; Waiting within a handler
 

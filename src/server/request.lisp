@@ -47,7 +47,6 @@ this found in the memo of MESSAGE. The connection's."
 (defstruct (sending (:copier nil))
   "What is noted of an answer in chunks."
   (begun nil :type boolean)             ; its head has been written; the loop's
-  (coming 0 :type sb-ext:word)          ; octets on their way to the loop; atomic
   (unsent 0 :type index)                ; octets that had not left when the loop last looked
   (looking nil :type boolean))          ; the loop has been asked to look again
 

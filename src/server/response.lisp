@@ -4,6 +4,9 @@
 
 (in-package #:clgrpc.server)
 
+(defconstant +head-charge+ 1
+  "The octets that a call is charged with for the head of a response on its way to the loop.")
+
 (defun begin-response (request &key (status 200) headers)
   "Begin to answer REQUEST, which a handler of HTTP has got, in chunks: send STATUS, an HTTP status
 from 200 to 599, and HEADERS, an alist of strings. Return REQUEST. SEND-CHUNK goes on, and
@@ -14,13 +17,13 @@ answer. From any thread."
         (call (http-request-call request)))
     (when (sb-ext:compare-and-swap (http-request-sending request) nil (make-sending))
       (misuse "The response to ~A was begun before." request))
-    (wire:wire-post call
-                    (lambda ()
-                      (unless (call-status call)
-                        (setf (http-request-answer request) answer
-                              (sending-begun (http-request-sending request)) t)
-                        (wire:mark-call call wire:+headers+)
-                        (funcall (carrier-begin (http-request-carrier request)) call answer))))
+    (wire:post-in-turn call +head-charge+
+                       (lambda ()
+                         (unless (call-status call)
+                           (setf (http-request-answer request) answer
+                                 (sending-begun (http-request-sending request)) t)
+                           (wire:mark-call call wire:+headers+)
+                           (funcall (carrier-begin (http-request-carrier request)) call answer))))
     request))
 
 (defun check-begun (request)
@@ -40,9 +43,9 @@ answer. From any thread."
 (defun room-for-chunk-p (request sending count)
   "True if COUNT octets more of REQUEST's response may wait. If not, have the loop look how many do,
 so that the answer is another when they have left."
-  (let ((waiting (+ (sending-coming sending) (sending-unsent sending)))
-        (call (http-request-call request)))
-    (or (zerop waiting)
+  (let* ((call (http-request-call request))
+         (waiting (+ (wire:posted-octets call) (sending-unsent sending))))
+    (or (<= waiting +head-charge+)
         (<= (+ waiting count) (options-send-budget-octets (wire:wire-call-options call)))
         (progn (unless (shiftf (sending-looking sending) t)
                  (wire:wire-post call (lambda () (look-at-unsent request sending))))
@@ -60,14 +63,12 @@ send-budget-octets. Signal MISUSE if the response has not been begun. From any t
     (cond ((call-status call) nil)
           ((zerop count) t)
           ((not (room-for-chunk-p request sending count)) nil)
-          (t (sb-ext:atomic-incf (sending-coming sending) count)
-             (wire:wire-post call
-                             (lambda ()
-                               (sb-ext:atomic-decf (sending-coming sending) count)
-                               (unless (call-status call)
-                                 (funcall (carrier-chunk (http-request-carrier request)) call
-                                          octets)
-                                 (look-at-unsent request sending))))
+          (t (wire:post-in-turn call count
+                                (lambda ()
+                                  (unless (call-status call)
+                                    (funcall (carrier-chunk (http-request-carrier request)) call
+                                             octets)
+                                    (look-at-unsent request sending))))
              t))))
 
 (defun end-response (request)
@@ -75,7 +76,7 @@ send-budget-octets. Signal MISUSE if the response has not been begun. From any t
 or when the peer has gone, does nothing. Signal MISUSE if it has not been begun. From any thread."
   (check-begun request)
   (let ((call (http-request-call request)))
-    (wire:wire-post call (lambda () (server-finish call :ok "" nil '())))
+    (wire:post-in-turn call 0 (lambda () (server-finish call :ok "" nil '())))
     nil))
 
 (defun response-open-p (request)

@@ -182,11 +182,31 @@ baton lent, and WRITE-ENCODED. On the loop; CALL has a stream and its headers ar
         (wait-p nil)
         (t (refuse-to-send call))))
 
-(define-hot (in-turn-p :inline t) ((call wire-call)) boolean
-  "True if no message of CALL that another thread has sent before still has to come to the loop, on
-which this is."
+(define-hot (posted-octets :inline t) ((call wire-call)) index
+  "The octets of CALL that threads have sent and that still have to come to the loop."
   (let ((outlet (call-wire-outlet call)))
-    (not (and outlet (plusp (wire-outlet-unsent-octets outlet))))))
+    (if outlet (the index (wire-outlet-unsent-octets outlet)) 0)))
+
+(define-hot (in-turn-p :inline t) ((call wire-call)) boolean
+  "True if nothing of CALL that another thread has sent before still has to come to the loop."
+  (zerop (posted-octets call)))
+
+(defun post-charged (call size function)
+  "Post FUNCTION, which sends something of SIZE octets, at least 1, to CALL's loop, also from that.
+Until it is called CALL is charged with SIZE, so nothing overtakes it."
+  (let ((outlet (ensure-outlet call)))
+    (sb-ext:atomic-incf (wire-outlet-unsent-octets outlet) size)
+    (loop:post (wire-call-loop call)
+               (lambda ()
+                 (sb-ext:atomic-decf (wire-outlet-unsent-octets outlet) size)
+                 (funcall function)))))
+
+(defun post-in-turn (call size function)
+  "As WIRE-POST, but behind what other threads have sent on CALL before. FUNCTION sends something of
+SIZE octets, as POST-CHARGED has it; 0 if it ends CALL's sending."
+  (cond ((and (in-turn-p call) (loop:run-now (wire-call-loop call) function)) t)
+        ((zerop size) (loop:post (wire-call-loop call) function))
+        (t (post-charged call size function))))
 
 (define-hot send-message ((call wire-call) message compress) null
   "Send MESSAGE from user code. It goes straight into the output if this thread may run the loop and
@@ -276,17 +296,12 @@ the longest message that waits in CALL's outbox, 0 if none does."
 (defun post-encoded (call encoded)
   "Post ENCODED, of ENCODE-MESSAGE, to the loop, which sends it. CALL's budget is charged with it
 until then."
-  (let ((outlet (ensure-outlet call))
-        (size (encoded-length encoded)))
-    (sb-ext:atomic-incf (wire-outlet-unsent-octets outlet) size)
-    ;; on the loop's own thread, too, it comes behind what was posted before
-    (loop:post (wire-call-loop call)
-               (lambda ()
-                 (sb-ext:atomic-decf (wire-outlet-unsent-octets outlet) size)
-                 (send-encoded call encoded)
-                 (when (and (wire-call-stream call) (not (call-status call)) (room-p call))
-                   (notify call)
-                   (when (callbacks-p call) (wire-schedule call)))))))
+  (post-charged call (encoded-length encoded)
+                (lambda ()
+                  (send-encoded call encoded)
+                  (when (and (wire-call-stream call) (not (call-status call)) (room-p call))
+                    (notify call)
+                    (when (callbacks-p call) (wire-schedule call))))))
 
 (defun wire-writable (stream)
   "The sink's on-writable: the queue of STREAM has fallen under half its budget."

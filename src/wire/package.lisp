@@ -70,7 +70,7 @@
    #:wire-call-born-ns #:wire-call-endpoint #:wire-call-headers-sent #:wire-call-link
    #:wire-call-loop #:wire-call-marks #:wire-call-options #:wire-call-partial
    #:wire-call-send-closed #:wire-call-stream #:wire-call-unattended
-   #:wire-decode #:wire-now #:wire-post #:wire-schedule
+   #:wire-decode #:wire-now #:wire-post #:wire-schedule #:in-turn-p #:posted-octets #:post-in-turn
    #:wire-writable
    #:write-encoded #:write-half-close #:write-message #:write-outbox
    ;; dialect.lisp, and what dialects are made with

@@ -276,6 +276,25 @@ ok."
         (is (await-signal done))
         (is (equal '(0 1 2) (reverse seen)))))))
 
+(test ends-do-not-overtake
+  "The half-close that a callback sends comes behind what another thread has sent before."
+  (with-probe (channel) (:chat #'echo)
+    (dotimes (i 20)
+      (let ((call (chat channel :open)) (turn 0) (seen '()) (done (make-signal)))
+        (grpc:on-message call (lambda (note)
+                                (push (number-of note) seen)
+                                (when (= 0 (number-of note))
+                                  (setf turn 1)
+                                  (loop until (= turn 2) do (sb-thread:thread-yield))
+                                  (grpc:close-send call))))
+        (grpc:on-half-close call (lambda () (signal-it done)))
+        (grpc:send call (note 0))
+        (loop until (= turn 1) do (sb-thread:thread-yield))
+        (grpc:send call (note 1))
+        (setf turn 2)
+        (is (await-signal done))
+        (is (equal '(0 1) (reverse seen)))))))
+
 (test hundred-threads
   "One channel, a hundred threads, each its own answers."
   (with-probe (channel) (:ask #'double :chat #'echo)

@@ -90,6 +90,67 @@
       (:ask #'double :watch #'count-up :collect #'add-up-reactively :chat #'echo-reactively)
     (check-four-kinds channel)))
 
+(defmacro elsewhere (&body body)
+  "Evaluate BODY in another thread, and wait for it."
+  `(sb-thread:join-thread (sb-thread:make-thread (lambda () ,@body))))
+
+(test ends-do-not-overtake
+  "What ends a stream on the loop comes behind what another thread has sent before: the return of
+its handler, FINISH, and an error."
+  (flet ((check (handler status)
+           (with-probe (channel :options '(:execution :inline)) (:watch handler)
+             (loop repeat 20
+                   do (let ((call (watch channel (note 3))) (seen '()))
+                        (is (eq status (handler-case (grpc:do-messages (note call :ok)
+                                                       (push (number-of note) seen))
+                                         (status:rpc-error (error)
+                                           (status:rpc-error-status error)))))
+                        (is (equal '(0 1 2) (reverse seen))))))))
+    (check (lambda (note call)
+             (elsewhere (count-up note call))
+             nil)
+           :ok)
+    (check (lambda (note call)
+             (elsewhere (count-up note call))
+             (grpc:finish call)
+             call)
+           :ok)
+    (check (lambda (note call)
+             (elsewhere (count-up note call))
+             (grpc:fail :aborted "enough"))
+           :aborted)))
+
+(test headers-are-not-overtaken
+  "The metadata that another thread has sent before go out in front of what the loop sends: a message
+of a stream, the only answer, and the end."
+  (flet ((say (call)
+           (elsewhere (grpc:send-metadata call '(("said" . "before")))))
+         (said (call)
+           (cdr (assoc "said" (grpc:call-metadata call) :test #'string=))))
+    (with-probe (channel :options '(:execution :inline))
+        (:watch (lambda (note call)
+                  (say call)
+                  (when (plusp (number-of note)) (grpc:send call note))
+                  nil)
+         :ask (lambda (note call) (say call) note)
+         :collect (lambda (stream call)
+                    (grpc:on-half-close stream (lambda ()
+                                                 (say call)
+                                                 (grpc:reply call (note 3))))
+                    call))
+      (loop repeat 20
+            do (dolist (number '(1 0))
+                 (let ((call (watch channel (note number))))
+                   (is (equal "before" (said call)))
+                   (is (= number (length (numbers call))))))
+               (grpc:with-call (call (collect channel :open))
+                 (grpc:close-send call)
+                 (is (equal "before" (said call)))
+                 (is (= 3 (number-of (grpc:receive call)))))
+               (let ((call (grpc:call-async #'lab.bench:ask channel (note 2))))
+                 (is (equal "before" (said call)))
+                 (is (= 2 (number-of (grpc:await call)))))))))
+
 (test handlers-run-where-they-should
   "Inline handlers on the loop's thread, others on reserve threads."
   (flet ((thread-name (note call)

@@ -94,6 +94,30 @@ off, so that nobody takes it for whole."
           (is (string= (concatenate 'string head "6|misuse|0||") (ask-for "/twice")))
           (is (null (search "0||" (ask-for "/cut")))))))))
 
+(test responses-are-not-overtaken
+  "The head, chunks and the end of a response leave in the order in which the threads of a handler
+on the loop have sent them."
+  (let ((handlers (list (lambda (request)
+                          (elsewhere (grpc:begin-response request))
+                          (grpc:send-chunk request "a")
+                          (elsewhere (grpc:send-chunk request "b"))
+                          (grpc:send-chunk request "c")
+                          (elsewhere (grpc:send-chunk request "d"))
+                          nil)
+                        (lambda (request)
+                          (elsewhere (grpc:begin-response request)
+                                     (dolist (text '("a" "b" "c" "d"))
+                                       (grpc:send-chunk request text)))
+                          (grpc:end-response request)
+                          request))))
+    (dolist (handler handlers)
+      (with-web (server :handlers (list (grpc:http-handler "/" handler :execution :inline)))
+        (loop repeat 20
+              do (is (string= (concatenate 'string "HTTP/1.1 200 OK|transfer-encoding: chunked|"
+                                           "connection: close||1|a|1|b|1|c|1|d|0||")
+                              (answers server (format nil "GET / HTTP/1.1|Host: a|~
+                                                           Connection: close||")))))))))
+
 (defun drain-socket (socket &key (seconds +patience+))
   "Read what comes from SOCKET until its peer ends or is quiet for SECONDS; return how much it was."
   (loop with area = (make-octets 1000000)
