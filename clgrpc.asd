@@ -1440,11 +1440,13 @@
                (:file "service")))
 
 (defsystem "clgrpc/tests/etcd"
-  :depends-on ("clgrpc/etcd" "clgrpc/tests/support" "sb-bsd-sockets" "alexandria")
+  :depends-on ("clgrpc/etcd" "clgrpc/memory" "clgrpc/inproc" "clgrpc/tests/support"
+               "sb-bsd-sockets" "alexandria")
   :pathname "tests/etcd/"
   :serial t
   :components ((:file "package")
                (:file "server")
+               (:file "stand-in")
                (:file "condition")
                (:file "key")
                (:file "endpoint")

@@ -7,6 +7,9 @@
 ;;;; minutes, when it is restarted; those of the kind jwt have an end), and takes none from before
 ;;;; a change of users and roles: a call that it refuses for that is made again with a new one. That
 ;;;; is no repetition, since it was not done.
+;;;;
+;;;; The threads of watches, leases and mirrors end at once when they are told to, also while they
+;;;; wait for an answer: each has an ERRAND, which knows the call that it waits for.
 
 (in-package #:clgrpc.etcd)
 
@@ -20,6 +23,53 @@
 (defun seconds-left (end-ns)
   "The seconds until END-NS, at least a millisecond."
   (max 1/1000 (ns-seconds (max 0 (- end-ns (now-ns))))))
+
+;;; Errands
+
+(defstruct (errand (:copier nil))
+  "What a thread waits for, so that another can end it."
+  (call nil :type (or null rpc:call))   ; that it waits for now
+  (over nil :type boolean)              ; it is to wait for none any more
+  (lock (sb-thread:make-mutex :name "clgrpc etcd errand") :read-only t)) ; of both
+
+(declaim (sb-ext:freeze-type errand))
+
+(defvar *errand* nil "The errand of this thread while it makes calls of its own, else nil.")
+
+(defun set-errand (call)
+  "This thread waits for CALL, or for none if that is nil; one that is not to wait cancels it."
+  (when (and *errand*
+             (sb-thread:with-mutex ((errand-lock *errand*))
+               (setf (errand-call *errand*) call)
+               (errand-over *errand*))
+             call)
+    (rpc:cancel call)))
+
+(defun end-errand (errand)
+  "Cancel what the thread of ERRAND waits for, and what it will. From any thread."
+  (let ((call (sb-thread:with-mutex ((errand-lock errand))
+                (setf (errand-over errand) t)
+                (errand-call errand))))
+    (when call (rpc:cancel call))))
+
+(defmacro with-errand ((errand) &body body)
+  "Evaluate BODY, which calls nothing of the user's, so that END-ERRAND ends what it waits for."
+  `(let ((*errand* ,errand)) ,@body))
+
+(defun call-stub (etcd stub request seconds metadata)
+  "What STUB, a unary one, answers to REQUEST within SECONDS."
+  (declare (type function stub))
+  (flet ((make-call (caller)
+           (declare (type function caller))
+           (funcall caller (etcd-channel etcd) request
+                    :timeout seconds :metadata metadata :wait-for-ready t)))
+    (if (null *errand*)
+        (make-call stub)
+        (let ((call (make-call (lambda (&rest arguments)
+                                 (apply #'calling:call-async stub arguments)))))
+          (set-errand call)
+          (unwind-protect (loop:await call)
+            (set-errand nil))))))
 
 ;;; Tokens
 
@@ -37,21 +87,33 @@
   (handler-case
       (with-etcd-errors
         (pb:authenticate-response-token
-         (auth:authenticate (etcd-channel etcd)
-                            (pb:make-authenticate-request :name (etcd-user etcd)
-                                                          :password password)
-                            :timeout (seconds-left end-ns) :wait-for-ready t)))
+         (call-stub etcd #'auth:authenticate
+                    (pb:make-authenticate-request :name (etcd-user etcd) :password password)
+                    (seconds-left end-ns) '())))
     (not-ready (error)
       (if (search "authentication is not enabled" (etcd-error-text error))
           (make-string 0)               ; one that is not EQ to the one before
           (error error)))))
 
+(defun current-password (etcd)
+  "The password of ETCD's user. Signal UNAVAILABLE if the function that is to return it fails: it
+may not the next time."
+  (let ((secret (etcd-password etcd)) (*errand* nil))
+    (if (stringp secret)
+        secret
+        (handler-case (let ((password (funcall (the function secret))))
+                        (check-type password string)
+                        password)
+          (error (condition)
+            (error 'unavailable :cause condition
+                                :text (format nil "the password of ~A was not to be had: ~A"
+                                              (etcd-user etcd) condition)))))))
+
 (defun renew-token (etcd old end-ns)
   "Return a token of ETCD's user that is not OLD. Whoever asks first fetches it, until END-NS; the
 others wait for him."
-  (let* ((secret (etcd-password etcd))
-         ;; its function is the user's, and so is called before the lock is taken
-         (password (if (functionp secret) (funcall secret) secret)))
+  ;; the function of the password is the user's, and so is called before the lock is taken
+  (let ((password (current-password etcd)))
     (or (sb-thread:with-mutex ((etcd-token-lock etcd) :timeout (seconds-left end-ns))
           (if (eq old (etcd-token etcd))
               (setf (etcd-token etcd) (authenticate etcd password end-ns))
@@ -91,8 +153,5 @@ Return its first value. Signal an ETCD-ERROR."
 
 (defun ask (etcd stub request timeout)
   "What STUB, a unary one, answers to REQUEST; see CALL-ETCD."
-  (declare (type function stub))
   (call-etcd etcd timeout
-             (lambda (seconds metadata)
-               (funcall stub (etcd-channel etcd) request
-                        :timeout seconds :metadata metadata :wait-for-ready t))))
+             (lambda (seconds metadata) (call-stub etcd stub request seconds metadata))))

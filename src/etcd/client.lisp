@@ -16,9 +16,10 @@
    (parent :initarg :parent :initform nil :reader etcd-parent) ; whose channel this uses, or nil
    (options :initarg :options :initform '() :reader etcd-options) ; of MAKE-ETCD
    (meter :initarg :meter :initform nil :reader etcd-meter) ; counts what happens, or nil
+   (closed :initform nil :accessor etcd-closed) ; CLOSE-ETCD was called
    ;; functions that end its leases' and watches' threads
    (endings :initform '() :accessor etcd-endings)
-   (lock :initform (sb-thread:make-mutex :name "clgrpc etcd") :reader etcd-lock)) ; of ENDINGS
+   (lock :initform (sb-thread:make-mutex :name "clgrpc etcd") :reader etcd-lock)) ; of both
   (:documentation "A client of etcd, see MAKE-ETCD."))
 
 (document-functions
@@ -113,6 +114,7 @@ before that ends its leases and watches. From any thread."
   "End ETCD: its watches end, its leases are kept alive no longer and end by themselves, its
 connections are closed. From any thread but that of a watch or a lease."
   (mapc #'run-ending (sb-thread:with-mutex ((etcd-lock etcd))
+                       (setf (etcd-closed etcd) t)
                        (shiftf (etcd-endings etcd) '())))
   (if (etcd-parent etcd)
       (remove-ending (etcd-parent etcd) etcd)
@@ -131,9 +133,12 @@ connections are closed. From any thread but that of a watch or a lease."
 
 (defun add-ending (etcd ending)
   "Have ENDING, a function, be called when ETCD is closed, before its channel is: it ends what uses
-that. From any thread."
-  (sb-thread:with-mutex ((etcd-lock etcd))
-    (push ending (etcd-endings etcd))))
+that. It is called at once if ETCD was closed before. From any thread."
+  (when (sb-thread:with-mutex ((etcd-lock etcd))
+          (push ending (etcd-endings etcd))
+          (etcd-closed etcd))
+    (run-ending ending))
+  nil)
 
 (defun remove-ending (etcd ending)
   "Have ENDING, which ADD-ENDING was given, not be called any more. From any thread."

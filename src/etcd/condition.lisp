@@ -5,7 +5,7 @@
 
 (define-condition etcd-error (clgrpc-error)
   ((text :initarg :text :reader etcd-error-text) ; what is wrong
-   (cause :initarg :cause :initform nil :reader etcd-error-cause) ; the RPC-ERROR, or nil
+   (cause :initarg :cause :initform nil :reader etcd-error-cause) ; what says so, or nil
    ;; true if the request may have been done all the same
    (perhaps-done :initarg :perhaps-done :initform nil :reader etcd-error-perhaps-done-p))
   (:report (lambda (condition stream)
@@ -15,7 +15,7 @@
 
 (document-functions
   etcd-error-text "What is wrong, as text."
-  etcd-error-cause "The RPC-ERROR that says so, or nil."
+  etcd-error-cause "The RPC-ERROR that says so, or what a user's function has signalled, or nil."
   etcd-error-perhaps-done-p "True if nobody knows whether the request was done: it was sent, and no
 answer has come.")
 
@@ -41,7 +41,8 @@ gone back: it has lost its data or was restored from older ones.")
   (lease-not-found "There is no such lease: it has ended, or there never was one.")
   (lease-exists "There is a lease with this number.")
   (invalid-request "etcd does not take such a request: an empty key, a key that a transaction
-changes twice, too many operations, too many octets.")
+changes twice, too many operations, too many octets; or its answer has more octets than the client
+takes, see MAX-RECEIVE-OCTETS of MAKE-ETCD.")
   (access-denied "The user may not do this, or is not known, or has to say who he is.")
   (space-exceeded "The store is full and takes no more until somebody makes room.")
   (not-found "There is no such user, role or member.")
@@ -53,7 +54,8 @@ meanwhile.")
   (ownership-lost "The lock, or the leadership, may be somebody else's: its lease has ended, or its
 entry is gone.")
   (overloaded "etcd has more to do than it can.")
-  (unavailable "No member of etcd, or none that has a leader, has answered in time."))
+  (unavailable "No member of etcd, or none that has a leader, has answered in time, or the answer
+was broken off; or the function that returns the user's password has failed."))
 
 (defparameter *texts*
   '(("required revision has been compacted" compacted)
@@ -62,6 +64,14 @@ entry is gone.")
     ("lease already exists" lease-exists)
     ("database space exceeded" space-exceeded)
     ("too many requests" overloaded)
+    ;; of a request, by etcd's gRPC and ours, and of an answer
+    ("received message larger than max" invalid-request)
+    ("octets to send, limit" invalid-request)
+    ("octets received, limit" invalid-request)
+    ;; of watches
+    ("permission denied" access-denied)
+    ("watcher range is empty" invalid-request)
+    ("duplicate watch ID" invalid-request)
     ("authentication failed" access-denied)
     ("user name is empty" access-denied)
     ("user name not found" not-found)
@@ -77,7 +87,9 @@ entry is gone.")
   '((:permission-denied access-denied) (:unauthenticated access-denied)
     (:invalid-argument invalid-request) (:out-of-range invalid-request)
     (:resource-exhausted overloaded) (:failed-precondition not-ready)
-    (:unavailable unavailable) (:deadline-exceeded unavailable) (:cancelled unavailable))
+    (:unavailable unavailable) (:deadline-exceeded unavailable) (:cancelled unavailable)
+    ;; such as a connection that brings what is not HTTP/2
+    (:internal unavailable))
   "The conditions of statuses whose texts say no more.")
 
 (defun uncertain-p (error)
@@ -87,16 +99,29 @@ entry is gone.")
                '(:unavailable :deadline-exceeded :cancelled :unknown :internal))
        t))
 
+(defun text-condition (text)
+  "The name of the condition that TEXT of etcd's stands for, or nil."
+  (second (find-if (lambda (row) (search (first row) text)) *texts*)))
+
 (defun etcd-condition (error)
   "The condition that ERROR, an RPC-ERROR, is of etcd's."
   (let ((text (or (status:rpc-error-message error) "")))
-    (make-condition (or (second (find-if (lambda (row) (search (first row) text)) *texts*))
+    (make-condition (or (text-condition text)
                         (second (assoc (status:rpc-error-status error) *statuses*))
                         'etcd-error)
                     :text (if (string= "" text)
                               (format nil "~(~A~)" (status:rpc-error-status error))
                               text)
                     :cause error :perhaps-done (uncertain-p error))))
+
+(defun passing-p (condition)
+  "True if whoever may ask again should, after CONDITION: by itself nothing is wrong with what he
+has asked for. Of a status that says nothing, such as that of a proxy's page of HTML, it is taken to
+be so."
+  (or (typep condition '(or unavailable overloaded))
+      (and (typep condition 'etcd-error)
+           (typep (etcd-error-cause condition) 'status:rpc-error)
+           (eq :unknown (status:rpc-error-status (etcd-error-cause condition))))))
 
 (defmacro with-etcd-errors (&body body)
   "Evaluate BODY; an RPC-ERROR in it is signalled as the condition of etcd's that it is."

@@ -77,9 +77,10 @@ leads. Signal an ETCD-ERROR. From any thread."
     first))
 
 (defun note-standing (standing kind items)
-  "Bring STANDING, a table of entries by key, up to date with KIND and ITEMS, as a mirror has them."
+  "Bring STANDING, an EQUALP table of entries by key, up to date with KIND and ITEMS, as a mirror
+has them."
   (flet ((note (entry)
-           (setf (gethash (entry-key entry) standing) entry)))
+           (setf (gethash (entry-key-octets entry) standing) entry)))
     (ecase kind
       (:entries (clrhash standing)
        (mapc #'note items))
@@ -87,20 +88,26 @@ leads. Signal an ETCD-ERROR. From any thread."
        (dolist (change items)
          (if (eq :put (change-kind change))
              (note (change-entry change))
-             (remhash (entry-key (change-entry change)) standing)))))))
+             (remhash (entry-key-octets (change-entry change)) standing)))))))
+
+(defun identity-of (entry)
+  "What differs, by EQUALP, between ENTRY and every other, and the same with another value; also if
+the store has lost its data meanwhile and counts its revisions anew. NIL has one, too."
+  (and entry
+       (list (entry-key-octets entry) (entry-created entry) (entry-changed entry)
+             (entry-value entry))))
 
 (defun observe (etcd name function &key on-end timeout)
   "Have FUNCTION called with the entry of the leader of NAME, a string, or nil if nobody leads: now,
 and whenever somebody else leads, nobody does, or the leader says something else; in this order.
 Return a mirror, which CANCEL-MIRROR ends; threads, ON-END and TIMEOUT are as for MIRROR. Signal an
 ETCD-ERROR. From any thread."
-  (let ((standing (make-hash-table :test #'equal)) (told :nothing))
+  (let ((standing (make-hash-table :test #'equalp)) (told :nothing))
     (mirror etcd
             (lambda (kind items revision)
               (declare (ignore revision))
               (note-standing standing kind items)
-              (let* ((leader (first-standing standing))
-                     (now (and leader (entry-changed leader))))
-                (unless (eql now (shiftf told now))
+              (let ((leader (first-standing standing)))
+                (unless (equalp (identity-of leader) (shiftf told (identity-of leader)))
                   (funcall function leader))))
             :prefix (format nil "~A/" name) :on-end on-end :timeout timeout)))

@@ -1,7 +1,11 @@
 ;;;; Leases: what is put with one ends with it. A lease that is kept alive has a thread, which
-;;;; renews it three times in its time. By our own clock a lease has ended when its time is over
-;;;; since the last renewal that was answered was asked for, so never later than the store lets it
-;;;; end: whoever asks LEASE-ALIVE-P does not take for his what somebody else may have by now.
+;;;; renews it three times in its time, and if that fails at once again: an answer that does not
+;;;; come is waited for a tenth of the time, so that several members can be asked within it. What
+;;;; is to be removed before the lease ends, and could not be, is a chore of the thread's.
+;;;;
+;;;; By our own clock a lease has ended when its time is over since the last renewal that was
+;;;; answered was asked for, so never later than the store lets it end: whoever asks LEASE-ALIVE-P
+;;;; does not take for his what somebody else may have by now.
 
 (in-package #:clgrpc.etcd)
 
@@ -12,11 +16,15 @@
   (seconds 0 :type (integer 0) :read-only t) ; how long it lasts unless it is renewed
   (until-ns 0 :type nanoseconds)        ; when it has ended unless it is renewed, by our clock
   (mourners '() :type list)             ; functions that are called when it is lost
+  (places '() :type list)               ; those in queues that are known to be bound to it
+  (chores '() :type list)               ; functions by key that are called until they succeed
   (loss nil :type (or null condition))  ; how it has ended without being revoked
   (ended nil :type boolean)             ; it was revoked, or lost, or nobody renews it
   (ending nil :type (or null function)) ; ends its thread
   (thread nil)                          ; that keeps it alive, or nil
-  (lock (sb-thread:make-mutex :name "clgrpc lease") :read-only t) ; of MOURNERS, LOSS, ENDED
+  (errand (make-errand) :type errand :read-only t) ; what that waits for
+  (lock (sb-thread:make-mutex :name "clgrpc lease") :read-only t) ; of UNTIL-NS to ENDED
+  (chore-lock (sb-thread:make-mutex :name "clgrpc lease chores") :read-only t) ; a chore is done
   (bell (sb-thread:make-waitqueue :name "clgrpc lease") :read-only t)) ; ENDED has become true
 
 (declaim (sb-ext:freeze-type lease))
@@ -61,25 +69,37 @@ may wait, but calls no CLOSE-ETCD. From any thread."
   (sb-thread:with-mutex ((lease-lock lease))
     (setf (lease-mourners lease) (remove function (lease-mourners lease)))))
 
+(defun extend-lease (lease asked-ns seconds)
+  "LEASE was renewed for SECONDS by a request that was made at ASKED-NS. Of two the later end
+counts."
+  (sb-thread:with-mutex ((lease-lock lease))
+    (setf (lease-until-ns lease) (max (lease-until-ns lease) (+ asked-ns (seconds-ns seconds))))))
+
+(defun ask-for-renewal (lease seconds metadata)
+  "What etcd answers within SECONDS when it is asked to renew LEASE. Signal an RPC-ERROR or
+ETCD-ERROR."
+  (rpc:with-call (call (leases:lease-keep-alive
+                        (etcd-channel (lease-etcd lease))
+                        (list (pb:make-lease-keep-alive-request :id (lease-id lease)))
+                        :timeout seconds :wait-for-ready t
+                        :metadata (append metadata *require-leader*)))
+    (set-errand call)
+    (unwind-protect (or (rpc:receive call)
+                        (error 'unavailable :text "the stream of a lease has ended"))
+      (set-errand nil))))
+
 (defun renew-lease (lease &key timeout)
   "Renew LEASE, and return the seconds that it lasts from now on. Signal LEASE-NOT-FOUND if it has
 ended, or another ETCD-ERROR. From any thread."
-  (let* ((etcd (lease-etcd lease))
-         (asked (now-ns))
-         (response
-           (call-etcd
-            etcd timeout
-            (lambda (seconds metadata)
-              (rpc:with-call (call (leases:lease-keep-alive
-                                    (etcd-channel etcd)
-                                    (list (pb:make-lease-keep-alive-request :id (lease-id lease)))
-                                    :timeout seconds :wait-for-ready t
-                                    :metadata (append metadata *require-leader*)))
-                (rpc:receive call)))))
-         (seconds (if response (pb:lease-keep-alive-response-ttl response) 0)))
+  (let* ((asked (now-ns))
+         (response (call-etcd (lease-etcd lease) timeout
+                              (lambda (seconds metadata)
+                                (setf asked (now-ns))
+                                (ask-for-renewal lease seconds metadata))))
+         (seconds (pb:lease-keep-alive-response-ttl response)))
     (unless (plusp seconds)
       (error 'lease-not-found :text (format nil "the lease ~(~X~) has ended" (lease-id lease))))
-    (setf (lease-until-ns lease) (+ asked (seconds-ns seconds)))
+    (extend-lease lease asked seconds)
     seconds))
 
 (defun pause-lease (lease seconds)
@@ -89,6 +109,32 @@ ended, or another ETCD-ERROR. From any thread."
       (loop until (or (lease-ended lease) (<= end (now-ns)))
             do (loop:await-notice (lease-bell lease) (lease-lock lease) end))
       (not (lease-ended lease)))))
+
+;;; Chores
+
+(defun add-chore (lease key function)
+  "Have FUNCTION called by the thread of LEASE, if it has one, with the seconds that it may take,
+until it signals no ETCD-ERROR. KEY, a string, is what FORGET-CHORE knows it by."
+  (sb-thread:with-mutex ((lease-lock lease))
+    (push (cons key function) (lease-chores lease))))
+
+(defun forget-chore (lease key)
+  "Have the chore of LEASE that is known by KEY not be done any more."
+  (sb-thread:with-mutex ((lease-chore-lock lease))
+    (sb-thread:with-mutex ((lease-lock lease))
+      (setf (lease-chores lease)
+            (remove key (lease-chores lease) :key #'car :test #'string=)))))
+
+(defun do-chores (lease seconds)
+  "Do the chores of LEASE, each within SECONDS; what fails stays."
+  (dolist (chore (lease-chores lease))
+    (sb-thread:with-mutex ((lease-chore-lock lease))
+      (when (member chore (lease-chores lease))
+        (handler-case (with-errand ((lease-errand lease))
+                        (funcall (the function (cdr chore)) seconds)
+                        (sb-thread:with-mutex ((lease-lock lease))
+                          (setf (lease-chores lease) (remove chore (lease-chores lease)))))
+          (etcd-error ()))))))
 
 (defun lose-lease (lease condition)
   "LEASE has ended, as CONDITION says, though nobody has revoked it."
@@ -107,18 +153,21 @@ ended, or another ETCD-ERROR. From any thread."
 
 (defun keep-alive (lease)
   "What the thread of LEASE does."
-  (let ((third (/ (lease-seconds lease) 3)) (wait nil))
-    (loop
-      (unless (pause-lease lease (or wait third)) (return))
-      (setf wait
-            (handler-case (progn (renew-lease lease :timeout (max 1/10 (min third
-                                                                            (seconds-until lease))))
-                                 nil)
-              (lease-not-found (error) (return (lose-lease lease error)))
-              (etcd-error (error)
-                (if (lease-alive-p lease)
-                    (min 1/2 (/ third 4))
-                    (return (lose-lease lease error)))))))))
+  (let* ((third (/ (lease-seconds lease) 3))
+         (tenth (/ (lease-seconds lease) 10))
+         (wait third) (patience tenth))
+    (loop while (pause-lease lease wait)
+          do (handler-case
+                 (with-errand ((lease-errand lease))
+                   (renew-lease lease :timeout (max 1/10 (min patience (seconds-until lease))))
+                   (setf wait third patience tenth)
+                   (do-chores lease (max 1/10 tenth)))
+               (lease-not-found (error) (lose-lease lease error))
+               (etcd-error (error)
+                 (unless (lease-alive-p lease) (lose-lease lease error))
+                 ;; longer each time, since etcd may be slow
+                 (setf wait (min 1/2 (/ third 4) (seconds-until lease))
+                       patience (min third (* 2 patience))))))))
 
 (defun begin-keeping (lease)
   "Have a thread keep LEASE alive until it is to end."
@@ -178,6 +227,7 @@ From any thread."
 (defun stop-keeping (lease)
   "Keep LEASE alive no longer, and wait for its thread unless it is this one."
   (end-lease lease)
+  (end-errand (lease-errand lease))
   (let ((thread (lease-thread lease)))
     (unless (or (null thread) (eq thread sb-thread:*current-thread*))
       (sb-thread:join-thread thread :default nil))))

@@ -15,7 +15,8 @@
   (on-end nil :type (or null function) :read-only t) ; of the condition that has ended it
   (lock (sb-thread:make-mutex :name "clgrpc mirror") :read-only t) ; of what follows
   (bell (sb-thread:make-waitqueue :name "clgrpc mirror") :read-only t) ; it has ended
-  (watch nil :type (or null watch))     ; its present one
+  (watch nil :type (or null watch))     ; its present one, on whose thread it is mended
+  (ending nil :type (or null function)) ; ends it
   (ended nil :type boolean))            ; it was cancelled, or has failed
 
 (declaim (sb-ext:freeze-type mirror))
@@ -26,28 +27,51 @@
 
 (defun end-mirror (mirror)
   "MIRROR tells nothing any more. Return false if it had ended; and its watch."
-  (sb-thread:with-mutex ((mirror-lock mirror))
-    (values (not (shiftf (mirror-ended mirror) t))
-            (progn (sb-thread:condition-broadcast (mirror-bell mirror))
-                   (mirror-watch mirror)))))
+  (multiple-value-prog1
+      (sb-thread:with-mutex ((mirror-lock mirror))
+        (values (not (shiftf (mirror-ended mirror) t))
+                (progn (sb-thread:condition-broadcast (mirror-bell mirror))
+                       (mirror-watch mirror))))
+    (remove-ending (mirror-etcd mirror) (mirror-ending mirror))))
 
-(defun begin-mirror (mirror timeout)
-  "Tell all entries of MIRROR, and begin to watch them. Signal an ETCD-ERROR within some TIMEOUT
+(defun set-mirror-watch (mirror watch)
+  "WATCH is the present one of MIRROR from now on. Return false if MIRROR has ended."
+  (sb-thread:with-mutex ((mirror-lock mirror))
+    (setf (mirror-watch mirror) watch)
+    (not (mirror-ended mirror))))
+
+(defun tell-mirror (mirror kind items revision)
+  (unless (mirror-ended mirror)
+    (funcall (mirror-function mirror) kind items revision)))
+
+(defun mirror-entries (mirror timeout)
+  "All entries of MIRROR, and their revision. Signal an ETCD-ERROR, after TIMEOUT seconds for each
+request at most."
+  (let ((watch (mirror-watch mirror)))
+    (with-errand ((and watch (watch-errand watch)))
+      (apply #'fetch-entries (mirror-etcd mirror) :timeout timeout (mirror-range mirror)))))
+
+(defun newest-entry (entries)
+  "That of ENTRIES which was changed last, or nil."
+  (and entries
+       (reduce (lambda (one other) (if (> (entry-changed one) (entry-changed other)) one other))
+               entries)))
+
+(defun watch-mirror (mirror entries revision timeout)
+  "Watch the entries of MIRROR, which were told as ENTRIES, of REVISION; from when that has begun
+all else is up to the thread of that watch. Signal an ETCD-ERROR if it has not within TIMEOUT
 seconds."
-  (multiple-value-bind (entries revision)
-      (apply #'fetch-entries (mirror-etcd mirror) :timeout timeout (mirror-range mirror))
-    (unless (mirror-ended mirror)
-      (funcall (mirror-function mirror) :entries entries revision)
-      (let ((watch (apply #'watch (mirror-etcd mirror)
-                          (lambda (changes revision)
-                            (funcall (mirror-function mirror) :changes changes revision))
-                          :revision (1+ revision) :timeout timeout
-                          :on-end (lambda (condition) (mend-mirror mirror condition))
-                          (mirror-range mirror))))
-        (when (sb-thread:with-mutex ((mirror-lock mirror))
-                (setf (mirror-watch mirror) watch)
-                (mirror-ended mirror))
-          (cancel-watch watch))))))
+  (let ((before (mirror-watch mirror)) (begun nil)
+        (watch (apply #'new-watch (mirror-etcd mirror)
+                      (lambda (changes revision) (tell-mirror mirror :changes changes revision))
+                      :after revision :mark (newest-entry entries)
+                      :on-end (lambda (condition) (mend-mirror mirror condition))
+                      (mirror-range mirror))))
+    ;; who cancels the mirror ends, and waits for, the watch that it has then
+    (when (set-mirror-watch mirror watch)
+      (unwind-protect (progn (start-watch watch timeout)
+                             (setf begun t))
+        (unless begun (set-mirror-watch mirror before))))))
 
 (defun pause-mirror (mirror)
   (let ((end (loop:notice-end +mirror-pause-seconds+)))
@@ -55,16 +79,28 @@ seconds."
       (loop until (or (mirror-ended mirror) (<= end (now-ns)))
             do (loop:await-notice (mirror-bell mirror) (mirror-lock mirror) end)))))
 
+(defun mendable-p (condition)
+  "True if a mirror that CONDITION has come to begins anew."
+  (or (typep condition '(or compacted future-revision)) (passing-p condition)))
+
+(defun fail-mirror (mirror condition)
+  "CONDITION has ended MIRROR: tell its user, unless it had ended."
+  (when (and (end-mirror mirror) (mirror-on-end mirror))
+    (funcall (mirror-on-end mirror) condition)))
+
 (defun mend-mirror (mirror condition)
   "The watch of MIRROR has ended with CONDITION: begin anew if changes were compacted, or the store
 has lost its data, else end it. On the thread of that watch."
-  (loop while (typep condition '(or compacted future-revision unavailable overloaded))
-        do (handler-case (return-from mend-mirror
-                           (unless (mirror-ended mirror) (begin-mirror mirror nil)))
-             (error (error) (setf condition error)))
-           (pause-mirror mirror))
-  (when (and (end-mirror mirror) (mirror-on-end mirror))
-    (funcall (mirror-on-end mirror) condition)))
+  (loop while (and (mendable-p condition) (not (mirror-ended mirror)))
+        do (handler-case
+               (multiple-value-bind (entries revision) (mirror-entries mirror nil)
+                 (handler-case (tell-mirror mirror :entries entries revision)
+                   ;; whatever it is, it says nothing of etcd
+                   (serious-condition (condition) (return (fail-mirror mirror condition))))
+                 (return (watch-mirror mirror entries revision nil)))
+             (etcd-error (error) (setf condition error)))
+           (pause-mirror mirror)
+        finally (fail-mirror mirror condition)))
 
 (defun mirror (etcd function &key prefix from to on-end timeout)
   "Have FUNCTION called with :entries, a list of all entries of a range (see MAP-ENTRIES) and the
@@ -80,7 +116,15 @@ TIMEOUT seconds for each request, by default those of ETCD. From any thread."
                                       (when from (list :from from))
                                       (when to (list :to to)))
                               on-end)))
-    (begin-mirror mirror timeout)
+    (let ((begun nil))
+      (setf (mirror-ending mirror) (lambda () (cancel-mirror mirror)))
+      (add-ending etcd (mirror-ending mirror))
+      (unwind-protect
+           (multiple-value-bind (entries revision) (mirror-entries mirror timeout)
+             (tell-mirror mirror :entries entries revision)
+             (watch-mirror mirror entries revision timeout)
+             (setf begun t))
+        (unless begun (end-mirror mirror))))
     mirror))
 
 (defun cancel-mirror (mirror)

@@ -21,7 +21,8 @@
   (lease nil :type lease :read-only t)  ; with which it ends
   (own-lease nil :type boolean :read-only t) ; that lease is for this place alone
   (began-ns (now-ns) :type nanoseconds :read-only t) ; when it was asked for
-  (revision 0 :type (signed-byte 64))   ; at which its key was made; 0 before that
+  (revision 0 :type (signed-byte 64))   ; at which its key was made; 0 if that is not known
+  (asked nil :type boolean)             ; its key was perhaps made
   (on-loss nil :type (or null function) :read-only t) ; called when it is lost
   (mourner nil :type (or null function)) ; hears of its lease's loss
   (lock (sb-thread:make-mutex :name "clgrpc place") :read-only t) ; of what follows
@@ -99,20 +100,40 @@
 END-NS."
   (loop
     (handler-case (return (funcall function (step-timeout place end-ns)))
-      ((or unavailable overloaded) (error)
+      (etcd-error (error)
         (let ((next (loop:notice-end +place-pause-seconds+)))
-          (when (<= end-ns next) (error error))
+          (when (or (not (passing-p error)) (<= end-ns next)) (error error))
           (pause-place place next)
           (check-waiting place end-ns))))))
 
 ;;; Joining the queue, and leaving it
 
+(defun note-place (place)
+  "The lease of PLACE has its key."
+  (let ((lease (place-lease place)))
+    (sb-thread:with-mutex ((lease-lock lease))
+      (pushnew place (lease-places lease)))))
+
+(defun forget-place (place)
+  "The lease of PLACE has its key no more, or is to lose it."
+  (let ((lease (place-lease place)))
+    (sb-thread:with-mutex ((lease-lock lease))
+      (setf (lease-places lease) (remove place (lease-places lease))))))
+
+(defun shared-key-p (place)
+  "True if another place is the same, since it has the same lease and name, and so the same key."
+  (some (lambda (other)
+          (and (not (eq other place)) (string= (place-key other) (place-key place))))
+        (lease-places (place-lease place))))
+
 (defun enter-queue (place value end-ns)
   "Put PLACE's key with VALUE, until END-NS. If it is there, since its lease has this place already,
 have it as it is; return false then if its value is another."
+  (unless (place-own-lease place) (forget-chore (place-lease place) (place-key place)))
   (call-patiently
    place end-ns
    (lambda (timeout)
+     (setf (place-asked place) t)
      (multiple-value-bind (new results revision)
          (transact (place-etcd place)
                    :when `((:absent ,(place-key place)))
@@ -121,6 +142,7 @@ have it as it is; return false then if its value is another."
                    :timeout timeout)
        (let ((entry (first results)))
          (setf (place-revision place) (if new revision (entry-created entry)))
+         (note-place place)
          (or new (equalp (text-octets value) (entry-value entry))))))))
 
 (defun make-place (constructor etcd name lease seconds on-loss end-ns)
@@ -135,15 +157,31 @@ have it as it is; return false then if its value is another."
     (on-lease-loss lease mourner)
     place))
 
+(defun remove-place (place timeout)
+  "Remove the key of PLACE, whose lease is its user's. If it is not known whether it was made it has
+that lease if it was; then it is left to another place that is the same."
+  (let ((condition (cond ((plusp (place-revision place)) (place-guard place))
+                         ((not (shared-key-p place))
+                          `(:lease ,(place-key place) = ,(place-lease place))))))
+    (when condition
+      (transact (place-etcd place) :when (list condition)
+                                   :then `((:remove ,(place-key place))) :timeout timeout))))
+
 (defun leave-queue (place timeout)
   "Leave PLACE: end its lease if that is its own, else remove its key. Signal an ETCD-ERROR if that
-was not to be done; a lease of its own then ends by itself."
+was not to be done; a lease of its own then ends by itself, and with another one the key is removed
+when etcd can be reached, if the lease is kept alive here."
   (set-place place :left)
   (forget-mourner (place-lease place) (place-mourner place))
+  (forget-place place)
   (cond ((place-own-lease place) (revoke-lease (place-lease place) :timeout timeout))
-        ((plusp (place-revision place))
-         (transact (place-etcd place) :when (list (place-guard place))
-                                      :then `((:remove ,(place-key place))) :timeout timeout)))
+        ((place-asked place)
+         (handler-bind ((etcd-error (lambda (error)
+                                      (declare (ignore error))
+                                      (add-chore (place-lease place) (place-key place)
+                                                 (lambda (seconds)
+                                                   (remove-place place seconds))))))
+           (remove-place place timeout))))
   nil)
 
 (defmacro with-place-kept ((place) &body body)
@@ -176,20 +214,23 @@ that is so. Signal OWNERSHIP-LOST if PLACE's own is gone."
 
 (defun await-removal (place key revision end-ns)
   "Wait until the entry of KEY is removed after REVISION, until END-NS, or until PLACE is left or
-lost."
+lost. Signal an ETCD-ERROR if that cannot be watched; what was compacted meanwhile is to be looked
+at anew, since it may be the removal."
   (setf (place-stirred place) nil)
-  (let ((watch (watch (place-etcd place)
-                      (lambda (changes revision)
-                        (declare (ignore changes revision))
-                        (stir-place place))
-                      :key key :revision (1+ revision) :only :removals
-                      :on-end (lambda (condition)
-                                (declare (ignore condition))
-                                (stir-place place))
-                      :timeout (step-timeout place end-ns))))
+  (let* ((trouble nil)
+         (watch (watch (place-etcd place)
+                       (lambda (changes revision)
+                         (declare (ignore changes revision))
+                         (stir-place place))
+                       :key key :after revision :only :removals
+                       :on-end (lambda (condition)
+                                 (setf trouble condition)
+                                 (stir-place place))
+                       :timeout (step-timeout place end-ns))))
     (unwind-protect
          (pause-place place (min end-ns (lease-until-ns (place-lease place))))
-      (cancel-watch watch))))
+      (cancel-watch watch))
+    (unless (typep trouble '(or null compacted future-revision)) (error trouble))))
 
 (defun hold-place (place)
   "PLACE is at the head of its queue."
@@ -208,5 +249,6 @@ left, OWNERSHIP-LOST if it is lost, or another ETCD-ERROR."
      (lambda (timeout)
        (multiple-value-bind (before revision) (place-before place timeout)
          (if before
-             (await-removal place (entry-key-octets before) revision end-ns)
+             (handler-case (await-removal place (entry-key-octets before) revision end-ns)
+               ((or compacted future-revision) ()))
              (hold-place place)))))))

@@ -67,7 +67,10 @@ revision is compacted meanwhile. From any thread."
     (multiple-value-bind (start end) (range-of prefix from to)
       (loop
         (let* ((response (ask etcd #'kv:range
-                              (apply #'range-request start end :revision revision :stale stale
+                              (apply #'range-request start end :revision revision
+                                                               ;; another member may not have
+                                                               ;; come to that of the first page
+                                                               :stale (and stale (null revision))
                                                                :limit (if limit (min page limit)
                                                                           page)
                                                                filters)

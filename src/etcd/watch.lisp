@@ -14,6 +14,7 @@
 
 (defconstant +first-pause-ms+ 50 "How long a watch waits before it asks again the first time.")
 (defconstant +longest-pause-ms+ 2000 "How long it waits at most.")
+(defconstant +progress-seconds+ 1/4 "How long progress is waited for before it is asked for again.")
 
 (defstruct (change (:constructor make-change (kind entry previous)) (:copier nil))
   "A change that a watch tells."
@@ -45,17 +46,23 @@ compacted; nil if it was not there.")
   (on-end nil :type (or null function) :read-only t) ; of the ETCD-ERROR that has ended it
   (next-revision 0 :type (signed-byte 64)) ; that the next change has at least; 0: not known yet
   (seen 0 :type (signed-byte 64))       ; the latest revision that etcd has said it is at
+  (term 0 :type (unsigned-byte 64))     ; the term of its leaders that it was in then
+  (cluster 0 :type (unsigned-byte 64))  ; the number of its cluster, 0 before it was heard of
+  (mark nil :type (or null entry))      ; what was put last, of all that was told
   (fragments '() :type list)            ; changes of a response whose last fragment is not there
   (token nil :type (or null string))    ; that its stream was opened with
   (denied nil :type boolean)            ; since it was last open etcd has denied it
   (pause-ms +first-pause-ms+ :type (integer 0 10000)) ; before the next stream
   (random (make-random-state t) :type random-state :read-only t) ; for pauses
-  (thread nil)                          ; that runs it
+  (errand (make-errand) :type errand :read-only t) ; what its thread waits for but its stream
   (ending nil :type (or null function)) ; ends the thread
   (lock (sb-thread:make-mutex :name "clgrpc watch") :read-only t) ; of what follows
   (bell (sb-thread:make-waitqueue :name "clgrpc watch") :read-only t) ; any of that has changed
+  (thread nil)                          ; that runs it
   (state :opening :type (member :opening :open :ended)) ; :open once etcd has begun it
-  (progress 0 :type (signed-byte 64))   ; the revision that the last progress is of; 0: wanted
+  (begun nil :type boolean)             ; etcd has begun it once
+  (progress 0 :type (signed-byte 64))   ; the revision that the last progress is of
+  (progress-count 0 :type (integer 0))  ; how often progress was told
   (trouble nil :type (or null condition)) ; what has ended it, or keeps it from being opened
   (call nil))                           ; its stream, while it has one
 
@@ -85,6 +92,14 @@ here another watch would go on.")
                (entry-of (mvccpb:event-kv event))
                (entry-of (mvccpb:event-prev-kv event))))
 
+(defun note-changes (watch changes)
+  "WATCH is to tell CHANGES next."
+  (dolist (change changes)
+    (let ((entry (change-entry change)))
+      (setf (watch-next-revision watch) (max (1+ (entry-changed entry))
+                                             (watch-next-revision watch)))
+      (when (eq :put (change-kind change)) (setf (watch-mark watch) entry)))))
+
 (defun note-response (watch response)
   "Take RESPONSE, a WatchResponse, for WATCH. Return the changes in it that WATCH has not told
 before, a list. Signal COMPACTED if etcd has no more what it would tell next, or another ETCD-ERROR
@@ -101,22 +116,20 @@ if it has ended the stream."
                              :revision (pb:watch-response-compact-revision response)))
           ((pb:watch-response-canceled response)
            (let ((reason (pb:watch-response-cancel-reason response)))
-             (error (if (or (search "permission denied" reason)
-                            (some (lambda (text) (search text reason)) *stale-token-texts*))
-                        'access-denied
-                        'unavailable)
+             (error (cond ((text-condition reason))
+                          ((some (lambda (text) (search text reason)) *stale-token-texts*)
+                           'access-denied)
+                          (t 'unavailable))
                     :text (format nil "etcd has ended the watch: ~A" reason))))
-          (changes
-           (setf (watch-next-revision watch)
-                 (1+ (reduce #'max changes
-                             :key (lambda (change) (entry-changed (change-entry change)))))))
+          (changes (note-changes watch changes))
           ;; etcd begins behind the revision of this response, unless it was told where
           ((pb:watch-response-created response)
            (when (zerop next) (setf (watch-next-revision watch) (1+ revision))))
           ;; the answer to AWAIT-PROGRESS, which is for all watches of a stream; etcd before 3.4.25
           ;; and 3.5.8 may give it before the changes that it is about, so no stream begins there
           ((minusp (pb:watch-response-watch-id response))
-           (setf (watch-progress watch) (max revision (watch-progress watch))))
+           (setf (watch-progress watch) revision)
+           (incf (watch-progress-count watch)))
           ;; there was nothing up to this revision
           ((zerop (length (pb:watch-response-events response)))
            (setf (watch-next-revision watch) (max next (1+ revision)))))
@@ -150,7 +163,7 @@ ended, and return false."
 (defun tell-changes (watch changes)
   "Call WATCH's function for the CHANGES of each revision."
   (when changes (note (watch-etcd watch) #'meter-changes (length changes)))
-  (loop while changes
+  (loop while (and changes (watch-open-p watch))
         do (let* ((revision (entry-changed (change-entry (first changes))))
                   (end (position revision changes :test #'/=
                                  :key (lambda (change)
@@ -161,7 +174,8 @@ ended, and return false."
 (defun open-stream (watch)
   "A new stream for WATCH, with a token of its user's if it has one."
   (let* ((etcd (watch-etcd watch))
-         (token (current-token etcd (loop:notice-end (etcd-timeout etcd)))))
+         (token (with-errand ((watch-errand watch))
+                  (current-token etcd (loop:notice-end (etcd-timeout etcd))))))
     (note etcd #'meter-streams)
     (setf (watch-token watch) token
           (watch-fragments watch) '())
@@ -169,18 +183,70 @@ ended, and return false."
                    :wait-for-ready t
                    :metadata (append (token-metadata token) *require-leader*))))
 
-(defun check-store (watch response)
-  "If the member that begins WATCH anew with RESPONSE is at an earlier revision than etcd was, it
-may be late. If all of etcd is, it has lost its data or has older ones, and WATCH would wait until
-there are as many revisions again: signal FUTURE-REVISION."
-  (let ((revision (header-revision (pb:watch-response-header response))))
-    (when (and (pb:watch-response-created response) (< revision (watch-seen watch)))
-      (let ((now (nth-value 1 (fetch (watch-etcd watch) (watch-start watch)))))
-        (when (< now (watch-seen watch))
-          (error 'future-revision
-                 :text (format nil "the store has gone back from revision ~D to ~D"
-                               (watch-seen watch) now)))))
-    (setf (watch-seen watch) (max revision (watch-seen watch)))))
+;;; The store may have lost its data, or be another one that is found under the old address: then
+;;; its revisions say nothing of what was told.
+
+(defun gone-back (control &rest arguments)
+  (error 'future-revision :text (format nil "the store is not what it was: ~?" control arguments)))
+
+(defun check-header (watch header)
+  "Signal FUTURE-REVISION if HEADER, of a member that knows the newest, is not of what WATCH has
+seen."
+  (let ((revision (header-revision header)) (term (pb:response-header-raft-term header)))
+    (when (< revision (watch-seen watch))
+      (gone-back "it has gone back from revision ~D to ~D" (watch-seen watch) revision))
+    (when (< term (watch-term watch))
+      (gone-back "it has gone back from term ~D to ~D" (watch-term watch) term))
+    (unless (member (watch-cluster watch) (list 0 (pb:response-header-cluster-id header)))
+      (gone-back "it is another cluster"))))
+
+(defun check-mark (watch response)
+  "Signal FUTURE-REVISION if what WATCH was told last to be put is not what RESPONSE, a
+RangeResponse, says of its key and revision."
+  (let ((mark (watch-mark watch))
+        (there (first (entries-of (pb:range-response-kvs response)))))
+    (unless (and there
+                 (= (entry-changed mark) (entry-changed there))
+                 (= (entry-created mark) (entry-created there))
+                 (equalp (entry-value mark) (entry-value there)))
+      (gone-back "revision ~D has changed something else" (entry-changed mark)))))
+
+(defun check-store (watch)
+  "Signal FUTURE-REVISION if etcd, which begins WATCH anew, is at an earlier revision or term than
+it was, since it has lost its data or has older ones, or if it is another one: WATCH would wait
+until there are as many revisions again, or pass changes by."
+  (flet ((read-key (key revision)
+           (let ((response (ask (watch-etcd watch) #'kv:range
+                                (range-request key nil :revision revision) nil)))
+             (check-header watch (pb:range-response-header response))
+             response)))
+    (let ((mark (watch-mark watch)))
+      (with-errand ((watch-errand watch))
+        (handler-case
+            (when mark
+              (return-from check-store
+                (check-mark watch (read-key (entry-key-octets mark) (entry-changed mark)))))
+          ;; of what is compacted nobody can say whether it is what was told
+          (compacted ()))
+        (read-key (watch-start watch) nil)))))
+
+(defun suspicious-p (watch header)
+  "True if etcd may not be what it was to WATCH, which goes on with a response that has HEADER."
+  (or (< (header-revision header) (watch-seen watch))
+      (and (watch-begun watch)
+           (or (watch-mark watch)
+               (/= (pb:response-header-raft-term header) (watch-term watch))
+               (/= (pb:response-header-cluster-id header) (watch-cluster watch))))))
+
+(defun note-store (watch response)
+  "RESPONSE, a WatchResponse, says how far the store of WATCH is."
+  (let ((header (pb:watch-response-header response)))
+    (when header
+      (when (and (pb:watch-response-created response) (suspicious-p watch header))
+        (check-store watch))
+      (setf (watch-seen watch) (max (pb:response-header-revision header) (watch-seen watch))
+            (watch-term watch) (max (pb:response-header-raft-term header) (watch-term watch))
+            (watch-cluster watch) (pb:response-header-cluster-id header)))))
 
 (define-condition function-failed (error)
   ((cause :initarg :cause :reader function-failed-cause)) ; what was signalled
@@ -189,7 +255,7 @@ or RPC-ERROR of its own calls, says nothing of the watch's stream."))
 
 (defun tell-or-fail (watch changes)
   (handler-case (tell-changes watch changes)
-    (error (condition) (error 'function-failed :cause condition))))
+    (serious-condition (condition) (error 'function-failed :cause condition))))
 
 (defun follow-stream (watch)
   "Tell what one stream brings, until it breaks or WATCH ends. Signal an ETCD-ERROR in any case."
@@ -199,24 +265,27 @@ or RPC-ERROR of its own calls, says nothing of the watch's stream."))
         (rpc:send call (creation watch))
         (loop for response = (rpc:receive call)
               while (and response (watch-open-p watch))
-              do (check-store watch response)
+              do (note-store watch response)
                  (let ((changes (note-response watch response)))
                    (setf (watch-pause-ms watch) +first-pause-ms+
                          (watch-denied watch) nil)
-                   (set-watch watch (lambda () (setf (watch-state watch) :open)))
+                   (set-watch watch (lambda () (setf (watch-state watch) :open
+                                                     (watch-begun watch) t)))
                    (tell-or-fail watch changes)))))
     (error 'unavailable :text "the stream of a watch has ended")))
 
-(defun denied-once-p (watch condition)
-  "True if WATCH, which CONDITION has come to, may go on with a new token, which it then has."
+(defun trouble-of (watch condition)
+  "What CONDITION, which the stream of WATCH has ended with, means: a condition, or nil if WATCH may
+go on at once, since it has a new token."
   (let ((etcd (watch-etcd watch)))
-    (when (and (etcd-user etcd) (typep condition 'access-denied) (not (watch-denied watch)))
-      (setf (watch-denied watch) t)
-      (handler-case (renew-token etcd (watch-token watch)
-                                 (loop:notice-end (etcd-timeout etcd)))
-        ;; the next stream asks again
-        ((or unavailable overloaded) () t)
-        (etcd-error () nil)))))
+    (if (and (etcd-user etcd) (typep condition 'access-denied) (not (watch-denied watch)))
+        (handler-case (with-errand ((watch-errand watch))
+                        (renew-token etcd (watch-token watch)
+                                     (loop:notice-end (etcd-timeout etcd)))
+                        (setf (watch-denied watch) t)
+                        nil)
+          (etcd-error (error) (if (passing-p error) error condition)))
+        condition)))
 
 (defun pause-watch (watch)
   "Wait before the next stream of WATCH, longer each time, or until it ends."
@@ -227,15 +296,14 @@ or RPC-ERROR of its own calls, says nothing of the watch's stream."))
       (loop while (and (watch-open-p watch) (< (now-ns) end))
             do (loop:await-notice (watch-bell watch) (watch-lock watch) end)))))
 
-(defun passing-p (condition)
-  "True if a watch goes on after CONDITION."
-  (typep condition '(or unavailable overloaded)))
-
 (defun fail-watch (watch condition)
-  "CONDITION has ended WATCH: tell its user, unless it had ended."
+  "CONDITION has ended WATCH: tell its user, unless it had ended, or has not begun: then
+AWAIT-OPENING does."
   (when (end-watch watch condition)
     (remove-ending (watch-etcd watch) (watch-ending watch))
-    (when (watch-on-end watch) (funcall (watch-on-end watch) condition))))
+    (when (and (watch-begun watch) (watch-on-end watch))
+      (loop:guarding (:etcd-watch-error)
+        (funcall (watch-on-end watch) condition)))))
 
 (defun run-watch (watch)
   "What the thread of WATCH does."
@@ -246,91 +314,131 @@ or RPC-ERROR of its own calls, says nothing of the watch's stream."))
                  (log-event :error :etcd-watch-error :condition (princ-to-string condition))
                  (fail-watch watch condition)))
              (error (condition)
-               (cond ((denied-once-p watch condition))
-                     ((passing-p condition)
-                      (set-watch watch (lambda ()
-                                         (setf (watch-trouble watch) condition
-                                               (watch-call watch) nil)))
-                      (pause-watch watch))
-                     (t (fail-watch watch condition)))))))
+               (let ((trouble (trouble-of watch condition)))
+                 (cond ((null trouble))
+                       ((passing-p trouble)
+                        (set-watch watch (lambda ()
+                                           (setf (watch-trouble watch) trouble
+                                                 (watch-call watch) nil)))
+                        (pause-watch watch))
+                       (t (fail-watch watch trouble))))))))
 
 (defun await-opening (watch seconds)
-  "Wait until etcd has begun WATCH, or cancel it and signal why it has not within SECONDS."
-  (let ((end (loop:notice-end seconds)))
+  "Wait until etcd has begun WATCH, which may have ended since. If it has not within SECONDS, or
+WATCH ends before, cancel it and signal why."
+  (let ((end (loop:notice-end seconds)) (trouble nil))
     (sb-thread:with-mutex ((watch-lock watch))
       (loop while (and (eq :opening (watch-state watch)) (< (now-ns) end))
-            do (loop:await-notice (watch-bell watch) (watch-lock watch) end)))
-    (unless (eq :open (watch-state watch))
-      (let ((trouble (watch-trouble watch)))
-        (cancel-watch watch)
-        (error (or trouble
-                   (make-condition 'unavailable :text "no member has begun the watch in time")))))))
+            do (loop:await-notice (watch-bell watch) (watch-lock watch) end))
+      (unless (watch-begun watch)
+        (setf (watch-state watch) :ended ; so that it is not begun after all
+              trouble (or (watch-trouble watch)
+                          (make-condition 'unavailable
+                                          :text "no member has begun the watch in time")))
+        (sb-thread:condition-broadcast (watch-bell watch))))
+    (when trouble
+      (cancel-watch watch)
+      (error trouble))))
 
-(defun watch (etcd function &key key prefix from to revision only previous on-end timeout)
-  "Have FUNCTION called with each change of KEY, or of a range of keys (see MAP-ENTRIES), from now
-on, or from REVISION on: with a list of the changes of one revision and that revision, in their
-order, each once, though connections break and members go meanwhile. Return the watch when etcd has
-begun it. ONLY is :puts or :removals for these alone; with PREVIOUS changes say what was there
-before. FUNCTION runs on a thread of the watch's own and may wait; an error in it ends the watch.
-If the watch ends but by CANCEL-WATCH or CLOSE-ETCD, ON-END is called there with the condition:
-COMPACTED if changes that were to be told are no longer in the store, FUTURE-REVISION if etcd is at
-an earlier revision than before, since it has lost its data or has older ones. Signal an ETCD-ERROR
-if it has not begun within TIMEOUT seconds, by default those of ETCD. From any thread."
+(defun start-watch (watch timeout)
+  "Have a thread run WATCH, and wait until etcd has begun it, see AWAIT-OPENING."
+  (let ((etcd (watch-etcd watch)))
+    (setf (watch-ending watch) (lambda () (cancel-watch watch)))
+    (add-ending etcd (watch-ending watch))
+    ;; whoever ends it waits for its thread
+    (sb-thread:with-mutex ((watch-lock watch))
+      (setf (watch-thread watch) (sb-thread:make-thread #'run-watch :name "clgrpc watch"
+                                                                    :arguments (list watch))))
+    (await-opening watch (or timeout (etcd-timeout etcd)))
+    watch))
+
+(defun new-watch (etcd function &key key prefix from to revision after mark only previous on-end)
+  "A watch that has not been started; the arguments are those of WATCH. MARK is an entry that was
+fetched, by which the store is known again, or nil."
   (check-type only (member nil :puts :removals))
+  (check-type revision (or null (signed-byte 64)))
+  (check-type after (or null (integer 0)))
+  (when (and revision after) (misuse "A watch begins at REVISION or AFTER one, not both."))
   (multiple-value-bind (start end)
       (cond ((and key (or prefix from to)) (misuse "A watch has a KEY or a range, not both."))
             (key (values (key-octets key) (make-octets 0)))
             (t (range-of prefix from to)))
-    (let ((watch (%make-watch :etcd etcd :start start :end end :function function :on-end on-end
-                              :next-revision (or revision 0) :previous (and previous t)
-                              :filters (ecase only
-                                         ((nil) '())
-                                         (:puts '(:nodelete))
-                                         (:removals '(:noput))))))
-      (setf (watch-ending watch) (lambda () (cancel-watch watch)))
-      (add-ending etcd (watch-ending watch))
-      (setf (watch-thread watch) (sb-thread:make-thread #'run-watch :name "clgrpc watch"
-                                                                    :arguments (list watch)))
-      (await-opening watch (or timeout (etcd-timeout etcd)))
-      watch)))
+    (%make-watch :etcd etcd :start start :end end :function function :on-end on-end
+                 :next-revision (if after (1+ after) (or revision 0)) :seen (or after 0)
+                 :mark mark
+                 :previous (and previous t)
+                 :filters (ecase only
+                            ((nil) '())
+                            (:puts '(:nodelete))
+                            (:removals '(:noput))))))
+
+(defun watch (etcd function &rest options
+              &key key prefix from to revision after only previous on-end timeout)
+  "Have FUNCTION called with each change of KEY, or of a range of keys (see MAP-ENTRIES), from now
+on; from REVISION on; or AFTER a revision, which the store has said it is at, and is to have still:
+with a list of the changes of one revision and that revision, in their order, each once, though
+connections break and members go meanwhile. Return the watch when etcd has begun it. ONLY is :puts
+or :removals for these alone; with PREVIOUS changes say what was there before. FUNCTION runs on a
+thread of the watch's own and may wait; an error in it ends the watch. If the watch ends but by
+CANCEL-WATCH or CLOSE-ETCD, ON-END is called there with the condition, perhaps before this returns:
+COMPACTED if changes that were to be told are no longer in the store, FUTURE-REVISION if the store
+is not what it was, since it has lost its data, has older ones, or is another. Signal an ETCD-ERROR
+if etcd has not begun it within TIMEOUT seconds, by default those of ETCD; then ON-END is not
+called. From any thread."
+  (declare (ignore key prefix from to revision after only previous on-end))
+  (start-watch (apply #'new-watch etcd function (alexandria:remove-from-plist options :timeout))
+               timeout))
 
 (defun cancel-watch (watch)
   "End WATCH: its function is called no more once this has returned. From any thread; in its
 function, that call is the last."
-  (let ((call nil) (thread (watch-thread watch)))
-    (end-watch watch nil)
-    (setf call (sb-thread:with-mutex ((watch-lock watch)) (watch-call watch)))
-    (remove-ending (watch-etcd watch) (watch-ending watch))
+  (end-watch watch nil)
+  (when (watch-ending watch) (remove-ending (watch-etcd watch) (watch-ending watch)))
+  (end-errand (watch-errand watch))
+  (multiple-value-bind (call thread)
+      (sb-thread:with-mutex ((watch-lock watch))
+        (values (watch-call watch) (watch-thread watch)))
     (when call (rpc:cancel call))
     (unless (or (null thread) (eq thread sb-thread:*current-thread*))
-      (sb-thread:join-thread thread :default nil))
-    nil))
+      (sb-thread:join-thread thread :default nil)))
+  nil)
 
-(defun ask-for-progress (watch end-ns)
-  "Ask for the progress of WATCH once it is open, until END-NS. Signal an ETCD-ERROR if it is not."
-  (let ((call (sb-thread:with-mutex ((watch-lock watch))
-                (loop until (or (and (eq :open (watch-state watch)) (watch-call watch))
-                                (not (watch-open-p watch))
-                                (<= end-ns (now-ns)))
-                      do (loop:await-notice (watch-bell watch) (watch-lock watch) end-ns))
-                (and (watch-open-p watch) (watch-call watch)))))
-    (unless call (error 'unavailable :text "the watch is not open"))
-    (with-etcd-errors
-      (rpc:send call (pb:make-watch-request
-                      :progress-request (pb:make-watch-progress-request))))))
+(defun await-call (watch end-ns)
+  "The stream of WATCH once it is open. Signal an ETCD-ERROR if it is not by END-NS."
+  (or (sb-thread:with-mutex ((watch-lock watch))
+        (loop until (or (and (eq :open (watch-state watch)) (watch-call watch))
+                        (not (watch-open-p watch))
+                        (<= end-ns (now-ns)))
+              do (loop:await-notice (watch-bell watch) (watch-lock watch) end-ns))
+        (and (watch-open-p watch) (watch-call watch)))
+      (error 'unavailable :text "the watch is not open")))
 
-(defun await-progress (watch &key timeout)
-  "Ask how far WATCH is, and return a revision: all changes up to it have been told. (Of etcd before
-3.4.25, or 3.5.8, changes may still follow that were made just before.) Signal an ETCD-ERROR if that
-is not known within TIMEOUT seconds, by default those of its client, or the stream breaks meanwhile.
-From any thread but the watch's own."
-  (let ((end (loop:notice-end (or timeout (etcd-timeout (watch-etcd watch))))))
-    (setf (watch-progress watch) 0)
-    (ask-for-progress watch end)
-    (sb-thread:with-mutex ((watch-lock watch))
-      (loop while (and (zerop (watch-progress watch)) (watch-open-p watch) (< (now-ns) end))
-            do (loop:await-notice (watch-bell watch) (watch-lock watch) end)))
-    (let ((revision (watch-progress watch)))
-      (when (zerop revision)
-        (error 'unavailable :text "etcd has not told the progress of the watch in time"))
-      revision)))
+(defun ask-for-progress (call)
+  "Ask for the progress of the watches of CALL; one that has ended is asked for nothing."
+  (handler-case (rpc:send call (pb:make-watch-request
+                                :progress-request (pb:make-watch-progress-request)))
+    (status:rpc-error ())))
+
+(defun await-progress (watch &key (revision 0) timeout)
+  "Ask how far WATCH is until it is at REVISION at least, and return a revision: all changes up to
+it have been told. (Of etcd before 3.4.25, or 3.5.8, changes may still follow that were made just
+before.) It is asked again if the stream breaks meanwhile, or has not answered, as one may that is
+behind. Signal an ETCD-ERROR if it is not there within TIMEOUT seconds, by default those of its
+client, or WATCH ends. From any thread but the watch's own."
+  (check-type revision (integer 0))
+  (let ((end (loop:notice-end (or timeout (etcd-timeout (watch-etcd watch)))))
+        (count (watch-progress-count watch)))
+    (loop
+      (let ((call (await-call watch end))
+            (again (min end (loop:notice-end +progress-seconds+))))
+        (ask-for-progress call)
+        (sb-thread:with-mutex ((watch-lock watch))
+          (flet ((there-p ()
+                   (and (/= count (watch-progress-count watch))
+                        (>= (watch-progress watch) revision))))
+            (loop until (or (there-p) (not (eq call (watch-call watch)))
+                            (not (watch-open-p watch)) (<= again (now-ns)))
+                  do (loop:await-notice (watch-bell watch) (watch-lock watch) again))
+            (when (there-p) (return (watch-progress watch))))))
+      (when (<= end (now-ns))
+        (error 'unavailable :text "etcd has not told the progress of the watch in time")))))

@@ -68,3 +68,16 @@
                            (etcd:campaign *etcd* "chair" "ours" :timeout +patience+))))
             (support:stop-program program)))
         (skip "etcdctl is not installed"))))
+
+(test leaders-of-another-store
+  "Who observes an election hears of a leader with the revision of the one before, in a store that
+has lost its data; keys that are no UTF-8 trouble nobody."
+  (with-stand-in (store other)
+    (flet ((stand (etcd value)
+             (etcd:put etcd (octets-of 101 47 255) value)))
+      (stand other "one")
+      (let ((heard '()))
+        (etcd:observe *etcd* "e" (lambda (leader) (push (etcd:entry-text leader) heard)))
+        (replace-store store (lambda (etcd) (stand etcd "two")))
+        (is-true (wait-until (lambda () (= 2 (length heard)))))
+        (is (equal '("one" "two") (reverse heard)))))))

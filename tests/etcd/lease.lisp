@@ -119,3 +119,60 @@ tells all who want to know."
         (is (= 3 (length lost))))
       (signals etcd:lease-not-found (etcd:adopt-lease *etcd* 4711))
       (is (null (etcd:lease-keys lease))))))
+
+(test renewals-that-get-no-answer
+  "A renewal whose answer does not come is given up for another, three times at least in a lease's
+time; one that ends without an answer says nothing of the lease; the loss is told when the time is
+over."
+  (with-stand-in (store other)
+    (let* ((asked '()) (lost nil)
+           (lease (etcd:grant-lease *etcd* 3 :on-loss (lambda (condition)
+                                                        (declare (ignore condition))
+                                                        (setf lost (base:monotonic-ns))))))
+      (with-hook (store name call next)
+        (cond ((not (eq :lease-keep-alive name)) (next))
+              ((push (base:monotonic-ns) asked)
+               (if (evenp (length asked))
+                   (rpc:finish call)
+                   (silent-call call)))))
+      (is-true (wait-until (lambda () lost)))
+      (is (<= 3 (length asked)))
+      (is (<= (lease-end lease) lost))
+      (is-false (etcd:lease-alive-p lease)))))
+
+(test leases-that-are-ended-while-they-are-renewed
+  "REVOKE-LEASE and CLOSE-ETCD do not wait for a renewal that gets no answer."
+  (with-stand-in (store other)
+    (let ((asked 0))
+      (with-hook (store name call next)
+        (cond ((eq :lease-keep-alive name)
+               (incf asked)
+               (silent-call call))
+              (t (next))))
+      (flet ((lease () (etcd:grant-lease *etcd* 60))
+             (await-renewal (lease)
+               (let ((before asked))
+                 ;; as if a third of its time were over
+                 (sb-thread:make-thread
+                  (lambda () (setf (clgrpc.etcd::lease-thread lease)
+                                   (sb-thread:make-thread
+                                    (lambda ()
+                                      (clgrpc.etcd::with-errand
+                                          ((clgrpc.etcd::lease-errand lease))
+                                        (ignore-errors (etcd:renew-lease lease :timeout 20))))))))
+                 (is-true (wait-until (lambda () (< before asked)))))))
+        (let ((lease (lease)))
+          (await-renewal lease)
+          (is (> 5 (seconds-of (etcd:revoke-lease lease))))
+          (is (null (etcd:lease-seconds-left lease))))
+        (await-renewal (lease))
+        (is (> 5 (seconds-of (etcd:close-etcd *etcd*))))))))
+
+(test renewals-do-not-shorten-a-lease
+  "Of two renewals the later end counts, whichever is answered first."
+  (with-stand-in (store other)
+    (let ((lease (etcd:grant-lease *etcd* 60 :keep-alive nil)))
+      (clgrpc.etcd::extend-lease lease (base:monotonic-ns) 100)
+      (let ((end (lease-end lease)))
+        (etcd:renew-lease lease)
+        (is (= end (lease-end lease)))))))

@@ -149,3 +149,72 @@ it."
                    (is-true (etcd:lock-held-p next))))
             (support:stop-program program)))
         (skip "etcdctl is not installed"))))
+
+(defun lose-answers (store name count)
+  "Have STORE do what it is asked for by the RPC NAME, and lose the answer, COUNT times."
+  (with-hook (store asked request next)
+    (cond ((and (eq name asked) (<= 0 (decf count)))
+           (next)
+           (status:fail :unavailable "the answer is lost"))
+          (t (next)))))
+
+(test locks-whose-answer-is-lost
+  "A lock with a lease of its user's is free again when its request, or its release, got no answer."
+  (with-stand-in (store other)
+    (let ((lease (etcd:grant-lease *etcd* 3)))
+      ;; it is asked for again
+      (lose-answers store :txn 1)
+      (let ((lock (etcd:acquire-lock *etcd* "l" :lease lease)))
+        (is-true (etcd:lock-held-p lock))
+        (etcd:release-lock lock)
+        (is (zerop (etcd:count-entries *etcd* :prefix ""))))
+      ;; but not when the time is over, and then it is removed at once
+      (lose-answers store :txn 1)
+      (signals etcd:unavailable (etcd:acquire-lock *etcd* "l" :lease lease :timeout 0.05))
+      (is (zerop (etcd:count-entries *etcd* :prefix "")))
+      ;; or when etcd answers again
+      (let ((times 0))
+        (with-hook (store name request next)
+          (when (eq :txn name)
+            (case (incf times)
+              (1 (next) (status:fail :unavailable "the answer is lost"))
+              (2 (status:fail :unavailable "nor is it removed"))))
+          (next)))
+      (signals etcd:unavailable (etcd:acquire-lock *etcd* "l" :lease lease :timeout 0.05))
+      (is (= 1 (etcd:count-entries *etcd* :prefix "")))
+      (is-true (wait-until (lambda () (zerop (etcd:count-entries *etcd* :prefix "")))))
+      (is-true (etcd:lease-alive-p lease))
+      ;; a release
+      (let ((lock (etcd:acquire-lock *etcd* "l" :lease lease)) (times 0))
+        (with-hook (store name request next)
+          (if (and (eq :txn name) (= 1 (incf times)))
+              (status:fail :unavailable "not now")
+              (next)))
+        (signals etcd:unavailable (etcd:release-lock lock))
+        (is (= 1 (etcd:count-entries *etcd* :prefix "")))
+        ;; unless the lock is acquired again meanwhile
+        (let ((again (etcd:acquire-lock *etcd* "l" :lease lease)))
+          (is (null (clgrpc.etcd::lease-chores lease)))
+          ;; which a request of the same that fails does not take away
+          (lose-answers store :txn 1)
+          (signals etcd:unavailable (etcd:acquire-lock *etcd* "l" :lease lease :timeout 0.05))
+          (is (= 1 (etcd:count-entries *etcd* :prefix "")))
+          (is-true (etcd:transact *etcd* :when (list (etcd:lock-guard again))))
+          (etcd:release-lock again)
+          (is (zerop (etcd:count-entries *etcd* :prefix ""))))))))
+
+(test locks-whose-wait-is-compacted
+  "What somebody who waits for a lock would be told next is compacted before he can watch it."
+  (with-stand-in (store other)
+    (let* ((lock (etcd:acquire-lock other "l"))
+           (next (etcd:request-lock *etcd* "l"))
+           (times 0))
+      (with-hook (store name request go-on)
+        (when (and (eq :watch name) (<= (incf times) 3))
+          (etcd:put other "a" "1")
+          (etcd:compact other (etcd:put other "a" "2"))
+          (when (= 3 times) (etcd:release-lock lock)))
+        (go-on))
+      (is (eq next (etcd:await-lock next :timeout +patience+)))
+      (is (<= 3 times))
+      (is-true (etcd:lock-held-p next)))))

@@ -5,7 +5,11 @@
   (:import-from #:clgrpc.base #:octets-of #:misuse)
   (:local-nicknames (#:etcd #:clgrpc.etcd) (#:support #:clgrpc.tests.support)
                     (#:base #:clgrpc.base) (#:loop #:clgrpc.loop) (#:metrics #:clgrpc.metrics)
-                    (#:status #:clgrpc.status) (#:pb #:etcdserverpb))
+                    (#:status #:clgrpc.status) (#:rpc #:clgrpc.rpc) (#:memory #:clgrpc.memory)
+                    (#:inproc #:clgrpc.inproc)
+                    (#:pb #:etcdserverpb) (#:kv #:etcdserverpb.kv)
+                    (#:leases #:etcdserverpb.lease) (#:auth #:etcdserverpb.auth)
+                    (#:watches #:etcdserverpb.watch))
   ;; server.lisp, for tests of what stands on etcd
   (:export #:with-store #:with-cluster #:end-store #:*etcd* #:*store-function* #:store-address
            #:store-program #:begin-store #:wait-until #:etcd-program #:free-port #:+patience+))

@@ -103,3 +103,14 @@
                (etcdctl store "put" "a/c" "other")
                (is (string= "other" (etcd:entry-text (etcd:fetch *etcd* "a/c")))))
         (skip "etcdctl is not installed"))))
+
+(test stale-ranges-of-several-pages
+  "Only the first page is what one member knows: another may not have come to its revision."
+  (with-stand-in (store other)
+    (dolist (key '("a" "b" "c")) (etcd:put other key "1"))
+    (let ((stale '()))
+      (with-hook (store name request next)
+        (push (pb:range-request-serializable request) stale)
+        (next))
+      (is (= 3 (length (etcd:fetch-entries *etcd* :prefix "" :stale t :page 1))))
+      (is (equal '(t nil nil) (reverse stale))))))

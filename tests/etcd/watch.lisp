@@ -181,8 +181,8 @@ as many revisions again."
       (is-false (etcd:watch-open-p watch)))))
 
 (test watches-that-end
-  "By an error in their function, whatever it is: one of the function's own calls is not taken for the
-stream's, by which changes would be passed by."
+  "By an error in their function, whatever it is: one of the function's own calls is not taken for
+the stream's, by which changes would be passed by."
   (with-store (store)
     (dolist (condition (list (make-condition 'simple-error :format-control "This is a bug.")
                              (make-condition 'etcd:unavailable :text "not the stream's")
@@ -199,6 +199,165 @@ stream's, by which changes would be passed by."
         (is-false (etcd:watch-open-p watch)))))
   (etcd:with-etcd (etcd (format nil "127.0.0.1:~D" (free-port)))
     (signals etcd:unavailable (etcd:watch etcd #'list :key "a" :timeout 0.3))))
+
+(defun hear (&rest options)
+  "Begin a watch with OPTIONS. Return it, a function that returns the texts of the puts that it has
+told, and one that returns what has ended it, or nil."
+  (let ((heard '()) (ended nil))
+    (values (apply #'etcd:watch *etcd*
+                   (lambda (changes revision)
+                     (declare (ignore revision))
+                     (dolist (change changes)
+                       (push (etcd:entry-text (etcd:change-entry change)) heard)))
+                   :on-end (lambda (condition) (setf ended condition))
+                   options)
+            (lambda () (reverse heard))
+            (lambda () ended))))
+
+(test watches-that-etcd-has-begun-and-ended
+  "A watch that etcd has begun is returned though it has ended at once, and ON-END is told why; one
+that it has not begun signals, and ON-END is not called."
+  (with-stand-in (store other)
+    (dotimes (i 3) (etcd:put other "a" "1"))
+    (etcd:compact other 4)
+    (dotimes (i 20)
+      (multiple-value-bind (watch heard ended) (hear :key "a" :revision 2)
+        (is-true (wait-until ended))
+        (is (typep (funcall ended) 'etcd:compacted))
+        (is (null (funcall heard)))
+        (is-false (etcd:watch-open-p watch))))
+    (let ((ended nil))
+      (flet ((watch (&rest options)
+               (apply #'etcd:watch *etcd* #'list :on-end (lambda (condition) (setf ended condition))
+                                                 options)))
+        (signals etcd:invalid-request (watch :from "b" :to "a"))
+        (with-hook (store name call next)
+          (if (eq :watch name) (silent-call call) (next)))
+        (signals etcd:unavailable (watch :key "a" :timeout 0.1))
+        (is (null ended))))))
+
+(test watches-go-on-after-whatever-passes
+  "A stream that ends with any of these statuses is opened again."
+  (with-stand-in (store other)
+    (multiple-value-bind (watch heard ended) (hear :key "a")
+      (loop for status in '(:unavailable :internal :unknown :cancelled :deadline-exceeded)
+            for text in '("1" "2" "3" "4" "5")
+            do (dolist (call (shiftf (stand-in-streams store) '()))
+                 (rpc:finish call :status status :message "broken by the test"))
+               (etcd:put other "a" text))
+      (is-true (wait-until (lambda () (= 5 (length (funcall heard))))))
+      (is (equal '("1" "2" "3" "4" "5") (funcall heard)))
+      (is (null (funcall ended)))
+      (is-true (etcd:watch-open-p watch)))))
+
+(test a-watch-that-is-cancelled-in-its-function-tells-nothing-more
+  (with-stand-in (store other)
+    (dotimes (i 3) (etcd:put other "a" "1"))
+    (let* ((heard 0) (watch nil) (gate (sb-thread:make-semaphore)))
+      ;; the three are told in one response
+      (setf watch (etcd:watch *etcd* (lambda (changes revision)
+                                       (declare (ignore changes revision))
+                                       (sb-thread:wait-on-semaphore gate)
+                                       (incf heard)
+                                       (etcd:cancel-watch watch))
+                              :key "a" :revision 2))
+      (sb-thread:signal-semaphore gate 3)
+      (sb-thread:join-thread (clgrpc.etcd::watch-thread watch))
+      (is (= 1 heard)))))
+
+(test a-function-that-ends-badly-ends-its-watch
+  "ON-END is called whatever the function has signalled, and may fail itself."
+  (with-stand-in (store other)
+    (dolist (condition (list (make-condition 'serious-condition)
+                             (make-condition 'simple-error :format-control "This is a bug.")))
+      (let* ((ended nil) (base:*log-function* nil)
+             (watch (etcd:watch *etcd* (lambda (changes revision)
+                                         (declare (ignore changes revision))
+                                         (error condition))
+                                :key "a" :on-end (lambda (condition)
+                                                   (setf ended condition)
+                                                   (error "This is another bug.")))))
+        (etcd:put other "a" "1")
+        (is-true (wait-until (lambda () ended)))
+        (is (eq condition ended))
+        (is (not (eq :error (sb-thread:join-thread (clgrpc.etcd::watch-thread watch)
+                                                   :default :error))))))))
+
+(test another-store-is-noticed
+  "A store that has lost its data, and has as many revisions again when the watch comes back, is
+noticed by what it was told last; by the number or the term of its cluster in any case."
+  (with-stand-in (store other)
+    (multiple-value-bind (watch heard ended) (hear :prefix "")
+      (declare (ignore watch))
+      (etcd:put other "a" "1")
+      (is-true (wait-until heard))
+      ;; it goes on with the same
+      (break-streams store)
+      (etcd:put other "a" "2")
+      (is-true (wait-until (lambda () (= 2 (length (funcall heard))))))
+      (is (null (funcall ended)))
+      ;; what was told last is compacted, which is no reason to end
+      (etcd:put other "b" "3")
+      (is-true (wait-until (lambda () (= 3 (length (funcall heard))))))
+      (with-hook (store name request next)
+        (if (eq :watch name) (status:fail :unavailable "not now") (next)))
+      (break-streams store)
+      (etcd:put other "b" "4")
+      (etcd:compact other 5)
+      (setf (stand-in-hook store) nil)
+      (is-true (wait-until (lambda () (= 4 (length (funcall heard))))))
+      (is (null (funcall ended)))
+      ;; another one, which has come further
+      (replace-store store (lambda (etcd)
+                             (dotimes (i 9) (etcd:put etcd "b" (format nil "~D" i)))))
+      (is-true (wait-until ended))
+      (is (typep (funcall ended) 'etcd:future-revision))
+      (is (= 4 (length (funcall heard))))))
+  (etcd:with-etcd (etcd "127.0.0.1:1")
+    (let ((watch (clgrpc.etcd::%make-watch :etcd etcd :start (octets-of 97) :end (octets-of 98)
+                                           :function #'list :seen 7 :term 3 :cluster 5)))
+      (flet ((gone-p (&rest arguments)
+               (handler-case
+                   (progn (clgrpc.etcd::check-header watch (apply #'pb:make-response-header
+                                                                  arguments))
+                          nil)
+                 (etcd:future-revision () t))))
+        (is-false (gone-p :revision 7 :raft-term 3 :cluster-id 5))
+        (is-false (gone-p :revision 8 :raft-term 4 :cluster-id 5))
+        (is-true (gone-p :revision 6 :raft-term 3 :cluster-id 5))
+        (is-true (gone-p :revision 8 :raft-term 2 :cluster-id 5))
+        (is-true (gone-p :revision 8 :raft-term 3 :cluster-id 6))))))
+
+(test watches-after-a-revision
+  "The store is to have the revision that a watch is to go on after; one that is to come is waited
+for."
+  (with-stand-in (store other)
+    (let ((first (etcd:put other "a" "1")))
+      (etcd:put other "a" "2")
+      (multiple-value-bind (watch heard) (hear :key "a" :after first)
+        (is-true (wait-until heard))
+        (is (equal '("2") (funcall heard)))
+        (is (= (+ 2 first) (etcd:watch-next-revision watch)))
+        (signals etcd:future-revision (hear :key "a" :after (+ 100 first)))
+        (is-true (etcd:watch-open-p (hear :key "a" :revision (+ 100 first))))
+        (signals misuse (hear :key "a" :after first :revision first))))))
+
+(test progress-is-asked-for-again
+  "The stream breaks while its progress is asked for, and progress comes from one that is behind."
+  (with-stand-in (store other)
+    (let* ((watch (hear :key "a")) (last (etcd:put other "b" "1")))
+      (break-streams store)
+      (is (<= last (etcd:await-progress watch :revision last :timeout +patience+)))
+      (signals etcd:unavailable
+        (etcd:await-progress watch :revision (+ 100 last) :timeout 0.6))
+      (let ((waiting (sb-thread:make-thread
+                      (lambda (etcd-watch)
+                        (etcd:await-progress etcd-watch :revision (+ 3 last) :timeout +patience+))
+                      :arguments (list watch))))
+        (dotimes (i 3)
+          (break-streams store)
+          (etcd:put other "b" "2"))
+        (is (<= (+ 3 last) (sb-thread:join-thread waiting)))))))
 
 (defun response (revision &rest arguments &key changes &allow-other-keys)
   "A WatchResponse at REVISION with CHANGES, revisions of puts."
@@ -237,4 +396,6 @@ stream's, by which changes would be passed by."
         (signals etcd:compacted (take 40 :canceled t :compact-revision 35))
         (signals etcd:unavailable (take 40 :canceled t :cancel-reason "etcdserver: no leader"))
         (signals etcd:access-denied (take 40 :canceled t :cancel-reason
-                                          "rpc error: etcdserver: permission denied"))))))
+                                          "rpc error: etcdserver: permission denied"))
+        (signals etcd:invalid-request (take 40 :canceled t :cancel-reason
+                                            "mvcc: watcher range is empty"))))))
