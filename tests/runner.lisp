@@ -142,13 +142,30 @@ character for each check, then the backtrace of an error."
 
 ;;; One suite
 
+(defun call-with-folder (function)
+  "Call FUNCTION with the path of a new folder, which is where temporary files go meanwhile, those
+of programs that are started, too: other runs of tests choose the same names."
+  (let ((before (namestring (uiop:temporary-directory)))
+        (folder (format nil "~Aclgrpc-tests-~36R/" (namestring (uiop:temporary-directory))
+                        (random (expt 36 8) (make-random-state t)))))
+    (flet ((choose (path)
+             (setf uiop:*temporary-directory* (pathname path)
+                   (uiop:getenv "TMPDIR") path)))
+      (ensure-directories-exist folder)
+      (choose folder)
+      (unwind-protect (funcall function folder)
+        (choose before)
+        (uiop:delete-directory-tree (pathname folder) :validate t)))))
+
 (defun run-suite (suite)
   "Run SUITE, print its line and remarks, and return its tally."
   (let ((tally (make-tally))
         (start (get-internal-real-time)))
     (call-checking-leaks (lambda ()
-                           (dolist (test (support:suite-tests suite))
-                             (run-one test tally)))
+                           (call-with-folder (lambda (folder)
+                                               (declare (ignore folder))
+                                               (dolist (test (support:suite-tests suite))
+                                                 (run-one test tally)))))
                          tally)
     (format t "~&~24A ~4D passed  ~3D failed  ~3D skipped  ~7D checks  ~6,2F s~%"
             (string-downcase (fiveam::name suite)) (tally-passed tally) (tally-failed tally)
@@ -245,26 +262,22 @@ another is left.")
 
 (defun run-in-processes (suites count)
   "Run SUITES, at most COUNT at once, each in a process of its own; return their tallies."
-  (let ((folder (format nil "~Aclgrpc-tests-~36R/" (namestring (uiop:temporary-directory))
-                        (random (expt 36 8) (make-random-state t))))
-        (left suites)
-        (running '()))
-    (sb-ext:gc :full t)                 ; so that those processes need not copy what is loaded
-    (ensure-directories-exist folder)
-    (unwind-protect
-         (flet ((start ()
-                  (loop for suite = (and (< (length running) count)
-                                         (next-suite left (mapcar #'job-suite running)))
-                        while suite
-                        do (setf left (remove suite left))
-                           (push (start-job suite folder) running))))
-           (loop initially (start)
-                 while running
-                 collect (let ((job (find (sb-posix:wait) running :key #'job-pid)))
-                           (setf running (remove job running))
-                           (start)
-                           (print-job job (job-tally job)))))
-      (uiop:delete-directory-tree (pathname folder) :validate t))))
+  (sb-ext:gc :full t)                   ; so that those processes need not copy what is loaded
+  (call-with-folder
+   (lambda (folder)
+     (let ((left suites) (running '()))
+       (flet ((start ()
+                (loop for suite = (and (< (length running) count)
+                                       (next-suite left (mapcar #'job-suite running)))
+                      while suite
+                      do (setf left (remove suite left))
+                         (push (start-job suite folder) running))))
+         (loop initially (start)
+               while running
+               collect (let ((job (find (sb-posix:wait) running :key #'job-pid)))
+                         (setf running (remove job running))
+                         (start)
+                         (print-job job (job-tally job)))))))))
 
 ;;; All
 
