@@ -725,9 +725,9 @@
                (:file "receipt")
                (:file "service")
                (:file "meter")
+               (:file "batch")
                (:file "peer")
                (:file "question")
-               (:file "batch")
                (:file "pipeline")
                (:file "snapshot")))
 

@@ -4,16 +4,16 @@
 
 (in-package #:clgrpc.raft)
 
-(defstruct (parcel (:constructor make-parcel (request octets then began-ns)) (:copier nil))
+(defstruct (parcel (:constructor make-parcel (request octets then)) (:copier nil))
   "A request that the pipeline was given."
   (request nil :read-only t)            ; the AppendEntriesRequest
   (octets 0 :type index :read-only t)   ; of data in its entries
-  (then nil :type function :read-only t) ; to be called with the answer
-  (began-ns 0 :type nanoseconds :read-only t)) ; when it was given
+  (then nil :type function :read-only t)) ; to be called with the answer
 
 (defstruct (batch (:constructor make-batch (parcels)) (:copier nil))
   "What is sent in one request, and answered at once."
-  (parcels '() :type list :read-only t)) ; oldest first
+  (parcels '() :type list :read-only t) ; oldest first
+  (sent-ns 0 :type nanoseconds))        ; when it was given to the stream
 
 (declaim (sb-ext:freeze-type parcel batch))
 
@@ -79,6 +79,3 @@ at most, or one if it has more. Return a batch, or nil if there is nothing."
 
 (defun batch-octets (batch)
   (loop for parcel in (batch-parcels batch) sum (parcel-octets parcel) of-type index))
-
-(defun batch-began-ns (batch)
-  (parcel-began-ns (first (batch-parcels batch))))

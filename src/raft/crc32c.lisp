@@ -46,6 +46,28 @@
                      at (1+ at))))
     (logxor state #xFFFFFFFF)))
 
+;;; Of two parts. What follows a part with k bits multiplies what that has left behind by x^k,
+;;; modulo the polynomial; the bits of a polynomial stand in a CRC in reverse, x^0 on top.
+
+(define-hot multiply-polynomials ((one crc) (other crc)) crc
+  "The product of the polynomials ONE and OTHER modulo that of CRC-32C."
+  (let ((product 0))
+    (declare (type crc product))
+    (loop for bit of-type (integer -1 31) downfrom 31 to 0
+          do (when (logbitp bit one) (setf product (logxor product other)))
+             (setf other (logxor (ash other -1) (if (oddp other) #x82F63B78 0))))
+    product))
+
+(defun join-crc32c (first second octets)
+  "The CRC-32C of what has the CRC-32C FIRST, followed by so many OCTETS that have SECOND."
+  (loop with factor of-type crc = (ash 1 31)
+        with power of-type crc = (ash 1 23) ; x^8, then x^16, x^32 and so on
+        for bits = octets then (ash bits -1)
+        while (plusp bits)
+        do (when (oddp bits) (setf factor (multiply-polynomials factor power)))
+           (setf power (multiply-polynomials power power))
+        finally (return (logxor (multiply-polynomials factor first) second))))
+
 (defun crc32c (octets &key (start 0) (end (length octets)) (crc 0))
   "Return the CRC-32C of OCTETS, a vector of octets, from START to END; with CRC, of what has that
 CRC-32C followed by these octets. From any thread."
@@ -54,3 +76,15 @@ CRC-32C followed by these octets. From any thread."
   (unless (<= 0 start end (length octets))
     (misuse "There are no octets ~D to ~D in ~D." start end (length octets)))
   (continue-crc32c crc octets start end))
+
+(defun file-crc32c (path)
+  "Return how many octets the file at PATH has, and their CRC-32C. Signal a FILE-ERROR if it cannot
+be read. From any thread."
+  (with-open-file (stream path :element-type '(unsigned-byte 8))
+    (loop with buffer = (make-octets 65536)
+          with crc of-type crc = 0
+          for count = (read-sequence buffer stream)
+          while (plusp count)
+          sum count into total
+          do (setf crc (continue-crc32c crc buffer 0 count))
+          finally (return (values total crc)))))

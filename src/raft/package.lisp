@@ -1,8 +1,8 @@
 ;;;; Raft's transport: its messages between the members of a group. No Raft: terms, votes and the
 ;;;; log are those of the user's state machine, which this calls with what has come and asks what
 ;;;; to answer. The files, from the ground up: the check sum of snapshots; the state machine's
-;;;; generic functions; snapshots that come in; the service; what is measured of a peer; peers;
-;;;; calls to them; the pipeline; snapshots that go out.
+;;;; generic functions; snapshots that come in; the service; what is measured of a peer; what the
+;;;; pipeline sends as one; peers; calls to them; the pipeline; snapshots that go out.
 
 (defpackage #:clgrpc.raft
   (:use #:cl #:clgrpc.base)
@@ -13,10 +13,10 @@
   (:import-from #:sb-ext #:define-load-time-global)
   (:export
    ;; crc32c.lisp
-   #:crc32c
+   #:crc32c #:file-crc32c
    ;; state.lisp
    #:handle-pre-vote #:handle-request-vote #:handle-append-entries #:handle-timeout-now
-   #:handle-install-snapshot #:handle-snapshot-chunk #:handle-snapshot-end
+   #:kept-snapshot #:handle-install-snapshot #:handle-snapshot-chunk #:handle-snapshot-end
    ;; service.lisp
    #:raft-service #:make-raft-service #:raft-service-state
    ;; peer.lisp

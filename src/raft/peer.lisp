@@ -5,8 +5,9 @@
 ;;;; message is sent or the user's code runs:
 ;;;;
 ;;;;     what is taken    waits in WAITING, oldest first, for a stream and a place in its window
+;;;;     what is put      together for the stream, which has no room for it, is HELD: it is next
 ;;;;     what is sent     is in SENT, oldest first; an answer is that of the oldest
-;;;;     either           counts in ENTRIES and OCTETS, which are bounded
+;;;;     each of these    counts in ENTRIES and OCTETS, which are bounded
 
 (in-package #:clgrpc.raft)
 
@@ -16,12 +17,16 @@
   (bell (sb-thread:make-waitqueue :name "clgrpc raft peer") :read-only t) ; there is room
   (waiting (make-fifo) :type fifo) ; parcels that are not sent yet
   (sent (make-fifo) :type fifo) ; batches that are not answered yet
+  (held nil :type (or null batch))      ; for which the stream had no room; it comes behind SENT
   (sent-count 0 :type index)            ; how many are in SENT
-  (entries 0 :type index)               ; in WAITING and SENT
+  (entries 0 :type index)               ; in WAITING, HELD and SENT
   (octets 0 :type (unsigned-byte 62))   ; of data in these
   (telling 0 :type index)               ; threads that tell of parcels that were in it
+  (since-ns 0 :type nanoseconds)        ; since when no answer has come, while some is awaited
   (call nil)                            ; the stream, or nil
   (pumping nil :type boolean)           ; a thread is sending
+  (rung nil :type boolean)              ; PUMP was called since the last batch was put together
+  (full nil :type boolean)              ; HELD is not to be tried again until PUMP is called
   (ending nil :type boolean)            ; what was in it is being told that the stream has broken
   (trouble nil :type (or null condition)) ; why the stream was given up, if that was here
   (closed nil :type boolean))           ; takes nothing any more
@@ -69,7 +74,8 @@
   "Return a peer that stands for the member NAME, a string, at TARGET: a target as MAKE-CHANNEL has
 it, such as \"10.0.0.2:7000\", or a channel, such as SERVER-CHANNEL returns, which CLOSE-PEER
 leaves open. It connects at once, in the background, and again whenever the connection is lost.
-TIMEOUT is how long an answer may take, in seconds. Of the pipeline: WINDOW, how many requests are
+TIMEOUT is how long an answer may take, in seconds; of the pipeline, how long it may go without any
+while some are awaited. Of the pipeline: WINDOW, how many requests are
 under way at most; BATCH-ENTRIES and BATCH-OCTETS, how many entries, and octets of their data, are
 put in one request; MAX-ENTRIES and MAX-OCTETS, how much it takes altogether until there are
 answers. With METRICS, what is sent is counted there, by the peer's NAME. All else is as for

@@ -9,10 +9,15 @@
 ;;;;    what has become of those that were sent: a leader asks for the peer's log and goes on there.
 ;;;; 3. When a stream breaks, all that was taken until then ends with its error, also what was not
 ;;;;    sent. The next request begins a new stream, and is sent only once all functions were called.
+;;;; 4. A stream without any answer for as long as the peer's timeout, while some are awaited, is
+;;;;    given up. The time counts from the last answer, or from when the pipeline was empty: what
+;;;;    waits behind others that are answered in time has not timed out.
 ;;;;
 ;;;; One thread at a time sends (PUMPING): whoever finds that there is something to send, of those
-;;;; that give requests and the loop that takes answers. What an answered request counts is taken
-;;;; from the bounds before its function is called, so that this may give the next one.
+;;;; that give requests and the loop that takes answers. It never waits for the stream: a batch for
+;;;; which there is no room is HELD, and the stream says when to try again. PUMP may be called for
+;;;; that between the refusal and the note of it, hence RUNG. What an answered request counts is
+;;;; taken from the bounds before its function is called, so that this may give the next one.
 
 (in-package #:clgrpc.raft)
 
@@ -30,6 +35,7 @@
 (defun change-load (peer entries octets)
   "The pipe of PEER has ENTRIES and OCTETS more, or less if they are negative. Its lock is held."
   (let ((pipe (peer-pipe peer)))
+    (when (zerop (pipe-entries pipe)) (setf (pipe-since-ns pipe) (loop:world-now)))
     (incf (pipe-entries pipe) entries)
     (incf (pipe-octets pipe) octets)
     (note-queued (peer-meter peer) entries octets)))
@@ -54,7 +60,7 @@
           (change-telling -1))))))
 
 (defun note-batch (peer batch status)
-  (note-answered (peer-meter peer) "pipeline-entries" status (batch-began-ns batch)))
+  (note-answered (peer-meter peer) "pipeline-entries" status (batch-sent-ns batch)))
 
 ;;; Streams
 
@@ -74,6 +80,7 @@
   (let* ((pipe (peer-pipe peer))
          (batch (sb-thread:with-mutex ((pipe-lock pipe))
                   (when (and (eq call (pipe-call pipe)) (plusp (pipe-sent-count pipe)))
+                    (setf (pipe-since-ns pipe) (loop:world-now))
                     (decf (pipe-sent-count pipe))
                     (dequeue (pipe-sent pipe))))))
     (cond (batch
@@ -93,11 +100,15 @@
 (defun empty-pipe (pipe)
   "Take all out of PIPE, whose stream has ended; return the batches that were sent, the parcels that
 were not, and what gave the stream up, if anything. Its lock is held."
-  (multiple-value-prog1 (values (fifo-items (pipe-sent pipe)) (fifo-items (pipe-waiting pipe))
+  (multiple-value-prog1 (values (fifo-items (pipe-sent pipe))
+                                (append (and (pipe-held pipe) (batch-parcels (pipe-held pipe)))
+                                        (fifo-items (pipe-waiting pipe)))
                                 (pipe-trouble pipe))
     (setf (pipe-sent pipe) (make-fifo)
+          (pipe-held pipe) nil
           (pipe-waiting pipe) (make-fifo)
           (pipe-sent-count pipe) 0
+          (pipe-full pipe) nil
           (pipe-trouble pipe) nil
           (pipe-call pipe) nil
           (pipe-ending pipe) t)))
@@ -119,60 +130,98 @@ were not, and what gave the stream up, if anything. Its lock is held."
             (setf (pipe-ending pipe) nil))
           (pump peer))))))
 
-(defun oldest-ns (pipe)
-  "When the oldest request in PIPE was given; nil if there is none. Its lock is held."
-  (let ((batch (first (fifo-items (pipe-sent pipe))))
-        (parcel (first (fifo-items (pipe-waiting pipe)))))
-    (cond (batch (batch-began-ns batch))
-          (parcel (parcel-began-ns parcel)))))
+(defun due-ns (peer)
+  "When the stream of PEER is to be given up if no answer comes; nil if none is awaited."
+  (let ((pipe (peer-pipe peer)))
+    (sb-thread:with-mutex ((pipe-lock pipe))
+      (and (plusp (pipe-entries pipe))
+           (+ (pipe-since-ns pipe) (seconds-ns (peer-timeout peer)))))))
 
 (defun watch-stream (peer call)
-  "Give CALL, the stream of PEER, up once an answer takes too long; look again and again."
-  (let* ((pipe (peer-pipe peer))
-         (oldest-ns (sb-thread:with-mutex ((pipe-lock pipe)) (oldest-ns pipe))))
-    (if (and oldest-ns (<= (+ oldest-ns (seconds-ns (peer-timeout peer))) (loop:world-now)))
+  "Give CALL, the stream of PEER, up once no answer comes for too long; look again and again."
+  (let ((due-ns (due-ns peer)) (now (loop:world-now)))
+    (if (and due-ns (<= due-ns now))
         (give-up-stream peer call (local-error :deadline-exceeded "~A has not answered within ~A s"
                                                (peer-name peer) (peer-timeout peer)))
-        (rpc:after call (/ (peer-timeout peer) 4) (lambda () (watch-stream peer call))))))
+        (rpc:after call (if due-ns (ns-seconds (- due-ns now)) (peer-timeout peer))
+                   (lambda () (watch-stream peer call))))))
 
 (defun open-stream (peer)
   "Begin a stream to PEER, which has none. Only the thread that is pumping does."
   (let* ((pipe (peer-pipe peer))
          (call (methods:pipeline-entries (peer-channel peer) :open :wait-for-ready t)))
-    (sb-thread:with-mutex ((pipe-lock pipe))
-      (setf (pipe-call pipe) call))
+    (when (sb-thread:with-mutex ((pipe-lock pipe))
+            (setf (pipe-call pipe) call
+                  (pipe-since-ns pipe) (loop:world-now))
+            (pipe-closed pipe))
+      (loop:cancel call))
     (note-stream (peer-meter peer))
     (rpc:on-message call (lambda (response) (take-answer peer call response)))
+    (rpc:on-writable call (lambda () (pump peer)))
     (rpc:on-end call (lambda () (end-stream peer call)))
     (watch-stream peer call)))
 
 ;;; Sending
 
+(defun next-batch (peer)
+  "The batch that is to be sent to PEER now, or nil. The lock of its pipe is held."
+  (let ((pipe (peer-pipe peer)))
+    (and (pipe-call pipe)
+         (null (pipe-trouble pipe))
+         (not (pipe-full pipe))
+         (< (pipe-sent-count pipe) (peer-window peer))
+         (or (shiftf (pipe-held pipe) nil)
+             (take-batch (pipe-waiting pipe) (peer-batch-entries peer)
+                         (peer-batch-octets peer))))))
+
 (defun next-step (peer)
   "What the thread that is pumping does next: a batch to be sent, which counts as sent, and its
-stream; :OPEN; or nil, and then it is pumping no longer."
+stream; :OPEN; :CLOSE; or nil, and then it is pumping no longer."
   (let ((pipe (peer-pipe peer)))
     (sb-thread:with-mutex ((pipe-lock pipe))
-      (let ((batch (and (pipe-call pipe)
-                        (null (pipe-trouble pipe))
-                        (< (pipe-sent-count pipe) (peer-window peer))
-                        (take-batch (pipe-waiting pipe) (peer-batch-entries peer)
-                                    (peer-batch-octets peer)))))
+      (let ((batch (next-batch peer)))
         (cond (batch
                (enqueue batch (pipe-sent pipe))
                (incf (pipe-sent-count pipe))
+               (setf (pipe-rung pipe) nil)
                (values batch (pipe-call pipe)))
               ((and (null (pipe-call pipe)) (fifo-items (pipe-waiting pipe))
-                    (not (pipe-ending pipe)) (not (pipe-closed pipe)))
-               :open)
+                    (not (pipe-ending pipe)))
+               (if (pipe-closed pipe) :close :open))
               (t (setf (pipe-pumping pipe) nil)))))))
 
+(defun hold-batch (pipe call batch)
+  "CALL, the stream of PIPE, had no room for BATCH, which is not sent after all."
+  (sb-thread:with-mutex ((pipe-lock pipe))
+    ;; unless the stream has ended meanwhile, and BATCH with it
+    (when (and (eq call (pipe-call pipe)) (member batch (fifo-items (pipe-sent pipe))))
+      (remove-from-fifo batch (pipe-sent pipe))
+      (decf (pipe-sent-count pipe))
+      (setf (pipe-held pipe) batch
+            (pipe-full pipe) (not (pipe-rung pipe))))))
+
+(defun proper-error (condition)
+  "CONDITION as an RPC-ERROR."
+  (if (typep condition 'status:rpc-error)
+      condition
+      (local-error :internal "~A" condition)))
+
 (defun send-batch (peer call batch)
-  (note-sent (peer-meter peer) "pipeline-entries" (batch-entries batch) (batch-octets batch))
-  (handler-case (rpc:send call (batch-request batch))
-    (error (error)
+  "Send BATCH on CALL, the stream of PEER, if that has room for it."
+  (handler-case
+      (flet ((note ()
+               (note-sent (peer-meter peer) "pipeline-entries" (batch-entries batch)
+                          (batch-octets batch))))
+        (setf (batch-sent-ns batch) (loop:world-now))
+        ;; nobody else sends, so there is no less room than it says; who is answered finds it noted
+        (cond ((rpc:room-p call)
+               (note)
+               (rpc:try-send call (batch-request batch)))
+              ((rpc:try-send call (batch-request batch)) (note))
+              (t (hold-batch (peer-pipe peer) call batch))))
+    (serious-condition (condition)
       ;; of a stream that has ended its end tells; it may be that the request is too long
-      (unless (rpc:call-status call) (give-up-stream peer call error)))))
+      (unless (rpc:call-status call) (give-up-stream peer call (proper-error condition))))))
 
 (defun fail-waiting (peer error)
   "No stream to PEER can be begun: tell those who wait for one."
@@ -183,17 +232,39 @@ stream; :OPEN; or nil, and then it is pumping no longer."
       (sb-thread:with-mutex ((pipe-lock pipe))
         (setf (pipe-ending pipe) nil)))))
 
+(defun stop-pumping (peer)
+  "The thread that was pumping was unwound, and nobody knows what it has sent."
+  (let* ((pipe (peer-pipe peer))
+         (call (sb-thread:with-mutex ((pipe-lock pipe))
+                 (setf (pipe-pumping pipe) nil)
+                 (pipe-call pipe)))
+         (trouble (local-error :aborted "the thread that sent to ~A was ended"
+                               (peer-name peer))))
+    (if call
+        (give-up-stream peer call trouble)
+        (fail-waiting peer trouble))))
+
+(defun pump-on (peer)
+  "Send what may be sent to PEER, as the only thread that does."
+  (loop (multiple-value-bind (step call) (next-step peer)
+          (case step
+            ((nil) (return))
+            (:open (handler-case (open-stream peer)
+                     (serious-condition (condition)
+                       (fail-waiting peer (proper-error condition)))))
+            (:close (fail-waiting peer (local-error :cancelled "~A is closed" (peer-name peer))))
+            (t (send-batch peer call step))))))
+
 (defun pump (peer)
   "Send what may be sent to PEER, unless another thread does so."
-  (let ((pipe (peer-pipe peer)))
+  (let ((pipe (peer-pipe peer)) (unwound t))
     (unless (sb-thread:with-mutex ((pipe-lock pipe))
-              (or (pipe-pumping pipe) (progn (setf (pipe-pumping pipe) t) nil)))
-      (loop (multiple-value-bind (step call) (next-step peer)
-              (cond ((null step) (return))
-                    ((eq :open step)
-                     (handler-case (open-stream peer)
-                       (error (error) (fail-waiting peer error))))
-                    (t (send-batch peer call step))))))))
+              (setf (pipe-rung pipe) t
+                    (pipe-full pipe) nil)
+              (shiftf (pipe-pumping pipe) t))
+      (unwind-protect (progn (pump-on peer)
+                             (setf unwound nil))
+        (when unwound (stop-pumping peer))))))
 
 ;;; What users call
 
@@ -203,14 +274,15 @@ waiting for their answers. (THEN response error) is called once, with its Append
 nil, or nil and the RPC-ERROR that has ended the stream, with which all requests on it end; in the
 order of the requests, on a loop, so it must not wait. A request may have been put together with
 others that follow it: the answer is that to all of them. If PEER has as much in its pipeline as it
-takes this waits WAIT seconds or, if that is nil, those of PEER for room, and returns false if
-there is none; on a loop it does not wait, with 0. Otherwise return true. REQUEST is not to be
-changed. From any thread; what one thread gives is sent in its order."
+takes this waits WAIT seconds or, if that is nil, those of PEER for room, and returns false if there
+is none; with 0 it never waits, as is right for THEN, which no answer reaches while it waits.
+Otherwise return true. REQUEST is not to be changed. From any thread; what one thread gives is sent
+in its order."
   (check-type request v1:append-entries-request)
   (check-type then function)
   (let* ((pipe (peer-pipe peer))
          (octets (data-octets request))
-         (parcel (make-parcel request octets then (loop:world-now)))
+         (parcel (make-parcel request octets then))
          (entries (parcel-weight parcel))
          (end-ns (loop:notice-end (or wait (peer-timeout peer)))))
     (when (sb-thread:with-mutex ((pipe-lock pipe))
@@ -232,14 +304,14 @@ most or, if that is nil, those of PEER; return true if it is. From any thread bu
 
 (defun close-peer (peer)
   "End PEER: what is in its pipeline ends with :cancelled, its channel is closed unless it was
-given. From any thread but a loop's."
+given. Waits a second for functions that are being called. From any thread but a loop's."
   (let* ((pipe (peer-pipe peer))
          (call (sb-thread:with-mutex ((pipe-lock pipe))
                  (setf (pipe-closed pipe) t)
                  (sb-thread:condition-broadcast (pipe-bell pipe))
                  (pipe-call pipe))))
-    (when call
-      (loop:cancel call)
-      (flush-pipeline peer :timeout 1))
+    (when call (loop:cancel call))
+    (pump peer)                         ; tells those who wait for a stream
+    (flush-pipeline peer :timeout 1)
     (when (peer-own-channel-p peer) (calling:close-channel (peer-channel peer)))
     nil))

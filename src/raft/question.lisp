@@ -82,18 +82,19 @@ NAME, MESSAGE, a text that says what that asks for, and the texts of request and
 ;;; Entries, by turns
 
 (defun await-pipe (pipe ready-p end-ns)
-  "Wait until READY-P, a function, returns true; return what it does, or nil at END-NS. PIPE's lock
-is held."
+  "Wait until READY-P, a function, returns true; return what it does, or nil at END-NS, or if this
+thread runs a loop that no other can run meanwhile. PIPE's lock is held."
   (declare (type function ready-p))
   (loop (let ((ready (funcall ready-p)))
           (when ready (return ready))
-          (unless (loop:await-notice (pipe-bell pipe) (pipe-lock pipe) end-ns)
+          (unless (and (< (loop:world-now) end-ns)
+                       (loop:prepare-to-wait)
+                       (loop:await-notice (pipe-bell pipe) (pipe-lock pipe) end-ns))
             (return nil)))))
 
-(defun take-turn (peer seconds)
-  "Wait until no other APPEND-ENTRIES of PEER is under way."
-  (let ((pipe (peer-pipe peer))
-        (end-ns (loop:notice-end seconds)))
+(defun take-turn (peer end-ns)
+  "Wait until END-NS for no other APPEND-ENTRIES of PEER to be under way."
+  (let ((pipe (peer-pipe peer)))
     (sb-thread:with-mutex ((pipe-lock pipe))
       (unless (await-pipe pipe (lambda () (not (peer-turn peer))) end-ns)
         (error (status:make-rpc-error
@@ -111,11 +112,14 @@ is held."
 (defun append-entries (peer request &key timeout)
   "Send REQUEST, an AppendEntriesRequest, to PEER and return its AppendEntriesResponse. Those of
 several threads go one after the other, each after the answer to the one before; they are in no
-order with what goes down the pipeline. Waits TIMEOUT seconds or, if that is nil, those of PEER,
-for its turn and then for a connection and the answer, and signals an RPC-ERROR then, or if PEER
-refuses. From any thread."
-  (take-turn peer (or timeout (peer-timeout peer)))
-  (unwind-protect
-       (ask peer "append-entries" #'methods:append-entries request timeout
-            (length (v1:append-entries-request-entries request)) (data-octets request))
-    (end-turn peer)))
+order with what goes down the pipeline. Waits TIMEOUT seconds in all or, if that is nil, those of
+PEER, for its turn, a connection and the answer, and signals an RPC-ERROR then, or if PEER refuses.
+From any thread."
+  (check-type request v1:append-entries-request)
+  (let ((end-ns (loop:notice-end (or timeout (peer-timeout peer)))))
+    (take-turn peer end-ns)
+    (unwind-protect
+         (ask peer "append-entries" #'methods:append-entries request
+              (max 1/1000 (ns-seconds (- end-ns (loop:world-now))))
+              (length (v1:append-entries-request-entries request)) (data-octets request))
+      (end-turn peer))))

@@ -1,10 +1,12 @@
 ;;;; Snapshots that come in. What came of one is known by its identity (last index and term,
-;;;; length, CRC-32C) for as long as the process lives, with the CRC-32C of that part: a leader
-;;;; that comes back goes on behind it. After a restart it begins at 0.
+;;;; length, CRC-32C) with the CRC-32C of that part: a leader that comes back goes on behind it. A
+;;;; process that was restarted asks the state machine what it has kept (KEPT-SNAPSHOT).
 ;;;;
-;;;; There is one receipt at a time. A stream that begins takes the place of one under way, whose
-;;;; next chunk is then refused: so a leader that lost its connection need not wait until we
-;;;; notice. It only waits for the chunk that the state machine is keeping.
+;;;; There is one receipt at a time, and no more than one thread in the state machine's methods for
+;;;; snapshots. A stream that begins takes the place of one under way, which ends then: so a leader
+;;;; that lost its connection need not wait until we notice. A stream that is refused takes no
+;;;; place. Once the snapshot is installed, or could not be, the receipt is forgotten: a leader that
+;;;; has lost the last response begins anew, and the state machine says that it has it.
 ;;;;
 ;;;; A chunk must begin where the one before has ended and have its check sum; then the state
 ;;;; machine gets it. The end is reached with the last octet, and if all have the check sum of the
@@ -12,14 +14,19 @@
 
 (in-package #:clgrpc.raft)
 
-(defstruct (receipt (:constructor make-receipt (header)) (:copier nil))
+(defstruct (delivery (:constructor make-delivery (call)) (:copier nil))
+  "A stream that brings a snapshot."
+  (call nil :read-only t)               ; the stream
+  (since-ns nil :type (or null nanoseconds))) ; when it began to wait for a part; nil if it does not
+
+(defstruct (receipt (:constructor make-receipt (header delivery offset crc)) (:copier nil))
   "What came of a snapshot."
   (header nil :read-only t)             ; the SnapshotHeader
+  (delivery nil :read-only t)           ; that brings it
   (offset 0 :type (unsigned-byte 64))   ; how many octets came and are kept
-  (crc 0 :type crc)                     ; of these
-  (busy nil :type boolean))             ; the state machine is keeping a chunk
+  (crc 0 :type crc))                    ; of these
 
-(declaim (sb-ext:freeze-type receipt))
+(declaim (sb-ext:freeze-type delivery receipt))
 
 (defmethod print-object ((receipt receipt) stream)
   (print-unreadable-object (receipt stream :type t)
@@ -33,14 +40,23 @@
         (v1:snapshot-header-octets header)
         (v1:snapshot-header-crc32c header)))
 
-(defun continue-receipt (receipt header)
-  "A receipt to receive the snapshot of HEADER into, given RECEIPT, of the one before, or nil."
-  (let ((new (make-receipt header)))
-    (when (and receipt (equal (snapshot-identity header)
-                              (snapshot-identity (receipt-header receipt))))
-      (setf (receipt-offset new) (receipt-offset receipt)
-            (receipt-crc new) (receipt-crc receipt)))
-    new))
+(defun kept-octets (state header)
+  "How many octets STATE has kept of the snapshot of HEADER from an earlier process, and their
+CRC-32C."
+  (multiple-value-bind (octets crc) (kept-snapshot state header)
+    (if (and (typep octets '(integer 1)) (typep crc 'crc)
+             (<= octets (v1:snapshot-header-octets header)))
+        (values octets crc)
+        (values 0 0))))
+
+(defun continue-receipt (receipt header delivery state)
+  "A receipt to receive the snapshot of HEADER into by DELIVERY, given RECEIPT, of the one before,
+or nil, and the state machine."
+  (multiple-value-call #'make-receipt header delivery
+    (if (and receipt (equal (snapshot-identity header)
+                            (snapshot-identity (receipt-header receipt))))
+        (values (receipt-offset receipt) (receipt-crc receipt))
+        (kept-octets state header))))
 
 (defun check-chunk (receipt chunk)
   "Signal an RPC-ERROR unless CHUNK, a SnapshotChunk, is what RECEIPT goes on with."
@@ -58,18 +74,17 @@
           ((/= (v1:snapshot-chunk-crc32c chunk) (crc32c data))
            (refuse :data-loss "the chunk at ~D has another check sum than it says" offset)))))
 
-(defun note-chunk (receipt data)
-  "DATA, of a chunk, are kept."
-  (setf (receipt-crc receipt) (crc32c data :crc (receipt-crc receipt)))
-  (incf (receipt-offset receipt) (length data)))
+(defun note-chunk (receipt chunk)
+  "The data of CHUNK, which CHECK-CHUNK has found right, are kept."
+  (let ((length (length (v1:snapshot-chunk-data chunk))))
+    (setf (receipt-crc receipt) (join-crc32c (receipt-crc receipt)
+                                             (v1:snapshot-chunk-crc32c chunk) length))
+    (incf (receipt-offset receipt) length)))
 
 (defun receipt-complete-p (receipt)
   (= (receipt-offset receipt) (v1:snapshot-header-octets (receipt-header receipt))))
 
 (defun check-receipt (receipt)
-  "Signal an RPC-ERROR if what has come is not what the header of RECEIPT says; forget it then."
-  (let ((wanted (v1:snapshot-header-crc32c (receipt-header receipt))))
-    (unless (= wanted (receipt-crc receipt))
-      (setf (receipt-offset receipt) 0
-            (receipt-crc receipt) 0)
-      (refuse :data-loss "the snapshot has another check sum than its header"))))
+  "Signal an RPC-ERROR if what has come is not what the header of RECEIPT says."
+  (unless (= (receipt-crc receipt) (v1:snapshot-header-crc32c (receipt-header receipt)))
+    (refuse :data-loss "the snapshot has another check sum than its header")))

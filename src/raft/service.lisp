@@ -1,6 +1,6 @@
 ;;;; The service: what comes from other members is given to the state machine, and what that answers
-;;;; goes back. Entries that come down a stream are handled by callbacks, on the loop that has read
-;;;; them: no thread waits for a leader. While answers are not taken, no more requests are handled.
+;;;; goes back. A thread waits at each stream, so that the state machine may block, for a disk or a
+;;;; lock. While answers are not taken, no more requests are handled.
 
 (in-package #:clgrpc.raft)
 
@@ -8,21 +8,27 @@
   ((state :initarg :state :reader raft-service-state) ; the user's
    ;; the longest snapshot that is received, in octets
    (max-snapshot-octets :initarg :max-snapshot-octets :reader service-max-snapshot-octets)
-   (receipt :initform nil :accessor service-receipt) ; of the last snapshot, or nil
-   (lock :initform (sb-thread:make-mutex :name "clgrpc raft") :reader service-lock) ; of RECEIPT
-   ;; a receipt is no longer busy
+   ;; how long a stream waits for the next part of a snapshot, in seconds
+   (chunk-seconds :initarg :chunk-seconds :reader service-chunk-seconds)
+   (receipt :initform nil :accessor service-receipt) ; of the snapshot under way, or nil
+   (busy :initform nil :accessor service-busy) ; a thread changes RECEIPT or has it kept
+   (lock :initform (sb-thread:make-mutex :name "clgrpc raft") :reader service-lock) ; of BUSY
+   ;; the service is no longer busy
    (bell :initform (sb-thread:make-waitqueue :name "clgrpc raft") :reader service-bell))
   (:documentation "Raft's service, for START-SERVER: see MAKE-RAFT-SERVICE."))
 
 (document-functions
   raft-service-state "The state machine of SERVICE.")
 
-(defun make-raft-service (state &key (max-snapshot-octets (expt 2 40)))
+(defun make-raft-service (state &key (max-snapshot-octets (expt 2 40)) (chunk-seconds 60))
   "Return a service that has STATE, any object of the user's, answer Raft's messages by the methods
 of HANDLE-APPEND-ENTRIES and so on. A snapshot that is longer than MAX-SNAPSHOT-OCTETS is refused
-with :resource-exhausted. From any thread."
+with :resource-exhausted. A stream that brings no part of its snapshot for CHUNK-SECONDS ends with
+:aborted. From any thread."
   (check-type max-snapshot-octets (integer 0))
-  (make-instance 'raft-service :state state :max-snapshot-octets max-snapshot-octets))
+  (check-type chunk-seconds (real (0)))
+  (make-instance 'raft-service :state state :max-snapshot-octets max-snapshot-octets
+                               :chunk-seconds chunk-seconds))
 
 (defmethod print-object ((service raft-service) stream)
   (print-unreadable-object (service stream :type t)
@@ -42,89 +48,136 @@ with :resource-exhausted. From any thread."
   (handle-timeout-now (raft-service-state service) request))
 
 (defmethod methods:pipeline-entries ((service raft-service) stream &key call)
-  (declare (ignore stream))
-  (let ((state (raft-service-state service)))
-    (rpc:on-message call (lambda (request)
-                           (rpc:send call (handle-append-entries state request))))
-    (rpc:on-half-close call (lambda () (rpc:finish call)))
-    call))
+  (loop with state = (raft-service-state service)
+        for request = (rpc:receive stream)
+        while (and request (rpc:send call (handle-append-entries state request)))))
 
-;;; Snapshots
+;;; Snapshots: one thread at a time
 
-(defconstant +longest-chunk-seconds+ 10
-  "How long a stream waits for the chunk that another one has brought to be kept.")
-
-(defun begin-receipt (service header)
-  "Have SERVICE receive the snapshot of HEADER, and no other; return its receipt."
-  (when (> (v1:snapshot-header-octets header) (service-max-snapshot-octets service))
-    (refuse :resource-exhausted "a snapshot of ~D octets is longer than ~D"
-                 (v1:snapshot-header-octets header) (service-max-snapshot-octets service)))
-  (let ((end (loop:notice-end +longest-chunk-seconds+)))
-    (sb-thread:with-mutex ((service-lock service))
-      (flet ((busy-p ()
-               (let ((receipt (service-receipt service)))
-                 (and receipt (receipt-busy receipt)))))
-        (loop while (busy-p)
-              do (unless (loop:await-notice (service-bell service) (service-lock service) end)
-                   (refuse :unavailable "a chunk that came before is still being kept")))
-        (setf (service-receipt service)
-              (continue-receipt (service-receipt service) header))))))
+(defconstant +longest-keeping-seconds+ 10
+  "How long a stream waits for another one's part to be kept, or installed.")
 
 (defun occupy-receipt (service receipt)
-  "RECEIPT is busy now. Signal an RPC-ERROR if another stream has taken the place of its stream."
-  (sb-thread:with-mutex ((service-lock service))
-    (unless (eq receipt (service-receipt service))
-      (refuse :aborted "the snapshot is received from another stream by now"))
-    (setf (receipt-busy receipt) t)))
+  "This thread has the receipt of SERVICE for itself now. Signal an RPC-ERROR if RECEIPT, unless it
+is nil, has lost its place to another, or if another thread takes too long."
+  (let ((end (loop:notice-end +longest-keeping-seconds+)))
+    (sb-thread:with-mutex ((service-lock service))
+      (loop while (service-busy service)
+            do (unless (and (loop:prepare-to-wait)
+                            (loop:await-notice (service-bell service) (service-lock service) end))
+                 (refuse :unavailable "a part that came before is still being kept")))
+      (unless (or (null receipt) (eq receipt (service-receipt service)))
+        (refuse :aborted "the snapshot is received from another stream by now"))
+      (setf (service-busy service) t))))
 
-(defun release-receipt (service receipt)
+(defun release-receipt (service)
   (sb-thread:with-mutex ((service-lock service))
-    (setf (receipt-busy receipt) nil)
+    (setf (service-busy service) nil)
     (sb-thread:condition-broadcast (service-bell service))))
+
+(defmacro with-receipt ((service receipt) &body body)
+  "Evaluate BODY while no other thread changes the receipt of SERVICE, which is RECEIPT unless that
+is nil."
+  `(progn (occupy-receipt ,service ,receipt)
+          (unwind-protect (progn ,@body)
+            (release-receipt ,service))))
+
+;;; Streams
+
+(defun end-delivery (delivery control &rest arguments)
+  "End the stream of DELIVERY, at which a thread may wait."
+  (rpc:finish (delivery-call delivery) :status :aborted
+                                       :message (apply #'format nil control arguments)))
+
+(defun watch-delivery (delivery seconds)
+  "End DELIVERY once it has waited for a part for SECONDS; look again and again."
+  (let ((since-ns (delivery-since-ns delivery)))
+    (if (and since-ns (<= (+ since-ns (seconds-ns seconds)) (loop:world-now)))
+        (end-delivery delivery "no part of the snapshot has come for ~A s" seconds)
+        (rpc:after (delivery-call delivery) (/ seconds 4)
+                   (lambda () (watch-delivery delivery seconds))))))
+
+(defun receive-part (delivery)
+  "The next part of DELIVERY's requests and its kind, :header or :chunk; nil at the end."
+  (setf (delivery-since-ns delivery) (loop:world-now))
+  (let ((request (rpc:receive (delivery-call delivery))))
+    (setf (delivery-since-ns delivery) nil)
+    (when request (v1:install-snapshot-request-part request))))
+
+(defun answer-part (delivery response offset installed)
+  "Send RESPONSE on the stream of DELIVERY: OFFSET octets are there."
+  (setf (v1:install-snapshot-response-offset response) offset
+        (v1:install-snapshot-response-installed response) installed)
+  (rpc:send (delivery-call delivery) response))
+
+;;; The parts
+
+(defun ask-to-begin (service receipt)
+  "What the state machine of SERVICE answers to the header of RECEIPT."
+  (handler-bind ((error (lambda (error)
+                          ;; nobody knows what it has forgotten of the snapshot under way
+                          (unless (typep error 'status:rpc-error)
+                            (setf (service-receipt service) nil)))))
+    (handle-install-snapshot (raft-service-state service) (receipt-header receipt)
+                             (receipt-offset receipt))))
+
+(defun begin-receipt (service header delivery)
+  "Ask the state machine of SERVICE whether it wants the snapshot of HEADER; if so, have it received
+by DELIVERY and no other. Return the receipt, the response, and whether it is wanted."
+  (when (> (v1:snapshot-header-octets header) (service-max-snapshot-octets service))
+    (refuse :resource-exhausted "a snapshot of ~D octets is longer than ~D"
+            (v1:snapshot-header-octets header) (service-max-snapshot-octets service)))
+  (with-receipt (service nil)
+    (let* ((before (service-receipt service))
+           (receipt (continue-receipt before header delivery (raft-service-state service)))
+           (response (ask-to-begin service receipt))
+           (wanted (not (or (v1:install-snapshot-response-installed response)
+                            (> (v1:install-snapshot-response-term response)
+                               (v1:snapshot-header-term header))))))
+      (when wanted
+        (setf (service-receipt service) receipt)
+        (when before
+          (end-delivery (receipt-delivery before)
+                        "the snapshot is received from another stream by now")))
+      (values receipt response wanted))))
 
 (defun keep-chunk (service receipt chunk)
   "Have the state machine keep CHUNK, a SnapshotChunk, for RECEIPT."
-  (occupy-receipt service receipt)
-  (unwind-protect
-       (let ((data (v1:snapshot-chunk-data chunk)))
-         (check-chunk receipt chunk)
-         (handle-snapshot-chunk (raft-service-state service) (receipt-header receipt)
-                                (receipt-offset receipt) data)
-         (note-chunk receipt data))
-    (release-receipt service receipt)))
+  (with-receipt (service receipt)
+    (check-chunk receipt chunk)
+    (handle-snapshot-chunk (raft-service-state service) (receipt-header receipt)
+                           (receipt-offset receipt) (v1:snapshot-chunk-data chunk))
+    (note-chunk receipt chunk)))
 
-(defun receive-part (stream)
-  "The next part of STREAM's requests and its kind, :header or :chunk; nil at the end."
-  (let ((request (rpc:receive stream)))
-    (when request (v1:install-snapshot-request-part request))))
+(defun end-receipt (service receipt)
+  "Have the state machine install the snapshot of RECEIPT, which has all of it; forget that,
+whatever comes of it; return the response."
+  (with-receipt (service receipt)
+    (setf (service-receipt service) nil)
+    (check-receipt receipt)
+    (handle-snapshot-end (raft-service-state service) (receipt-header receipt))))
 
-(defun answer-part (call receipt response &optional installed)
-  "Send RESPONSE on CALL, with what RECEIPT has."
-  (setf (v1:install-snapshot-response-offset response) (receipt-offset receipt)
-        (v1:install-snapshot-response-installed response) installed)
-  (rpc:send call response))
-
-(defun receive-snapshot (service receipt call stream)
-  "Receive what is left of the snapshot of RECEIPT from STREAM."
+(defun receive-snapshot (service receipt delivery)
+  "Receive what is left of the snapshot of RECEIPT by DELIVERY."
   (loop until (receipt-complete-p receipt)
-        do (multiple-value-bind (chunk kind) (receive-part stream)
+        do (multiple-value-bind (chunk kind) (receive-part delivery)
              (unless (eq :chunk kind)
                (refuse :invalid-argument "~:[the snapshot ends too early~;~
-                                               a header comes in the middle~]"
-                            chunk))
+                                          a header comes in the middle~]"
+                       chunk))
              (keep-chunk service receipt chunk)))
-  (check-receipt receipt)
-  (answer-part call receipt
-               (handle-snapshot-end (raft-service-state service) (receipt-header receipt))
-               t))
+  (let ((response (end-receipt service receipt)))
+    (answer-part delivery response (receipt-offset receipt) t)))
 
 (defmethod methods:install-snapshot ((service raft-service) stream &key call)
-  (multiple-value-bind (header kind) (receive-part stream)
-    (unless (eq :header kind)
-      (refuse :invalid-argument "a snapshot begins with a header"))
-    (let* ((receipt (begin-receipt service header))
-           (response (handle-install-snapshot (raft-service-state service) header
-                                              (receipt-offset receipt))))
-      (answer-part call receipt response)
-      (unless (> (v1:install-snapshot-response-term response) (v1:snapshot-header-term header))
-        (receive-snapshot service receipt call stream)))))
+  (declare (ignore stream))
+  (let ((delivery (make-delivery call)))
+    (watch-delivery delivery (service-chunk-seconds service))
+    (multiple-value-bind (header kind) (receive-part delivery)
+      (unless (eq :header kind)
+        (refuse :invalid-argument "a snapshot begins with a header"))
+      (multiple-value-bind (receipt response wanted) (begin-receipt service header delivery)
+        (if (v1:install-snapshot-response-installed response)
+            (answer-part delivery response (v1:snapshot-header-octets header) t)
+            (answer-part delivery response (receipt-offset receipt) nil))
+        (when wanted (receive-snapshot service receipt delivery))))))

@@ -44,26 +44,39 @@ election. On a server's thread.")
     (declare (ignore request))
     (not-handled state "TimeoutNow")))
 
+(defgeneric kept-snapshot (state header)
+  (:documentation "A leader begins to send the snapshot that HEADER, a SnapshotHeader, tells of,
+nothing of which has come to this process. Return how many of its first octets STATE has kept from
+an earlier process, and their CRC-32C (see CRC32C), computed from what is there: the leader goes on
+behind them. Without a method that is 0, and it begins at its beginning. Snapshots are the same if
+their last_included_index, last_included_term, octets and crc32c are. On a server's thread.")
+  (:method (state header)
+    (declare (ignore state header))
+    (values 0 0)))
+
 (defgeneric handle-install-snapshot (state header offset)
   (:documentation "A leader begins to send the snapshot that HEADER, a SnapshotHeader, tells of, or
-goes on: OFFSET octets of it have come before, in this process. With 0, forget what is kept of an
-earlier one. Return an InstallSnapshotResponse; if its term is above that of HEADER the snapshot is
-refused. On a server's thread.")
+goes on: OFFSET octets of it have come before. Return an InstallSnapshotResponse. If its term is
+above that of HEADER the snapshot is refused; if it says INSTALLED, STATE has all that is in the
+snapshot, for instance since the leader has lost the response to its last chunk, and nothing is
+sent. In both cases, and if this ends by FAIL, what is kept of another snapshot remains. Otherwise,
+with OFFSET 0, forget that. On a server's thread; never two of the methods for snapshots at once.")
   (:method (state header offset)
     (declare (ignore header offset))
     (not-handled state "InstallSnapshot")))
 
 (defgeneric handle-snapshot-chunk (state header offset data)
   (:documentation "Keep DATA, octets that belong to STATE, which are those of the snapshot of HEADER
-from OFFSET on, behind what is kept of it. Their check sum was right. On a server's thread.")
+from OFFSET on, behind what is kept of it. Their check sum was right. If this signals an error the
+same OFFSET comes again. On a server's thread.")
   (:method (state header offset data)
     (declare (ignore header offset data))
     (not-handled state "InstallSnapshot")))
 
 (defgeneric handle-snapshot-end (state header)
   (:documentation "All of the snapshot of HEADER has come, and its check sum is right: install it.
-Return an InstallSnapshotResponse with the term. It is on disk when this returns. On a server's
-thread.")
+Return an InstallSnapshotResponse with the term. It is on disk when this returns. If this signals
+an error the leader may send all of it again. On a server's thread.")
   (:method (state header)
     (declare (ignore header))
     (not-handled state "InstallSnapshot")))

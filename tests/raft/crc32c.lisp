@@ -22,3 +22,23 @@
       (is (= whole (raft:crc32c octets :start cut :crc (raft:crc32c octets :end cut)))))
     (signals misuse (raft:crc32c octets :end 101))
     (signals misuse (raft:crc32c octets :start 5 :end 4))))
+
+(test check-sums-of-two-parts-are-joined
+  (let ((octets (some-octets 5000)))
+    (dolist (middle '(0 1 2 63 64 4095 4096 4999 5000))
+      (is (= (raft:crc32c octets)
+             (clgrpc.raft::join-crc32c (raft:crc32c octets :end middle)
+                                       (raft:crc32c octets :start middle)
+                                       (- 5000 middle)))))))
+
+(test check-sums-of-files
+  (uiop:with-temporary-file (:stream stream :pathname path :element-type '(unsigned-byte 8))
+    (dolist (more (list 0 100 100000))
+      (write-sequence (some-octets more) stream)
+      (finish-output stream)
+      (multiple-value-bind (octets crc) (raft:file-crc32c path)
+        (let ((content (make-octets octets)))
+          (with-open-file (in path :element-type '(unsigned-byte 8)) (read-sequence content in))
+          (is (= crc (raft:crc32c content)))
+          (is (cl:member octets '(0 100 100100) :test #'=))))))
+  (signals file-error (raft:file-crc32c "/nowhere/at/all")))

@@ -44,10 +44,12 @@
                                      :match-index (member-last-index member))))
 
 (defmethod raft:handle-install-snapshot ((member member) header offset)
-  (declare (ignore header))
   (push offset (member-begins member))
-  (when (zerop offset) (setf (member-chunks member) '()))
-  (v1:make-install-snapshot-response :term (member-term member)))
+  (let ((has-it (<= (v1:snapshot-header-last-included-index header) (member-last-index member))))
+    (unless (or has-it (plusp offset)
+                (> (member-term member) (v1:snapshot-header-term header)))
+      (setf (member-chunks member) '()))
+    (v1:make-install-snapshot-response :term (member-term member) :installed has-it)))
 
 (defmethod raft:handle-snapshot-chunk ((member member) header offset data)
   (declare (ignore header))
@@ -62,6 +64,64 @@
 (defun received (member)
   "The octets of the snapshot that MEMBER has received."
   (apply #'concatenate 'octets (mapcar #'cdr (reverse (member-chunks member)))))
+
+;;; Members with a mind of their own
+
+(defclass picky (member)
+  ((ending :initform nil :accessor member-ending) ; called when a snapshot has come, or nil
+   (inside :initform '() :accessor member-inside)) ; the methods for snapshots that have begun
+  (:documentation "A member that does not take everybody's snapshots."))
+
+(defmethod raft:handle-install-snapshot :around ((member picky) header offset)
+  (declare (ignore offset))
+  (setf (member-inside member) (append (member-inside member) '(:begin)))
+  (let ((leader (v1:snapshot-header-leader header)))
+    (cond ((string= "mallory" leader) (grpc:fail :permission-denied "not from you"))
+          ((string= "bug" leader) (error "This is a bug."))
+          (t (call-next-method)))))
+
+(defmethod raft:handle-snapshot-chunk :before ((member picky) header offset data)
+  (declare (ignore header offset data))
+  (setf (member-inside member) (append (member-inside member) '(:chunk))))
+
+(defmethod raft:handle-snapshot-end :before ((member picky) header)
+  (declare (ignore header))
+  (setf (member-inside member) (append (member-inside member) '(:end)))
+  (when (member-ending member) (funcall (member-ending member))))
+
+(defclass forgetful (member) ()
+  (:documentation "A member that does not say what it has."))
+
+(defmethod raft:handle-install-snapshot :around ((member forgetful) header offset)
+  (declare (ignore header offset))
+  (let ((response (call-next-method)))
+    (setf (v1:install-snapshot-response-installed response) nil
+          (member-chunks member) '())
+    response))
+
+(defclass keeper (member)
+  ((header :initform nil :accessor keeper-header) ; of the snapshot that comes
+   (lie :initform nil :accessor keeper-lie)) ; the values to answer instead of the truth, or nil
+  (:documentation "A member that knows, after a restart, what came of a snapshot."))
+
+(defmethod raft:handle-install-snapshot :before ((member keeper) header offset)
+  (declare (ignore offset))
+  (setf (keeper-header member) header))
+
+(defmethod raft:kept-snapshot ((member keeper) header)
+  (cond ((keeper-lie member) (values-list (keeper-lie member)))
+        ((and (keeper-header member)
+              (= (v1:snapshot-header-crc32c header)
+                 (v1:snapshot-header-crc32c (keeper-header member))))
+         (let ((octets (received member)))
+           (values (length octets) (raft:crc32c octets))))
+        (t (values 0 0))))
+
+(defun runs-a-loop-p ()
+  "True if this thread runs a loop, which waits for what it does."
+  (and clgrpc.loop:*event-loop*
+       (clgrpc.loop::own-lending clgrpc.loop:*event-loop*)
+       t))
 
 ;;; Requests
 
@@ -117,9 +177,9 @@
      (let ((,member ,make-member))
        (call-with-member transport ,member (lambda (,peer) ,@body) (list ,@options)))))
 
-(defun await-true (function)
-  "Wait, 5 seconds at most, until FUNCTION returns true; return that."
-  (loop with end = (+ (monotonic-ns) (seconds-ns 5))
+(defun await-true (function &optional (seconds 20))
+  "Wait, SECONDS at most, until FUNCTION returns true; return that."
+  (loop with end = (+ (monotonic-ns) (seconds-ns seconds))
         thereis (funcall function)
         while (< (monotonic-ns) end)
         do (sb-thread:thread-yield)))

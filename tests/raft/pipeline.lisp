@@ -139,7 +139,98 @@ were called with, (index . match index or status), in the order of the calls."
       (signals misuse (raft:pipeline-entries peer (request 0 1) #'list))
       (sb-thread:signal-semaphore gate 100))))
 
+(test who-must-not-wait-does-not
+  "With :wait 0, also where the stream takes nothing; what was refused there is sent later."
+  (let* ((gate (sb-thread:make-semaphore))
+         (member (gated-member gate)))
+    (with-member (peer member :timeout 100 :window 10000 :batch-octets 1)
+      (let* ((told nil)
+             (giver (sb-thread:make-thread
+                     (lambda () (setf told (give-entries peer 50 :octets 100000 :wait 0))))))
+        (is-true (await-true (lambda () told)))
+        (is (= 50 (getf (raft:peer-statistics peer) :queued-entries)))
+        (is (> 50 (getf (raft:peer-statistics peer) :under-way)))
+        (sb-thread:signal-semaphore gate 1000)
+        (sb-thread:join-thread giver)
+        (is-true (raft:flush-pipeline peer))
+        (is (equal (up-to 50) (mapcar #'car (funcall told))))
+        (is (equal (up-to 50) (reverse (member-indices member))))
+        (is (= 50 (getf (raft:peer-statistics peer) :entries)))))))
+
+(defun interfering (function)
+  "An interceptor that calls FUNCTION with each request of a stream before it is sent."
+  (lambda (method request options next)
+    (let ((call (funcall next method request options)))
+      (grpc:filter-messages call :outgoing (lambda (message) (funcall function) message))
+      call)))
+
+(define-condition trouble (serious-condition) ())
+
+(test a-thread-that-is-unwound-while-it-sends
+  "It takes nobody along: what is under way ends, and what comes later is sent."
+  (dolist (leave (list (lambda () (throw 'out nil))
+                       (lambda () (error 'trouble))))
+    (let ((leaves t))
+      (with-member (peer (make-instance 'member)
+                         :interceptors (list (interfering
+                                              (lambda ()
+                                                (when (shiftf leaves nil) (funcall leave))))))
+        (let ((error nil))
+          (catch 'out
+            (raft:pipeline-entries peer (request 0 1) (lambda (response problem)
+                                                        (declare (ignore response))
+                                                        (setf error problem))))
+          (is-true (raft:flush-pipeline peer :timeout 20))
+          (is (typep error 'grpc:rpc-error)))
+        (let ((told (give-entries peer 5)))
+          (is-true (raft:flush-pipeline peer :timeout 20))
+          (is (equal (up-to 5) (mapcar #'car (funcall told)))))))))
+
+(test who-waits-for-a-stream-is-told-of-the-end
+  "A request that was given while the stream before it ended, of a peer that is closed then."
+  (let* ((member (make-instance 'member :delay (lambda (request)
+                                                 (declare (ignore request))
+                                                 (error "This is a bug."))))
+         (given (sb-thread:make-semaphore)) (told nil) (closed nil))
+    (with-member (peer member)
+      (raft:pipeline-entries peer (request 0 1)
+                             (lambda (response error)
+                               (declare (ignore response error))
+                               (raft:pipeline-entries peer (request 0 1)
+                                                      (lambda (response error)
+                                                        (declare (ignore response))
+                                                        (setf told error))
+                                                      :wait 0)
+                               (sb-thread:signal-semaphore given)
+                               (await-true (lambda () closed))))
+      (sb-thread:wait-on-semaphore given)
+      (let ((closer (sb-thread:make-thread #'raft:close-peer :arguments (list peer))))
+        (is-true (await-true (lambda ()
+                               (clgrpc.raft::pipe-closed (clgrpc.raft::peer-pipe peer)))))
+        (setf closed t)
+        (sb-thread:join-thread closer)
+        (is-true (await-true (lambda () (typep told 'grpc:cancelled))))))))
+
 ;;; On the simulator
+
+(test what-waits-behind-others-does-not-time-out
+  "The time counts while no answer comes; and what is measured is the time from the sending."
+  (let ((member (make-instance 'member :delay (lambda (request)
+                                                (declare (ignore request))
+                                                (sim:wait-for 1/4)))))
+    (with-simulated-member (simulation peer host member (:seed 1)
+                            :timeout 1/2 :window 1 :batch-entries 1)
+      (sim:wait-for 1)
+      (let ((told (give-entries peer 20)))
+        (is-true (raft:flush-pipeline peer :timeout 20))
+        (is (equal (loop for i in (up-to 20) collect (cons i i)) (funcall told)))
+        (is (< 0.2 (getf (raft:peer-statistics peer) :latency) 0.4))
+        (setf (member-delay member) (lambda (request)
+                                      (declare (ignore request))
+                                      (sim:wait-for 1)))
+        (let ((told (give-entries peer 2 :previous 20)))
+          (is-true (raft:flush-pipeline peer :timeout 20))
+          (is (equal '((21 . :deadline-exceeded) (22 . :deadline-exceeded)) (funcall told))))))))
 
 (defun broken-streams (simulation)
   "A leader gives entries while the network cuts connections, loses packets and is partitioned;

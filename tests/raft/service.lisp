@@ -43,23 +43,134 @@
              (is (equalp data (received member)))))
       (grpc:close-channel channel))))
 
+(defun begin-snapshot (channel &rest parts)
+  "A stream on which PARTS were sent, and whose first response is there."
+  (let ((call (methods:install-snapshot channel :open :timeout 20)))
+    (dolist (part parts)
+      (grpc:send call (v1:make-install-snapshot-request
+                       (if (typep part 'v1:snapshot-header) :header :chunk) part)))
+    (grpc:receive call)
+    call))
+
 (test a-new-stream-takes-the-place-of-the-old
-  "The old one is refused at its next chunk, and the new one goes on behind what it has brought."
-  (let* ((member (make-instance 'member))
-         (data (some-octets 20))
+  "The old one ends, though nothing comes by it, and the new one goes on behind what it has brought."
+  (over-transports (peer member (make-instance 'member))
+    (let* ((data (some-octets 20))
+           (good (header 20 :octets 20 :crc32c (raft:crc32c data)))
+           (channel (raft:peer-channel peer))
+           (old (begin-snapshot channel good (chunk 0 (subseq data 0 10)))))
+      (is-true (await-true (lambda () (member-chunks member))))
+      (let ((responses (send-snapshot-parts channel good (chunk 10 (subseq data 10)))))
+        (is (equal '(10 20) (mapcar #'v1:install-snapshot-response-offset responses))))
+      (signals grpc:aborted (grpc:receive old))
+      (is (equalp data (received member)))
+      (is (= 1 (member-installed member))))))
+
+(test a-header-that-is-refused-takes-no-place
+  "By its term, by FAIL or since its snapshot is there: what is under way goes on."
+  (let ((member (make-instance 'picky)) (data (some-octets 20)))
+    (with-member (peer member)
+      (let* ((channel (raft:peer-channel peer))
+             (good (header 20 :term 7 :octets 20 :crc32c (raft:crc32c data)))
+             (call (begin-snapshot channel good (chunk 0 (subseq data 0 10)))))
+        (is-true (await-true (lambda () (member-chunks member))))
+        (setf (member-term member) 7)
+        (is (equal '(7) (mapcar #'v1:install-snapshot-response-term
+                                (send-snapshot-parts channel (header 30 :octets 9)))))
+        (is (equal '(t) (mapcar #'v1:install-snapshot-response-installed
+                                (send-snapshot-parts channel (header 0 :term 7 :octets 9)))))
+        (signals grpc:permission-denied
+          (send-snapshot-parts channel (header 40 :term 7 :octets 9 :leader "mallory")))
+        (grpc:send call (v1:make-install-snapshot-request :chunk (chunk 10 (subseq data 10))))
+        (is-true (v1:install-snapshot-response-installed (grpc:receive call)))
+        (is (equalp data (received member)))))))
+
+(test what-a-bug-leaves-is-not-gone-on-with
+  "Where the state machine fails in asking, nobody knows what it has kept: it is asked from 0 on."
+  (let ((member (make-instance 'picky)) (data (some-octets 20)))
+    (with-member (peer member)
+      (let* ((channel (raft:peer-channel peer))
+             (good (header 20 :octets 20 :crc32c (raft:crc32c data))))
+        (begin-snapshot channel good (chunk 0 (subseq data 0 10)))
+        (is-true (await-true (lambda () (member-chunks member))))
+        (signals grpc:internal
+          (send-snapshot-parts channel (header 40 :octets 9 :leader "bug")))
+        (grpc:cancel (begin-snapshot channel good))
+        (is (equal '(0 0) (member-begins member)))))))
+
+(test a-snapshot-that-is-installed-is-not-there-to-go-on-with
+  "A leader that has not got the last response sends it again: all of it, unless the member has it."
+  (dolist (class '(member forgetful))
+    (let ((member (make-instance class)) (data (some-octets 20)))
+      (with-member (peer member)
+        (flet ((install ()
+                 (mapcar #'v1:install-snapshot-response-installed
+                         (send-snapshot-parts (raft:peer-channel peer)
+                                              (header 20 :octets 20 :crc32c (raft:crc32c data))
+                                              (chunk 0 data)))))
+          (is (equal '(nil t) (install)))
+          (is (equal (if (eq 'member class) '(t) '(nil t)) (install)))
+          (is (equal '(0 0) (member-begins member)))
+          (is (= (if (eq 'member class) 1 2) (member-installed member)))
+          (is (equalp data (received member)))
+          (is-true (v1:install-snapshot-response-installed
+                    (raft:install-snapshot peer (header 20) data))))))))
+
+(test a-snapshot-that-could-not-be-installed
+  "It comes anew, from its beginning."
+  (let* ((member (make-instance 'picky)) (data (some-octets 20))
          (good (header 20 :octets 20 :crc32c (raft:crc32c data))))
     (with-member (peer member)
-      (let ((channel (raft:peer-channel peer)))
-        (grpc:with-call (call (methods:install-snapshot channel :open :timeout 5))
-          (grpc:send call (v1:make-install-snapshot-request :header good))
-          (grpc:send call (v1:make-install-snapshot-request :chunk (chunk 0 (subseq data 0 10))))
-          (is (zerop (v1:install-snapshot-response-offset (grpc:receive call))))
-          (is-true (await-true (lambda () (member-chunks member))))
-          (let ((responses (send-snapshot-parts channel good (chunk 10 (subseq data 10)))))
-            (is (equal '(10 20) (mapcar #'v1:install-snapshot-response-offset responses))))
-          (signals grpc:aborted
-            (grpc:send call (v1:make-install-snapshot-request
-                             :chunk (chunk 10 (subseq data 10))))
-            (grpc:receive call)))
-        (is (equalp data (received member)))
-        (is (= 1 (member-installed member)))))))
+      (setf (member-ending member) (lambda () (error "The disk is full.")))
+      (signals grpc:internal (send-snapshot-parts (raft:peer-channel peer) good (chunk 0 data)))
+      (setf (member-ending member) nil)
+      (is-true (v1:install-snapshot-response-installed (raft:install-snapshot peer good data)))
+      (is (equal '(0 0) (member-begins member)))
+      (is (equalp data (received member))))))
+
+(test one-thread-at-a-time-is-in-a-snapshot
+  "Who begins waits for one that is being installed, and is asked afterwards."
+  (let* ((gate (sb-thread:make-semaphore))
+         (member (make-instance 'picky)) (data (some-octets 20))
+         (good (header 20 :octets 20 :crc32c (raft:crc32c data))))
+    (setf (member-ending member) (lambda () (sb-thread:wait-on-semaphore gate)))
+    (with-member (peer member)
+      (flet ((install ()
+               (sb-thread:make-thread
+                (lambda () (send-snapshot-parts (raft:peer-channel peer) good (chunk 0 data))))))
+        (let ((first (install)))
+          (is-true (await-true (lambda () (equal '(:begin :chunk :end) (member-inside member)))))
+          (let ((second (install)))
+            ;; time enough to be asked, were it not for the first
+            (await-true (lambda () (rest (member-begins member))) 0.3)
+            (is (equal '(:begin :chunk :end) (member-inside member)))
+            (sb-thread:signal-semaphore gate 2)
+            (is (= 2 (length (sb-thread:join-thread first))))
+            (is (= 1 (length (sb-thread:join-thread second))) "it is there by then")
+            (is (= 1 (member-installed member)))))))))
+
+(test a-stream-that-brings-nothing-ends
+  (let ((server (grpc:start-server (raft:make-raft-service (make-instance 'member)
+                                                           :chunk-seconds 0.1)
+                                   :listen "127.0.0.1:0")))
+    (grpc:with-channel (channel (grpc:server-address server))
+      (signals grpc:aborted (grpc:receive (methods:install-snapshot channel :open)))
+      (signals grpc:aborted
+        (grpc:receive (begin-snapshot channel (header 1 :octets 5 :crc32c 1)))))
+    (grpc:stop-server server :drain 0)))
+
+(test entries-of-a-stream-may-block
+  "They are handled on a thread that runs no loop."
+  (let* ((loops '())
+         (member (make-instance 'member :delay (lambda (request)
+                                                 (declare (ignore request))
+                                                 (push (runs-a-loop-p) loops))))
+         (server (grpc:start-server (raft:make-raft-service member) :listen "127.0.0.1:0"
+                                                                    :execution :blocking))
+         (peer (raft:make-peer "B" (grpc:server-address server) :timeout 20)))
+    (give-entries peer 20)
+    (is-true (raft:flush-pipeline peer))
+    (is (equal '() (remove nil loops)))
+    (is (plusp (length loops)))
+    (raft:close-peer peer)
+    (grpc:stop-server server :drain 0)))

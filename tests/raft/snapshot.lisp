@@ -71,3 +71,30 @@
 
 (test a-snapshot-goes-on-behind-a-cut
   (is (= 30 (sim:run-seeds #'cut-snapshot :count 30 :latency '(1/1000 1/50)))))
+
+(defun restarted-snapshot (simulation)
+  "A snapshot is sent while the member's process is killed and comes back: twice."
+  (let* ((chance (sim:make-chance (sim:simulation-seed simulation)))
+         (member (make-instance 'keeper))
+         (host (add-member member))
+         (home (sim:add-host "a" (constantly '())))
+         (peer (sim:on-host (home) (raft:make-peer "B" "b:7000")))
+         (octets (some-octets 200000)))
+    (sim:slow host 100000)
+    (dolist (after '(1 3))
+      (sim:at (+ after (/ (sim:between chance 3 7) 10))
+              (lambda () (sim:restart-host host :down 1/10))))
+    (unwind-protect
+         (let ((response (raft:install-snapshot peer (header 5) octets :chunk-octets 5000
+                                                                       :timeout 60)))
+           (unless (v1:install-snapshot-response-installed response) (error "~S" response))
+           (unless (equalp octets (received member)) (error "Something else came."))
+           (unless (= 1 (member-installed member)) (error "It was installed twice."))
+           (unless (= 40 (length (member-chunks member)))
+             (error "~D chunks came." (length (member-chunks member))))
+           (unless (apply #'< 0 (rest (reverse (member-begins member))))
+             (error "The streams began at ~S." (reverse (member-begins member)))))
+      (raft:close-peer peer))))
+
+(test a-snapshot-goes-on-behind-a-restart-of-the-member
+  (is (= 30 (sim:run-seeds #'restarted-snapshot :count 30 :latency '(1/1000 1/50)))))
