@@ -53,7 +53,7 @@
     call))
 
 (test a-new-stream-takes-the-place-of-the-old
-  "The old one ends, though nothing comes by it, and the new one goes on behind what it has brought."
+  "The old one ends, though nothing comes by it; the new one goes on behind what it has brought."
   (over-transports (peer member (make-instance 'member))
     (let* ((data (some-octets 20))
            (good (header 20 :octets 20 :crc32c (raft:crc32c data)))
