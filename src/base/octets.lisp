@@ -222,8 +222,10 @@ last of which may overlap the one before it."
          (old (buffer-octets buffer))
          (new (if (<= (+ fill count) (ash (length old) -1))
                   old                   ; enough room once moved to the front
-                  (make-array (max (* 2 (length old)) (+ fill count)) :element-type 'octet))))
-    (replace new old :start2 (buffer-start buffer) :end2 (buffer-end buffer))
+                  ;; a power of two, so that those of many buffers are alike
+                  (make-array (ash 1 (integer-length (1- (max (* 2 (length old)) (+ fill count)))))
+                              :element-type 'octet))))
+    (copy-octets old (buffer-start buffer) (buffer-end buffer) new 0)
     (setf (buffer-octets buffer) new
           (buffer-start buffer) 0
           (buffer-end buffer) fill)

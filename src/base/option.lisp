@@ -204,21 +204,21 @@ or more.")
     "Size of a header list, counted as RFC 9113 6.5.2 says, that we advertise and enforce. A
 server does not send longer ones either, whatever its handlers ask for. gRPC peers send 8 to 16 KB
 at most.")
-   (stream-window-octets 1048576 65535 16777216 "octets"
-    "What a peer may send on one stream before we read it. It bounds the memory of a call that
-does not read."))
+   (stream-window-octets 2097152 65535 16777216 "octets"
+    "What a peer may send on one stream before we read it: a message of 1 MB goes out in one go. It
+bounds the memory of a call that does not read."))
   (:connection
    (header-table-octets 4096 0 65536 "octets"
     "Size of the HPACK dynamic table that we offer for decoding, and the most that we use for
 encoding (RFC 7541 4.2).")
    (max-frame-octets 16384 16384 1048576 "octets"
     "Largest frame payload accepted. Larger frames only make other streams wait longer.")
-   (connection-window-octets 4194304 65535 134217728 "octets"
+   (connection-window-octets 16777216 65535 134217728 "octets"
     "What a peer may send on all streams of a connection before we read it. The window is given
 back as octets arrive, even if their calls do not read, until half of max-held-octets waits.")
    (max-held-octets 67108864 65536 1099511627776 "octets"
     "Memory for received messages of one connection that are not whole yet (with the buffers made
-for them, up to eight times what has come) or that nobody has taken. Up to half of it, only the
+for them, up to 32 times what has come) or that nobody has taken. Up to half of it, only the
 calls that do not read stop getting window; above half, the connection gets none either, so that
 the rest is left for messages under way; a call that would exceed it ends with
 :resource-exhausted. Two messages of max-receive-octets are always allowed.")

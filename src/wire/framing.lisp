@@ -49,9 +49,11 @@ threads that receive on one call must not both give them back to the store."
         (misuse "A message was taken by another thread: one at a time may receive on a call."))))
 
 (defconstant +partial-growth+ 4
-  "A PARTIAL that is full grows to so many times what it holds, or to twice that if its message
-ends there. So each octet received is copied a third of a time more on average, and a peer can make
-us keep eight times what it sends.")
+  "A PARTIAL that is full grows to so many times what it holds.")
+(defconstant +foresight+ 32
+  "A PARTIAL gets room for its whole message if that has at most so many times what has come of it. So
+little of a long message is copied once more: 32 KB of 1 MB. A peer can make us keep so many times
+what it sends, which its link is charged with.")
 
 (defstruct (partial (:copier nil))
   "A message of which a part has arrived: first its prefix, five octets, then its octets in BODY."
@@ -66,15 +68,16 @@ us keep eight times what it sends.")
   (u32be (partial-prefix partial) 1))
 
 (define-hot (partial-room :inline t) ((partial partial)) index
-  "How many octets of memory PARTIAL's message has: up to eight times what has come of it. Its call
-is charged with them."
+  "How many octets of memory PARTIAL's message has: up to +FORESIGHT+ times what has come of it. Its
+call is charged with them."
   (min (length (partial-body partial)) (partial-length partial)))
 
 (define-hot grown-length ((length (unsigned-byte 32)) (fill index) (more index)) index
   "The new length of a PARTIAL's body, for a message of LENGTH octets, that holds FILL octets and is
 to hold MORE besides."
-  (let ((longer (max (* +partial-growth+ fill) (+ fill more))))
-    (if (<= length (* 2 longer)) length longer)))
+  (if (<= length (* +foresight+ (+ fill more)))
+      length
+      (max (* +partial-growth+ fill) (+ fill more))))
 
 (defconstant +own-octets+ 524288
   "A message of at least so many octets is put together in a fresh vector of its length, which can
@@ -82,9 +85,10 @@ become the value of the field that fills it; a shorter one in a vector of the st
 
 (define-hot fresh-body ((length index) (final (unsigned-byte 32))) octets
   "Octets for LENGTH octets of a message that is FINAL octets long."
-  (if (= (max length +own-octets+) final)
-      (make-raw-vector length octet)
-      (borrow-octets length)))
+  (cond ((= (max length +own-octets+) final) (make-raw-vector length octet))
+        ;; of the store, though LENGTH may still be short
+        ((< +parcel-octets+ final) (borrow-octets (max length +shortest-stored+)))
+        (t (borrow-octets length))))
 
 (define-hot grow-partial ((partial partial) (count index)) boolean
   "Make room for COUNT octets more of PARTIAL's message; false if the heap has none."

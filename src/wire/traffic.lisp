@@ -108,9 +108,10 @@ the rest of OCTETS is left for the next turn."
 
 (define-hot link-fill ((socket loop:connection)) null
   (let* ((link (loop:connection-user socket))
-         (http2 (link-http2 (the link link))))
-    ;; beyond what is there already, since the loop asks again only if this adds something
-    (http2:write-queued http2 (+ +fill-octets+ (loop:connection-unsent socket)))
+         (http2 (link-http2 (the link link)))
+         (unsent (loop:connection-unsent socket)))
+    ;; a frame at least, since the loop asks again only if this adds something
+    (http2:write-queued http2 (if (< unsent +fill-octets+) +fill-octets+ (1+ unsent)))
     ;; the loop takes its buffer back when it has flushed: the core asks for one anew
     (setf (http2:connection-output http2) nil)
     (when (and (link-stopped link) (not (http2:connection-stop-reading-p http2)))

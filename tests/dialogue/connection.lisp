@@ -9,8 +9,8 @@
 (define-dialogue server-begins (:server :stranger)
   "Our SETTINGS go out at once, and a WINDOW_UPDATE for the connection."
   (says '(:settings (:max-concurrent-streams 1000) (:max-header-list-size 16384)
-          (:initial-window-size 1048576))
-        '(:window-update 0 4128769))
+          (:initial-window-size 2097152))
+        '(:window-update 0 16711681))
   (is (= (length *preface*) (tells *preface*)))
   (silent)
   (is (not (h2:connection-ready-p (connection))))

@@ -57,6 +57,16 @@
       (memory:run-turns memory:*world*)
       (is (eq :internal (rpc:call-status call))))))
 
+(test a-megabyte-comes-in-one-go
+  "Nobody who sends a message of 1 MB has to wait for window, nor is told of any meanwhile."
+  (with-link (link)
+    (let ((call (calls 1)) (octets (letter-octets 1048576)))
+      (memory:said)
+      (loop for at from 0 below (length octets) by 16384
+            do (brings 1 (subseq octets at (min (length octets) (+ at 16384)))))
+      (memory:silent)
+      (is (equal '(1048576) (received call))))))
+
 (test window-is-withheld-of-who-does-not-read
   "Up to a window may wait; then the stream's is given back only when half of it was taken. The
 connection's is given back all the same."

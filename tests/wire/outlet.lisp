@@ -55,3 +55,21 @@ hears of the room."
                            encoded)))
           (is (equalp (letter-octets size) octets))
           (is (= (length octets) (wire:encoded-length encoded))))))))
+
+(test output-of-long-messages-stays-short
+  "However slowly the peer takes a long message, the connection's buffer does not grow beyond what
+the loop keeps for the next."
+  (with-link (link)
+    (let ((call (calls 1)) (end memory:*end*) (longest 0) (taken 0))
+      (memory:hears '(:window-update 0 4000000) '(:window-update 1 4000000))
+      (memory:said)
+      (setf (memory:end-portion end) 50000)
+      (on-loop (lambda () (rpc:send call (letter 3000000))))
+      (loop for buffer = (loop::connection-buffer (wire:link-socket link))
+            do (incf taken (length (memory:take-said end)))
+            while buffer
+            do (setf longest (max longest (length (buffer-octets buffer)))
+                     (memory:end-news end) loop::+writable+)
+               (memory:run-turns memory:*world*))
+      (is (< 3000000 taken))
+      (is (<= 65536 longest loop::+pooled-buffer-octets+)))))

@@ -10,6 +10,7 @@
   (said (make-buffer) :type buffer)     ; what the loop has written and nobody has looked at
   (ended nil :type boolean)             ; it says no more
   (full nil :type boolean)              ; it takes nothing that the loop writes
+  (portion nil)                         ; how many octets of a write it takes; nil is all
   (shut nil :type boolean)              ; the loop says no more
   (closed nil :type boolean)            ; the loop has closed the connection
   (transport nil)                       ; of the loop's end
@@ -42,8 +43,9 @@
 (defun write-end (transport octets start end)
   (let ((peer (loop:transport-state transport)))
     (cond ((end-full peer) loop::+wants-write+)
-          (t (append-octets (end-said peer) octets :start start :end end)
-             (- end start)))))
+          (t (let ((count (min (- end start) (or (end-portion peer) (- end start)))))
+               (append-octets (end-said peer) octets :start start :end (+ start count))
+               count)))))
 
 (defparameter *kind*
   (loop:make-transport-kind
