@@ -204,7 +204,7 @@ or more.")
     "Size of a header list, counted as RFC 9113 6.5.2 says, that we advertise and enforce. A
 server does not send longer ones either, whatever its handlers ask for. gRPC peers send 8 to 16 KB
 at most.")
-   (stream-window-octets 2097152 65535 16777216 "octets"
+   (stream-window-octets 2621440 65535 16777216 "octets"
     "What a peer may send on one stream before we read it: a message of 1 MB goes out in one go. It
 bounds the memory of a call that does not read."))
   (:connection

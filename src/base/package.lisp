@@ -18,7 +18,7 @@
    #:buffer #:make-buffer #:buffer-octets #:buffer-start #:buffer-end #:buffer-fill
    #:buffer-room #:ensure-buffer-room #:append-octets #:append-octet #:clear-buffer
    ;; store.lisp
-   #:borrow-octets #:give-octets-back #:clear-store #:stored-octets #:+shortest-stored+
+   #:borrow-octets #:give-octets-back #:clear-store #:stored-octets
    ;; collector.lisp
    #:tune-collector #:memory-to-give-p #:give-memory-back #:full-collection-due-p
    #:collect-everything

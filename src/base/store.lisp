@@ -10,33 +10,33 @@
 
 (in-package #:clgrpc.base)
 
-(defconstant +shortest-stored+ 32768
+(defconstant +shortest-stored+ 4096
   "Shorter vectors come from the collector, which is as fast for them.")
-(defconstant +shelves+ 45
+(defconstant +shelves+ 57
   "The last one has vectors of 64 MiB.")
 (defconstant +store-octets+ (* 64 1024 1024)
   "How much is kept unused: a message of 16 MB each way, with what it grew through.")
 
-(declaim (type (simple-vector 45) **shelves**)
+(declaim (type (simple-vector 57) **shelves**)
          (type cons **stored**))
 (defglobal **shelves** (make-array +shelves+ :initial-element '()))
 (defglobal **stored** (list 0))         ; octets on all shelves; atomic
 
-(define-hot (shelf-length :inline t) ((shelf (integer 0 44))) index
-  "How long the vectors of SHELF are: 32, 40, 48, 56, 64, 80 KiB and so on."
+(define-hot (shelf-length :inline t) ((shelf (integer 0 56))) index
+  "How long the vectors of SHELF are: 4, 5, 6, 7, 8, 10 KiB and so on."
   (multiple-value-bind (doublings quarters) (floor shelf 4)
-    (ash (+ 4 quarters) (+ 13 doublings))))
+    (ash (+ 4 quarters) (+ 10 doublings))))
 
-(define-hot shelf-of ((length index)) (or null (integer 0 44))
+(define-hot shelf-of ((length index)) (or null (integer 0 56))
   "The shelf of the shortest vectors that have LENGTH octets or more, NIL if none has."
   (cond ((<= length +shortest-stored+) 0)
         ((< (shelf-length (1- +shelves+)) length) nil)
         (t (let* ((last (1- length))
                   (unit (- (integer-length last) 3))) ; a quarter of the doubling LAST is in
-             (declare (type (integer 0 45) unit))
-             (the (integer 0 44) (+ (* 4 (- unit 13)) (- (ash last (- unit)) 3)))))))
+             (declare (type (integer 0 57) unit))
+             (the (integer 0 56) (+ (* 4 (- unit 10)) (- (ash last (- unit)) 3)))))))
 
-(define-hot take-from-shelf ((shelf (integer 0 44))) (or null octets)
+(define-hot take-from-shelf ((shelf (integer 0 56))) (or null octets)
   (loop
     (let ((old (svref **shelves** shelf)))
       (declare (type list old))

@@ -83,11 +83,13 @@ to hold MORE besides."
   "A message of at least so many octets is put together in a fresh vector of its length, which can
 become the value of the field that fills it; a shorter one in a vector of the store.")
 
+(defconstant +long-beginning-octets+ 32768
+  "A message of more than +PARCEL-OCTETS+ begins in a vector of at least so many octets.")
+
 (define-hot fresh-body ((length index) (final (unsigned-byte 32))) octets
   "Octets for LENGTH octets of a message that is FINAL octets long."
   (cond ((= (max length +own-octets+) final) (make-raw-vector length octet))
-        ;; of the store, though LENGTH may still be short
-        ((< +parcel-octets+ final) (borrow-octets (max length +shortest-stored+)))
+        ((< +parcel-octets+ final) (borrow-octets (max length +long-beginning-octets+)))
         (t (borrow-octets length))))
 
 (define-hot grow-partial ((partial partial) (count index)) boolean

@@ -9,7 +9,7 @@
 (define-dialogue server-begins (:server :stranger)
   "Our SETTINGS go out at once, and a WINDOW_UPDATE for the connection."
   (says '(:settings (:max-concurrent-streams 1000) (:max-header-list-size 16384)
-          (:initial-window-size 2097152))
+          (:initial-window-size 2621440))
         '(:window-update 0 16711681))
   (is (= (length *preface*) (tells *preface*)))
   (silent)

@@ -7,7 +7,7 @@
   "Only what differs from the defaults of RFC 9113 section 6.5.2 is sent, and always the limits."
   (flet ((settings (role &rest options)
            (h2::our-settings (end-connection (connect-end role :options options)))))
-    (is (equal '((3 . 1000) (6 . 16384) (4 . 2097152)) (settings :server)))
+    (is (equal '((3 . 1000) (6 . 16384) (4 . 2621440)) (settings :server)))
     (is (equal '((2 . 0) (6 . 2000) (5 . 20000) (1 . 0))
                (settings :client :stream-window-octets 65535 :max-header-list-octets 2000
                                  :max-frame-octets 20000 :header-table-octets 0)))))

@@ -96,6 +96,21 @@ message costs its own octets at each end that decodes it, not more."
       (is (plusp (stored-octets))))
     (clear-store)))
 
+(test what-is-encoded-ahead-is-used-again
+  "A call that nobody waits for is encoded at once, into octets of the store: besides the call itself
+only the copy that the handler gets is garbage."
+  (flet ((answer (note call) (declare (ignore call)) (note (length (lab:note-body note)))))
+    (with-probe (channel :options '(:execution :inline)) (:ask #'answer)
+      (let ((note (note 1 :body 10000)))
+        (flet ((ask-ahead (count)
+                 (loop repeat count
+                       do (grpc:await (grpc:call-async #'lab.bench:ask channel note)))))
+          (ask-ahead 200)
+          (let ((before (sb-ext:get-bytes-consed)))
+            (ask-ahead 200)
+            (let ((each (/ (- (sb-ext:get-bytes-consed) before) 200)))
+              (is (< each 16000) "~,1F octets for each" each))))))))
+
 (test half-messages-are-bounded
   "A message that is put together takes little more than four times what has come of it."
   (let ((partial (wire::make-partial))
