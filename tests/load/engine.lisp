@@ -87,6 +87,24 @@
       (is (= 2000 (load:run-intended-rps run)))
       (is (< 450000000 (load:run-duration-ns run) 2000000000)))))
 
+(test calls-that-were-due-at-the-end-begin
+  "An open loop that stands still when its time is over has begun all calls that were due before."
+  (with-server (address (make-instance 'examples:route-guide))
+    (let* ((posted nil)
+           (run (load:perform-run
+                 (plan-for address :rate 20000 :duration-ns 500000000)
+                 :on-progress (lambda (control)
+                                (unless posted
+                                  (setf posted t)
+                                  (load::post-all control (lambda (lane)
+                                                            (loop while (< (base:monotonic-ns)
+                                                                           (+ (load::lane-end-ns lane)
+                                                                              50000000))
+                                                                  do (sb-thread:thread-yield)))))))))
+      (is-true posted)
+      (is (equal '("OK" 10000) (statuses-of run)))
+      (is (consistent-p run)))))
+
 (test every-kind-of-call
   (with-server (address (make-instance 'examples:route-guide))
     (flet ((try (method data &rest arguments)

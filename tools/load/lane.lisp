@@ -70,6 +70,13 @@
        (plusp (lane-left lane))
        (< (lane-now lane) (lane-end-ns lane))))
 
+(defun all-made-p (lane)
+  "True if the time of LANE is over and each call that was due before has begun."
+  (and (<= (lane-end-ns lane) (lane-now lane))
+       (or (null (lane-pacer lane))
+           (zerop (lane-left lane))
+           (<= (lane-end-ns lane) (lane-due-ns lane)))))
+
 (define-hot make-call ((line line) (intended-ns nanoseconds)) flight
   "A call on LINE that was to begin at INTENDED-NS, with its requests."
   (let* ((lane (the lane (line-lane line)))
@@ -196,7 +203,7 @@
     (when (plusp (lane-begin-ns lane))
       (set-quotas lane)
       (map nil #'pump-line (lane-lines lane))
-      (when (<= (lane-end-ns lane) now) (end-lane-calls lane)))
+      (when (all-made-p lane) (end-lane-calls lane)))
     (after-event lane)))
 
 ;;; Begin and end
@@ -270,7 +277,7 @@
                (not (lane-done lane))
                (or (lane-stopping lane)
                    (zerop (lane-left lane))
-                   (<= (lane-end-ns lane) (lane-now lane))))
+                   (all-made-p lane)))
       (setf (lane-done lane) t)
       (map nil #'close-line (lane-lines lane))
       (tell))))
