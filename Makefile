@@ -34,7 +34,8 @@ install:
 
 test: bin/clgrpc
 	@scripts/install --test
-	@CLGRPC_SUITES="$(SUITES)" $(LISP) --load scripts/test.lisp </dev/null
+	@CLGRPC_SUITES="$(SUITES)" CLGRPC_PROGRAM=$${CLGRPC_PROGRAM:-$(CURDIR)/bin/clgrpc} \
+	  $(LISP) --load scripts/test.lisp </dev/null
 
 demo: bin/clgrpc
 	@bin/clgrpc demo

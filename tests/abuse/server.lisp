@@ -42,7 +42,9 @@
 
 (defun call-with-victim (function options handlers channel-options watched)
   (with-log ()
-    (let* ((server (apply #'start-probe handlers options))
+    (let* ((server (apply #'start-probe handlers
+                          ;; the threads have to be gone before a test is over
+                          :reserve-idle-seconds 0.3 options))
            (channel (apply #'grpc:make-channel (grpc:server-address server) channel-options)))
       (unwind-protect
            (flet ((bystander () (is (= 7 (number-of (ask channel (note 6))))))

@@ -19,11 +19,16 @@
   (and (sb-thread:wait-on-semaphore signal :n count :timeout seconds) t))
 
 (defun wait-until (predicate &key (seconds +patience+))
-  "Wait until PREDICATE is true, for what tells nobody when it changes; return its value."
-  (loop with end = (+ (monotonic-ns) (seconds-ns seconds))
+  "Wait until PREDICATE is true, for what tells nobody when it changes; return its value. It is
+looked at all the time for 10 ms, and then each millisecond, for others need the processor, too."
+  (loop with quiet = (make-signal)
+        with begin = (monotonic-ns)
         for value = (funcall predicate)
-        until (or value (> (monotonic-ns) end))
-        do (sb-thread:thread-yield)
+        for waited = (- (monotonic-ns) begin)
+        until (or value (> waited (seconds-ns seconds)))
+        do (if (< waited 10000000)
+               (sb-thread:thread-yield)
+               (await-signal quiet :seconds 0.001)) ; which nobody signals
         finally (return value)))
 
 (defun settled (function)
