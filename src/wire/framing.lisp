@@ -51,9 +51,9 @@ threads that receive on one call must not both give them back to the store."
 (defconstant +partial-growth+ 4
   "A PARTIAL that is full grows to so many times what it holds.")
 (defconstant +foresight+ 32
-  "A PARTIAL gets room for its whole message if that has at most so many times what has come of it. So
-little of a long message is copied once more: 32 KB of 1 MB. A peer can make us keep so many times
-what it sends, which its link is charged with.")
+  "A PARTIAL gets room for its whole message if that has at most so many times what has come of it.
+So little of a long message is copied once more: 32 KB of 1 MB. A peer can make us keep so many
+times what it sends, which its link is charged with.")
 
 (defstruct (partial (:copier nil))
   "A message of which a part has arrived: first its prefix, five octets, then its octets in BODY."

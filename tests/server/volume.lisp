@@ -97,8 +97,8 @@ message costs its own octets at each end that decodes it, not more."
     (clear-store)))
 
 (test what-is-encoded-ahead-is-used-again
-  "A call that nobody waits for is encoded at once, into octets of the store: besides the call itself
-only the copy that the handler gets is garbage."
+  "A call that nobody waits for is encoded at once, into octets of the store: besides the call
+itself only the copy that the handler gets is garbage."
   (flet ((answer (note call) (declare (ignore call)) (note (length (lab:note-body note)))))
     (with-probe (channel :options '(:execution :inline)) (:ask #'answer)
       (let ((note (note 1 :body 10000)))
