@@ -1,6 +1,9 @@
 ;;;; How etcd is called. Each call has a deadline, and waits for a member until then. What only
-;;;; reads is asked again, of whatever member can be reached; what writes is not once it may have
-;;;; been done, since it would perhaps be done twice.
+;;;; reads, or may be done twice, is asked again until then, of whatever member can be reached; what
+;;;; writes is only if it was refused, since it would else perhaps be done twice.
+;;;;
+;;;; Calls say that they want a member that has a leader, unless what any member knows will do: one
+;;;; that is cut off from the others refuses them at once, and does not have them wait.
 ;;;;
 ;;;; If the client has a user, calls have a token in their metadata. It is fetched by Authenticate
 ;;;; when it is first needed, and kept. etcd forgets tokens (when it has not seen one for five
@@ -16,6 +19,9 @@
 (defparameter *require-leader* '(("hasleader" . "true"))
   "Has a member that has lost the leader end a stream, so that another can be asked.")
 
+(defconstant +first-repetition-seconds+ 1/20 "How long to wait before a call is made again.")
+(defconstant +longest-repetition-seconds+ 1/4 "How long at most; twice as long each time.")
+
 (defun now-ns ()
   "The time by the clock of the loops."
   (funcall (the function (loop:world-clock loop:*world*))))
@@ -28,9 +34,10 @@
 
 (defstruct (errand (:copier nil))
   "What a thread waits for, so that another can end it."
-  (call nil :type (or null rpc:call))   ; that it waits for now
+  (call nil)                            ; that it waits for now, or nil
   (over nil :type boolean)              ; it is to wait for none any more
-  (lock (sb-thread:make-mutex :name "clgrpc etcd errand") :read-only t)) ; of both
+  (lock (sb-thread:make-mutex :name "clgrpc etcd errand") :read-only t) ; of both
+  (bell (sb-thread:make-waitqueue :name "clgrpc etcd errand") :read-only t)) ; OVER is true
 
 (declaim (sb-ext:freeze-type errand))
 
@@ -49,12 +56,37 @@
   "Cancel what the thread of ERRAND waits for, and what it will. From any thread."
   (let ((call (sb-thread:with-mutex ((errand-lock errand))
                 (setf (errand-over errand) t)
+                (sb-thread:condition-broadcast (errand-bell errand))
                 (errand-call errand))))
     (when call (rpc:cancel call))))
 
 (defmacro with-errand ((errand) &body body)
   "Evaluate BODY, which calls nothing of the user's, so that END-ERRAND ends what it waits for."
   `(let ((*errand* ,errand)) ,@body))
+
+(defun pause-errand (end-ns)
+  "Wait until END-NS. Return false if this thread is to wait for nothing any more."
+  (let ((errand (or *errand* (make-errand))))
+    (sb-thread:with-mutex ((errand-lock errand))
+      (loop until (or (errand-over errand) (<= end-ns (now-ns)))
+            do (loop:await-notice (errand-bell errand) (errand-lock errand) end-ns))
+      (not (errand-over errand)))))
+
+(defun call-again (end-ns twice function)
+  "Return what FUNCTION, a call, returns, and call it until END-NS again and again while it signals
+UNAVAILABLE: if TWICE is true, since it may be done twice; else only after a member has refused it."
+  (declare (type function function))
+  (let ((pause +first-repetition-seconds+))
+    (loop
+      (handler-case (return (funcall function))
+        (unavailable (error)
+          (let ((next (loop:notice-end pause)))
+            (unless (and (or twice (refused-p error))
+                         (typep (etcd-error-cause error) 'status:rpc-error)
+                         (< next end-ns)
+                         (pause-errand next))
+              (error error))
+            (setf pause (min +longest-repetition-seconds+ (* 2 pause)))))))))
 
 (defun call-stub (etcd stub request seconds metadata)
   "What STUB, a unary one, answers to REQUEST within SECONDS."
@@ -85,11 +117,14 @@
   "Ask for a token of ETCD's user, who has PASSWORD, until END-NS. It is empty if etcd wants none."
   (note etcd #'meter-tokens)
   (handler-case
-      (with-etcd-errors
-        (pb:authenticate-response-token
-         (call-stub etcd #'auth:authenticate
-                    (pb:make-authenticate-request :name (etcd-user etcd) :password password)
-                    (seconds-left end-ns) '())))
+      (call-again end-ns t
+                  (lambda ()
+                    (with-etcd-errors
+                      (pb:authenticate-response-token
+                       (call-stub etcd #'auth:authenticate
+                                  (pb:make-authenticate-request :name (etcd-user etcd)
+                                                                :password password)
+                                  (seconds-left end-ns) *require-leader*)))))
     (not-ready (error)
       (if (search "authentication is not enabled" (etcd-error-text error))
           (make-string 0)               ; one that is not EQ to the one before
@@ -151,7 +186,15 @@ Return its first value. Signal an ETCD-ERROR."
                     (attempt (renew-token etcd token end))
                     (error error)))))))))
 
-(defun ask (etcd stub request timeout)
-  "What STUB, a unary one, answers to REQUEST; see CALL-ETCD."
-  (call-etcd etcd timeout
-             (lambda (seconds metadata) (call-stub etcd stub request seconds metadata))))
+(defun ask (etcd stub request timeout &key twice (leader t))
+  "What STUB, a unary one, answers to REQUEST; see CALL-ETCD, and for TWICE CALL-AGAIN. With LEADER
+a member that has none refuses it."
+  (let ((end (loop:notice-end (or timeout (etcd-timeout etcd)))))
+    (call-again end twice
+                (lambda ()
+                  (call-etcd etcd (seconds-left end)
+                             (lambda (seconds metadata)
+                               (call-stub etcd stub request seconds
+                                          (if leader
+                                              (append *require-leader* metadata)
+                                              metadata))))))))

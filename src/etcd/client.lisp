@@ -32,22 +32,6 @@
       (format stream "~A~@[ as ~A~]" (calling:channel-target (etcd-channel etcd))
               (etcd-user etcd)))))
 
-(defparameter *service-config*
-  '(:method-config
-    ((:name ((:service "etcdserverpb.KV" :method "Range")
-             (:service "etcdserverpb.Lease" :method "LeaseTimeToLive")
-             (:service "etcdserverpb.Lease" :method "LeaseLeases")
-             (:service "etcdserverpb.Cluster" :method "MemberList")
-             (:service "etcdserverpb.Maintenance" :method "Status")
-             (:service "etcdserverpb.Auth" :method "Authenticate")
-             (:service "etcdserverpb.Auth" :method "UserGet")
-             (:service "etcdserverpb.Auth" :method "UserList")
-             (:service "etcdserverpb.Auth" :method "RoleGet")
-             (:service "etcdserverpb.Auth" :method "RoleList"))
-      :retry-policy (:max-attempts 5 :initial-backoff 0.05 :max-backoff 1 :backoff-multiplier 2
-                     :retryable-status-codes (:unavailable)))))
-  "What only reads is asked again.")
-
 (defun check-user (user password)
   "Signal MISUSE unless USER and PASSWORD say who somebody is, or both are nil."
   (unless (and (typep user '(or null (and string (not (string 0)))))
@@ -80,7 +64,7 @@ CLOSE-ETCD, or use WITH-ETCD."
                  :meter (meter-of metrics)
                  :channel (or channel
                               (apply #'client:make-channel (endpoints-target endpoints)
-                                     :balance :round-robin :service-config *service-config*
+                                     :balance :round-robin
                                      :keepalive-seconds keepalive-seconds
                                      :backoff-initial-seconds backoff-initial-seconds
                                      :backoff-maximum-seconds backoff-maximum-seconds

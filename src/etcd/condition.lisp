@@ -92,12 +92,18 @@ was broken off; or the function that returns the user's password has failed."))
     (:internal unavailable))
   "The conditions of statuses whose texts say no more.")
 
+(defparameter *not-done-texts*
+  '("no leader" "rpc not supported for learner" "not capable" "unhealthy cluster")
+  "Parts of the texts by which a member refuses a request before it does anything, for a reason that
+passes or that other members have not.")
+
 (defun uncertain-p (error)
   "True if the request that failed with ERROR, an RPC-ERROR, may have been done."
   (and (status:rpc-error-sent-p error)
        (member (status:rpc-error-status error)
                '(:unavailable :deadline-exceeded :cancelled :unknown :internal))
-       t))
+       (notany (lambda (text) (search text (or (status:rpc-error-message error) "")))
+               *not-done-texts*)))
 
 (defun text-condition (text)
   "The name of the condition that TEXT of etcd's stands for, or nil."
@@ -113,6 +119,12 @@ was broken off; or the function that returns the user's password has failed."))
                               (format nil "~(~A~)" (status:rpc-error-status error))
                               text)
                     :cause error :perhaps-done (uncertain-p error))))
+
+(defun refused-p (condition)
+  "True if CONDITION, an ETCD-ERROR, is that a member has refused a request which another one may
+do, or the same a little later."
+  (and (typep condition 'unavailable)
+       (some (lambda (text) (search text (etcd-error-text condition))) *not-done-texts*)))
 
 (defun passing-p (condition)
   "True if whoever may ask again should, after CONDITION: by itself nothing is wrong with what he

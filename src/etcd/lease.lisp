@@ -214,7 +214,7 @@ has ended, or another ETCD-ERROR. From any thread."
 (defun time-to-live (etcd id keys timeout)
   "What etcd tells of the lease with the number ID, and if KEYS is true of its keys."
   (ask etcd #'leases:lease-time-to-live
-       (pb:make-lease-time-to-live-request :id id :keys keys) timeout))
+       (pb:make-lease-time-to-live-request :id id :keys keys) timeout :twice t))
 
 (defun lease-by-number (etcd number)
   "Return the lease of NUMBER, as ENTRY-LEASE tells it, which this or another client was granted,
@@ -238,7 +238,7 @@ signals an ETCD-ERROR; one that has ended is no error. From any thread."
   (stop-keeping lease)
   (when (lease-ending lease) (remove-ending (lease-etcd lease) (lease-ending lease)))
   (handler-case (ask (lease-etcd lease) #'leases:lease-revoke
-                     (pb:make-lease-revoke-request :id (lease-id lease)) timeout)
+                     (pb:make-lease-revoke-request :id (lease-id lease)) timeout :twice t)
     (lease-not-found ()))
   nil)
 
@@ -260,4 +260,5 @@ ended. Signal an ETCD-ERROR. From any thread."
   "Return the numbers of all leases that there are. Signal an ETCD-ERROR. From any thread."
   (map 'list #'pb:lease-status-id
        (pb:lease-leases-response-leases
-        (ask etcd #'leases:lease-leases (pb:make-lease-leases-request) timeout))))
+        (ask etcd #'leases:lease-leases (pb:make-lease-leases-request) timeout
+             :twice t))))

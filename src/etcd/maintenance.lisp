@@ -10,7 +10,8 @@ and :LEADER, numbers of members, the latter nil if it knows of no leader; :VERSI
 store; :TERM, :INDEX and :APPLIED of Raft's log; :LEARNER, true if it has no vote; and :ERRORS,
 texts. Signal an ETCD-ERROR. From any thread."
   (with-endpoint (etcd etcd endpoint)
-    (let* ((response (ask etcd #'maintenance:status (pb:make-status-request) timeout))
+    (let* ((response (ask etcd #'maintenance:status (pb:make-status-request) timeout
+                          :twice t :leader nil))
            (header (pb:status-response-header response))
            (leader (pb:status-response-leader response)))
       (list :member (pb:response-header-member-id header)
@@ -29,7 +30,7 @@ texts. Signal an ETCD-ERROR. From any thread."
   "Have the member at ENDPOINT, or any, give the room in its file that is free back. It answers
 nothing else meanwhile, so do one after the other. Signal an ETCD-ERROR. From any thread."
   (with-endpoint (etcd etcd endpoint)
-    (ask etcd #'maintenance:defragment (pb:make-defragment-request) timeout)
+    (ask etcd #'maintenance:defragment (pb:make-defragment-request) timeout :leader nil)
     nil))
 
 (defun hash-entries (etcd &key revision endpoint timeout)
@@ -39,7 +40,8 @@ and the one of the last compaction, which must be equal, too. Signal an ETCD-ERR
 thread."
   (with-endpoint (etcd etcd endpoint)
     (let ((response (ask etcd #'maintenance:hash-kv
-                         (pb:make-hash-kv-request :revision (or revision 0)) timeout)))
+                         (pb:make-hash-kv-request :revision (or revision 0)) timeout
+                         :twice t :leader nil)))
       (values (pb:hash-kv-response-hash response)
               (or revision (header-revision (pb:hash-kv-response-header response)))
               (pb:hash-kv-response-compact-revision response)))))
@@ -57,7 +59,7 @@ thread."
 :ALARM, which is :nospace if its quota is used up, so that etcd takes nothing more, or :corrupt if
 it has other entries than the rest. Signal an ETCD-ERROR. From any thread."
   (alarms-of (ask etcd #'maintenance:alarm (pb:make-alarm-request :action :get :alarm :none)
-                  timeout)))
+                  timeout :twice t :leader nil)))
 
 (defun disarm (etcd &key member alarm timeout)
   "End the alarms of the member with the number MEMBER, or of all, that are ALARM, or any; see

@@ -16,7 +16,8 @@ started, :ID, :PEERS and :CLIENTS, lists of URLs, and :LEARNER, true if it has n
 ETCD-ERROR. From any thread."
   (map 'list #'member-plist
        (pb:member-list-response-members
-        (ask etcd #'cluster:member-list (pb:make-member-list-request :linearizable t) timeout))))
+        (ask etcd #'cluster:member-list (pb:make-member-list-request :linearizable t) timeout
+             :twice t))))
 
 (defun url-list (urls)
   "URLS, a URL or a list of such, as a list. Signal MISUSE if it is none."

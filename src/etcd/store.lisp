@@ -40,7 +40,7 @@ itself, perhaps with what was so a while ago. Signal an ETCD-ERROR: COMPACTED, F
 another. From any thread."
   (let ((response (ask etcd #'kv:range
                        (range-request (key-octets key) nil :revision revision :stale stale)
-                       timeout)))
+                       timeout :twice t :leader (not stale))))
     (values (first (entries-of (pb:range-response-kvs response)))
             (header-revision (pb:range-response-header response)))))
 
@@ -66,15 +66,14 @@ revision is compacted meanwhile. From any thread."
                     (t page))))
     (multiple-value-bind (start end) (range-of prefix from to)
       (loop
-        (let* ((response (ask etcd #'kv:range
-                              (apply #'range-request start end :revision revision
-                                                               ;; another member may not have
-                                                               ;; come to that of the first page
-                                                               :stale (and stale (null revision))
+        (let* (;; another member may not have come to the revision of the first page
+               (stale (and stale (null revision)))
+               (response (ask etcd #'kv:range
+                              (apply #'range-request start end :revision revision :stale stale
                                                                :limit (if limit (min page limit)
                                                                           page)
                                                                filters)
-                              timeout))
+                              timeout :twice t :leader (not stale)))
                (entries (pb:range-response-kvs response)))
           (unless revision
             (setf revision (header-revision (pb:range-response-header response))))
@@ -98,7 +97,7 @@ MAP-ENTRIES. From any thread."
     (pb:range-response-count
      (ask etcd #'kv:range
           (range-request start end :revision revision :stale stale :count-only t)
-          timeout))))
+          timeout :twice t :leader (not stale)))))
 
 (defun lease-number (lease)
   "The number of LEASE, a lease, a number, or nil for none."

@@ -109,6 +109,17 @@ returned, a list."
             (map 'list #'operation-value (if succeeded then else)
                  (pb:txn-response-responses response)))))
 
+(defun reads-only-p (&rest forms)
+  "True if FORMS, lists of operations, change nothing."
+  (every (lambda (operations)
+           (every (lambda (operation)
+                    (case (first operation)
+                      ((:get :get-all :count) t)
+                      (:transact (reads-only-p (getf (rest operation) :then)
+                                               (getf (rest operation) :else)))))
+                  operations))
+         forms))
+
 (defun transact (etcd &key when then else timeout)
   "Do THEN if all of WHEN is so, else ELSE, as one: nobody sees a part of it. Return whether it was
 so; a list of what the operations that were done have returned; and the revision of the store.
@@ -123,8 +134,10 @@ PREFIX) or with :from and :to, a list of entries, with further keywords of MAP-E
 VALUE) with :lease, :keep-lease, :previous as for PUT, nil or the previous entry; (:remove KEY) and
 (:remove-all :prefix PREFIX), how many entries that removed; (:transact :when … :then … :else …),
 another transaction, done at its place, which returns a list of whether its comparisons were so and
-of what its operations returned. No key may be put twice. Signal MISUSE for what is none of these,
+of what its operations returned. No key may be put twice. One that only reads is asked again if no
+answer comes, as FETCH is. Signal MISUSE for what is none of these,
 or an ETCD-ERROR, see ETCD-ERROR-PERHAPS-DONE-P. From any thread."
-  (let ((response (ask etcd #'kv:txn (txn-request :when when :then then :else else) timeout)))
+  (let ((response (ask etcd #'kv:txn (txn-request :when when :then then :else else) timeout
+                       :twice (reads-only-p then else))))
     (multiple-value-bind (succeeded results) (txn-values response :then then :else else)
       (values succeeded results (header-revision (pb:txn-response-header response))))))

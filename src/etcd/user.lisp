@@ -21,7 +21,7 @@ client without user can do nothing then. From any thread."
   "True if etcd does nothing but for users. etcd before 3.5 does not tell: an ETCD-ERROR is
 signalled then, as for any other failure. From any thread."
   (pb:auth-status-response-enabled
-   (ask etcd #'auth:auth-status (pb:make-auth-status-request) timeout)))
+   (ask etcd #'auth:auth-status (pb:make-auth-status-request) timeout :twice t)))
 
 ;;; Users
 
@@ -51,14 +51,14 @@ NOT-FOUND or another ETCD-ERROR. From any thread."
 (defun list-users (etcd &key timeout)
   "Return the names of all users, a list of strings. Signal an ETCD-ERROR. From any thread."
   (coerce (pb:auth-user-list-response-users
-           (ask etcd #'auth:user-list (pb:make-auth-user-list-request) timeout))
+           (ask etcd #'auth:user-list (pb:make-auth-user-list-request) timeout :twice t))
           'list))
 
 (defun user-roles (etcd name &key timeout)
   "Return the names of the roles of the user NAME, a list of strings. Signal NOT-FOUND or another
 ETCD-ERROR. From any thread."
   (coerce (pb:auth-user-get-response-roles
-           (ask etcd #'auth:user-get (pb:make-auth-user-get-request :name name) timeout))
+           (ask etcd #'auth:user-get (pb:make-auth-user-get-request :name name) timeout :twice t))
           'list))
 
 (defun grant-role (etcd user role &key timeout)
@@ -91,7 +91,7 @@ thread."
 (defun list-roles (etcd &key timeout)
   "Return the names of all roles, a list of strings. Signal an ETCD-ERROR. From any thread."
   (coerce (pb:auth-role-list-response-roles
-           (ask etcd #'auth:role-list (pb:make-auth-role-list-request) timeout))
+           (ask etcd #'auth:role-list (pb:make-auth-role-list-request) timeout :twice t))
           'list))
 
 (defun permission-plist (permission)

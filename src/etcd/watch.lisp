@@ -44,6 +44,7 @@ compacted; nil if it was not there.")
   (previous nil :type boolean :read-only t) ; tell what was there before, too
   (function nil :type function :read-only t) ; of a list of changes and their revision
   (on-end nil :type (or null function) :read-only t) ; of the ETCD-ERROR that has ended it
+  (after nil :type boolean)             ; what was before NEXT-REVISION is known to its user
   (next-revision 0 :type (signed-byte 64)) ; that the next change has at least; 0: not known yet
   (seen 0 :type (signed-byte 64))       ; the latest revision that etcd has said it is at
   (term 0 :type (unsigned-byte 64))     ; the term of its leaders that it was in then
@@ -135,12 +136,21 @@ if it has ended the stream."
            (setf (watch-next-revision watch) (max next (1+ revision)))))
     changes))
 
+(defun start-revision (watch)
+  "The revision from which on etcd is to tell the changes of WATCH, 0 for those that follow. That
+before the next one, if its changes are known: etcd before 3.4.36, 3.5.18 and 3.6 passes by a
+removal at the very revision up to which it is compacted, and tells COMPACTED only of those before."
+  (let ((next (watch-next-revision watch)))
+    (if (or (watch-begun watch) (watch-after watch))
+        (max 1 (1- next))
+        next)))
+
 (defun creation (watch)
   "The request that has etcd go on with WATCH."
   (pb:make-watch-request
    :create-request (pb:make-watch-create-request
                     :key (watch-start watch) :range-end (watch-end watch)
-                    :start-revision (watch-next-revision watch) :progress-notify t :fragment t
+                    :start-revision (start-revision watch) :progress-notify t :fragment t
                     :filters (watch-filters watch) :prev-kv (watch-previous watch))))
 
 ;;; Its thread
@@ -217,7 +227,8 @@ it was, since it has lost its data or has older ones, or if it is another one: W
 until there are as many revisions again, or pass changes by."
   (flet ((read-key (key revision)
            (let ((response (ask (watch-etcd watch) #'kv:range
-                                (range-request key nil :revision revision) nil)))
+                                (range-request key nil :revision revision) nil
+                                :twice t)))
              (check-header watch (pb:range-response-header response))
              response)))
     (let ((mark (watch-mark watch)))
@@ -365,7 +376,7 @@ fetched, by which the store is known again, or nil."
             (t (range-of prefix from to)))
     (%make-watch :etcd etcd :start start :end end :function function :on-end on-end
                  :next-revision (if after (1+ after) (or revision 0)) :seen (or after 0)
-                 :mark mark
+                 :after (and after t) :mark mark
                  :previous (and previous t)
                  :filters (ecase only
                             ((nil) '())

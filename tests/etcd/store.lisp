@@ -114,3 +114,89 @@
         (next))
       (is (= 3 (length (etcd:fetch-entries *etcd* :prefix "" :stale t :page 1))))
       (is (equal '(t nil nil) (reverse stale))))))
+
+(defun fail-first (store name count text)
+  "Have STORE refuse what it is asked for by the RPC NAME COUNT times, with TEXT. Return a function
+that returns how often it was asked."
+  (let ((asked 0))
+    (with-hook (store rpc request next)
+      (when (and (eq name rpc) (<= (incf asked) count))
+        (status:fail :unavailable text))
+      (next))
+    (lambda () asked)))
+
+(test reads-are-asked-again
+  "What only reads is asked again until its time is over, whatever has become of it; so is what may
+be done twice."
+  (with-stand-in (store other)
+    (etcd:put other "a" "1")
+    (let ((asked (fail-first store :range 4 "etcdserver: leader changed")))
+      (is (string= "1" (etcd:entry-text (etcd:fetch *etcd* "a" :timeout +patience+))))
+      (is (= 5 (funcall asked))))
+    (let ((asked (fail-first store :range 1000 "etcdserver: leader changed")))
+      (signals etcd:unavailable (etcd:fetch *etcd* "a" :timeout 0.5))
+      (is (<= 3 (funcall asked) 10)))
+    (let ((asked (fail-first store :txn 2 "etcdserver: request timed out")))
+      (is-true (etcd:transact *etcd* :when '((:present "a"))
+                                     :then '((:get "a") (:transact :then ((:count :prefix ""))))
+                                     :timeout +patience+))
+      (is (= 3 (funcall asked))))
+    (let ((lease (etcd:grant-lease *etcd* 60 :keep-alive nil))
+          (asked (fail-first store :lease-revoke 2 "etcdserver: request timed out")))
+      (etcd:revoke-lease lease :timeout +patience+)
+      (is (= 3 (funcall asked))))))
+
+(test writes-are-done-once
+  "A write whose answer is lost is not done again, and the error says that it may have been done;
+one that a member has refused, since it can do nothing, is asked for again."
+  (with-stand-in (store other)
+    (loop for text in '("etcdserver: no leader" "etcdserver: rpc not supported for learner")
+          for version from 1
+          do (let ((asked (fail-first store :put 3 text)))
+               (etcd:put *etcd* "a" "1" :timeout +patience+)
+               (is (= 4 (funcall asked)))
+               (is (= version (etcd:entry-version (etcd:fetch other "a"))))))
+    (fail-first store :put 1000 "etcdserver: no leader")
+    (handler-case (progn (etcd:put *etcd* "a" "2" :timeout 0.3) (is-true nil))
+      (etcd:unavailable (error) (is-false (etcd:etcd-error-perhaps-done-p error))))
+    (dolist (call (list (lambda () (etcd:put *etcd* "b" "1"))
+                        (lambda () (etcd:transact *etcd* :then '((:get "a") (:put "b" "1"))))
+                        (lambda () (etcd:remove-entry *etcd* "c"))))
+      (let ((asked 0))
+        (with-hook (store name request next)
+          (next)
+          (incf asked)
+          (status:fail :unavailable "etcdserver: leader changed"))
+        (handler-case (progn (funcall call) (is-true nil))
+          (etcd:unavailable (error) (is-true (etcd:etcd-error-perhaps-done-p error))))
+        (is (= 1 asked))))
+    (setf (stand-in-hook store) nil)
+    (is (= 2 (etcd:entry-version (etcd:fetch other "b"))))))
+
+(test members-without-a-leader-are-not-wanted
+  "Calls say that they want a member that has a leader, unless what any knows will do."
+  (with-stand-in (store other)
+    (let ((wanted '()))
+      (with-hook (store name request next)
+        (push (and (assoc "hasleader" (rpc:call-metadata (clgrpc.service:current-call))
+                          :test #'string=)
+                   t)
+              wanted)
+        (next))
+      (etcd:put *etcd* "a" "1")
+      (etcd:fetch *etcd* "a")
+      (etcd:fetch *etcd* "a" :stale t)
+      (etcd:count-entries *etcd* :prefix "" :stale t)
+      (is (equal '(t t nil nil) (reverse wanted))))))
+
+(test answers-that-are-too-long
+  "What is more than the client takes is no reason to ask again."
+  (with-stand-in (store other)
+    (etcd:put other "a" (make-string 3000 :initial-element #\x))
+    (etcd:with-etcd (etcd nil :channel (inproc:service-channel store :max-receive-octets 1000))
+      (signals etcd:invalid-request (etcd:fetch etcd "a"))
+      (let ((ended nil))
+        (etcd:watch etcd #'list :key "a" :on-end (lambda (condition) (setf ended condition)))
+        (etcd:put other "a" (make-string 3000 :initial-element #\y))
+        (is-true (wait-until (lambda () ended)))
+        (is (typep ended 'etcd:invalid-request))))))

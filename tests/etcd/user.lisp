@@ -143,9 +143,12 @@ whole seconds; calls, watches and leases get new ones."
              (enable-users)
              (etcd:with-etcd (ada (store-address store) :user "ada" :password "countess"
                                                         :backoff-maximum-seconds 0.2)
-               (exercise-token ada (lambda () (sleep 3.2)))
-               ;; a watch is begun with a token that has ended
-               (sleep 3.2)
+               (let ((ended nil))
+                 (exercise-token ada (lambda ()
+                                       (setf ended (clgrpc.etcd::etcd-token ada))
+                                       (sleep 3.2)))
+                 ;; a watch is begun with a token that has ended
+                 (setf (clgrpc.etcd::etcd-token ada) ended))
                (is-true (etcd:watch ada (constantly nil) :prefix "a/"))
                ;; users and roles have changed since the token was made
                (etcd:with-etcd (root (store-address store) :user "root" :password "secret")

@@ -10,6 +10,7 @@
     shared::transactions shared::transactions-of-ranges-and-within-transactions
     shared::leases-end shared::leases-by-number shared::leases-are-found-again
     shared::changes-are-told shared::compaction-during-a-break
+    shared::removals-at-the-compacted-revision shared::ten-thousand-keys
     shared::watches-of-other-revisions shared::progress-is-asked-for shared::watches-that-end
     shared::locks-are-not-obtained shared::locks-with-a-lease-of-ones-own
     shared::elections shared::a-lease-stands-once shared::mirrors shared::mirrors-end)
