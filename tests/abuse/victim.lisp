@@ -18,7 +18,8 @@ still runs afterwards, and has said nothing more."
     (let ((prefix "listening on "))
       (multiple-value-prog1
           (funcall function program
-                   (loop for line = (support:program-line program :timeout-seconds 300)
+                   (loop for line = (or (support:program-line program :timeout-seconds 300)
+                                        (error "The victim has ended before it listened."))
                          until (uiop:string-prefix-p prefix line)
                          finally (return (subseq line (length prefix)))))
         (is-true (sb-ext:process-alive-p (support:program-process program)))

@@ -76,6 +76,7 @@ Signal an error if it does not build."
   reader
   (lines '() :type list)
   (ended nil)
+  (asked 0)                             ; how often for a line since it has ended
   (lock (sb-thread:make-mutex :name "program lines"))
   (news (sb-thread:make-waitqueue)))
 
@@ -128,11 +129,14 @@ Signal an error if it does not build."
 
 (defun program-line (program &key (timeout-seconds (patient-seconds 20)))
   "Take the next line PROGRAM has printed, waiting for it; NIL once its output has ended. Signal an
-error after TIMEOUT-SECONDS."
+error after TIMEOUT-SECONDS, and if somebody goes on asking for a line that does not come."
   (sb-thread:with-mutex ((program-lock program))
     (loop
       (cond ((program-lines program) (return (pop (program-lines program))))
-            ((program-ended program) (return nil))
+            ((program-ended program)
+             (when (< 100 (incf (program-asked program)))
+               (error "~S has ended before it printed what a test waits for." program))
+             (return nil))
             ((not (sb-thread:condition-wait (program-news program) (program-lock program)
                                             :timeout timeout-seconds))
              (error "~S has printed nothing for ~D seconds." program timeout-seconds))))))
