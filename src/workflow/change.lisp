@@ -25,11 +25,14 @@
 (defun entry-sighting (entry)
   (make-sighting (entry-state entry) (etcd:entry-changed entry)))
 
+(defun fetch-entry (node id)
+  "The entry of the workflow ID, or nil if there is none."
+  (etcd:fetch (node-etcd node)
+              (state-key (node-root node) (check-name id "the id of a workflow"))))
+
 (defun fetch-state (node id)
   "The entry of the workflow ID. Signal WORKFLOW-NOT-FOUND if there is none."
-  (check-name id "the id of a workflow")
-  (or (etcd:fetch (node-etcd node) (state-key (node-root node) id))
-      (refuse :workflow-not-found "there is no workflow ~A" id)))
+  (or (fetch-entry node id) (refuse :workflow-not-found "there is no workflow ~A" id)))
 
 (defun see-state (node id)
   "What the workflow ID is now, a sighting. Signal WORKFLOW-NOT-FOUND if there is none."
@@ -83,7 +86,7 @@ state as it is if they were not."
 (defun decide (node sighting decision)
   "The finished draft that DECISION makes of SIGHTING; as second value nil if it changes nothing."
   (let ((draft (draft-of (sighting-state sighting) (node-now node) (node-limits node)
-                         :chance (below node 1.0))))
+                         :chance (below node 1.0) :revision (sighting-revision sighting))))
     (if (funcall decision draft)
         (values (finish-draft draft) t)
         (values draft nil))))

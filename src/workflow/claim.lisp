@@ -5,12 +5,16 @@
 ;;;;
 ;;;; A claim that finds nothing waits at the desk, without a thread. The watch of the index tells
 ;;;; when a task becomes ready; then the first claim of its kind is tried again, by one of a few
-;;;; threads.
+;;;; threads. Such a wake-up is not lost: who was woken and does not take the task, since nobody
+;;;; waits for it any more or because of an error, wakes the next one, and so does who has left a
+;;;; task that others saw him take. Between a look that has found nothing and the desk, what has
+;;;; come is counted, so that nobody waits though there is something.
 
 (in-package #:clgrpc.workflow)
 
 (defconstant +spare-candidates+ 8 "So many more tasks are looked at than are wanted.")
 (defconstant +claim-octets+ 2000000 "Inputs of the tasks that one claim gets, unless one has more.")
+(defconstant +claim-state-octets+ 1000000 "States that one claim puts; etcd takes 1.5 MB.")
 (defconstant +longest-wait-ms+ 60000 "Of a claim.")
 (defconstant +claimers+ 4 "Threads that try claims again.")
 (defconstant +claim-rounds+ 5 "How often a claim looks for others when those it saw were taken.")
@@ -31,22 +35,44 @@
       (when (< (length ids) count) (gather prefix start)))
     (nreverse ids)))
 
-(defun take-ids (node ids count)
-  "COUNT of IDS at most, chosen at random, that this node is not about to claim otherwise: it is
-now."
-  (let* ((desk (node-desk node)) (taken (desk-taken desk)) (ids (shuffled node ids)))
+(defun take-ids (node kind ids count)
+  "COUNT of IDS at most, of tasks of KIND, chosen at random, that this node is not about to claim
+otherwise: it is now."
+  (let* ((desk (node-desk node)) (taken (desk-taken desk))
+         (ids (remove-if (lambda (id) (stuck-p node id)) (shuffled node ids))))
     (sb-thread:with-mutex ((desk-lock desk))
       (loop for id in ids
             while (plusp count)
-            unless (gethash id taken)
-              collect (progn (setf (gethash id taken) t)
+            unless (nth-value 1 (gethash id taken))
+              collect (progn (setf (gethash id taken) kind)
                              (decf count)
                              id)))))
 
-(defun leave-ids (node ids)
+(defun leave-ids (node ids claimed)
+  "IDS are no longer about to be claimed. Those but CLAIMED may be claimed by others, who have
+passed them by."
   (let ((desk (node-desk node)))
     (sb-thread:with-mutex ((desk-lock desk))
-      (dolist (id ids) (remhash id (desk-taken desk))))))
+      (dolist (id ids)
+        (let ((kind (gethash id (desk-taken desk))))
+          (remhash id (desk-taken desk))
+          (when (and kind (not (member id claimed :test #'string=)))
+            (wake-claim desk kind)))))))
+
+(defun settle-id (node id)
+  "ID, which this node was about to claim, cannot be claimed as it is now: nobody need be woken to
+claim it instead."
+  (let ((desk (node-desk node)))
+    (sb-thread:with-mutex ((desk-lock desk)) (setf (gethash id (desk-taken desk)) nil))))
+
+(defun candidates-of (node kind count)
+  "Ids of tasks of KIND to be claimed, COUNT at most, taken. If others are about to claim all that a
+look has found, there may be more behind them."
+  (loop for most = (+ count +spare-candidates+) then (* 4 most)
+        for ids = (find-ready node kind most)
+        for taken = (take-ids node kind ids count)
+        until (or taken (< (length ids) most))
+        finally (return taken)))
 
 (defun candidates (node kinds count)
   "Ids of tasks of KINDS to be claimed, COUNT at most, taken; LEAVE-IDS leaves them."
@@ -54,9 +80,7 @@ now."
     (dolist (kind (shuffled node kinds) found)
       (let ((missing (- count (length found))))
         (when (plusp missing)
-          (setf found (append (take-ids node (find-ready node kind (+ missing +spare-candidates+))
-                                        missing)
-                              found)))))))
+          (setf found (append (candidates-of node kind missing) found)))))))
 
 ;;; Claiming them
 
@@ -71,26 +95,35 @@ now."
                   :traceparent (pb:workflow-state-traceparent state))))
 
 (defun claim-drafts (node session kinds ids)
-  "Drafts in which SESSION claims the tasks of IDS, those that it can, with the revisions of their
-states: two lists."
-  (let ((drafts '()) (revisions '()) (octets 0))
-    (dolist (entry (fetch-states node ids) (values drafts revisions))
-      (let* ((state (entry-state entry))
-             (draft (and state (draft-of state (node-now node) (node-limits node)))))
-        (when (and draft (claim-step draft session kinds)
-                   (or (null drafts)
-                       (<= (+ octets (input-octets state)) +claim-octets+)))
-          (incf octets (input-octets state))
-          (push (finish-draft draft) drafts)
-          (push (entry-revision entry) revisions))))))
+  "Drafts in which SESSION claims the tasks of IDS, those that it can and that fit into one answer,
+with the revisions of their states: two lists."
+  (let ((drafts '()) (revisions '()) (octets 0) (state-octets 0))
+    (loop for entry in (fetch-states node ids)
+          for id in ids
+          for state = (entry-state entry)
+          for draft = (and state (draft-of state (node-now node) (node-limits node)
+                                           :revision (entry-revision entry)))
+          do (cond ((not (and draft (claim-step draft session kinds))) (settle-id node id))
+                   (t (finish-draft draft)
+                      (incf octets (input-octets state))
+                      (incf state-octets (length (draft-octets draft)))
+                      (when (and drafts (or (> octets +claim-octets+)
+                                            (> state-octets +claim-state-octets+)))
+                        (loop-finish))
+                      (push draft drafts)
+                      (push (entry-revision entry) revisions))))
+    (values drafts revisions)))
 
 (defun claimed-tasks (drafts results)
-  "The Tasks that DRAFTS have claimed; RESULTS are what the transaction fetched, the inputs last."
+  "The Tasks that DRAFTS have claimed; RESULTS are what the transaction fetched, the inputs last. A
+workflow that has failed by its last change gives none."
   (let ((inputs (last results (count-if #'wants-input-p drafts))))
     (loop for draft in drafts
           for entry = (and (wants-input-p draft) (pop inputs))
-          collect (task-of (draft-state draft) (if entry (etcd:entry-value entry) (make-octets 0))
-                           (draft-now draft)))))
+          when (running-p (draft-state draft))
+            collect (task-of (draft-state draft)
+                             (if entry (etcd:entry-value entry) (make-octets 0))
+                             (draft-now draft)))))
 
 (defun wants-input-p (draft)
   (string/= "" (input-key (draft-state draft))))
@@ -123,24 +156,45 @@ Tasks. Signal SESSION-LOST if it has ended."
             (t (count-conflict (node-instruments node))
                nil)))))
 
+(defun claim-together (node session kinds ids)
+  "Claim the tasks of IDS for SESSION in one transaction, those that fit. Return whether that was
+done, true if none could be claimed, and the Tasks."
+  (multiple-value-bind (drafts revisions) (claim-drafts node session kinds ids)
+    (if drafts
+        (put-claims node session drafts revisions)
+        (values t '()))))
+
+(defun claim-singly (node session kinds ids)
+  "Claim the tasks of IDS for SESSION one by one, while they fit into one answer. Return those that
+could be: none of them is forgotten because of an error with a later one."
+  (let ((tasks '()) (octets 0)
+        (most (- +claim-octets+ (limits-max-payload-octets (node-limits node)))))
+    (dolist (id ids tasks)
+      (when (> octets most) (return tasks))
+      (handler-case
+          (for-one (node id)
+            (dolist (task (nth-value 1 (claim-together node session kinds (list id))))
+              (incf octets (length (pb:task-input task)))
+              (push task tasks)))
+        (error (condition)
+          (if tasks (return tasks) (error condition)))))))
+
 (defun claim-ids (node session kinds ids)
   "Claim the tasks of IDS for SESSION. Return those that could be."
-  (multiple-value-bind (drafts revisions) (claim-drafts node session kinds ids)
-    (when drafts
-      (multiple-value-bind (done tasks) (put-claims node session drafts revisions)
-        (cond (done tasks)
-              ((rest drafts)
-               (loop for id in ids append (claim-ids node session kinds (list id))))
-              (t '()))))))
+  (multiple-value-bind (done tasks)
+      (and (rest ids)
+           (handler-case (claim-together node session kinds ids)
+             (trouble-of-one () nil)))
+    (if done tasks (claim-singly node session kinds ids))))
 
 (defun claim-tasks (node session kinds count)
   "Claim up to COUNT tasks of KINDS for SESSION. Return them, a list, empty if there are none."
   (loop repeat +claim-rounds+
-        do (let ((ids (candidates node kinds count)))
+        do (let ((ids (candidates node kinds count)) (tasks '()))
              (when (null ids) (return '()))
-             (let ((tasks (unwind-protect (claim-ids node session kinds ids)
-                            (leave-ids node ids))))
-               (when tasks (return tasks))))))
+             (unwind-protect (setf tasks (claim-ids node session kinds ids))
+               (leave-ids node ids (mapcar #'pb:task-id tasks)))
+             (when tasks (return tasks)))))
 
 ;;; Waiting for them
 
@@ -150,19 +204,41 @@ Tasks. Signal SESSION-LOST if it has ended."
   (session "" :type string :read-only t) ; whose
   (kinds '() :type list :read-only t)   ; of tasks
   (count 1 :type (integer 1) :read-only t) ; of tasks, at most
+  (woken nil :type (or null string))    ; the kind of the task that it was woken for; under the lock
   (over nil :type boolean))             ; it is answered, or nobody wants an answer; under the lock
 
+(defun arrival-place (kind)
+  "The place of KIND in the arrivals of a desk. Kinds that share one only cause looks in vain."
+  (mod (sxhash kind) 256))
+
 (defun arrivals (desk kinds)
-  "How many tasks of each of KINDS have come. The lock is held."
-  (loop for kind in kinds collect (gethash kind (desk-arrivals desk) 0)))
+  "How many tasks of each of KINDS have come, or of others in the same places. The lock is held."
+  (loop for kind in kinds collect (svref (desk-arrivals desk) (arrival-place kind))))
 
 (defun arrivals-now (desk kinds)
   (sb-thread:with-mutex ((desk-lock desk)) (arrivals desk kinds)))
 
-(defun retry-waiting (desk waiting)
-  "WAITING is to be tried again. The lock is held."
+(defun retry-waiting (desk waiting &optional kind)
+  "WAITING is to be tried again, since a task of KIND has come, or perhaps any. The lock is held."
+  (setf (waiting-woken waiting) kind)
   (push waiting (desk-retries desk))
   (sb-thread:condition-notify (desk-bell desk)))
+
+(defun wake-claim (desk kind)
+  "A task of KIND may be claimed: the first claim that waits for one is to be tried again. The lock
+is held."
+  (incf (svref (desk-arrivals desk) (arrival-place kind)))
+  (let ((waiting (find-if (lambda (waiting) (find kind (waiting-kinds waiting) :test #'string=))
+                          (desk-parked desk))))
+    (when waiting
+      (setf (desk-parked desk) (delete waiting (desk-parked desk) :count 1))
+      (retry-waiting desk waiting kind))))
+
+(defun pass-wake-up (desk waiting)
+  "WAITING does not take the task that it was woken for; another one is to."
+  (sb-thread:with-mutex ((desk-lock desk))
+    (let ((kind (shiftf (waiting-woken waiting) nil)))
+      (when kind (wake-claim desk kind)))))
 
 (defun park-claim (node waiting seen)
   "WAITING waits at NODE, or is tried again if tasks have come since SEEN, see ARRIVALS. Signal
@@ -180,14 +256,7 @@ BACKLOG-FULL if too many wait."
 (defun note-ready (node kind)
   "A task of KIND can be claimed."
   (let ((desk (node-desk node)))
-    (sb-thread:with-mutex ((desk-lock desk))
-      (incf (gethash kind (desk-arrivals desk) 0))
-      (let ((waiting (find-if (lambda (waiting)
-                                (find kind (waiting-kinds waiting) :test #'string=))
-                              (desk-parked desk))))
-        (when waiting
-          (setf (desk-parked desk) (delete waiting (desk-parked desk) :count 1))
-          (retry-waiting desk waiting))))))
+    (sb-thread:with-mutex ((desk-lock desk)) (wake-claim desk kind))))
 
 (defun retry-all-claims (node)
   "Nobody knows what has come: try all that wait."
@@ -229,17 +298,21 @@ BACKLOG-FULL if too many wait."
                                          :details (list refusal)))))
 
 (defun try-waiting (node waiting)
-  "Try WAITING, and answer it or have it wait."
+  "Try WAITING, and answer it or have it wait. Return true if it has found nothing, or a task of the
+kind that it was woken for."
   (handler-case
       (with-store-errors
         (let* ((desk (node-desk node))
                (seen (arrivals-now desk (waiting-kinds waiting)))
                (tasks (claim-tasks node (waiting-session waiting) (waiting-kinds waiting)
                                    (waiting-count waiting))))
-          (if tasks
-              (answer-waiting node waiting tasks)
-              (park-claim node waiting seen))))
-    (workflow-error (condition) (fail-waiting node waiting condition))))
+          (cond (tasks (answer-waiting node waiting tasks)
+                       (find (waiting-woken waiting) tasks :key #'pb:task-kind :test #'equal))
+                (t (park-claim node waiting seen)
+                   t))))
+    (workflow-error (condition)
+      (fail-waiting node waiting condition)
+      nil)))
 
 (defun next-retry (desk)
   "The claim that is to be tried now; wait for one. Nil once the desk is closed."
@@ -254,10 +327,12 @@ BACKLOG-FULL if too many wait."
 
 (defun run-claimer (node)
   "What a thread of the desk does."
-  (loop for waiting = (next-retry (node-desk node))
+  (loop with desk = (node-desk node)
+        for waiting = (next-retry desk)
         while waiting
-        unless (waiting-over waiting)
-          do (loop:guarding (:workflow-claim-error) (try-waiting node waiting))))
+        unless (and (not (waiting-over waiting))
+                    (loop:guarding (:workflow-claim-error) (try-waiting node waiting)))
+          do (pass-wake-up desk waiting)))
 
 (defun await-tasks (node call session kinds count wait-ms seen)
   "Have CALL wait for tasks. It is answered with none when WAIT-MS are over."

@@ -71,12 +71,14 @@ twice. Signal a WORKFLOW-ERROR. From any thread."
   (id "" :type string :read-only t)     ; of the workflow; empty: of all
   (function nil :type function :read-only t) ; of a Change
   (after 0 :type (integer 0))           ; the number of the last change of the workflow told
-  (revision 0 :type (integer 0))        ; from which to go on with all
+  (revision 0 :type (integer 0))        ; from which to go on with all; 0: it has not begun
+  (told '() :type list)                 ; (id . number) of changes of all at REVISION that were told
   (end-function nil :type (or null function) :read-only t) ; of what has ended it, or nil
   (call nil)                            ; while there is one
   (ended nil :type boolean)             ; nothing more is to be told
-  (lock (sb-thread:make-mutex :name "clgrpc workflow watcher") :read-only t) ; of CALL and ENDED
-  (bell (sb-thread:make-waitqueue :name "clgrpc workflow watcher") :read-only t) ; ENDED is true
+  (lock (sb-thread:make-mutex :name "clgrpc workflow watcher") :read-only t) ; see below
+  ;; CALL and ENDED are changed under the lock, and waiters told of ENDED and of the first REVISION
+  (bell (sb-thread:make-waitqueue :name "clgrpc workflow watcher") :read-only t)
   (thread nil))                         ; that tells
 
 (defmethod print-object ((watcher watcher) stream)
@@ -84,11 +86,32 @@ twice. Signal a WORKFLOW-ERROR. From any thread."
     (format stream "~:[~;ended, ~]~A after ~D" (watcher-ended watcher) (watcher-id watcher)
             (watcher-after watcher))))
 
+(defun of-all-p (watcher)
+  (string= "" (watcher-id watcher)))
+
+(defun note-resumption (watcher revision)
+  "WATCHER, of all workflows, goes on from REVISION, if it ends now."
+  (when (< (watcher-revision watcher) revision)
+    (sb-thread:with-mutex ((watcher-lock watcher))
+      (setf (watcher-told watcher) '()
+            (watcher-revision watcher) revision)
+      (sb-thread:condition-broadcast (watcher-bell watcher)))))
+
+(defun note-change-of-all (watcher change)
+  "Tell CHANGE, a message of a watch of all workflows, unless it was told before."
+  (let ((key (cons (pb:change-id change) (pb:change-number change)))
+        (revision (pb:change-revision change)))
+    (unless (or (string= "" (car key))
+                (< revision (watcher-revision watcher))
+                (member key (watcher-told watcher) :test #'equal))
+      (note-resumption watcher revision)
+      (push key (watcher-told watcher))
+      (funcall (watcher-function watcher) change))
+    (note-resumption watcher (pb:change-resume-revision change))))
+
 (defun note-change (watcher change)
   "Tell CHANGE, unless it was told before."
-  (cond ((string= "" (watcher-id watcher))
-         (setf (watcher-revision watcher) (1+ (pb:change-revision change)))
-         (funcall (watcher-function watcher) change))
+  (cond ((of-all-p watcher) (note-change-of-all watcher change))
         ((< (watcher-after watcher) (pb:change-number change))
          (setf (watcher-after watcher) (pb:change-number change))
          (funcall (watcher-function watcher) change))))
@@ -124,6 +147,7 @@ twice. Signal a WORKFLOW-ERROR. From any thread."
 
 (defun finish-watcher (watcher condition)
   (let ((first (sb-thread:with-mutex ((watcher-lock watcher))
+                 (sb-thread:condition-broadcast (watcher-bell watcher))
                  (not (shiftf (watcher-ended watcher) t)))))
     (when (and first (watcher-end-function watcher))
       (loop:guarding (:workflow-watch-error)
@@ -133,7 +157,7 @@ twice. Signal a WORKFLOW-ERROR. From any thread."
   "What the thread of WATCHER does."
   (loop until (watcher-ended watcher)
         do (handler-case (progn (follow-call watcher)
-                                (if (string= "" (watcher-id watcher))
+                                (if (of-all-p watcher)
                                     (pause-watcher watcher)
                                     (finish-watcher watcher nil)))
              (workflow-error (condition)
@@ -147,19 +171,29 @@ twice. Signal a WORKFLOW-ERROR. From any thread."
                                                :text (format nil "the function of a watch: ~A"
                                                              condition)))))))
 
-(defun watch-workflow (function channel id &key (after 0) (revision 0) on-end)
+(defun await-beginning (watcher timeout)
+  "Wait until WATCHER, of all, knows where it goes on, or has ended; TIMEOUT seconds at most."
+  (let ((end (loop:notice-end timeout)))
+    (sb-thread:with-mutex ((watcher-lock watcher))
+      (loop until (or (plusp (watcher-revision watcher)) (watcher-ended watcher))
+            while (loop:await-notice (watcher-bell watcher) (watcher-lock watcher) end)))))
+
+(defun watch-workflow (function channel id &key (after 0) (revision 0) on-end
+                                             (timeout +call-seconds+))
   "Have FUNCTION called with each change of the workflow ID behind the number AFTER, a
 CLGRPC.WORKFLOW.V1:CHANGE, each once and in their order, though connections break and nodes go
 meanwhile, until it has ended. If ID is nil it is called with those of all workflows, from REVISION
-of the store on or, if that is 0, from now on, without end. Return an object for END-WATCHING. When
-there is no more, ON-END is called, with nil or with the WORKFLOW-ERROR that is why:
-CHANGES-COMPACTED if some are no longer there one by one, and if FUNCTION has signalled an error.
-Both run on a thread of the watch's own. From any thread."
+of the store on or, if that is 0, from now on, without end; then this returns when a node has begun
+the watch, or after TIMEOUT seconds (10). Return an object for END-WATCHING. When there is no more,
+ON-END is called, with nil or with the WORKFLOW-ERROR that is why: CHANGES-COMPACTED if some are no
+longer there one by one, and if FUNCTION has signalled an error. Both run on a thread of the watch's
+own. From any thread."
   (let ((watcher (make-watcher :channel channel :id (or id "") :function function :after after
                                :revision revision :end-function on-end)))
     (setf (watcher-thread watcher)
           (sb-thread:make-thread #'run-watcher :name "clgrpc workflow watcher"
                                                :arguments (list watcher)))
+    (when (of-all-p watcher) (await-beginning watcher timeout))
     watcher))
 
 (defun end-watching (watcher)

@@ -52,16 +52,20 @@
   "CHANGE is one of the index."
   (let* ((put (eq :put (etcd:change-kind change)))
          (parts (rest (key-parts (node-root node) (etcd:entry-key (etcd:change-entry change)))))
-         (name (first parts)))
-    (cond ((and put (string= "ready" name)) (note-ready node (second parts)))
-          ((and put (string= "due" name)) (note-due node (parse-integer (second parts) :radix 16)))
+         (name (first parts)) (what (second parts)))
+    (cond ((null what))                 ; none of ours
+          ((and put (string= "ready" name)) (note-ready node what))
+          ((and put (string= "due" name))
+           (let ((time (text-time what))) (when time (note-due node time))))
           ((and (not put) (string= "sessions" name))
-           (ring-alarm node (lambda (alarm) (push (second parts) (alarm-ended alarm))))))))
+           (ring-alarm node (lambda (alarm) (push what (alarm-ended alarm))))))))
 
 (defun watch-index (node)
   "Watch the index from now on, and look at what has come before."
   (sb-thread:with-mutex ((alarm-lock (node-alarm node)))
     (setf (alarm-lost-watch (node-alarm node)) nil))
+  ;; the store may have gone back
+  (clrhash (node-recent node))
   (setf (node-index-watch node)
         (etcd:watch (node-etcd node)
                     (lambda (changes revision)
@@ -87,28 +91,34 @@
 
 ;;; What is due
 
-(defun due-entries (node)
-  "Ids of what is due now at NODE, some, and when the first thing is due that is not, or nil."
-  (let ((prefix (node-key node "index/due" "")) (now (node-now node)) (ids '()) (next nil))
+(defun due-page (node from)
+  "Ids of what is due now at NODE, of a page of keys that begins at FROM; when the first thing is
+due that is not, or nil; and the last key of the page if there may be more that is due behind it."
+  (let ((prefix (node-key node "index/due" "")) (now (node-now node))
+        (count 0) (ids '()) (next nil) (last nil))
     (etcd:map-entries (lambda (entry)
-                        (destructuring-bind (time id) (key-parts prefix (etcd:entry-key entry))
-                          (let ((time (parse-integer time :radix 16)))
-                            (cond ((<= time now) (push id ids))
-                                  ((null next) (setf next time))))))
-                      (node-etcd node) :prefix prefix :keys-only t :limit +due-page+)
-    (values ids next)))
+                        (let* ((parts (key-parts prefix (etcd:entry-key entry)))
+                               (time (text-time (first parts))))
+                          (incf count)
+                          (setf last (etcd:entry-key entry))
+                          (cond ((or (null time) (null (second parts)))) ; none of ours
+                                ((<= time now) (push (second parts) ids))
+                                ((null next) (setf next time)))))
+                      (node-etcd node) :from from :to (key-behind prefix) :keys-only t
+                                       :limit +due-page+)
+    (values ids next (and (null next) (= count +due-page+) last))))
 
 (defun do-due (node)
   "Do what is due at NODE, and note when something will be."
-  (loop
-    (let ((alarm (node-alarm node)))
-      (sb-thread:with-mutex ((alarm-lock alarm)) (setf (alarm-next-ms alarm) nil))
-      (multiple-value-bind (ids next) (due-entries node)
+  (let ((alarm (node-alarm node)) (from (node-key node "index/due" "")))
+    (sb-thread:with-mutex ((alarm-lock alarm)) (setf (alarm-next-ms alarm) nil))
+    (loop
+      (multiple-value-bind (ids next last) (due-page node from)
         (dolist (id (shuffled node ids))
-          (handler-case (change-workflow node id #'note-time)
-            (workflow-not-found ())))
+          (for-one (node id) (change-workflow node id #'note-time)))
         (when next (note-due-quietly alarm next))
-        (when (or (< (length ids) +due-page+) (alarm-closed alarm)) (return))))))
+        (when (or (null last) (alarm-closed alarm)) (return))
+        (setf from (format nil "~A~C" last (code-char 0)))))))
 
 (defun note-due-quietly (alarm ms)
   "Something is due at MS; this is the clock's thread itself."
@@ -119,13 +129,17 @@
 
 (defun do-ended-sessions (node)
   "Give to others what the sessions had claimed that the watch says have ended."
-  (loop
-    (let* ((alarm (node-alarm node))
-           (session (sb-thread:with-mutex ((alarm-lock alarm)) (first (alarm-ended alarm)))))
-      (unless session (return))
-      (end-session-claims node session)
-      (sb-thread:with-mutex ((alarm-lock alarm))
-        (setf (alarm-ended alarm) (remove session (alarm-ended alarm) :test #'string=))))))
+  (let ((alarm (node-alarm node)))
+    (flet ((next-ended ()
+             (sb-thread:with-mutex ((alarm-lock alarm)) (pop (alarm-ended alarm)))))
+      (loop for session = (next-ended)
+            while session
+            do (handler-bind ((etcd:etcd-error ; until the store is back
+                                (lambda (error)
+                                  (declare (ignore error))
+                                  (sb-thread:with-mutex ((alarm-lock alarm))
+                                    (push session (alarm-ended alarm))))))
+                 (end-session-claims node session))))))
 
 (defun claiming-sessions (node)
   "The sessions that have claimed tasks."
@@ -148,7 +162,9 @@
   (setf (node-running node) (etcd:count-entries (node-etcd node)
                                                 :prefix (node-key node "by" "running" ""))
         (node-ready node) (etcd:count-entries (node-etcd node)
-                                              :prefix (node-key node "index/ready" ""))))
+                                              :prefix (node-key node "index/ready" ""))
+        (node-sessions node) (etcd:count-entries (node-etcd node)
+                                                 :prefix (node-key node "index/sessions" ""))))
 
 (defun tell-health (node status)
   (when (node-health node)
@@ -204,8 +220,9 @@ METRICS are what MAKE-METRICS returned, to be counted in; HEALTH is a HEALTH-SER
 the store answers. CLOCK is a function that returns the time in nanoseconds since 1970, by default
 the machine's: timers and deadlines are kept by it.
 Limits, for this node: :max-payload-octets (1000000) of inputs, a result, a signal; :max-steps
-(256), :max-changes (5000) and :max-signals (100), which wait, of a workflow; :max-running (1000000)
-workflows; :max-waiting-claims (10000); :max-watches (256); :max-tasks (16) of a claim;
+(256), :max-changes (5000), :max-state-octets (400000), which its steps and what is known of them
+take, and :max-signals (100), which wait, of a workflow; :max-running (1000000) workflows;
+:max-sessions (100000); :max-waiting-claims (10000); :max-watches (256); :max-tasks (16) of a claim;
 :retention-seconds (a week; nil for ever) for which a workflow that has ended is kept.
 It has threads from now on; end them with CLOSE-WORKFLOW-SERVICE, or by stopping its server. ETCD
 need not be reachable yet. Signal MISUSE for a wrong namespace. From any thread."

@@ -7,10 +7,15 @@
 ;;;; The invariants:
 ;;;;
 ;;;; - The step under way is the first that is not done. Steps before it never change again.
-;;;; - Every claim has a fence above all before it. A report is taken if its fence is that of the
-;;;;   claim which is in force, once: fence and digest are kept with the step, so that the same
-;;;;   report again is known for what it is, and any other is refused. So what is acknowledged is
-;;;;   what is recorded.
+;;;; - Every claim has a fence above all before it, also above those of a workflow of the same id
+;;;;   that was there before and is forgotten: it is at least the revision of the store at which the
+;;;;   state has come to be that it is made of. By induction a fence is at most the revision that
+;;;;   puts it, so whatever begins later begins above it.
+;;;; - A report is taken if its fence is that of the claim which is in force, once: fence and digest
+;;;;   are kept with the step, so that the same report again is known for what it is, and any other
+;;;;   is refused. So what is acknowledged is what is recorded. The fence of the next step, if that
+;;;;   was claimed with the report, is kept, too: the same report again is answered with that claim,
+;;;;   and with no later one, which is somebody else's though he has the same session.
 ;;;; - What has ended changes no more, until it is forgotten.
 
 (in-package #:clgrpc.workflow)
@@ -55,6 +60,7 @@
 payload at KEY, OCTETS long, which the next task gets."
   (let ((state (draft-state draft)))
     (setf (pb:step-state-status step) :done
+          (pb:step-state-error step) ""
           (pb:step-state-due-unix-ms step) 0
           (pb:step-state-ended-unix-ms step) (draft-now draft)
           (pb:workflow-state-session state) "")
@@ -221,8 +227,10 @@ another one."
               (pb:workflow-state-session state) session
               (pb:workflow-state-claimed-unix-ms state) (draft-now draft)))
       (incf (pb:step-state-attempts step))
+      (setf (pb:workflow-state-fence state) (max (1+ (pb:workflow-state-fence state))
+                                                 (draft-revision draft)))
       (add-event draft :step-claimed :step step :worker session
-                                     :fence (incf (pb:workflow-state-fence state)))
+                                     :fence (pb:workflow-state-fence state))
       t)))
 
 (defun fence-in-force-p (state fence)
@@ -296,6 +304,20 @@ once or, with PAUSE, after a pause; if there may be no more, the step fails."
         (concatenate 'vector (pb:step-state-recorded step)
                      (list (pb:make-recorded :fence fence :digest digest)))))
 
+(defun claim-next (draft fence session kinds)
+  "SESSION, which has reported the claim FENCE by DRAFT, claims the task that is under way now, if
+it is one of KINDS."
+  (when (claim-step draft session kinds)
+    (let ((state (draft-state draft)))
+      (setf (pb:recorded-next-fence (recorded-report state fence)) (pb:workflow-state-fence state))
+      t)))
+
+(defun next-claim (state fence)
+  "The fence of the claim that was made with the report of FENCE and is in force in STATE, or nil."
+  (let* ((recorded (recorded-report state fence))
+         (next (if recorded (pb:recorded-next-fence recorded) 0)))
+    (and (plusp next) (fence-in-force-p state next) next)))
+
 (defun digest (&rest things)
   "A number that tells THINGS, octets, strings and Steps, from others."
   (let ((hash 0))
@@ -317,6 +339,7 @@ once or, with PAUSE, after a pause; if there may be no more, the step fails."
                               :octets (length result))
         (add-steps draft then (pb:workflow-state-current (draft-state draft)))
         (check-draft-payloads draft "a result")
+        (when (plusp (length then)) (check-state draft (protobuf:serialize (draft-state draft))))
         (add-event draft :step-done :step step :fence fence)
         (advance draft)
         t))))
@@ -343,13 +366,17 @@ once or, with PAUSE, after a pause; if there may be no more, the step fails."
         (add-event draft :attempt-given-back :step step :fence fence)
         t))))
 
+(defun held-by-p (state session)
+  "True if SESSION has a claim of STATE which is in force."
+  (and (fence-in-force-p state (pb:workflow-state-fence state))
+       (string= session (pb:workflow-state-session state))))
+
 (defun lose-claim (draft session fence)
   "SESSION has ended, or does not know of its claim FENCE (any, if that is nil): others get it."
-  (let ((state (draft-state draft)) (step (draft-step draft)))
-    (when (and step (running-p state) (eq :claimed (pb:step-state-status step))
-               (string= session (pb:workflow-state-session state))
+  (let ((state (draft-state draft)))
+    (when (and (held-by-p state session)
                (or (null fence) (= fence (pb:workflow-state-fence state))))
-      (retry-step draft step :attempt-lost
+      (retry-step draft (draft-step draft) :attempt-lost
                   (format nil "the session ~A has ended or lost the task" session))
       t)))
 
@@ -434,11 +461,28 @@ is to come then."
 
 ;;; The end of a draft
 
+(defun check-state (draft octets)
+  "Signal TOO-LARGE if OCTETS, the state of DRAFT, are more than may be kept of a workflow."
+  (let ((most (limits-max-state-octets (draft-limits draft))))
+    (when (> (length octets) most)
+      (refuse-size :too-large :max-state-octets most (length octets)
+                   "the steps of a workflow and what is known of them"))))
+
 (defun finish-draft (draft)
-  "Number the change that DRAFT makes. A workflow that has had as many as there may be fails. Return
-DRAFT."
-  (let ((state (draft-state draft)) (most (limits-max-changes (draft-limits draft))))
-    (when (and (running-p state) (<= most (1+ (pb:workflow-state-version state))))
-      (fail-at-step draft (draft-step draft) (format nil "more than ~D changes" most)))
-    (incf (pb:workflow-state-version state))
+  "Number the change that DRAFT makes. A workflow that has had as many as there may be fails, and so
+does one whose state has grown too large. Return DRAFT."
+  (let* ((state (draft-state draft)) (most (limits-max-changes (draft-limits draft))))
+    (flet ((state-octets () (protobuf:serialize state)))
+      (when (and (running-p state) (<= most (1+ (pb:workflow-state-version state))))
+        (fail-at-step draft (draft-step draft) (format nil "more than ~D changes" most)))
+      (incf (pb:workflow-state-version state))
+      (let ((octets (state-octets)))
+        (when (running-p state)
+          (handler-case (check-state draft octets)
+            (too-large (condition)
+              ;; nothing is there yet that could fail
+              (unless (draft-old draft) (error condition))
+              (fail-at-step draft (draft-step draft) (princ-to-string condition))
+              (setf octets (state-octets)))))
+        (setf (draft-octets draft) octets)))
     draft))

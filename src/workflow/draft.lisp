@@ -6,21 +6,23 @@
 (defstruct (draft (:constructor %make-draft) (:copier nil))
   "A change of a workflow that is being made up."
   (old nil :type (or null pb:workflow-state) :read-only t) ; as it is in the store, or nil
+  (revision 0 :type (integer 0) :read-only t) ; of the store, at which OLD has come to be; 0: none
   (state nil :type pb:workflow-state :read-only t) ; as it is to be
   (now 0 :type (integer 0) :read-only t) ; the time, in milliseconds since 1970
   (chance 0 :type (real 0 1) :read-only t) ; for pauses
   (limits nil :type limits :read-only t) ; of the node that makes it
   (events '() :type list)               ; Events, the last one first
   (payloads '() :type list)             ; an alist of keys below data/ID/ and octets
+  (octets nil :type (or null octets))   ; what STATE is in the store, once the draft is finished
   (forgotten nil :type boolean))        ; nothing of the workflow is to be left
 
 (declaim (sb-ext:freeze-type draft))
 
-(defun draft-of (state now limits &key (chance 1))
+(defun draft-of (state now limits &key (chance 1) (revision 0))
   "A draft of what is to become of STATE, which is not changed, at NOW. CHANCE, from 0 to 1, is
-random."
+random; REVISION is that of the store at which STATE has come to be."
   (%make-draft :old state :state (protobuf:copy-message state) :now now :chance chance
-               :limits limits))
+               :revision revision :limits limits))
 
 (defmethod print-object ((draft draft) stream)
   (print-unreadable-object (draft stream :type t)

@@ -47,7 +47,7 @@
              (id (pb:workflow-state-id state))
              (before (state-keys root (draft-old draft)))
              (after (state-keys root state)))
-        (append (list (list :put (state-key root id) (protobuf:serialize state))
+        (append (list (list :put (state-key root id) (draft-octets draft))
                       (list :put (key root "history" id
                                       (number-text (pb:workflow-state-version state)))
                             (protobuf:serialize (draft-change draft))))

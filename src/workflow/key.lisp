@@ -32,6 +32,10 @@
 (defun time-text (ms)
   (format nil "~(~16,'0X~)" (max 0 ms)))
 
+(defun text-time (text)
+  "The time that TIME-TEXT has written as TEXT, or nil if it is none."
+  (ignore-errors (parse-integer text :radix 16)))
+
 (defun shard-of (id)
   "The shard of the workflow ID, a hexadecimal digit."
   (format nil "~(~X~)" (mod (balance:xxh64 (string-octets id)) +shards+)))
@@ -41,6 +45,10 @@
 
 (defun status-text (status)
   (string-downcase status))
+
+(defun key-behind (prefix)
+  "The first key behind all that begin with PREFIX, which ends with /."
+  (format nil "~A0" (string-right-trim "/" prefix)))
 
 (defun key-parts (root key)
   "The parts of KEY, which is below ROOT."

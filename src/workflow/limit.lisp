@@ -1,6 +1,7 @@
 ;;;; What a workflow, a node and a call may have at most, and the checks of names. etcd takes no
-;;;; request of more than 1.5 MB: the payloads of one change, at most MAX-PAYLOAD-OCTETS, and a
-;;;; state of MAX-STEPS steps fit.
+;;;; request of more than 1.5 MB: the payloads of one change, at most MAX-PAYLOAD-OCTETS, a state of
+;;;; MAX-STATE-OCTETS, and what its last change may add beyond that fit. A workflow whose state
+;;;; grows beyond that fails while that still can be written down.
 
 (in-package #:clgrpc.workflow)
 
@@ -11,8 +12,10 @@
   (max-payload-octets 1000000 :type (integer 1 1000000) :read-only t)
   (max-steps 256 :type (integer 1 1000) :read-only t) ; of a workflow
   (max-changes 5000 :type (integer 10 100000) :read-only t) ; of a workflow, its history
+  (max-state-octets 400000 :type (integer 1000 400000) :read-only t) ; of what is kept of a workflow
   (max-signals 100 :type (integer 1 1000) :read-only t) ; for which no step of it has waited yet
   (max-running 1000000 :type (integer 1) :read-only t) ; workflows that have not ended
+  (max-sessions 100000 :type (integer 1) :read-only t) ; that are open
   (max-waiting-claims 10000 :type (integer 1) :read-only t) ; of a node
   (max-watches 256 :type (integer 1) :read-only t) ; of a node
   (max-tasks 16 :type (integer 1 16) :read-only t) ; of one claim
@@ -23,7 +26,8 @@
 (defconstant +most-payloads+ 100
   "Payloads of one change; etcd takes 128 operations in a transaction.")
 (defconstant +longest-name+ 128 "Octets of an id, a kind, a name.")
-(defconstant +longest-text+ 2000 "Characters of a reason or an error that are kept.")
+(defconstant +longest-text+ 2000 "Octets of a reason or an error that are kept.")
+(defconstant +most-held+ 10000 "Tasks that a worker's heartbeat may tell of.")
 (defconstant +default-attempts+ 10)
 (defconstant +default-backoff-ms+ 1000)
 (defconstant +default-max-backoff-ms+ 60000)
@@ -43,8 +47,15 @@ characters. WHAT is what it names, as text."
   name)
 
 (defun short-text (text)
-  "TEXT, or what is kept of it."
-  (if (> (length text) +longest-text+) (subseq text 0 +longest-text+) text))
+  "TEXT, or the beginning of it that is kept."
+  (if (<= (utf8-length text) +longest-text+)
+      text
+      (loop with octets = 0
+            for char across text
+            for end from 0
+            do (incf octets (utf8-length (string char)))
+            when (< +longest-text+ octets)
+              return (subseq text 0 end))))
 
 (defun check-payload (limits octets what)
   "Signal TOO-LARGE if OCTETS, a number, of WHAT are more than LIMITS allow."

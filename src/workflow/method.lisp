@@ -23,23 +23,37 @@
   (let ((context (trace:current-trace)))
     (if context (trace:traceparent context) "")))
 
-(defun check-backlog (node)
-  (let ((most (limits-max-running (node-limits node))))
-    (when (<= most (node-running node))
-      (refuse-size :backlog-full :max-running most (node-running node)
-                   "too many workflows run"))))
+(defun backlog-full-p (node)
+  (<= (limits-max-running (node-limits node)) (node-running node)))
 
-(define-answer methods:start (node request)
-  (check-backlog node)
+(defun check-backlog (node)
+  (when (backlog-full-p node)
+    (refuse-size :backlog-full :max-running (limits-max-running (node-limits node))
+                 (node-running node) "too many workflows run")))
+
+(defun started-reply (state request)
+  "The answer to REQUEST, whose workflow there is, with STATE. Signal WORKFLOW-EXISTS if that is
+another one."
+  (begun-alike-p state request)
+  (pb:make-start-reply :state state :began nil))
+
+(defun start-anew (node request)
+  "Start what REQUEST asks for, unless there is such a workflow."
   (let ((draft (finish-draft (begin-workflow request (node-now node) (node-limits node)
                                              :traceparent (current-traceparent)))))
     (multiple-value-bind (done revision entry) (put-draft node draft 0)
       (declare (ignore revision))
-      (let ((state (if done (draft-state draft) (entry-state entry))))
-        (cond ((null state) (refuse :store-unavailable "~A was forgotten just now"
-                                    (pb:start-request-id request)))
-              (t (unless done (begun-alike-p state request))
-                 (pb:make-start-reply :state state :began done)))))))
+      (cond (done (pb:make-start-reply :state (draft-state draft) :began t))
+            (entry (started-reply (entry-state entry) request))
+            (t (refuse :store-unavailable "~A was forgotten just now"
+                       (pb:start-request-id request)))))))
+
+(define-answer methods:start (node request)
+  (let ((entry (and (backlog-full-p node) (fetch-entry node (pb:start-request-id request)))))
+    ;; what was begun before there were so many is answered alike again
+    (cond (entry (started-reply (entry-state entry) request))
+          (t (check-backlog node)
+             (start-anew node request)))))
 
 (define-answer methods:get-workflow-state (node request)
   (let* ((id (pb:get-workflow-state-request-id request))
@@ -77,17 +91,23 @@
                                           (check-name signal-id "the id of a signal"))))
          (data-key (data-key (node-root node) (check-name id "the id of a workflow") key)))
     (check-payload (node-limits node) (length payload) "a signal")
-    (if (and (string/= "" signal-id) (etcd:fetch (node-etcd node) data-key))
-        (pb:make-signal-reply)
-        (block nil
+    (flet ((given-before-p ()
+             (and (string/= "" signal-id) (etcd:fetch (node-etcd node) data-key))))
+      (block nil
+        (when (given-before-p) (return))
+        (handler-bind ((workflow-error  ; it may have come meanwhile, and be why others are refused
+                         (lambda (condition)
+                           (when (and (typep condition '(or workflow-closed backlog-full))
+                                      (given-before-p))
+                             (return)))))
           (change-workflow node id
                            (lambda (draft)
                              (note-signal draft name key (length payload))
                              (push (cons key payload) (draft-payloads draft))
                              t)
                            :conditions (constantly (list (list :absent data-key)))
-                           :on-refusal (lambda () (return (pb:make-signal-reply))))
-          (pb:make-signal-reply)))))
+                           :on-refusal (lambda () (return))))))
+    (pb:make-signal-reply)))
 
 (define-answer methods:cancel (node request)
   (change-workflow node (pb:cancel-request-id request)
@@ -115,7 +135,7 @@
   "Ids at the ends of the keys that begin with PREFIX, behind AFTER, COUNT at most."
   (let* ((entries (etcd:fetch-entries (node-etcd node)
                                       :from (format nil "~A~A" prefix after)
-                                      :to (format nil "~A0" (string-right-trim "/" prefix))
+                                      :to (key-behind prefix)
                                       :keys-only t :limit (1+ count)))
          (ids (loop for entry in entries
                     for id = (subseq (etcd:entry-key entry) (length prefix))
@@ -163,6 +183,7 @@
     (when (> (length kinds) +most-payloads+)
       (refuse-size :too-large :kinds +most-payloads+ (length kinds) "too many kinds"))
     (dolist (kind kinds) (check-name kind "a kind of tasks"))
+    (session-key node session)          ; is it a name?
     (let* ((seen (arrivals-now (node-desk node) kinds))
            (tasks (claim-tasks node session kinds count)))
       (unless tasks (check-session node session))
@@ -184,11 +205,10 @@
 
 (defun next-claimed-p (state request)
   "True if the session of REQUEST, a ReportRequest that was recorded, has got the next step with
-it."
-  (let ((fence (1+ (pb:report-request-fence request))))
-    (and (plusp (length (pb:report-request-next-kinds request)))
-         (fence-in-force-p state fence)
-         (string= (pb:report-request-session request) (pb:workflow-state-session state)))))
+it, and has it still."
+  (and (plusp (length (pb:report-request-next-kinds request)))
+       (next-claim state (pb:report-request-fence request))
+       (string= (pb:report-request-session request) (pb:workflow-state-session state))))
 
 (define-answer methods:report (node request)
   (let* ((session (pb:report-request-session request))
@@ -202,7 +222,9 @@ it."
                  (lambda (draft)
                    (setf claims nil)
                    (when (report-outcome draft request)
-                     (when wants-next (setf claims (claim-step draft session kinds)))
+                     (when wants-next
+                       (setf claims (claim-next draft (pb:report-request-fence request) session
+                                                kinds)))
                      t))
                  ;; a session that has ended gets nothing more; its report counts all the same
                  :conditions (lambda (draft)

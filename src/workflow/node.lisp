@@ -10,8 +10,10 @@
   (bell (sb-thread:make-waitqueue :name "clgrpc workflow desk") :read-only t) ; RETRIES has one more
   (parked '() :type list)               ; claims that wait for a task, the first one first
   (retries '() :type list)              ; claims for which there may be one now, the last one first
-  (arrivals (make-hash-table :test 'equal) :read-only t) ; how many tasks of each kind have come
-  (taken (make-hash-table :test 'equal) :read-only t) ; ids that this node is about to claim
+  ;; how often tasks of some kinds could be claimed, by ARRIVAL-PLACE of the kind
+  (arrivals (make-array 256 :initial-element 0) :type simple-vector :read-only t)
+  ;; ids that this node is about to claim, and the kind of each; nil once it can be claimed no more
+  (taken (make-hash-table :test 'equal) :read-only t)
   (closed nil :type boolean))           ; nothing is to wait here any more
 
 (defstruct (alarm (:copier nil))
@@ -35,6 +37,9 @@
    (alarm :initform (make-alarm) :reader node-alarm) ; that wakes the clock's thread
    (running :initform 0 :accessor node-running) ; workflows, when they were counted last
    (ready :initform 0 :accessor node-ready) ; tasks nobody has claimed, likewise
+   (sessions :initform 0 :accessor node-sessions) ; that are open, likewise
+   ;; ids of workflows that could not be changed, and until when they are left alone, as WORLD-NOW
+   (stuck :initform (make-hash-table :test 'equal :synchronized t) :reader node-stuck)
    (recent :initform (make-hash-table :test 'equal :synchronized t) :reader node-recent) ; SIGHTINGs
    (watches :initform '() :accessor node-watches) ; calls that watch
    (index-watch :initform nil :accessor node-index-watch) ; of the index, or nil
@@ -68,6 +73,40 @@
   `(handler-case (progn ,@body)
      (etcd:invalid-request (error) (refuse :too-large "the store does not take this: ~A" error))
      (etcd:etcd-error (error) (refuse :store-unavailable "~A" error))))
+
+;;; A workflow that cannot be changed, because of what is in the store or for a fault of ours, holds
+;;; up no other: it is left alone for a while, and tried again.
+
+(defconstant +stuck-seconds+ 10 "How long a workflow is left alone that could not be changed.")
+(defconstant +most-stuck+ 10000 "How many of them a node remembers.")
+
+(defun note-stuck (node id condition)
+  "The workflow ID cannot be changed at NODE, because of CONDITION."
+  (log-event :error :workflow-stuck :workflow id :condition (princ-to-string condition))
+  (let ((stuck (node-stuck node)))
+    (when (<= +most-stuck+ (hash-table-count stuck)) (clrhash stuck))
+    (setf (gethash id stuck) (+ (loop:world-now) (seconds-ns +stuck-seconds+)))))
+
+(defun stuck-p (node id)
+  "True if the workflow ID is to be left alone by NODE."
+  (let ((until (gethash id (node-stuck node))))
+    (and until
+         (or (< (loop:world-now) until)
+             (progn (remhash id (node-stuck node)) nil)))))
+
+(deftype trouble-of-one ()
+  "Conditions that say that one workflow cannot be changed, not that the store takes no change, or
+none of this session."
+  '(or etcd:invalid-request (and error (not (or etcd:etcd-error session-lost)))))
+
+(defmacro for-one ((node id) &body body)
+  "Evaluate BODY, which changes the workflow ID, unless that is to be left alone. What does not work
+with it is told, and nil returned; an error of the store is signalled."
+  (alexandria:once-only (node id)
+    `(unless (stuck-p ,node ,id)
+       (handler-case (progn ,@body)
+         (workflow-not-found () nil)
+         (trouble-of-one (condition) (note-stuck ,node ,id condition) nil)))))
 
 (defmacro while-open ((node) &body body)
   "Evaluate BODY unless NODE is closed; then signal STORE-UNAVAILABLE."

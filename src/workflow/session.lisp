@@ -23,6 +23,9 @@
 how long it lasts."
   (unless (<= 2 seconds 3600)
     (refuse-size :too-large :session-seconds 3600 seconds "a session lasts 2 to 3600 seconds"))
+  (let ((most (limits-max-sessions (node-limits node))))
+    (when (<= most (node-sessions node))
+      (refuse-size :backlog-full :max-sessions most (node-sessions node) "too many sessions")))
   (let* ((lease (etcd:grant-lease (node-etcd node) seconds :keep-alive nil))
          (session (format nil "~(~X~)" (etcd:lease-id lease))))
     (etcd:put (node-etcd node) (session-key node session) (short-text worker) :lease lease)
@@ -44,42 +47,61 @@ gives the number of somebody else's lease may do nothing to that."
     (loop for entry in (etcd:fetch-entries (node-etcd node) :prefix prefix :keys-only t)
           collect (subseq (etcd:entry-key entry) (length prefix)))))
 
-(defun drop-unheld (node session ids seconds)
-  "SESSION does not know of its claims of IDS. If they are older than SECONDS, the answer that told
-it of them is lost: others get them."
-  (dolist (id ids)
-    (let* ((state (entry-state (etcd:fetch (node-etcd node) (state-key (node-root node) id)))))
-      (when (and state (< (+ (pb:workflow-state-claimed-unix-ms state) (* 1000 seconds))
-                          (node-now node)))
-        (let ((fence (pb:workflow-state-fence state)))
-          (change-workflow node id (lambda (draft) (lose-claim draft session fence))))))))
+(defun claims-in-force (node session)
+  "The claims of SESSION, a list of (ID . FENCE) and one of their times, in milliseconds since
+1970."
+  (let ((claims '()) (times '()) (ids (session-claims node session)))
+    (loop while ids
+          do (let ((some (loop repeat +most-payloads+ while ids collect (pop ids))))
+               (loop for entry in (fetch-states node some)
+                     for id in some
+                     for state = (entry-state entry)
+                     when (and state (held-by-p state session))
+                       do (push (cons id (pb:workflow-state-fence state)) claims)
+                          (push (pb:workflow-state-claimed-unix-ms state) times))))
+    (values claims times)))
+
+(defun drop-unheld (node session held-p seconds claims times)
+  "HELD-P is a predicate of CLAIMS, claimed at TIMES: SESSION knows of it. Those that it does not
+know of and that are older than SECONDS have been told it by an answer that is lost: others get
+them."
+  (loop for claim in claims
+        for (id . fence) = claim
+        for time in times
+        do (when (and (not (funcall held-p claim))
+                      (< (+ time (* 1000 seconds)) (node-now node)))
+             (for-one (node id)
+               (change-workflow node id (lambda (draft) (lose-claim draft session fence)))))))
 
 (defun note-heartbeat (node session held)
   "SESSION lives, and has HELD. Return what of that is no longer its own."
-  (let* ((seconds (etcd:lease-seconds (session-lease node session)))
-         (claims (session-claims node session)))
-    (drop-unheld node session
-                 (set-difference claims (map 'list #'pb:held-id held) :test #'string=)
-                 seconds)
-    (remove-if (lambda (held) (member (pb:held-id held) claims :test #'string=)) held)))
+  (when (> (length held) +most-held+)
+    (refuse-size :too-large :held +most-held+ (length held) "a worker has too many tasks"))
+  (let ((known (make-hash-table :test 'equal)) (current (make-hash-table :test 'equal))
+        (seconds (etcd:lease-seconds (session-lease node session))))
+    (flet ((claim-of (held) (cons (pb:held-id held) (pb:held-fence held))))
+      (map nil (lambda (held) (setf (gethash (claim-of held) known) t)) held)
+      (multiple-value-bind (claims times) (claims-in-force node session)
+        (dolist (claim claims) (setf (gethash claim current) t))
+        (drop-unheld node session (lambda (claim) (gethash claim known)) seconds claims times))
+      (remove-if (lambda (held) (gethash (claim-of held) current)) held))))
 
 (defun end-session-claims (node session)
   "SESSION has ended: others get what it has claimed."
   (dolist (id (session-claims node session))
-    (handler-case (change-workflow node id (lambda (draft) (lose-claim draft session nil)))
-      (workflow-not-found ()))))
+    (for-one (node id)
+      (change-workflow node id (lambda (draft) (lose-claim draft session nil))))))
 
 (defun close-session (node session)
   "SESSION ends by itself: others get what it has not reported, which counts as no attempt."
   (let ((lease (session-lease node session)))
     (dolist (id (session-claims node session))
-      (handler-case
-          (change-workflow node id
-                           (lambda (draft)
-                             (let ((state (draft-state draft)))
-                               (and (string= session (pb:workflow-state-session state))
-                                    (give-back draft (pb:workflow-state-fence state))))))
-        (workflow-not-found ())))
+      (for-one (node id)
+        (change-workflow node id
+                         (lambda (draft)
+                           (let ((state (draft-state draft)))
+                             (and (held-by-p state session)
+                                  (give-back draft (pb:workflow-state-fence state))))))))
     ;; what was claimed meanwhile is lost with the key
     (etcd:remove-entry (node-etcd node) (session-key node session))
     (etcd:revoke-lease lease)))

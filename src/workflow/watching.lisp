@@ -1,8 +1,10 @@
 ;;;; Watches of changes. Of one workflow, they are read out of its history, and those that follow
 ;;;; come by a watch of the store from there: it can go on from any number, as long as the workflow
-;;;; is kept. Of all workflows, they come by a watch of the store alone, in the order of its
-;;;; revisions. Each of them has a thread of the watch's own, which waits while its peer does not
-;;;; take what is sent.
+;;;; is kept. So if the store has forgotten single changes meanwhile, its peer is told to ask again.
+;;;; Of all workflows, they come by a watch of the store alone, in the order of its revisions.
+;;;; Several may have changed at one revision, so each change says where the watch goes on that ends
+;;;; behind it: at the same revision but for the last one of it. Each watch has a thread of its own,
+;;;; which waits while its peer does not take what is sent.
 
 (in-package #:clgrpc.workflow)
 
@@ -32,27 +34,29 @@ the store that they are of."
                             :details (list refusal)))))
     (status:rpc-error ())))
 
-(defun watch-end-condition (condition)
-  "What a watch's peer is told when CONDITION has ended it."
-  (typecase condition
-    (etcd:compacted
-     (make-condition 'changes-compacted
-                     :text (format nil "the changes are compacted up to revision ~A"
-                                   (etcd:compacted-revision condition))))
-    (etcd:future-revision
-     (make-condition 'changes-compacted :text "the store is another one, or has lost its data"))
-    (t (make-condition 'store-unavailable :text (princ-to-string condition)))))
+(defun watch-end-condition (condition one)
+  "What a watch's peer is told when CONDITION has ended it; ONE is true if it is of one workflow,
+whose history goes on."
+  (flet ((lost (control &rest arguments)
+           (make-condition 'changes-compacted :text (apply #'format nil control arguments))))
+    (cond (one (make-condition 'store-unavailable :text (princ-to-string condition)))
+          ((typep condition 'etcd:compacted)
+           (lost "the changes are compacted up to revision ~A" (etcd:compacted-revision condition)))
+          ((typep condition 'etcd:future-revision)
+           (lost "the store is another one, or has lost its data"))
+          (t (make-condition 'store-unavailable :text (princ-to-string condition))))))
 
-(defun follow-changes (node call function &rest range)
+(defun follow-changes (node call one function &rest range)
   "Send CALL the changes of a RANGE of the history from its :revision on; FUNCTION of each returns
-true if it is the last one."
+true if it is the last one. ONE is true if they are of one workflow."
   (let* ((watch nil)
          (ended nil)
          (handler (lambda (changes revision)
-                    (declare (ignore revision))
-                    (loop for item in changes
+                    (loop for (item . others) on changes
                           until ended
                           do (let ((change (change-of (etcd:change-entry item))))
+                               (setf (pb:change-resume-revision change)
+                                     (if others revision (1+ revision)))
                                (rpc:send call change)
                                (when (funcall function change)
                                  (setf ended t)
@@ -61,7 +65,7 @@ true if it is the last one."
                        :only :puts
                        :on-end (lambda (condition)
                                  (unless (rpc:call-status call)
-                                   (end-call call (watch-end-condition condition))))
+                                   (end-call call (watch-end-condition condition one))))
                        range))
     (rpc:on-end call (lambda ()
                        (forget-watch node call)
@@ -87,27 +91,35 @@ true if it is the last one."
 
 (defun watch-one (node call id after)
   "Send CALL the changes of the workflow ID behind the number AFTER; it ends with the workflow."
-  (let ((last nil))
-    (fetch-state node id)
-    (let ((revision (fetch-history node id :after after
-                                           :function (lambda (change)
-                                                       (rpc:send call change)
-                                                       (setf last change)))))
-      (if (and last (not (eq :running (pb:change-status last))))
-          (end-call call nil)
-          (let ((state (entry-state (fetch-state node id))))
-            (if (and (not (running-p state)) (<= (pb:workflow-state-version state) after))
-                (end-call call nil)
-                (follow-changes node call
-                                (lambda (change) (not (eq :running (pb:change-status change))))
-                                :prefix (node-key node "history" id "")
-                                :revision (1+ revision))))))))
+  (let* ((last nil)
+         (known (pb:workflow-state-version (entry-state (fetch-state node id))))
+         (revision (fetch-history node id :after after
+                                          :function (lambda (change)
+                                                      (rpc:send call change)
+                                                      (setf last change)))))
+    (when (< known after)
+      (refuse :changes-compacted
+              "~A has had ~D changes, not ~D: it is another one, or an older state" id known after))
+    (flet ((over-p (change) (not (eq :running (pb:change-status change)))))
+      (cond ((and last (over-p last)) (end-call call nil))
+            ((let ((state (entry-state (fetch-state node id))))
+               (and (not (running-p state)) (<= (pb:workflow-state-version state) after)))
+             (end-call call nil))
+            (t (follow-changes node call t #'over-p :prefix (node-key node "history" id "")
+                                                    :revision (1+ revision)))))))
+
+(defun store-revision (node)
+  "The revision of the store as it is now."
+  (etcd:map-entries (constantly nil) (node-etcd node)
+                    :prefix (node-key node "index/none") :limit 1 :keys-only t))
 
 (defun watch-all (node call revision)
   "Send CALL the changes of all workflows from REVISION on, 0 for what comes from now on."
-  (follow-changes node call (constantly nil)
-                  :prefix (node-key node "history" "")
-                  :revision (if (plusp revision) revision nil)))
+  (let ((begin (if (plusp revision) revision (1+ (store-revision node)))))
+    (follow-changes node call nil (constantly nil)
+                    :prefix (node-key node "history" "") :revision begin)
+    ;; it has begun
+    (rpc:send call (pb:make-change :resume-revision begin))))
 
 (defun begin-watch (node call request)
   "Do what REQUEST, a WatchRequest, asks for on CALL."

@@ -96,6 +96,35 @@ is over is refused."
     (is (null (becomes state 10006 (workflow::cancel-state "enough"))))
     (signals workflow-closed (becomes state 10006 (workflow::note-signal "x" "signal/x" 0)))))
 
+(test fences-only-grow
+  "A claim's fence is above those before, and not below the revision of the state it is made of: so
+it is above all of a workflow of the same id that was there before."
+  (let ((state (workflow::draft-state (begun '("a" "b" "c")))))
+    (flet ((claim (revision)
+             (let ((draft (workflow::draft-of state 1 (limits) :revision revision)))
+               (is-true (workflow::claim-step draft "s" '("a" "b" "c")))
+               (setf state (workflow::draft-state (workflow::finish-draft draft)))
+               (pb:workflow-state-fence state))))
+      (is (= 57 (claim 57)))
+      (becomes state 2 (workflow::give-back 57))
+      (is (= 58 (claim 58)))
+      (becomes state 3 (workflow::give-back 58))
+      (is (= 80 (claim 80)))
+      ;; that with a report is the first that it is answered with, and the only one
+      (becomes state 4 (workflow::report-result 80 (make-octets 0) '()))
+      (is (null (workflow::next-claim state 80)))
+      (is (= 85 (claim 85)))
+      (is (null (workflow::next-claim state 80)))
+      (let ((draft (workflow::draft-of state 5 (limits) :revision 90)))
+        (is-true (workflow::report-result draft 85 (make-octets 0) '()))
+        (is-true (workflow::claim-next draft 85 "s" '("c")))
+        (setf state (workflow::draft-state (workflow::finish-draft draft))))
+      (is (= 90 (workflow::next-claim state 85)))
+      (becomes state 6 (workflow::lose-claim "s" nil))
+      (is (null (workflow::next-claim state 85)))
+      (is (= 91 (claim 91)))
+      (is (null (workflow::next-claim state 85))))))
+
 (test attempts-pause-longer-and-end
   (let ((state (workflow::draft-state
                 (begun '((:task "a" :attempts 4 :backoff 1 :max-backoff 3 :factor 2)))))
@@ -248,6 +277,37 @@ b"))
   (signals too-large (begun '()))
   (signals too-large (begun (list (pb:make-step))))
   (signals too-large (begun (list (pb:make-step :wait-ms -1)))))
+
+(test states-stay-storable
+  "Texts are kept in part, so many octets of them; a workflow whose state grows too large fails,
+while that still can be written down; one that is too large is not begun, and nothing is added to
+it."
+  (let ((text (workflow::short-text (make-string 2000 :initial-element (code-char #x1F600)))))
+    (is (= 500 (length text))))
+  (is (string= "short" (workflow::short-text "short")))
+  (let ((limits (limits :max-state-octets 1000)))
+    (flet ((steps (count) (loop for i below count collect (format nil "kind-~20,'0D" i))))
+      (handler-case (progn (begun (steps 60) :limits limits) (fail "too large"))
+        (too-large (condition) (is (string= "max-state-octets" (workflow-error-limit condition)))))
+      (let ((state (workflow::draft-state (begun '("a" "b") :limits limits))))
+        (becomes state 1 (workflow::claim-step "s" '("a")) :limits limits)
+        (signals too-large
+          (becomes state 2 (workflow::report-result 1 (make-octets 0)
+                                                    (workflow::steps-of (steps 60)))
+                   :limits limits))
+        (becomes state 2 (workflow::report-failure
+                          1 (make-string 1200 :initial-element #\x) nil) :limits limits)
+        (is (eq :failed (pb:workflow-state-status state)))
+        (is (search "max-state-octets" (pb:workflow-state-reason state))))))
+  ;; the error of an attempt is forgotten when the step is done
+  (let ((state (workflow::draft-state (begun '("a")))))
+    (becomes state 1 (workflow::claim-step "s" '("a")))
+    (becomes state 2 (workflow::report-failure 1 "by chance" nil))
+    (is (string= "by chance" (pb:step-state-error (step-at state 0))))
+    (becomes state 10000 (workflow::note-time))
+    (becomes state 10001 (workflow::claim-step "s" '("a")))
+    (becomes state 10002 (workflow::report-result 2 (make-octets 0) '()))
+    (is (string= "" (pb:step-state-error (step-at state 0))))))
 
 (test histories-end
   "A workflow that has had as many changes as there may be fails."

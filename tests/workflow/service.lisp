@@ -126,7 +126,7 @@ is over. It names a session that lives."
         (start-workflow other "w" '("a") :input "in")
         (let ((task (elt (pb:claim-reply-tasks (clgrpc.loop:await future :timeout +patience+)) 0)))
           (is (string= "w" (pb:task-id task)))
-          (is (= 1 (pb:task-fence task)))
+          (is (plusp (pb:task-fence task)))
           (is (string= "in" (octets-string (pb:task-input task))))))
       ;; whoever has left gets nothing
       (let ((future (calling:call-async #'methods:claim node
@@ -143,6 +143,84 @@ is over. It names a session that lives."
       (start-workflow node "w3" '("a"))
       (signals session-lost (claim node "7b" '("a")))
       (signals session-lost (claim node "no session" '("a"))))))
+
+(defun claim-later (node session kinds)
+  "A call that claims a task of KINDS and waits at NODE by now."
+  (let* ((desk (workflow::node-desk node))
+         (count (length (workflow::desk-parked desk)))
+         (call (calling:call-async #'methods:claim node
+                                   (pb:make-claim-request :session session :kinds kinds
+                                                          :wait-ms 60000))))
+    (is-true (wait-until (lambda () (< count (length (workflow::desk-parked desk))))))
+    call))
+
+(defun ids-claimed (call)
+  (map 'list #'pb:task-id (pb:claim-reply-tasks (clgrpc.loop:await call :timeout +patience+))))
+
+(part wake-ups-are-not-lost
+  "A claim that is woken for a task and does not take it wakes the next one."
+  (with-nodes (node) ()
+    (let ((session (open-a-session node)) (dead (open-a-session node))
+          (desk (workflow::node-desk node)))
+      ;; the node has looked around, and tries all claims no more
+      (start-workflow node "w0" '((:signal "x")))
+      (is-true (wait-until (lambda () (plusp (workflow::node-running node)))))
+      ;; nobody waits for its answer any more
+      (let ((call (claim-later node session '("a"))))
+        (sb-thread:with-mutex ((workflow::desk-lock desk))
+          (push (workflow::make-waiting :kinds '("a") :over t) (workflow::desk-parked desk)))
+        (start-workflow node "w1" '("a"))
+        (is (equal '("w1") (ids-claimed call))))
+      ;; its session has ended
+      (let ((first (claim-later node dead '("a"))) (second (claim-later node session '("a"))))
+        (methods:close-session node (pb:make-close-session-request :session dead))
+        (start-workflow node "w2" '("a"))
+        (is (equal '("w2") (ids-claimed second)))
+        (signals error (ids-claimed first)))
+      ;; it gets a task of another kind, which nobody was told of
+      (let ((first (claim-later node session '("b" "a")))
+            (second (claim-later node session '("a"))))
+        (sb-thread:with-mutex ((workflow::desk-lock desk))
+          (setf (gethash "w4" (workflow::desk-taken desk)) "a"))
+        (start-workflow node "w4" '("a"))
+        (start-workflow node "w3" '("b"))
+        (is (equal '("w3") (ids-claimed first)))
+        (workflow::leave-ids node '("w4") '())
+        (is (equal '("w4") (ids-claimed second)))))))
+
+(part claims-look-behind-what-others-are-about-to-take
+  (with-nodes (node) ()
+    (let ((session (open-a-session node)) (desk (workflow::node-desk node)))
+      (dotimes (i 60)
+        (start-workflow node (format nil "w~D" i) '("a")))
+      (sb-thread:with-mutex ((workflow::desk-lock desk))
+        (dotimes (i 59)
+          (setf (gethash (format nil "w~D" i) (workflow::desk-taken desk)) "a")))
+      (is (equal '("w59") (mapcar #'pb:task-id (claim node session '("a"))))))))
+
+(part claims-fit-into-an-answer
+  "Claimed together or, when another node was faster with one of them, one by one."
+  (with-nodes (node) ()
+    (let ((session (open-a-session node)) (ids (loop for i below 6 collect (format nil "w~D" i))))
+      (dolist (id ids) (start-workflow node id '("a") :input (make-octets 900000)))
+      (is (= 2 (length (claim node session '("a") :count 6))))
+      (let ((tasks (workflow::claim-singly node session '("a") ids)))
+        (is (= 2 (length tasks)))
+        (is (every (lambda (task) (= 900000 (length (pb:task-input task)))) tasks))))))
+
+(part claims-that-are-the-last-change
+  "A workflow that has had as many changes as there may be fails with the claim, which gives no
+task."
+  (with-nodes (node) (:max-changes 10)
+    (let ((session (open-a-session node)))
+      (start-workflow node "w" '("a") :input "in")
+      (loop repeat 20
+            for task = (first (claim node session '("a")))
+            while task
+            do (is (workflow::running-p (state-of node "w")))
+               (methods:report node (pb:make-report-request :id "w" :fence (pb:task-fence task)
+                                                            :give-back (pb:make-give-back))))
+      (is (eq :failed (pb:workflow-state-status (state-of node "w")))))))
 
 (part claims-of-several-tasks
   "Tasks are given once, however many ask, by which node whatever."
@@ -171,7 +249,7 @@ is over. It names a session that lives."
       (let* ((task (first (claim node session '("a"))))
              (next (report node task "A" :session session :next-kinds '("a" "b"))))
         (is (string= "own" (octets-string (pb:task-input next))))
-        (is (= 2 (pb:task-fence next)))
+        (is (< (pb:task-fence task) (pb:task-fence next)))
         ;; an answer that is lost: the same again is answered alike, by any node
         (is (protobuf:message= next (report other task "A" :session session
                                                            :next-kinds '("a" "b"))))
@@ -185,6 +263,86 @@ is over. It names a session that lives."
                    (list status (octets-string result)))))
       (is (= 6 (pb:workflow-state-version (state-of node "w")))))))
 
+(part a-report-again-gets-only-its-own-claim
+  "The session that has reported may have claimed the next step since, by another call: the same
+report again does not give that to a second thread."
+  (with-nodes (node) ()
+    (let ((session (open-a-session node)))
+      (flet ((report-first (task)
+               (report node task "A" :session session :next-kinds '("a" "b"))))
+        (start-workflow node "w" '("a" (:signal "x") "b"))
+        (let ((task (first (claim node session '("a")))))
+          (is (null (report-first task)))
+          (signal-workflow node "w" "x" nil)
+          (is (= 1 (length (claim node session '("b")))))
+          (is (null (report-first task))))
+        ;; nor when the next step was claimed with it, given back and claimed again
+        (start-workflow node "w2" '("a" "b"))
+        (let* ((task (first (claim node session '("a")))) (next (report-first task)))
+          (is (protobuf:message= next (report-first task)))
+          (methods:report node (pb:make-report-request :id "w2" :fence (pb:task-fence next)
+                                                       :give-back (pb:make-give-back)))
+          (is (null (report-first task)))
+          (is (= 1 (length (claim node session '("b")))))
+          (is (null (report-first task))))))))
+
+(part ids-that-are-free-again
+  "A worker of a workflow that is forgotten reports nothing to another one of the same id."
+  (with-nodes (node) (:retention-seconds 0)
+    (let ((session (open-a-session node)) (old nil))
+      (start-workflow node "w" '("a" "b"))
+      (setf old (first (claim node session '("a"))))
+      (cancel-workflow node "w")
+      (is-true (wait-until (lambda ()
+                             (zerop (etcd:count-entries
+                                     *etcd* :prefix (workflow::node-key node "state" ""))))))
+      (start-workflow node "w" '("a" "b"))
+      (let ((new (first (claim node session '("a")))))
+        (signals claim-lost (report node old "old"))
+        (is (< (pb:task-fence old) (pb:task-fence new)))
+        (is (= (pb:task-fence new) (pb:workflow-state-fence (state-of node "w"))))
+        (report node new "new")
+        (is (= 1 (pb:workflow-state-current (state-of node "w"))))))))
+
+(defmacro without-log (&body body)
+  "Evaluate BODY, whose threads log nothing."
+  (alexandria:with-gensyms (before)
+    `(let ((,before (shiftf (sb-ext:symbol-global-value 'base:*log-function*) nil)))
+       (unwind-protect (progn ,@body)
+         (setf (sb-ext:symbol-global-value 'base:*log-function*) ,before)))))
+
+(part what-cannot-be-changed-holds-up-nobody
+  "States that are none, keys that are none of ours, claims of sessions that are gone: others' times
+and sessions are looked after all the same."
+  (without-log
+    (let ((namespace (new-namespace)) (session nil))
+      (flet ((put (value &rest parts)
+               (etcd:put *etcd* (apply #'workflow::key (workflow::root-of namespace) parts) value)))
+        (call-with-nodes 1 (lambda (node)
+                             (setf session (open-a-session node))
+                             (start-workflow node "claimed" '("a"))
+                             (claim node session '("a")))
+                         :namespace namespace)
+        (dotimes (i 70)
+          (let ((id (format nil "bad~D" i)))
+            (put (coerce #(255 255 255) 'base:octets) "state" id)
+            (put "" "index/due" (workflow::time-text i) id)
+            (put "" "claims" session id)))
+        (put "" "index/due" "what?")
+        (put "" "index/due" "later" "w")
+        (put "" "index/ready")
+        (put (coerce #(255 255 255) 'base:octets) "state" "worse")
+        (put "" "index/ready/a/0" (workflow::time-text 1) "worse")
+        (etcd:remove-entry *etcd* (workflow::key (workflow::root-of namespace) "index/sessions"
+                                                 session))
+        (call-with-nodes 1 (lambda (node)
+                             (start-workflow node "w" '((:wait 1/10)))
+                             (is (eq :completed (await-workflow node "w")))
+                             (let ((tasks (claim node (open-a-session node) '("a")
+                                                 :wait +patience+ :count 5)))
+                               (is (equal '("claimed") (mapcar #'pb:task-id tasks)))))
+                         :namespace namespace)))))
+
 (part old-sightings
   "What a node has seen of a workflow, and others have changed since, refuses nobody."
   (with-nodes (node other) ()
@@ -194,8 +352,9 @@ is over. It names a session that lives."
         (methods:report other (pb:make-report-request :id "w" :fence (pb:task-fence task)
                                                       :give-back (pb:make-give-back)))
         (let ((again (first (claim other session '("a")))))
-          (is (= 1 (pb:workflow-state-fence
-                    (workflow::sighting-state (gethash "w" (workflow::node-recent node))))))
+          (is (= (pb:task-fence task)
+                 (pb:workflow-state-fence
+                  (workflow::sighting-state (gethash "w" (workflow::node-recent node))))))
           (is (string= "b" (pb:task-kind (report node again "A" :session session
                                                                 :next-kinds '("b")))))))
       (cancel-workflow other "w")
@@ -209,7 +368,7 @@ is over. It names a session that lives."
       (let ((task (first (claim node session '("a")))))
         (is (equal '() (claim node second '("a"))))
         (let ((again (first (claim other second '("a") :wait 20))))
-          (is (= 2 (pb:task-fence again)))
+          (is (< (pb:task-fence task) (pb:task-fence again)))
           (is (= 2 (pb:task-attempt again)))
           (signals claim-lost (report node task "late"))
           (report node again "done")
@@ -259,17 +418,21 @@ is over. It names a session that lives."
             (is (null (claim node session '("a"))))
             (incf now (* 61 1000000000))
             (is (null (beat)))
-            (is (= 1 (length (claim node session '("a") :wait 5))))))))))
+            (let ((again (first (claim node session '("a") :wait 5))))
+              (is (string= (pb:task-id (second tasks)) (pb:task-id again)))
+              ;; it has the same workflow, and not by the claim that it knows of
+              (is (equal (list (pb:task-id again)) (beat (second tasks))))
+              (is (null (beat again))))))))))
 
 (part sessions-that-are-closed
   (with-nodes (node) ()
     (let ((session (open-a-session node)) (other (open-a-session node)))
       (start-workflow node "w" '((:task "a" :attempts 1)))
-      (claim node session '("a"))
-      (methods:close-session node (pb:make-close-session-request :session session))
-      (let ((task (first (claim node other '("a") :wait 5))))
-        (is (= 1 (pb:task-attempt task)))
-        (is (= 2 (pb:task-fence task))))
+      (let ((before (first (claim node session '("a")))))
+        (methods:close-session node (pb:make-close-session-request :session session))
+        (let ((task (first (claim node other '("a") :wait 5))))
+          (is (= 1 (pb:task-attempt task)))
+          (is (< (pb:task-fence before) (pb:task-fence task)))))
       (signals session-lost (claim node session '("a"))))))
 
 (part leases-that-are-no-sessions
@@ -382,6 +545,67 @@ that is set forward or back loses nothing."
           (is-true (wait-until (lambda () (= 2 (length numbers)))))
           (end-watching watcher))))))
 
+(part watches-of-all-say-where-they-go-on
+  "They begin with that, and say it of each change: several may have come at one revision."
+  (with-nodes (node) ()
+    (let ((session (open-a-session node)))
+      (rpc:with-call (call (methods:watch node (pb:make-watch-request)))
+        (let ((beginning (rpc:receive call)))
+          (is (string= "" (pb:change-id beginning)))
+          (is (plusp (pb:change-resume-revision beginning)))
+          (start-workflow node "w1" '("a"))
+          (start-workflow node "w2" '("a"))
+          (claim node session '("a") :count 2)
+          (let ((changes (loop repeat 4 collect (rpc:receive call))))
+            (is (<= (pb:change-resume-revision beginning) (pb:change-revision (first changes))))
+            (is (equal '(1 1 0 1)
+                       (loop for change in changes
+                             collect (- (pb:change-resume-revision change)
+                                        (pb:change-revision change)))))
+            (is (= (pb:change-revision (third changes)) (pb:change-revision (fourth changes)))))
+          (rpc:cancel call)))
+      ;; a workflow that has had fewer changes than are known is another one
+      (let ((ended nil))
+        (watch-workflow (constantly nil) node "w1" :after 3
+                                                   :on-end (lambda (condition)
+                                                             (setf ended condition)))
+        (is-true (wait-until (lambda () ended)))
+        (is (typep ended 'changes-compacted))))))
+
+(test watches-go-on-within-a-revision
+  "What a watch of all has told of a revision it does not tell again, and it loses none of it."
+  (let* ((told '())
+         (watcher (workflow::make-watcher :function (lambda (change)
+                                                      (push (list (pb:change-id change)
+                                                                  (pb:change-number change))
+                                                            told)))))
+    (flet ((come (id number revision resumption)
+             (workflow::note-change watcher
+                                    (pb:make-change :id id :number number :revision revision
+                                                    :resume-revision resumption))
+             (workflow::watcher-revision watcher)))
+      (is (= 5 (come "" 0 0 5)))
+      (is (= 7 (come "a" 1 7 7)))
+      (is (= 7 (come "b" 4 7 7)))
+      ;; its call is broken off, and it asks for the changes from 7 on
+      (is (= 7 (come "" 0 0 7)))
+      (is (= 7 (come "a" 1 7 7)))
+      (is (= 7 (come "b" 4 7 7)))
+      (is (= 8 (come "c" 9 7 8)))
+      (is (= 10 (come "a" 2 9 10)))
+      ;; a beginning that comes late
+      (is (= 10 (come "" 0 0 8)))
+      (is (equal '(("a" 1) ("b" 4) ("c" 9) ("a" 2)) (reverse told))))))
+
+(test watches-of-one-go-on-after-compaction
+  "Their changes are in the history, so whoever asks again gets them; those of all are lost."
+  (flet ((told (type one)
+           (type-of (workflow::watch-end-condition (make-condition type :text "") one))))
+    (is (eq 'store-unavailable (told 'etcd:compacted t)))
+    (is (eq 'changes-compacted (told 'etcd:compacted nil)))
+    (is (eq 'changes-compacted (told 'etcd:future-revision nil)))
+    (is (eq 'store-unavailable (told 'etcd:unavailable nil)))))
+
 (part watches-whose-function-fails
   (with-nodes (node) ()
     (start-workflow node "w" '("a"))
@@ -396,6 +620,9 @@ that is set forward or back loses nothing."
   (with-nodes (node) (:max-running 3 :max-waiting-claims 1 :max-watches 1)
     (dotimes (i 3) (start-workflow node (format nil "w~D" i) '((:signal "x"))))
     (is-true (wait-until (lambda () (= 3 (workflow::node-running node)))))
+    ;; what was begun before is answered alike
+    (is-false (start-workflow node "w1" '((:signal "x"))))
+    (signals workflow-exists (start-workflow node "w1" '("a")))
     (handler-case (progn (start-workflow node "w" '("a")) (fail "too many"))
       (backlog-full (condition) (is (string= "max-running" (workflow-error-limit condition)))))
     (let ((session (open-a-session node)))
@@ -414,7 +641,29 @@ that is set forward or back loses nothing."
                                                              (setf ended condition)))
         (is-true (wait-until (lambda () ended)))
         (is (typep ended 'backlog-full)))
-      (end-watching watcher))))
+      (end-watching watcher)))
+  (with-nodes (node) (:max-sessions 2)
+    (dotimes (i 2) (open-a-session node))
+    (is-true (wait-until (lambda () (= 2 (workflow::node-sessions node)))))
+    (handler-case (progn (workflow::ask #'methods:open-session node
+                                        (pb:make-open-session-request) 5)
+                         (fail "too many"))
+      (backlog-full (condition) (is (string= "max-sessions" (workflow-error-limit condition))))))
+  (with-nodes (node) ()
+    (signals too-large
+      (workflow::ask #'methods:heartbeat node
+                     (pb:make-heartbeat-request
+                      :session (open-a-session node)
+                      :held (loop repeat 10001 collect (pb:make-held :id "w" :fence 1)))
+                     5))))
+
+(part sightings-of-a-store-that-may-have-gone-back
+  "What a node has seen of states it forgets with the watch of the index, which ends with them."
+  (with-nodes (node) ()
+    (start-workflow node "w" '("a"))
+    (is-true (gethash "w" (workflow::node-recent node)))
+    (workflow::ring-alarm node (lambda (alarm) (setf (workflow::alarm-lost-watch alarm) t)))
+    (is-true (wait-until (lambda () (null (gethash "w" (workflow::node-recent node))))))))
 
 (defun metric (metrics name &rest values)
   (let ((family (find name (metrics:collect metrics) :key #'metrics:family-name :test #'string=)))
@@ -447,7 +696,11 @@ that is set forward or back loses nothing."
          (let ((*etcd* (memory:connect engine)))
            (unwind-protect
                 (mapc #'funcall '(starting-and-asking lists-have-pages signals-count-once
-                                  claims-wait-for-tasks reports-and-the-next-step old-sightings
+                                  claims-wait-for-tasks reports-and-the-next-step
+                                  a-report-again-gets-only-its-own-claim ids-that-are-free-again
+                                  what-cannot-be-changed-holds-up-nobody old-sightings
+                                  wake-ups-are-not-lost claims-fit-into-an-answer
+                                  watches-of-all-say-where-they-go-on
                                   watches-of-workflows workers-do-steps))
              (etcd:close-etcd *etcd*)))
       (memory:close-engine engine))))
