@@ -1529,6 +1529,7 @@
                (:file "decision")
                (:file "model")
                (:file "service")
+               (:file "interleaving")
                (:file "worker"))
   :perform (test-op (operation system)
              (symbol-call '#:fiveam '#:run! :clgrpc.workflow)))

@@ -76,11 +76,14 @@ look has found, there may be more behind them."
 
 (defun candidates (node kinds count)
   "Ids of tasks of KINDS to be claimed, COUNT at most, taken; LEAVE-IDS leaves them."
-  (let ((found '()))
-    (dolist (kind (shuffled node kinds) found)
-      (let ((missing (- count (length found))))
-        (when (plusp missing)
-          (setf found (append (candidates-of node kind missing) found)))))))
+  (let ((found '()) (done nil))
+    (unwind-protect
+         (dolist (kind (shuffled node kinds) (progn (setf done t) found))
+           (let ((missing (- count (length found))))
+             (when (plusp missing)
+               (setf found (append (candidates-of node kind missing) found)))))
+      ;; the store has failed with a later kind
+      (unless done (leave-ids node found '())))))
 
 ;;; Claiming them
 

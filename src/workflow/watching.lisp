@@ -46,21 +46,25 @@ whose history goes on."
            (lost "the store is another one, or has lost its data"))
           (t (make-condition 'store-unavailable :text (princ-to-string condition))))))
 
+(defun messages-of (changes revision)
+  "What a watch tells of CHANGES, of the history, which have come at REVISION, one by one."
+  (loop for (item . others) on changes
+        collect (let ((change (change-of (etcd:change-entry item))))
+                  (setf (pb:change-resume-revision change) (if others revision (1+ revision)))
+                  change)))
+
 (defun follow-changes (node call one function &rest range)
   "Send CALL the changes of a RANGE of the history from its :revision on; FUNCTION of each returns
 true if it is the last one. ONE is true if they are of one workflow."
   (let* ((watch nil)
          (ended nil)
          (handler (lambda (changes revision)
-                    (loop for (item . others) on changes
+                    (loop for change in (messages-of changes revision)
                           until ended
-                          do (let ((change (change-of (etcd:change-entry item))))
-                               (setf (pb:change-resume-revision change)
-                                     (if others revision (1+ revision)))
-                               (rpc:send call change)
-                               (when (funcall function change)
-                                 (setf ended t)
-                                 (end-call call nil)))))))
+                          do (rpc:send call change)
+                             (when (funcall function change)
+                               (setf ended t)
+                               (end-call call nil))))))
     (setf watch (apply #'etcd:watch (node-etcd node) handler
                        :only :puts
                        :on-end (lambda (condition)
