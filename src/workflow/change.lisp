@@ -57,10 +57,16 @@
                                                collect (list :get (state-key (node-root node)
                                                                              id)))))))
 
-(defun unchanged-p (node draft revision)
-  "The comparison that the state of DRAFT is as it was at REVISION, 0 if it was not there."
+(defun unchanged-p (node draft)
+  "The comparison that the state of which DRAFT was made is as it was, or not there if it was not."
   (list :changed (state-key (node-root node) (pb:workflow-state-id (draft-state draft)))
-        '= revision))
+        '= (draft-revision draft)))
+
+(defun note-conflict (node drafts)
+  "DRAFTS were not put, since something was not as it was."
+  (count-conflict (node-instruments node))
+  (dolist (draft drafts)
+    (remhash (pb:workflow-state-id (draft-state draft)) (node-recent node))))
 
 (defun note-put (node drafts revision)
   "DRAFTS are in the store, at REVISION."
@@ -68,19 +74,19 @@
     (count-draft (node-instruments node) draft)
     (remember-state node (draft-state draft) revision)))
 
-(defun put-draft (node draft revision &key when)
-  "Put DRAFT, a finished one, into the store if its workflow is as it was at REVISION and the
-comparisons WHEN are so. Return whether they were; the revision of the store; and the entry of the
-state as it is if they were not."
+(defun put-draft (node draft &key when)
+  "Put DRAFT, a finished one, into the store if its workflow is as it was and the comparisons WHEN
+are so. Return whether they were; the revision of the store; and the entry of the state as it is if
+they were not."
   (let ((state-key (state-key (node-root node) (pb:workflow-state-id (draft-state draft)))))
     (multiple-value-bind (done results now)
         (etcd:transact (node-etcd node)
-                       :when (cons (unchanged-p node draft revision) when)
+                       :when (cons (unchanged-p node draft) when)
                        :then (draft-operations (node-root node) draft)
                        :else (list (list :get state-key)))
       (cond (done (note-put node (list draft) now)
                   (values t now nil))
-            (t (count-conflict (node-instruments node))
+            (t (note-conflict node (list draft))
                (values nil now (first results)))))))
 
 (defun decide (node sighting decision)
@@ -92,38 +98,32 @@ state as it is if they were not."
         (values draft nil))))
 
 (defun first-draft (node id decision)
-  "The draft that DECISION makes of the workflow ID, whether it changes anything, and the sighting
-that it was made of: one of before, or of now if that does not lead to a change."
-  (flet ((of (sighting)
-           (multiple-value-bind (draft changes) (decide node sighting decision)
-             (values draft changes sighting))))
-    (let ((recent (gethash id (node-recent node))))
-      (when recent
-        (multiple-value-bind (draft changes) (handler-case (of recent)
-                                               (workflow-error () nil))
-          (when changes (return-from first-draft (values draft t recent)))))
-      (of (see-state node id)))))
+  "The draft that DECISION makes of the workflow ID, and whether it changes anything: of a sighting
+of before, or of one of now if that does not lead to a change."
+  (let ((recent (gethash id (node-recent node))))
+    (when recent
+      (multiple-value-bind (draft changes) (handler-case (decide node recent decision)
+                                             (workflow-error () nil))
+        (when changes (return-from first-draft (values draft t)))))
+    (decide node (see-state node id) decision)))
 
 (defun change-workflow (node id decision &key conditions on-refusal)
   "Have DECISION, a function of a draft, decide about the workflow ID, and put into the store what
 it decides. Return the draft, and the revision that this made, or nil if nothing is to be changed.
 Signal a workflow error. CONDITIONS is a function of the draft that returns further comparisons;
 when they are not so, ON-REFUSAL is called, before all is tried again."
-  (multiple-value-bind (draft changes sighting) (first-draft node id decision)
+  (multiple-value-bind (draft changes) (first-draft node id decision)
     (loop for tries from 1
           do (unless changes (return (values draft nil)))
              (multiple-value-bind (done revision now)
-                 (put-draft node draft (sighting-revision sighting)
-                            :when (and conditions (funcall conditions draft)))
+                 (put-draft node draft :when (and conditions (funcall conditions draft)))
                (when done (return (values draft revision)))
-               (remhash id (node-recent node))
                (when (null now) (refuse :workflow-not-found "there is no workflow ~A" id))
-               (when (and on-refusal (= (etcd:entry-changed now) (sighting-revision sighting)))
+               (when (and on-refusal (= (etcd:entry-changed now) (draft-revision draft)))
                  (funcall on-refusal))
                (when (= tries +most-tries+)
                  (refuse :store-unavailable "too many changes of ~A at once" id))
-               (setf sighting (entry-sighting now)
-                     (values draft changes) (decide node sighting decision))))))
+               (setf (values draft changes) (decide node (entry-sighting now) decision))))))
 
 (defun draft-input (node state draft)
   "The input of the task that is under way in STATE: of DRAFT's payloads, or out of the store."

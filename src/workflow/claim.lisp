@@ -4,11 +4,16 @@
 ;;;; them, each in its own. A node does not try for one task twice at once.
 ;;;;
 ;;;; A claim that finds nothing waits at the desk, without a thread. The watch of the index tells
-;;;; when a task becomes ready; then the first claim of its kind is tried again, by one of a few
-;;;; threads. Such a wake-up is not lost: who was woken and does not take the task, since nobody
-;;;; waits for it any more or because of an error, wakes the next one, and so does who has left a
-;;;; task that others saw him take. Between a look that has found nothing and the desk, what has
-;;;; come is counted, so that nobody waits though there is something.
+;;;; when a task becomes ready; then the first claim of its kind is woken for it, and tried again by
+;;;; one of a few threads: it looks at no other task. So whatever becomes ready has somebody who is
+;;;; to see to it:
+;;;;
+;;;; - Who is woken claims the task, or sees that it cannot be claimed any more, or that another
+;;;;   claim of this node is about to take it. If he cannot, because nobody waits for his answer or
+;;;;   because of an error, the next one is woken for it.
+;;;; - Who was about to take a task and leaves it wakes the next one for it.
+;;;; - Between a look that has found nothing and the desk, what has come is counted, so that nobody
+;;;;   waits though there is something.
 
 (in-package #:clgrpc.workflow)
 
@@ -57,13 +62,20 @@ passed them by."
         (let ((kind (gethash id (desk-taken desk))))
           (remhash id (desk-taken desk))
           (when (and kind (not (member id claimed :test #'string=)))
-            (wake-claim desk kind)))))))
+            (wake-claim desk kind id)))))))
 
 (defun settle-id (node id)
   "ID, which this node was about to claim, cannot be claimed as it is now: nobody need be woken to
 claim it instead."
   (let ((desk (node-desk node)))
     (sb-thread:with-mutex ((desk-lock desk)) (setf (gethash id (desk-taken desk)) nil))))
+
+(defun settled-p (node id)
+  "True if nobody need be woken to claim ID, which this node was about to claim."
+  (let ((desk (node-desk node)))
+    (sb-thread:with-mutex ((desk-lock desk))
+      (multiple-value-bind (kind about) (gethash id (desk-taken desk))
+        (and about (null kind))))))
 
 (defun candidates-of (node kind count)
   "Ids of tasks of KIND to be claimed, COUNT at most, taken. If others are about to claim all that a
@@ -97,25 +109,43 @@ look has found, there may be more behind them."
                   :input input :timeout-ms (if (plusp due) (max 1 (- due now)) 0)
                   :traceparent (pb:workflow-state-traceparent state))))
 
+(defun claim-draft (node session kinds state revision)
+  "The finished draft in which SESSION claims the task of STATE, which has come to be at REVISION;
+nil if it cannot, or STATE is."
+  (let ((draft (and state
+                    (draft-of state (node-now node) (node-limits node) :revision revision))))
+    (and draft (claim-step draft session kinds) (finish-draft draft))))
+
+(defun possible-drafts (node session kinds ids)
+  "For each of IDS the draft in which SESSION claims its task, or nil: of a sighting of before or,
+if that does not lead to a claim, of one of now."
+  (let* ((drafts (loop for id in ids
+                       for recent = (gethash id (node-recent node))
+                       collect (and recent
+                                    (claim-draft node session kinds (sighting-state recent)
+                                                 (sighting-revision recent)))))
+         (entries (fetch-states node (loop for id in ids
+                                           for draft in drafts
+                                           unless draft collect id))))
+    (loop for draft in drafts
+          collect (or draft
+                      (let ((entry (pop entries)))
+                        (claim-draft node session kinds (entry-state entry)
+                                     (entry-revision entry)))))))
+
 (defun claim-drafts (node session kinds ids)
-  "Drafts in which SESSION claims the tasks of IDS, those that it can and that fit into one answer,
-with the revisions of their states: two lists."
-  (let ((drafts '()) (revisions '()) (octets 0) (state-octets 0))
-    (loop for entry in (fetch-states node ids)
+  "Drafts in which SESSION claims the tasks of IDS, those that it can and that fit into one answer."
+  (let ((claims '()) (octets 0) (state-octets 0))
+    (loop for draft in (possible-drafts node session kinds ids)
           for id in ids
-          for state = (entry-state entry)
-          for draft = (and state (draft-of state (node-now node) (node-limits node)
-                                           :revision (entry-revision entry)))
-          do (cond ((not (and draft (claim-step draft session kinds))) (settle-id node id))
-                   (t (finish-draft draft)
-                      (incf octets (input-octets state))
+          do (cond ((null draft) (settle-id node id))
+                   (t (incf octets (input-octets (draft-state draft)))
                       (incf state-octets (length (draft-octets draft)))
-                      (when (and drafts (or (> octets +claim-octets+)
+                      (when (and claims (or (> octets +claim-octets+)
                                             (> state-octets +claim-state-octets+)))
                         (loop-finish))
-                      (push draft drafts)
-                      (push (entry-revision entry) revisions))))
-    (values drafts revisions)))
+                      (push draft claims))))
+    claims))
 
 (defun claimed-tasks (drafts results)
   "The Tasks that DRAFTS have claimed; RESULTS are what the transaction fetched, the inputs last. A
@@ -134,16 +164,14 @@ workflow that has failed by its last change gives none."
 (defun session-key (node session)
   (node-key node "index/sessions" (check-name session "a session")))
 
-(defun put-claims (node session drafts revisions)
+(defun put-claims (node session drafts)
   "Put DRAFTS, in which SESSION claims tasks, into the store. Return whether that was done, and the
 Tasks. Signal SESSION-LOST if it has ended."
   (let ((root (node-root node)) (session-key (session-key node session)))
     (multiple-value-bind (done results revision)
         (etcd:transact (node-etcd node)
                        :when (cons (list :present session-key)
-                                   (mapcar (lambda (draft revision)
-                                             (unchanged-p node draft revision))
-                                           drafts revisions))
+                                   (mapcar (lambda (draft) (unchanged-p node draft)) drafts))
                        :then (append
                               (loop for draft in drafts append (draft-operations root draft))
                               (loop for draft in drafts
@@ -156,15 +184,15 @@ Tasks. Signal SESSION-LOST if it has ended."
       (cond (done (note-put node drafts revision)
                   (values t (claimed-tasks drafts results)))
             ((null (first results)) (refuse :session-lost "the session ~A has ended" session))
-            (t (count-conflict (node-instruments node))
+            (t (note-conflict node drafts)
                nil)))))
 
 (defun claim-together (node session kinds ids)
   "Claim the tasks of IDS for SESSION in one transaction, those that fit. Return whether that was
 done, true if none could be claimed, and the Tasks."
-  (multiple-value-bind (drafts revisions) (claim-drafts node session kinds ids)
+  (let ((drafts (claim-drafts node session kinds ids)))
     (if drafts
-        (put-claims node session drafts revisions)
+        (put-claims node session drafts)
         (values t '()))))
 
 (defun claim-singly (node session kinds ids)
@@ -190,6 +218,18 @@ could be: none of them is forgotten because of an error with a later one."
              (trouble-of-one () nil)))
     (if done tasks (claim-singly node session kinds ids))))
 
+(defun claim-one-task (node session kinds kind id)
+  "Claim for SESSION the task of ID, of KIND, which is ready as far as this node knows. Return a
+list of it, or an empty one."
+  (when (take-ids node kind (list id) 1)
+    (let ((tasks '()))
+      (unwind-protect
+           (loop repeat +claim-rounds+
+                 until (or tasks (settled-p node id) (stuck-p node id))
+                 do (setf tasks (claim-ids node session kinds (list id))))
+        (leave-ids node (list id) (mapcar #'pb:task-id tasks)))
+      tasks)))
+
 (defun claim-tasks (node session kinds count)
   "Claim up to COUNT tasks of KINDS for SESSION. Return them, a list, empty if there are none."
   (loop repeat +claim-rounds+
@@ -207,7 +247,8 @@ could be: none of them is forgotten because of an error with a later one."
   (session "" :type string :read-only t) ; whose
   (kinds '() :type list :read-only t)   ; of tasks
   (count 1 :type (integer 1) :read-only t) ; of tasks, at most
-  (woken nil :type (or null string))    ; the kind of the task that it was woken for; under the lock
+  ;; the kind and the id of the task that it was woken for, and what ARRIVALS said then; or nil
+  (woken nil :type list)
   (over nil :type boolean))             ; it is answered, or nobody wants an answer; under the lock
 
 (defun arrival-place (kind)
@@ -221,27 +262,27 @@ could be: none of them is forgotten because of an error with a later one."
 (defun arrivals-now (desk kinds)
   (sb-thread:with-mutex ((desk-lock desk)) (arrivals desk kinds)))
 
-(defun retry-waiting (desk waiting &optional kind)
-  "WAITING is to be tried again, since a task of KIND has come, or perhaps any. The lock is held."
-  (setf (waiting-woken waiting) kind)
+(defun retry-waiting (desk waiting &optional kind id)
+  "WAITING is to be tried again, for the task of ID, of KIND, or to look for any. The lock is held."
+  (setf (waiting-woken waiting) (and kind (list kind id (arrivals desk (waiting-kinds waiting)))))
   (push waiting (desk-retries desk))
   (sb-thread:condition-notify (desk-bell desk)))
 
-(defun wake-claim (desk kind)
-  "A task of KIND may be claimed: the first claim that waits for one is to be tried again. The lock
-is held."
+(defun wake-claim (desk kind id)
+  "The task of ID, of KIND, can perhaps be claimed: the first claim that waits for one of this kind
+is to try it. The lock is held."
   (incf (svref (desk-arrivals desk) (arrival-place kind)))
   (let ((waiting (find-if (lambda (waiting) (find kind (waiting-kinds waiting) :test #'string=))
                           (desk-parked desk))))
     (when waiting
       (setf (desk-parked desk) (delete waiting (desk-parked desk) :count 1))
-      (retry-waiting desk waiting kind))))
+      (retry-waiting desk waiting kind id))))
 
 (defun pass-wake-up (desk waiting)
-  "WAITING does not take the task that it was woken for; another one is to."
+  "WAITING does not see to the task that it was woken for; another one is to."
   (sb-thread:with-mutex ((desk-lock desk))
-    (let ((kind (shiftf (waiting-woken waiting) nil)))
-      (when kind (wake-claim desk kind)))))
+    (let ((woken (shiftf (waiting-woken waiting) '())))
+      (when woken (wake-claim desk (first woken) (second woken))))))
 
 (defun park-claim (node waiting seen)
   "WAITING waits at NODE, or is tried again if tasks have come since SEEN, see ARRIVALS. Signal
@@ -256,15 +297,16 @@ BACKLOG-FULL if too many wait."
              (refuse-size :backlog-full :max-waiting-claims most nil "too many claims wait"))
             (t (setf (desk-parked desk) (append (desk-parked desk) (list waiting))))))))
 
-(defun note-ready (node kind)
-  "A task of KIND can be claimed."
+(defun note-ready (node kind id)
+  "The task of ID, of KIND, can be claimed."
   (let ((desk (node-desk node)))
-    (sb-thread:with-mutex ((desk-lock desk)) (wake-claim desk kind))))
+    (sb-thread:with-mutex ((desk-lock desk)) (wake-claim desk kind id))))
 
 (defun retry-all-claims (node)
-  "Nobody knows what has come: try all that wait."
+  "Nobody knows what has come: try all that wait, or are about to."
   (let ((desk (node-desk node)))
     (sb-thread:with-mutex ((desk-lock desk))
+      (map-into (desk-arrivals desk) #'1+ (desk-arrivals desk))
       (dolist (waiting (shiftf (desk-parked desk) '()))
         (retry-waiting desk waiting)))))
 
@@ -301,18 +343,21 @@ BACKLOG-FULL if too many wait."
                                          :details (list refusal)))))
 
 (defun try-waiting (node waiting)
-  "Try WAITING, and answer it or have it wait. Return true if it has found nothing, or a task of the
-kind that it was woken for."
+  "Try WAITING, and answer it or have it wait. Return true unless it cannot see to the task that it
+was woken for."
   (handler-case
       (with-store-errors
-        (let* ((desk (node-desk node))
-               (seen (arrivals-now desk (waiting-kinds waiting)))
-               (tasks (claim-tasks node (waiting-session waiting) (waiting-kinds waiting)
-                                   (waiting-count waiting))))
-          (cond (tasks (answer-waiting node waiting tasks)
-                       (find (waiting-woken waiting) tasks :key #'pb:task-kind :test #'equal))
-                (t (park-claim node waiting seen)
-                   t))))
+        (destructuring-bind (&optional kind id (seen (arrivals-now (node-desk node)
+                                                                   (waiting-kinds waiting))))
+            (waiting-woken waiting)
+          (let* ((session (waiting-session waiting)) (kinds (waiting-kinds waiting))
+                 (tasks (if id
+                            (claim-one-task node session kinds kind id)
+                            (claim-tasks node session kinds (waiting-count waiting)))))
+            (if tasks
+                (answer-waiting node waiting tasks)
+                (park-claim node waiting seen))
+            t)))
     (workflow-error (condition)
       (fail-waiting node waiting condition)
       nil)))

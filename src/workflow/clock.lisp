@@ -52,9 +52,9 @@
   "CHANGE is one of the index."
   (let* ((put (eq :put (etcd:change-kind change)))
          (parts (rest (key-parts (node-root node) (etcd:entry-key (etcd:change-entry change)))))
-         (name (first parts)) (what (second parts)))
+         (name (first parts)) (what (second parts)) (id (first (last parts))))
     (cond ((null what))                 ; none of ours
-          ((and put (string= "ready" name)) (note-ready node what))
+          ((and put (string= "ready" name)) (note-ready node what id))
           ((and put (string= "due" name))
            (let ((time (text-time what))) (when time (note-due node time))))
           ((and (not put) (string= "sessions" name))

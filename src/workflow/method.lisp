@@ -41,7 +41,7 @@ another one."
   "Start what REQUEST asks for, unless there is such a workflow."
   (let ((draft (finish-draft (begin-workflow request (node-now node) (node-limits node)
                                              :traceparent (current-traceparent)))))
-    (multiple-value-bind (done revision entry) (put-draft node draft 0)
+    (multiple-value-bind (done revision entry) (put-draft node draft)
       (declare (ignore revision))
       (cond (done (pb:make-start-reply :state (draft-state draft) :began t))
             (entry (started-reply (entry-state entry) request))

@@ -112,6 +112,7 @@
   (users '())
   (crews '())
   (sent '())                            ; (method . request), all that may come a second time
+  (ready '())                           ; keys of tasks that were ready a while ago
   (quiet nil)                           ; nothing goes wrong any more
   (depth 0)                             ; how many act within each other
   (dead nil)                            ; the node that acts has died, so the store hears no more
@@ -155,7 +156,7 @@
   "A request to the store is about to be done, or was done."
   (when (affair-dead affair) (clgrpc.status:fail :unavailable "dead"))
   (unless (affair-quiet affair)
-    (when (and (< (affair-depth affair) 3) (luck affair 8)) (act affair))
+    (when (and (< (affair-depth affair) 3) (luck affair 8)) (do-something affair))
     (when (luck affair (if (and writes (eq :after when)) 4 1))
       (setf (affair-dead affair) (luck affair 50))
       (clgrpc.status:fail :unavailable "cut off"))))
@@ -177,13 +178,13 @@
 
 ;;; Calls
 
-(defun call-node (affair stub request &key (node (some-node affair)))
-  "What STUB answers to REQUEST by a node; nil if no answer has come; the condition that refuses it.
-Whoever calls may call again."
-  (let ((dead (shiftf (affair-dead affair) nil)))
+(defun call-with-node (affair function)
+  "What FUNCTION of a node returns; nil if the store was not to be had; the condition that refuses
+it."
+  (let ((dead (shiftf (affair-dead affair) nil)) (node (some-node affair)))
     (incf (affair-depth affair))
     (unwind-protect
-         (handler-case (workflow::ask stub node request 60)
+         (handler-case (workflow::with-store-errors (funcall function node))
            (store-unavailable () nil)
            (workflow-error (condition)
              (let ((cause (workflow-error-cause condition)))
@@ -196,6 +197,11 @@ Whoever calls may call again."
       (when (plusp (hash-table-count (workflow::node-stuck node)))
         (complain affair "a workflow could not be changed"))
       (when (shiftf (affair-dead affair) dead) (replace-node affair node)))))
+
+(defun call-node (affair stub request)
+  "What STUB answers to REQUEST by a node; nil if no answer has come; the condition that refuses it.
+Whoever calls may call again."
+  (call-with-node affair (lambda (node) (workflow::ask stub node request 60))))
 
 (defun send-out (affair stub request)
   "Call a node; what is sent may come again later."
@@ -287,16 +293,37 @@ comes."
 (defun idle-p (hand)
   (not (or (hand-task hand) (hand-busy hand))))
 
+(defun claim-woken (affair session)
+  "The tasks, a list, that a claim of SESSION gets which is woken for one that was ready a while
+ago."
+  (destructuring-bind (&optional kind shard time id)
+      (let ((key (one-of affair (affair-ready affair))))
+        (and key (uiop:split-string key :separator "/")))
+    (declare (ignore shard time))
+    (setf (affair-ready affair) (keys-below affair "index/ready/"))
+    (and id
+         (call-with-node affair (lambda (node)
+                                  (workflow::claim-one-task node session '("a" "b") kind id))))))
+
+(defun claim-some (affair session)
+  "The tasks, a list, that SESSION claims by a call."
+  (let ((reply (send-out affair #'methods:claim
+                         (pb:make-claim-request :session session :kinds '("a" "b")
+                                                :max-tasks (1+ (roll affair 2))))))
+    (if (pb:claim-reply-p reply)
+        (coerce (pb:claim-reply-tasks reply) 'list)
+        reply)))
+
 (defun claim-with (affair crew hand)
   (while-free ((hand-busy hand))
     (let ((session (crew-session crew)))
       (when (and session (null (hand-task hand)))
-        (let ((reply (send-out affair #'methods:claim
-                               (pb:make-claim-request :session session :kinds '("a" "b")
-                                                      :max-tasks (1+ (roll affair 2))))))
-          (cond ((pb:claim-reply-p reply)
+        (let ((reply (if (luck affair 40)
+                         (claim-woken affair session)
+                         (claim-some affair session))))
+          (cond ((listp reply)
                  ;; what there is no hand for it forgets
-                 (loop for task across (pb:claim-reply-tasks reply)
+                 (loop for task in reply
                        for idle = hand then (find-if #'idle-p (crew-hands crew))
                        while idle
                        do (receive-task affair idle task)))
@@ -365,17 +392,8 @@ comes."
 ;;; What nodes do by themselves
 
 (defun tick (affair)
-  "The clock of a node looks around. What happens to it there happens to nobody else."
-  (let* ((dead (shiftf (affair-dead affair) nil))
-         (node (some-node affair)))
-    (incf (affair-depth affair))
-    (unwind-protect
-         (handler-case (if (luck affair 60)
-                           (workflow::do-due node)
-                           (workflow::sweep-sessions node))
-           (etcd:etcd-error () nil))
-      (decf (affair-depth affair))
-      (when (shiftf (affair-dead affair) dead) (replace-node affair node)))))
+  "The clock of a node looks around."
+  (call-with-node affair (if (luck affair 60) #'workflow::do-due #'workflow::sweep-sessions)))
 
 (defun set-a-clock (affair)
   (let ((entry (one-of affair (affair-nodes affair))))
@@ -432,7 +450,7 @@ comes."
 
 ;;; Anything
 
-(defun act (affair)
+(defun do-something (affair)
   "Somebody does something."
   (incf (affair-actions affair))
   (let* ((user (one-of affair (affair-users affair)))
@@ -644,7 +662,7 @@ comes."
     (unwind-protect
          (progn
            (loop while (and (< (affair-actions affair) actions) (null (affair-trouble affair)))
-                 do (act affair)
+                 do (do-something affair)
                     (setf (affair-dead affair) nil)
                     (note-finals affair)
                     (check-keys affair))

@@ -188,6 +188,52 @@ is over. It names a session that lives."
         (workflow::leave-ids node '("w4") '())
         (is (equal '("w4") (ids-claimed second)))))))
 
+(part claims-do-not-wait-though-there-is-something
+  "Two hands do all there is to do, while others begin claims and leave, and sessions end, at two
+nodes."
+  (with-nodes (node other) ()
+    (let ((done (sb-thread:make-semaphore)) (over nil) (count 200)
+          (session (open-a-session node)))
+      (flet ((work (node)
+               (loop until over
+                     do (handler-case
+                            (dolist (task (claim node session '("a") :wait 60))
+                              (loop while (setf task (report node task "" :session session
+                                                                        :next-kinds '("a"))))
+                              (sb-thread:signal-semaphore done))
+                          (workflow-error (condition)
+                            (unless over (fail "a claim is refused: ~A" condition))))))
+             (disturb (node)
+               (loop until over
+                     do (let* ((own (open-a-session node))
+                               (calls (loop repeat 3 collect (calling:call-async
+                                                              #'methods:claim node
+                                                              (pb:make-claim-request
+                                                               :session own :kinds '("a")
+                                                               :wait-ms 2)))))
+                          (dolist (call calls) (rpc:cancel call))
+                          (methods:close-session
+                           node (pb:make-close-session-request :session own))))))
+        (let ((threads (loop for (function node) in (list (list #'disturb node)
+                                                          (list #'disturb other)
+                                                          (list #'work node) (list #'work other))
+                             collect (sb-thread:make-thread function :arguments (list node)))))
+          (flet ((start (from to)
+                   (loop for i from from below to
+                         do (start-workflow (if (evenp i) node other) (format nil "w~D" i)
+                                            '((:task "a" :attempts 1000))))))
+            (unwind-protect
+                 (progn
+                   (start 0 count)
+                   ;; a task that nobody was woken for would wait for a minute
+                   (is-true (loop repeat count
+                                  always (sb-thread:wait-on-semaphore done
+                                                                      :timeout +patience+))))
+              (setf over t)
+              (mapc #'sb-thread:join-thread (subseq threads 0 2))
+              (start count (+ 2 count)) ; so that the hands come to their end
+              (mapc #'sb-thread:join-thread threads))))))))
+
 (part claims-look-behind-what-others-are-about-to-take
   (with-nodes (node) ()
     (let ((session (open-a-session node)) (desk (workflow::node-desk node)))
@@ -700,6 +746,7 @@ that is set forward or back loses nothing."
                                   a-report-again-gets-only-its-own-claim ids-that-are-free-again
                                   what-cannot-be-changed-holds-up-nobody old-sightings
                                   wake-ups-are-not-lost claims-fit-into-an-answer
+                                  claims-do-not-wait-though-there-is-something
                                   watches-of-all-say-where-they-go-on
                                   watches-of-workflows workers-do-steps))
              (etcd:close-etcd *etcd*)))
