@@ -86,7 +86,7 @@
   (grpc:with-channel (channel (free-address))
     (check-error (caught (ask channel (note 1))) 'grpc:unavailable :connect 0
                  "waiting for a connection" "attempts to connect: 1" "messages sent: 0")
-    (check-error (caught (ask channel (note 1) :wait-for-ready t :timeout 0.3))
+    (check-error (caught (ask channel (note 1) :wait-for-ready t :timeout 0.6))
                  'grpc:deadline-exceeded :back-off 0.2 "Connection refused" "back off 0."
                  "waiting for the next attempt to connect")))
 
@@ -114,7 +114,7 @@
   (call-with-black-hole
    (lambda (address)
      (grpc:with-channel (channel address)
-       (check-error (caught (ask channel (note 1) :timeout 0.2)) 'grpc:deadline-exceeded
+       (check-error (caught (ask channel (note 1) :timeout 0.6)) 'grpc:deadline-exceeded
                     :handshake 0.15 "waiting for the handshake" "messages sent: 0")))))
 
 (test channels-that-do-not-connect
@@ -139,12 +139,12 @@
                 (http2:send-data (exchange-stream exchange) message 0 (length message) nil)))
             (flush-peer peer))))
     (grpc:with-channel (channel address)
-      (check-error (caught (ask channel (note 1) :timeout 0.2)) 'grpc:deadline-exceeded :wait 0.1
+      (check-error (caught (ask channel (note 1) :timeout 0.6)) 'grpc:deadline-exceeded :wait 0.1
                    "waiting for the response" "messages sent: 1, received: 0")
-      (let ((call (watch channel (note 1) :timeout 0.2)))
+      (let ((call (watch channel (note 1) :timeout 0.6)))
         (check-error (caught (grpc:receive call)) 'grpc:deadline-exceeded :receive 0.1
                      "receiving the response" "messages sent: 1, received: 0"))
-      (let ((call (chat channel :open :timeout 0.3)))
+      (let ((call (chat channel :open :timeout 0.8)))
         (loop repeat 3 do (grpc:send call (note 1)))
         (is (= 5 (number-of (grpc:receive call))))
         (let ((so-far (grpc:call-stages call)))
@@ -176,7 +176,7 @@
       (grpc:ensure-connected channel)
       (let ((first (grpc:call-async #'lab.bench:ask channel (note 1))))
         (is (await-signal running))
-        (check-error (caught (ask channel (note 2) :timeout 0.2)) 'grpc:deadline-exceeded
+        (check-error (caught (ask channel (note 2) :timeout 0.6)) 'grpc:deadline-exceeded
                      :queue 0.15 "waiting for a stream" "all 1 that 127.0.0.1:" "are open")
         (let ((waiting (grpc:call-async #'lab.bench:ask channel (note 3))))
           ;; until its loop has begun it, which is when it queues
@@ -225,7 +225,7 @@
       (with-probe (channel)
           (:ask (lambda (note call)
                   (watch-end call)
-                  (sleep 0.3)
+                  (sleep 0.7)
                   note)
            :collect (lambda (stream call)
                       (watch-end call)
@@ -233,7 +233,7 @@
                       (signal-it begun)
                       (setf error (caught (grpc:receive stream)))
                       (note 1)))
-        (is (typep (caught (ask channel (note 1) :timeout 0.1)) 'grpc:deadline-exceeded))
+        (is (typep (caught (ask channel (note 1) :timeout 0.4)) 'grpc:deadline-exceeded))
         (is (await-signal ended))
         (check-account (first accounts) :at :answer :least 0.05)
         (let ((call (collect channel :open)))

@@ -267,13 +267,13 @@ again. Nobody waits for ready: the old server goes on until the new one listens.
 
 ;;; Retry policies
 
-(defun retry-config (&key (attempts 3) (initial "0.01s") (maximum "0.02s") (codes "\"UNAVAILABLE\"")
-                       (more ""))
+(defun retry-config (&key (attempts 3) (initial "0.01s") (maximum "0.02s") (multiplier 2)
+                       (codes "\"UNAVAILABLE\"") (more ""))
   "The JSON of a service config that has a retry policy for all methods."
   (format nil "{\"methodConfig\":[{\"name\":[{}],\"retryPolicy\":{\"maxAttempts\":~D,~
-               \"initialBackoff\":~S,\"maxBackoff\":~S,\"backoffMultiplier\":2,~
+               \"initialBackoff\":~S,\"maxBackoff\":~S,\"backoffMultiplier\":~D,~
                \"retryableStatusCodes\":[~A]}}]~A}"
-          attempts initial maximum codes more))
+          attempts initial maximum multiplier codes more))
 
 (defun fail-exchange (exchange code &key pushback (message ""))
   "Answer EXCHANGE with trailers only."
@@ -464,9 +464,10 @@ is the channel."
       (is (equal '(:failed 1) (subseq (outcome never) 0 2)) "~S" never))))
 
 (test one-deadline-for-all-attempts
-  (under-config (error exchanges (retry-config :attempts 5 :initial "0.2s" :maximum "0.2s")
+  (under-config (error exchanges (retry-config :attempts 5 :initial "0.1s" :maximum "100s"
+                                                :multiplier 100)
                  (failing-first 9 14))
-      (ask channel (note 1) :timeout 0.3)
+      (ask channel (note 1) :timeout 1)
     (is (typep error 'grpc:deadline-exceeded))
     (is (= 2 (length exchanges)))
     (is (search "attempts: 2" (princ-to-string error)))))

@@ -377,7 +377,7 @@ SEEN with the status it saw."
       (is (< 4 remaining 5.001))
       (ask channel (note 1) :timeout nil)
       (is (null remaining))
-      (let ((call (chat channel :open :timeout 0.05)))
+      (let ((call (chat channel :open :timeout 0.5)))
         (is (typep (caught (grpc:receive call)) 'grpc:deadline-exceeded))
         (is (eq :deadline-exceeded (grpc:call-status call))))
       (is (await-signal seen))
