@@ -253,7 +253,9 @@ another is left.")
   "Print what JOB, of which TALLY came, has printed."
   (fresh-line)
   (when (probe-file (job-output job))
-    (write-string (uiop:read-file-string (job-output job))))
+    ;; a test may have printed anything
+    (write-string (uiop:read-file-string (job-output job)
+                                         :external-format '(:utf-8 :replacement #\?))))
   (unless (probe-file (job-result job))
     (format t "~&~24A FAILED: its process ended before its tests did~%"
             (string-downcase (fiveam::name (job-suite job)))))
