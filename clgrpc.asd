@@ -948,6 +948,7 @@
                (:file "interop")
                (:file "interop-case")
                (:file "interop-client")
+               (:file "telemetry")
                (:file "serve")
                (:file "bench-client")
                (:file "client")
@@ -1527,6 +1528,7 @@
   :components ((:file "package")
                (:file "definition")
                (:file "decision")
+               (:file "change")
                (:file "model")
                (:file "service")
                (:file "interleaving")
@@ -1845,8 +1847,8 @@
              (symbol-call '#:fiveam '#:run! :clgrpc.report)))
 
 (defsystem "clgrpc/tests/tools"
-  :depends-on ("clgrpc/tools" "clgrpc/tests/report" "clgrpc/tests/examples" "clgrpc/tests/support"
-               "fiveam")
+  :depends-on ("clgrpc/tools" "clgrpc/tests/report" "clgrpc/tests/examples" "clgrpc/tests/etcd"
+               "clgrpc/tests/support" "fiveam")
   :pathname "tests/tools/"
   :serial t
   :components ((:file "package")

@@ -48,8 +48,14 @@
   (null complaints))
 
 (defun run-users (faults seconds pause)
-  (multiple-value-call #'tell-end
-    (call-faults '#:run-faults :faults faults :seconds seconds :pause pause :report #'tell)))
+  "Run users for SECONDS, on one member of etcd and then on three; return true if all was well."
+  (loop for members in '(1 3)
+        always (progn
+                 (tell (format nil "users of an etcd of ~R member~:P" members))
+                 (multiple-value-call #'tell-end
+                   (call-faults '#:run-faults :faults faults :members members
+                                              :seconds (/ seconds 2) :pause pause
+                                              :report #'tell)))))
 
 (defun run-workflows (core faults count seconds pause)
   (multiple-value-call #'tell-end

@@ -36,21 +36,60 @@
 (cluster:define-step "fail" (task)
   (cluster:fail-step (format nil "attempt ~D was to fail" (cluster:task-attempt task))))
 
+;;; The store
+
 (defun store-credentials (roots certificate key)
   "The credentials by which etcd is spoken to, nil without ROOTS."
   (cond (roots (client-credentials roots certificate key nil))
         ((or certificate key) (refuse "--store-cert and --store-key go with --store-ca"))))
 
+(defparameter *password-variable* "CLGRPC_STORE_PASSWORD"
+  "The variable of the environment that has the password of --store-user.")
+
+(defun first-line (file)
+  "The first line of FILE, as text; refuses one that cannot be read, or has none."
+  (let ((line (handler-case (with-open-file (stream (sb-ext:parse-native-namestring file)
+                                                    :external-format :utf-8)
+                              (string-right-trim '(#\Return) (read-line stream nil "")))
+                (error (condition) (refuse "~A cannot be read: ~A" file condition)))))
+    (when (string= "" line) (refuse "the first line of ~A is empty" file))
+    line))
+
+(defun store-password (user file)
+  "The password of USER, as MAKE-ETCD takes it: what FILE has whenever it is asked for, or the
+environment; nil without USER."
+  (let ((variable (uiop:getenvp *password-variable*)))
+    (cond ((null user)
+           (when file (refuse "--store-password-file goes with --store-user")))
+          (file (first-line file)
+                (lambda () (first-line file)))
+          (variable)
+          (t (refuse "--store-user goes with --store-password-file, or with the variable ~A"
+                     *password-variable*)))))
+
+(defun store-options (credentials user password-file metrics tracing)
+  "What MAKE-ETCD is given beside endpoints."
+  (let ((password (store-password user password-file)))
+    (append (when credentials (list :credentials credentials))
+            (when user (list :user user :password password))
+            (when metrics (list :metrics metrics))
+            (when tracing (list :observer tracing)))))
+
+(defun refuse-access (name credentials user)
+  "Refuse CREDENTIALS and USER for the store NAME if that is in memory."
+  (when (and (string= "memory" name) (or credentials user))
+    (refuse "the store memory speaks no TLS and has no users")))
+
 ;;; Being a node
 
-(defun call-with-named-store (function name credentials)
-  "Call FUNCTION with the store NAME, a client of etcd with CREDENTIALS, and a list of services by
-which others reach it: those of an engine in memory, which is there for this process alone
-otherwise."
+(defun call-with-named-store (function name options)
+  "Call FUNCTION with the store NAME, a client of etcd with OPTIONS of MAKE-ETCD, and a list of
+services by which others reach it: those of an engine in memory, which is there for this process
+alone otherwise and takes no options."
   (let* ((engine (and (string= "memory" name) (memory:make-engine)))
-         (store (cond (engine (memory:connect engine))
-                      (credentials (cluster:open-store name :credentials credentials))
-                      (t (cluster:open-store name)))))
+         (store (if engine
+                    (memory:connect engine)
+                    (apply #'cluster:open-store name options))))
     (unwind-protect (funcall function store (and engine (list engine)))
       (etcd:close-etcd store)
       (when engine (memory:close-engine engine)))))
@@ -84,23 +123,23 @@ whose sessions last SECONDS, unless that is nil."
 
 (defun superseded-p (node) (eq :superseded (cluster:node-state node)))
 
-(defun be-member (node metrics-url prepare)
-  "Say that NODE is a member, and where its metrics are; return when the process is told to end, or
-another has its name. PREPARE is as for AWAIT-ENDING-SIGNAL."
+(defun be-member (node lines prepare)
+  "Say that NODE is a member, and then LINES; return when the process is told to end, or another has
+its name. PREPARE is as for AWAIT-ENDING-SIGNAL."
   (let ((end nil))
     (await-ending-signal
      (lambda ()
-       (format t "~{listening on ~A~%~}~@[metrics at ~A~%~]"
-               (grpc:server-addresses (cluster:node-server node)) metrics-url)
+       (format t "~{listening on ~A~%~}~{~A~%~}"
+               (grpc:server-addresses (cluster:node-server node)) lines)
        (when (superseded-p node) (funcall end)))
      nil
      (lambda (function)
        (setf end function)
        (funcall prepare function)))))
 
-(defun run-node (name drain metrics-url arguments)
+(defun run-node (name drain lines arguments)
   "Be the node NAME, of START-NODE with ARGUMENTS, until the process is told to end, then for DRAIN
-seconds at most. Return the exit code."
+seconds at most. LINES are printed once it is a member. Return the exit code."
   (let* ((stop (lambda ()))
          (node (handler-case (apply #'cluster:start-node name
                                     :on-join #'note-join
@@ -109,7 +148,7 @@ seconds at most. Return the exit code."
                  (misuse (condition) (refuse "~A" condition)))))
     (unwind-protect
          (progn
-           (be-member node metrics-url (lambda (end) (setf stop end)))
+           (be-member node lines (lambda (end) (setf stop end)))
            (if (superseded-p node) +superseded-code+ 0))
       (cluster:stop-node node :drain drain))))
 
@@ -127,6 +166,12 @@ seconds at most. Return the exit code."
       (store-cert "FILE" #'identity nil
                   "The certificates to show etcd, which knows its users by their common names.")
       (store-key "FILE" #'identity nil "The private key of --store-cert.")
+      (store-user "NAME" #'identity nil
+                  "Be this user of etcd. Without --store-ca the password crosses the network as it
+      is.")
+      (store-password-file "FILE" #'identity nil
+                           "The password of --store-user is the first line of FILE, which is read
+      again whenever etcd wants it; without this, it is in the variable CLGRPC_STORE_PASSWORD.")
       (cluster "NAME" #'identity "default" "Which cluster.")
       (advertise "ADDRESS" (address-parser 1) nil
                  "Where others reach the node, if that is not where it listens.")
@@ -144,13 +189,7 @@ seconds at most. Return the exit code."
               "Work on workflows as well, with steps to try: echo returns its input, sleep does so
       after as many seconds as that says, fail fails.")
       (drain "SECONDS" #'parse-seconds 10 "How long calls may go on when it is told to end.")
-      (metrics "ADDRESSES" (addresses-parser 0) nil
-               "Tell Prometheus of metrics, at /metrics, and others of health, at /healthz, where
-      these are, over HTTP. Whoever reaches ADDRESSES may look.")
-      (log-level "LEVEL" (choice-parser :debug :info :warning :error :none) :warning
-                 "What is logged, to the standard error.")
-      (log-format "FORMAT" (choice-parser :text :json) :text
-                  "How: a line of text, or of JSON, for each event.")
+      telemetry
       server-tls))
     "Be a node of a cluster: serve clgrpc.cluster.v1.Cluster, clgrpc.workflow.v1.Workflow, health
 and reflection, and be a member until SIGTERM or SIGINT. Prints `listening on ADDRESS` when it is
@@ -160,24 +199,40 @@ if another process has taken its name. See doc/cluster.md."
   (unless name (refuse "--name is missing"))
   (unless store (refuse "--store is missing"))
   (tune-collector)
-  (setf *log-function* (log-writer :level log-level :format log-format))
-  (let ((counted (and metrics (grpc:make-metrics)))
-        (health (make-instance 'grpc:health-service)))
-    (call-with-pages
-     metrics nil counted nil health
-     (lambda (metrics-url console-url)
-       (declare (ignore console-url))
-       (call-with-named-store
-        (lambda (store engines)
-          (call-with-workflows
-           (lambda (workflows)
-             (run-node name drain metrics-url
-                       (list :store store :cluster cluster :listen listen :address advertise
-                             :labels label :lease-seconds lease-seconds :if-taken if-taken
-                             :identity-required require-identity :metrics counted
-                             :credentials (server-credentials tls-cert tls-key tls-other
-                                                              client-ca)
-                             :services (list* health workflows
-                                              (append engines (grpc:reflection-services))))))
-           store namespace counted health (and worker name) lease-seconds))
-        store (store-credentials store-ca store-cert store-key))))))
+  (begin-logging log-level log-format access-log)
+  (let* ((counted (and (or otlp metrics) (grpc:make-metrics)))
+         (tracing (make-tracing trace-sample otlp))
+         (access-log (and access-log (grpc:make-access-log :ratio access-log)))
+         (health (make-instance 'grpc:health-service))
+         (credentials (store-credentials store-ca store-cert store-key))
+         (options (store-options credentials store-user store-password-file counted tracing))
+         (exporter nil))
+    (refuse-access store credentials store-user)
+    (unwind-protect
+         (progn
+           (setf exporter (begin-exporting otlp counted tracing))
+           (call-with-pages
+            metrics nil counted nil health
+            (lambda (metrics-url console-url)
+              (declare (ignore console-url))
+              (call-with-named-store
+               (lambda (store engines)
+                 (call-with-workflows
+                  (lambda (workflows)
+                    (run-node name drain
+                              (append (when metrics-url
+                                        (list (format nil "metrics at ~A" metrics-url)))
+                                      (telemetry-lines trace-sample otlp))
+                              (list :store store :cluster cluster :listen listen
+                                    :address advertise :labels label
+                                    :lease-seconds lease-seconds :if-taken if-taken
+                                    :identity-required require-identity :metrics counted
+                                    :observer (remove nil (list tracing access-log))
+                                    :credentials (server-credentials tls-cert tls-key tls-other
+                                                                     client-ca)
+                                    :services (list* health workflows
+                                                     (append engines
+                                                             (grpc:reflection-services))))))
+                  store namespace counted health (and worker name) lease-seconds))
+               store options))))
+      (end-exporting exporter))))

@@ -89,42 +89,6 @@ to end. PREPARE is called first, with a function that any thread may call to hav
     ;; who is told to end again does not drain
     (dolist (signal endings) (loop:on-signal control signal nil))))
 
-(defun call-with-web (addresses handlers url function)
-  "Call FUNCTION with what URL, a function of a server, returns for one on ADDRESSES that answers
-HTTP by HANDLERS; with nil if ADDRESSES are nil."
-  (if (null addresses)
-      (funcall function nil)
-      (let ((server (grpc:start-server '() :listen addresses :http handlers)))
-        (unwind-protect (funcall function (funcall url server))
-          (grpc:stop-server server :drain 0)))))
-
-(defun call-with-pages (metrics-addresses console-addresses metrics console health function)
-  "Call FUNCTION with where METRICS, with HEALTH beside them, and CONSOLE are shown, each on its
-addresses; with nil for what has none."
-  (call-with-web
-   metrics-addresses (and metrics-addresses
-                          (list (grpc:metrics-handler metrics) (grpc:health-handler health)))
-   (lambda (server) (format nil "http://~A/metrics" (grpc:server-address server)))
-   (lambda (metrics-url)
-     (call-with-web
-      console-addresses (and console (list (grpc:console-handler console)))
-      (lambda (server) (grpc:console-url console server))
-      (lambda (console-url) (funcall function metrics-url console-url))))))
-
-(defun serve-tracing (ratio otlp)
-  "Tracing that records RATIO of the traces that begin here. Without OTLP nobody takes the spans, so
-few are kept."
-  (apply #'grpc:make-tracing :sampler `(:parent-based (:trace-id-ratio ,ratio))
-         (if otlp '() '(:max-queued-spans 1))))
-
-(defun telemetry-lines (trace-sample otlp)
-  "Lines that say how many traces are recorded, if TRACE-SAMPLE is a ratio, and what goes to the
-collector at OTLP, if that is not nil."
-  (append (when trace-sample
-            (list (format nil "recording ~F of the traces that begin here~:[, for the log only~;~]"
-                          trace-sample otlp)))
-          (when otlp (list (format nil "exporting metrics and spans to ~A" otlp)))))
-
 ;;; In etcd
 
 (defstruct (place (:copier nil))
@@ -201,24 +165,7 @@ nil. FUNCTION stops SERVER. ADDRESS, WEIGHT and ZONE are as for DISCOVERY:REGIST
                           "The largest message accepted, in octets.")
       (limits "NAME=VALUE" #'parse-limits '()
               "Any options that doc/limits.md has for servers, several with commas between.")
-      (log-level "LEVEL" (choice-parser :debug :info :warning :error :none) :warning
-                 "What is logged, to the standard error: events from debug, info, warning or error
-      on, or none. GRPC_TRACE switches on tracers, as doc/observability.md has them.")
-      (log-format "FORMAT" (choice-parser :text :json) :text
-                  "How: a line of text, or of JSON, for each event.")
-      (access-log "[RATIO]" #'parse-ratio nil
-                  "Log each call, or a share from 0 to 1 of them and all that fail;
-      doc/observability.md has what the events say. The level of the log is info at least.")
-      (metrics "ADDRESSES" (addresses-parser 0) nil
-               "Tell Prometheus of metrics, at /metrics, and others of health, at /healthz, where
-      these are, over HTTP. Whoever reaches ADDRESSES may look.")
-      (otlp "ADDRESS" (address-parser 1) nil
-            "Tell the OpenTelemetry collector there of metrics and spans, as doc/monitoring.md has
-      it; variables such as OTEL_SERVICE_NAME are obeyed.")
-      (trace-sample "RATIO" #'parse-ratio nil
-                    "Trace calls, and record so many of the traces that begin here, from 0 to 1; of
-      those that begin elsewhere the caller has decided. Without this, --otlp records all. The
-      log's events have the ids of traces, recorded or not.")
+      telemetry
       (binary-log "FILE" #'identity nil
                   "Write a binary log (gRFC A16) to FILE, of all calls or of those that
       GRPC_BINARY_LOG_FILTER is for; `clgrpc binlog FILE` prints it.")
@@ -244,17 +191,13 @@ running calls end and exits with 0. Prints `listening on ADDRESS` for each when 
 SIGUSR1 a line `turns=N calls=N`: the turns of the event loops and the calls served."
   (multiple-value-bind (services execution) (offered-services services)
     (tune-collector)
-    (setf *log-function* (log-writer :level (if (and access-log (not (eq :debug log-level)))
-                                                :info
-                                                log-level)
-                                     :format log-format))
+    (begin-logging log-level log-format access-log)
     (let* ((counted (and (or otlp metrics console) (grpc:make-metrics)))
            (shown (and console
                        (grpc:make-console
                         :metrics counted
                         :remote (notevery #'console:loopback-address-p console))))
-           (trace-sample (or trace-sample (and otlp 1)))
-           (tracing (and trace-sample (serve-tracing trace-sample otlp)))
+           (tracing (make-tracing trace-sample otlp))
            (access-log (and access-log (grpc:make-access-log :ratio access-log)))
            (binary-log (and binary-log (open-binary-log binary-log)))
            (health (make-instance 'grpc:health-service)))
@@ -272,8 +215,7 @@ SIGUSR1 a line `turns=N calls=N`: the turns of the event loops and the calls ser
                                :observer (remove nil
                                                  (list counted tracing access-log binary-log shown))
                                (append limits (list :max-receive-octets max-receive-octets))))
-                (exporter (and otlp (grpc:make-otlp-exporter otlp :metrics counted
-                                                                  :tracing tracing))))
+                (exporter (begin-exporting otlp counted tracing)))
            (when collect
              (sb-thread:make-thread #'collect-at-each-line :name "clgrpc collect"))
            (call-with-registration
@@ -290,5 +232,5 @@ SIGUSR1 a line `turns=N calls=N`: the turns of the event loops and the calls ser
                             (telemetry-lines trace-sample otlp)))
                 (grpc:stop-server server)
                 (when binary-log (grpc:close-binary-log binary-log))
-                (when exporter (grpc:stop-exporter exporter :timeout 5))))))))))
+                (end-exporting exporter)))))))))
   0)

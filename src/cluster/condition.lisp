@@ -38,7 +38,8 @@ process has taken the name over, or this one has joined again since.")
 
 (defparameter *etcd-statuses*
   '((etcd:unavailable :unavailable) (etcd:overloaded :resource-exhausted)
-    (etcd:space-exceeded :resource-exhausted))
+    (etcd:space-exceeded :resource-exhausted)
+    (etcd:compacted :out-of-range) (etcd:future-revision :out-of-range))
   "The statuses of what the store says; :internal for the rest.")
 
 (defun condition-status (condition)
@@ -48,6 +49,5 @@ process has taken the name over, or this one has joined again since.")
     (typecase condition
       (misuse :invalid-argument)
       (cluster-error (status-in *statuses*))
-      (etcd:compacted :out-of-range)
       (etcd:etcd-error (or (status-in *etcd-statuses*) :internal))
       (t :internal))))

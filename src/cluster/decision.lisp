@@ -3,13 +3,15 @@
 ;;;; Generations: a member's is the revision of the store, and 1, that was read before its entry was
 ;;;; written there. Whatever an earlier member of the name has was written at or before that
 ;;;; revision, so its generation is less. Of two that read the same revision one writes, since the
-;;;; other's transaction finds an entry that it has not read.
+;;;; other's transaction finds an entry that it has not read. Where the store has gone back to older
+;;;; data, and so to lower revisions, the generations that are known still count.
 
 (in-package #:clgrpc.cluster)
 
-(defun next-generation (revision)
-  "The generation of a member that joins behind REVISION, which the store is at."
-  (1+ revision))
+(defun next-generation (revision existing known)
+  "The generation of a member that joins behind REVISION, which the store is at, where there is
+EXISTING, a member of its name or nil, and who joins had KNOWN, 0 for none."
+  (1+ (max revision known (if existing (member-generation existing) 0))))
 
 (defun decide-join (existing asked if-taken &optional (known 0))
   "What becomes of it if ASKED, a member, is to join where there is EXISTING, a member of its name

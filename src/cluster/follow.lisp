@@ -41,18 +41,25 @@ as for its JSON. From any thread."
 with :members, a list of all members by name, and their revision; or with :changes, a list of
 changes of one revision, and that. With REVISION 0 the members come first; otherwise changes from
 that revision on. When the node goes, the next that CHANNEL reaches is asked from there, so that
-each change is told once, in order; if the store has compacted what was to follow, all members come
-again. Returns only by a non-local exit of FUNCTION, or an RPC-ERROR: one that does not pass, or the
-last after PATIENCE-SECONDS without an answer. From any thread but a loop's."
-  (let ((end (loop:notice-end patience-seconds)))
+each change is told once, in order; if the store has compacted what was to follow, or has gone back
+to older data, all members come again. Returns only by a non-local exit of FUNCTION, or an
+RPC-ERROR: one that does not pass, or the last when for PATIENCE-SECONDS no node has answered. From
+any thread but a loop's."
+  (let ((end nil))                      ; when patience ends; nil while a node answers
     (loop
       (handler-case
           (rpc:with-call (call (methods:watch channel (pb:make-watch-request :revision revision)))
+            ;; a node that is asked answers at once, though nothing may happen for long
+            (rpc:call-metadata call)
+            (unless (rpc:call-status call) (setf end nil))
             (loop for response = (rpc:receive call)
                   while response
                   do (setf revision (take-response function response)
-                           end (loop:notice-end patience-seconds))))
-        (status:out-of-range () (setf revision 0))
+                           end nil)))
+        (status:out-of-range (condition)
+          (when (zerop revision) (error condition))
+          (setf revision 0))
         ((or status:unavailable status:resource-exhausted status:cancelled) (condition)
+          (unless end (setf end (loop:notice-end patience-seconds)))
           (when (<= end (loop:world-now)) (error condition))))
       (sleep +follow-pause-seconds+))))

@@ -1,10 +1,12 @@
-;;;; The hub of a node: it watches the members in the store, keeps the node's view of them, and
-;;;; tells its listeners and the watchers of the service. One watch of the store serves them all.
+;;;; The hub of a node: it mirrors the members in the store, keeps the node's view of them, and
+;;;; tells its listeners and the watchers of the service. One mirror of the store serves them all.
 ;;;;
 ;;;; A watcher is a call that has been told all changes before its NEXT revision. It is told what
 ;;;; the view remembers from there on, as far as its call takes it. If the view remembers no more
 ;;;; what it wants (it asks for what was before this node, or was slow), it gets a FEED, a watch of
-;;;; the store of its own, until it has come to what the view has.
+;;;; the store of its own, until it has come to what the view has. If the store has gone back to
+;;;; older data, revisions mean something else than before: the calls of all watchers end with
+;;;; OUT_OF_RANGE, and they begin anew.
 ;;;;
 ;;;; LOCK is of all of these. Nothing waits while it is held, and no code of users runs.
 
@@ -29,8 +31,10 @@
   (bell (sb-thread:make-waitqueue :name "clgrpc cluster") :read-only t) ; the view has changed
   (listeners '() :type list)            ; functions of changes, called on the watch's thread
   (watchers '() :type list)             ; calls that are told
+  (on-watchers nil :type (or null function)) ; of how many they are, whenever that changes
   (feeds 0 :type index)                 ; how many of them have feeds
-  (watch nil :type (or null etcd:watch)) ; of the store
+  (beginning (sb-thread:make-mutex :name "clgrpc cluster mirror") :read-only t) ; of MIRROR's change
+  (mirror nil :type (or null etcd:mirror)) ; of the store
   (closed nil :type boolean))           ; it is to end
 
 (declaim (sb-ext:freeze-type watcher hub))
@@ -122,13 +126,16 @@
       (setf (watcher-feed watcher) nil)))
   (when condition (end-watcher watcher condition)))
 
-(defun feed-changes (changes)
-  "The changes of a cluster that CHANGES of the store, each with what was before, are."
+(defun put-member (change cluster)
+  "The member of CLUSTER that CHANGE of the store has put, or nil."
+  (and (eq :put (etcd:change-kind change))
+       (entry-member (etcd:change-entry change) cluster)))
+
+(defun feed-changes (changes cluster)
+  "The changes of CLUSTER that CHANGES of the store, each with what was before, are."
   (loop for change in changes
-        append (member-changes
-                (entry-member (etcd:change-previous change))
-                (and (eq :put (etcd:change-kind change))
-                     (entry-member (etcd:change-entry change))))))
+        append (member-changes (entry-member (etcd:change-previous change) cluster)
+                               (put-member change cluster))))
 
 (defun take-feed (hub watcher changes revision)
   "Tell WATCHER the CHANGES of the store at REVISION, waiting for room; end its feed once the view
@@ -137,7 +144,7 @@ has what follows."
     (handler-case
         (progn
           (when (<= (watcher-next watcher) revision)
-            (let ((changes (feed-changes changes)))
+            (let ((changes (feed-changes changes (hub-cluster hub))))
               (when changes
                 (rpc:send (watcher-call watcher) (changes-response revision changes))))
             (setf (watcher-next watcher) (1+ revision)))
@@ -149,6 +156,11 @@ has what follows."
         (end-feed hub watcher nil)
         (when (typep feed 'etcd:watch) (etcd:cancel-watch feed))))))
 
+(defun count-watchers (hub)
+  "Tell who wants to know how many watch. The lock is held."
+  (when (hub-on-watchers hub)
+    (funcall (hub-on-watchers hub) (length (hub-watchers hub)))))
+
 (defun add-watcher (hub watcher)
   "Tell WATCHER what it wants from now on. Signal OVERLOADED if there are as many as there may be."
   (with-hub (hub)
@@ -157,12 +169,23 @@ has what follows."
     ;; one that has ended may have been removed already
     (unless (rpc:call-status (watcher-call watcher))
       (push watcher (hub-watchers hub))
+      (count-watchers hub)
       (tell-watcher hub watcher))))
+
+(defun check-revision (hub revision)
+  "If the view of HUB is before what comes before REVISION, it may be late. If the store is, too, it
+has gone back: signal FUTURE-REVISION, since nothing would be told until it had been there again."
+  (when (< (with-hub (hub) (view-revision (hub-view hub))) (1- revision))
+    (let ((now (nth-value 2 (fetch-entry (hub-store hub) (hub-cluster hub) "-"))))
+      (when (< now (1- revision))
+        (error 'etcd:future-revision
+               :text (format nil "the store is at revision ~D, before ~D" now revision))))))
 
 (defun remove-watcher (hub watcher)
   "WATCHER's call has ended. From its loop, so this waits for nothing."
   (let ((feed (with-hub (hub)
                 (setf (hub-watchers hub) (delete watcher (hub-watchers hub)))
+                (count-watchers hub)
                 (watcher-feed watcher))))
     (when (typep feed 'etcd:watch)
       (end-feed hub watcher nil)
@@ -188,37 +211,55 @@ has what follows."
       (loop:guarding (:cluster-listener-error) (funcall listener changes)))))
 
 (defun take-changes (hub changes revision)
-  "CHANGES of the store have made REVISION."
-  (let* ((prefix (length (members-prefix (hub-cluster hub))))
+  "CHANGES of the store have made REVISION. What nobody may be called has not changed anything."
+  (let* ((cluster (hub-cluster hub))
          (noted (with-hub (hub)
                   (let ((noted (loop for change in changes
-                                     for entry = (etcd:change-entry change)
-                                     append (note-event (hub-view hub)
-                                                        (subseq (etcd:entry-key entry) prefix)
-                                                        (and (eq :put (etcd:change-kind change))
-                                                             (entry-member entry))
-                                                        revision))))
+                                     for name = (entry-name (etcd:change-entry change) cluster)
+                                     when name
+                                       append (note-event (hub-view hub) name
+                                                          (put-member change cluster)
+                                                          revision))))
                     (note-changed hub noted)
                     noted))))
     (tell-listeners hub noted)))
 
+(defun turn-away-watchers (hub before now)
+  "The store has gone back from the revision BEFORE to NOW: have those begin anew who have been told
+anything."
+  (let ((condition (make-condition 'etcd:future-revision
+                                   :text (format nil "the store has gone back from revision ~D ~
+                                                      to ~D" before now))))
+    (dolist (watcher (with-hub (hub)
+                       (remove-if #'zerop (hub-watchers hub) :key #'watcher-next)))
+      (end-watcher watcher condition))))
+
+(defun take-entries (hub entries revision)
+  "ENTRIES are all that the store has of members, at REVISION."
+  (let* ((members (entries-members entries (hub-cluster hub))) (view (hub-view hub))
+         (before (view-revision view)))
+    (when (< revision before) (turn-away-watchers hub before revision))
+    (tell-listeners hub (with-hub (hub)
+                          (let ((changes (note-snapshot view members revision)))
+                            (note-changed hub changes)
+                            changes)))))
+
 (defun begin-following (hub)
   "Take the members as they are, and have the store tell what becomes of them. Signal an
 ETCD-ERROR."
-  (multiple-value-bind (members revision) (fetch-members (hub-store hub) (hub-cluster hub))
-    (let ((changes (with-hub (hub)
-                     (let ((changes (note-snapshot (hub-view hub) members revision)))
-                       (note-changed hub changes)
-                       changes))))
-      (tell-listeners hub changes))
-    (let ((watch (etcd:watch (hub-store hub)
-                             (lambda (changes revision) (take-changes hub changes revision))
-                             :prefix (members-prefix (hub-cluster hub)) :revision (1+ revision)
-                             :on-end (lambda (condition) (follow-anew hub condition)))))
-      (when (with-hub (hub)
-              (setf (hub-watch hub) watch)
-              (hub-closed hub))
-        (etcd:cancel-watch watch)))))
+  (let ((mirror nil))
+    (when (sb-thread:with-mutex ((hub-beginning hub))
+            (setf mirror (etcd:mirror (hub-store hub)
+                                      (lambda (kind items revision)
+                                        (ecase kind
+                                          (:entries (take-entries hub items revision))
+                                          (:changes (take-changes hub items revision))))
+                                      :prefix (members-prefix (hub-cluster hub))
+                                      :on-end (lambda (condition) (follow-anew hub condition))))
+            (with-hub (hub)
+              (setf (hub-mirror hub) mirror)
+              (hub-closed hub)))
+      (etcd:cancel-mirror mirror))))
 
 (defun pause-hub (hub)
   "Wait for +PAUSE-SECONDS+ or until HUB is closed."
@@ -229,12 +270,14 @@ ETCD-ERROR."
             do (loop:await-notice (hub-bell hub) (hub-lock hub) end)))))
 
 (defun follow-anew (hub condition)
-  "The watch of HUB has ended by CONDITION, on whose thread this is: begin again, until that works."
-  (log-event :warning :cluster-watch-ended :cluster (hub-cluster hub)
-                                           :condition (princ-to-string condition))
-  (loop until (hub-closed hub)
-        do (handler-case (return (begin-following hub))
-             (etcd:etcd-error () (pause-hub hub)))))
+  "The mirror of HUB has ended by CONDITION, on whose thread this is: begin anew, until that works."
+  (loop
+    (log-event :warning :cluster-watch-ended :cluster (hub-cluster hub)
+                                             :condition (princ-to-string condition))
+    (pause-hub hub)
+    (when (hub-closed hub) (return))
+    (handler-case (return (begin-following hub))
+      (error (error) (setf condition error)))))
 
 (defun open-hub (store cluster)
   "Return a hub that follows CLUSTER in STORE. Signal an ETCD-ERROR."
@@ -244,11 +287,11 @@ ETCD-ERROR."
 
 (defun close-hub (hub)
   "Have HUB follow the store no longer. Not from its listeners."
-  (let ((watch (with-hub (hub)
-                 (setf (hub-closed hub) t)
-                 (sb-thread:condition-broadcast (hub-bell hub))
-                 (hub-watch hub))))
-    (when watch (etcd:cancel-watch watch))))
+  (let ((mirror (with-hub (hub)
+                  (setf (hub-closed hub) t)
+                  (sb-thread:condition-broadcast (hub-bell hub))
+                  (hub-mirror hub))))
+    (when mirror (etcd:cancel-mirror mirror))))
 
 (defun add-listener (hub function)
   "Have FUNCTION called with the changes of each revision, a list, on a thread that may wait a
@@ -260,7 +303,12 @@ little, and that nothing else is told by meanwhile."
   (with-hub (hub) (values (view-list (hub-view hub)) (view-revision (hub-view hub)))))
 
 (defun hub-member (hub name)
-  (with-hub (hub) (view-member (hub-view hub) name)))
+  "The member NAME that HUB knows, or nil, and the revision of which that is so."
+  (with-hub (hub) (values (view-member (hub-view hub) name) (view-revision (hub-view hub)))))
+
+(defun hub-count (hub)
+  "How many members HUB knows."
+  (with-hub (hub) (hash-table-count (view-members (hub-view hub)))))
 
 (defun await-view (hub predicate seconds)
   "Wait at most SECONDS until PREDICATE is true of the members of HUB, a list; return what it has

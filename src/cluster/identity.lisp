@@ -1,7 +1,8 @@
 ;;;; Who may be whom: with mutual TLS a peer is one of the names that its certificate has, and may
 ;;;; join, renew and leave as that one only. The names are the alternative names of kind DNS in
 ;;;; full, and of a SPIFFE identity what stands behind the last slash; a certificate that has
-;;;; neither is for the common name of its subject.
+;;;; neither is for the common name of its subject. Upper and lower case are not the same, since
+;;;; "a" and "A" are two members.
 
 (in-package #:clgrpc.cluster)
 
@@ -33,7 +34,7 @@ name, or it has shown none and none is REQUIRED."
     (cond (certificate
            (let ((names (identity-names (os:certificate-names certificate)
                                         (os:certificate-subject certificate))))
-             (unless (find name names :test #'string-equal)
+             (unless (find name names :test #'string=)
                (refuse-membership 'identity-refused
                                   "the certificate is for ~:[nobody~;~:*~{~A~^, ~}~], not for ~A"
                                   (mapcar #'visible-text names) (visible-text name)))))

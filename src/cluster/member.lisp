@@ -127,14 +127,32 @@ alist of strings, :lease-seconds, 10 by default, :instance, what its process cal
   "MAP, of a message, as an alist in the order of the names."
   (sort (protobuf:map-alist map) #'string< :key #'car))
 
-(defun entry-member (entry)
-  "The member that ENTRY of the store is; nil for nil, and for what is no member."
-  (and entry
-       (handler-case (message-member (protobuf:parse-message 'pb:member (etcd:entry-value entry)))
-         (protobuf:protobuf-error (condition)
-           (log-event :warning :cluster-entry-unreadable :key (etcd:entry-key entry)
-                                                         :condition (princ-to-string condition))
-           nil))))
+(defun entry-name (entry cluster)
+  "Whose key ENTRY of the store has, which is below the prefix of CLUSTER's members: a name, or nil
+if nobody may be called so. Keys are octets; others than we may write there what they like."
+  (let ((name (map 'string #'code-char
+                   (subseq (etcd:entry-key-octets entry) (length (members-prefix cluster))))))
+    (and (name-p name) name)))
+
+(defun parse-entry (entry name)
+  "The member NAME that ENTRY is. Signal a CLGRPC-ERROR if it is none, or one that nobody could be
+told of."
+  (let ((member (check-member (message-member (protobuf:parse-message
+                                               'pb:member (etcd:entry-value entry))))))
+    (unless (string= name (member-name member))
+      (misuse "It is of ~A." (visible-text (member-name member))))
+    (protobuf:unix-time-timestamp (member-joined member))
+    member))
+
+(defun entry-member (entry cluster)
+  "The member of CLUSTER that ENTRY of the store is; nil for nil, and for what is no member."
+  (let ((name (and entry (entry-name entry cluster))))
+    (and name
+         (handler-case (parse-entry entry name)
+           (clgrpc-error (condition)
+             (log-event :warning :cluster-entry-unreadable
+                        :key (member-key cluster name) :condition (princ-to-string condition))
+             nil)))))
 
 (defun renewed-member (member &key (address (member-address member))
                                 (state (member-state member))

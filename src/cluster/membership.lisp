@@ -19,7 +19,7 @@ could not be done."
 (defun fetch-entry (store cluster name)
   "The entry of the member NAME, or nil; the member; and the revision of the store."
   (multiple-value-bind (entry revision) (etcd:fetch store (member-key cluster name))
-    (values entry (entry-member entry) revision)))
+    (values entry (entry-member entry cluster) revision)))
 
 (defun unchanged (key entry)
   "The comparison that KEY's entry is still ENTRY, or that there is none if that is nil."
@@ -39,12 +39,18 @@ more. LEASE is as for PUT."
       (declare (ignore values))
       (and done revision))))
 
+(defun entries-members (entries cluster)
+  "The members of CLUSTER that ENTRIES of the store are, by name."
+  (loop for entry in entries
+        for member = (entry-member entry cluster)
+        when member collect member))
+
 (defun fetch-members (store cluster)
   "Return the members of CLUSTER, a name, in STORE, a list by name, and the revision of the store
 that they are of. Signal an ETCD-ERROR. From any thread."
   (multiple-value-bind (entries revision)
       (etcd:fetch-entries store :prefix (members-prefix (check-name cluster "cluster")))
-    (values (remove nil (mapcar #'entry-member entries)) revision)))
+    (values (entries-members entries cluster) revision)))
 
 ;;; Joining
 
@@ -82,8 +88,9 @@ is, the revision, and whether it was that already."
             existing)
            (:enter
             (unless entry (check-room store cluster max-members))
-            (let ((member (renewed-member asked :generation (next-generation revision)
-                                                :lease-seconds (etcd:lease-seconds lease))))
+            (let ((member (renewed-member
+                           asked :generation (next-generation revision existing known)
+                                 :lease-seconds (etcd:lease-seconds lease))))
               (and (setf at (write-or-look store cluster member entry lease))
                    member))))))
      at already)))
@@ -140,5 +147,15 @@ true, or nil if there is no such member: that of another generation stays. Signa
 From any thread."
   (let ((entry (announce store cluster (check-name name "member") generation)))
     (when entry
-      (etcd:revoke-lease (etcd:lease-by-number store (etcd:entry-lease entry)))
+      (if (plusp (etcd:entry-lease entry))
+          (etcd:revoke-lease (etcd:lease-by-number store (etcd:entry-lease entry)))
+          (remove-member store cluster name generation))
       t)))
+
+(defun remove-member (store cluster name generation)
+  "Remove the member NAME of GENERATION, whose entry somebody has put without a lease."
+  (deciding-anew (name)
+    (multiple-value-bind (entry existing) (fetch-entry store cluster name)
+      (or (not (eq :alive (decide-life existing generation)))
+          (etcd:transact store :when (list (unchanged (member-key cluster name) entry))
+                               :then (list (list :remove (member-key cluster name))))))))

@@ -1,9 +1,10 @@
 ;;;; Nodes: a server that is a member of a cluster from START-NODE to STOP-NODE. It joins under a
 ;;;; lease of its own, which a thread keeps alive, and knows who else is there.
 ;;;;
-;;;; A node is a member while its state is :member. If its lease ends, it is :lost, and joins again,
-;;;; as a new generation, when the store can be reached; if another process has taken its name, it
-;;;; is :superseded for good, and does not fight for the name.
+;;;; A node is a member while its state is :member. If its lease ends, or its entry is gone, it is
+;;;; :lost, and joins again, as a new generation, when the store can be reached; if another process
+;;;; has taken its name, it is :superseded for good, and does not fight for the name. Either way it
+;;;; gives its lease back.
 
 (in-package #:clgrpc.cluster)
 
@@ -60,8 +61,8 @@ member."
   (member-instance (node-asked node)))
 
 (defun node-state (node)
-  "Whether NODE is a member: :joining; :member; :lost, its lease has ended, or may have;
-:superseded, there is another of its name; :leaving or :stopped. From any thread."
+  "Whether NODE is a member: :joining; :member; :lost, its lease has ended, or may have, or its
+entry is gone; :superseded, there is another of its name; :leaving or :stopped. From any thread."
   (with-node-lock (node) (node-%state node)))
 
 (defun node-generation (node)
@@ -106,15 +107,40 @@ is true. Return what it has returned last. From any thread but those of ON-CHANG
         (metrics:record (meters-generation meters) (node-generation node) cluster name)))))
 
 (defun change-state (node from to)
-  "Have NODE be in the state TO if it is in one of FROM, a list. Return false if it is not."
+  "Have NODE be in the state TO if it is in one of FROM, a list. Return the state that it was in,
+nil if that is none of FROM; and the lease that it had, if any, which it has no more unless it is
+:leaving."
+  (multiple-value-bind (before lease)
+      (with-node-lock (node)
+        (let ((before (node-%state node)) (lease (node-%lease node)))
+          (when (member before from)
+            (setf (node-%state node) to
+                  (node-%lease node) (and (eq :leaving to) lease))
+            (sb-thread:condition-broadcast (node-bell node))
+            (values before lease))))
+    (when before (record-state node))
+    (values before lease)))
+
+(defun enter-state (node member lease)
+  "Have NODE, which has joined as MEMBER with LEASE, be a member; return false if it is to end."
   (when (with-node-lock (node)
-          (when (member (node-%state node) from)
-            (unless (member to '(:member :leaving)) (setf (node-%lease node) nil))
-            (setf (node-%state node) to)
+          (when (member (node-%state node) '(:joining :lost))
+            (setf (node-%generation node) (member-generation member)
+                  (node-%lease node) lease
+                  (node-%state node) :member)
             (sb-thread:condition-broadcast (node-bell node))
             t))
     (record-state node)
     t))
+
+(defun give-back (node lease &optional timeout)
+  "End LEASE, or nil, which NODE does not want any more, so that nobody renews it, and what was put
+with it goes. If the store cannot be told within TIMEOUT, it ends by itself."
+  (when lease
+    (handler-case (etcd:revoke-lease lease :timeout timeout)
+      (etcd:etcd-error (condition)
+        (log-event :warning :cluster-node-not-left :node (node-name node)
+                                                   :condition (princ-to-string condition))))))
 
 (defun tell-loss (node condition)
   "NODE is a member no more, by CONDITION."
@@ -125,24 +151,35 @@ is true. Return what it has returned last. From any thread but those of ON-CHANG
 
 (defun supersede (node member)
   "MEMBER has the name of NODE now."
-  (when (change-state node '(:member :lost :joining) :superseded)
-    (tell-loss node (make-condition
-                     'superseded
-                     :text (format nil "~A is of generation ~D now, at ~A" (member-name member)
-                                   (member-generation member)
-                                   (visible-text (member-address member)))))))
+  (multiple-value-bind (before lease) (change-state node '(:member :lost :joining) :superseded)
+    (when before
+      (tell-loss node (make-condition
+                       'superseded
+                       :text (format nil "~A is of generation ~D now, at ~A" (member-name member)
+                                     (member-generation member)
+                                     (visible-text (member-address member)))))
+      (give-back node lease 1))))
+
+(defun lose-membership (node generation control &rest arguments)
+  "NODE is no member any more as GENERATION, as CONTROL and ARGUMENTS say."
+  (when (= generation (node-generation node))
+    (multiple-value-bind (before lease) (change-state node '(:member) :lost)
+      (when before
+        (let ((meters (node-meters node)))
+          (when meters
+            (metrics:add (meters-losses meters) 1 (node-cluster node) (node-name node))))
+        (tell-loss node (make-condition 'membership-lost
+                                        :text (format nil "~?" control arguments)))
+        (when (node-rejoin-p node) (begin-joining node))
+        (give-back node lease 1)))))
 
 (defun note-lease-lost (node generation cause)
   "The lease that NODE had as GENERATION has ended, or may have, by CAUSE."
-  (when (and (= generation (node-generation node))
-             (change-state node '(:member) :lost))
-    (let ((meters (node-meters node)))
-      (when meters
-        (metrics:add (meters-losses meters) 1 (node-cluster node) (node-name node))))
-    (tell-loss node (make-condition 'membership-lost
-                                    :text (format nil "the lease of ~A has ended: ~A"
-                                                  (node-name node) cause)))
-    (when (node-rejoin-p node) (begin-joining node))))
+  (lose-membership node generation "the lease of ~A has ended: ~A" (node-name node) cause))
+
+(defun note-entry-gone (node generation)
+  "The entry that NODE had in the store as GENERATION is there no more."
+  (lose-membership node generation "the entry of ~A has gone from the store" (node-name node)))
 
 (defun join-node (node)
   "Have NODE be a member. Signal what JOIN-CLUSTER signals."
@@ -158,26 +195,27 @@ is true. Return what it has returned last. From any thread but those of ON-CHANG
                                  (if (with-node-lock (node) (or generation
                                                                 (not (setf early cause))))
                                      (note-lease-lost node generation cause))))
-      (declare (ignore revision))
-      (with-node-lock (node)
-        (setf (node-%generation node) (member-generation member)
-              (node-%lease node) lease
-              generation (member-generation member)))
-      (cond ((change-state node '(:joining :lost) :member)
+      (cond ((enter-state node member lease)
+             (with-node-lock (node) (setf generation (member-generation member)))
              (when early (note-lease-lost node generation early))
-             (look-for-successor node)
+             (look-back node revision)
              (when (and (node-on-join node) (eq :member (node-state node)))
                (loop:guarding (:cluster-listener-error) (funcall (node-on-join node) node))))
             ;; it is to end
-            (t (handler-case (etcd:revoke-lease lease :timeout 1)
-                 (etcd:etcd-error ())))))))
+            (t (give-back node lease 1))))))
 
-(defun look-for-successor (node)
-  "See whether somebody has taken the name of NODE, a member, while it did not know that it was
-one."
-  (let ((member (find-member node (node-name node))))
-    (when (and member (< (node-generation node) (member-generation member)))
-      (supersede node member))))
+(defun look-back (node revision)
+  "NODE knows only now that it is a member, which it became at REVISION: see what has become of its
+entry meanwhile."
+  (multiple-value-bind (member at) (hub-member (node-hub node) (node-name node))
+    (when (<= revision at)
+      (note-entry node member))))
+
+(defun note-entry (node member)
+  "In the place of NODE's name there is MEMBER, or nobody if it is nil."
+  (let ((generation (node-generation node)))
+    (cond ((null member) (note-entry-gone node generation))
+          ((< generation (member-generation member)) (supersede node member)))))
 
 (defun pause-node (node seconds)
   "Wait for SECONDS, or until NODE is not :lost any more. Return false if it is not."
@@ -210,23 +248,24 @@ one."
             (sb-thread:make-thread #'run-joiner :name "clgrpc cluster joiner"
                                                 :arguments (list node))))))
 
-(defun note-changes (node changes)
-  "CHANGES of the cluster, a list, have come to NODE."
+(defun count-changes (node changes)
+  "Count CHANGES of the cluster, a list, and the members that there are by now."
   (let ((meters (node-meters node)) (cluster (node-cluster node)) (name (node-name node)))
-    (dolist (change changes)
-      (let ((member (change-member change)))
-        (when meters
-          (metrics:add (meters-changes meters) 1 cluster name (change-kind change)))
-        (when (and (string= name (member-name member))
-                   (eq :joined (change-kind change))
-                   (eq :member (node-state node))
-                   (< (node-generation node) (member-generation member)))
-          (supersede node member))))
     (when meters
-      (metrics:record (meters-members meters) (length (node-members node)) cluster name)
-      (metrics:record (meters-watchers meters)
-                      (length (with-hub ((node-hub node)) (hub-watchers (node-hub node))))
-                      cluster name))))
+      (dolist (change changes)
+        (metrics:add (meters-changes meters) 1 cluster name (change-kind change)))
+      (metrics:record (meters-members meters) (hub-count (node-hub node)) cluster name))))
+
+(defun note-changes (node changes)
+  "CHANGES of the cluster, a list, have come to NODE: see what has become of its own entry."
+  (count-changes node changes)
+  (let ((own (find (node-name node) changes :from-end t :test #'string=
+                   :key (lambda (change) (member-name (change-member change))))))
+    (when (and own (eq :member (node-state node)))
+      (let ((member (change-member own)))
+        (cond ((not (member (change-kind own) '(:left :lost))) (note-entry node member))
+              ;; that of one that was before it is nothing to it
+              ((= (member-generation member) (node-generation node)) (note-entry node nil)))))))
 
 ;;; Its life
 
@@ -248,6 +287,14 @@ one."
 (defun observers (observer metrics)
   "OBSERVER, one or a list, and METRICS, if there are some, as a list."
   (remove nil (append (if (listp observer) observer (list observer)) (list metrics))))
+
+(defun watch-watchers (node)
+  "Have NODE's metrics say how many watch."
+  (let ((meters (node-meters node)) (cluster (node-cluster node)) (name (node-name node)))
+    (when meters
+      (flet ((note-count (count) (metrics:record (meters-watchers meters) count cluster name)))
+        (note-count 0)
+        (setf (hub-on-watchers (node-hub node)) #'note-count)))))
 
 (defun serve-node (node address services arguments)
   "Start the server of NODE, with its own services and SERVICES; others are to reach it at ADDRESS,
@@ -278,7 +325,8 @@ The node stays a member while its lease of LEASE-SECONDS, from 2 to 3600, is ren
 sees to; if it dies, or is cut off from the store, it is none any more within these and a second.
 IF-TAKEN says what becomes of it if there is a member of its name: :take-over, the later wins, or
 :refuse. When the lease was lost the node joins again, as a new generation, unless REJOIN is nil.
-ON-CHANGE is called with each list of changes of the cluster, in order; ON-LOSS with a CLUSTER-ERROR
+ON-CHANGE is called with each list of changes of the cluster, in order, and with the differences if
+the store has compacted what happened while it was out of reach; ON-LOSS with a CLUSTER-ERROR
 when the node is no member any more: MEMBERSHIP-LOST or SUPERSEDED; ON-JOIN with the node each time
 that it has become one. All of these run on threads of the node, which do nothing else meanwhile.
 METRICS, of MAKE-METRICS, counts joins, leaves and losses; OBSERVER is for the server. At most
@@ -302,6 +350,7 @@ START-SERVER signals. From any thread; end it with STOP-NODE."
                        :on-join on-join :meters (meters-of metrics)))
            (let ((hub (node-hub node)))
              (add-listener hub (lambda (changes) (note-changes node changes)))
+             (watch-watchers node)
              (when on-change (add-listener hub on-change)))
            (serve-node node address services
                        (list* :listen listen :observer (observers observer metrics)
@@ -321,26 +370,25 @@ START-SERVER signals. From any thread; end it with STOP-NODE."
 leave, and close what was opened for it. Return true if all calls ended by themselves. If the store
 cannot be reached NODE is gone all the same; the others see it until its lease ends. From any thread
 but the node's own."
-  (let ((before (node-state node)))
-    (if (member before '(:leaving :stopped))
+  (multiple-value-bind (before lease)
+      (change-state node '(:joining :member :lost :superseded) :leaving)
+    (if (null before)
         t
         (unwind-protect
              (progn
-               (change-state node '(:joining :member :lost :superseded) :leaving)
-               (when (eq :member before) (leave-in-store node #'announce))
-               (prog1 (or (null (node-server node))
-                          (server:stop-server (node-server node) :drain drain))
-                 (when (eq :member before) (leave-in-store node #'leave-cluster))))
+               (when lease (announce-leaving node))
+               (or (null (node-server node))
+                   (server:stop-server (node-server node) :drain drain)))
+          (give-back node lease)
           (when (node-joiner node) (sb-thread:join-thread (node-joiner node) :default nil))
           (close-cluster-service (node-service node))
           (when (node-own-store-p node) (etcd:close-etcd (node-store node)))
           (change-state node '(:leaving) :stopped)))))
 
-(defun leave-in-store (node function)
-  "Call FUNCTION, ANNOUNCE or LEAVE-CLUSTER, for NODE. If the store cannot be asked its lease ends
-by itself."
-  (handler-case (funcall function (node-store node) (node-cluster node) (node-name node)
-                         (node-generation node))
+(defun announce-leaving (node)
+  "Tell the others that NODE goes, if the store can be asked."
+  (handler-case (announce (node-store node) (node-cluster node) (node-name node)
+                          (node-generation node))
     (etcd:etcd-error (condition)
       (log-event :warning :cluster-node-not-left :node (node-name node)
                                                  :condition (princ-to-string condition)))))

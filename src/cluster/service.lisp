@@ -104,6 +104,9 @@ status."
       (when (minusp revision) (misuse "A revision is not negative, unlike ~D." revision))
       (when (service-stopping service)
         (status:fail :unavailable "the node is stopping"))
+      (check-revision hub revision)
+      ;; so that who asked knows that he is heard, though nothing may happen for long
+      (rpc:send-metadata call '())
       (rpc:on-cancel call (lambda () (remove-watcher hub watcher)))
       (rpc:on-writable call (lambda () (with-hub (hub) (tell-watcher hub watcher))))
       (add-watcher hub watcher)

@@ -7,6 +7,7 @@
 
 (defconstant +most-tries+ 30 "How often a change is tried that meets others.")
 (defconstant +most-sightings+ 10000 "States that a node remembers.")
+(defconstant +most-sighting-octets+ 16777216 "Octets of all of these, as the store has them.")
 
 (defun entry-state (entry)
   "The WorkflowState in ENTRY, or nil if that is."
@@ -15,10 +16,12 @@
 (defun entry-revision (entry)
   (if entry (etcd:entry-changed entry) 0))
 
-(defstruct (sighting (:constructor make-sighting (state revision)) (:copier nil))
+(defstruct (sighting (:constructor make-sighting (state revision &optional (octets 0)))
+                     (:copier nil))
   "A state as it was at some time, by ENTRY-STATE or as a draft has left it; nobody changes it."
   (state nil :type pb:workflow-state :read-only t) ; as it was
-  (revision 0 :type (integer 0) :read-only t)) ; at which it came to be so
+  (revision 0 :type (integer 0) :read-only t) ; at which it came to be so
+  (octets 0 :type (integer 0) :read-only t)) ; how long it is; 0 unless it is remembered
 
 (declaim (sb-ext:freeze-type sighting))
 
@@ -42,12 +45,34 @@
 ;;; not read the state: its transaction sees whether that is as it was. Nobody is refused anything
 ;;; because of an old sighting.
 
+(defun forget-state (node id)
+  "NODE does not remember the state of the workflow ID any more."
+  (let ((recent (node-recent node)))
+    (sb-ext:with-locked-hash-table (recent)
+      (let ((sighting (gethash id recent)))
+        (when sighting
+          (decf (node-recent-octets node) (sighting-octets sighting))
+          (remhash id recent))))))
+
+(defun forget-states (node)
+  "NODE does not remember any state any more."
+  (let ((recent (node-recent node)))
+    (sb-ext:with-locked-hash-table (recent)
+      (clrhash recent)
+      (setf (node-recent-octets node) 0))))
+
 (defun remember-state (node state revision)
-  "NODE has put STATE, which has made REVISION."
-  (let ((recent (node-recent node)) (id (pb:workflow-state-id state)))
-    (cond ((not (running-p state)) (remhash id recent))
-          (t (when (<= +most-sightings+ (hash-table-count recent)) (clrhash recent))
-             (setf (gethash id recent) (make-sighting state revision))))))
+  "NODE has put STATE, which has made REVISION. If there is no room for it, all is forgotten."
+  (let ((recent (node-recent node)) (id (pb:workflow-state-id state))
+        (octets (protobuf:serialized-size state)))
+    (sb-ext:with-locked-hash-table (recent)
+      (forget-state node id)
+      (when (running-p state)
+        (when (or (<= +most-sightings+ (hash-table-count recent))
+                  (< +most-sighting-octets+ (+ octets (node-recent-octets node))))
+          (forget-states node))
+        (setf (gethash id recent) (make-sighting state revision octets))
+        (incf (node-recent-octets node) octets)))))
 
 (defun fetch-states (node ids)
   "The entries of the workflows IDS, a list of as many, nil for those that are not there."
@@ -66,7 +91,7 @@
   "DRAFTS were not put, since something was not as it was."
   (count-conflict (node-instruments node))
   (dolist (draft drafts)
-    (remhash (pb:workflow-state-id (draft-state draft)) (node-recent node))))
+    (forget-state node (pb:workflow-state-id (draft-state draft)))))
 
 (defun note-put (node drafts revision)
   "DRAFTS are in the store, at REVISION."

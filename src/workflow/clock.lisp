@@ -65,7 +65,7 @@
   (sb-thread:with-mutex ((alarm-lock (node-alarm node)))
     (setf (alarm-lost-watch (node-alarm node)) nil))
   ;; the store may have gone back
-  (clrhash (node-recent node))
+  (forget-states node)
   (setf (node-index-watch node)
         (etcd:watch (node-etcd node)
                     (lambda (changes revision)

@@ -41,6 +41,7 @@
    ;; ids of workflows that could not be changed, and until when they are left alone, as WORLD-NOW
    (stuck :initform (make-hash-table :test 'equal :synchronized t) :reader node-stuck)
    (recent :initform (make-hash-table :test 'equal :synchronized t) :reader node-recent) ; SIGHTINGs
+   (recent-octets :initform 0 :accessor node-recent-octets) ; of all of RECENT, under its lock
    (watches :initform '() :accessor node-watches) ; calls that watch
    (index-watch :initform nil :accessor node-index-watch) ; of the index, or nil
    (threads :initform '() :accessor node-threads) ; the clock's and the claimers

@@ -26,6 +26,16 @@
     (is (eq :superseded (decided '(6 "y") :refuse :instance "x" :known 5)))
     (is (eq :enter (decided nil :refuse :instance "x" :known 5)))))
 
+(test generations-only-grow
+  "Also behind a store that has gone back to lower revisions."
+  (flet ((next (revision existing known)
+           (cluster::next-generation revision
+                                     (and existing (member-of "a" :generation existing)) known)))
+    (is (= 11 (next 10 nil 0)))
+    (is (= 11 (next 10 5 7)))
+    (is (= 21 (next 10 20 0)))
+    (is (= 31 (next 10 20 30)))))
+
 (test lives-are-told-apart
   "Only the generation that is there is alive."
   (let ((existing (member-of "a" :generation 5)))

@@ -21,6 +21,71 @@ it."
   (let ((address (grpc:server-address server)))
     (subseq address (1+ (position #\: address :from-end t)))))
 
+(test followers-are-patient-with-quiet-clusters
+  "However long nothing has happened before a node goes, the next is asked."
+  (with-memory ()
+    (let* ((services (loop repeat 3 collect (make-cluster-service *etcd*)))
+           (servers (mapcar #'grpc:start-server services))
+           (patience (support:patient-seconds 3/4))
+           (heard '()))
+      (unwind-protect
+           (grpc:with-channel (channel (format nil "ipv4:~{127.0.0.1:~A~^,~}"
+                                               (mapcar #'port-of servers)))
+             (let ((thread (follow-in-thread channel
+                                             (lambda (items revision)
+                                               (declare (ignore revision))
+                                               (push items heard))
+                                             :patience-seconds patience)))
+               (is-true (wait-until (lambda () heard)))
+               (loop for server in (butlast servers)
+                     do (sleep (* 1.2 patience))
+                        (grpc:stop-server server :drain 0))
+               (join-cluster *etcd* "default" (member-of "a") :keep-alive nil)
+               (is-true (wait-until (lambda () (rest heard))))
+               (grpc:stop-server (third servers) :drain 0)
+               (is (typep (sb-thread:join-thread thread :default nil) 'grpc:unavailable))))
+        (dolist (server servers) (grpc:stop-server server :drain 0))
+        (mapc #'close-cluster-service services)))))
+
+(test followers-begin-anew-when-the-store-goes-back
+  "When the store has lost its data those who follow are told all members again, and what follows,
+and a node that was a member is one of a later generation."
+  (let ((port (free-port)) (heard '()))
+    (etcd:with-etcd (*etcd* (format nil "127.0.0.1:~D" port)
+                     :backoff-initial-seconds 0.05 :backoff-maximum-seconds 0.2)
+      (let ((node nil) (generation 0))
+        (unwind-protect
+             (flet ((follow (channel)
+                      (follow-in-thread channel (lambda (items revision)
+                                                  (push (list revision items) heard))
+                                        :patience-seconds 1/4)))
+               (with-engine-at (port)
+                 (dotimes (i 50) (etcd:put *etcd* "x" "y"))
+                 (setf node (start-node "a" :store *etcd* :lease-seconds 2)
+                       generation (node-generation node))
+                 (is-true (await-names node "a")))
+               (grpc:with-channel (channel (grpc:server-address (node-server node)))
+                 (let ((thread (follow channel)))
+                   (is-true (wait-until (lambda () heard)))
+                   (with-engine-at (port)
+                     ;; only now is there a lower revision
+                     (is-true (wait-until (lambda () (< generation (node-generation node)))))
+                     (is (eq :member (node-state node)))
+                     (is-true (await-names node "a"))
+                     (is-true (wait-until (lambda ()
+                                            (< (first (first heard))
+                                               (first (first (last heard)))))))
+                     (join-cluster *etcd* "default" (member-of "b") :keep-alive nil)
+                     (is-true (wait-until (lambda ()
+                                            (equal '(:joined "b")
+                                                   (subseq (first (second (first heard))) 0 2)))))
+                     ;; who asks this node for what was never there is told
+                     (grpc:with-call (call (watch-members channel generation))
+                       (signals grpc:out-of-range (grpc:receive call)))
+                     (stop-node node))
+                   (sb-thread:join-thread thread :default nil))))
+          (when node (stop-node node :drain 0)))))))
+
 (test followers-outlive-nodes
   "Who follows a cluster hears each change once, in order, while the nodes that he asks go."
   (with-store (store)

@@ -35,6 +35,7 @@
                (grpc:with-channel (channel (grpc:server-address server) :credentials mutual)
                  (let ((generation (pb:member-generation (join channel "client"))))
                    (signals grpc:permission-denied (join channel "somebody"))
+                   (signals grpc:permission-denied (join channel "Client"))
                    (signals grpc:permission-denied (leave channel "somebody" generation))
                    (signals grpc:permission-denied
                      (methods:renew channel (pb:make-renew-request :name "somebody")

@@ -32,3 +32,44 @@
                  (grpc:parse-message 'pb:member
                                      (grpc:serialize (cluster::member-message member))))))
     (is (string= "clgrpc/cluster/c/members/a" (cluster::member-key "c" "a")))))
+
+(defun put-stranger (key value)
+  "Put VALUE, octets or a string, below the members of \"default\" at KEY, octets or a string."
+  (flet ((octets (text) (if (stringp text) (base:string-octets text) text)))
+    (etcd:put *etcd* (concatenate 'base:octets
+                                  (octets (cluster::members-prefix "default")) (octets key))
+              (octets value))))
+
+(defun put-strangers ()
+  "Put what is nobody among the members of \"default\"."
+  (flet ((message (&rest arguments)
+           (grpc:serialize (apply #'pb:make-member arguments))))
+    (put-stranger (coerce #(255 254) 'base:octets) (message :name "a" :address "127.0.0.1:1"
+                                                 :lease-seconds 10))
+    (put-stranger "" "x")
+    (put-stranger "no/name" "x")
+    (put-stranger "no-message" (coerce #(255) 'base:octets))
+    (put-stranger "empty" "")
+    (put-stranger "another" (message :name "a" :address "127.0.0.1:1" :lease-seconds 10))
+    (put-stranger "nowhere" (message :name "nowhere" :lease-seconds 10))
+    (put-stranger "ever" (message :name "ever" :address "127.0.0.1:1" :lease-seconds 10
+                                  :joined (google.protobuf:make-timestamp
+                                           :seconds (1- (expt 2 63)))))))
+
+(test strangers-are-no-members
+  "Whatever others write among the members, the members are told, and what becomes of them."
+  (with-memory ()
+    (put-strangers)
+    (with-node (a "a" :store *etcd*)
+      (put-strangers)
+      (with-node (b "b" :store *etcd*)
+        (is-true (await-members a (lambda (members) (equal '("a" "b") (names members)))
+                                :timeout +patience+))
+        (is (equal '("a" "b") (names (fetch-members *etcd* "default"))))
+        (grpc:with-channel (channel (grpc:server-address (node-server b)))
+          (grpc:with-call (call (watch-members channel))
+            (is (equal '(:members "a" "b") (next-told call))))
+          ;; from the store itself
+          (grpc:with-call (call (watch-members channel 1))
+            (is (equal "a" (second (first (next-told call)))))
+            (is (equal "b" (second (first (next-told call)))))))))))

@@ -38,6 +38,17 @@ nothing."
           (is (< (member-generation second) (member-generation third))))))
     (is (equal '("a") (names (fetch-members *etcd* "c"))))))
 
+(test members-without-leases-leave
+  "A member whose entry somebody has put without a lease can be renewed by nobody, and leaves."
+  (with-memory ()
+    (etcd:put *etcd* (cluster::member-key "c" "a")
+              (grpc:serialize (cluster::member-message (member-of "a" :generation 7))))
+    (is (equal '("a") (names (fetch-members *etcd* "c"))))
+    (signals not-a-member (renew-membership *etcd* "c" "a" 7))
+    (is-false (leave-cluster *etcd* "c" "a" 6))
+    (is-true (leave-cluster *etcd* "c" "a" 7))
+    (is (equal '() (fetch-members *etcd* "c")))))
+
 (test clusters-are-bounded
   (with-store (store)
     (join-cluster *etcd* "c" (member-of "a") :keep-alive nil :max-members 2)

@@ -55,12 +55,15 @@ membership without a fight; with :refuse it does not start."
       (with-node (first "a" :store *etcd* :on-loss (lambda (condition) (push condition losses)))
         (signals name-taken (start-node "a" :store *etcd* :if-taken :refuse))
         (is (eq :member (node-state first)))
+        (etcd:put *etcd* "of-the-first" "" :lease (node-lease first))
         (with-node (second "a" :store *etcd*)
           (is-true (await-state first :superseded))
           (is-true (wait-until (lambda () losses)))
           (is (equal '(superseded) (mapcar #'type-of losses)))
           (is (eq :not-serving (health-of first)))
           (is (null (node-lease first)))
+          ;; nor does what else it has put with its lease stay
+          (is-true (wait-until (lambda () (null (etcd:fetch *etcd* "of-the-first")))))
           (is (< (node-generation first) (node-generation second)))
           ;; what the first does now is nothing to the second
           (is-true (stop-node first))
@@ -109,6 +112,60 @@ membership without a fight; with :refuse it does not start."
           (is (equal "3" (metric text "clgrpc_cluster_changes_total" "change=\"joined\"")))
           (is (equal "1" (metric text "clgrpc_cluster_changes_total" "change=\"lost\"")))
           (is (equal "1" (metric text "clgrpc_cluster_changes_total" "change=\"left\""))))))))
+
+(test nodes-see-that-their-entries-are-gone
+  "A node whose entry somebody removes while its lease goes on is no member, and joins again; what
+was put with the lease goes."
+  (with-memory ()
+    (let ((losses '()))
+      (with-node (a "a" :store *etcd* :on-loss (lambda (condition) (push condition losses)))
+        (let ((generation (node-generation a)))
+          (etcd:put *etcd* "of-the-first" "" :lease (node-lease a))
+          (is-true (await-names a "a"))
+          (etcd:remove-entry *etcd* (cluster::member-key "default" "a"))
+          (is-true (wait-until (lambda () (< generation (node-generation a)))))
+          (is-true (await-state a :member))
+          (is (equal '(membership-lost) (mapcar #'type-of losses)))
+          (is-true (wait-until (lambda () (null (etcd:fetch *etcd* "of-the-first")))))
+          (is-true (await-names a "a"))
+          (is (= (node-generation a) (member-generation (find-member a "a")))))))))
+
+(test nodes-stop-whatever-they-are-doing
+  "Nodes that are stopped while they join again leave no entry, no lease and no thread that renews
+one."
+  (with-memory ()
+    (let ((nodes (loop for i below 16
+                       collect (start-node (format nil "n-~D" i) :store *etcd*))))
+      (dolist (node nodes)
+        (etcd:revoke-lease (etcd:lease-by-number *etcd* (etcd:lease-id (node-lease node)))))
+      ;; some have joined by then, some do so just now
+      (wait-until (lambda () (find :member nodes :key #'node-state)))
+      (mapc #'sb-thread:join-thread
+            (loop for node in nodes
+                  collect (sb-thread:make-thread #'stop-node :arguments (list node))))
+      (is (every (lambda (node) (eq :stopped (node-state node))) nodes))
+      (is (every #'null (mapcar #'node-lease nodes)))
+      (is (equal '() (fetch-members *etcd* "default")))
+      (is (equal '() (etcd:list-leases *etcd*))))))
+
+(test leaving-nodes-renew-nothing
+  "A node that is stopped while the store is away is gone once its lease has ended, though the
+client that it was given lives on."
+  (let ((port (free-port)))
+    (etcd:with-etcd (*etcd* (format nil "127.0.0.1:~D" port) :timeout 0.3
+                     :backoff-initial-seconds 0.05 :backoff-maximum-seconds 0.2)
+      (let* ((engine (memory:make-engine)) (listen (format nil "127.0.0.1:~D" port))
+             (server (grpc:start-server engine :listen listen))
+             (node (start-node "a" :store *etcd* :lease-seconds 2)))
+        (unwind-protect
+             (progn
+               (grpc:stop-server server :drain 0)
+               (is-true (stop-node node))
+               (setf server (grpc:start-server engine :listen listen))
+               (is-true (wait-until (lambda () (null (fetch-members *etcd* "default"))))))
+          (stop-node node)
+          (grpc:stop-server server :drain 0)
+          (memory:close-engine engine))))))
 
 (test members-go-with-their-leases
   "A member that nobody renews is gone within its lease and a second."

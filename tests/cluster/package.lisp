@@ -4,9 +4,10 @@
 (defpackage #:clgrpc.tests.cluster
   (:use #:cl #:fiveam #:clgrpc.cluster)
   (:import-from #:clgrpc.tests.etcd #:with-store #:*etcd* #:store-address #:store-program
-                #:begin-store #:wait-until #:+patience+)
+                #:begin-store #:wait-until #:+patience+ #:free-port)
   (:local-nicknames (#:grpc #:clgrpc) (#:etcd #:clgrpc.etcd) (#:cluster #:clgrpc.cluster)
                     (#:support #:clgrpc.tests.support) (#:os #:clgrpc.os)
+                    (#:memory #:clgrpc.memory) (#:loop #:clgrpc.loop) (#:base #:clgrpc.base)
                     (#:pb #:clgrpc.cluster.v1) (#:methods #:clgrpc.cluster.v1.cluster)))
 
 (in-package #:clgrpc.tests.cluster)

@@ -77,6 +77,35 @@ node or another."
         (grpc:with-call (call (watch-members channel -1))
           (signals grpc:invalid-argument (grpc:receive call)))))))
 
+(test members-are-told-once-after-a-compaction
+  "If changes are compacted between the members that a node has read and those that it would be told,
+it reads them again, is told each change once, and nothing once it is closed."
+  (with-memory ()
+    (let* ((etcd *etcd*) (hub (cluster::%make-hub etcd "default"))
+           (told '()) (compactions 0))
+      (cluster::add-listener hub (lambda (changes)
+                                   (push (mapcar #'butlast (told-changes changes)) told)
+                                   ;; between the two
+                                   (when (<= (incf compactions) 2)
+                                     (etcd:put etcd "x" "")
+                                     (join-cluster etcd "default"
+                                                   (member-of (format nil "b-~D" compactions))
+                                                   :keep-alive nil)
+                                     (etcd:compact etcd (etcd:put etcd "x" "")))))
+      (join-cluster etcd "default" (member-of "a") :keep-alive nil)
+      (unwind-protect
+           (progn
+             (cluster::begin-following hub)
+             (is-true (wait-until (lambda () (= 3 (length told)))))
+             (join-cluster etcd "default" (member-of "c") :keep-alive nil)
+             (is-true (wait-until (lambda () (= 4 (length told)))))
+             (is (equal '(((:joined "a")) ((:joined "b-1")) ((:joined "b-2")) ((:joined "c")))
+                        (reverse told))))
+        (cluster::close-hub hub))
+      (join-cluster etcd "default" (member-of "d") :keep-alive nil)
+      (sleep 0.1)
+      (is (= 4 (length told))))))
+
 (test watchers-go
   "What watchers took is given back, and a server that stops does not wait for them."
   (with-store (store)

@@ -15,6 +15,23 @@
 (defun names (members)
   (mapcar #'member-name members))
 
+(defmacro with-memory (() &body body)
+  "Evaluate BODY with *ETCD* a client of a store in memory."
+  `(let ((*etcd* (open-store "memory")))
+     (unwind-protect (progn ,@body)
+       (etcd:close-etcd *etcd*))))
+
+(defun call-with-engine-at (function port)
+  "Call FUNCTION while a new engine in memory serves at PORT of the loopback."
+  (let* ((engine (memory:make-engine))
+         (server (grpc:start-server engine :listen (format nil "127.0.0.1:~D" port))))
+    (unwind-protect (funcall function)
+      (grpc:stop-server server :drain 0)
+      (memory:close-engine engine))))
+
+(defmacro with-engine-at ((port) &body body)
+  `(call-with-engine-at (lambda () ,@body) ,port))
+
 (defmacro with-service ((channel &rest arguments) &body body)
   "Evaluate BODY with CHANNEL to a server of a cluster service on *ETCD*, made with ARGUMENTS."
   (let ((service (gensym)) (server (gensym)))

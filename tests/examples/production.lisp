@@ -73,6 +73,23 @@
                                                         :if-does-not-exist :ignore)))
       (skip "systemd is not installed")))
 
+(defun yaml-documents (name)
+  "How many documents of YAML the file NAME has, by Python's parser; nil if it has faults, or that is
+not there."
+  (multiple-value-bind (output error-output code)
+      (uiop:run-program
+       (list "python3" "-c" "import sys, yaml
+print(len(list(yaml.safe_load_all(open(sys.argv[1])))))"
+             (production-file name))
+       :output '(:string :stripped t) :error-output :string :ignore-error-status t)
+    (declare (ignore error-output))
+    (and (eql 0 code) (parse-integer output))))
+
+(test kubernetes-reads-the-file
+  (if (zerop (nth-value 2 (uiop:run-program "python3 -c 'import yaml'" :ignore-error-status t)))
+      (is (eql 3 (yaml-documents "kubernetes.yaml")))
+      (skip "Python's yaml is not installed")))
+
 (defun quoted-words (line)
   "The texts between the quotes of LINE."
   (loop for part in (uiop:split-string line :separator "\"")
@@ -120,7 +137,8 @@ for name in a b; do echo \"$name $(cat \"$PLACE/$name\") active 127.0.0.1:1\"; d
 ")
 
 (test nodes-are-restarted-one-after-another
-  "rolling-restart goes on when a node has come back, and stops where one does not."
+  "rolling-restart goes on when a node has come back, and stops where one does not, or where no node
+tells of members."
   (let ((folder (format nil "/tmp/clgrpc-roll-~36R/" (random (expt 36 8) (make-random-state t)))))
     (flet ((write-text (name text)
              (with-open-file (stream (concatenate 'string folder name) :direction :output
@@ -144,6 +162,8 @@ for name in a b; do echo \"$name $(cat \"$PLACE/$name\") active 127.0.0.1:1\"; d
              (dolist (name '("a" "b")) (write-text name "5"))
              (is (equal (list 0 (format nil "restarting a~%restarting b") "")
                         (roll "echo 7 >\"$PLACE/$1\"")))
-             (is (equal '(1 "restarting a" "a has not come back") (roll "true"))))
+             (is (equal '(1 "restarting a" "a has not come back") (roll "true")))
+             (write-text "fake" (format nil "#!/bin/sh~%exit 1~%"))
+             (is (equal '(1 "" "no node at ipv4:127.0.0.1:1 tells of members") (roll "true"))))
         (uiop:delete-directory-tree (pathname folder) :validate t
                                                       :if-does-not-exist :ignore)))))

@@ -4,11 +4,12 @@
 (in-package #:clgrpc.tests.faults)
 (in-suite :clgrpc.faults)
 
-(defvar *faults* '() "Lists of a fault's name, what it needs (nil, :proxy or :disk), its function
-and what it does.")
+(defvar *faults* '() "Lists of a fault's name, what it needs (nil, :proxy, :disk or :cluster), its
+function and what it does.")
 
 (defmacro define-fault (name (place seconds &key needs) what &body body)
-  "Define the fault NAME, a keyword; WHAT says what it does. It NEEDS nil, the :proxy or the :disk."
+  "Define the fault NAME, a keyword; WHAT says what it does. It NEEDS nil, the :proxy, the :disk, or
+a :cluster of several members."
   `(setf *faults* (append (remove ,name *faults* :key #'first)
                           (list (list ,name ,needs
                                       (lambda (,place ,seconds)
@@ -21,7 +22,11 @@ and what it does.")
      "a node is killed (SIGKILL): it is no member any more within its lease and a second")
     (:node-stopped "a node is stopped (SIGSTOP) for longer than its lease, then goes on")
     (:worker-killed "a worker is killed, and another starts under its name")
-    (:worker-stopped "a worker is stopped for longer than its session, then goes on"))
+    (:worker-stopped "a worker is stopped for longer than its session, then goes on")
+    (:clock-jumps
+     "the clock of a node or a worker jumps a minute ahead, as on a machine that has slept")
+    (:time-of-day
+     "the time of day is half a minute ahead or late at a node for some seconds"))
   "What goes wrong with nodes and workers (workflow.lisp), names and texts.")
 
 (defun fault-names ()
@@ -33,24 +38,48 @@ and what it does.")
   (ecase (second fault)
     ((nil) t)
     (:proxy (place-proxy place))
-    (:disk (place-mounted place))))
+    (:disk (place-mounted place))
+    (:cluster (rest (place-stores place)))))
+
+(defun call-while-stopped (function programs)
+  "Call FUNCTION while PROGRAMS are stopped (SIGSTOP); they then go on as if nothing had been."
+  (unwind-protect
+       (progn
+         (dolist (program programs) (support:signal-program program sb-unix:sigstop))
+         (funcall function))
+    (dolist (program programs) (support:signal-program program sb-unix:sigcont))))
 
 (define-fault :killed (place seconds)
     "etcd is killed (SIGKILL), and starts again after a second"
-  (support:kill-program (place-program place))
+  (mapc #'support:kill-program (place-programs place))
   (sleep (min 1 seconds))
   (begin-again place))
 
 (define-fault :restarted (place seconds)
     "etcd ends in order (SIGTERM), and starts again"
-  (support:terminate-program (place-program place))
+  (mapc #'support:terminate-program (place-programs place))
   (begin-again place))
 
 (define-fault :stopped (place seconds)
     "etcd is stopped (SIGSTOP) for ten seconds, then goes on"
-  (support:signal-program (place-program place) sb-unix:sigstop)
-  (unwind-protect (sleep (min 10 seconds))
-    (support:signal-program (place-program place) sb-unix:sigcont)))
+  (call-while-stopped (lambda () (sleep (min 10 seconds))) (place-programs place)))
+
+(define-fault :leader-killed (place seconds :needs :cluster)
+    "the leader of etcd is killed; it starts again once another leads, and some seconds later"
+  (let ((leader (await-leader place)))
+    (support:kill-program (shared:store-program leader))
+    (unwind-protect
+         (progn (await-leader place leader)
+                (sleep (min 3 seconds)))
+      (shared:begin-store leader))))
+
+(define-fault :leader-stopped (place seconds :needs :cluster)
+    "the leader of etcd is stopped, and goes on when another leads, ten seconds later"
+  (let ((leader (await-leader place)))
+    (call-while-stopped (lambda ()
+                          (await-leader place leader)
+                          (sleep (min 10 seconds)))
+                        (list (shared:store-program leader)))))
 
 (define-fault :full (place seconds :needs :disk)
     "the disk of etcd is full for some seconds; if that has ended etcd, it starts again"
@@ -59,21 +88,27 @@ and what it does.")
          (progn (run-quietly "dd" "if=/dev/zero" (format nil "of=~A" file) "bs=64k")
                 (sleep (min 5 seconds)))
       (uiop:delete-file-if-exists file)
-      (unless (sb-ext:process-alive-p (support:program-process (place-program place)))
-        (begin-again place)))))
+      (dolist (store (place-stores place))
+        (unless (sb-ext:process-alive-p (support:program-process (shared:store-program store)))
+          (shared:begin-store store))))))
 
 ;;; Connections
 
+(defun ask-proxies (place method path json)
+  "Have the proxy of PLACE do METHOD of PATH, below that of each member, with JSON."
+  (dolist (name (proxy-names place))
+    (ask-proxy place method (format nil "/proxies/~A~A" name path) json)))
+
 (defun set-proxy (place enabled)
-  (ask-proxy place "POST" "/proxies/etcd" (format nil "{\"enabled\":~:[false~;true~]}" enabled)))
+  (ask-proxies place "POST" "" (format nil "{\"enabled\":~:[false~;true~]}" enabled)))
 
 (defun call-with-toxic (function place type stream attributes)
-  "Call FUNCTION while the proxy of PLACE does TYPE with STREAM, \"upstream\" or \"downstream\"."
-  (ask-proxy place "POST" "/proxies/etcd/toxics"
-             (format nil "{\"name\":\"~A\",\"type\":\"~A\",\"stream\":\"~A\",\"attributes\":~A}"
-                     stream type stream attributes))
+  "Call FUNCTION while the proxies of PLACE do TYPE with STREAM, \"upstream\" or \"downstream\"."
+  (ask-proxies place "POST" "/toxics"
+               (format nil "{\"name\":\"~A\",\"type\":\"~A\",\"stream\":\"~A\",\"attributes\":~A}"
+                       stream type stream attributes))
   (unwind-protect (funcall function)
-    (ask-proxy place "DELETE" (format nil "/proxies/etcd/toxics/~A" stream))))
+    (ask-proxies place "DELETE" (format nil "/toxics/~A" stream) nil)))
 
 (defmacro with-toxic ((place type stream attributes) &body body)
   `(call-with-toxic (lambda () ,@body) ,place ,type ,stream ,attributes))

@@ -240,7 +240,7 @@ perhaps what they perhaps have."
 
 (defun check-all (trial)
   "All is well again: see that all of it is as it should be."
-  (etcd:with-etcd (etcd (shared:store-address (place-store (trial-place trial))) :timeout 30)
+  (etcd:with-etcd (etcd (own-addresses (trial-place trial)) :timeout 30)
     (let ((last (etcd:put etcd "n/last" "x")))
       (dolist (user (users-named trial "watcher"))
         (unless (shared:wait-until

@@ -1,21 +1,22 @@
-;;;; Where things go wrong: an etcd, its data, if this is root, on a file system of its own which
-;;;; can be filled, and a proxy before it, which cuts and delays connections (toxiproxy, built with
-;;;; Go). Without Go clients connect to etcd itself, and what needs the proxy is passed over.
+;;;; Where things go wrong: an etcd of one member or three, its data, if this is root, on a file
+;;;; system of its own which can be filled, and a proxy before each member, which cuts and delays
+;;;; connections (toxiproxy, built with Go). Without Go clients connect to etcd itself, and what
+;;;; needs the proxy is passed over.
 
 (in-package #:clgrpc.tests.faults)
 (in-suite :clgrpc.faults)
 
 (defstruct (place (:copier nil))
   "See above."
-  (store nil)                           ; the etcd, a SHARED:STORE
+  (stores '() :type list)               ; the members of etcd, SHARED:STOREs
   (folder "" :type string)              ; that of the data
   (mounted nil)                         ; true if FOLDER is a file system of its own
   (proxy nil)                           ; the proxy's program, or nil
   (api nil)                             ; where the proxy takes commands, HOST:PORT
-  (address "")                          ; where clients connect, or an engine in memory
+  (address '())                         ; where clients connect, HOST:PORTs, or an engine in memory
   (random (make-random-state t) :type random-state)) ; what is done when
 
-(defconstant +disk-megabytes+ 192 "etcd sets 128 MB of it aside for its log.")
+(defconstant +disk-megabytes+ 192 "For a member of etcd, which sets 128 MB aside for its log.")
 
 (defun run-quietly (&rest command)
   "Run COMMAND; return true if it ends with 0, and what it has printed."
@@ -25,12 +26,16 @@
     (declare (ignore error-output))
     (values (zerop code) output)))
 
-(defun mount-folder (folder)
-  "Make FOLDER; return true if it is a file system of its own."
+(defun mount-folder (folder members)
+  "Make FOLDER, for MEMBERS of etcd; return true if it is a file system of its own."
   (ensure-directories-exist folder)
-  (run-quietly "mount" "-t" "tmpfs" "-o" (format nil "size=~Dm" +disk-megabytes+) "tmpfs" folder))
+  (run-quietly "mount" "-t" "tmpfs" "-o" (format nil "size=~Dm" (* members +disk-megabytes+))
+               "tmpfs" folder))
 
-;;; The proxy
+;;; The proxy, one program, in which each member has one
+
+(defun proxy-names (place)
+  (loop for i from 1 to (length (place-stores place)) collect (format nil "etcd-~D" i)))
 
 (defun ask-proxy (place method path &optional json)
   "Have the proxy of PLACE do METHOD of PATH with JSON, a string; return its answer."
@@ -41,54 +46,83 @@
     (unless done (error "The proxy has not done ~A ~A ~A: ~A" method path json output))
     output))
 
+(defun listen-before (place name store)
+  "Have the proxy of PLACE listen as NAME for connections to STORE; return its address."
+  (let* ((answer (loop repeat 100
+                       thereis (ignore-errors
+                                (ask-proxy place "POST" "/proxies"
+                                           (format nil "{\"name\":\"~A\",\"listen\":~
+                                                        \"127.0.0.1:0\",\"upstream\":\"~A\"~
+                                                        ,\"enabled\":true}"
+                                                   name (shared:store-address store))))
+                       do (sleep 0.05)))
+         (start (search "\"listen\":\"" answer)))
+    (unless start (error "The proxy does not listen: ~A" answer))
+    (let ((start (+ start (length "\"listen\":\""))))
+      (subseq answer start (position #\" answer :start start)))))
+
 (defun begin-proxy (place)
-  "Put a proxy before the etcd of PLACE, if it can be built."
+  "Put a proxy before each member of the etcd of PLACE, if it can be built."
   (let ((program (support:peer-program "toxiproxy")))
     (when program
       (setf (place-proxy place) (support:start-program program '())
-            (place-api place) (support:server-address (place-proxy place)))
-      (let* ((answer (loop repeat 100
-                           thereis (ignore-errors
-                                    (ask-proxy place "POST" "/proxies"
-                                               (format nil "{\"name\":\"etcd\",\"listen\":~
-                                                            \"127.0.0.1:0\",\"upstream\":\"~A\"~
-                                                            ,\"enabled\":true}"
-                                                       (shared:store-address
-                                                        (place-store place)))))
-                           do (sleep 0.05)))
-             (start (search "\"listen\":\"" answer)))
-        (unless start (error "The proxy does not listen: ~A" answer))
-        (let ((start (+ start (length "\"listen\":\""))))
-          (setf (place-address place) (subseq answer start (position #\" answer
-                                                                      :start start))))))))
+            (place-api place) (support:server-address (place-proxy place))
+            (place-address place) (loop for name in (proxy-names place)
+                                        for store in (place-stores place)
+                                        collect (listen-before place name store))))))
 
 ;;; The whole
 
-(defun call-with-place (function)
+(defun new-stores (count folder)
+  "COUNT members of one etcd, 1 or 3, that have not begun, with their data in FOLDER."
+  (let ((stores (if (= 1 count) (list (shared::new-store)) (shared::new-cluster))))
+    (dolist (store stores stores)
+      (setf (shared::store-folder store) (format nil "~A~A/" folder (shared::store-name store))))))
+
+(defun own-addresses (place)
+  "Where the members of etcd are themselves, without proxies."
+  (mapcar #'shared:store-address (place-stores place)))
+
+(defun call-with-place (function members)
   (let* ((folder (format nil "/tmp/clgrpc-faults-~36R/" (random (expt 36 8)
                                                                 (make-random-state t))))
-         (mounted (mount-folder folder))
-         (store (shared::new-store :folder (format nil "~Adata/" folder)))
-         (place (make-place :store store :folder folder :mounted mounted
-                            :address (shared:store-address store))))
+         (mounted (mount-folder folder members))
+         (place (make-place :stores (new-stores members folder) :folder folder :mounted mounted)))
+    (setf (place-address place) (own-addresses place))
     (unwind-protect
          (progn
-           (shared:begin-store store)
+           (mapc #'shared:begin-store (place-stores place))
            (begin-proxy place)
            (funcall function place))
-      (when (shared:store-program store) (support:stop-program (shared:store-program store)))
+      (dolist (program (place-programs place)) (support:stop-program program))
       (when (place-proxy place) (support:stop-program (place-proxy place)))
       (when mounted (run-quietly "umount" "--lazy" folder))
       (uiop:delete-directory-tree (pathname folder) :validate t :if-does-not-exist :ignore))))
 
-(defmacro with-place ((place) &body body)
-  "Evaluate BODY with PLACE a new one, which is taken down on the way out."
-  `(call-with-place (lambda (,place) ,@body)))
+(defmacro with-place ((place members) &body body)
+  "Evaluate BODY with PLACE a new one, whose etcd has MEMBERS, 1 or 3; it is taken down on the way
+out."
+  `(call-with-place (lambda (,place) ,@body) ,members))
 
-(defun place-program (place)
-  "The program that etcd is."
-  (shared:store-program (place-store place)))
+(defun place-programs (place)
+  "The programs that etcd is."
+  (remove nil (mapcar #'shared:store-program (place-stores place))))
 
 (defun begin-again (place)
   "Start the etcd of PLACE, which has ended or is to end, over its data."
-  (shared:begin-store (place-store place)))
+  (mapc #'shared:begin-store (place-stores place)))
+
+;;; Who leads
+
+(defun leading-p (store)
+  "True if STORE, a member of etcd, leads the others by its own account."
+  (handler-case
+      (etcd:with-etcd (etcd (shared:store-address store) :timeout 1)
+        (let ((status (etcd:member-status etcd)))
+          (eql (getf status :member) (getf status :leader))))
+    (etcd:etcd-error () nil)))
+
+(defun await-leader (place &optional former)
+  "Wait until a member of etcd but FORMER leads; return it."
+  (or (shared:wait-until (lambda () (find-if #'leading-p (remove former (place-stores place)))))
+      (error "No member of etcd leads.")))

@@ -13,15 +13,15 @@
             (sum "locker" #'user-done)
             (sum "watcher" (lambda (user) (length (user-notes user)))))))
 
-(defun run-faults (&key (faults (fault-names)) (seconds 600) (pause 3) (longest 10)
+(defun run-faults (&key (faults (fault-names)) (members 1) (seconds 600) (pause 3) (longest 10)
                      (report (constantly nil)))
-  "Use an etcd of its own for about SECONDS while the FAULTS, keywords, happen by turns, each for
-LONGEST seconds at most, with PAUSE seconds between. Call REPORT with texts that tell what happens.
-Return a list of complaints, texts, and a text of what was done."
+  "Use an etcd of its own, of MEMBERS, 1 or 3, for about SECONDS while the FAULTS, keywords, happen
+by turns, each for LONGEST seconds at most, with PAUSE seconds between. Call REPORT with texts that
+tell what happens. Return a list of complaints, texts, and a text of what was done."
   (when (notany (lambda (row) (member (first row) faults)) *faults*)
     (return-from run-faults (values '() "None of these faults is etcd's or its connections'.")))
   (let ((base:*log-function* nil))
-    (with-place (place)
+    (with-place (place members)
       (let* ((trial (begin-load place))
              (end (+ (monotonic-ns) (seconds-ns seconds)))
              (rows (remove-if-not (lambda (row) (member (first row) faults)) *faults*)))
@@ -53,6 +53,15 @@ Return a list of complaints, texts, and a text of what was done."
   (if (shared:etcd-program)
       (multiple-value-bind (complaints summary)
           (run-faults :faults '(:killed :stopped :cut :silent :short) :seconds 4 :pause 0.2
+                      :longest 1)
+        (is (null complaints) "~A~{~%~A~}" summary complaints))
+      (skip "etcd is not installed")))
+
+(test leaders-in-short
+  "Of three members of etcd the one that leads is killed, or stopped, while all goes on."
+  (if (shared:etcd-program)
+      (multiple-value-bind (complaints summary)
+          (run-faults :members 3 :faults '(:leader-killed :leader-stopped) :seconds 2 :pause 0.2
                       :longest 1)
         (is (null complaints) "~A~{~%~A~}" summary complaints))
       (skip "etcd is not installed")))

@@ -15,16 +15,46 @@
 ;;; Nodes and workers
 
 (defun client-of (store)
-  "A client of STORE, an address of etcd or an engine in memory."
-  (if (stringp store)
+  "A client of STORE, addresses of etcd or an engine in memory."
+  (if (listp store)
       (etcd:make-etcd store :timeout 5 :keepalive-seconds 2 :backoff-maximum-seconds 1)
       (memory:connect store)))
+
+;;; Clocks. Those of a process are real ones and what they have jumped: a world's, by which leases
+;;; and calls end, and a service's time of day, by which workflows wait.
+
+(sb-ext:defglobal **ahead-ns** (list 0) "How far the clock of this process has jumped.")
+(sb-ext:defglobal **days-ahead** (make-hash-table :test 'equal :synchronized t)
+  "How many seconds the times of day are ahead, below 0 if they are late, by the names of nodes.")
+
+(defun jumping-world (world)
+  "A world as WORLD, the machine, whose clock jumps."
+  (loop:make-world :clock (lambda () (+ (car **ahead-ns**) (monotonic-ns)))
+                   :make-poller (loop::world-make-poller world)
+                   :make-random (loop::world-make-random world)
+                   :network (loop::world-network world)))
+
+(defun time-of-day (name)
+  "The clock of workflows at the node NAME."
+  (lambda ()
+    (+ (* base:+ns-per-second+ (gethash name **days-ahead** 0)) (base:real-time-ns))))
+
+(defun follow-jumps (name file)
+  "Have the clocks of this process, the part NAME, always be as FILE says."
+  (loop
+    (with-open-file (stream file :if-does-not-exist nil)
+      (let ((seconds (and stream (read stream nil nil)))
+            (day-seconds (and stream (read stream nil nil))))
+        (when day-seconds
+          (setf (car **ahead-ns**) (seconds-ns seconds)
+                (gethash name **days-ahead**) day-seconds))))
+    (sleep 0.1)))
 
 (defun start-own-node (name store address)
   "Start the member NAME of a cluster, whose state is in STORE, at ADDRESS, which serves workflows.
 Return a function that ends it."
   (let* ((etcd (client-of store))
-         (service (workflow:make-workflow-service etcd))
+         (service (workflow:make-workflow-service etcd :clock (time-of-day name)))
          (node (cluster:start-node name :store etcd :listen address
                                         :lease-seconds +node-lease-seconds+
                                         :services (list service))))
@@ -66,12 +96,16 @@ has done. Return a function that ends it."
   (name "" :type string)
   (start nil :type list)                ; a function's name and arguments, of those above
   (core nil)                            ; the file of the core in which it is a process, or nil
+  (clock "" :type string)               ; the file that says how far its clocks have jumped
+  (ahead 0 :type integer)               ; by how many seconds its clock has
   (program nil)                         ; that process
   (ending nil))                         ; of one in this image: the function that ends it
 
-(defun be-part (start)
-  "Be the process of a part."
-  (setf base:*log-function* nil)
+(defun be-part (start clock)
+  "Be the process of a part, which STARTs so; CLOCK is the file that says how its clocks jump."
+  (setf base:*log-function* nil
+        loop:*world* (jumping-world loop:*world*))
+  (sb-thread:make-thread #'follow-jumps :name "clocks" :arguments (list (second start) clock))
   (apply (first start) (rest start))
   (format t "listening on ~A~%" (first (last start)))
   (finish-output)
@@ -91,7 +125,8 @@ has done. Return a function that ends it."
              (list "--core" (part-core part) "--noinform" "--dynamic-space-size" "512"
                    "--no-sysinit" "--no-userinit" "--non-interactive" "--eval"
                    (let ((*package* (find-package '#:keyword)))
-                     (format nil "(clgrpc.tests.faults:be-part '~S)" (part-start part))))))
+                     (format nil "(clgrpc.tests.faults:be-part '~S ~S)" (part-start part)
+                             (part-clock part))))))
       (setf (part-ending part) (apply (first (part-start part)) (rest (part-start part))))))
 
 ;;; A trial
@@ -242,11 +277,15 @@ all of which workers say they made."
 (defun one-of (flow list)
   (elt list (random (length list) (place-random (flow-place flow)))))
 
-(defun stop-and-go (part seconds)
-  "Stop the process of PART for SECONDS; it then goes on as if nothing had been."
-  (support:signal-program (part-program part) sb-unix:sigstop)
-  (unwind-protect (sleep seconds)
-    (support:signal-program (part-program part) sb-unix:sigcont)))
+(defun set-clocks (part ahead day-ahead)
+  "Have the clock of PART be AHEAD seconds ahead, and its time of day DAY-AHEAD, for it and whoever
+starts in its place."
+  (setf (part-ahead part) ahead
+        (gethash (part-name part) **days-ahead**) day-ahead)
+  (let ((new (format nil "~A.new" (part-clock part))))
+    (with-open-file (stream new :direction :output :if-exists :supersede)
+      (format stream "~D ~D~%" ahead day-ahead))
+    (rename-file new (part-clock part))))
 
 (defun kill-part (part)
   (support:kill-program (part-program part)))
@@ -272,17 +311,30 @@ all of which workers say they made."
        (begin-part node)))
     (:node-stopped
      (with-member-lost (node flow etcd)
-       (support:signal-program (part-program node) sb-unix:sigstop)
-       (unwind-protect (check-absence flow node etcd)
-         (support:signal-program (part-program node) sb-unix:sigcont))))
+       (call-while-stopped (lambda () (check-absence flow node etcd))
+                           (list (part-program node)))))
     (:worker-killed
      (let ((worker (one-of flow (flow-workers flow))))
        (kill-part worker)
        (begin-part worker)))
     (:worker-stopped
-     (stop-and-go (one-of flow (flow-workers flow)) (+ 3 +session-seconds+)))))
+     (call-while-stopped (lambda () (sleep (+ 3 +session-seconds+)))
+                         (list (part-program (one-of flow (flow-workers flow))))))
+    (:clock-jumps
+     (let ((part (one-of flow (append (flow-nodes flow) (flow-workers flow)))))
+       (set-clocks part (+ 60 (part-ahead part)) 0)
+       (sleep 1)
+       (when (find part (flow-nodes flow)) (check-return flow part etcd 0))))
+    (:time-of-day
+     (let ((node (one-of flow (flow-nodes flow))))
+       (set-clocks node (part-ahead node) (one-of flow '(-30 30)))
+       (sleep 5)
+       (set-clocks node (part-ahead node) 0)))))
 
 ;;; All of it
+
+(defun clock-file (folder name)
+  (format nil "~A~A.clock" folder name))
 
 (defun begin-flow (place core count)
   "Start nodes and workers in CORE, and COUNT workflows, at PLACE; return the flow."
@@ -297,13 +349,13 @@ all of which workers say they made."
           (loop for port in ports
                 for i from 1
                 for name = (format nil "node-~D" i)
-                collect (make-part :name name :core core
+                collect (make-part :name name :core core :clock (clock-file folder name)
                                    :start (list 'start-own-node name (place-address place)
                                                 (format nil "127.0.0.1:~D" port))))
           (flow-workers flow)
           (loop for i from 1 to 4
                 for name = (format nil "worker-~D" i)
-                collect (make-part :name name :core core
+                collect (make-part :name name :core core :clock (clock-file folder name)
                                    :start (list 'start-own-worker name target
                                                 (format nil "~A~A.done" folder name)))))
     flow))
@@ -319,7 +371,7 @@ all of which workers say they made."
 (defun trouble-flow (flow faults seconds pause longest report)
   "Have FAULTS, names of either table, happen to FLOW until it is over, but no longer than SECONDS."
   (let ((end (+ (monotonic-ns) (seconds-ns seconds))) (place (flow-place flow)))
-    (etcd:with-etcd (etcd (shared:store-address (place-store place)) :timeout 30
+    (etcd:with-etcd (etcd (own-addresses place) :timeout 30
                           :backoff-maximum-seconds 0.5)
       (loop until (or (over-p flow) (< end (monotonic-ns)) (flow-complaints flow))
             do (let* ((name (one-of flow faults)) (row (find name *faults* :key #'first))
@@ -382,14 +434,14 @@ of them. Return a list of complaints and a text of what was done."
    flow)
   (values (reverse (flow-complaints flow)) (progress flow)))
 
-(defun run-workflows (core &key (count 10000) (seconds 400) (pause 2) (longest 10)
+(defun run-workflows (core &key (count 10000) (members 3) (seconds 400) (pause 2) (longest 10)
                              (faults (fault-names)) (report (constantly nil)))
   "Have COUNT workflows of five steps done by nodes and workers, processes of CORE, a file, or, if
-that is nil, in this image, while FAULTS happen, for SECONDS at most, and then without until all
-have ended. Call REPORT with texts that tell what happens. Return a list of complaints, texts, and a
-text of what was done."
+that is nil, in this image, on an etcd of MEMBERS, 1 or 3, while FAULTS happen, for SECONDS at most,
+and then without until all have ended. Call REPORT with texts that tell what happens. Return a list
+of complaints, texts, and a text of what was done."
   (let ((base:*log-function* nil))
-    (with-place (place)
+    (with-place (place members)
       (let ((flow (begin-flow place core count)))
         (run-flow flow seconds
                   (lambda () (trouble-flow flow faults seconds pause longest report)) report)))))
@@ -398,17 +450,36 @@ text of what was done."
   "Some workflows while etcd and its connections fail; nodes and workers are in this image."
   (if (shared:etcd-program)
       (multiple-value-bind (complaints summary)
-          (run-workflows nil :count 60 :seconds 4 :pause 0.2 :longest 1
+          (run-workflows nil :count 60 :members 1 :seconds 4 :pause 0.2 :longest 1
                              :faults '(:killed :stopped :cut :short))
         (is (null complaints) "~A~{~%~A~}" summary complaints))
       (skip "etcd is not installed")))
 
+(defun jump-clocks (flow ahead)
+  "Have all leases end in the store of FLOW, whose clock the number in AHEAD, a list, changes, again
+and again, and the times of day of the nodes be wrong by seconds."
+  (loop repeat 10
+        do (sleep 0.3)
+           (incf (car ahead) (seconds-ns 100))
+           (set-clocks (one-of flow (flow-nodes flow)) 0 (one-of flow '(-3 0 3))))
+  (dolist (node (flow-nodes flow)) (set-clocks node 0 0)))
+
+(defun jump-and-check (flow engine ahead)
+  "Do so; complain unless all nodes are members in ENGINE afterwards, each as another than before."
+  (let* ((etcd (memory:connect engine))
+         (before (loop for node in (flow-nodes flow) collect (or (generation-of node etcd) 0))))
+    (jump-clocks flow ahead)
+    (loop for node in (flow-nodes flow)
+          for generation in before
+          do (check-return flow node etcd generation))
+    (etcd:close-etcd etcd)))
+
 (test workflows-while-clocks-jump
   "The clock of the store jumps by minutes: all leases and sessions end, again and again, and
-workers that know nothing of it report what others do by then."
-  (let* ((offset 0)
+workers that know nothing of it report what others do by then. The nodes' times of day jump, too."
+  (let* ((ahead (list 0))
          (engine (let ((loop:*world* (loop:make-world
-                                      :clock (lambda () (+ offset (monotonic-ns)))
+                                      :clock (lambda () (+ (car ahead) (monotonic-ns)))
                                       :network (loop:make-network)))
                        (base:*log-function* nil))
                    (memory:make-engine)))
@@ -417,11 +488,7 @@ workers that know nothing of it report what others do by then."
          (flow (begin-flow (make-place :address engine :folder folder) nil 60)))
     (unwind-protect
          (multiple-value-bind (complaints summary)
-             (run-flow flow 3 (lambda ()
-                                (loop repeat 10
-                                      do (sleep 0.3)
-                                         (incf offset (seconds-ns 100))))
-                       (constantly nil))
+             (run-flow flow 3 (lambda () (jump-and-check flow engine ahead)) (constantly nil))
            (is (null complaints) "~A~{~%~A~}" summary complaints))
       (memory:close-engine engine)
       (uiop:delete-directory-tree (pathname folder) :validate t :if-does-not-exist :ignore))))

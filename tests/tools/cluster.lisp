@@ -88,6 +88,67 @@ generation."
         (is-true (await-shown address "ada" "grace"))
         (is (< generation (shown-generation address "grace")))))))
 
+(test nodes-tell-a-collector
+  "Metrics and the spans of calls, of the node's server and of its client of etcd, as `serve` does."
+  (let* ((counter (make-instance 'span-counter))
+         (collector (grpc:start-server counter :listen "127.0.0.1:0"))
+         (target (grpc:server-address collector)))
+    (unwind-protect
+         (with-cluster-node (ada address "ada" "memory")
+           (with-cluster-node (grace other "grace" (format nil "etcd:~A" address)
+                               "--otlp" target "--access-log" "--metrics" "127.0.0.1:0")
+             (is (search "metrics at http://127.0.0.1:" (support:program-line grace)))
+             (is (string= "recording 1.0 of the traces that begin here"
+                          (support:program-line grace)))
+             (is (string= (format nil "exporting metrics and spans to ~A" target)
+                          (support:program-line grace)))
+             (is (equal '("ada" "grace") (shown-names other)))
+             (is-true (loop repeat 1000
+                            thereis (search "method=/clgrpc.cluster.v1.Cluster/Members"
+                                            (support:program-line grace))))
+             (is (= 0 (support:terminate-program grace)))
+             ;; Members, and what it has asked etcd for before and in it
+             (is (< 2 (counted-spans counter)))))
+      (grpc:stop-server collector :drain 0))))
+
+(test nodes-are-users-of-etcd
+  "A node has the rights of a user, whose password is in a file or in the environment."
+  (with-store (store)
+    (let* ((store (format nil "etcd:~A" (store-address store)))
+           (file (format nil "/tmp/clgrpc-password-~36R" (random (expt 36 8)
+                                                               (make-random-state t))))
+           (arguments (list "cluster-node" "--name" "ada" "--store" store
+                            "--listen" "127.0.0.1:0")))
+      (flet ((write-password (password)
+               (with-open-file (stream file :direction :output :if-exists :supersede)
+                 (write-line password stream)))
+             (ends (&rest more)
+               (multiple-value-list (support:run-to-end (support:clgrpc-program)
+                                                        (append arguments more)))))
+        (etcd:add-user *etcd* "root" "one")
+        (etcd:add-role *etcd* "root")
+        (etcd:grant-role *etcd* "root" "root")
+        (etcd:enable-authentication *etcd*)
+        (unwind-protect
+             (progn
+               (write-password "one")
+               (with-cluster-node (ada address "ada" store
+                                       "--store-user" "root" "--store-password-file" file)
+                 (is (equal '("ada") (shown-names address))))
+               (support:with-server-program (ada address "/usr/bin/env" "CLGRPC_STORE_PASSWORD=one"
+                                                 (support:clgrpc-program) "cluster-node"
+                                                 "--name" "ada" "--store" store
+                                                 "--store-user" "root")
+                 (is (equal '("ada") (shown-names address))))
+               (write-password "another")
+               (destructuring-bind (code lines)
+                   (ends "--store-user" "root" "--store-password-file" file)
+                 (is (eql 1 code) "~{~A~%~}" lines))
+               (is (eql 1 (first (ends))))
+               (write-password "")
+               (is (eql 2 (first (ends "--store-user" "root" "--store-password-file" file)))))
+          (uiop:delete-file-if-exists file))))))
+
 (test what-cluster-commands-refuse
   (flet ((refused-p (&rest arguments) (= 2 (apply #'run-line arguments))))
     (is-true (refused-p "cluster-node" "--name" "a"))
@@ -96,6 +157,15 @@ generation."
     (is-true (refused-p "cluster-node" "--name" "a/b" "--store" "memory"))
     (is-true (refused-p "cluster-node" "--name" "a" "--store" "memory" "--label" "zone"))
     (is-true (refused-p "cluster-node" "--name" "a" "--store" "memory" "--lease-seconds" "1"))
+    (is-true (refused-p "cluster-node" "--name" "a" "--store" "memory" "--trace-sample" "2"))
+    (is-true (refused-p "cluster-node" "--name" "a" "--store" "etcd:127.0.0.1:1"
+                        "--store-user" "root"))
+    (is-true (refused-p "cluster-node" "--name" "a" "--store" "etcd:127.0.0.1:1"
+                        "--store-password-file" "/dev/null"))
+    (is-true (refused-p "cluster-node" "--name" "a" "--store" "etcd:127.0.0.1:1"
+                        "--store-user" "root" "--store-password-file" "/nonexistent"))
+    (is-true (refused-p "cluster-node" "--name" "a" "--store" "memory"
+                        "--store-user" "root" "--store-password-file" "/proc/self/comm"))
     (is-true (refused-p "cluster" "nodes" "127.0.0.1:1"))
     (is-true (refused-p "cluster" "members"))
     (is (= 1 (run-line "cluster" "members" "127.0.0.1:1" "--timeout" "1")))

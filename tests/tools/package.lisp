@@ -2,8 +2,9 @@
 
 (defpackage #:clgrpc.tests.tools
   (:use #:cl #:fiveam)
+  (:import-from #:clgrpc.tests.etcd #:with-store #:*etcd* #:store-address)
   (:local-nicknames (#:grpc #:clgrpc) (#:base #:clgrpc.base) (#:tools #:clgrpc.tools)
-                    (#:load #:clgrpc.load)
+                    (#:load #:clgrpc.load) (#:etcd #:clgrpc.etcd)
                     (#:examples #:clgrpc.tests.examples) (#:support #:clgrpc.tests.support)
                     (#:testing #:grpc.testing) (#:protobuf #:clgrpc.protobuf)
                     (#:spans #:opentelemetry.proto.trace.v1)
