@@ -694,6 +694,7 @@
                (:file "roster")
                (:file "registration")
                (:file "listing")
+               (:file "host")
                (:file "finder")
                (:file "resolver")))
 
@@ -1466,7 +1467,7 @@
              (symbol-call '#:fiveam '#:run! :clgrpc.etcd)))
 
 (defsystem "clgrpc/tests/discovery"
-  :depends-on ("clgrpc/discovery" "clgrpc/tests/etcd" "clgrpc/examples" "alexandria")
+  :depends-on ("clgrpc/discovery" "clgrpc/memory" "clgrpc/tests/etcd" "clgrpc/examples" "alexandria")
   :pathname "tests/discovery/"
   :serial t
   :components ((:file "package")
@@ -1477,6 +1478,7 @@
                (:file "registration")
                (:file "listing")
                (:file "resolver")
+               (:file "host")
                (:file "finder")
                (:file "naming")
                (:file "fleet"))

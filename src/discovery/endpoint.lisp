@@ -7,6 +7,8 @@
 (in-package #:clgrpc.discovery)
 
 (defconstant +longest-endpoint+ 65536 "So many octets a server's text has at most.")
+(defconstant +longest-word+ 512
+  "So many characters an address, a zone and a hash key have at most.")
 (defconstant +most-weight+ 65535 "The largest weight.")
 
 (defstruct (endpoint (:copier nil))
@@ -54,9 +56,9 @@ under the name \"\" what is said in place of an object.")
   (cdr (assoc name object :test #'string-equal)))
 
 (defun string-member (object name)
-  "The string that OBJECT has as NAME, nil if that is none or empty."
+  "The string that OBJECT has as NAME, nil if that is none, empty or too long."
   (let ((value (member-of object name)))
-    (and (stringp value) (plusp (length value)) value)))
+    (and (stringp value) (<= 1 (length value) +longest-word+) value)))
 
 (defun parse-endpoint (text)
   "The endpoint that TEXT, octets or a string, says, or nil and why it says none. What is wrong in
@@ -64,7 +66,8 @@ its Metadata counts as not said."
   (handler-case
       (let ((object (parse-json text :max-depth 20 :max-length +longest-endpoint+)))
         (cond ((not (listp object)) (values nil "it is no object"))
-              ((null (string-member object "Addr")) (values nil "it has no Addr"))
+              ((null (string-member object "Addr"))
+               (values nil "it has no Addr, or too long a one"))
               (t (metadata-endpoint (string-member object "Addr")
                                     (member-of object "Metadata")))))
     (json-error (error) (values nil (princ-to-string error)))

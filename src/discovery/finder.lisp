@@ -4,43 +4,40 @@
 ;;;;    then it watches both from the revision behind. So no change is lost.
 ;;;; 2. A watch goes on by itself after each break. If it ends, since what it was to tell has been
 ;;;;    compacted or for any other reason, the thread begins with 1; also, after a pause, if that
-;;;;    fails.
-;;;; 3. Changes are told at once; those of the next 20 ms together.
+;;;;    fails, whatever the error is.
+;;;; 3. Changes are told at once; those of the next 20 ms together, or of longer if there are many
+;;;;    servers. What leaves everything as it was is not told.
 ;;;; 4. While etcd is away resolvers keep what they were told. They do so, too, when no server is
 ;;;;    registered any more: a failure is told, which takes nothing from a channel that has servers.
-;;;; 5. An address may have a name of DNS for its host. Names are looked up by the system's resolver
-;;;;    on this thread, and again after +LOOK-UP-SECONDS+; all addresses of one are one server.
+;;;; 5. An address may have a name for its host, which is looked up beside (host.lisp): what is
+;;;;    known of the other servers is told, and one is left out until its name has an answer.
 
 (in-package #:clgrpc.discovery)
 
 (defconstant +settle-ms+ 20 "How long changes after the first are awaited before they are told.")
-(defconstant +look-up-seconds+ 30 "How long the addresses of a name count.")
-
-(defstruct (look-up (:constructor make-look-up (addresses until-ns)) (:copier nil))
-  "What is known of a host's name."
-  (addresses '() :type list :read-only t) ; texts
-  (until-ns 0 :type nanoseconds :read-only t)) ; when it is to be asked for again
-
+(defconstant +servers-per-ms+ 20 "With more servers it is a millisecond for so many of them.")
+(defconstant +refetch-seconds+ 30 "How often a list is fetched anew that was too long, at most.")
+(defconstant +page+ 100 "So many entries are fetched at a time; each may have 1.5 MB.")
 (defstruct (finder (:constructor %make-finder) (:copier nil))
   "What follows a name."
   (place nil :type (or string etcd:etcd) :read-only t) ; the client, or an authority that names it
   (etcd nil :type etcd:etcd :read-only t) ; the client
   (name "" :type string :read-only t)   ; of the service
-  (look-ups (make-hash-table :test #'equal) :type hash-table :read-only t) ; the thread's: from
-                                        ; address with a name in it to look-up
+  (hosts nil :type (or null hosts))     ; the names in its addresses
   (thread nil)                          ; that follows the name
   (ending nil :type (or null function)) ; ends the thread when ETCD is closed
   (lock (sb-thread:make-mutex :name "clgrpc finder") :read-only t) ; of what follows
   (bell (sb-thread:make-waitqueue :name "clgrpc finder") :read-only t) ; any of it has changed
   (resolvers '() :type list)            ; that are to be told
   (roster nil :type roster)             ; what the store says
+  (answers 0 :type (integer 0))         ; how many look-ups have ended
   (news nil :type boolean)              ; the resolvers have not been told of all of that
   (broken nil :type boolean)            ; a watch has ended
   (told nil :type list)                 ; what resolvers are told: (:addresses LIST CONFIG) or
                                         ; (:failure TEXT); nil while nothing is known
   (ended nil :type boolean))            ; it follows no longer
 
-(declaim (sb-ext:freeze-type look-up finder))
+(declaim (sb-ext:freeze-type finder))
 
 (defmethod print-object ((finder finder) stream)
   (print-unreadable-object (finder stream :type t)
@@ -66,59 +63,61 @@
       (:failure (client:push-failure resolver what)))))
 
 (defun tell (finder &rest told)
-  "Have FINDER's resolvers, now and to come, be told TOLD. A failure is not told to those to come if
-addresses are known."
+  "Have FINDER's resolvers, now and to come, be told TOLD, unless they were told these addresses
+last. A failure is not told to those to come if addresses are known."
   (sb-thread:with-mutex ((finder-lock finder))
-    (let ((before (finder-told finder)))
-      (setf (finder-told finder) told)
-      (dolist (resolver (finder-resolvers finder)) (tell-resolver finder resolver))
-      (when (and (eq :failure (first told)) (eq :addresses (first before)))
-        (setf (finder-told finder) before)))))
+    (let ((before (finder-told finder)) (news nil))
+      (setf news (not (equal before told)))
+      (when (or news (eq :failure (first told)))
+        (setf (finder-told finder) told)
+        (dolist (resolver (finder-resolvers finder)) (tell-resolver finder resolver))
+        (when (and (eq :failure (first told)) (eq :addresses (first before)))
+          (setf (finder-told finder) before)))
+      news)))
 
-(defun host-addresses (finder target)
-  "The addresses of TARGET, the loop's, as texts; '() if they cannot be found."
-  (let* ((text (loop:target-text target))
-         (known (gethash text (finder-look-ups finder)))
-         (now (loop:world-now)))
-    (if (and known (< now (look-up-until-ns known)))
-        (look-up-addresses known)
-        (multiple-value-bind (addresses failure)
-            (os:resolve-host (loop:target-host target) (loop:target-port target))
-          (when failure
-            (log-event :warning :discovery-look-up-failed :address text :reason failure))
-          (let ((texts (if (and failure known)
-                           (look-up-addresses known)
-                           (mapcar #'os:address-text addresses))))
-            (setf (gethash text (finder-look-ups finder))
-                  (make-look-up texts (+ now (seconds-ns +look-up-seconds+))))
-            texts)))))
-
-(defun backend-item (finder endpoint)
-  "What PUSH-ADDRESSES is given for ENDPOINT, or nil if it cannot be used."
-  (handler-case
-      (let* ((address (endpoint-address endpoint))
-             (target (loop:parse-target address))
-             (texts (if (loop:target-addresses target)
-                        (list address)
-                        (host-addresses finder target))))
-        (and texts (cons texts (endpoint-attributes endpoint))))
+(defun parse-address (endpoint)
+  "The target that the address of ENDPOINT is, or nil if it is none."
+  (handler-case (loop:parse-target (endpoint-address endpoint))
     (misuse (error)
       (log-event :warning :discovery-ignored :address (endpoint-address endpoint)
                                              :reason (princ-to-string error))
       nil)))
 
+(defun backend-items (finder endpoints)
+  "What PUSH-ADDRESSES is given for ENDPOINTS, without those that cannot be used, or not yet."
+  (let* ((hosts (finder-hosts finder))
+         (targets (mapcar #'parse-address endpoints))
+         (named (lambda (target) (and target (null (loop:target-addresses target))))))
+    (know-hosts hosts (loop for endpoint in endpoints
+                            for target in targets
+                            when (funcall named target) collect (endpoint-address endpoint)))
+    (loop for endpoint in endpoints
+          for target in targets
+          for texts = (cond ((null target) '())
+                            ((funcall named target)
+                             (host-addresses hosts (endpoint-address endpoint)))
+                            (t (list (endpoint-address endpoint))))
+          when texts collect (cons texts (endpoint-attributes endpoint)))))
+
 (defun tell-news (finder)
-  "Tell what FINDER's roster says by now."
+  "Tell what FINDER's roster says by now. Return how many servers it has."
   (multiple-value-bind (endpoints config)
       (with-finder (finder)
         (setf (finder-news finder) nil)
         (values (serving-endpoints (finder-roster finder)) (roster-config (finder-roster finder))))
-    (let ((items (remove nil (mapcar (lambda (endpoint) (backend-item finder endpoint))
-                                     endpoints))))
-      (log-event :info :discovery :name (finder-name finder) :servers (length items))
-      (cond (items (tell finder :addresses items config))
-            (endpoints (tell finder :failure "no address of its servers can be used"))
-            (t (tell finder :failure "no server is registered"))))))
+    (let ((items (backend-items finder endpoints)))
+      (when (cond (items (tell finder :addresses items config))
+                  ((null endpoints) (tell finder :failure "no server is registered"))
+                  ((unanswered-p (finder-hosts finder)) nil)
+                  (t (tell finder :failure "no address of its servers can be used")))
+        (log-event :info :discovery :name (finder-name finder) :servers (length items)))
+      (length endpoints))))
+
+(defun note-look-up (finder news)
+  "A look-up of FINDER's has ended; NEWS is true if that changes anything."
+  (with-finder (finder)
+    (incf (finder-answers finder))
+    (when news (setf (finder-news finder) t))))
 
 ;;; Its thread
 
@@ -135,7 +134,8 @@ addresses are known."
   "Have FINDER's roster be what the store says now. Return the revision of that."
   (let ((roster (make-roster (finder-name finder))) (etcd (finder-etcd finder)))
     (let ((revision (etcd:map-entries (lambda (entry) (note-put roster entry)) etcd
-                                      :prefix (name-prefix (finder-name finder)))))
+                                      :prefix (name-prefix (finder-name finder))
+                                      :page +page+)))
       (note-config roster (etcd:fetch etcd (service-config-key (finder-name finder))
                                       :revision revision))
       (with-finder (finder)
@@ -173,20 +173,38 @@ addresses are known."
         (unless opened (mapc #'etcd:cancel-watch watches))))
     watches))
 
+(defun settle (finder servers)
+  "Wait for further changes of FINDER, which has SERVERS, a number."
+  (pause-finder finder (max +settle-ms+ (floor servers +servers-per-ms+))))
+
+(defun await-changes (finder end-ns)
+  "Begin the look-ups that FINDER has to do, and wait for something to do, or until END-NS."
+  (let* ((answers (finder-answers finder))
+         (next-ns (begin-look-ups (finder-hosts finder))))
+    (await-finder finder (if next-ns (min next-ns end-ns) end-ns)
+                  (lambda ()
+                    (or (finder-news finder)
+                        (finder-broken finder)
+                        (/= answers (finder-answers finder)))))))
+
+(defun follow-changes (finder)
+  "Tell what changes of FINDER's name, until a watch of it or FINDER ends; or for a while if servers
+had to be left out that there is room for by now."
+  (loop with end-ns = (loop:notice-end +refetch-seconds+)
+        do (await-changes finder (loop:notice-end +refetch-seconds+))
+           (when (or (finder-ended finder)
+                     (finder-broken finder)
+                     (and (incomplete-p (finder-roster finder)) (< end-ns (loop:world-now))))
+             (return))
+           (when (finder-news finder) (settle finder (tell-news finder)))))
+
 (defun follow-name (finder)
   "Tell what FINDER's name is, and of its changes, until a watch of it or FINDER ends. Signal an
 ETCD-ERROR if it cannot be fetched."
   (let ((revision (fetch-roster finder)))
     (tell-news finder)
     (let ((watches (watch-name finder revision)))
-      (unwind-protect
-           (loop
-             (await-finder finder (loop:notice-end +look-up-seconds+)
-                           (lambda () (or (finder-news finder) (finder-broken finder))))
-             (when (or (finder-ended finder) (finder-broken finder)) (return))
-             (when (or (finder-news finder) (plusp (hash-table-count (finder-look-ups finder))))
-               (tell-news finder)
-               (pause-finder finder +settle-ms+)))
+      (unwind-protect (follow-changes finder)
         (mapc #'etcd:cancel-watch watches)))))
 
 (defun run-finder (finder)
@@ -195,9 +213,10 @@ ETCD-ERROR if it cannot be fetched."
         until (finder-ended finder)
         do (handler-case (progn (follow-name finder)
                                 (setf pause-ms +first-pause-ms+))
-             (etcd:etcd-error (condition)
-               (log-event :warning :discovery-failed :name (finder-name finder)
-                                                     :condition (princ-to-string condition))
+             (error (condition)
+               (log-event (if (typep condition 'etcd:etcd-error) :warning :error)
+                          :discovery-failed :name (finder-name finder)
+                                            :condition (princ-to-string condition))
                (tell finder :failure (princ-to-string condition))
                (setf pause-ms (min +longest-pause-ms+ (* 2 pause-ms)))))
            (pause-finder finder pause-ms)))
@@ -212,7 +231,8 @@ ETCD-ERROR if it cannot be fetched."
   "A new finder of NAME in PLACE, an etcd or the authority that says which."
   (let* ((etcd (if (stringp place) (etcd:make-etcd (authority-endpoints place)) place))
          (finder (%make-finder :place place :etcd etcd :name name :roster (make-roster name))))
-    (setf (finder-ending finder) (lambda () (end-thread finder)))
+    (setf (finder-hosts finder) (make-hosts (lambda (news) (note-look-up finder news)))
+          (finder-ending finder) (lambda () (end-thread finder)))
     (etcd:add-ending etcd (finder-ending finder))
     (setf (finder-thread finder)
           (sb-thread:make-thread #'run-finder :name "clgrpc finder" :arguments (list finder)))

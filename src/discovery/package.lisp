@@ -1,6 +1,6 @@
 ;;;; Servers that register themselves in etcd, and channels that find them there. The files, from
 ;;;; the ground up: what is said of a server; keys; which etcd; what is known of a name;
-;;;; registrations; listings; what follows a name; the resolver of the scheme etcd.
+;;;; registrations; listings; names of hosts; what follows a name; the resolver of the scheme etcd.
 
 (defpackage #:clgrpc.discovery
   (:use #:cl #:clgrpc.base)

@@ -7,9 +7,12 @@
 ;;;;    granted and the key put anew, until that succeeds. The key is the same, so the end of the
 ;;;;    former lease takes nothing away.
 ;;;; 3. Once in the time of a lease the thread looks whether the key is there, and puts it if it is
-;;;;    not. A key that another has put under a lease of its own, such as a server that was started
-;;;;    later at the same address, is left to that one.
-;;;; 4. STOP-SERVER first says :draining and gives clients notice; calls are taken meanwhile. Once
+;;;;    not. Nothing is written as long as the key says what it should.
+;;;; 4. The first put takes the key from whoever has it: a server that was at the same address and
+;;;;    was killed, whose lease has not ended yet. After that the key is put only where it is gone
+;;;;    or stands under a lease of the registration's own. What another has put since, such as a
+;;;;    server that was started later at the same address, is left to that one.
+;;;; 5. STOP-SERVER first says :draining and gives clients notice; calls are taken meanwhile. Once
 ;;;;    the server has stopped the lease is revoked, and the key goes with it.
 
 (in-package #:clgrpc.discovery)
@@ -17,6 +20,7 @@
 (defconstant +write-seconds+ 2 "How long a request of a registration's may take.")
 (defconstant +first-pause-ms+ 50 "How long one waits before it is made again.")
 (defconstant +longest-pause-ms+ 2000 "The longest such wait.")
+(defconstant +own-leases+ 4 "So many leases are remembered under which the key may stand.")
 
 (defstruct (registration (:constructor %make-registration) (:copier nil))
   "A server's word in the store, see REGISTER."
@@ -34,6 +38,8 @@
   (written 0 :type (integer 0))         ; the version that the store has; 0: none
   (lease nil :type (or null etcd:lease)) ; that the key is put with
   (leases 0 :type (integer 0))          ; how many it has asked for
+  (own '() :type list)                  ; numbers of the leases that the key may stand under, if it
+                                        ; is ours; () before the first put that has succeeded
   (trouble nil :type (or null condition)) ; why the last attempt to write has failed
   (ended nil :type boolean))            ; it is to be kept no longer
 
@@ -89,26 +95,60 @@ kept no longer, or it is END-NS. Return what PREDICATE does."
 (defun ensure-lease (registration)
   "The lease of REGISTRATION, a new one if it has none."
   (or (registration-lease registration)
-      (let ((number (sb-thread:with-mutex ((registration-lock registration))
-                      (incf (registration-leases registration)))))
-        (let ((lease (etcd:grant-lease (registration-etcd registration)
-                                       (registration-seconds registration)
-                                       :timeout +write-seconds+
-                                       :on-loss (lambda (condition)
-                                                  (lose-lease registration number condition)))))
-          (with-registration (registration)
-            (when (etcd:lease-alive-p lease) (setf (registration-lease registration) lease)))
-          lease))))
+      (let* ((number (sb-thread:with-mutex ((registration-lock registration))
+                       (incf (registration-leases registration))))
+             (lease (etcd:grant-lease (registration-etcd registration)
+                                      (registration-seconds registration)
+                                      :timeout +write-seconds+
+                                      :on-loss (lambda (condition)
+                                                 (lose-lease registration number condition)))))
+        (unless (with-registration (registration)
+                  (when (etcd:lease-alive-p lease) (setf (registration-lease registration) lease)))
+          ;; nobody would end it: its thread renews it
+          (etcd:revoke-lease lease :timeout +write-seconds+)
+          (error 'etcd:unavailable :text "the answer to the request for a lease has come too late"))
+        lease)))
 
 (defun put-own (registration text lease)
-  "Put TEXT under LEASE unless somebody else has put the key meanwhile. Return false if so."
-  (let ((etcd (registration-etcd registration)) (key (registration-key registration)))
-    (flet ((attempt (comparison)
-             (etcd:transact etcd :when (list comparison)
-                                 :then `((:put ,key ,text :lease ,lease))
-                                 :timeout +write-seconds+)))
-      (or (attempt `(:lease ,key = ,lease))
-          (attempt `(:absent ,key))))))
+  "Put TEXT under LEASE if the key of REGISTRATION is gone, or its own. Return false if somebody
+else has put it."
+  (let ((key (registration-key registration)))
+    (labels ((attempt (comparison &rest others)
+               `(:when (,comparison) :then ((:put ,key ,text :lease ,lease))
+                 :else ,(and others `((:transact ,@(apply #'attempt others))))))
+             (done-p (so values)
+               (or so (and values (done-p (car (first values)) (cdr (first values)))))))
+      (multiple-value-bind (so values)
+          (apply #'etcd:transact (registration-etcd registration) :timeout +write-seconds+
+                 (apply #'attempt `(:absent ,key)
+                        (loop for own in (registration-own registration)
+                              collect `(:lease ,key = ,own))))
+        (done-p so values)))))
+
+(defun stands-p (registration text lease)
+  "True if the key of REGISTRATION is there under LEASE, and says TEXT."
+  (let ((key (registration-key registration)))
+    (etcd:transact (registration-etcd registration)
+                   :when `((:lease ,key = ,lease) (:value ,key = ,text))
+                   :timeout +write-seconds+)))
+
+(defun note-own (registration lease)
+  "The key of REGISTRATION may stand under LEASE. Leases of long before have ended."
+  (let ((all (adjoin (etcd:lease-id lease) (registration-own registration))))
+    (setf (registration-own registration) (subseq all 0 (min +own-leases+ (length all))))))
+
+(defun put-text (registration text lease written)
+  "Have the key of REGISTRATION say TEXT under LEASE; WRITTEN is true if it did when it was looked
+at last. Return false if it is left to somebody else."
+  (cond ((null (registration-own registration))
+         (etcd:put (registration-etcd registration) (registration-key registration) text
+                   :lease lease :timeout +write-seconds+)
+         t)
+        ((and written (stands-p registration text lease)) t)
+        (t
+         ;; a put whose answer is lost may have been done
+         (note-own registration lease)
+         (put-own registration text lease))))
 
 (defun write-registration (registration)
   "Have the store say what REGISTRATION is to say. Signal an ETCD-ERROR."
@@ -116,15 +156,13 @@ kept no longer, or it is END-NS. Return what PREDICATE does."
       (sb-thread:with-mutex ((registration-lock registration))
         (values (registration-endpoint registration) (registration-version registration)
                 (registration-written registration)))
-    (let ((lease (ensure-lease registration)) (text (endpoint-json endpoint)) (own t))
-      (handler-case
-          (if (zerop written)
-              (etcd:put (registration-etcd registration) (registration-key registration) text
-                        :lease lease :timeout +write-seconds+)
-              (setf own (put-own registration text lease)))
-        (etcd:lease-not-found (condition)
-          (lose-lease registration (registration-leases registration) condition)
-          (error condition)))
+    (let* ((lease (ensure-lease registration))
+           (own (handler-case (put-text registration (endpoint-json endpoint) lease
+                                        (= version written))
+                  (etcd:lease-not-found (condition)
+                    (lose-lease registration (registration-leases registration) condition)
+                    (error condition)))))
+      (when own (setf (registration-own registration) (list (etcd:lease-id lease))))
       (with-registration (registration)
         (when (eq lease (registration-lease registration))
           (setf (registration-written registration) version
@@ -203,13 +241,17 @@ wrong argument. From any thread."
                                                    :arguments (list registration)))
     registration))
 
-(defun checked-endpoint (&rest arguments &key weight zone hash-key &allow-other-keys)
+(defun checked-endpoint (&rest arguments &key address weight zone hash-key &allow-other-keys)
   "The endpoint that ARGUMENTS say. Signal MISUSE for a wrong one."
   (unless (typep weight `(or null (integer 1 ,+most-weight+)))
     (misuse "A weight is an integer from 1 to ~D, not ~S." +most-weight+ weight))
   (dolist (text (list zone hash-key))
     (unless (typep text '(or null string))
       (misuse "Zones and hash keys are strings, not ~S." text)))
+  (dolist (text (list address zone hash-key))
+    (when (< +longest-word+ (length text))
+      (misuse "Addresses, zones and hash keys have at most ~D characters, not ~D." +longest-word+
+              (length text))))
   (let* ((endpoint (apply #'make-endpoint arguments))
          (octets (string-octets (endpoint-json endpoint))))
     (when (< +longest-endpoint+ (length octets))

@@ -1,9 +1,11 @@
 ;;;; What is known of a name: its servers by their keys, and its service config. Entries of the
-;;;; store go in, what channels are to be told comes out; nothing here asks anybody.
+;;;; store go in, what channels are to be told comes out; nothing here asks anybody. Whatever is in
+;;;; the store, keys and values that are no text among it, nothing here signals an error.
 
 (in-package #:clgrpc.discovery)
 
 (defconstant +most-endpoints+ 10000 "A name has so many servers at most; more are left out.")
+(defconstant +longest-key+ 4096 "The key of a server has so many octets at most.")
 
 (defstruct (seat (:constructor make-seat (endpoint changed)) (:copier nil))
   "A server of a roster."
@@ -13,7 +15,9 @@
 (defstruct (roster (:constructor make-roster (name)) (:copier nil))
   "What is known of a name."
   (name "" :type string :read-only t)   ; of the service
-  (seats (make-hash-table :test #'equal) :type hash-table :read-only t) ; from key to seat
+  (seats (make-hash-table :test #'equal) :type hash-table :read-only t) ; from key to seat; a
+                                        ; character for each octet, since a key need not be UTF-8
+  (left-out nil :type boolean)          ; there was no seat for a server
   (config nil :type (or null string)))  ; the service config's text, or nil
 
 (declaim (sb-ext:freeze-type seat roster))
@@ -23,26 +27,48 @@
     (format stream "~A, ~D server~:P~:[~;, with a service config~]" (roster-name roster)
             (hash-table-count (roster-seats roster)) (roster-config roster))))
 
+(defun seat-key (entry)
+  "The key of ENTRY as a string with a character for each octet."
+  (map 'string #'code-char (etcd:entry-key-octets entry)))
+
+(defun read-endpoint (entry)
+  "The endpoint that ENTRY says, or nil and why it says none."
+  (if (< +longest-key+ (length (etcd:entry-key-octets entry)))
+      (values nil "its key is too long")
+      (parse-endpoint (etcd:entry-value entry))))
+
 (defun note-put (roster entry)
   "ENTRY of the store is of ROSTER's name. One that says nothing of a server leaves none."
-  (let ((key (etcd:entry-key entry)) (seats (roster-seats roster)))
-    (multiple-value-bind (endpoint why) (parse-endpoint (etcd:entry-value entry))
+  (let ((key (seat-key entry)) (seats (roster-seats roster)))
+    (multiple-value-bind (endpoint why) (read-endpoint entry)
       (cond ((null endpoint)
              (remhash key seats)
              (log-event :warning :discovery-ignored :key key :reason why))
             ((or (gethash key seats) (< (hash-table-count seats) +most-endpoints+))
              (setf (gethash key seats) (make-seat endpoint (etcd:entry-changed entry))))
-            (t (log-event :warning :discovery-ignored :key key :reason "there are too many"))))))
+            ((not (shiftf (roster-left-out roster) t))
+             (log-event :warning :discovery-ignored :key key :reason "there are too many"))))))
 
 (defun note-change (roster change)
   "CHANGE, of the store's, is of ROSTER's name."
-  (if (eq :put (etcd:change-kind change))
-      (note-put roster (etcd:change-entry change))
-      (remhash (etcd:entry-key (etcd:change-entry change)) (roster-seats roster))))
+  (let ((entry (etcd:change-entry change)))
+    (if (eq :put (etcd:change-kind change))
+        (note-put roster entry)
+        (remhash (seat-key entry) (roster-seats roster)))))
+
+(defun incomplete-p (roster)
+  "True if the store has servers that ROSTER has left out, and has room for by now."
+  (and (roster-left-out roster)
+       (< (hash-table-count (roster-seats roster)) +most-endpoints+)))
+
+(defun config-text (entry)
+  "The text of ENTRY, a service config. What is no text at all is one that is refused as wrong."
+  (handler-case (etcd:entry-text entry)
+    (invalid-utf8 () "(not UTF-8)")))
 
 (defun note-config (roster entry)
   "ENTRY, or nil, is the service config of ROSTER's name."
-  (setf (roster-config roster) (and entry (etcd:entry-text entry))))
+  (setf (roster-config roster) (and entry (config-text entry))))
 
 (defun all-endpoints (roster)
   "The endpoints of ROSTER in the order of their keys; of several with one address the one that was

@@ -2,7 +2,8 @@
 ;;;; brings news of the store, of the client's requests, or of room. A watch knows the revision that
 ;;;; it is to tell next; what it tells it reads from the store. So nothing is queued for a slow
 ;;;; client, and one that is slower than the store forgets is told that its changes are compacted.
-;;;; Its requests wait, as those of all calls do, while it leaves answers unread.
+;;;; Its requests wait, as those of all calls do, while it leaves answers unread. A request for
+;;;; progress is answered when all watches of the stream have told what there was up to that.
 ;;;;
 ;;;; One thread at a time advances a stream: STATE is :idle, :busy while one does, or :again if
 ;;;; there is something new since it began to look. No lock is held while it sends.
@@ -30,6 +31,7 @@
   (listener nil :type (or null function)) ; that ENGINE has
   (requests '() :type list)             ; that have come, the last first; changed by ATOMIC-UPDATE
   (answers (make-fifo) :type fifo :read-only t) ; to requests, which are to be sent
+  (progress 0 :type (integer 0))        ; how many requests for progress are to be answered
   (watches '() :type list)              ; in the order in which they were made
   (number 0 :type (signed-byte 64))     ; that the next watch gets if it is free
   (room t :type boolean)                ; false from when there is no room until there is
@@ -158,10 +160,7 @@ follows."
            (answer watching (pb:make-watch-response
                              :header (header (engine-revision (watching-engine watching)))
                              :watch-id (watch-number watch) :canceled t)))))
-      (:progress-request
-       (answer watching (pb:make-watch-response
-                         :header (header (engine-revision (watching-engine watching)))
-                         :watch-id -1))))))
+      (:progress-request (incf (watching-progress watching))))))
 
 ;;; Advancing a stream
 
@@ -191,6 +190,21 @@ follows."
       (when next (setf (watch-next watch) next))
       (unless response (return t)))))
 
+(defun told-revision (watching)
+  "The revision up to which all watches of WATCHING have told everything."
+  (loop with revision = (engine-revision (watching-engine watching))
+        for watch in (watching-watches watching)
+        do (setf revision (min revision (1- (watch-next watch))))
+        finally (return revision)))
+
+(defun send-progress (watching)
+  "Answer the requests for progress of WATCHING, whose watches have told what there was."
+  (loop while (and (plusp (watching-progress watching))
+                   (try-response watching
+                                 (pb:make-watch-response
+                                  :header (header (told-revision watching)) :watch-id -1)))
+        do (decf (watching-progress watching))))
+
 (defun end-watching (watching)
   (rpc:finish (watching-call watching) :status :unavailable
                                        :message "etcdserver: server stopped"))
@@ -208,9 +222,11 @@ follows."
         ((not (engine-open (watching-engine watching))) (end-watching watching))
         (t
          (dolist (request (take-requests watching)) (do-request watching request))
-         (when (and (watching-room watching) (send-answers watching))
-           (loop for watch in (watching-watches watching)
-                 always (send-news watching watch))))))
+         (when (and (watching-room watching)
+                    (send-answers watching)
+                    (loop for watch in (watching-watches watching)
+                          always (send-news watching watch)))
+           (send-progress watching)))))
 
 (defun advance (watching)
   "Do what there is to do for WATCHING, or have the thread that does so look again."

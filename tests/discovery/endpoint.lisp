@@ -24,11 +24,22 @@
                       \"state\":\"draining\",\"version\":7}}")))
   (is (equal '("h:1" nil nil nil :serving ())
              (parsed "{\"Addr\":\"h:1\",\"Metadata\":{\"weight\":0,\"zone\":1,\"state\":[]}}"))
-      "what is wrong counts as not said"))
+      "what is wrong counts as not said")
+  (dolist (weight '("-1" "0" "65536" "99999999999999999999999999" "1.5" "\"3\""
+                    "true" "null" "{}"))
+    (is (equal '("h:1" nil nil nil :serving ())
+               (parsed (format nil "{\"Addr\":\"h:1\",\"Metadata\":{\"weight\":~A}}" weight)))
+        "a weight of ~A" weight))
+  (let ((long (make-string 513 :initial-element #\z)))
+    (is (equal '("h:1" nil nil nil :serving ())
+               (parsed (format nil "{\"Addr\":\"h:1\",\"Metadata\":{\"zone\":\"~A\",~
+                                    \"hashKey\":\"~:*~A\"}}" long))))))
 
 (test what-says-nothing
   (dolist (text (list "" "10.0.0.1:50051" "[]" "{}" "{\"Addr\":\"\"}" "{\"Addr\":5}"
                       "{\"Addr\":\"a:1\""
+                      "{\"Addr\":\"a:1\",\"Metadata\":{\"weight\":1e999}}"
+                      (format nil "{\"Addr\":\"~A\"}" (make-string 513 :initial-element #\a))
                       (format nil "{\"Addr\":\"~A\"}" (make-string 70000 :initial-element #\a))
                       (format nil "{\"Addr\":\"a:1\",\"Metadata\":~A~A}"
                               (make-string 30 :initial-element #\[)

@@ -1,4 +1,4 @@
-;;;; Finders, when what they watch has been compacted.
+;;;; Finders, when what they watch has been compacted, and whatever others put.
 
 (in-package #:clgrpc.tests.discovery)
 (in-suite :clgrpc.discovery)
@@ -33,5 +33,80 @@
             (setf (clgrpc.discovery::finder-broken finder) t))
           (is-true (wait-until (lambda ()
                                  (not (eq before (clgrpc.discovery::finder-roster finder))))))
+          (put-server (second servers))
+          (is-true (answers-p channel '(0 1))))))))
+
+(defmacro with-name ((channel &rest options) &body body)
+  "Evaluate BODY with CHANNEL one to etcd:///greeter in *ETCD*."
+  `(unwind-protect
+        (progn (setf (discovery:default-etcd) *etcd*)
+               (grpc:with-channel (,channel "etcd:///greeter" ,@options) ,@body))
+     (setf (discovery:default-etcd) nil)))
+
+(defun put-garbage (numbers)
+  "Put what is no text, by NUMBERS."
+  (dolist (number numbers)
+    (etcd:put *etcd* (concatenate 'clgrpc.base:octets (clgrpc.base:string-octets "greeter/")
+                                  (list 255 number))
+              (octets-of 254 number)))
+  (etcd:put *etcd* (discovery:service-config-key "greeter") (octets-of 123 34 255 34 125)))
+
+(test garbage-ends-no-finder
+  "Keys, values and a service config that are no text, there before a channel and put while it is
+used, leave it its servers and the changes of these."
+  (with-memory (engine)
+    (with-servers (servers 3)
+      (put-garbage '(1 2))
+      (put-server (first servers))
+      (with-name (channel :balance :round-robin)
+        (etcd:remove-entry *etcd* (discovery:service-config-key "greeter"))
+        (is (= 0 (who channel)))
+        (put-server (second servers))
+        (is-true (answers-p channel '(0 1)))
+        (put-garbage '(2 3))
+        (put-server (third servers))
+        (is-true (answers-p channel '(0 1 2)))
+        (is (= 3 (length (discovery:list-endpoints "greeter" :etcd *etcd*))))))))
+
+(test slow-names-hold-up-no-news
+  "A name that is looked up for long keeps nobody from hearing of other servers; it is used once it
+has addresses."
+  (with-memory (engine)
+    (with-servers (servers 3)
+      (let ((book (make-book)))
+        (put-server (first servers))
+        (with-name (channel :balance :round-robin)
+          (is (= 0 (who channel)))
+          (let* ((finder (first clgrpc.discovery::**finders**))
+                 (hosts (clgrpc.discovery::finder-hosts finder))
+                 (address (grpc:server-address (third servers))))
+            (setf (clgrpc.discovery::finder-hosts finder)
+                  (clgrpc.discovery::make-hosts (clgrpc.discovery::hosts-notify hosts)
+                                                :resolve (resolver-of book)))
+            (unwind-protect
+                 (progn
+                   (etcd:put *etcd* "greeter/slow"
+                             (said (format nil "slow~A"
+                                           (subseq address (position #\: address)))))
+                   (is-true (wait-until (lambda () (book-asked book))))
+                   (put-server (second servers))
+                   (is-true (answers-p channel '(0 1))))
+              (open-book book))
+            (is-true (answers-p channel '(0 1 2)))))))))
+
+(test what-changes-nothing-is-not-told
+  "Channels hear only of what is new to them."
+  (with-memory (engine)
+    (with-servers (servers 2)
+      (put-server (first servers))
+      (with-name (channel :balance :round-robin)
+        (is (= 0 (who channel)))
+        (let* ((finder (first clgrpc.discovery::**finders**))
+               (told (clgrpc.discovery::finder-told finder)))
+          (dotimes (i 20) (etcd:put *etcd* (format nil "greeter/wrong-~D" i) "nonsense"))
+          (put-server (first servers))
+          (is-true (wait-until (lambda ()
+                                 (not (clgrpc.discovery::finder-news finder)))))
+          (is (eq told (clgrpc.discovery::finder-told finder)))
           (put-server (second servers))
           (is-true (answers-p channel '(0 1))))))))

@@ -99,6 +99,69 @@ lease, and when it comes back without its data."
       (discovery:withdraw new)
       (is (null (listed "greeter"))))))
 
+(test a-lost-lease-takes-no-key-back
+  "A registration whose lease is lost leaves its key to a successor that has put it meanwhile, and
+has it again when that goes."
+  (with-memory (engine)
+    (let* ((old (register "127.0.0.1:5" :lease-seconds 2))
+           (before (etcd:entry-lease (etcd:fetch *etcd* "greeter/127.0.0.1:5")))
+           (new (register "127.0.0.1:5" :weight 2)))
+      (flet ((weight ()
+               (let ((endpoints (discovery:list-endpoints "greeter" :etcd *etcd*)))
+                 (and endpoints (list (discovery:endpoint-weight (first endpoints)))))))
+        (etcd:revoke-lease (etcd:lease-by-number *etcd* before))
+        (is-true (wait-until (lambda ()
+                               (< 1 (clgrpc.discovery::registration-leases old)))))
+        (is-true (discovery:await-registration old :timeout +patience+))
+        (is (equal '(2) (weight)))
+        (discovery:withdraw new)
+        (is-true (wait-until (lambda () (equal '(nil) (weight)))))
+        (discovery:withdraw old)
+        (is (null (weight)))))))
+
+(test what-stands-is-not-written-again
+  "What is to be looked at once in a while is only read while it is as it should be."
+  (with-memory (engine)
+    (let ((registration (register "127.0.0.1:5" :lease-seconds 86400)))
+      (flet ((look ()
+               (clgrpc.discovery::write-registration registration)
+               (memory:engine-revision engine)))
+        (let ((revision (memory:engine-revision engine)))
+          (is (= revision (look)))
+          (is (= revision (look)))
+          (etcd:remove-entry *etcd* "greeter/127.0.0.1:5")
+          (is (= (+ revision 2) (look)) "it is put again")
+          (let ((lease (etcd:entry-lease (etcd:fetch *etcd* "greeter/127.0.0.1:5"))))
+            (etcd:put *etcd* "greeter/127.0.0.1:5" "nonsense" :lease lease)
+            (is (= (+ revision 4) (look)) "it says something else")
+            (is (= (+ revision 4) (look))))))
+      (discovery:withdraw registration))))
+
+(defclass slow-engine (memory:engine)
+  ((delay :initform (lambda ()) :accessor engine-delay :allocation :class))
+  (:documentation "An engine whose leases are granted when DELAY, a function, has returned."))
+
+(defmethod etcdserverpb.lease:lease-grant :after ((engine slow-engine) request &key)
+  (declare (ignore request))
+  (funcall (engine-delay engine)))
+
+(test leases-that-come-too-late
+  "A lease whose time is over when the answer comes is given back; else it would be renewed for
+ever."
+  (let* ((offset 0)
+         (loop:*world* (loop:make-world :clock (lambda () (+ offset (clgrpc.base:monotonic-ns)))
+                                        :network (loop:make-network))))
+    (with-memory (engine :class 'slow-engine)
+      (let ((registration (clgrpc.discovery::%make-registration
+                           :etcd *etcd* :key "greeter/1" :seconds 10
+                           :endpoint (clgrpc.discovery::make-endpoint :address "h:1"))))
+        (setf (engine-delay engine) (lambda () (incf offset (clgrpc.base:seconds-ns 11))))
+        (signals etcd:unavailable (clgrpc.discovery::ensure-lease registration))
+        (is (null (etcd:list-leases *etcd*)))
+        (setf (engine-delay engine) (lambda ()))
+        (is-true (etcd:lease-alive-p (clgrpc.discovery::ensure-lease registration)))
+        (is (= 1 (length (etcd:list-leases *etcd*))))))))
+
 (test servers-take-their-leave
   "A server that is stopped says that it drains while it still takes calls, and is gone afterwards."
   (with-store (store)

@@ -4,8 +4,9 @@
 (in-suite :clgrpc.discovery)
 
 (defun entry (key text &optional (revision 1))
-  (clgrpc.etcd::%make-entry (clgrpc.base:string-octets key) (clgrpc.base:string-octets text)
-                            revision revision 1 0))
+  (flet ((octets (text)
+           (if (stringp text) (clgrpc.base:string-octets text) text)))
+    (clgrpc.etcd::%make-entry (octets key) (octets text) revision revision 1 0)))
 
 (defun said (address &optional metadata)
   (format nil "{\"Op\":0,\"Addr\":\"~A\",\"Metadata\":~:[null~;~:*~A~]}" address metadata))
@@ -53,11 +54,36 @@
                                                 (said (format nil "h:~D" i)))))
     (is (= clgrpc.discovery::+most-endpoints+ (length (serving roster))))
     (clgrpc.discovery::note-put roster (entry "g/0" (said "other:1")))
-    (is (string= "other:1" (first (serving roster))) "what is known may change")))
+    (is (string= "other:1" (first (serving roster))) "what is known may change")
+    (is-false (clgrpc.discovery::incomplete-p roster))
+    (clgrpc.discovery::note-change
+     roster (clgrpc.etcd::make-change :removal (entry "g/0" "") nil))
+    (is-true (clgrpc.discovery::incomplete-p roster) "there is room for one that was left out")))
+
+(test keys-that-are-no-text
+  "A key need not be UTF-8: what it says of a server counts as Go's package has it, and others are
+not taken for it. A key that is very long is no server's."
+  (let ((roster (clgrpc.discovery::make-roster "g"))
+        (wrong (octets-of 103 47 255 254)))
+    (flet ((put (key text) (clgrpc.discovery::note-put roster (entry key text))))
+      (put wrong (said "h:1"))
+      (put (map 'string #'code-char wrong) (said "h:2"))
+      (put (octets-of 103 47 200) "nonsense")
+      (put (make-string 5000 :initial-element #\g) (said "h:3"))
+      (is (equal '("h:1" "h:2") (sort (serving roster) #'string<)))
+      (put wrong (octets-of 255))
+      (is (equal '("h:2") (serving roster)))
+      (put wrong (said "h:4"))
+      (clgrpc.discovery::note-change
+       roster (clgrpc.etcd::make-change :removal (entry wrong "") nil))
+      (is (equal '("h:2") (serving roster))))))
 
 (test configs-of-rosters
   (let ((roster (clgrpc.discovery::make-roster "g")))
     (clgrpc.discovery::note-config roster (entry "c" "{}"))
     (is (string= "{}" (clgrpc.discovery::roster-config roster)))
     (clgrpc.discovery::note-config roster nil)
-    (is (null (clgrpc.discovery::roster-config roster)))))
+    (is (null (clgrpc.discovery::roster-config roster)))
+    (clgrpc.discovery::note-config roster (entry "c" (octets-of 123 34 255 34 125)))
+    (signals grpc:service-config-error
+      (clgrpc.config:parse-service-config (clgrpc.discovery::roster-config roster)))))

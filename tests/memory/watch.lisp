@@ -142,6 +142,30 @@ or is told that it is compacted."
         (is (equal '(0) (heard response)))
         (is (= 2 (pb:response-header-revision (pb:watch-response-header response))))))))
 
+(test progress-covers-what-was-told
+  "A request for progress is answered behind the changes that the answer covers, also if there was
+no room for these at first; and at once if nothing is watched."
+  (with-engine (engine)
+    (dotimes (i 1000) (etcd:put *etcd* "a" (make-string 10000 :initial-element #\x)))
+    (flet ((ask (call)
+             (rpc:send call (pb:make-watch-request
+                             :progress-request (pb:make-watch-progress-request)))))
+      (with-watching (call)
+        (create call :key "a" :start-revision 2)
+        (ask call)
+        (is (equal '(0 :created) (heard (rpc:receive call))))
+        (loop with told = 1
+              for response = (rpc:receive call)
+              for (number . changes) = (heard response)
+              until (= -1 number)
+              do (setf told (third (first (last changes))))
+              finally (is (= 1001 told))
+                      (is (= told (pb:response-header-revision
+                                   (pb:watch-response-header response))))))
+      (with-watching (call)
+        (ask call)
+        (is (equal '(-1) (heard (rpc:receive call))))))))
+
 (test streams-of-watches-have-limits
   "A stream has so many watches; and whoever leaves answers unread can send no more requests."
   (with-engine (engine :max-watches 3)
