@@ -131,21 +131,26 @@ last. A failure is not told to those to come if addresses are known."
   (await-finder finder (loop:notice-end (/ milliseconds 1000)) (constantly nil)))
 
 (defun fetch-roster (finder)
-  "Have FINDER's roster be what the store says now. Return the revision of that."
-  (let ((roster (make-roster (finder-name finder))) (etcd (finder-etcd finder)))
-    (let ((revision (etcd:map-entries (lambda (entry) (note-put roster entry)) etcd
-                                      :prefix (name-prefix (finder-name finder))
-                                      :page +page+)))
-      (note-config roster (etcd:fetch etcd (service-config-key (finder-name finder))
-                                      :revision revision))
-      (with-finder (finder)
-        (setf (finder-roster finder) roster
-              (finder-news finder) t
-              (finder-broken finder) nil))
-      revision)))
+  "Have FINDER's roster be what the store says now. Return the revision of that, and the entry that
+was changed last, if there is one."
+  (let ((roster (make-roster (finder-name finder))) (etcd (finder-etcd finder)) (newest nil))
+    (flet ((note-entry (entry)
+             (when (or (null newest) (< (etcd:entry-changed newest) (etcd:entry-changed entry)))
+               (setf newest entry))
+             (note-put roster entry)))
+      (let ((revision (etcd:map-entries #'note-entry etcd :prefix (name-prefix (finder-name finder))
+                                                          :page +page+)))
+        (note-config roster (etcd:fetch etcd (service-config-key (finder-name finder))
+                                        :revision revision))
+        (with-finder (finder)
+          (setf (finder-roster finder) roster
+                (finder-news finder) t
+                (finder-broken finder) nil))
+        (values revision newest)))))
 
-(defun watch-name (finder revision)
-  "Watch FINDER's name, and its service config, behind REVISION. Return a list of watches."
+(defun watch-name (finder revision mark)
+  "Watch FINDER's name, and its service config, behind REVISION, where the entry MARK, if it is not
+nil, is in the store. Return a list of watches."
   (let ((watches '()) (opened nil))
     (flet ((watch (function &rest range)
              (push (apply #'etcd:watch (finder-etcd finder)
@@ -154,7 +159,7 @@ last. A failure is not told to those to come if addresses are known."
                             (with-finder (finder)
                               (dolist (change changes) (funcall function change))
                               (setf (finder-news finder) t)))
-                          :revision (1+ revision)
+                          :after revision :mark mark
                           :on-end (lambda (condition)
                                     (declare (ignore condition))
                                     (with-finder (finder) (setf (finder-broken finder) t)))
@@ -201,9 +206,9 @@ had to be left out that there is room for by now."
 (defun follow-name (finder)
   "Tell what FINDER's name is, and of its changes, until a watch of it or FINDER ends. Signal an
 ETCD-ERROR if it cannot be fetched."
-  (let ((revision (fetch-roster finder)))
+  (multiple-value-bind (revision mark) (fetch-roster finder)
     (tell-news finder)
-    (let ((watches (watch-name finder revision)))
+    (let ((watches (watch-name finder revision mark)))
       (unwind-protect (follow-changes finder)
         (mapc #'etcd:cancel-watch watches)))))
 

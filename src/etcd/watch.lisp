@@ -364,8 +364,7 @@ WATCH ends before, cancel it and signal why."
     watch))
 
 (defun new-watch (etcd function &key key prefix from to revision after mark only previous on-end)
-  "A watch that has not been started; the arguments are those of WATCH. MARK is an entry that was
-fetched, by which the store is known again, or nil."
+  "A watch that has not been started; the arguments are those of WATCH."
   (check-type only (member nil :puts :removals))
   (check-type revision (or null (signed-byte 64)))
   (check-type after (or null (integer 0)))
@@ -384,19 +383,19 @@ fetched, by which the store is known again, or nil."
                             (:removals '(:noput))))))
 
 (defun watch (etcd function &rest options
-              &key key prefix from to revision after only previous on-end timeout)
+              &key key prefix from to revision after mark only previous on-end timeout)
   "Have FUNCTION called with each change of KEY, or of a range of keys (see MAP-ENTRIES), from now
-on; from REVISION on; or AFTER a revision, which the store has said it is at, and is to have still:
-with a list of the changes of one revision and that revision, in their order, each once, though
-connections break and members go meanwhile. Return the watch when etcd has begun it. ONLY is :puts
-or :removals for these alone; with PREVIOUS changes say what was there before. FUNCTION runs on a
-thread of the watch's own and may wait; an error in it ends the watch. If the watch ends but by
-CANCEL-WATCH or CLOSE-ETCD, ON-END is called there with the condition, perhaps before this returns:
-COMPACTED if changes that were to be told are no longer in the store, FUTURE-REVISION if the store
-is not what it was, since it has lost its data, has older ones, or is another. Signal an ETCD-ERROR
-if etcd has not begun it within TIMEOUT seconds, by default those of ETCD; then ON-END is not
-called. From any thread."
-  (declare (ignore key prefix from to revision after only previous on-end))
+on; from REVISION on; or AFTER a revision, which the store has said it is at, and is to have still,
+as MARK, any entry of it or nil, by which it is known again after a break: with a list of the
+changes of one revision and that revision, in their order, each once, though connections break and
+members go meanwhile. Return the watch when etcd has begun it. ONLY is :puts or :removals for these
+alone; with PREVIOUS changes say what was there before. FUNCTION runs on a thread of the watch's own
+and may wait; an error in it ends the watch. If the watch ends but by CANCEL-WATCH or CLOSE-ETCD,
+ON-END is called there with the condition, perhaps before this returns: COMPACTED if changes that
+were to be told are no longer in the store, FUTURE-REVISION if the store is not what it was, since
+it has lost its data, has older ones, or is another. Signal an ETCD-ERROR if etcd has not begun it
+within TIMEOUT seconds, by default those of ETCD; then ON-END is not called. From any thread."
+  (declare (ignore key prefix from to revision after mark only previous on-end))
   (start-watch (apply #'new-watch etcd function (alexandria:remove-from-plist options :timeout))
                timeout))
 

@@ -12,7 +12,7 @@
       (etcd:compact *etcd* (progn (etcd:remove-entry *etcd* "greeter/1")
                                   (etcd:put *etcd* "greeter/2" (said "h:2"))))
       (is-true (handler-case
-                   (let ((watches (clgrpc.discovery::watch-name finder (1- begin))))
+                   (let ((watches (clgrpc.discovery::watch-name finder (1- begin) nil)))
                      (prog1 (wait-until (lambda () (clgrpc.discovery::finder-broken finder)))
                        (mapc #'etcd:cancel-watch watches)))
                  (etcd:compacted () t)))
