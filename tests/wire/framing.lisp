@@ -78,8 +78,8 @@ in octets of its own length."
   (is (< 262144 (length (wire::fresh-body 262145 1048591)))))
 
 (test short-vectors-of-long-messages-come-back
-  "What a long message begins in is of the store: messages leave no garbage but, if they are long, the
-one vector of their own length."
+  "What a long message begins in is of the store: messages leave no garbage but, if they are long,
+the one vector of their own length."
   (dolist (length '(20000 100000 1048591))
     (flet ((put () (let ((partial (wire::make-partial))
                          (octets (message-octets length)))
