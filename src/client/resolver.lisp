@@ -146,7 +146,9 @@ waits for the answer.")
    (errands :initform (make-fifo) :reader resolver-errands
             :documentation "Functions that a reserve thread has still to call; under LOCK.")
    (running :initform nil :accessor resolver-running
-            :documentation "True while a reserve thread calls them; under LOCK."))
+            :documentation "True while a reserve thread calls them; under LOCK.")
+   (asked :initform nil :accessor resolver-asked
+          :documentation "True while RESOLVE-NOW is among them and has not begun; under LOCK."))
   (:documentation "What each class of DEFINE-RESOLVER is a subclass of."))
 
 (defgeneric start-resolver (resolver)
@@ -157,7 +159,8 @@ to the channel as by PUSH-FAILURE. On a thread that may block."))
 (defgeneric resolve-now (resolver)
   (:documentation "The channel has lost a server, or cannot reach one: addresses may have changed. A
 resolver that looks itself may have a method that looks now; one that is told of changes needs none.
-On a thread that may block.")
+Called once for all that the channel has lost while another method ran. On a thread that may
+block.")
   (:method ((resolver resolver)) nil))
 
 (defgeneric stop-resolver (resolver)
@@ -186,7 +189,8 @@ it is a failure to resolve."
       (unless (loop:run-on-resolver (resolver-loop resolver) (lambda () (run-errands resolver)))
         (sb-thread:with-mutex ((resolver-lock resolver))
           (clear-fifo (resolver-errands resolver))
-          (setf (resolver-running resolver) nil))
+          (setf (resolver-running resolver) nil
+                (resolver-asked resolver) nil))
         (push-failure resolver "no thread is free for it"))))
   nil)
 
@@ -194,7 +198,14 @@ it is a failure to resolve."
   (send-on-errand resolver #'start-resolver))
 
 (defmethod resolve-again ((resolver user-resolver))
-  (send-on-errand resolver #'resolve-now))
+  ;; once for all that ask before it begins: servers may be lost by the thousand meanwhile
+  (flet ((asked (new)
+           (sb-thread:with-mutex ((resolver-lock resolver))
+             (shiftf (resolver-asked resolver) new))))
+    (unless (asked t)
+      (send-on-errand resolver (lambda (resolver)
+                                 (asked nil)
+                                 (resolve-now resolver))))))
 
 (defmethod end-resolving ((resolver user-resolver))
   (send-on-errand resolver #'stop-resolver))

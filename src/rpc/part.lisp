@@ -70,7 +70,7 @@
   (on-half-close nil :type (or null function)) ; see ON-HALF-CLOSE
   (on-cancel nil :type (or null function)) ; see ON-CANCEL
   (on-writable nil :type (or null function)) ; see ON-WRITABLE
-  (on-ended nil :type (or null function)) ; see ON-END
+  (on-ended '() :type list)             ; functions; see ON-END
   ;; true if the callbacks that are due will be run. T: soon; :RUNNING, :CHARGED, :RETURNED: one
   ;; runs or has just run (server/execution.lisp); a ring: the call's place among those that wait
   ;; for a thread

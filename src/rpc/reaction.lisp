@@ -32,7 +32,7 @@ take them: more messages would only make more answers. The transport says when t
         ((and (reactions-on-cancel reactions) (cancelled-p call))
          (shiftf (reactions-on-cancel reactions) nil))
         ((and (reactions-on-ended reactions) (call-status call))
-         (shiftf (reactions-on-ended reactions) nil))
+         (pop (reactions-on-ended reactions)))
         ((due-on-writable call reactions))))
 
 (define-hot due-on-writable ((call call) (reactions reactions)) (or null function)

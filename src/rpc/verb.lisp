@@ -137,16 +137,17 @@ headers, or a message, were sent already. From any thread."
 
 ;;; The reactive style: callbacks on the call's loop
 
-(defmacro define-callback (name slot documentation)
+(defmacro define-callback (name slot documentation &optional late)
   "Define the function NAME (call function). It stores FUNCTION in SLOT of the call's REACTIONS and
-schedules the callbacks that are due already."
+schedules the callbacks that are due already. LATE is a form for a CALL whose loop has stopped."
   `(defun ,name (call function)
      ,(format nil "~A Runs on the call's loop, so it must not wait. Return CALL. From any thread."
               documentation)
-     (operate post call
-              (lambda ()
-                (setf (,slot (ensure-reactions call)) function)
-                (operate schedule call)))
+     (unless (operate post call
+                      (lambda ()
+                        (setf (,slot (ensure-reactions call)) function)
+                        (operate schedule call)))
+       ,late)
      call))
 
 (define-callback on-message reactions-on-message
@@ -158,7 +159,8 @@ queued.")
   "Call FUNCTION without arguments once the peer's last message has been taken.")
 
 (define-callback on-cancel reactions-on-cancel
-  "Call FUNCTION without arguments if CALL ends otherwise than :ok.")
+  "Call FUNCTION without arguments if CALL ends otherwise than :ok."
+  (when (cancelled-p call) (funcall function)))
 
 (define-callback on-writable reactions-on-writable
   "Call FUNCTION without arguments now if there is room to send, and whenever after TRY-SEND was
@@ -168,15 +170,14 @@ refused there is room again.")
   "Call FUNCTION without arguments once CALL has ended, well or badly; CALL-STATUS says how. Several
 functions are called in the order in which they were given. Runs on the call's loop, so it must not
 wait. Return CALL. From any thread."
-  (operate post call
-           (lambda ()
-             (let* ((reactions (ensure-reactions call))
-                    (before (reactions-on-ended reactions)))
-               (setf (reactions-on-ended reactions)
-                     (if before
-                         (lambda () (funcall before) (funcall function))
-                         function))
-               (operate schedule call))))
+  (unless (operate post call
+                   (lambda ()
+                     (let ((reactions (ensure-reactions call)))
+                       (setf (reactions-on-ended reactions)
+                             (append (reactions-on-ended reactions) (list function)))
+                       (operate schedule call))))
+    ;; its loop has stopped, so it has ended, and nobody else would
+    (funcall function))
   call)
 
 (defun filter-messages (call &key incoming outgoing)

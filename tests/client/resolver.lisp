@@ -132,6 +132,35 @@ the loop."
                  (second (deeds))))
       (is (= 1 (length (events-of :resolver-error)))))))
 
+(defvar *gate* (make-signal))
+
+(grpc:define-resolver sleeper "sleeper" ()
+  (:documentation "A resolver that starts when *GATE* is signalled, not before."))
+
+(defmethod grpc:start-resolver ((sleeper sleeper))
+  (await-signal *gate*)
+  (note-deed :start))
+
+(defmethod grpc:resolve-now ((sleeper sleeper))
+  (note-deed :now))
+
+(defmethod grpc:stop-resolver ((sleeper sleeper))
+  (note-deed :stop))
+
+(test questions-do-not-pile-up
+  "However often a resolver that is busy is asked, it looks once when it has time."
+  (with-resolvers (loop)
+    (let ((resolver (run-flock loop "sleeper:x")))
+      (loop:post loop (lambda ()
+                        (loop repeat 1000 do (client::resolve-again resolver))
+                        (signal-it *gate*)))
+      (is (wait-until (lambda () (member '(:now) (deeds) :test #'equal))))
+      (loop:post loop (lambda ()
+                        (client::resolve-again resolver)
+                        (client::quit-resolver resolver)))
+      (is (wait-until (lambda () (member '(:stop) (deeds) :test #'equal))))
+      (is (equal '((:start) (:now) (:now) (:stop)) (deeds))))))
+
 (test wrong-pushes
   (with-resolvers (loop)
     (let ((resolver (run-flock loop "flock:x")))

@@ -295,6 +295,30 @@ ok."
         (is (await-signal done))
         (is (equal '(0 1) (reverse seen)))))))
 
+(test ends-are-told-to-each
+  "An error in one function that waits for a call's end keeps it from no other."
+  (with-probe (channel :events (:handler-error)) (:chat #'echo)
+    (let ((call (chat channel :open)) (seen '()) (done (make-signal)))
+      (grpc:on-end call (lambda () (push 1 seen) (error "As asked.")))
+      (grpc:on-end call (lambda () (push 2 seen) (error "As asked.")))
+      (grpc:on-end call (lambda () (push 3 seen) (signal-it done)))
+      (grpc:close-send call)
+      (is (await-signal done))
+      (is (equal '(3 2 1) seen)))))
+
+(test ends-are-told-behind-the-loop
+  "Whoever asks for the end of a call when its channel is closed, and the loop may have stopped, is
+told all the same."
+  (with-probe (channel) (:chat #'echo)
+    (let ((call (chat channel :open)))
+      (grpc:send call (note 1))
+      (is (= 1 (number-of (grpc:receive call))))
+      (grpc:close-channel channel)
+      (let ((told (make-signal)))
+        (grpc:on-end call (lambda () (signal-it told)))
+        (grpc:on-cancel call (lambda () (signal-it told)))
+        (is (await-signal told :count 2))))))
+
 (test hundred-threads
   "One channel, a hundred threads, each its own answers."
   (with-probe (channel) (:ask #'double :chat #'echo)

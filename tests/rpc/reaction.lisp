@@ -13,7 +13,7 @@
         (reactions nil))
     (setf reactions (rpc:ensure-reactions call)
           (rpc::reactions-on-cancel reactions) (constantly :cancelled)
-          (rpc::reactions-on-ended reactions) (constantly :ended))
+          (rpc::reactions-on-ended reactions) (list (constantly :ended)))
     (is (null (due call)))
     (rpc:end-call call :aborted :message "no")
     (is (eq :cancelled (due call)))
