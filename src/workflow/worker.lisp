@@ -154,7 +154,7 @@
                 (pb:report-request-then request) (mapcar #'step-of then)))
       (step-failed (condition)
         (setf (pb:report-request-failure request)
-              (pb:make-failure :text (step-failed-text condition)
+              (pb:make-failure :text (short-text (step-failed-text condition))
                                :permanent (not (step-failed-retry-p condition)))))
       (serious-condition (condition)
         (setf (pb:report-request-failure request)
@@ -166,6 +166,15 @@
   (pb:make-report-request :id (task-id task) :fence (task-fence task)
                           :give-back (pb:make-give-back)))
 
+(defun too-large-p (condition)
+  "True if CONDITION says that a report is larger than the service takes, or than a call does, so
+that there is no use in another attempt."
+  (or (typep condition 'too-large)
+      (let ((cause (workflow-error-cause condition)))
+        (and (eq 'workflow-error (type-of condition))
+             cause
+             (eq :resource-exhausted (status:rpc-error-status cause))))))
+
 (defun send-report (worker task request)
   "Send REQUEST, which reports TASK, until it is answered. Return the Task that follows, or nil."
   (let ((pause 1/20))
@@ -176,17 +185,16 @@
               (if (worker-open-p worker) (mapcar #'car (worker-functions worker)) '())))
       (handler-case
           (return (pb:report-reply-next (ask #'methods:report (worker-channel worker) request nil)))
-        (too-large (condition)
-          (when (pb:has-report-request-failure request)
-            (return (note-refused worker task condition)))
-          (setf (pb:report-request-then request) '()
-                (pb:report-request-failure request)
-                (pb:make-failure :text (princ-to-string condition) :permanent t)))
         (workflow-error (condition)
-          (unless (and (passing-p condition) (not (closed-p worker)))
-            (return (note-refused worker task condition)))
-          (await-worker worker pause (lambda () (closed-p worker)))
-          (setf pause (min +longest-pause-seconds+ (* 2 pause))))))))
+          (cond ((and (too-large-p condition) (not (pb:has-report-request-failure request)))
+                 (setf (pb:report-request-then request) '()
+                       (pb:report-request-failure request)
+                       (pb:make-failure :text (short-text (princ-to-string condition))
+                                        :permanent t)))
+                ((or (closed-p worker) (not (passing-p condition)))
+                 (return (note-refused worker task condition)))
+                (t (await-worker worker pause (lambda () (closed-p worker)))
+                   (setf pause (min +longest-pause-seconds+ (* 2 pause))))))))))
 
 (defun note-refused (worker task condition)
   "The report of TASK was refused with CONDITION: what was done is not recorded."

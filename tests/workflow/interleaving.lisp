@@ -603,6 +603,20 @@ ago."
                 (when (eq :attempt-failed (third (gethash step failed)))
                   (complain affair "~A: claimed within a pause" id)))))))
 
+(defun check-sessions (affair)
+  "Whoever has claimed a task had a session when he did."
+  (dolist (change (affair-told affair))
+    (loop for event across (pb:change-events change)
+          for key = (workflow::key (workflow::root-of "case") "index/sessions"
+                                   (pb:event-worker event))
+          when (and (eq :step-claimed (pb:event-kind event))
+                    (null (memory::tree-item
+                           (memory::tree-at (place-store (affair-place affair))
+                                            (pb:change-revision change))
+                           (string-octets key))))
+            do (complain affair "~A: a claim without a session at ~D" (pb:change-id change)
+                         (pb:change-revision change)))))
+
 (defun check-final (affair state)
   "What holds of STATE, of a workflow that has ended."
   (let ((id (pb:workflow-state-id state)))
@@ -649,6 +663,7 @@ ago."
       (check-fences affair id events)
       (check-back-offs affair id events)
       (check-steps affair id)))
+  (check-sessions affair)
   (dolist (state (affair-finals affair)) (check-final affair state)))
 
 (defun end-affair (affair)

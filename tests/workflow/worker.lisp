@@ -16,6 +16,8 @@
 
 (define-step "t-large" (task) (make-octets 1000001))
 
+(define-step "t-larger" (task) (make-octets 6000000))
+
 (defmacro with-worker-of ((worker node &rest arguments) &body body)
   `(let ((,worker (start-worker ,node ,@arguments)))
      (unwind-protect (progn ,@body)
@@ -43,6 +45,19 @@
       (is (= 1 (pb:step-state-attempts (elt (pb:workflow-state-steps (state-of node "w3")) 0)))))
     (signals misuse (start-worker node :kinds '("t-none")))
     (signals misuse (start-worker node))))
+
+(part results-that-no-call-takes
+  "What is too large for a call fails for good, as what is too large for a workflow."
+  (with-nodes (node) ()
+    (let ((server (server:start-server node)))
+      (unwind-protect
+           (client:with-channel (channel (server:server-address server))
+             (with-worker-of (worker channel :kinds '("t-larger"))
+               (start-workflow channel "w" '("t-larger"))
+               (is (eq :failed (first (outcome channel "w"))))
+               (is (= 1 (pb:step-state-attempts
+                         (elt (pb:workflow-state-steps (state-of channel "w")) 0))))))
+        (server:stop-server server)))))
 
 (part workers-stop
   "A worker that stops ends what it does, and gives back what it does not."
