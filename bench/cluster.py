@@ -4,16 +4,14 @@ a hundred at once (ten of a megabyte). Client and server are one process over lo
 two. Tables in memory answer, so what is measured is the transport."""
 
 import contextlib
-import json
 import os
 import shutil
-import subprocess
 
-import machine
 import markdown
 import series
 import support
 import svg
+from answerer import Answerer
 
 TITLE = "The calls of a cluster"
 CASES = {"join": "Join", "leave": "Leave", "vote": "RequestVote",
@@ -54,50 +52,21 @@ def go_program():
     return program
 
 
-class Program:
-    """A program that answers lines, ours or Go's, held to some cores."""
-
-    def __init__(self, command, cores):
-        held = ",".join(str(core) for core in machine.cores()[:cores])
-        self.process = subprocess.Popen(
-            machine.pinned(held, command), cwd=support.ROOT, text=True, stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE, env=dict(os.environ, GOMAXPROCS=str(cores)))
-        self.answer("ready")
-
-    def answer(self, beginning):
-        line = self.process.stdout.readline()
-        if not line.startswith(beginning):
-            raise SystemExit("%s: %s" % (self.process.args, line))
-        return line
-
-    def ask(self, do, **more):
-        self.process.stdin.write(json.dumps(dict(more, do=do)) + "\n")
-        self.process.stdin.flush()
-        return json.loads(self.answer("{"))
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.process.stdin.close()
-        self.process.wait()
-
-
 class Place:
     """A client and a server, of one process or two."""
 
     def __init__(self, stack, command, processes, cores):
-        self.programs = [stack.enter_context(Program(command, cores)) for _ in range(processes)]
+        self.programs = [stack.enter_context(Answerer(command, cores)) for _ in range(processes)]
         self.client = self.programs[0]
-        self.address = self.programs[-1].ask("serve")["address"]
+        self.address = self.programs[-1].ask(do="serve")["address"]
 
     def used(self):
-        counters = [program.ask("counters") for program in self.programs]
+        counters = [program.ask(do="counters") for program in self.programs]
         return {key: sum(one[key] for one in counters) for key in counters[0]}
 
     def measure(self, row, manner, milliseconds):
         before = self.used()
-        figures = self.client.ask("measure", address=self.address, case=row["case"],
+        figures = self.client.ask(do="measure", address=self.address, case=row["case"],
                                   callers=row["callers"],
                                   manner=manner if row["callers"] > 1 else "threads",
                                   milliseconds=milliseconds)
@@ -136,7 +105,7 @@ def measure(options):
             lambda row, side: side.measure(row, milliseconds),
             lambda row, side: side.measure(row, milliseconds))
         objects = {name: {case: place[1, 1].client.ask(
-            "objects", address=place[1, 1].address, case=case,
+            do="objects", address=place[1, 1].address, case=case,
             calls=OBJECT_CALLS.get(case, 1000))["objects"] for case in CASES}
                    for name, place in places.items()}
         return {"commands": {"clgrpc": " ".join(LISP), "Go": "GOMAXPROCS=CORES cluster"},

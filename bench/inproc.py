@@ -4,16 +4,13 @@ to one core or to two. The messages are google.protobuf.BytesValue; handlers sen
 Beside the echoes stands what two threads need to pass a word there and back (handoff.c)."""
 
 import contextlib
-import json
-import os
-import subprocess
 
-import machine
 import markdown
 import series
 import servers
 import support
 import svg
+from answerer import Answerer
 
 TITLE = "Calls within a process: the tournament"
 LISP = support.lisp_command("scripts/load.lisp", "bench/inproc.lisp")
@@ -45,35 +42,6 @@ PAYLOADS = [row("unary", octets=octets) for octets in (1 << 10, 10 << 10, 64 << 
 QUANTILES = ["p50", "p90", "p99", "p99.9"]
 
 
-class Program:
-    """A program that answers lines, ours or Go's, held to one core or to two."""
-
-    def __init__(self, command, cores):
-        held = ",".join(str(core) for core in machine.cores()[:cores])
-        self.process = subprocess.Popen(
-            machine.pinned(held, command), cwd=support.ROOT, text=True, stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE, env=dict(os.environ, GOMAXPROCS=str(cores)))
-        self.answer("ready")
-
-    def answer(self, beginning):
-        line = self.process.stdout.readline()
-        if not line.startswith(beginning):
-            raise SystemExit("%s: %s" % (self.process.args, line))
-        return line
-
-    def ask(self, request):
-        self.process.stdin.write(json.dumps(request) + "\n")
-        self.process.stdin.flush()
-        return json.loads(self.answer("{"))
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.process.stdin.close()
-        self.process.wait()
-
-
 class Side:
     """A transport of a program, which runs once for each number of cores."""
 
@@ -82,7 +50,7 @@ class Side:
 
     def measure(self, row, milliseconds):
         return self.programs[row["cores"]].ask(
-            dict(row, transport=self.transport, milliseconds=milliseconds))
+            **row, transport=self.transport, milliseconds=milliseconds)
 
 
 class Word(Side):
@@ -98,7 +66,7 @@ def measure(options):
     commands = {"ours": lambda cores: LISP, "go": lambda cores: [servers.peer(), "inproc"],
                 "c": lambda cores: [word, str(cores)]}
     with contextlib.ExitStack() as stack:
-        programs = {name: {cores: stack.enter_context(Program(command(cores), cores))
+        programs = {name: {cores: stack.enter_context(Answerer(command(cores), cores))
                            for cores in (1, 2)}
                     for name, command in commands.items()}
         sides = [Side(name, programs[program], transport) for name, program, transport in SIDES]
