@@ -200,10 +200,29 @@ means."
     (unless (find #\. dotted) (refuse "package.Service/Method is wanted, not ~S" name))
     dotted))
 
+(defun service-of-method (name)
+  "The full name of the service whose method NAME, dotted, is."
+  (subseq name 0 (position #\. name :from-end t)))
+
+(defun need-method (pool name)
+  "The descriptor of the method NAME, dotted, in POOL; a FAILURE that tells the methods that its
+service has if it is none of them."
+  (let* ((index (pool-index pool))
+         (method (gethash name index))
+         (service (gethash (service-of-method name) index)))
+    (cond ((typep method 'protobuf:method-descriptor) method)
+          ((typep service 'protobuf:service-descriptor)
+           (fail-command "~A has no method ~A; it has ~A" (service-of-method name)
+                         (subseq name (1+ (position #\. name :from-end t)))
+                         (names-text (map 'list #'protobuf:descriptor-name
+                                          (protobuf:service-descriptor-methods service)))))
+          (t (fail-command "there is no service ~A~@[; there are ~A~]" (service-of-method name)
+                           (and (pool-services pool) (names-text (pool-services pool))))))))
+
 (defun find-method-in (pool name)
   "The RPC-METHOD of NAME, dotted, whose types are in POOL."
   (service:descriptor-rpc-method
-   (need-descriptor pool name 'protobuf:method-descriptor "method")
+   (need-method pool name)
    (lambda (name)
      (or (protobuf:find-pool-type pool name) (fail-command "the type ~A is unknown" name)))))
 
@@ -229,9 +248,7 @@ arguments are wrong."
          (lambda (reflector)
            (let ((pool (if proto
                            (proto-pool proto import-path)
-                           (ask-for-symbols reflector
-                                            (list (subseq method 0 (position #\. method
-                                                                             :from-end t)))))))
+                           (ask-for-service reflector (service-of-method method)))))
              (perform-call
               (make-caller :method (find-method-in pool method) :pool pool :defaults emit-defaults
                            :options (append (when timeout (list :timeout timeout))

@@ -127,6 +127,25 @@
       (google.protobuf:make-file-descriptor-set
        :file (loop for file being the hash-values of files collect file))))))
 
+(defparameter *most-names-told* 20 "The names that a complaint tells of those there are.")
+
+(defun names-text (names)
+  "NAMES, strings, with commas between; … stands for those that are too many."
+  (format nil "~{~A~^, ~}~:[~;, …~]"
+          (subseq names 0 (min (length names) *most-names-told*))
+          (< *most-names-told* (length names))))
+
+(defun ask-for-service (reflector service)
+  "A pool of the files that declare SERVICE, a full name, and of what these import; a FAILURE that
+tells the services of the server if it has no SERVICE."
+  (handler-case (ask-for-symbols reflector (list service))
+    (failure (failure)
+      (let ((services (handler-case (ask-for-services reflector)
+                        ((or failure grpc:rpc-error) () '()))))
+        (if (and services (not (member service services :test #'string=)))
+            (fail-command "the server has no service ~A; it has ~A" service (names-text services))
+            (error failure))))))
+
 (defun ask-for-services (reflector)
   (let ((response (protobuf:field-value (ask reflector "list_services" "*")
                                         "list_services_response")))

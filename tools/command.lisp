@@ -209,6 +209,38 @@ not one for each, is bound to the plist of parameters and options, keywords and 
 (defun option-token-p (token)
   (and (< 1 (length token)) (char= #\- (char token 0))))
 
+(defun option-names (command)
+  (loop for option in (command-options command)
+        collect (argument-name option)
+        append (argument-aliases option)))
+
+(defun edit-distance (one other)
+  "How many characters are to be put in, left out or replaced to make the string OTHER of ONE."
+  (let ((row (loop for i from 0 to (length other) collect i)))
+    (loop for char across one
+          for above = row
+          do (setf row (list (1+ (first above))))
+             (loop for expected across other
+                   for (corner over) on above
+                   do (push (min (1+ (first row)) (1+ over)
+                                 (+ corner (if (char= char expected) 0 1)))
+                            row))
+             (setf row (nreverse row)))
+    (first (last row))))
+
+(defun likely-name (name names)
+  "That of NAMES, strings, which somebody who wrote NAME is likely to have meant, or nil: the only
+one that begins so, or the one nearest to it."
+  (let ((begun (remove-if-not (lambda (known) (uiop:string-prefix-p name known)) names)))
+    (if (and begun (null (rest begun)) (< 3 (length name)))
+        (first begun)
+        (let ((nearest (first (sort (copy-list names) #'<
+                                    :key (lambda (known) (edit-distance name known))))))
+          (and nearest
+               (<= 4 (length name))
+               (<= (edit-distance name nearest) (max 2 (floor (length name) 4)))
+               nearest)))))
+
 (defun parse-option (command token rest)
   "Parse the option that TOKEN begins, with REST behind it. Return its key, its value and what of
 REST is left."
@@ -219,8 +251,8 @@ REST is left."
                                 (find name (argument-aliases option) :test #'string=)))
                           (command-options command))))
     (cond ((null option)
-           (refuse "there is no option ~A; `clgrpc ~A --help` tells those there are" name
-                   (command-name command)))
+           (refuse "there is no option ~A~@[ (is it ~A?)~]; `clgrpc ~A --help` tells those there are"
+                   name (likely-name name (option-names command)) (command-name command)))
           (equals (values (argument-key option) (parse-value option (subseq token (1+ equals)))
                           rest))
           ((optional-p option) (values (argument-key option) (parse-value option "true") rest))
@@ -345,16 +377,29 @@ REST is left."
 ;;; Running
 
 (defun complain (command-name condition)
-  "Print CONDITION as one line on standard error."
+  "Print CONDITION, or a text, as one line on standard error."
   (let ((*print-pretty* nil))
     (format *error-output* "clgrpc~@[ ~A~]: ~A~%" command-name
             (shown (substitute #\Space #\Newline
                                (bounded-text condition :limit *longest-text*)))))
   (finish-output *error-output*))
 
+(defconstant +exit-broken-pipe+ 141 "Who reads our output has gone, such as `head`: the code of a
+process that SIGPIPE has ended.")
+
+(defun complain-of-stream (command-name error)
+  "Say that reading or writing failed as the STREAM-ERROR says; return the exit code. Nobody needs to
+be told that the reader of our own output has gone."
+  (let ((own (eq *standard-output* (stream-error-stream error))) (reason (report:error-reason error)))
+    (cond ((and own (string= reason (os:errno-text (- os:+epipe+)))) +exit-broken-pipe+)
+          (t (complain command-name (if own
+                                        (format nil "cannot write to standard output: ~A" reason)
+                                        error))
+             1))))
+
 (defun run-command (arguments)
   "Do what the command line ARGUMENTS, a list of strings, says; return the exit code: 0, 1 if it was
-tried and failed, 2 if the arguments are wrong."
+tried and failed, 2 if the arguments are wrong, 141 if nobody reads the output any more."
   (let* ((name (first arguments))
          (command (and name (find-command name))))
     (handler-case
@@ -364,11 +409,13 @@ tried and failed, 2 if the arguments are wrong."
                (format t "clgrpc ~A (SBCL ~A)~%" **version** (lisp-implementation-version))
                0)
               ((null command)
-               (refuse "there is no command ~S; see `clgrpc --help`" name))
+               (refuse "there is no command ~S~@[ (is it ~A?)~]; see `clgrpc --help`" name
+                       (likely-name name (mapcar #'command-name *commands*))))
               (t (let ((parsed (parse-arguments command (rest arguments))))
                    (cond ((eq :help parsed) (write-command-help command *standard-output*) 0)
                          (t (apply (command-function command) parsed))))))
       (usage-error (error) (complain (and command name) error) 2)
-      ((or clgrpc-error stream-error) (error)
+      (clgrpc-error (error)
         (complain (and command name) error)
-        1))))
+        1)
+      (stream-error (error) (complain-of-stream (and command name) error)))))

@@ -7,7 +7,8 @@
   (if (uiop:string-prefix-p "{" (string-left-trim '(#\Space #\Tab #\Newline #\Return) string))
       string
       (handler-case (alexandria:read-file-into-string string :external-format :utf-8)
-        (error (error) (refuse "JSON or a file is wanted; ~A cannot be read: ~A" string error)))))
+        (error (error) (refuse "JSON or a file is wanted; ~A cannot be read: ~A" string
+                               (report:error-reason error))))))
 
 (defun parse-config-argument (string)
   "The text of the service config that STRING is, or that is in the file it names."

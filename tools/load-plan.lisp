@@ -63,11 +63,11 @@ or a plain number of seconds."
 
 (defun read-text-file (file)
   (handler-case (alexandria:read-file-into-string file :external-format :utf-8)
-    (error (error) (refuse "~A cannot be read: ~A" file error))))
+    (error (error) (refuse "~A cannot be read: ~A" file (report:error-reason error)))))
 
 (defun read-octets-file (file)
   (handler-case (coerce (alexandria:read-file-into-byte-vector file) 'octets)
-    (error (error) (refuse "~A cannot be read: ~A" file error))))
+    (error (error) (refuse "~A cannot be read: ~A" file (report:error-reason error)))))
 
 (defun read-standard-octets ()
   "All octets of standard input."
@@ -93,8 +93,7 @@ reflection if need be, is called with CREDENTIALS."
         (protoset (protoset-pool protoset))
         (t (call-with-reflector
             (lambda (reflector)
-              (ask-for-symbols reflector (list (subseq method 0 (position #\. method
-                                                                          :from-end t)))))
+              (ask-for-service reflector (service-of-method method)))
             target (list :credentials credentials) headers 30))))
 
 (defun load-payload (method pool &key data data-file binary binary-file &allow-other-keys)
@@ -177,6 +176,7 @@ nil."
                     &allow-other-keys)
   "What of a plan says when the run ends, and what of it does not count."
   (let ((seconds (or duration max-duration)))
+    (when (eql 0 seconds) (refuse "-z and -x are longer than 0"))
     (list :total (cond (duration nil) (total) (t 200))
           :duration-ns (and seconds (seconds-ns seconds)) :stop duration-stop
           :warm-up-ns (nanoseconds-of warm-up) :skip-first skip-first)))

@@ -40,7 +40,8 @@ calls will be made, or nil."
           (with-open-file (stream file :direction :output :if-exists :supersede
                                        :external-format :utf-8)
             (funcall function stream))
-        (file-error (error) (fail-command "~A cannot be written: ~A" file error)))
+        ((or file-error stream-error) (error)
+          (fail-command "~A cannot be written: ~A" file (report:error-reason error))))
       (funcall function *standard-output*)))
 
 (defun run-exit-code (run conditions)
@@ -58,8 +59,53 @@ calls will be made, or nil."
 
 ;;; The command
 
-(defun load-by-workers (&key workers target method rps concurrency connections duration data
-                        &allow-other-keys)
+(defparameter *options-of-workers*
+  '(:workers :rps :concurrency :connections :duration :data :warm-up :rounds :poisson :async
+    :insecure :format :output :compare :fail-if :name :tags :quiet)
+  "The options that go with --workers.")
+
+(defun refuse-options-of-one (options)
+  "Refuse those of OPTIONS, a plist of the command's, that workers cannot be told."
+  (let ((wrong (loop for option in (command-options (find-command "load"))
+                     for key = (argument-key option)
+                     unless (or (member key *options-of-workers*)
+                                (equal (getf options key) (argument-default option)))
+                       collect (argument-name option))))
+    (when wrong (refuse "~{~A~^, ~} cannot be told to --workers" wrong))))
+
+(defun seconds-progress-function (seconds)
+  "A function for DRIVE-WORKERS that keeps one line on standard error about how many of SECONDS are
+over."
+  (lambda (second)
+    (format *error-output* "~C[K~C~D s of ~D s~C" #\Escape #\Return second seconds #\Return)
+    (finish-output *error-output*)))
+
+(defun progress-wanted-p (quiet)
+  "True if the user is to see how a run goes, who asked for quiet if QUIET is true."
+  (and (not quiet) (interactive-stream-p sb-sys:*stderr*)))
+
+(defun repeat-rounds (rounds make-run)
+  "The run that MAKE-RUN, a function without arguments, makes or, of several ROUNDS, all of them as
+one; those that are left are not made once the user has interrupted one."
+  (load:merge-rounds (loop repeat rounds
+                           for run = (funcall make-run)
+                           collect run
+                           until (eq :interrupted (load:run-ended-early run)))))
+
+(defun load-by-workers (&rest options &key rounds name tags quiet &allow-other-keys)
+  "The RUN of the workers that OPTIONS name, who call a method of grpc.testing.BenchmarkService."
+  (refuse-options-of-one options)
+  (let ((progress (progress-wanted-p quiet)))
+    (unwind-protect
+         (let ((run (repeat-rounds rounds (lambda () (apply #'drive-for options)))))
+           (setf (load:run-name run) name
+                 (load:run-tags run) (and tags (parse-string-object tags "--tags"))
+                 (load:run-options run) (told-options '() options))
+           run)
+      (when progress (clear-progress)))))
+
+(defun drive-for (&key workers target method rps concurrency connections duration data warm-up quiet
+                  &allow-other-keys)
   "The RUN of WORKERS, addresses, that call METHOD of grpc.testing.BenchmarkService at TARGET."
   (let* ((path (subseq (method-path method) 1))
          (request (handler-case (grpc:parse-json-message 'testing:simple-request (or data "{}"))
@@ -75,29 +121,26 @@ calls will be made, or nil."
         (drive-workers workers target
                        :streaming streaming :rate rps :connections connections
                        :concurrency (or concurrency 50) :seconds (ceiling duration)
+                       :warm-up-seconds (if (plusp warm-up) warm-up 1)
+                       :progress (if (progress-wanted-p quiet)
+                                     (seconds-progress-function (ceiling duration))
+                                     (constantly nil))
                        :request-size (if payload (length (testing:payload-body payload)) 0)
                        :response-size (testing:simple-request-response-size request))
       (grpc:rpc-error (error) (fail-command "a worker: ~A" error)))))
 
-(defun run-rounds (plan rounds on-progress)
-  "The run of PLAN or, of several ROUNDS, all of them as one."
-  (load:merge-rounds (loop repeat rounds
-                           for run = (load:perform-run plan :on-progress on-progress)
-                           collect run
-                           until (eq :interrupted (load:run-ended-early run)))))
-
 (defun load-alone (&rest options &key rounds quiet &allow-other-keys)
   "The RUN of this process as OPTIONS say."
   (let* ((plan (apply #'make-load-plan options))
-         (progress (and (not quiet)
-                        (interactive-stream-p sb-sys:*stderr*)
-                        (progress-function (load:plan-total plan)))))
-    (unwind-protect (run-rounds plan rounds progress)
+         (progress (and (progress-wanted-p quiet) (progress-function (load:plan-total plan)))))
+    (unwind-protect (repeat-rounds rounds
+                                   (lambda () (load:perform-run plan :on-progress progress)))
       (when progress (clear-progress)))))
 
 (defun perform-load (&rest options &key workers fail-if format compare output &allow-other-keys)
   "Do what OPTIONS, those of the command, say; return the exit code."
   (let ((conditions (apply #'append fail-if)))
+    (when (and compare (eq :csv format)) (refuse "csv has no place for --compare"))
     (when output (call-with-output (constantly nil) output)) ; rather now than after an hour
     (let ((run (apply (if workers #'load-by-workers #'load-alone) options)))
       (call-with-output (lambda (stream) (report:write-report format run stream :before compare))

@@ -57,7 +57,29 @@
                                                               :stop stop)))))
       (is (equal '("OK" 3) (statuses :wait)))
       (is (equal '("Unavailable" 3) (statuses :close)))
-      (is (equal '() (statuses :ignore))))))
+      (is (equal '() (statuses :ignore))))
+    ;; the run has lasted its time, though no call ended then
+    (let ((run (load:perform-run (plan-for address :workers 1 :duration-ns 700000000
+                                                   :stop :ignore))))
+      (is (= 1 (load:run-count run)))
+      (is (<= 700000000 (load:run-duration-ns run))))))
+
+(test a-run-that-is-given-up
+  "Neither connects again nor complains when its loops are stopped while connections are up."
+  (with-moody-server (address (number) (sleep 0.5))
+    (let* ((events '())
+           (listener (lambda (level event &rest more)
+                       (declare (ignore level more))
+                       (push event events))))
+      (base:add-log-listener listener)
+      (unwind-protect
+           (signals simple-error
+             (load:perform-run (plan-for address :workers 3 :duration-ns 2000000000)
+                               :on-progress (lambda (control)
+                                              (declare (ignore control))
+                                              (error "enough"))))
+        (base:remove-log-listener listener))
+      (is (not (member :closed-handler-error events))))))
 
 (test a-server-that-stops
   "When the server goes away in the middle, the calls that are due afterwards fail, and the run ends

@@ -47,6 +47,34 @@
                       collect (sample-run :seconds 4 :median-ns median-ns :seed seed))))
     (sample-run :seconds 4 :median-ns median-ns :rounds rounds)))
 
+(test options-that-differ
+  "What was not given is what a report writes for it; parts of a schedule count with one."
+  (flet ((differences (before after)
+           (report::option-differences (load:make-run :options before)
+                                       (load:make-run :options after))))
+    (is (null (differences '() '(("binary" . :false) ("load-start" . 0) ("load-schedule" . "const")
+                                 ("concurrency-step" . 1) ("rps" . nil)))))
+    (is (equal '(("timeout" "20.0 s" "none") ("rps" "1000" "2000"))
+               (differences '(("rps" . 1000) ("timeout" . 20000000000)) '(("rps" . 2000)))))
+    (is (equal '(("load-step" "none" "5"))
+               (remove "load-schedule"
+                       (differences '() '(("load-schedule" . "step") ("load-step" . 5)))
+                       :key #'first :test #'string=)))
+    (is (> 70 (length (third (first (differences '() `(("data" . ,(make-string 500
+                                                                               :initial-element
+                                                                               #\x))))))))
+        "not all of it")))
+
+(test a-comparison-as-json
+  (let* ((json (report::runs-comparison-json (rounds-of 300000 '(1 2 3)) (rounds-of 180000 '(4 5 6))))
+         (figures (cdr (assoc "figures" json :test #'string=)))
+         (first (aref figures 0)))
+    (is (equal '("p50" "ns" "better")
+               (loop for name in '("name" "unit" "verdict")
+                     collect (cdr (assoc name first :test #'string=)))))
+    (is (> (cdr (assoc "before" first :test #'string=)) 290000))
+    (is (equal '("before" "after" "figures" "options" "note") (mapcar #'car json)))))
+
 (test runs-compared
   (flet ((verdicts (before after)
            (loop for comparison in (report:compare-runs before after)

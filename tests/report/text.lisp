@@ -50,6 +50,33 @@
     (is (= 1 (first (last counts))))
     (is (= 5001 (reduce #'+ counts)))))
 
+(defun run-of-latencies (values)
+  (let ((latency (histogram-of values)))
+    (load:make-run :count (length values) :duration-ns 1000000000 :latency latency
+                   :all-latency latency)))
+
+(test the-least-value-is-in-the-first-bar
+  (let ((latency (histogram-of (cons 1000001 (loop for i below 100 collect (+ 1003000 (* i 9000)))))))
+    (let ((counts (report::bucket-counts latency (report::histogram-marks latency))))
+      (is (plusp (first counts)))
+      (is (= 101 (reduce #'+ counts))))))
+
+(test calls-that-took-as-long-have-one-bar
+  (let ((text (report-text :summary (run-of-latencies '(701480001 701480002 701480003)))))
+    (check-parts text (format nil "histogram (ms):~%  701.480  [3]  |∎"))
+    (is (null (search "[0]" text)))))
+
+(test a-summary-without-success
+  "has no least and no greatest latency, nor octets of each of no calls."
+  (let ((text (report-text :summary (load:make-run :count 0 :duration-ns 1000 :octets-sent 3920
+                                                   :connections 1))))
+    (check-parts text "Slowest:       –" "Fastest:       –" "Average:       –" "1 asked for"
+                 (format nil "Sent:                 3.92 kB~%"))
+    (is (null (search "a call" text)))
+    (is (null (search "0 made" text)) "that is not known")
+    (is (null (search "Received" text)))
+    (is (null (search "Status code" text)))))
+
 (test calls-as-csv
   (is (string= (format nil "duration (ms),status,error~%0.1812,OK,~%5.0000,Unavailable,~A~%"
                        "\"rpc error: code = Unavailable desc = <b>gone</b>, \"\"away\"\"\"")

@@ -60,6 +60,39 @@ one line on standard error."
   (is-true (refused-p "there is no command \"sevre\"" "sevre"))
   (is-true (refused-p "there is no command \"x\"" "help" "x")))
 
+(test a-name-that-was-likely-meant
+  (is-true (refused-p "no option --lop (is it --loops?)" "serve" "greeter" "--lop" "1"))
+  (is-true (refused-p "no option --listne (is it --listen?)" "serve" "greeter" "--listne" "1"))
+  (is-true (refused-p "no option --nonsense;" "serve" "greeter" "--nonsense" "1"))
+  (is-true (refused-p "no command \"laod\" (is it load?)" "laod")))
+
+(test the-reader-of-the-output-goes
+  "Output to a pipe that nobody reads any more is nobody's trouble; other output that cannot be
+written is."
+  (flet ((said (command)
+           (multiple-value-bind (output error-output code)
+               (uiop:run-program (list "sh" "-c" command (support:clgrpc-program))
+                                 :output :string :error-output :string :ignore-error-status t)
+             (declare (ignore output))
+             (list code error-output))))
+    (is (equal '(0 "") (said "$0 load --help | head -n 1 >/dev/null")))
+    ;; a pipe that has no reader from the start, whatever is fast
+    (is (equal '(0 "141") (said "{ sleep 1; $0 load --help; echo -n $? >&2; } | :")))
+    (when (probe-file "/dev/full")
+      (destructuring-bind (code text) (said "$0 load --help >/dev/full")
+        (is (= 1 code))
+        (is (search "cannot write to standard output: " text))
+        (is (one-line-p text))))))
+
+(test standard-input-that-is-closed
+  "is at its end: SBCL would wait for ever."
+  (multiple-value-bind (output error-output code)
+      (uiop:run-program (list "sh" "-c" "timeout 20 $0 load 127.0.0.1:1 a.B/C -d @ --proto \"$1\" <&-"
+                              (support:clgrpc-program) *route-guide-proto*)
+                        :output :string :error-output :string :ignore-error-status t)
+    (declare (ignore output error-output))
+    (is (member code '(1 2)) "not ~A" code)))
+
 (test wrong-options-of-serve
   (is-true (refused-p "SERVICES is missing" "serve"))
   (is-true (refused-p "there is no option --port" "serve" "greeter" "--port" "1"))

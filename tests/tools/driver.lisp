@@ -63,7 +63,23 @@
                    "--connections" "2" "-d" "{\"responseSize\": 10}" "-O" "json" target
                    "grpc.testing.BenchmarkService/UnaryCall")
        (is (= 0 code))
-       (is (plusp (first (said (base:parse-json output) "count")))))
+       (is (plusp (first (said (base:parse-json output) "count"))))
+       (let ((run (clgrpc.report:parse-run output)))
+         (is (equal 4 (cdr (assoc "concurrency" (load:run-options run) :test #'string=))))
+         (is (equal target (cdr (assoc "host" (load:run-options run) :test #'string=))))))
+     (multiple-value-bind (code output)
+         (run-line "load" "--workers" (first workers) "-z" "1s" "--rps" "200" "--rounds" "2"
+                   "--warm-up" "0.1s" target "grpc.testing.BenchmarkService/UnaryCall")
+       (is (= 0 code))
+       (is (search "Rounds:" output))
+       (is (null (search "0 made" output)))
+       (is (null (search "Sent:" output)) "that is not known"))
+     (multiple-value-bind (code output error-output)
+         (run-line "load" "--workers" (first workers) "-z" "1s" "-t" "5s" "--loops" "2" target
+                   "grpc.testing.BenchmarkService/UnaryCall")
+       (declare (ignore output))
+       (is (= 2 code))
+       (is (search "--loops, --timeout cannot be told to --workers" error-output)))
      (is (= 2 (run-line "load" "--workers" (first workers) "-z" "1s" target "a.B/C")))
      (is (= 2 (run-line "load" "--workers" (first workers) target
                         "grpc.testing.BenchmarkService/UnaryCall"))))))

@@ -58,6 +58,34 @@
     (is (= 1 (run-line "load" address "helloworld.Greeter/SayHello" "-o"
                        "/nowhere/report.json")))))
 
+(test load-says-what-there-is-instead
+  (with-greeter (address)
+    (flet ((said (text &rest arguments)
+             (multiple-value-bind (code output error-output) (apply #'run-line "load" arguments)
+               (declare (ignore output))
+               (is (plusp code))
+               (is (search text error-output) "~A" error-output)
+               (is (one-line-p error-output)))))
+      (said "helloworld.Greeter has no method SayHelo; it has SayHello" address
+            "helloworld.Greeter/SayHelo")
+      (said "the server has no service helloworld.Greter; it has " address
+            "helloworld.Greter/SayHello")
+      (said "the server has no service helloworld; it has " address "helloworld.Greeter")
+      (said "helloworld.Greeter has no method SayHelo" address "helloworld.Greeter/SayHelo")
+      (said "there is no service x.Y; there are routeguide.RouteGuide" "--proto"
+            *route-guide-proto* address "x.Y/Z")
+      (said "/nowhere/x.json cannot be read: No such file or directory" address
+            "helloworld.Greeter/SayHello" "-D" "/nowhere/x.json")
+      (said "/nowhere/x.json cannot be read: No such file or directory" address
+            "helloworld.Greeter/SayHello" "--compare" "/nowhere/x.json")
+      (said "/nowhere/x.json cannot be read: No such file or directory" address
+            "helloworld.Greeter/SayHello" "--service-config" "/nowhere/x.json")
+      (said "-z and -x are longer than 0" address "helloworld.Greeter/SayHello" "-z" "0")
+      (said "/nowhere/x cannot be written: No such file or directory" address
+            "helloworld.Greeter/SayHello" "-n" "1" "-o" "/nowhere/x")
+      (said "cannot be written: Is a directory" address "helloworld.Greeter/SayHello" "-n" "1"
+            "-o" "/tmp"))))
+
 (test load-calls-of-all-kinds
   (with-reflected (address)
     (flet ((check (method sent received &rest options)
@@ -144,6 +172,10 @@ standard input."
         (check '("c" "c") "-m" "{\"x-a\": \"c\"}")
         (check '("n0" "n1") "-m" "{\"x-a\": \"n{{.RequestNumber}}\"}")
         (call-with-file (lambda (file) (check '("d" "d") "-M" file)) "{\"x-a\": \"d\"}")
+        (check '("e" "e") "-m" "{\"X-A\": \"e\"}")
+        (dolist (wrong '("{\"a b\": \"c\"}" "{\"a\": \"b\\nc\"}" "{\"grpc-x\": \"c\"}"
+                         "{\"a\": \"{{.RequestNumber}}\\n\"}"))
+          (is (= 2 (run-line "load" address "helloworld.Greeter/SayHello" "-m" wrong)) "~A" wrong))
         (is (= 2 (run-line "load" address "helloworld.Greeter/SayHello" "-m" "[1]")))))))
 
 (test load-without-reflection
@@ -297,7 +329,15 @@ machine some take longer."
              (apply #'run-line (arguments "--rounds" "3" "--compare" file))
            (is (= 0 code))
            (is (search "Comparison:" output))
-           (is (search "Means of 3 and 3 rounds" output))))
+           (is (search "Means of 3 and 3 rounds" output))
+           (is (not (search "They differ in" output)) "~A" output))
+         (let ((json (base:parse-json
+                      (nth-value 1 (apply #'run-line (arguments "--rounds" "2" "-O" "json"
+                                                                "--compare" file))))))
+           (flet ((inside (object name) (cdr (assoc name object :test #'string=))))
+             (is (plusp (length (inside (inside (inside json "clgrpc") "comparison")
+                                        "figures"))))))
+         (is (= 2 (apply #'run-line (arguments "-O" "csv" "--compare" file)))))
        "")
       ;; each round has its time, and is over then
       (let ((run (load-line address "helloworld.Greeter/SayHello" "--rounds" "2" "-n" "100000000"
@@ -334,6 +374,22 @@ machine some take longer."
         (is (eq :interrupted (load:run-ended-early run)))
         (is (< 10 (load:run-count run) 2000))
         (is (equal (list "OK" (load:run-count run)) (codes-of run)))))))
+
+(test load-interrupted-twice-at-once
+  "As timeout(1) does: it is reported, and calls under way are not waited for beyond two seconds."
+  (with-serve (program address "greeter")
+    (support:with-program (loading (support:clgrpc-program) "load" address
+                                "helloworld.Greeter/SayHello" "-z" "100s" "--rps" "100" "-O"
+                                "json" "-d" (greet-for 60000) "-t" "0")
+      (sleep 1.5)
+      (loop repeat 2 do (support:signal-program loading sb-unix:sigint))
+      (let* ((output (format nil "~{~A~%~}" (loop for line = (support:program-line loading)
+                                                  while line collect line)))
+             (run (clgrpc.report:parse-run output)))
+        (is (= 130 (support:program-exit-code loading)))
+        (is (eq :interrupted (load:run-ended-early run)))
+        (is (= 0 (load:run-count run)))
+        (is (< 1000000000 (load:run-duration-ns run)))))))
 
 (defun on-a-terminal (path &rest arguments)
   "What the program at PATH with ARGUMENTS prints on a terminal."

@@ -1,6 +1,7 @@
 ;;;; A run from begin to end, by the thread that calls PERFORM-RUN: it makes the lanes, waits until
 ;;;; they are connected, begins them all at one time, tells how they fare, stops them when the user
-;;;; interrupts, and makes a RUN of their notes.
+;;;; interrupts, and makes a RUN of their notes. Interrupts of that thread come through while it waits
+;;;; and nowhere else: a thread that is unwound while it posts would leave the loop waiting for it.
 
 (in-package #:clgrpc.load)
 
@@ -37,7 +38,8 @@
       (when (every test (control-lanes control)) (return t))
       (let ((left (- end (monotonic-ns))))
         (unless (plusp left) (return nil))
-        (sb-thread:wait-on-semaphore (control-event control) :timeout (/ left 1d9))))))
+        (sb-sys:with-interrupts
+          (sb-thread:wait-on-semaphore (control-event control) :timeout (/ left 1d9)))))))
 
 (defun connect-all (control plan)
   "Connect all lanes of CONTROL. Signal RUN-FAILED if not one connection comes about."
@@ -53,11 +55,24 @@
   "The CPU time of this process so far."
   (floor (* (get-internal-run-time) +ns-per-second+) internal-time-units-per-second))
 
+(defconstant +twice-ns+ 100000000
+  "Two interrupts within so long are one: timeout(1) sends two.")
+
+(defun interrupted-p (function)
+  "Call FUNCTION, which waits; return whether the user has interrupted that."
+  (handler-case (progn (funcall function) nil)
+    (sb-sys:interactive-interrupt () t)))
+
 (defun interrupt-run (control)
-  "End the run of CONTROL in order: begin no more calls, and give those under way some time."
-  (post-all control #'stop-lane)
-  (unless (await-lanes control #'lane-done +interrupt-grace-seconds+)
-    (post-all control (lambda (lane) (drop-calls lane t)))))
+  "End the run of CONTROL in order: begin no more calls, and give those under way some time, unless
+the user interrupts again."
+  (let ((begin (monotonic-ns)))
+    (flet ((wait () (await-lanes control #'lane-done +interrupt-grace-seconds+)))
+      (post-all control #'stop-lane)
+      (when (and (interrupted-p #'wait) (< (- (monotonic-ns) begin) +twice-ns+))
+        (interrupted-p #'wait)))
+    (unless (every #'lane-done (control-lanes control))
+      (post-all control (lambda (lane) (drop-calls lane t))))))
 
 (defun calls-ended (control)
   (loop for lane in (control-lanes control) sum (tally-count (lane-tally lane))))
@@ -73,17 +88,26 @@ the user has interrupted the run."
                       (when (and on-progress (< begin-ns (monotonic-ns)))
                         (funcall on-progress control)))))
       (when (<= measure-ns begin-ns) (setf cpu (cpu-ns)))
-      (handler-case (wait)
-        (sb-sys:interactive-interrupt ()
-          (setf interrupted t)
-          (interrupt-run control)
-          (wait))))
+      (when (interrupted-p #'wait)
+        (setf interrupted t)
+        (interrupt-run control)
+        (wait)))
     (values (or cpu (cpu-ns)) interrupted)))
+
+(defconstant +judged-ns+ 100000000
+  "How long a run must last for its CPU time to say whether the loops were busy.")
+
+(defun busy-share (run plan)
+  "Which share of the time the event loops of RUN, made by PLAN, were busy; 0 if RUN was too short
+to say. Beyond their CPU time that of the process has begin and end of the run."
+  (if (< (run-duration-ns run) +judged-ns+)
+      0
+      (min 1 (/ (run-cpu-ns run) (* (plan-lanes plan) (run-duration-ns run))))))
 
 (defun why-limited (run plan capped)
   "Why it was the tool that set the limit in RUN, a text, or nil; CAPPED calls waited for a worker."
   (let* ((late (histogram-quantile (run-lateness run) 99/100))
-         (busy (/ (run-cpu-ns run) (max 1 (* (plan-lanes plan) (run-duration-ns run))))))
+         (busy (busy-share run plan)))
     (cond ((and (plan-rate plan) (< 1000000 late))
            (format nil "the tool was late: one call in a hundred began ~,1F ms or more after its ~
                         time~:[~;; its event loops were busy ~D % of the time, more --loops help~]"
@@ -127,33 +151,40 @@ the user has interrupted the run."
         (schedule-start rate)
         (/ (loop for i below 1000 sum (schedule-value rate (* seconds (/ i 1000)))) 1000))))
 
+(defun prepare-lanes (control plan)
+  "Give CONTROL the lanes of PLAN, with their loops running."
+  (dotimes (i (plan-lanes plan))
+    (let ((lane (prepare-lane plan i (make-load-loop i)
+                              (lambda (lane)
+                                (declare (ignore lane))
+                                (sb-thread:signal-semaphore (control-event control))))))
+      (setf (control-lanes control) (append (control-lanes control) (list lane))))))
+
+(defun perform-with (control plan on-progress)
+  "PERFORM-RUN with CONTROL, whose lanes the caller ends."
+  (prepare-lanes control plan)
+  (connect-all control plan)
+  (let* ((begin-ns (+ (monotonic-ns) 2000000))
+         (measure-ns (+ begin-ns (plan-warm-up-ns plan))))
+    (post-all control (lambda (lane) (begin-lane lane begin-ns)))
+    (multiple-value-bind (cpu interrupted) (await-run control begin-ns measure-ns on-progress)
+      (let ((trouble (some #'lane-trouble (control-lanes control))))
+        (when trouble
+          (error 'run-failed :text (string-right-trim "." (princ-to-string trouble)))))
+      (finish-run control plan measure-ns cpu interrupted))))
+
 (defun perform-run (plan &key on-progress)
   "Do what PLAN says and return the RUN. ON-PROGRESS, a function of a CONTROL, is called about ten
 times a second by this thread. If the user interrupts, what has been done so far is returned. Signal
 RUN-FAILED if not one connection could be made, or what a template gave was no message."
   (let ((control (make-control)))
-    (unwind-protect
-         (progn
-           (dotimes (i (plan-lanes plan))
-             (let ((lane (prepare-lane plan i (make-load-loop i)
-                                       (lambda (lane)
-                                         (declare (ignore lane))
-                                         (sb-thread:signal-semaphore (control-event control))))))
-               (setf (control-lanes control) (append (control-lanes control) (list lane)))))
-           (connect-all control plan)
-           (let* ((begin-ns (+ (monotonic-ns) 2000000))
-                  (measure-ns (+ begin-ns (plan-warm-up-ns plan))))
-             (post-all control (lambda (lane) (begin-lane lane begin-ns)))
-             (multiple-value-bind (cpu interrupted)
-                 (await-run control begin-ns measure-ns on-progress)
-               (let ((trouble (some #'lane-trouble (control-lanes control))))
-                 (when trouble
-                   (error 'run-failed :text (string-right-trim "." (princ-to-string trouble)))))
-               (finish-run control plan measure-ns cpu interrupted))))
-      (dolist (lane (control-lanes control))
-        (loop:stop-event-loop (lane-loop lane)))
-      (dolist (lane (control-lanes control))
-        (loop:join-event-loop (lane-loop lane))))))
+    (sb-sys:without-interrupts
+      (unwind-protect
+           (sb-sys:allow-with-interrupts (perform-with control plan on-progress))
+        (dolist (lane (control-lanes control))
+          (loop:stop-event-loop (lane-loop lane)))
+        (dolist (lane (control-lanes control))
+          (loop:join-event-loop (lane-loop lane)))))))
 
 (defun single-targets (target timeout-ns)
   "A list of targets of one address each for all addresses that TARGET, a target, has, looked up

@@ -240,9 +240,9 @@
 
 (defun drop-calls (lane uncounted)
   "End all calls of LANE that are under way now; UNCOUNTED ones count no more."
-  (note-now lane)
   (setf (lane-stopping lane) t
-        (lane-dropping lane) uncounted)
+        (lane-dropping lane) uncounted
+        (lane-last-end-ns lane) (note-now lane)) ; the run has lasted until now
   (loop for flight = (lane-oldest lane)
         while flight
         do (end-flight flight +code-unavailable+ "the run ended before the call"))

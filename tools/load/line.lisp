@@ -233,6 +233,9 @@ that has sent away one before this, and this, before they had a call."
     (setf (line-connection line) nil)
     (when (connection-used connection) (setf (line-failures line) 0))
     (cond ((eq :closed (line-state line)))
+          ;; the run was given up, and the loop closes what is left
+          ((loop:event-loop-stopping (lane-loop (line-lane line)))
+           (setf (line-state line) :closed))
           ((plusp (line-failures line))
            (connecting-failed line (connection-failure connection)))
           (t

@@ -102,19 +102,35 @@ each behind its length as a varint."
 ;;; Metadata
 
 (defun metadata-field (name value)
-  "The header field of metadata NAME; the VALUE of a name that ends in -bin is octets, which travel
+  "The header field of metadata NAME; the VALUE of a name that ends in -bin, octets or text, travels
 in base64."
-  (hpack:string-field name (if (stringp value)
-                               value
-                               (string-right-trim "=" (encode-base64 value)))))
+  (hpack:string-field name (if (status:binary-name-p name)
+                               (string-right-trim "=" (encode-base64 (binary-value value)))
+                               value)))
+
+(defun binary-value (value)
+  "The octets of VALUE, octets or text."
+  (if (stringp value)
+      (sb-ext:string-to-octets value :external-format :utf-8)
+      value))
+
+(defun check-template-metadata (metadata)
+  "Signal TEMPLATE-ERROR if METADATA, an alist whose values may be templates, cannot be sent,
+whatever these give."
+  (handler-case
+      (status:check-metadata
+       (loop for (name . value) in metadata
+             for text = (if (consp value) (format nil "~{~A~}" (remove-if-not #'stringp value)) value)
+             collect (cons name (if (status:binary-name-p name) (binary-value text) text))))
+    (misuse (error) (fail-template "~A" (string-right-trim "." (princ-to-string error))))))
 
 (defun compile-metadata (metadata)
   "A vector of the fields of METADATA, an alist, and nil; or nil, and a function of CALL-DATA that
-returns such a vector, if its values have templates."
+returns such a vector, if its values have templates. Signal TEMPLATE-ERROR if it cannot be sent."
   (let ((templates (loop for (name . value) in metadata
-                         collect (cons name (if (stringp value)
-                                                (compile-template value)
-                                                value)))))
+                         collect (cons (string-downcase name)
+                                       (if (stringp value) (compile-template value) value)))))
+    (check-template-metadata templates)
     (flet ((fields (data)
              (coerce (loop for (name . value) in templates
                            collect (metadata-field name (if (consp value)

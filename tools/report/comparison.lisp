@@ -134,14 +134,72 @@ least one real. Return a COMPARISON."
 (defparameter *unlike-options* '("name" "host" "call" "CPUs")
   "Options that need not be the same for runs to be comparable.")
 
+(defparameter *unset-values* '(nil 0 :false "" "const")
+  "What reports write for an option that was not given, if they write it at all: ghz's defaults.")
+
+(defparameter *time-options* '("duration" "timeout" "interval" "together" "warm-up")
+  "How the names of options end that are durations, integers of nanoseconds.")
+
+(defparameter *longest-option* 60 "The characters that are told of an option's value.")
+
+(defun meant-options (run)
+  "The options of RUN that were given and mean something in it: those of a schedule only with one."
+  (flet ((constant-p (schedule)
+           (member (cdr (assoc schedule (load:run-options run) :test #'string=)) *unset-values*
+                   :test #'equal)))
+    (remove-if (lambda (option)
+                 (or (member (cdr option) *unset-values* :test #'equal)
+                     (loop for (start schedule) in '(("load-" "load-schedule")
+                                                     ("concurrency-" "concurrency-schedule"))
+                             thereis (and (uiop:string-prefix-p start (car option))
+                                          (constant-p schedule)))))
+               (load:run-options run))))
+
+(defun option-text (name value)
+  "The VALUE, JSON, of the option NAME as comparisons tell it."
+  (cond ((null value) "none")
+        ((and (integerp value)
+              (some (lambda (end) (uiop:string-suffix-p name end)) *time-options*))
+         (page:duration-text value))
+        (t (bounded-text (write-json value) :limit *longest-option*))))
+
 (defun option-differences (before after)
   "In which options, that should be the same, BEFORE and AFTER differ: lists (name before after)."
-  (let ((old (load:run-options before)) (new (load:run-options after)))
+  (let ((old (meant-options before)) (new (meant-options after)))
     (loop for name in (remove-duplicates (mapcar #'car (append old new)) :test #'string=)
           for (was is) = (loop for options in (list old new)
                                collect (cdr (assoc name options :test #'string=)))
           unless (or (equalp was is) (member name *unlike-options* :test #'string=))
-            collect (list name (if was (write-json was) "none") (if is (write-json is) "none")))))
+            collect (list name (option-text name was) (option-text name is)))))
+
+;;; As JSON
+
+(defun comparison-json (comparison)
+  (append (object "name" (comparison-name comparison)
+                  "unit" (if (eq :time (comparison-unit comparison))
+                             "ns"
+                             (string-downcase (comparison-unit comparison)))
+                  "before" (json-number (comparison-before comparison))
+                  "after" (json-number (comparison-after comparison)))
+          (list (cons "noise" (if (comparison-noise comparison)
+                                  (json-number (comparison-noise comparison))
+                                  :null)))
+          (object "verdict" (string-downcase (comparison-verdict comparison)))))
+
+(defun runs-comparison-json (before after)
+  "How the runs BEFORE and AFTER differ, a JSON object: figures, each with its verdict, and in which
+options they differ."
+  (flet ((run-object (run)
+           (object "name" (load:run-name run) "target" (load:run-target run)
+                   "method" (load:run-method run) "started" (load:run-started-unix-ns run)
+                   "count" (load:run-count run) "rounds" (length (rounds run)))))
+    (list (cons "before" (run-object before))
+          (cons "after" (run-object after))
+          (cons "figures" (json-vector (mapcar #'comparison-json (compare-runs before after))))
+          (cons "options" (json-vector (loop for (name was is) in (option-differences before after)
+                                             collect (object "name" name "before" was
+                                                             "after" is))))
+          (cons "note" (noise-note before after)))))
 
 (defun noise-note (before after)
   "What is to be known of the noise of a comparison of the runs BEFORE and AFTER."

@@ -41,11 +41,15 @@
                                                                      (/ percentage 100))))))))
 
 (defun bucket-counts (latency marks)
-  "How many values of the histogram LATENCY are at most each of MARKS, a rising list whose last is
-the greatest value, and more than the one before."
+  "How many values of the histogram LATENCY are at most each of MARKS, a rising list from the least
+value on whose last is the greatest, and more than the one before."
   (let ((counts (make-list (length marks) :initial-element 0)))
     (load:map-histogram
      (lambda (low high count)
+       ;; the least value is known, and it is the first mark's
+       (when (and (<= low (load:histogram-min latency)) (< (load:histogram-min latency) high))
+         (incf (first counts))
+         (decf count))
        (let* ((value (min (load:histogram-max latency)
                           (max (load:histogram-min latency) (/ (+ low high -1) 2))))
               (place (or (position-if (lambda (mark) (<= value mark)) marks)

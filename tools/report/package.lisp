@@ -13,7 +13,7 @@
    ;; run-json.lisp
    #:run-json
    ;; run-reader.lisp
-   #:parse-run #:read-run-file #:unreadable-run
+   #:parse-run #:read-run-file #:unreadable-run #:error-reason
    ;; comparison.lisp
    #:comparison #:compare-values #:compare-runs #:comparison-words #:comparison-name
    #:comparison-verdict

@@ -83,10 +83,15 @@
          (cons "seconds" (map 'simple-vector #'second-json (load:run-seconds run)))
          (cons "rounds" (json-vector (mapcar #'run-json (load:run-rounds run)))))))
 
-(defun run-json (run)
-  "RUN as a JSON object: ghz's report, with all else under \"clgrpc\"."
+(defun run-json (run &key before)
+  "RUN as a JSON object: ghz's report, with all else under \"clgrpc\", among that the comparison with
+BEFORE, another run, if there is one."
   (append (ghz-fields run)
-          (list (cons "clgrpc" (own-fields run)))))
+          (list (cons "clgrpc"
+                      (append (own-fields run)
+                              (when before
+                                (list (cons "comparison"
+                                            (runs-comparison-json before run)))))))))
 
 (defun write-indented (value depth stream)
   (flet ((write-items (open close items write-item)

@@ -197,6 +197,15 @@ ghz's. Signal UNREADABLE-RUN if it is none."
     (json-error (error) (reject-run "~A" error))
     (limit-exceeded (error) (reject-run "~A" error))))
 
+(defun error-reason (error)
+  "Why ERROR, about a file or a stream, came about: a few words, as the system has them, without the
+name of the file."
+  (let* ((text (bounded-text error)) (colon (search ": " text :from-end t)))
+    (cond (colon (subseq text (+ colon 2)))
+          ;; SBCL says so of a path whose directory is missing
+          ((search "does not exist" text) "No such file or directory")
+          (t text))))
+
 (defun read-run-file (path)
   "The run whose report in JSON is in the file that PATH, a string, names. Signal UNREADABLE-RUN,
 which names the file, if there is none."
@@ -211,5 +220,4 @@ which names the file, if there is none."
                      octets)))
     (unreadable-run (error) (reject-run "~A is no report of a run: ~A" path error))
     ((or file-error stream-error) (error)
-      (reject-run "~A cannot be read: ~A" path (substitute #\Space #\Newline
-                                                           (princ-to-string error))))))
+      (reject-run "~A cannot be read: ~A" path (error-reason error)))))

@@ -39,14 +39,24 @@ that one slow call does not press all others into one, and the slowest."
         (append (even-marks low most 9) (list high))
         (even-marks low high 10))))
 
+(defun mark-text (mark)
+  "MARK, nanoseconds, in milliseconds."
+  (format nil "~,3F" (/ mark 1d6)))
+
+(defun distinct-marks (marks)
+  "Those of MARKS, rising, that do not look like the next: where all calls took as long, one."
+  (loop for (mark next) on marks
+        unless (and next (string= (mark-text mark) (mark-text next)))
+          collect mark))
+
 (defun write-bars (latency stream)
-  (let* ((marks (histogram-marks latency))
+  (let* ((marks (distinct-marks (histogram-marks latency)))
          (counts (bucket-counts latency marks))
          (most (max 1 (reduce #'max counts))))
     (write-columns stream
                    (loop for mark in marks
                          for count in counts
-                         collect (list (format nil "~,3F" (/ mark 1d6))
+                         collect (list (mark-text mark)
                                        (format nil "[~D]" count)
                                        (format nil "|~A" (make-string (round (* 40 count) most)
                                                                   :initial-element #\∎))))
@@ -61,31 +71,36 @@ that one slow call does not press all others into one, and the slowest."
                                       (load:histogram-quantile latency share))))
                  :left '(1)))
 
+(defun duration-cell (ns histogram)
+  "NS, which HISTOGRAM says, as text; a dash if that is empty."
+  (if (zerop (load:histogram-count histogram)) "–" (page:duration-text ns)))
+
 (defun write-ghz-part (run stream)
-  (let ((latency (load:run-latency run)))
+  (let* ((latency (load:run-latency run)) (succeeded (plusp (load:histogram-count latency))))
     (format stream "~%Summary:~%")
     (write-columns stream
                    `(,@(when (load:run-name run) (list (list "Name:" (load:run-name run))))
                      ("Count:" ,(princ-to-string (load:run-count run)))
                      ("Total:" ,(page:duration-text (load:run-duration-ns run)))
-                     ("Slowest:" ,(page:duration-text (load:histogram-max latency)))
-                     ("Fastest:" ,(page:duration-text (load:histogram-min latency)))
-                     ("Average:" ,(page:duration-text (load:histogram-mean
-                                                       (load:run-all-latency run))))
+                     ("Slowest:" ,(duration-cell (load:histogram-max latency) latency))
+                     ("Fastest:" ,(duration-cell (load:histogram-min latency) latency))
+                     ("Average:" ,(duration-cell (load:histogram-mean (load:run-all-latency run))
+                                                 (load:run-all-latency run)))
                      ("Requests/sec:" ,(format nil "~,2F" (rate run))))
                    :left '(0 1))
-    (when (plusp (load:histogram-count latency))
+    (when succeeded
       (format stream "~%Response time histogram (ms):~%")
       (write-bars latency stream)
       (format stream "~%Latency distribution:~%")
       (write-percentiles latency stream))
-    (format stream "~%Status code distribution:~%")
-    (write-columns stream
-                   (loop for row in (load:run-statuses run)
-                         collect (list (format nil "[~A]" (load:status-row-name row))
-                                       (princ-to-string (load:status-row-count row))
-                                       "responses"))
-                   :left '(0 2))
+    (when (load:run-statuses run)
+      (format stream "~%Status code distribution:~%")
+      (write-columns stream
+                     (loop for row in (load:run-statuses run)
+                           collect (list (format nil "[~A]" (load:status-row-name row))
+                                         (princ-to-string (load:status-row-count row))
+                                         "responses"))
+                     :left '(0 2)))
     (when (error-rows run)
       (format stream "~%Error distribution:~%")
       (write-columns stream
@@ -104,8 +119,11 @@ that one slow call does not press all others into one, and the slowest."
                 (and (integerp together) (plusp together) (page:duration-text together))))
       "closed: each worker waits for the answer before the next call"))
 
-(defun per-call (run octets)
-  (page:octets-text (round octets (max 1 (load:run-count run)))))
+(defun sent-words (run octets)
+  "OCTETS, in all and of each call of RUN."
+  (format nil "~A~@[, ~A a call~]" (page:octets-text octets)
+          (and (plusp (load:run-count run))
+               (page:octets-text (round octets (load:run-count run))))))
 
 (defun cpu-words (run)
   (let ((per-call (figure-value "cpu-per-call" run)))
@@ -130,6 +148,10 @@ that one slow call does not press all others into one, and the slowest."
     (:interrupted "interrupted before all calls were made")
     (:deadline "the time was over before all calls were made")))
 
+(defun given (count)
+  "COUNT, or nil if it is 0."
+  (and (plusp count) count))
+
 (defun load-facts (run)
   "What there is to say of how RUN was made: lists (name text)."
   (remove nil
@@ -137,14 +159,14 @@ that one slow call does not press all others into one, and the slowest."
                                         (load:run-method run)
                                         (substitute #\Space #\- (string (load:run-kind run)))))
                 (list "Loop:" (loop-words run))
-                (list "Connections:" (format nil "~D asked for, ~D made" (load:run-connections run)
-                                             (load:run-connects run)))
-                (list "Sent:" (format nil "~A, ~A a call" (page:octets-text
-                                                           (load:run-octets-sent run))
-                                      (per-call run (load:run-octets-sent run))))
-                (list "Received:" (format nil "~A, ~A a call"
-                                          (page:octets-text (load:run-octets-received run))
-                                          (per-call run (load:run-octets-received run))))
+                ;; workers do not tell of connections made and of octets
+                (list "Connections:" (format nil "~D asked for~@[, ~D made~]"
+                                             (load:run-connections run)
+                                             (given (load:run-connects run))))
+                (and (given (load:run-octets-sent run))
+                     (list "Sent:" (sent-words run (load:run-octets-sent run))))
+                (and (given (load:run-octets-received run))
+                     (list "Received:" (sent-words run (load:run-octets-received run))))
                 (and (cpu-words run) (list "CPU of the tool:" (cpu-words run)))
                 (and (lateness-words run) (list "Tool was late by:" (lateness-words run)))
                 (list "Limited by the tool:" (or (load:run-limited run) "no"))
@@ -154,10 +176,10 @@ that one slow call does not press all others into one, and the slowest."
 
 (defun latency-cells (histogram)
   "Percentiles and the maximum of HISTOGRAM as texts; dashes if it is empty."
-  (flet ((cell (ns) (if (zerop (load:histogram-count histogram)) "–" (page:duration-text ns))))
-    (append (loop for name in *row-percentiles*
-                  collect (cell (load:histogram-quantile histogram (percentile name))))
-            (list (cell (load:histogram-max histogram))))))
+  (append (loop for name in *row-percentiles*
+                collect (duration-cell (load:histogram-quantile histogram (percentile name))
+                                       histogram))
+          (list (duration-cell (load:histogram-max histogram) histogram))))
 
 (defun write-own-part (run stream)
   (format stream "~%Load:~%")

@@ -106,9 +106,11 @@
      :loop-kind (if rate :open :closed) :intended-rps rate
      :count count
      :latency latency :all-latency latency
-     :statuses (sort (cons (load:make-status-row :name "OK" :code 0
-                                                 :count (load:histogram-count latency)
-                                                 :latency latency)
+     :statuses (sort (append
+                      (when (plusp (load:histogram-count latency))
+                        (list (load:make-status-row :name "OK" :code 0
+                                                    :count (load:histogram-count latency)
+                                                    :latency latency)))
                            (loop for (code . count) in results
                                  collect (load:make-status-row :name (status-text code) :code code
                                                                :count count)))
@@ -121,6 +123,11 @@
                                                 (+ (testing:client-stats-time-user one)
                                                    (testing:client-stats-time-system one)))))))))
 
+(defun sleep-unless-interrupted (ns)
+  "Sleep for NS; return whether the user has interrupted that."
+  (handler-case (progn (sleep (max 0 (ns-seconds ns))) nil)
+    (sb-sys:interactive-interrupt () t)))
+
 (defun drive-workers (addresses target &key streaming rate (connections 1) (concurrency 50)
                                          (seconds 10) (warm-up-seconds 1) (request-size 0)
                                          (response-size 0) (progress (constantly nil)))
@@ -128,7 +135,8 @@
 a positive integer, after WARM-UP-SECONDS: UnaryCall, or round trips of StreamingCall if STREAMING
 is true; RATE a second at random times, or, if that is nil, CONCURRENCY at once, one behind the
 other, on CONNECTIONS in all. PROGRESS is called with the number of each second that has passed.
-Return a RUN, whose CPU time is that of all workers. Signal RPC-ERRORs of the workers."
+Return a RUN, whose CPU time is that of all workers; if the user interrupts, of what was done by then.
+Signal RPC-ERRORs of the workers."
   (let ((count (length addresses)) (channels '()) (calls '()))
     (unwind-protect
          (flet ((begin (address)
@@ -152,13 +160,16 @@ Return a RUN, whose CPU time is that of all workers. Signal RPC-ERRORs of the wo
            (mark-workers calls)
            (loop with begin-ns = (monotonic-ns)
                  for second from 1 to seconds
-                 do (sleep (max 0 (ns-seconds (- (+ begin-ns (* second +ns-per-second+))
-                                                 (monotonic-ns)))))
+                 for interrupted = (sleep-unless-interrupted
+                                    (- (+ begin-ns (* second +ns-per-second+)) (monotonic-ns)))
                  collect (mark-workers calls) into told
                  do (funcall progress second)
-                 finally (return (run-of-rows (mapcar #'stats-row told)
-                                              (reduce #'append told) begin-ns target
-                                              :streaming streaming :rate rate
-                                              :connections (max count connections)))))
+                 until interrupted
+                 finally (let ((run (run-of-rows (mapcar #'stats-row told)
+                                                 (reduce #'append told) begin-ns target
+                                                 :streaming streaming :rate rate
+                                                 :connections (max count connections))))
+                           (when interrupted (setf (load:run-ended-early run) :interrupted))
+                           (return run))))
       (mapc #'grpc:cancel calls)
       (mapc #'grpc:close-channel channels))))
