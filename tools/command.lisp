@@ -1,8 +1,9 @@
 ;;;; Commands and their arguments. DEFINE-COMMAND declares a command once: its parameters, its
 ;;;; options with their defaults and parsers, and what it does; help texts and complaints come from
 ;;;; that declaration. Options are `--name VALUE` or `--name=VALUE`, anywhere, and those whose value
-;;;; may be left out `--name` or `--name=VALUE`; `--` ends them. A wrong argument is a USAGE-ERROR:
-;;;; a line on standard error and exit code 2; what was tried and failed is a FAILURE, with code 1.
+;;;; may be left out `--name` or `--name=VALUE`; `--` ends them. An option --config says more arguments.
+;;;; A wrong argument is a USAGE-ERROR: a line on standard error and exit code 2; what was tried and
+;;;; failed is a FAILURE, with code 1.
 
 (in-package #:clgrpc.tools)
 
@@ -259,23 +260,34 @@ REST is left."
           ((null rest) (refuse "~A needs a value, ~A" name (argument-value option)))
           (t (values (argument-key option) (parse-value option (first rest)) (rest rest))))))
 
-(defun parse-arguments (command arguments)
-  "Return the keyword arguments that the strings ARGUMENTS mean to COMMAND, or :help."
+(defun split-arguments (command arguments)
+  "Return what is positional in the strings ARGUMENTS of COMMAND, in order, and the plist of the
+options that are given; or :help."
   (let ((given '()) (positional '()) (open t))
     (loop while arguments
           do (let ((token (pop arguments)))
                (cond ((not (and open (option-token-p token))) (push token positional))
                      ((string= token "--") (setf open nil))
                      ((member token '("--help" "-h") :test #'string=)
-                      (return-from parse-arguments :help))
+                      (return-from split-arguments :help))
                      (t (multiple-value-bind (key value left) (parse-option command token arguments)
                           (setf given (give command given key value)
                                 arguments left))))))
-    (append (parse-positional command (reverse positional))
-            given
-            (loop for option in (command-options command)
-                  collect (argument-key option)
-                  collect (argument-default option)))))
+    (values (nreverse positional) given)))
+
+(defun parse-arguments (command arguments)
+  "Return the keyword arguments that the strings ARGUMENTS mean to COMMAND, or :help. What the value of
+an option --config, a list of further arguments, says counts where ARGUMENTS say nothing."
+  (multiple-value-bind (positional given) (split-arguments command arguments)
+    (if (eq :help positional)
+        :help
+        (multiple-value-bind (more-positional more) (split-arguments command (getf given :config))
+          (append (parse-positional command (or positional more-positional))
+                  given
+                  more
+                  (loop for option in (command-options command)
+                        collect (argument-key option)
+                        collect (argument-default option)))))))
 
 (defun give (command given key value)
   "The plist GIVEN with VALUE for KEY, behind earlier ones if the option of COMMAND is repeated."
@@ -327,12 +339,14 @@ REST is left."
                             (argument-repeated option))))
       (terpri stream))))
 
-(defun default-text (default)
-  "The DEFAULT of an option as a user would write it, or nil without one."
-  (etypecase default
-    (keyword (string-downcase default))
-    (null nil)
-    (t (princ-to-string default))))
+(defun default-text (argument)
+  "The default of the option ARGUMENT as a user would write it, or nil without one."
+  (let ((default (argument-default argument)))
+    (cond ((null default) nil)
+          ((keywordp default) (string-downcase default))
+          ((string/= "DURATION" (argument-value argument)) (princ-to-string default))
+          ((integerp default) (format nil "~Ds" default))
+          (t (format nil "~Dms" (* 1000 default))))))
 
 (defun write-command-help (command stream)
   (write-usage command stream)
@@ -346,7 +360,7 @@ REST is left."
                        (unless (string= (argument-name argument) (argument-value argument))
                          (argument-value argument))
                        (argument-documentation argument)
-                       (default-text (argument-default argument)))))))
+                       (default-text argument))))))
     (describe-arguments "Parameters:" (command-parameters command))
     (describe-arguments "Options:" (command-options command))))
 

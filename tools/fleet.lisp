@@ -34,7 +34,7 @@ _experimental."
 (define-shared-options fleet
   (service-config "JSON|FILE" #'parse-config-argument nil
                   "A service config or the file that it is in: time-outs, retries, balancing.")
-  (balance "NAME" #'parse-policy-name nil
+  ((balance nil "--lb-strategy") "NAME" #'parse-policy-name nil
            "How calls are shared among the servers of ADDRESS, such as round_robin; the first that
       answers has all of them without it, unless the service config says."))
 

@@ -78,6 +78,30 @@ or a plain number of seconds."
 (defun nanoseconds-of (seconds)
   (if seconds (seconds-ns seconds) 0))
 
+;;; Options from a file
+
+(defun config-value-text (value)
+  "VALUE, JSON, as the command line has it."
+  (cond ((eq :true value) "true")
+        ((eq :false value) "false")
+        ((stringp value) value)
+        ((and (simple-vector-p value) (every #'stringp value))
+         (format nil "~{~A~^:~}" (coerce value 'list)))
+        (t (write-json value))))
+
+(defun parse-config-file (file)
+  "The arguments that FILE, an object in JSON whose members are named as options are, says; "host" is
+where the server listens."
+  (let ((object (handler-case (parse-json (read-text-file file))
+                  (clgrpc-error (error) (refuse "~A is no JSON: ~A" file error)))))
+    (unless (and (listp object) (every #'consp object))
+      (refuse "~A has no object of options in JSON" file))
+    (loop for (name . value) in object
+          append (cond ((eq :null value) '())
+                       ((string= name "host") (list (config-value-text value)))
+                       ((string= name "config") (refuse "~A names another --config" file))
+                       (t (list (format nil "--~A=~A" name (config-value-text value))))))))
+
 ;;; Types and data
 
 (defun protoset-pool (file)
@@ -86,7 +110,7 @@ or a plain number of seconds."
     (protobuf:protobuf-error (error) (refuse "~A is no descriptor set: ~A" file error))))
 
 (defun load-pool (credentials &key target method proto protoset import-path headers
-                    &allow-other-keys)
+                    reflect-metadata &allow-other-keys)
   "A pool of types in which METHOD, a full name with dots, is declared; TARGET, which is asked by
 reflection if need be, is called with CREDENTIALS."
   (cond (proto (proto-pool proto import-path))
@@ -94,25 +118,35 @@ reflection if need be, is called with CREDENTIALS."
         (t (call-with-reflector
             (lambda (reflector)
               (ask-for-service reflector (service-of-method method)))
-            target (list :credentials credentials) headers 30))))
+            target (list :credentials credentials)
+            (append (and reflect-metadata
+                         (parse-string-object reflect-metadata "--reflect-metadata"))
+                    headers)
+            30))))
 
-(defun load-payload (method pool &key data data-file binary binary-file &allow-other-keys)
+(defun load-text (method data data-file)
+  "The requests of METHOD in JSON: DATA, a text or where it is, else what is in DATA-FILE, else none
+or an empty one."
+  (cond ((member data '("@" "-") :test #'equal)
+         (alexandria:read-stream-content-into-string *standard-input*))
+        (data)
+        (data-file (read-text-file data-file))
+        ((member (service:rpc-method-kind method) '(:unary :server-streaming)) "{}")
+        (t "[]")))
+
+(defun load-payload (method pool &key data data-file binary binary-file disable-template-data
+                       enable-compression &allow-other-keys)
   "What calls of METHOD, whose types are in POOL, send."
   (when (< 1 (count-if #'identity (list data data-file binary binary-file)))
     (refuse "-d, -D, -b and -B exclude each other"))
   (handler-case
-      (cond (binary (load:binary-payload (read-standard-octets) method))
-            (binary-file (load:binary-payload (read-octets-file binary-file) method))
-            (t (load:json-payload (cond ((member data '("@" "-") :test #'equal)
-                                         (alexandria:read-stream-content-into-string
-                                          *standard-input*))
-                                        (data)
-                                        (data-file (read-text-file data-file))
-                                        ((member (service:rpc-method-kind method)
-                                                 '(:unary :server-streaming))
-                                         "{}")
-                                        (t "[]"))
-                                  method (pool-finder pool))))
+      (let ((payload
+              (cond (binary (load:binary-payload (read-standard-octets) method))
+                    (binary-file (load:binary-payload (read-octets-file binary-file) method))
+                    (t (load:json-payload (load-text method data data-file) method
+                                          (pool-finder pool)
+                                          :templates (not disable-template-data))))))
+        (if enable-compression (load:compress-payload payload) payload))
     (load:template-error (error) (refuse "~A" error))
     (protobuf:protobuf-error (error) (refuse "the data are no ~A: ~A"
                                              (protobuf:message-type-name
@@ -177,6 +211,8 @@ nil."
   "What of a plan says when the run ends, and what of it does not count."
   (let ((seconds (or duration max-duration)))
     (when (eql 0 seconds) (refuse "-z and -x are longer than 0"))
+    (when (and total (null duration) (<= total skip-first))
+      (refuse "--skip-first leaves none of the calls (-n) to count"))
     (list :total (cond (duration nil) (total) (t 200))
           :duration-ns (and seconds (seconds-ns seconds)) :stop duration-stop
           :warm-up-ns (nanoseconds-of warm-up) :skip-first skip-first)))
@@ -277,7 +313,8 @@ fared."
     (:connections :connections) (:duration :duration ns) (:max-duration :max-duration ns)
     (:timeout :timeout ns) (:dial-timeout :connect-timeout ns) (:data :data json)
     (:binary :binary) (:metadata :metadata json) ("CPUs" :loops) (:name :name)
-    ("skipFirst" :skip-first) (:poisson :poisson) (:warm-up :warm-up ns)
+    ("skipFirst" :skip-first) ("count-errors" :count-errors)
+    ("enable-compression" :enable-compression) (:poisson :poisson) (:warm-up :warm-up ns)
     (:balance :balance) (:stream-call-count :stream-call-count)
     (:stream-interval :stream-interval ns) (:stream-call-duration :stream-call-duration ns))
   "The name of an option in reports, ghz's where ghz has it, its keyword, and how it is told.")
@@ -322,19 +359,22 @@ PLAN, a plist, has made of them."
         :options-of-http2 (make-channel-options
                            :preface-timeout-seconds (max 1/10 (min 600 connect-timeout)))))
 
-(defun load-request (credentials timeout &rest options &key target method authority
+(defun load-request (credentials timeout &rest options
+                     &key target method authority disable-template-data enable-compression
                      &allow-other-keys)
   "What of a plan says what is called with CREDENTIALS, and that it may take TIMEOUT seconds."
   (let* ((pool (apply #'load-pool credentials options))
          (rpc-method (find-method-in pool method)))
     (multiple-value-bind (fields maker)
-        (handler-case (load:compile-metadata (apply #'load-metadata options))
+        (handler-case (load:compile-metadata (apply #'load-metadata options)
+                                             :templates (not disable-template-data))
           (load:template-error (error) (refuse "~A" error)))
       (list :method rpc-method :payload (apply #'load-payload rpc-method pool options)
             :fields (load:request-fields
                      (method-path method)
                      (or authority (loop:target-authority (loop:parse-target target)))
-                     (nanoseconds-of timeout) (if credentials "https" "http") (or fields #()))
+                     (nanoseconds-of timeout) (if credentials "https" "http") (or fields #())
+                     :encoding (and enable-compression "gzip"))
             :metadata-maker maker :timeout-ns (nanoseconds-of timeout)))))
 
 (defun make-load-plan (&rest options &key method service-config timeout name tags

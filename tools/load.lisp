@@ -61,7 +61,7 @@ calls will be made, or nil."
 
 (defparameter *options-of-workers*
   '(:workers :rps :concurrency :connections :duration :data :warm-up :rounds :poisson :async
-    :insecure :format :output :compare :fail-if :name :tags :quiet)
+    :call :insecure :format :output :compare :fail-if :name :tags :quiet)
   "The options that go with --workers.")
 
 (defun refuse-options-of-one (options)
@@ -137,19 +137,35 @@ one; those that are left are not made once the user has interrupted one."
                                    (lambda () (load:perform-run plan :on-progress progress)))
       (when progress (clear-progress)))))
 
-(defun perform-load (&rest options &key workers fail-if format compare output &allow-other-keys)
+(defun count-errors-in (run)
+  "Have the latencies that are told of RUN and its rounds be those of all calls."
+  (dolist (one (cons run (load:run-rounds run)))
+    (setf (load:run-latency one) (load:run-all-latency one))))
+
+(defun method-called (&key method call &allow-other-keys)
+  "The method to call, as a parameter or as ghz's --call has it."
+  (cond ((and method call) (refuse "METHOD and --call exclude each other"))
+        ((or method call))
+        (t (refuse "METHOD is missing"))))
+
+(defun perform-load (&rest options &key workers fail-if format compare output count-errors
+                     &allow-other-keys)
   "Do what OPTIONS, those of the command, say; return the exit code."
-  (let ((conditions (apply #'append fail-if)))
-    (when (and compare (eq :csv format)) (refuse "csv has no place for --compare"))
+  (let ((conditions (apply #'append fail-if))
+        (options (list* :method (apply #'method-called options) options)))
+    (when (eq :csv format)
+      (when compare (refuse "csv has no place for --compare"))
+      (when workers (refuse "csv tells calls one by one, and workers do not")))
     (when output (call-with-output (constantly nil) output)) ; rather now than after an hour
     (let ((run (apply (if workers #'load-by-workers #'load-alone) options)))
+      (when count-errors (count-errors-in run))
       (call-with-output (lambda (stream) (report:write-report format run stream :before compare))
                         output)
       (run-exit-code run conditions))))
 
 (define-command ("load" options)
     (((target "TARGET" #'parse-channel-target "Where the server listens.")
-      (method "METHOD" #'split-method "What to call: package.Service/Method."))
+      (method "[METHOD]" #'split-method "What to call: package.Service/Method."))
      (((total nil "-n") "N" (integer-parser 1 1000000000000) nil
        "How many calls; 200 without -z.")
       ((concurrency nil "-c") "N" (integer-parser 1 1000000) nil
@@ -180,6 +196,16 @@ one; those that are left are not made once the user has interrupted one."
       ((headers "-H") "'NAME: VALUE'" #'parse-header '()
        "Metadata to send; may be given several times. The value of a name that ends in -bin is in
       base64.")
+      (reflect-metadata "JSON" #'identity nil
+                        "Metadata for the server's reflection only, an object of strings.")
+      (disable-template-data "[BOOLEAN]" #'parse-boolean nil
+                             "Take templates in data and metadata for mere text.")
+      ((enable-compression nil "-e") "[BOOLEAN]" #'parse-boolean nil
+       "Send requests in gzip.")
+      (config "FILE" #'parse-config-file '()
+              "More options, a JSON object such as {\"host\": \"127.0.0.1:50051\", \"rps\": 100}; what
+      the command line says counts more.")
+      (call "METHOD" #'split-method nil "What to call, as METHOD, for command lines of ghz.")
       (proto "FILE" #'identity nil
              "The .proto file that declares the service; without it, the server's reflection is
       asked.")
@@ -253,6 +279,8 @@ one; those that are left are not made once the user has interrupted one."
       ((fail-if "--fail-if") "CONDITIONS" #'parse-conditions '()
        "Exit with 4 if one of these holds, such as 'p99 > 10ms, errors > 0'; may be given several
       times.")
+      (count-errors "[BOOLEAN]" #'parse-boolean nil
+                    "Tell the latencies of all calls, not of those only that ended with OK.")
       (name "TEXT" #'identity nil "The name of the run, for reports.")
       (tags "JSON" #'identity nil "An object of strings, for reports.")
       (quiet "[BOOLEAN]" #'parse-boolean nil

@@ -2,15 +2,21 @@
 
 (in-package #:clgrpc.tools)
 
-(defun default-load (command)
-  "The load for what COMMAND, words of the command line, starts: :bench for servers of RouteGuide,
+(defun default-load (command in-flight)
+  "The load for what COMMAND, words of the command line, starts, with IN-FLIGHT calls at once: :bench
+for servers of RouteGuide, a shell's command with our own `load` for the other services of `serve`,
 else nil."
-  (and (equal "serve" (first command))
-       (some (lambda (word)
-               (intersection '("bench" "route-guide") (uiop:split-string word :separator ",")
-                             :test #'string=))
-             (rest command))
-       :bench))
+  (let ((services (and (equal "serve" (first command))
+                       (loop for word in (rest command)
+                             append (uiop:split-string word :separator ",")))))
+    (flet ((served-p (name) (member name services :test #'string=))
+           (calls (method)
+             (format nil "~A load {address} ~A -c ~D -z 1h -o /dev/null"
+                     (uiop:escape-shell-token (sb-unix:unix-readlink "/proc/self/exe")) method
+                     in-flight)))
+      (cond ((or (served-p "bench") (served-p "route-guide")) :bench)
+            ((served-p "greeter") (calls "helloworld.Greeter/SayHello"))
+            ((served-p "interop") (calls "grpc.testing.TestService/EmptyCall"))))))
 
 (defun check-command (command)
   (let ((found (find-command (first command))))
@@ -48,7 +54,7 @@ else nil."
       as `-- serve bench`."))
      ((load "COMMAND" #'identity nil
             "What puts load on the server meanwhile, a shell's command; {address} in it stands for
-      where the server listens. By default, for servers of RouteGuide, our own bench client.")
+      where the server listens. By default, for services of `serve`, a client of ours.")
       (in-flight "N" (integer-parser 1 10000) 100 "Calls at once of the load by default.")
       (seconds "SECONDS" #'parse-seconds 3 "How long CPU is sampled; system calls are followed for
       a second more.")
@@ -58,18 +64,22 @@ else nil."
                "Who samples: perf, sbcl, which only goes for a command, or auto, perf if there.")
       (compare "FILE" #'identity nil
                "An earlier profile, JSON, to show the differences from.")
-      (output "FORMAT" (choice-parser :text :json :html) :text
+      ((output nil "-O" "--format") "FORMAT" (choice-parser :text :json :html) :text
               "How the report is written; html is one page, with a flame graph.")))
     "Show where the time of a process goes: CPU by subsystem, by phase of a call and by function,
 system calls, waits and switches of thread, batons, allocation and collections. Samples with perf."
   (let* ((pid (and (null (rest what)) (parse-integer (first what) :junk-allowed t)))
-         (command (and (null pid) (check-command what))))
+         (command (and (null pid) (check-command what)))
+         (load (or load (default-load command in-flight))))
+    (when (and command (null load))
+      (format *error-output* "clgrpc profile: nothing puts load on it; --load names what does~%")
+      (finish-output *error-output*))
     (let ((before (and compare (call-for-profile #'profile:read-profile compare))))
       (write-profile-as output
                         (call-for-profile #'profile:profile
                                           :pid pid :command command :in-flight in-flight
                                           :seconds seconds :rounds rounds
                                           :sampler sampler
-                                          :load (or load (default-load command)))
+                                          :load load)
                         before *standard-output*)))
   0)

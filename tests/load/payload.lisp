@@ -22,6 +22,20 @@
   (is (equal '((0 0 0 0 4 10 2 52 50)) (json-frames-of "{\"service\":\"{{.RequestNumber}}\"}"
                                                        :number 42))))
 
+(test compressed-data
+  (let ((frame (first (frames-of (load:compress-payload
+                                  (load:json-payload "{\"service\":\"{{.RequestNumber}}\"}"
+                                                     (base-method) (constantly nil)))
+                                 42))))
+    (is (= 1 (first frame)) "compressed")
+    (is (equal '(31 139) (subseq frame 5 7)) "gzip (RFC 1952)")
+    (is (= (- (length frame) 5) (fifth frame)))))
+
+(test data-without-templates
+  (is (equal '((0 0 0 0 7 10 5 123 123 120 125 125))
+             (frames-of (load:json-payload "{\"service\":\"{{x}}\"}" (base-method)
+                                           (constantly nil) :templates nil)))))
+
 (test wrong-data
   (signals protobuf:protobuf-error (json-frames-of "{\"nothing\":1}"))
   (signals error (json-frames-of "[{},{]")))

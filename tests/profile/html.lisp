@@ -30,6 +30,11 @@
     (dolist (part '("Profile of clgrpc serve &lt;bench&gt;" "CPU by subsystem" "http2"
                     "Before and after" "more" "class=\"flame\""))
       (is (search part text) "~A is missing" part))
+    (is (search "Profile of process 7" (with-output-to-string (stream)
+                                         (profile:write-profile-page
+                                          (acons "pid" 7 (remove "pid" (some-profile) :test #'equal
+                                                                                      :key #'car))
+                                          stream))))
     (dolist (part '("http://" "https://" "src="))
       (is (not (search part text)) "the page asks for ~A" part))))
 

@@ -35,6 +35,20 @@
     (is (= 4 (length (report::intervals run))))
     (is (= 50 (reduce #'+ (report::intervals run) :key #'report::interval-count)))))
 
+(test rounds-follow-each-other
+  "Each has its own time, however many seconds it began."
+  (flet ((round-of (seconds)
+           (let ((run (sample-run :seconds (ceiling seconds) :rate 10 :failures 0)))
+             (setf (load:run-duration-ns run) (* seconds 1000000000))
+             run)))
+    (let ((intervals (report::intervals (load:merge-rounds (list (round-of 1/2) (round-of 201/100)
+                                                                 (round-of 3/4))))))
+      (is (equal '((0 1/2) (1/2 3/2) (3/2 251/100) (251/100 326/100))
+                 (loop for interval in intervals
+                       collect (list (report::interval-start interval)
+                                     (report::interval-end interval)))))
+      (is (equal '(10 10 20 10) (mapcar #'report::interval-count intervals))))))
+
 (test a-browser-shows-the-report
   (let ((seen (clgrpc.tests.page:look-with-browser
                (report-text :html (sample-run :name "The greeter, after" :seconds 60 :rate 2000)

@@ -84,15 +84,6 @@ written is."
         (is (search "cannot write to standard output: " text))
         (is (one-line-p text))))))
 
-(test standard-input-that-is-closed
-  "is at its end: SBCL would wait for ever."
-  (multiple-value-bind (output error-output code)
-      (uiop:run-program (list "sh" "-c" "timeout 20 $0 load 127.0.0.1:1 a.B/C -d @ --proto \"$1\" <&-"
-                              (support:clgrpc-program) *route-guide-proto*)
-                        :output :string :error-output :string :ignore-error-status t)
-    (declare (ignore output error-output))
-    (is (member code '(1 2)) "not ~A" code)))
-
 (test wrong-options-of-serve
   (is-true (refused-p "SERVICES is missing" "serve"))
   (is-true (refused-p "there is no option --port" "serve" "greeter" "--port" "1"))

@@ -33,6 +33,41 @@ of SEEDS, with latencies about MEDIAN-NS."
                                         180000 '(4 5 6)))
                     300000 '(1 2 3)))
 
+(test compare-as-json
+  (call-with-report
+   (lambda (one)
+     (multiple-value-bind (code output) (run-line "compare" one one "-O" "json")
+       (is (= 0 code))
+       (is (equal '("before" "after" "figures" "options" "note")
+                  (mapcar #'car (base:parse-json output))))))
+   300000 '(1 2)))
+
+(defun profile-text (ns)
+  "The least that a profile may say, of NS of CPU, as JSON."
+  (base:write-json `(("clgrpcProfile" . 1) ("version" . "0")
+                     ("cpu" ("kernelNs" . ,ns) ("seconds" . 1) ("calls" . 1000) ("samples" . 4000)
+                            ("sampledNs" . ,ns) ("betweenNs" . 0) ("slept" . 1) ("preempted" . 1)
+                            ("explained" . 1) ("frames" . 1) ("unknownFrames" . 0)
+                            ("periodNs" . 250000) ("source" . "perf")
+                            ("areas" . #((("name" . "http2") ("ns" . ,ns) ("share" . 1))))
+                            ("phases" . #()) ("functions" . #()) ("threads" . #())))))
+
+(test compare-profiles
+  (call-with-file
+   (lambda (before)
+     (call-with-file
+      (lambda (after)
+        (multiple-value-bind (code output) (run-line "compare" before after)
+          (is (= 0 code))
+          (is (search "http2" output))
+          (is (search "less" output)))
+        (is (= 0 (run-line "compare" before after "--format" "json")))
+        (fails-p 2 "about runs" "compare" before after "--fail-if-worse")
+        (call-with-report (lambda (run) (fails-p 2 "one is a run" "compare" before run))
+                          300000 '(1)))
+      (profile-text 500000000)))
+   (profile-text 1000000000)))
+
 (test compare-what-is-no-report
   (fails-p 2 "cannot be read" "compare" "/nowhere/a.json" "/nowhere/b.json")
   (fails-p 2 "is no report of a run" "compare" *route-guide-proto* *route-guide-proto*))

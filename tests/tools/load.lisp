@@ -173,10 +173,53 @@ standard input."
         (check '("n0" "n1") "-m" "{\"x-a\": \"n{{.RequestNumber}}\"}")
         (call-with-file (lambda (file) (check '("d" "d") "-M" file)) "{\"x-a\": \"d\"}")
         (check '("e" "e") "-m" "{\"X-A\": \"e\"}")
+        (check '("{{x}}" "{{x}}") "-m" "{\"x-a\": \"{{x}}\"}" "--disable-template-data")
+        (check '(nil nil) "--reflect-metadata" "{\"x-a\": \"r\"}")
+        (is (= 2 (run-line "load" address "helloworld.Greeter/SayHello" "--reflect-metadata" "[1]")))
         (dolist (wrong '("{\"a b\": \"c\"}" "{\"a\": \"b\\nc\"}" "{\"grpc-x\": \"c\"}"
                          "{\"a\": \"{{.RequestNumber}}\\n\"}"))
           (is (= 2 (run-line "load" address "helloworld.Greeter/SayHello" "-m" wrong)) "~A" wrong))
         (is (= 2 (run-line "load" address "helloworld.Greeter/SayHello" "-m" "[1]")))))))
+
+(test load-takes-command-lines-of-ghz
+  (with-greeter (address)
+    (flet ((line (&rest options)
+             (apply #'load-line "--insecure" "-n" "4" "-c" "2" options)))
+      (multiple-value-bind (run code) (line "--call" "helloworld.Greeter/SayHello" "--lb-strategy"
+                                            "round_robin" address)
+        (is (= 0 code))
+        (is (equal "helloworld.Greeter/SayHello" (option-of run "call"))))
+      (is (= 2 (nth-value 1 (line address))) "no method")
+      (is (= 2 (nth-value 1 (line "--call" "a.B/C" address "a.B/C"))) "two of them")
+      (flet ((latencies (&rest options)
+               (load:histogram-count
+                (load:run-latency
+                 (apply #'line address "helloworld.Greeter/SayHello" "-d" (greet-for 400) "-t" "50ms"
+                        options)))))
+        (is (= 0 (latencies)))
+        (is (= 4 (latencies "--count-errors"))))
+      ;; a server that could not read it would refuse it
+      (let* ((data (format nil "{\"name\": \"~A\"}" (make-string 20000 :initial-element #\x)))
+             (run (line address "helloworld.Greeter/SayHello" "-d" data "-e")))
+        (is (equal '("OK" 4) (codes-of run)))
+        (is (< (load:run-octets-sent run) 10000))
+        (is (eq :true (option-of run "enable-compression")))))))
+
+(test load-takes-options-from-a-file
+  "What the command line says counts more; a name that is no option is refused as there."
+  (with-greeter (address)
+    (flet ((try (text &rest options)
+             (call-with-file (lambda (file) (apply #'load-line "--config" file options)) text)))
+      (let ((run (try (format nil "{\"host\": ~S, \"call\": \"helloworld.Greeter/SayHello\",
+                                    \"total\": 7, \"concurrency\": 3, \"insecure\": true,
+                                    \"data\": {\"name\": \"x\"}, \"metadata\": {\"a\": \"b\"},
+                                    \"async\": false, \"tags\": null}" address)
+                      "-c" "2" "--total" "6")))
+        (is (equal '("OK" 6) (codes-of run)))
+        (is (eql 2 (option-of run "concurrency")))
+        (is (equal '(("name" . "x")) (option-of run "data"))))
+      (dolist (wrong '("{\"totl\": 1}" "[1]" "{" "{\"total\": \"x\"}"))
+        (is (= 2 (nth-value 1 (try wrong address "helloworld.Greeter/SayHello"))) "~A" wrong)))))
 
 (test load-without-reflection
   (with-reflected (address :reflection '())
@@ -390,6 +433,15 @@ machine some take longer."
         (is (eq :interrupted (load:run-ended-early run)))
         (is (= 0 (load:run-count run)))
         (is (< 1000000000 (load:run-duration-ns run)))))))
+
+(test standard-input-that-is-closed
+  "is at its end: SBCL would wait for ever."
+  (multiple-value-bind (output error-output code)
+      (uiop:run-program (list "sh" "-c" "timeout 20 $0 load 127.0.0.1:1 a.B/C -d @ --proto \"$1\" <&-"
+                              (support:clgrpc-program) *route-guide-proto*)
+                        :output :string :error-output :string :ignore-error-status t)
+    (declare (ignore output error-output))
+    (is (member code '(1 2)) "not ~A" code)))
 
 (defun on-a-terminal (path &rest arguments)
   "What the program at PATH with ARGUMENTS prints on a terminal."

@@ -35,7 +35,7 @@
    ;; template.lisp
    #:template-error #:compile-template #:expand-template
    ;; payload.lisp
-   #:json-payload #:binary-payload #:compile-metadata
+   #:json-payload #:binary-payload #:compress-payload #:compile-metadata
    ;; plan.lisp
    #:plan #:make-plan #:plan-payload #:plan-method #:plan-total #:plan-duration-ns
    #:plan-warm-up-ns #:request-fields

@@ -57,9 +57,10 @@ into."
                          (protobuf:parse-json-message type text :finder finder))))
        (split-json text)))
 
-(defun json-payload (text method finder)
-  "The payload of calls of METHOD that TEXT, JSON with templates, says. FINDER finds types by name."
-  (let ((template (compile-template text))
+(defun json-payload (text method finder &key (templates t))
+  "The payload of calls of METHOD that TEXT, JSON, with templates if TEMPLATES is true, says. FINDER
+finds types by name."
+  (let ((template (if templates (compile-template text) text))
         (type (service:rpc-method-request-type method)))
     (flet ((frames (text)
              (let ((frames (json-frames text type finder)))
@@ -99,6 +100,24 @@ each behind its length as a varint."
                                  (list octets)
                                  (split-delimited octets)))))
 
+(defun compress-frame (frame)
+  "FRAME, of a message that is not compressed, with that in gzip."
+  (multiple-value-bind (octets end) (os:deflate-octets :gzip 6 frame 5 (length frame) 5)
+    (unless octets (fail-template "there is no memory to compress a request"))
+    (let ((compressed (subseq octets 0 end)))
+      (setf (aref compressed 0) 1
+            (u32be compressed 1) (- end 5))
+      compressed)))
+
+(defun compress-payload (payload)
+  "PAYLOAD with each message in gzip. Signal TEMPLATE-ERROR without libz."
+  (unless (os:open-zlib) (fail-template "requests cannot be compressed, since there is no libz"))
+  (flet ((compressed (frames) (map 'simple-vector #'compress-frame frames)))
+    (let ((maker (payload-maker payload)))
+      (if maker
+          (make-payload :maker (lambda (data) (compressed (funcall maker data))))
+          (make-payload :frames (compressed (payload-frames payload)))))))
+
 ;;; Metadata
 
 (defun metadata-field (name value)
@@ -124,12 +143,15 @@ whatever these give."
              collect (cons name (if (status:binary-name-p name) (binary-value text) text))))
     (misuse (error) (fail-template "~A" (string-right-trim "." (princ-to-string error))))))
 
-(defun compile-metadata (metadata)
+(defun compile-metadata (metadata &key (templates t))
   "A vector of the fields of METADATA, an alist, and nil; or nil, and a function of CALL-DATA that
-returns such a vector, if its values have templates. Signal TEMPLATE-ERROR if it cannot be sent."
+returns such a vector, if its values have templates, which they may if TEMPLATES is true. Signal
+TEMPLATE-ERROR if it cannot be sent."
   (let ((templates (loop for (name . value) in metadata
                          collect (cons (string-downcase name)
-                                       (if (stringp value) (compile-template value) value)))))
+                                       (if (and templates (stringp value))
+                                           (compile-template value)
+                                           value)))))
     (check-template-metadata templates)
     (flet ((fields (data)
              (coerce (loop for (name . value) in templates

@@ -48,9 +48,9 @@
 (defun sends-stream-p (plan)
   (member (plan-kind plan) '(:client-streaming :bidi)))
 
-(defun request-fields (path authority timeout-ns scheme metadata)
+(defun request-fields (path authority timeout-ns scheme metadata &key encoding)
   "The header fields of a request (gRPC over HTTP/2, \"Requests\") to PATH at AUTHORITY, with the
-vector of fields METADATA behind them."
+vector of fields METADATA behind them; messages are compressed by ENCODING, a text, or not."
   (flet ((field (name value) (hpack:string-field name value)))
     (concatenate 'simple-vector
                  (list (field ":method" "POST") (field ":scheme" scheme) (field ":path" path)
@@ -60,4 +60,5 @@ vector of fields METADATA behind them."
                                            (status:encode-timeout timeout-ns))))
                  (list (field "te" "trailers") (field "content-type" "application/grpc")
                        (field "user-agent" (format nil "grpc-lisp-clgrpc-load/~A" **version**)))
+                 (when encoding (list (field "grpc-encoding" encoding)))
                  metadata)))

@@ -77,9 +77,6 @@
                       differences)
               :label title))
 
-(defun profile-title (profile)
-  (format nil "Profile~@[ of clgrpc ~{~A~^ ~}~]" (coerce (member-of profile "command") 'list)))
-
 (defun profile-tiles (profile)
   (let* ((cpu (member-of profile "cpu"))
          (calls (member-of cpu "calls"))

@@ -68,7 +68,8 @@ within SECONDS, since WHAT has not come."
   "Start this program with ARGUMENTS, strings, and an agent; return the SUBJECT."
   (let* ((process (sb-ext:run-program (or (program-path "self") (fail "there is no /proc"))
                                       arguments
-                                      :wait nil :input :stream :output :stream :error nil
+                                      :wait nil :input :stream :output :stream
+                                      :error t ; why it ends is for the user to read
                                       :external-format :utf-8
                                       :environment (cons "CLGRPC_PROFILE=1"
                                                          (sb-ext:posix-environ))))

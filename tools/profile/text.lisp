@@ -133,10 +133,16 @@
   (format stream "  ~A octets a call were consed meanwhile.~2%"
           (figure (member-of census "octetsPerCall"))))
 
+(defun profile-title (profile)
+  "Of what PROFILE is: a command that was started for it, or a process that ran."
+  (let ((command (coerce (member-of profile "command") 'list)))
+    (if command
+        (format nil "Profile of clgrpc ~{~A~^ ~}" command)
+        (format nil "Profile~@[ of process ~D~]" (member-of profile "pid")))))
+
 (defun write-profile (profile stream)
   "Write PROFILE, what PROFILE returns, to STREAM as text."
-  (format stream "Profile~@[ of clgrpc ~{~A~^ ~}~]~@[ under ~A~].~2%"
-          (coerce (member-of profile "command") 'list) (member-of profile "load"))
+  (format stream "~A~@[ under ~A~].~2%" (profile-title profile) (member-of profile "load"))
   (write-cpu stream profile)
   (flet ((write-part (name function)
            (when (member-of profile name) (funcall function stream (member-of profile name)))))
@@ -153,7 +159,8 @@ most."
 (defun read-profile (path)
   "The profile in the file at PATH, JSON that `clgrpc profile` has written."
   (let ((data (handler-case (parse-profile (uiop:read-file-string path :external-format :utf-8))
-                (file-error () (fail "~A cannot be read" path))
+                ((or file-error stream-error) (error)
+                  (fail "~A cannot be read: ~A" path (bounded-text error)))
                 (clgrpc-error (error) (fail "~A: ~A" path error)))))
     (unless (member-of data "clgrpcProfile") (fail "~A is no profile" path))
     data))

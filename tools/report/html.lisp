@@ -38,10 +38,22 @@
   (/ (load:run-duration-ns run) 1000000000))
 
 (defun intervals (run)
-  "RUN in at most *COLUMNS* INTERVALs of the same length, but for the last, which ends with it. What
-is left at the end for less than a tenth of an interval belongs to the one before."
+  "RUN in about *COLUMNS* INTERVALs at most; those of its rounds one behind the other, if it has any,
+since a round begins and ends within a second."
+  (let ((rounds (load:run-rounds run)))
+    (if (null rounds)
+        (intervals-of-one run 0 *columns*)
+        (loop for round in rounds
+              for start = 0 then (+ start (run-seconds-long previous))
+              for previous = round
+              append (intervals-of-one round start (max 1 (floor *columns* (length rounds))))))))
+
+(defun intervals-of-one (run begin columns)
+  "RUN, which begins after BEGIN seconds, in at most COLUMNS INTERVALs of the same length, but for the
+last, which ends with it. What is left at the end for less than a tenth of an interval belongs to the
+one before."
   (let* ((rows (load:run-seconds run))
-         (step (max 1 (ceiling (length rows) *columns*)))
+         (step (max 1 (ceiling (length rows) columns)))
          (seconds (* step (load:run-interval-seconds run)))
          (end (run-seconds-long run))
          (count (max 1 (ceiling (- end (/ seconds 10)) seconds))))
@@ -50,10 +62,10 @@ is left at the end for less than a tenth of an interval belongs to the one befor
           collect (make-interval-of
                    (subseq rows (* number step)
                            (if last (length rows) (min (length rows) (* (1+ number) step))))
-                   (* number seconds)
-                   (if last
-                       (max end (* (1+ number) seconds 1/10))
-                       (* (1+ number) seconds))))))
+                   (+ begin (* number seconds))
+                   (+ begin (if last
+                                (max end (* (+ number 1/10) seconds))
+                                (* (1+ number) seconds)))))))
 
 (defun interval-middle (interval)
   (/ (+ (interval-start interval) (interval-end interval)) 2))

@@ -17,6 +17,6 @@
    ;; comparison.lisp
    #:comparison #:compare-values #:compare-runs #:comparison-words #:comparison-name
    #:comparison-verdict
-   #:write-comparison
+   #:write-comparison #:runs-comparison-json
    ;; report.lisp
    #:*formats* #:write-report))
