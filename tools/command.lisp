@@ -1,9 +1,9 @@
 ;;;; Commands and their arguments. DEFINE-COMMAND declares a command once: its parameters, its
 ;;;; options with their defaults and parsers, and what it does; help texts and complaints come from
 ;;;; that declaration. Options are `--name VALUE` or `--name=VALUE`, anywhere, and those whose value
-;;;; may be left out `--name` or `--name=VALUE`; `--` ends them. An option --config says more arguments.
-;;;; A wrong argument is a USAGE-ERROR: a line on standard error and exit code 2; what was tried and
-;;;; failed is a FAILURE, with code 1.
+;;;; may be left out `--name` or `--name=VALUE`; `--` ends them. An option --config says more
+;;;; arguments. A wrong argument is a USAGE-ERROR: a line on standard error and exit code 2; what
+;;;; was tried and failed is a FAILURE, with code 1.
 
 (in-package #:clgrpc.tools)
 
@@ -252,7 +252,8 @@ REST is left."
                                 (find name (argument-aliases option) :test #'string=)))
                           (command-options command))))
     (cond ((null option)
-           (refuse "there is no option ~A~@[ (is it ~A?)~]; `clgrpc ~A --help` tells those there are"
+           (refuse "there is no option ~A~@[ (is it ~A?)~]; `clgrpc ~A --help` tells those there ~
+                    are"
                    name (likely-name name (option-names command)) (command-name command)))
           (equals (values (argument-key option) (parse-value option (subseq token (1+ equals)))
                           rest))
@@ -276,8 +277,8 @@ options that are given; or :help."
     (values (nreverse positional) given)))
 
 (defun parse-arguments (command arguments)
-  "Return the keyword arguments that the strings ARGUMENTS mean to COMMAND, or :help. What the value of
-an option --config, a list of further arguments, says counts where ARGUMENTS say nothing."
+  "Return the keyword arguments that the strings ARGUMENTS mean to COMMAND, or :help. What the value
+of an option --config, a list of further arguments, says counts where ARGUMENTS say nothing."
   (multiple-value-bind (positional given) (split-arguments command arguments)
     (if (eq :help positional)
         :help
@@ -402,9 +403,10 @@ an option --config, a list of further arguments, says counts where ARGUMENTS say
 process that SIGPIPE has ended.")
 
 (defun complain-of-stream (command-name error)
-  "Say that reading or writing failed as the STREAM-ERROR says; return the exit code. Nobody needs to
-be told that the reader of our own output has gone."
-  (let ((own (eq *standard-output* (stream-error-stream error))) (reason (report:error-reason error)))
+  "Say that reading or writing failed as ERROR, a STREAM-ERROR, says; return the exit code. Nobody
+needs to be told that the reader of our own output has gone."
+  (let ((own (eq *standard-output* (stream-error-stream error)))
+        (reason (report:error-reason error)))
     (cond ((and own (string= reason (os:errno-text (- os:+epipe+)))) +exit-broken-pipe+)
           (t (complain command-name (if own
                                         (format nil "cannot write to standard output: ~A" reason)

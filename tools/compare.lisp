@@ -23,8 +23,8 @@
     (:html (profile:write-profile-page after *standard-output* :before before))))
 
 (defun compare-runs (format before after fail-if-worse)
-  "Tell the differences of the runs BEFORE and AFTER in FORMAT; a FAILURE if FAIL-IF-WORSE is true and
-one is worse."
+  "Tell the differences of the runs BEFORE and AFTER in FORMAT; a FAILURE if FAIL-IF-WORSE is true
+and one is worse."
   (ecase format
     (:summary (report:write-comparison before after *standard-output*))
     (:json (write-json (report:runs-comparison-json before after) :stream *standard-output*)
@@ -38,7 +38,7 @@ one is worse."
 
 (define-command "compare"
     (((before "BEFORE.json" #'parse-report-argument
-              "A report that `clgrpc load -O json`, ghz or `clgrpc profile --output json` has written.")
+              "A report in JSON, by `clgrpc load`, ghz or `clgrpc profile`.")
       (after "AFTER.json" #'parse-report-argument "Another one of the same kind."))
      (((format nil "-O") "FORMAT" (choice-parser :summary :json :html) :summary
        "Tell the differences, in words or as JSON, or write a page about AFTER with them.")

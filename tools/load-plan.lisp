@@ -90,7 +90,7 @@ or a plain number of seconds."
         (t (write-json value))))
 
 (defun parse-config-file (file)
-  "The arguments that FILE, an object in JSON whose members are named as options are, says; "host" is
+  "The arguments that FILE, an object in JSON whose members are named as options are, says; host is
 where the server listens."
   (let ((object (handler-case (parse-json (read-text-file file))
                   (clgrpc-error (error) (refuse "~A is no JSON: ~A" file error)))))

@@ -203,8 +203,8 @@ one; those that are left are not made once the user has interrupted one."
       ((enable-compression nil "-e") "[BOOLEAN]" #'parse-boolean nil
        "Send requests in gzip.")
       (config "FILE" #'parse-config-file '()
-              "More options, a JSON object such as {\"host\": \"127.0.0.1:50051\", \"rps\": 100}; what
-      the command line says counts more.")
+              "More options, an object in JSON such as {\"host\": \"127.0.0.1:50051\", \"rps\": 9};
+      what the command line says counts more.")
       (call "METHOD" #'split-method nil "What to call, as METHOD, for command lines of ghz.")
       (proto "FILE" #'identity nil
              "The .proto file that declares the service; without it, the server's reflection is

@@ -3,9 +3,9 @@
 (in-package #:clgrpc.tools)
 
 (defun default-load (command in-flight)
-  "The load for what COMMAND, words of the command line, starts, with IN-FLIGHT calls at once: :bench
-for servers of RouteGuide, a shell's command with our own `load` for the other services of `serve`,
-else nil."
+  "The load for what COMMAND, words of the command line, starts, with IN-FLIGHT calls at once:
+:bench for servers of RouteGuide, a shell's command with our own `load` for the other services of
+`serve`, else nil."
   (let ((services (and (equal "serve" (first command))
                        (loop for word in (rest command)
                              append (uiop:split-string word :separator ",")))))

@@ -56,7 +56,8 @@
                    :all-latency latency)))
 
 (test the-least-value-is-in-the-first-bar
-  (let ((latency (histogram-of (cons 1000001 (loop for i below 100 collect (+ 1003000 (* i 9000)))))))
+  (let ((latency (histogram-of (cons 1000001 (loop for i below 100
+                                                collect (+ 1003000 (* i 9000)))))))
     (let ((counts (report::bucket-counts latency (report::histogram-marks latency))))
       (is (plusp (first counts)))
       (is (= 101 (reduce #'+ counts))))))

@@ -4,8 +4,8 @@
 (in-suite :clgrpc.tools)
 
 (defun call-with-report (function median-ns seeds)
-  "Call FUNCTION with the path of a file that has the report of a run of several rounds, one for each
-of SEEDS, with latencies about MEDIAN-NS."
+  "Call FUNCTION with the path of a file that has the report of a run of several rounds, one for
+each of SEEDS, with latencies about MEDIAN-NS."
   (flet ((sample (seed rounds)
            (clgrpc.tests.report:sample-run :seconds 3 :median-ns median-ns :seed seed
                                            :rounds rounds)))

@@ -175,7 +175,8 @@ standard input."
         (check '("e" "e") "-m" "{\"X-A\": \"e\"}")
         (check '("{{x}}" "{{x}}") "-m" "{\"x-a\": \"{{x}}\"}" "--disable-template-data")
         (check '(nil nil) "--reflect-metadata" "{\"x-a\": \"r\"}")
-        (is (= 2 (run-line "load" address "helloworld.Greeter/SayHello" "--reflect-metadata" "[1]")))
+        (is (= 2 (run-line "load" address "helloworld.Greeter/SayHello" "--reflect-metadata"
+                           "[1]")))
         (dolist (wrong '("{\"a b\": \"c\"}" "{\"a\": \"b\\nc\"}" "{\"grpc-x\": \"c\"}"
                          "{\"a\": \"{{.RequestNumber}}\\n\"}"))
           (is (= 2 (run-line "load" address "helloworld.Greeter/SayHello" "-m" wrong)) "~A" wrong))
@@ -194,8 +195,8 @@ standard input."
       (flet ((latencies (&rest options)
                (load:histogram-count
                 (load:run-latency
-                 (apply #'line address "helloworld.Greeter/SayHello" "-d" (greet-for 400) "-t" "50ms"
-                        options)))))
+                 (apply #'line address "helloworld.Greeter/SayHello" "-d" (greet-for 400) "-t"
+                        "50ms" options)))))
         (is (= 0 (latencies)))
         (is (= 4 (latencies "--count-errors"))))
       ;; a server that could not read it would refuse it
@@ -437,7 +438,8 @@ machine some take longer."
 (test standard-input-that-is-closed
   "is at its end: SBCL would wait for ever."
   (multiple-value-bind (output error-output code)
-      (uiop:run-program (list "sh" "-c" "timeout 20 $0 load 127.0.0.1:1 a.B/C -d @ --proto \"$1\" <&-"
+      (uiop:run-program (list "sh" "-c"
+                              "timeout 20 $0 load 127.0.0.1:1 a.B/C -d @ --proto \"$1\" <&-"
                               (support:clgrpc-program) *route-guide-proto*)
                         :output :string :error-output :string :ignore-error-status t)
     (declare (ignore output error-output))

@@ -1,7 +1,8 @@
 ;;;; A run from begin to end, by the thread that calls PERFORM-RUN: it makes the lanes, waits until
 ;;;; they are connected, begins them all at one time, tells how they fare, stops them when the user
-;;;; interrupts, and makes a RUN of their notes. Interrupts of that thread come through while it waits
-;;;; and nowhere else: a thread that is unwound while it posts would leave the loop waiting for it.
+;;;; interrupts, and makes a RUN of their notes. Interrupts of that thread come through while it
+;;;; waits and nowhere else: a thread that is unwound while it posts would leave the loop waiting
+;;;; for it.
 
 (in-package #:clgrpc.load)
 

@@ -139,7 +139,9 @@ whatever these give."
   (handler-case
       (status:check-metadata
        (loop for (name . value) in metadata
-             for text = (if (consp value) (format nil "~{~A~}" (remove-if-not #'stringp value)) value)
+             for text = (if (consp value)
+                            (format nil "~{~A~}" (remove-if-not #'stringp value))
+                            value)
              collect (cons name (if (status:binary-name-p name) (binary-value text) text))))
     (misuse (error) (fail-template "~A" (string-right-trim "." (princ-to-string error))))))
 

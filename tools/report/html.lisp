@@ -38,8 +38,8 @@
   (/ (load:run-duration-ns run) 1000000000))
 
 (defun intervals (run)
-  "RUN in about *COLUMNS* INTERVALs at most; those of its rounds one behind the other, if it has any,
-since a round begins and ends within a second."
+  "RUN in about *COLUMNS* INTERVALs at most; those of its rounds one behind the other, if it has
+any, since a round begins and ends within a second."
   (let ((rounds (load:run-rounds run)))
     (if (null rounds)
         (intervals-of-one run 0 *columns*)
@@ -49,9 +49,9 @@ since a round begins and ends within a second."
               append (intervals-of-one round start (max 1 (floor *columns* (length rounds))))))))
 
 (defun intervals-of-one (run begin columns)
-  "RUN, which begins after BEGIN seconds, in at most COLUMNS INTERVALs of the same length, but for the
-last, which ends with it. What is left at the end for less than a tenth of an interval belongs to the
-one before."
+  "RUN, which begins after BEGIN seconds, in at most COLUMNS INTERVALs of the same length, but for
+the last, which ends with it. What is left at the end for less than a tenth of an interval belongs
+to the one before."
   (let* ((rows (load:run-seconds run))
          (step (max 1 (ceiling (length rows) columns)))
          (seconds (* step (load:run-interval-seconds run)))

@@ -84,8 +84,8 @@
          (cons "rounds" (json-vector (mapcar #'run-json (load:run-rounds run)))))))
 
 (defun run-json (run &key before)
-  "RUN as a JSON object: ghz's report, with all else under \"clgrpc\", among that the comparison with
-BEFORE, another run, if there is one."
+  "RUN as a JSON object: ghz's report, with all else under \"clgrpc\", among that the comparison
+with BEFORE, another run, if there is one."
   (append (ghz-fields run)
           (list (cons "clgrpc"
                       (append (own-fields run)

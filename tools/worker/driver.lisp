@@ -135,8 +135,8 @@
 a positive integer, after WARM-UP-SECONDS: UnaryCall, or round trips of StreamingCall if STREAMING
 is true; RATE a second at random times, or, if that is nil, CONCURRENCY at once, one behind the
 other, on CONNECTIONS in all. PROGRESS is called with the number of each second that has passed.
-Return a RUN, whose CPU time is that of all workers; if the user interrupts, of what was done by then.
-Signal RPC-ERRORs of the workers."
+Return a RUN, whose CPU time is that of all workers; if the user interrupts, of what was done by
+then. Signal RPC-ERRORs of the workers."
   (let ((count (length addresses)) (channels '()) (calls '()))
     (unwind-protect
          (flet ((begin (address)
