@@ -109,8 +109,15 @@ where the server listens."
   (handler-case (protobuf:make-type-pool (read-octets-file file))
     (protobuf:protobuf-error (error) (refuse "~A is no descriptor set: ~A" file error))))
 
+(defun reflection-arguments (credentials connect-timeout)
+  "The arguments of MAKE-CHANNEL for questions to reflection: CREDENTIALS, and the seconds that
+connecting may take, if that is a time for a channel."
+  (let ((seconds (max 1/10 (min 600 connect-timeout))))
+    (list :credentials credentials :connect-timeout-seconds seconds
+          :preface-timeout-seconds seconds)))
+
 (defun load-pool (credentials &key target method proto protoset import-path headers
-                    reflect-metadata &allow-other-keys)
+                    reflect-metadata connect-timeout &allow-other-keys)
   "A pool of types in which METHOD, a full name with dots, is declared; TARGET, which is asked by
 reflection if need be, is called with CREDENTIALS."
   (cond (proto (proto-pool proto import-path))
@@ -118,7 +125,7 @@ reflection if need be, is called with CREDENTIALS."
         (t (call-with-reflector
             (lambda (reflector)
               (ask-for-service reflector (service-of-method method)))
-            target (list :credentials credentials)
+            target (reflection-arguments credentials connect-timeout)
             (append (and reflect-metadata
                          (parse-string-object reflect-metadata "--reflect-metadata"))
                     headers)
@@ -278,7 +285,7 @@ fared."
     (loop for (given text)
             in `((,(config:service-config-health-service config)
                   "healthCheckConfig (connections are used whatever the server's health)")
-                 (,(and policy (not (member policy '(:pick-first :round-robin))))
+                 (,(and policy (not (member policy '("pick_first" "round_robin") :test #'string=)))
                   ,(format nil "the policy ~A (connections go to addresses in turn)"
                            (and policy (policy-text policy))))
                  (,(config:service-config-throttling config)

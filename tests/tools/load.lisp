@@ -222,6 +222,22 @@ standard input."
       (dolist (wrong '("{\"totl\": 1}" "[1]" "{" "{\"total\": \"x\"}"))
         (is (= 2 (nth-value 1 (try wrong address "helloworld.Greeter/SayHello"))) "~A" wrong)))))
 
+(test load-waits-for-a-silent-server-as-long-as-it-is-told
+  "To ask reflection, and to make calls."
+  (let ((listener (make-instance 'sb-bsd-sockets:inet-socket :type :stream :protocol :tcp)))
+    (unwind-protect
+         (progn
+           (sb-bsd-sockets:socket-bind listener #(127 0 0 1) 0)
+           (sb-bsd-sockets:socket-listen listener 10)
+           (let ((address (format nil "127.0.0.1:~D"
+                                  (nth-value 1 (sb-bsd-sockets:socket-name listener)))))
+             (dolist (types (list '() (list "--proto" *route-guide-proto*)))
+               (let ((begin (base:monotonic-ns)))
+                 (is (= 1 (apply #'run-line "load" address "routeguide.RouteGuide/GetFeature"
+                                 "--connect-timeout" "300ms" types)))
+                 (is (< (- (base:monotonic-ns) begin) 8000000000) "not the 10 s without it")))))
+      (sb-bsd-sockets:socket-close listener))))
+
 (test load-without-reflection
   (with-reflected (address :reflection '())
     (flet ((code (&rest options)
@@ -271,6 +287,7 @@ standard input."
         (is (equal '("OK" 4) codes))
         (is (= 0 code))
         (is (search "not obeyed: healthCheckConfig" error-output))
+        (is (null (search "round_robin" error-output)) "which is obeyed")
         (is (one-line-p error-output)))
       (is (= 2 (second (try "{\"methodConfig\": [{\"name\": [{}], \"retryPolicy\": {
 \"maxAttempts\": 2, \"initialBackoff\": \"1s\", \"maxBackoff\": \"1s\", \"backoffMultiplier\": 1,
