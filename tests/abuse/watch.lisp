@@ -162,7 +162,9 @@ Return FUNCTION's value."
            (is (eq :yes (soon-p watch predicate)) "~A" what)))
     (check "The process does not come to rest." #'resting-p)
     (check "Descriptors are left." (lambda () (<= (os:open-descriptor-count) descriptors)))
-    (check "Threads are left." (lambda () (<= (thread-count) threads)))))
+    (let ((left (soon-p watch (lambda () (<= (thread-count) threads)))))
+      (is (eq :yes left) "There were ~D threads, and there are~{ ~A~^,~}" threads
+          (mapcar #'sb-thread:thread-name (sb-thread:list-all-threads))))))
 
 (defmacro with-bystander ((channel) &body body)
   "Evaluate BODY, an attack, as CALL-WATCHED does."

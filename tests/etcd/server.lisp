@@ -5,7 +5,9 @@
 
 (defvar *etcd* nil "The client of the etcd that WITH-STORE has started.")
 
-(defparameter +patience+ (support:patient-seconds 20))
+(defparameter +patience+ (support:patient-seconds 60)
+  "The seconds after which what a test waits for is taken not to come; a new member of etcd has been
+seen to take 20 to start on a busy machine.")
 
 (defstruct (store (:copier nil))
   "An etcd that runs, or has run."
