@@ -679,6 +679,7 @@
                (:file "lock")
                (:file "election")
                (:file "member")
+               (:file "synchronize")
                (:file "user")
                (:file "maintenance")))
 
@@ -1461,6 +1462,7 @@
                (:file "lock")
                (:file "election")
                (:file "member")
+               (:file "synchronize")
                (:file "user")
                (:file "maintenance"))
   :perform (test-op (operation system)

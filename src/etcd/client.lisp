@@ -4,6 +4,8 @@
 
 (defclass etcd ()
   ((channel :initarg :channel :reader etcd-channel) ; to the members
+   ;; tells the channel where they are; nil of a channel of the user's
+   (resolver :initarg :resolver :initform nil :reader etcd-resolver)
    (timeout :initarg :timeout :reader etcd-timeout) ; of each call, in seconds
    ;; whose rights calls have, a string; nil if no call says who makes it
    (user :initarg :user :initform nil :reader etcd-user)
@@ -59,22 +61,25 @@ CLOSE-ETCD, or use WITH-ETCD."
   (check-type timeout (real (0)))
   (check-user user password)
   (when (and endpoints channel) (misuse "An etcd has ENDPOINTS or a CHANNEL, not both."))
-  (make-instance 'etcd
-                 :timeout timeout :user user :password password :options options
-                 :meter (meter-of metrics)
-                 :channel (or channel
-                              (apply #'client:make-channel (endpoints-target endpoints)
-                                     :balance :round-robin
-                                     :keepalive-seconds keepalive-seconds
-                                     :backoff-initial-seconds backoff-initial-seconds
-                                     :backoff-maximum-seconds backoff-maximum-seconds
-                                     :max-receive-octets max-receive-octets
-                                     :observer (append (alexandria:ensure-list metrics)
-                                                       (alexandria:ensure-list observer))
-                                     (alexandria:remove-from-plist
-                                      options :user :password :channel :metrics :observer
-                                      :timeout :keepalive-seconds :backoff-initial-seconds
-                                      :backoff-maximum-seconds :max-receive-octets)))))
+  (let ((*resolver-made* nil))
+    (make-instance 'etcd
+                   :timeout timeout :user user :password password :options options
+                   :meter (meter-of metrics)
+                   :channel (or channel
+                                (apply #'client:make-channel (endpoints-target endpoints)
+                                       :balance :round-robin
+                                       :keepalive-seconds keepalive-seconds
+                                       :backoff-initial-seconds backoff-initial-seconds
+                                       :backoff-maximum-seconds backoff-maximum-seconds
+                                       :max-receive-octets max-receive-octets
+                                       :observer (append (alexandria:ensure-list metrics)
+                                                         (alexandria:ensure-list observer))
+                                       (alexandria:remove-from-plist
+                                        options :user :password :channel :metrics :observer
+                                        :timeout :keepalive-seconds :backoff-initial-seconds
+                                        :backoff-maximum-seconds :max-receive-octets)))
+                   ;; made by now
+                   :resolver *resolver-made*)))
 
 (defun as-user (etcd user password)
   "Return a client that is as ETCD and uses its channel, and whose calls have the rights of USER, a
@@ -83,8 +88,8 @@ before that ends its leases and watches. From any thread."
   (check-user user password)
   (unless user (misuse "A user has a name."))
   (let ((client (make-instance 'etcd :channel (etcd-channel etcd) :timeout (etcd-timeout etcd)
+                                     :resolver (etcd-resolver etcd) :meter (etcd-meter etcd)
                                      :user user :password password :parent etcd
-                                     :meter (etcd-meter etcd)
                                      :options (list* :user user :password password
                                                      (etcd-options etcd)))))
     (add-ending etcd client)

@@ -1,35 +1,35 @@
-;;;; Endpoints: several members, each a name or a numeric address, are one target of a channel,
+;;;; Endpoints: members, each a name or a numeric address, are one target of a channel,
 ;;;; "etcd-endpoints:" and the endpoints with commas between. Its resolver has one for each endpoint
 ;;;; and tells the channel of all servers that these have found so far. An endpoint that cannot be
 ;;;; looked up takes nothing away; only if there is none at all it is a failure. With TLS the
-;;;; certificate of a server must have the name of its own endpoint.
+;;;; certificate of a server must have the name of its own endpoint. Endpoints may be replaced while
+;;;; the channel runs; those that stay keep their connections.
 
 (in-package #:clgrpc.etcd)
 
 (defclass endpoints-resolver (client:resolver)
-  ((parts :initarg :parts :reader endpoints-parts) ; the resolvers, one for each endpoint
+  ((parts :initarg :parts :accessor endpoints-parts) ; the resolvers, one for each endpoint
+   (options :initarg :options :reader endpoints-options) ; of the channel
    ;; of each of these what it has told: a list of backends, or a text that says why there are none
    (answers :initform '() :accessor endpoints-answers))
-  (:documentation "For targets that are several endpoints."))
+  (:documentation "For targets that are endpoints."))
+
+(defvar *resolver-made* nil "Whatever makes a channel binds this: its resolver, once it is made.")
 
 (defun make-endpoints-resolver (text options)
   "The resolver for TEXT, the target of a channel that has OPTIONS."
   (let ((parts (mapcar (lambda (endpoint) (client:make-resolver endpoint options))
                        (uiop:split-string (loop:address-name text) :separator ","))))
-    (make-instance 'endpoints-resolver
-                   :target text :name (loop:address-name text) :parts parts
-                   :authority (client:resolver-authority (first parts))
-                   :host (client:resolver-host (first parts)))))
+    (setf *resolver-made*
+          (make-instance 'endpoints-resolver
+                         :target text :name (loop:address-name text) :parts parts :options options
+                         :authority (client:resolver-authority (first parts))
+                         :host (client:resolver-host (first parts))))))
 
 (loop:register-scheme "etcd-endpoints" :resolver #'make-endpoints-resolver)
 
-(defun take-answer (resolver part backends failure)
-  "PART, one of RESOLVER's, has told of BACKENDS or of FAILURE. Tell RESOLVER's channel."
-  (setf (getf (endpoints-answers resolver) part)
-        (or (mapcar (lambda (backend)
-                      (client:backend-with backend :server-name (client:resolver-host part)))
-                    backends)
-            failure))
+(defun tell-answers (resolver)
+  "Tell RESOLVER's channel what its parts have told. On its loop."
   (let* ((answers (loop for (nil answer) on (endpoints-answers resolver) by #'cddr
                         collect answer))
          (all (remove-duplicates (reduce #'append (remove-if-not #'listp answers))
@@ -39,13 +39,50 @@
           ((= (length answers) (length (endpoints-parts resolver)))
            (client:deliver resolver '() (find-if #'stringp answers))))))
 
+(defun take-answer (resolver part backends failure)
+  "PART, one of RESOLVER's, has told of BACKENDS or of FAILURE."
+  (setf (getf (endpoints-answers resolver) part)
+        (or (mapcar (lambda (backend)
+                      (client:backend-with backend :server-name (client:resolver-host part)))
+                    backends)
+            failure))
+  (tell-answers resolver))
+
+(defun run-part (resolver part)
+  "Begin PART, one of RESOLVER's."
+  (client:run-resolver part (client:resolver-loop resolver)
+                       (lambda (backends failure service-config)
+                         (declare (ignore service-config))
+                         (take-answer resolver part backends failure))))
+
 (defmethod client:begin-resolving ((resolver endpoints-resolver))
-  (dolist (part (endpoints-parts resolver))
-    (let ((part part))
-      (client:run-resolver part (client:resolver-loop resolver)
-                           (lambda (backends failure service-config)
-                             (declare (ignore service-config))
-                             (take-answer resolver part backends failure))))))
+  (dolist (part (endpoints-parts resolver)) (run-part resolver part)))
+
+(defun replace-parts (resolver parts)
+  "PARTS are those of RESOLVER from now on; those of them that have a target as one that it has are
+not begun, and that is kept. On its loop."
+  (let* ((old (endpoints-parts resolver))
+         (kept (loop for part in parts
+                     collect (or (find (client:resolver-target part) old
+                                       :key #'client:resolver-target :test #'string=)
+                                 part))))
+    (setf (endpoints-parts resolver) kept)
+    (dolist (part (set-difference old kept))
+      (client:quit-resolver part)
+      (remf (endpoints-answers resolver) part))
+    (dolist (part (set-difference kept old)) (run-part resolver part))
+    (tell-answers resolver)))
+
+(defun set-endpoints (resolver endpoints)
+  "ENDPOINTS, a list of strings, are those of RESOLVER from now on. Signal MISUSE if one is none.
+From any thread."
+  (let ((parts (mapcar (lambda (endpoint)
+                         (client:make-resolver endpoint (endpoints-options resolver)))
+                       endpoints))
+        (loop (client:resolver-loop resolver)))
+    ;; before it has begun nobody has a reason for this
+    (when loop (loop:post loop (lambda () (replace-parts resolver parts))))
+    nil))
 
 (defmethod client:resolve-again ((resolver endpoints-resolver))
   (mapc #'client:resolve-again (endpoints-parts resolver)))
@@ -63,6 +100,4 @@
                                     (and (stringp endpoint) (plusp (length endpoint))))
                                   endpoints))
       (misuse "An endpoint is a string such as \"127.0.0.1:2379\"; there is one at least."))
-    (if (rest endpoints)
-        (format nil "etcd-endpoints:~{~A~^,~}" endpoints)
-        (first endpoints))))
+    (format nil "etcd-endpoints:~{~A~^,~}" endpoints)))

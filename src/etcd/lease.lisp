@@ -177,20 +177,44 @@ until it signals no ETCD-ERROR. KEY, a string, is what FORGET-CHORE knows it by.
                                                                    :arguments (list lease)))
     (add-ending etcd (lease-ending lease))))
 
+(defun time-to-live (etcd id keys timeout)
+  "What etcd tells of the lease with the number ID, and if KEYS is true of its keys."
+  (ask etcd #'leases:lease-time-to-live
+       (pb:make-lease-time-to-live-request :id id :keys keys) timeout :twice t))
+
+(defun ask-for-lease (etcd seconds id timeout)
+  "Have ETCD grant a lease of SECONDS with the number ID, within TIMEOUT, and return how many
+seconds it has. It is asked for again if no answer comes: if there is one with ID then, it is the
+one that was asked for."
+  (let ((end (loop:notice-end (or timeout (etcd-timeout etcd)))) (perhaps-done nil))
+    (call-again
+     end t
+     (lambda ()
+       (handler-case
+           (pb:lease-grant-response-ttl
+            (ask etcd #'leases:lease-grant (pb:make-lease-grant-request :ttl seconds :id id)
+                 (seconds-left end)))
+         (lease-exists (error)
+           (unless perhaps-done (error error))
+           (pb:lease-time-to-live-response-granted-ttl
+            (time-to-live etcd id nil (seconds-left end))))
+         (etcd-error (error)
+           (when (etcd-error-perhaps-done-p error) (setf perhaps-done t))
+           (error error)))))))
+
 (defun grant-lease (etcd seconds &key (keep-alive t) id on-loss timeout)
   "Return a new lease of at least SECONDS, an integer, 2 at least unless etcd says otherwise. ID is
-its number, by default one that etcd chooses. With KEEP-ALIVE, the default, a thread renews it until
-it is revoked or ETCD is closed. If that fails for so long that it may have ended, or etcd says that
-it has, ON-LOSS is called with an ETCD-ERROR, on that thread; see ON-LEASE-LOSS. Signal an
-ETCD-ERROR, LEASE-EXISTS if there is one with this ID. From any thread."
+its number, by default a random one. With KEEP-ALIVE, the default, a thread renews it until it is
+revoked or ETCD is closed. If that fails for so long that it may have ended, or etcd says that it
+has, ON-LOSS is called with an ETCD-ERROR, on that thread; see ON-LEASE-LOSS. Signal an ETCD-ERROR,
+LEASE-EXISTS if there is one with this ID. From any thread."
   (check-type seconds (integer 1 9000000000))
   (let* ((asked (now-ns))
-         (response (ask etcd #'leases:lease-grant
-                        (pb:make-lease-grant-request :ttl seconds :id (or id 0))
-                        timeout))
-         (granted (pb:lease-grant-response-ttl response))
-         (lease (%make-lease etcd (pb:lease-grant-response-id response) granted
-                             (+ asked (seconds-ns granted)))))
+         (number (if (member id '(nil 0))
+                     (1+ (random most-positive-fixnum (make-random-state t)))
+                     id))
+         (granted (ask-for-lease etcd seconds number timeout))
+         (lease (%make-lease etcd number granted (+ asked (seconds-ns granted)))))
     (when on-loss (on-lease-loss lease on-loss))
     (when keep-alive (begin-keeping lease))
     lease))
@@ -210,11 +234,6 @@ has ended, or another ETCD-ERROR. From any thread."
       (when on-loss (on-lease-loss lease on-loss))
       (when keep-alive (begin-keeping lease))
       lease)))
-
-(defun time-to-live (etcd id keys timeout)
-  "What etcd tells of the lease with the number ID, and if KEYS is true of its keys."
-  (ask etcd #'leases:lease-time-to-live
-       (pb:make-lease-time-to-live-request :id id :keys keys) timeout :twice t))
 
 (defun lease-by-number (etcd number)
   "Return the lease of NUMBER, as ENTRY-LEASE tells it, which this or another client was granted,

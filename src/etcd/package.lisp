@@ -1,7 +1,8 @@
 ;;;; A client of etcd, version 3. The files, from the ground up: conditions; keys and ranges of
-;;;; them; entries; several endpoints; what is counted; the client itself; how it calls, and who its
-;;;; user is; leases; what it does with entries; transactions; watches; mirrors of a range; places
-;;;; in queues, and the locks and elections that consist of them; members; users and roles; upkeep.
+;;;; them; entries; endpoints; what is counted; the client itself; how it calls, and who its user
+;;;; is; leases; what it does with entries; transactions; watches; mirrors of a range; places in
+;;;; queues, and the locks and elections that consist of them; members, and endpoints from their
+;;;; list; users and roles; upkeep.
 
 (defpackage #:clgrpc.etcd
   (:use #:cl #:clgrpc.base)
@@ -46,6 +47,8 @@
    #:leadership-guard #:leadership-name #:leadership-key #:leadership-revision #:leadership-lease
    ;; member.lisp
    #:list-members #:add-member #:remove-member #:update-member #:promote-member
+   ;; synchronize.lisp
+   #:synchronize-endpoints
    ;; user.lisp
    #:enable-authentication #:disable-authentication #:authentication-enabled-p #:add-user
    #:remove-user #:change-password #:list-users #:user-roles #:grant-role #:revoke-role #:add-role

@@ -5,7 +5,7 @@
 
 (test endpoints
   (flet ((target (&rest endpoints) (clgrpc.etcd::endpoints-target endpoints)))
-    (is (string= "a:1" (target "a:1")))
+    (is (string= "etcd-endpoints:a:1" (target "a:1")))
     (is (string= "etcd-endpoints:1.2.3.4:1,b:2,[::1]:3" (target "1.2.3.4:1" "b:2" "[::1]:3")))
     (signals misuse (target))
     (signals misuse (target ""))

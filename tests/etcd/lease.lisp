@@ -176,3 +176,22 @@ over."
       (let ((end (lease-end lease)))
         (etcd:renew-lease lease)
         (is (= end (lease-end lease)))))))
+
+(test leases-whose-grant-got-no-answer
+  "A lease is asked for again if no answer comes, and is one: whatever was done of that is known by
+the number. One of a number that is there already is not taken for it."
+  (with-stand-in (store other)
+    (let ((asked 0))
+      (with-hook (store name request next)
+        (cond ((not (eq :lease-grant name)) (next))
+              ((= 1 (incf asked))
+               (next)
+               (status:fail :unavailable "etcdserver: leader changed"))
+              (t (next))))
+      (let ((lease (etcd:grant-lease *etcd* 30 :keep-alive nil)))
+        (is (= 2 asked))
+        (is (= 30 (etcd:lease-seconds lease)))
+        (is-true (etcd:lease-alive-p lease))
+        (is (equal (list (etcd:lease-id lease)) (etcd:list-leases other)))
+        (signals etcd:lease-exists (etcd:grant-lease *etcd* 30 :id (etcd:lease-id lease)))
+        (is (= 3 asked))))))

@@ -1,0 +1,52 @@
+;;;; Endpoints from the list of members: a client that knows one of them learns of the others, of
+;;;; those that come, and forgets those that go.
+
+(in-package #:clgrpc.etcd)
+
+(defun member-endpoints (members secure)
+  "The endpoints of MEMBERS, plists as of LIST-MEMBERS, that have started and a vote, for a client
+that speaks TLS if SECURE is true. They may be none."
+  (let ((scheme (if secure "https://" "http://")))
+    (loop for member in members
+          unless (or (getf member :learner) (string= "" (getf member :name)))
+            append (loop for url in (getf member :clients)
+                         when (alexandria:starts-with-subseq scheme url)
+                           collect (string-right-trim "/" (subseq url (length scheme)))))))
+
+(defun synchronize-once (etcd timeout)
+  "See SYNCHRONIZE-ENDPOINTS."
+  (let ((endpoints (member-endpoints (list-members etcd :timeout timeout)
+                                     (getf (etcd-options etcd) :credentials))))
+    (when endpoints (set-endpoints (etcd-resolver etcd) endpoints))
+    endpoints))
+
+(defun keep-synchronizing (etcd errand seconds)
+  "What the thread does that has the endpoints of ETCD follow its members every SECONDS."
+  (with-errand (errand)
+    (loop while (pause-errand (loop:notice-end seconds))
+          do (handler-case (synchronize-once etcd nil)
+               ;; the next time
+               (clgrpc-error (condition)
+                 (log-event :info :etcd-endpoints-kept
+                            :condition (princ-to-string condition)))))))
+
+(defun synchronize-endpoints (etcd &key every timeout)
+  "Have the endpoints of ETCD be what its members say that clients reach them at, for all that have
+started and a vote; with EVERY, seconds, again and again until CLOSE-ETCD. Return the endpoints, a
+list; if it is empty, since none of these speaks TLS and the client does, or the other way round,
+they stay as they are. What members say must be right for this client, too: localhost, or a name
+within a container, is not. Connections to members that stay are kept. Signal MISUSE if
+ETCD has a channel of its user's, or an ETCD-ERROR. From any thread."
+  (check-type every (or null (real (0))))
+  (unless (etcd-resolver etcd)
+    (misuse "A client with a channel of its own has no endpoints."))
+  (let ((endpoints (synchronize-once etcd timeout)))
+    (when every
+      (let* ((errand (make-errand))
+             (thread (sb-thread:make-thread #'keep-synchronizing
+                                            :name "clgrpc etcd endpoints"
+                                            :arguments (list etcd errand every))))
+        (add-ending etcd (lambda ()
+                           (end-errand errand)
+                           (sb-thread:join-thread thread :default nil)))))
+    endpoints))
