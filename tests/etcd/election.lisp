@@ -6,7 +6,7 @@
 (defun says (entry)
   (and entry (etcd:entry-text entry)))
 
-(test elections
+(store-test elections
   (with-store (store)
     (is (null (etcd:leader *etcd* "chair")))
     (let* ((told '())
@@ -35,7 +35,7 @@
       (is (equal '(nil "ada" "ada 2" "bob" nil) (reverse told)))
       (etcd:cancel-mirror mirror))))
 
-(test a-lease-stands-once
+(store-test a-lease-stands-once
   "Who stands again with the same lease says something else."
   (with-store (store)
     (let* ((lease (etcd:grant-lease *etcd* 10))

@@ -11,7 +11,7 @@
   "Wait until NS, of our clock, is past."
   (wait-until (lambda () (< ns (base:monotonic-ns)))))
 
-(test leases-end
+(store-test leases-end
   "What is put with a lease ends with it: when it is revoked, and when nobody renews it."
   (with-store (store)
     (let ((lease (etcd:grant-lease *etcd* 60 :keep-alive nil)))
@@ -40,7 +40,7 @@
   (with-store (store)
     (let ((lease nil))
       (etcd:with-etcd (other (store-address store) :backoff-maximum-seconds 0.2)
-        (setf lease (etcd:grant-lease other 4))
+        (setf lease (etcd:grant-lease other 3))
         (etcd:put other "a" "1" :lease lease)
         (let ((end (lease-end lease)))
           (begin-store store)
@@ -71,7 +71,7 @@ has not answered for its time."
                   (is (equal '(etcd:unavailable) lost)))
         (support:signal-program (store-program store) sb-unix:sigcont)))))
 
-(test leases-by-number
+(store-test leases-by-number
   "Whoever knows the number of a lease can renew and end it, though another client was granted it."
   (with-store (store)
     (let* ((granted (etcd:grant-lease *etcd* 60 :keep-alive nil))
@@ -87,7 +87,7 @@ has not answered for its time."
       (signals etcd:lease-not-found
         (etcd:renew-lease (etcd:lease-by-number *etcd* 123456))))))
 
-(test leases-are-found-again
+(store-test leases-are-found-again
   "A lease is adopted by its number, keys are told, and numbers may be chosen; a lease that is lost
 tells all who want to know."
   (with-store (store)
@@ -126,7 +126,7 @@ time; one that ends without an answer says nothing of the lease; the loss is tol
 over."
   (with-stand-in (store other)
     (let* ((asked '()) (lost nil)
-           (lease (etcd:grant-lease *etcd* 3 :on-loss (lambda (condition)
+           (lease (etcd:grant-lease *etcd* 2 :on-loss (lambda (condition)
                                                         (declare (ignore condition))
                                                         (setf lost (base:monotonic-ns))))))
       (with-hook (store name call next)

@@ -30,7 +30,7 @@ lost, and fencing numbers grow."
       (is (zerop (etcd:count-entries *etcd* :prefix "lab/")))
       (is (null (etcd:list-leases *etcd*))))))
 
-(test locks-are-not-obtained
+(store-test locks-are-not-obtained
   "Whoever waits gives up in time, or when he is told to, and leaves nothing behind."
   (with-store (store)
     (let ((lock (etcd:acquire-lock *etcd* "l")))
@@ -58,7 +58,7 @@ lost, and fencing numbers grow."
         (etcd:release-lock other)
         (etcd:release-lock other)))))
 
-(test locks-with-a-lease-of-ones-own
+(store-test locks-with-a-lease-of-ones-own
   "A lease has a lock once; several locks end with it; releasing leaves it alive."
   (with-store (store)
     (let* ((lease (etcd:grant-lease *etcd* 10))
@@ -161,7 +161,7 @@ it."
 (test locks-whose-answer-is-lost
   "A lock with a lease of its user's is free again when its request, or its release, got no answer."
   (with-stand-in (store other)
-    (let ((lease (etcd:grant-lease *etcd* 3)))
+    (let ((lease (etcd:grant-lease *etcd* 2)))
       ;; it is asked for again
       (lose-answers store :txn 1)
       (let ((lock (etcd:acquire-lock *etcd* "l" :lease lease)))

@@ -18,7 +18,7 @@ newest first, were applied to."
                      (t (remhash (etcd:entry-key (etcd:change-entry item)) table)))))
     (sort (alexandria:hash-table-alist table) #'string< :key #'car)))
 
-(test mirrors
+(store-test mirrors
   (with-store (store)
     (etcd:put *etcd* "m/a" "1")
     (etcd:put *etcd* "n" "1")
@@ -78,7 +78,7 @@ newest first, were applied to."
       (etcd:put *etcd* "m/d" "4" :timeout +patience+)
       (is-true (wait-until (lambda () (equal '(("m/d" . "4")) (copy-of events))))))))
 
-(test mirrors-end
+(store-test mirrors-end
   "A mirror whose function fails ends, and says why."
   (with-store (store)
     (let ((ended nil))
@@ -120,12 +120,9 @@ mirror comes of that, which is told all entries again, and which CANCEL-MIRROR e
   "CLOSE-ETCD and CANCEL-MIRROR end a mirror that waits for an answer, or tries in vain, at once."
   (dolist (end (list #'etcd:cancel-mirror
                      (lambda (mirror) (etcd:close-etcd (clgrpc.etcd::mirror-etcd mirror)))))
-    (dolist (answer (list (lambda () (status:fail :unavailable "not now"))
-                          (lambda ()
-                            (sleep 2)
-                            (status:fail :unavailable "too late"))))
+    (dolist (silent '(nil t))
       (with-stand-in (store other :timeout 60)
-        (let* ((told 0) (asked nil)
+        (let* ((told 0) (asked nil) (gate (sb-thread:make-semaphore))
                (mirror (etcd:mirror *etcd* (lambda (kind items revision)
                                              (declare (ignore kind items revision))
                                              (incf told))
@@ -138,10 +135,12 @@ mirror comes of that, which is told all entries again, and which CANCEL-MIRROR e
                (etcd:compact other (etcd:put other "n" "2"))
                (next))
               (:range (setf asked t)
-               (funcall answer))
+               (when silent (sb-thread:wait-on-semaphore gate))
+               (status:fail :unavailable "not now"))
               (t (next))))
           (break-streams store)
           (is-true (wait-until (lambda () asked)))
-          (is (> 1.5 (seconds-of (funcall end mirror))))
+          (is (> 30 (seconds-of (funcall end mirror))))
           (is-false (sb-thread:thread-alive-p thread))
+          (sb-thread:signal-semaphore gate 10)
           (is (= 1 told)))))))

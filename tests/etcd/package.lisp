@@ -11,7 +11,7 @@
                     (#:leases #:etcdserverpb.lease) (#:auth #:etcdserverpb.auth)
                     (#:watches #:etcdserverpb.watch))
   ;; server.lisp, for tests of what stands on etcd
-  (:export #:with-store #:with-cluster #:end-store #:*etcd* #:*store-function* #:store-address
+  (:export #:with-store #:with-cluster #:end-store #:*etcd* #:run-store-tests #:store-address
            #:store-program #:begin-store #:wait-until #:etcd-program #:free-port #:+patience+))
 
 (in-package #:clgrpc.tests.etcd)

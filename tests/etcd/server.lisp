@@ -100,6 +100,42 @@ etcd's process are done with another store, whose client is *ETCD*; or nil.")
               (call-with-stores (lambda () (body store)) (list store))))
            (t (skip "etcd is not installed")))))
 
+;;; Tests of any store
+
+(def-suite :store-tests :description "What holds of any store. RUN-STORE-TESTS runs it.")
+
+(defvar *store-tests* '() "The names of its tests.")
+
+(defmacro store-test (name &body body)
+  "Define the test NAME, whose WITH-STORE needs nothing of etcd's process, only that there is
+nothing in its store. It is done here with one etcd for all of these tests, and in suite memory with
+the engine in memory."
+  `(progn
+     (pushnew ',name *store-tests*)
+     (test (,name :suite :store-tests) ,@body)))
+
+(defun run-store-tests (function)
+  "Do the tests of STORE-TEST. FUNCTION is called with a function for each, which it calls with
+*ETCD* bound to a client of a store with nothing in it."
+  (let ((*store-function* function))
+    (is (< 20 (length *store-tests*)))
+    (dolist (name (reverse *store-tests*))
+      (let ((failures (remove-if-not #'fiveam::test-failure-p (run name :print-names nil))))
+        (is (null failures) "~A:~{ ~A~}" name (mapcar #'fiveam::reason failures))))))
+
+(defun empty-store ()
+  "Remove all that is in the store of *ETCD*."
+  (etcd:remove-entries *etcd* :prefix "")
+  (dolist (number (etcd:list-leases *etcd*))
+    (etcd:revoke-lease (etcd:lease-by-number *etcd* number))))
+
+(test tests-of-any-store
+  (with-store (store)
+    (run-store-tests (lambda (function)
+                       (etcd:with-etcd (*etcd* (store-address store) :timeout +patience+)
+                         (empty-store)
+                         (funcall function))))))
+
 (defmacro with-cluster ((stores) &body body)
   "Evaluate BODY with STORES a list of three etcds that are one cluster, and *ETCD* a client of all;
 skip the test without etcd."

@@ -3,7 +3,7 @@
 (in-package #:clgrpc.tests.etcd)
 (in-suite :clgrpc.etcd)
 
-(test entries-are-put-fetched-and-removed
+(store-test entries-are-put-fetched-and-removed
   (with-store (store)
     (is (null (etcd:fetch *etcd* "a")))
     (let ((first (etcd:put *etcd* "a" "one")))
@@ -24,7 +24,7 @@
       (is (null (etcd:remove-entry *etcd* "a")))
       (is (null (etcd:fetch *etcd* "a"))))))
 
-(test ranges-are-read-in-pages
+(store-test ranges-are-read-in-pages
   "All of a range is read, as it was when that began."
   (with-store (store)
     (dotimes (i 25) (etcd:put *etcd* (format nil "k/~2,'0D" i) (format nil "~D" i)))
@@ -45,7 +45,7 @@
       (is (= 50 (etcd:remove-entries *etcd* :prefix "k/")))
       (is (equal '("l") (mapcar #'etcd:entry-key (etcd:fetch-entries *etcd* :prefix "")))))))
 
-(test compaction
+(store-test compaction
   (with-store (store)
     (let ((first (etcd:put *etcd* "a" "1")))
       (etcd:put *etcd* "a" "2")
@@ -60,7 +60,7 @@
       (etcd:unavailable (error)
         (is-false (etcd:etcd-error-perhaps-done-p error))))))
 
-(test ranges-are-sorted-and-filtered
+(store-test ranges-are-sorted-and-filtered
   "In each order, and between revisions, without pages and with."
   (with-store (store)
     (let* ((first (etcd:put *etcd* "k/c" "1"))
@@ -88,7 +88,7 @@
         (signals misuse (keys :order :size))
         (signals misuse (keys :order '(:key :down)))))))
 
-(test revision-zero-is-the-newest
+(store-test revision-zero-is-the-newest
   (with-store (store)
     (etcd:put *etcd* "a" "1")
     (etcd:put *etcd* "a" "2")

@@ -3,7 +3,7 @@
 (in-package #:clgrpc.tests.etcd)
 (in-suite :clgrpc.etcd)
 
-(test transactions
+(store-test transactions
   (with-store (store)
     (multiple-value-bind (done results revision)
         (etcd:transact *etcd* :when '((:absent "lock"))
@@ -38,7 +38,7 @@
     (signals etcd:invalid-request
       (etcd:transact *etcd* :then '((:put "a" "1") (:put "a" "2"))))))
 
-(test transactions-of-ranges-and-within-transactions
+(store-test transactions-of-ranges-and-within-transactions
   (with-store (store)
     (let ((first (etcd:put *etcd* "k/a" "1")))
       (etcd:put *etcd* "k/b" "2")

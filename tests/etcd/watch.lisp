@@ -7,7 +7,7 @@
   (list (etcd:change-kind change) (etcd:entry-key (etcd:change-entry change))
         (etcd:entry-text (etcd:change-entry change))))
 
-(test changes-are-told
+(store-test changes-are-told
   (with-store (store)
     (etcd:put *etcd* "a/0" "before")
     (let* ((heard '())
@@ -69,7 +69,7 @@ once, in its order."
       (is (apply #'> revisions) "each once, in order")
       (is (null (set-difference written revisions))))))
 
-(test compaction-during-a-break
+(store-test compaction-during-a-break
   "A watch whose next change has been compacted says so, and ends."
   (with-store (store)
     (let* ((ended nil)
@@ -110,7 +110,7 @@ back."
       (is (zerop heard))
       (is-false (etcd:watch-open-p watch)))))
 
-(test watches-of-other-revisions
+(store-test watches-of-other-revisions
   "Revision 0 is from now on; one that is to come is waited for."
   (with-store (store)
     (let* ((first (etcd:put *etcd* "a" "1")) (now '()) (later '()))
@@ -151,7 +151,7 @@ back."
       (is (equal '(1 4 4 4 4 4) (mapcar #'length (mapcar #'rest (reverse heard)))))
       (is (equal (loop for i to 5 collect (+ i first)) (reverse (mapcar #'first heard)))))))
 
-(test ten-thousand-keys
+(store-test ten-thousand-keys
   "They are put, and removed at one revision, and each is told once; a mirror has them all."
   (with-store (store)
     (let ((told 0) (removed '()) (mirrored 0) (first (etcd:put *etcd* "k" "first")))
@@ -177,7 +177,7 @@ back."
         (is (equal '(10000) removed))
         (etcd:cancel-mirror mirror)))))
 
-(test progress-is-asked-for
+(store-test progress-is-asked-for
   (with-store (store)
     (let* ((heard '())
            (watch (etcd:watch *etcd* (lambda (changes revision)
@@ -206,7 +206,7 @@ as many revisions again."
       (is (typep ended 'etcd:future-revision))
       (is-false (etcd:watch-open-p watch)))))
 
-(test watches-that-end
+(store-test watches-that-end
   "By an error in their function, whatever it is: one of the function's own calls is not taken for
 the stream's, by which changes would be passed by."
   (with-store (store)
@@ -262,7 +262,7 @@ that it has not begun signals, and ON-END is not called."
         (signals etcd:unavailable (watch :key "a" :timeout 0.1))
         (is (null ended))))))
 
-(test removals-at-the-compacted-revision
+(store-test removals-at-the-compacted-revision
   "etcd passes by a removal at the revision up to which it is compacted. A watch that goes on there
 says that it is compacted."
   (with-store (store)

@@ -4,24 +4,8 @@
 (in-package #:clgrpc.tests.memory)
 (in-suite :clgrpc.memory)
 
-(defparameter *shared*
-  '(shared::entries-are-put-fetched-and-removed shared::ranges-are-read-in-pages
-    shared::compaction shared::ranges-are-sorted-and-filtered shared::revision-zero-is-the-newest
-    shared::transactions shared::transactions-of-ranges-and-within-transactions
-    shared::leases-end shared::leases-by-number shared::leases-are-found-again
-    shared::changes-are-told shared::compaction-during-a-break
-    shared::removals-at-the-compacted-revision shared::ten-thousand-keys
-    shared::watches-of-other-revisions shared::progress-is-asked-for shared::watches-that-end
-    shared::locks-are-not-obtained shared::locks-with-a-lease-of-ones-own
-    shared::elections shared::a-lease-stands-once shared::mirrors shared::mirrors-end)
-  "Tests of tests/etcd that need nothing of etcd's process.")
-
 (test what-etcd-is-tested-with
-  (let ((shared:*store-function* (lambda (function) (with-engine (engine) (funcall function)))))
-    (dolist (name *shared*)
-      (let ((test (get-test name)))
-        (is-true test "~A is no test any more" name)
-        (when test (funcall (fiveam::test-lambda test)))))))
+  (shared:run-store-tests (lambda (function) (with-engine (engine) (funcall function)))))
 
 (test clients-of-an-engine
   (with-engine (engine)
