@@ -95,19 +95,15 @@ alone otherwise and takes no options."
       (when engine (memory:close-engine engine)))))
 
 (defun call-with-workflows (function store namespace metrics health worker-name seconds)
-  "Call FUNCTION with a service of workflows in STORE, with a worker of its own called WORKER-NAME,
-whose sessions last SECONDS, unless that is nil."
+  "Call FUNCTION with a service of workflows in STORE and a worker of its own called WORKER-NAME,
+whose sessions last SECONDS; or nil, if that is. FUNCTION stops the worker."
   (let ((service (cluster:make-workflow-service store :namespace namespace :metrics metrics
-                                                      :health health))
-        (worker nil))
+                                                      :health health)))
     (unwind-protect
-         (progn
-           (when worker-name
-             (setf worker (cluster:start-worker service :name worker-name
-                                                        :kinds '("echo" "sleep" "fail")
-                                                        :session-seconds seconds)))
-           (funcall function service))
-      (when worker (cluster:stop-worker worker))
+         (funcall function service
+                  (and worker-name (cluster:start-worker service :name worker-name
+                                                                 :kinds '("echo" "sleep" "fail")
+                                                                 :session-seconds seconds)))
       (cluster:close-workflow-service service))))
 
 (defun note-loss (condition stop)
@@ -137,9 +133,17 @@ its name. PREPARE is as for AWAIT-ENDING-SIGNAL."
        (setf end function)
        (funcall prepare function)))))
 
-(defun run-node (name drain lines arguments)
+(defun end-node (node worker drain)
+  "Stop WORKER, or nil, which needs the service of workflows that NODE has, then NODE, within DRAIN
+seconds."
+  (let ((end (+ (monotonic-ns) (seconds-ns drain))))
+    (when worker (cluster:stop-worker worker :drain drain))
+    (cluster:stop-node node :drain (max 0 (ns-seconds (- end (monotonic-ns)))))))
+
+(defun run-node (name worker drain lines arguments)
   "Be the node NAME, of START-NODE with ARGUMENTS, until the process is told to end, then for DRAIN
-seconds at most. LINES are printed once it is a member. Return the exit code."
+seconds at most, in which WORKER, or nil, is stopped, too. LINES are printed once it is a member.
+Return the exit code."
   (let* ((stop (lambda ()))
          (node (handler-case (apply #'cluster:start-node name
                                     :on-join #'note-join
@@ -150,7 +154,7 @@ seconds at most. LINES are printed once it is a member. Return the exit code."
          (progn
            (be-member node lines (lambda (end) (setf stop end)))
            (if (superseded-p node) +superseded-code+ 0))
-      (cluster:stop-node node :drain drain))))
+      (end-node node worker drain))))
 
 (define-command "cluster-node"
     (()
@@ -174,7 +178,8 @@ seconds at most. LINES are printed once it is a member. Return the exit code."
       again whenever etcd wants it; without this, it is in the variable CLGRPC_STORE_PASSWORD.")
       (cluster "NAME" #'identity "default" "Which cluster.")
       (advertise "ADDRESS" (address-parser 1) nil
-                 "Where others reach the node, if that is not where it listens.")
+                 "Where others reach the node, if that is not where it listens; needed if it
+      listens on 0.0.0.0.")
       ((label "--label") "NAME=VALUE" #'parse-label '()
        "What else it says of itself, such as zone=a; may be given several times.")
       (lease-seconds "N" (integer-parser 2 3600) 10
@@ -218,8 +223,8 @@ if another process has taken its name. See doc/cluster.md."
               (call-with-named-store
                (lambda (store engines)
                  (call-with-workflows
-                  (lambda (workflows)
-                    (run-node name drain
+                  (lambda (workflows worker)
+                    (run-node name worker drain
                               (append (when metrics-url
                                         (list (format nil "metrics at ~A" metrics-url)))
                                       (telemetry-lines trace-sample otlp))

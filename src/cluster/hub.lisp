@@ -4,9 +4,9 @@
 ;;;; A watcher is a call that has been told all changes before its NEXT revision. It is told what
 ;;;; the view remembers from there on, as far as its call takes it. If the view remembers no more
 ;;;; what it wants (it asks for what was before this node, or was slow), it gets a FEED, a watch of
-;;;; the store of its own, until it has come to what the view has. If the store has gone back to
-;;;; older data, revisions mean something else than before: the calls of all watchers end with
-;;;; OUT_OF_RANGE, and they begin anew.
+;;;; the store of its own, until it has come to what the view has. If the mirror begins anew, since
+;;;; changes were compacted that it was not told, or the store has lost its data or has older ones,
+;;;; what watchers were told has no sequel: their calls end with OUT_OF_RANGE, and they begin anew.
 ;;;;
 ;;;; LOCK is of all of these. Nothing waits while it is held, and no code of users runs.
 
@@ -224,21 +224,24 @@ has gone back: signal FUTURE-REVISION, since nothing would be told until it had 
                     noted))))
     (tell-listeners hub noted)))
 
-(defun turn-away-watchers (hub before now)
-  "The store has gone back from the revision BEFORE to NOW: have those begin anew who have been told
+(defun turn-away-watchers (hub revision)
+  "What became of the members behind REVISION is not known: have those begin anew who have been told
 anything."
-  (let ((condition (make-condition 'etcd:future-revision
-                                   :text (format nil "the store has gone back from revision ~D ~
-                                                      to ~D" before now))))
+  (let ((condition (make-condition 'etcd:compacted
+                                   :text (format nil "the changes behind revision ~D are ~
+                                                      compacted, or the store has gone back"
+                                                 revision)
+                                   :revision revision)))
     (dolist (watcher (with-hub (hub)
                        (remove-if #'zerop (hub-watchers hub) :key #'watcher-next)))
       (end-watcher watcher condition))))
 
 (defun take-entries (hub entries revision)
-  "ENTRIES are all that the store has of members, at REVISION."
+  "ENTRIES are all that the store has of members, at REVISION: at first, and whenever changes are
+compacted that were not told, or the store has lost its data or has older ones."
   (let* ((members (entries-members entries (hub-cluster hub))) (view (hub-view hub))
          (before (view-revision view)))
-    (when (< revision before) (turn-away-watchers hub before revision))
+    (when (plusp before) (turn-away-watchers hub before))
     (tell-listeners hub (with-hub (hub)
                           (let ((changes (note-snapshot view members revision)))
                             (note-changed hub changes)

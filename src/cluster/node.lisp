@@ -296,6 +296,13 @@ entry meanwhile."
         (note-count 0)
         (setf (hub-on-watchers (node-hub node)) #'note-count)))))
 
+(defun reachable-address (address)
+  "Return ADDRESS, where a server listens. Signal MISUSE if others cannot reach it there: it listens
+on all addresses of its machine, and they have to be told one."
+  (when (member (loop:target-host (loop:parse-target address)) '("0.0.0.0" "::") :test #'string=)
+    (misuse "Others cannot reach a node at ~A: say at which ADDRESS." address))
+  address)
+
 (defun serve-node (node address services arguments)
   "Start the server of NODE, with its own services and SERVICES; others are to reach it at ADDRESS,
 or where it listens."
@@ -308,7 +315,8 @@ or where it listens."
     (setf (node-server node) server
           (node-asked node) (renewed-member (node-asked node)
                                             :address (or address
-                                                         (server:server-address server))))
+                                                         (reachable-address
+                                                          (server:server-address server)))))
     (record-state node)))
 
 (defun start-node (name &rest arguments
@@ -320,7 +328,7 @@ or where it listens."
 STORE is a client of etcd, or the name of a store as OPEN-STORE takes it. The server listens on
 LISTEN and serves clgrpc.cluster.v1.Cluster, health and SERVICES, a list of service objects; all
 other keywords are for START-SERVER. Others are told that it serves at ADDRESS, by default where it
-listens, and has LABELS, an alist of strings.
+listens, which must then be an address of its own, not 0.0.0.0, and has LABELS, an alist of strings.
 The node stays a member while its lease of LEASE-SECONDS, from 2 to 3600, is renewed, which a thread
 sees to; if it dies, or is cut off from the store, it is none any more within these and a second.
 IF-TAKEN says what becomes of it if there is a member of its name: :take-over, the later wins, or

@@ -45,6 +45,10 @@
     (etcd:with-etcd (etcd "127.0.0.1:1" :timeout 0.3)
       (start-node "a" :store etcd)))
   (signals grpc:misuse (start-node "a/b" :store "etcd:127.0.0.1:1"))
+  ;; others could not reach it there
+  (signals grpc:misuse (start-node "a" :store "memory" :listen "0.0.0.0:0"))
+  (with-node (a "a" :store "memory" :listen "0.0.0.0:0" :address "127.0.0.1:1")
+    (is (string= "127.0.0.1:1" (node-address a))))
   (signals grpc:misuse (start-node "a" :store "127.0.0.1:1")))
 
 (test the-later-of-a-name-wins

@@ -43,7 +43,7 @@
   "The command line of the unit, as a list of words, for the node a."
   (let* ((unit (production-text "clgrpc-node@.service"))
          (start (+ (search "ExecStart=" unit) (length "ExecStart=")))
-         (end (search "LoadCredential" unit)))
+         (end (search "LoadCredential" unit :start2 start)))
     (words (apply #'replace-all (subseq unit start end) "%i" "a" "%d" "/run/x"
                   (environment-values (production-text "node.env"))))))
 

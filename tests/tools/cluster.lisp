@@ -66,7 +66,9 @@
                                                             "--status" "completed")))
                 do (sleep 0.05)))
       (is (search "\"COMPLETED\"" (nth-value 1 (run-line "cluster" "workflows" address
-                                                         "--json")))))))
+                                                         "--json"))))
+      ;; with its worker and its store
+      (is (eql 0 (support:terminate-program ada))))))
 
 (defun shown-generation (address name)
   "The generation of the member NAME that the node at ADDRESS tells, or nil."
@@ -158,6 +160,7 @@ generation."
     (is-true (refused-p "cluster-node" "--name" "a" "--store" "memory" "--label" "zone"))
     (is-true (refused-p "cluster-node" "--name" "a" "--store" "memory" "--lease-seconds" "1"))
     (is-true (refused-p "cluster-node" "--name" "a" "--store" "memory" "--trace-sample" "2"))
+    (is-true (refused-p "cluster-node" "--name" "a" "--store" "memory" "--listen" "0.0.0.0:0"))
     (is-true (refused-p "cluster-node" "--name" "a" "--store" "etcd:127.0.0.1:1"
                         "--store-user" "root"))
     (is-true (refused-p "cluster-node" "--name" "a" "--store" "etcd:127.0.0.1:1"
