@@ -13,7 +13,7 @@
 included.")
 (defparameter *nursery-octets* 26000000
   "What is consed between two collections meanwhile: SBCL's default for a heap of 512 MB.")
-(defparameter *return-seconds* 5
+(defparameter *return-seconds* 10
   "So long after an attack all descriptors and threads are back, and the processor is idle.")
 
 (defstruct (watch (:copier nil))
