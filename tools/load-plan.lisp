@@ -92,8 +92,9 @@ or a plain number of seconds."
 (defun parse-config-file (file)
   "The arguments that FILE, an object in JSON whose members are named as options are, says; host is
 where the server listens."
-  (let ((object (handler-case (parse-json (read-text-file file))
-                  (clgrpc-error (error) (refuse "~A is no JSON: ~A" file error)))))
+  (let* ((text (read-text-file file))
+         (object (handler-case (parse-json text)
+                   (clgrpc-error (error) (refuse "~A is no JSON: ~A" file error)))))
     (unless (and (listp object) (every #'consp object))
       (refuse "~A has no object of options in JSON" file))
     (loop for (name . value) in object

@@ -87,6 +87,15 @@
       (is (= 2000 (load:run-intended-rps run)))
       (is (< 450000000 (load:run-duration-ns run) 2000000000)))))
 
+(test whether-the-loops-were-busy
+  "is said of a run that was long enough, and never more than all of the time."
+  (flet ((busy (duration-ns cpu-ns)
+           (load::busy-share (load:make-run :duration-ns duration-ns :cpu-ns cpu-ns)
+                             (load:make-plan :lanes 2))))
+    (is (= 0 (busy 300000 500000)))
+    (is (= 1/4 (busy 1000000000 500000000)))
+    (is (= 1 (busy 1000000000 2100000000)))))
+
 (defun stand-still (lane)
   "Keep the loop of LANE until 50 ms after its time is over."
   (loop while (< (base:monotonic-ns) (+ (load::lane-end-ns lane) 50000000))

@@ -90,3 +90,7 @@
           do (setf node `(("name" . "frame") ("ns" . 1) ("children" . ,(vector node)))))
     (is (equal "frame" (profile::member-of (profile::parse-profile (base:write-json node))
                                            "name")))))
+
+(test figures-are-short
+  (is (equal '("-" "7" "0.250" "150.5" "247,939" "1,000,000")
+             (mapcar #'profile::figure '(nil 7 1/4 150.5d0 247939.1d0 1000000)))))

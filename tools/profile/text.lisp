@@ -22,6 +22,7 @@
 (defun figure (number)
   (cond ((null number) "-")
         ((integerp number) (format nil "~:D" number))
+        ((>= number 10000) (format nil "~:D" (round number)))
         ((>= number 100) (format nil "~,1F" number))
         (t (format nil "~,3F" number))))
 
