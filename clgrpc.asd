@@ -1521,6 +1521,7 @@
                (:file "batch")
                (:file "pipeline")
                (:file "snapshot")
+               (:file "attack")
                (:file "toy"))
   :perform (test-op (operation system)
              (symbol-call '#:fiveam '#:run! :clgrpc.raft)))

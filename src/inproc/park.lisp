@@ -14,9 +14,13 @@
 
 (defglobal **processors** 0)
 
+(defun count-processors ()
+  "Look how many processors there are for us."
+  (setf **processors** (max 1 (floor (os:processor-limit)))))
+
 (define-hot processors () fixnum
   (if (zerop **processors**)
-      (setf **processors** (os:processor-count))
+      (the fixnum (count-processors))
       **processors**))
 
 (define-hot inproc-park ((call inproc-call) (ready-p function)) t

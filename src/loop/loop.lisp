@@ -215,7 +215,8 @@ does the rest. On the loop."
   "A plist of what LOOP has counted: :turns; :connections it has now; :lent and :lost, how often its
 baton was lent to user code, and taken by another thread meanwhile; :octets-received and
 :octets-sent by its connections; :waited-ns, for how long it has waited for events while it was
-timed; :reserve, whose threads run it when its own cannot, or nil, with :busy-threads and
+timed; :spun-ns, for how long it has waited without sleeping, which takes a processor as work does
+(spinning.lisp); :reserve, whose threads run it when its own cannot, or nil, with :busy-threads and
 :idle-threads. The counts are read while they change. From any thread."
   (let* ((reserve (event-loop-reserve loop))
          (threads (if reserve (reserve-thread-count reserve) 0))
@@ -227,6 +228,8 @@ timed; :reserve, whose threads run it when its own cannot, or nil, with :busy-th
           :octets-received (event-loop-octets-received loop)
           :octets-sent (event-loop-octets-sent loop)
           :waited-ns (event-loop-waited-ns loop)
+          :spun-ns (let ((spinner (event-loop-spinner loop)))
+                     (if spinner (spinner-spun-ns spinner) 0))
           :reserve reserve :busy-threads busy :idle-threads (- threads busy))))
 
 ;;; Signals

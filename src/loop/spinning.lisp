@@ -12,8 +12,9 @@
 ;;;;   - a loop that a caller drives, more rarely, through so many in a row that its peer, which may
 ;;;;     be such a loop as well, has a trial meanwhile and finds the caller awake.
 ;;;; Trials that fail grow rare (PAUSE). A loop that spins stops after some waits that last longer
-;;;; than +SPIN-NS+, or at once when events come of other sources. With one processor, where the
-;;;; peer cannot run meanwhile, no loop spins; nor in a simulated world.
+;;;; than +SPIN-NS+, or at once when events come of other sources. With less than two processors,
+;;;; where the peer cannot run meanwhile or what is spun is taken from a quota, no loop spins; nor in
+;;;; a simulated world.
 ;;;;
 ;;;; What is fetched while spinning is what would have been fetched by a wait: the inbox counts as
 ;;;; asleep, and who posts wakes the poller. So no event can be missed.
@@ -51,7 +52,8 @@ in vain: its peer may have to be woken first.")
   (pause 16 :type (integer 16 8192))   ; waits between this trial and the next
   (left 16 :type (integer 0 8192))     ; of these, those that are still to come
   (wins 0 :type (integer 0 256))        ; waits that spinning has paid for since the last trial
-  (sent 0 :type (unsigned-byte 62)))    ; octets that the loop had sent when it last waited
+  (sent 0 :type (unsigned-byte 62))     ; octets that the loop had sent when it last waited
+  (spun-ns 0 :type (unsigned-byte 62))) ; how long it has spun, in all
 
 (declaim (sb-ext:freeze-type spinner))
 
@@ -62,16 +64,24 @@ in vain: its peer may have to be woken first.")
 (defun make-spinner-if-useful ()
   "A spinner, or nil for a loop that never spins."
   (and (not (simulated-p))
-       (< 1 (os:processor-count))
+       (<= 2 (os:processor-limit))
        (make-spinner)))
 
 (define-hot forget-trials ((spinner spinner)) null
-  "What was tried before says nothing of what comes now."
+  "What comes now is of another source: no more spinning, and a trial under way is over. How rare
+trials are stays, or a source now and then would have them made for ever in vain; if spinning has
+paid until now, they come soon."
+  (when (= +wins+ (spinner-wins spinner))
+    (setf (spinner-wins spinner) 0
+          (spinner-pause spinner) +least-pause+
+          (spinner-left spinner) +least-pause+))
+  (when (plusp (spinner-trials spinner))
+    (setf (spinner-left spinner) (spinner-pause spinner)
+          (spinner-pause spinner) (max (spinner-pause spinner)
+                                       (min +longest-pause+ (* 2 (spinner-pause spinner))))))
   (setf (spinner-streak spinner) 0
         (spinner-credit spinner) 0
-        (spinner-trials spinner) 0
-        (spinner-pause spinner) +least-pause+
-        (spinner-left spinner) +least-pause+)
+        (spinner-trials spinner) 0)
   nil)
 
 (define-hot note-source ((spinner spinner) (token os:event-token)) null

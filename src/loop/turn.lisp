@@ -80,10 +80,11 @@ all anew."
   (dispatch-events loop count))
 
 (define-hot look-for-events ((loop event-loop) (spin-ns (integer 0 50000)))
-    (values (integer 0 256) (or null (integer 0 100000)))
-  "Look for events of LOOP for SPIN-NS without sleeping. Return how many there are, and after how
-many nanoseconds they, or a post, have come; nil if nothing has. If the looks show that this thread
-has shared its processor with another, which may be the peer, the time is one that does not pay."
+    (values (integer 0 256) (or null (integer 0 100000)) nanoseconds)
+  "Look for events of LOOP for SPIN-NS without sleeping. Return how many there are; after how many
+nanoseconds they, or a post, have come, nil if nothing has; and how long this took. If the looks
+show that this thread has shared its processor with another, which may be the peer, the second value
+is one that does not pay."
   (let* ((begin (monotonic-ns)) (now begin))
     (declare (type nanoseconds begin now))
     (loop
@@ -91,10 +92,12 @@ has shared its processor with another, which may be the peer, the time is one th
             (before (shiftf now (monotonic-ns))))
         (declare (type nanoseconds before))
         (cond ((or (plusp count) (not (inbox-asleep-p (event-loop-inbox loop))))
-               (return (values count (if (< (- now before) +longest-look-ns+)
-                                         (min (- now begin) spin-ns)
-                                         (* 2 +trial-ns+)))))
-              ((>= (- now begin) spin-ns) (return (values 0 nil))))))))
+               (return (values count
+                               (if (< (- now before) +longest-look-ns+)
+                                   (min (- now begin) spin-ns)
+                                   (* 2 +trial-ns+))
+                               (- now begin))))
+              ((>= (- now begin) spin-ns) (return (values 0 nil (- now begin)))))))))
 
 (define-hot spin-or-sleep ((loop event-loop) (spinner spinner) (wait (signed-byte 62)))
     (integer 0 256)
@@ -108,11 +111,13 @@ has shared its processor with another, which may be the peer, the time is one th
                       (spin-time-ns spinner driven))))
     (if (or (zerop spin-ns) (<= 0 wait (* 2 spin-ns)))
         (fetch-events loop wait)
-        (multiple-value-bind (count waited-ns) (look-for-events loop spin-ns)
+        (multiple-value-bind (count waited-ns spun-ns) (look-for-events loop spin-ns)
           (note-spin spinner driven waited-ns)
-          (if waited-ns
-              count
-              (fetch-events loop (if (plusp wait) (- wait spin-ns) wait)))))))
+          (incf (spinner-spun-ns spinner) spun-ns)
+          (cond (waited-ns count)
+                ;; the thread may have been kept from running for long
+                ((plusp wait) (fetch-events loop (max 0 (- wait spun-ns))))
+                (t (fetch-events loop wait)))))))
 
 (define-hot wait-and-dispatch ((loop event-loop)) boolean
   "Wait for events and note them. Return false if an interrupt has given the baton away meanwhile."

@@ -187,6 +187,7 @@ true."
 (define-reader loop-turns (metrics) (loop-points metrics :turns))
 (define-reader loop-connections (metrics) (loop-points metrics :connections))
 (define-reader loop-waiting (metrics) (loop-points metrics :waited-ns +ns-per-second+))
+(define-reader loop-spinning (metrics) (loop-points metrics :spun-ns +ns-per-second+))
 (define-reader batons-lent (metrics) (loop-points metrics :lent))
 (define-reader batons-lost (metrics) (loop-points metrics :lost))
 (define-reader octets-received (metrics) (loop-points metrics :octets-received))

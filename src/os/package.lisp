@@ -51,7 +51,7 @@
    ;; stack.lisp
    #:protect-stack-end
    ;; processor.lisp
-   #:processor-count
+   #:processor-count #:processor-limit
    ;; process.lisp
    #:processor-ticks #:read-process #:process-cpu-seconds
    #:process-start-seconds #:process-virtual-octets

@@ -1,5 +1,8 @@
-;;;; How many processors this process may run on: sched_getaffinity(2), which knows of taskset and
-;;;; of the cpusets of containers.
+;;;; How much of the processors this process may use: those it may run on (sched_getaffinity(2),
+;;;; which knows of taskset and of the cpusets of containers), and their time, as far as control
+;;;; groups limit it (cgroups(7); cpu.max of version 2, cpu.cfs_quota_us of version 1). A limit
+;;;; holds for all groups below the one that has it, so each is looked at from the process's group
+;;;; up to the root of what is mounted.
 
 (in-package #:clgrpc.os)
 
@@ -16,3 +19,100 @@
       (if (failed-p length)
           1
           (max 1 (reduce #'+ mask :key #'logcount))))))
+
+;;; Control groups
+
+(defun file-text (path)
+  "What the file at PATH, one of the kernel's, says; nil if it cannot be read."
+  (handler-case
+      (with-open-file (stream path :external-format :latin-1)
+        (with-output-to-string (text)
+          (loop for line = (read-line stream nil)
+                while line do (write-line line text))))
+    (error () nil)))
+
+(defun split-text (text separator)
+  "The parts of TEXT between characters that are SEPARATOR."
+  (loop for start = 0 then (1+ end)
+        for end = (position separator text :start start)
+        collect (subseq text start end)
+        while end))
+
+(defun text-lines (text)
+  (remove "" (split-text (or text "") #\Newline) :test #'string=))
+
+(defun cpu-group (cgroups version)
+  "The path of the process's group that has its processors' time, as CGROUPS, of /proc/self/cgroup,
+says for VERSION, 1 or 2; nil if there is none."
+  (dolist (line (text-lines cgroups))
+    (let ((colon (position #\: line)))
+      (when colon
+        (let ((second (position #\: line :start (1+ colon))))
+          (when (and second
+                     (if (= 2 version)
+                         (string= "0::" line :end2 (min 3 (length line)))
+                         (member "cpu" (split-text (subseq line (1+ colon) second) #\,)
+                                 :test #'string=)))
+            (return (subseq line (1+ second)))))))))
+
+(defun cpu-mount (mounts version)
+  "Where the groups are mounted that have processors' time, as MOUNTS, of /proc/self/mountinfo, says
+for VERSION, 1 or 2: the directory, and the path of the group that it shows; nil if nowhere."
+  (dolist (line (text-lines mounts))
+    (let* ((fields (split-text line #\Space))
+           (rest (rest (member "-" fields :test #'string=))))
+      (when (and (nthcdr 4 fields)
+                 (if (= 2 version)
+                     (equal "cgroup2" (first rest))
+                     (and (equal "cgroup" (first rest))
+                          (member "cpu" (split-text (or (third rest) "") #\,) :test #'string=))))
+        (return (values (fifth fields) (fourth fields)))))))
+
+(defun group-directories (directory shown group)
+  "The directories of GROUP, a path, and of all groups above it, given the DIRECTORY that shows the
+group SHOWN. Where GROUP is not below SHOWN, as in some containers, only what is shown."
+  (let* ((shown (string-right-trim "/" shown))
+         (below (if (and (<= (length shown) (length group))
+                         (string= shown group :end2 (length shown)))
+                    (remove "" (split-text (subseq group (length shown)) #\/) :test #'string=)
+                    '())))
+    (cons directory
+          (loop for part in (if (member ".." below :test #'string=) '() below)
+                for path = (format nil "~A/~A" directory part)
+                  then (format nil "~A/~A" path part)
+                collect path))))
+
+(defun quotient-of (quota period)
+  "The processors that QUOTA in each PERIOD, texts, are; nil if there is no limit."
+  (let ((quota (ignore-errors (parse-integer quota)))
+        (period (ignore-errors (parse-integer period))))
+    (and quota period (plusp quota) (plusp period)
+         (/ quota period))))
+
+(defun directory-quota (directory version read)
+  "How many processors the group of DIRECTORY may use; nil if it has no limit."
+  (flet ((text (name) (first (text-lines (funcall read (format nil "~A/~A" directory name))))))
+    (if (= 2 version)
+        (let ((fields (split-text (or (text "cpu.max") "") #\Space)))
+          (quotient-of (first fields) (second fields)))
+        (quotient-of (text "cpu.cfs_quota_us") (text "cpu.cfs_period_us")))))
+
+(defun processor-quota (&optional (read #'file-text))
+  "Return how many processors' time this process may use as its control groups say, a rational; nil
+if they do not limit it. READ returns what the file at a path says, or nil."
+  (let ((cgroups (funcall read "/proc/self/cgroup"))
+        (mounts (funcall read "/proc/self/mountinfo"))
+        (least nil))
+    (dolist (version '(1 2) least)
+      (let ((group (cpu-group cgroups version)))
+        (multiple-value-bind (directory shown) (cpu-mount mounts version)
+          (when (and group directory)
+            (dolist (directory (group-directories directory shown group))
+              (let ((quota (directory-quota directory version read)))
+                (when quota (setf least (min quota (or least quota))))))))))))
+
+(defun processor-limit ()
+  "Return how many processors this process may use at once, on average: a rational, those of
+PROCESSOR-COUNT or less."
+  (let ((count (processor-count)))
+    (min count (or (processor-quota) count))))

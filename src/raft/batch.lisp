@@ -59,6 +59,20 @@ at most, or one if it has more. Return a batch, or nil if there is nothing."
         (push (dequeue fifo) parcels)))
     (and parcels (make-batch (nreverse parcels)))))
 
+(defun batch-entries (batch)
+  (loop for parcel in (batch-parcels batch) sum (parcel-entries parcel) of-type index))
+
+(defun batch-octets (batch)
+  (loop for parcel in (batch-parcels batch) sum (parcel-octets parcel) of-type index))
+
+(defun joined-entries (requests count)
+  "The entries of REQUESTS, COUNT in all, one behind the other."
+  (let ((entries (make-array count)) (start 0))
+    (dolist (request requests entries)
+      (let ((some (v1:append-entries-request-entries request)))
+        (replace entries some :start1 start)
+        (incf start (length some))))))
+
 (defun batch-request (batch)
   "The AppendEntriesRequest that says what those of BATCH do."
   (let* ((requests (mapcar #'parcel-request (batch-parcels batch)))
@@ -70,12 +84,5 @@ at most, or one if it has more. Return a batch, or nil if there is nothing."
          :prev-log-index (v1:append-entries-request-prev-log-index first)
          :prev-log-term (v1:append-entries-request-prev-log-term first)
          :leader-commit (reduce #'max requests :key #'v1:append-entries-request-leader-commit)
-         :entries (apply #'concatenate 'vector
-                         (mapcar #'v1:append-entries-request-entries requests)))
+         :entries (joined-entries requests (batch-entries batch)))
         first)))
-
-(defun batch-entries (batch)
-  (loop for parcel in (batch-parcels batch) sum (parcel-entries parcel) of-type index))
-
-(defun batch-octets (batch)
-  (loop for parcel in (batch-parcels batch) sum (parcel-octets parcel) of-type index))

@@ -49,7 +49,7 @@
    (max-entries :initarg :max-entries :reader peer-max-entries) ; in the pipeline
    (max-octets :initarg :max-octets :reader peer-max-octets) ; of data in the pipeline
    (pipe :initform (make-pipe) :reader peer-pipe) ; the way of its entries
-   (turn :initform nil :accessor peer-turn) ; an APPEND-ENTRIES is under way
+   (turns :initform '() :accessor peer-turns) ; messages under way that go one at a time
    (meter :initarg :meter :reader peer-meter)) ; what is measured
   (:documentation "Another member: see MAKE-PEER."))
 

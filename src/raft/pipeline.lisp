@@ -272,8 +272,9 @@ stream; :OPEN; :CLOSE; or nil, and then it is pumping no longer."
   "Send REQUEST, an AppendEntriesRequest, to PEER behind those that were given before, without
 waiting for their answers. (THEN response error) is called once, with its AppendEntriesResponse and
 nil, or nil and the RPC-ERROR that has ended the stream, with which all requests on it end; in the
-order of the requests, on a loop, so it must not wait. A request may have been put together with
-others that follow it: the answer is that to all of them. If PEER has as much in its pipeline as it
+order of the requests, on a loop, so it must not wait, or where no stream can be begun any more on
+the thread that finds it so. A request may have been put together with others that follow it: the
+answer is that to all of them. If PEER has as much in its pipeline as it
 takes this waits WAIT seconds or, if that is nil, those of PEER for room, and returns false if there
 is none; with 0 it never waits, as is right for THEN, which no answer reaches while it waits.
 Otherwise return true. REQUEST is not to be changed. From any thread; what one thread gives is sent

@@ -22,10 +22,11 @@ Return the future, and a function to be called with the error it has ended with,
   (let ((meter (peer-meter peer))
         (began-ns (loop:world-now)))
     (note-sent meter message entries octets)
-    (values (calling:call-async stub (peer-channel peer) request
-                                :timeout (or timeout (peer-timeout peer)) :wait-for-ready t)
-            (lambda (error)
-              (note-answered meter message (error-status error) began-ns)))))
+    (flet ((note (error) (note-answered meter message (error-status error) began-ns)))
+      (values (handler-bind ((error #'note)) ; of a request that is not sent at all
+                (calling:call-async stub (peer-channel peer) request
+                                    :timeout (or timeout (peer-timeout peer)) :wait-for-ready t))
+              #'note))))
 
 (defun ask (peer message stub request timeout &optional (entries 0) (octets 0))
   "What PEER answers to REQUEST."
@@ -54,7 +55,7 @@ Return the future, and a function to be called with the error it has ended with,
     "~A REQUEST is ~A; return ~A. Waits for a connection and the answer, TIMEOUT seconds or, if that
 is nil, those of PEER, and signals an RPC-ERROR then, or if PEER refuses. With THEN, a function,
 return nil at once; (THEN response error) is called when it is known, on a thread of its own, with
-the RPC-ERROR or nil. From any thread."
+the RPC-ERROR or nil; a REQUEST that cannot be sent at all signals here. From any thread."
     "The documentation of a question, of what it asks for, its request and its response."))
 
 (defmacro define-questions (&body rows)
@@ -79,7 +80,11 @@ NAME, MESSAGE, a text that says what that asks for, and the texts of request and
   (timeout-now "timeout-now" "Have PEER begin an election at once."
                "a TimeoutNowRequest" "a TimeoutNowResponse"))
 
-;;; Entries, by turns
+;;; One at a time
+
+(defun seconds-until (end-ns)
+  "The seconds from now to END-NS; a moment if it is past."
+  (max 1/1000 (ns-seconds (- end-ns (loop:world-now)))))
 
 (defun await-pipe (pipe ready-p end-ns)
   "Wait until READY-P, a function, returns true; return what it does, or nil at END-NS, or if this
@@ -92,22 +97,29 @@ thread runs a loop that no other can run meanwhile. PIPE's lock is held."
                        (loop:await-notice (pipe-bell pipe) (pipe-lock pipe) end-ns))
             (return nil)))))
 
-(defun take-turn (peer end-ns)
-  "Wait until END-NS for no other APPEND-ENTRIES of PEER to be under way."
+(defun take-turn (peer message end-ns)
+  "Wait until END-NS for no other MESSAGE to PEER, which has one of them at a time, to be under way."
   (let ((pipe (peer-pipe peer)))
     (sb-thread:with-mutex ((pipe-lock pipe))
-      (unless (await-pipe pipe (lambda () (not (peer-turn peer))) end-ns)
+      (unless (await-pipe pipe (lambda () (not (member message (peer-turns peer)))) end-ns)
         (error (status:make-rpc-error
                 :deadline-exceeded :ended-by :local :sent nil
-                :message (format nil "entries that came before to ~A are not answered"
+                :message (format nil "~(~A~) that came before to ~A is not answered" message
                                  (peer-name peer)))))
-      (setf (peer-turn peer) t))))
+      (push message (peer-turns peer)))))
 
-(defun end-turn (peer)
+(defun end-turn (peer message)
   (let ((pipe (peer-pipe peer)))
     (sb-thread:with-mutex ((pipe-lock pipe))
-      (setf (peer-turn peer) nil)
+      (setf (peer-turns peer) (remove message (peer-turns peer)))
       (sb-thread:condition-broadcast (pipe-bell pipe)))))
+
+(defmacro with-turn ((peer message end-ns) &body body)
+  "Evaluate BODY while no other MESSAGE, a keyword, to PEER is under way; wait for that until END-NS
+at most."
+  `(progn (take-turn ,peer ,message ,end-ns)
+          (unwind-protect (progn ,@body)
+            (end-turn ,peer ,message))))
 
 (defun append-entries (peer request &key timeout)
   "Send REQUEST, an AppendEntriesRequest, to PEER and return its AppendEntriesResponse. Those of
@@ -117,9 +129,6 @@ PEER, for its turn, a connection and the answer, and signals an RPC-ERROR then, 
 From any thread."
   (check-type request v1:append-entries-request)
   (let ((end-ns (loop:notice-end (or timeout (peer-timeout peer)))))
-    (take-turn peer end-ns)
-    (unwind-protect
-         (ask peer "append-entries" #'methods:append-entries request
-              (max 1/1000 (ns-seconds (- end-ns (loop:world-now))))
-              (length (v1:append-entries-request-entries request)) (data-octets request))
-      (end-turn peer))))
+    (with-turn (peer :append-entries end-ns)
+      (ask peer "append-entries" #'methods:append-entries request (seconds-until end-ns)
+           (length (v1:append-entries-request-entries request)) (data-octets request)))))

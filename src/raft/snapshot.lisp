@@ -24,11 +24,18 @@ the thread of INSTALL-SNAPSHOT.")
           (error "~A is shorter than it was." source))
         octets))))
 
+(defun read-part (source offset count)
+  "COUNT octets of SOURCE from OFFSET on."
+  (let ((octets (read-snapshot source offset count)))
+    (unless (and (typep octets 'octets) (= count (length octets)))
+      (error "~S gave something else than ~D octets from ~D on." source count offset))
+    octets))
+
 (defun source-crc32c (source octets chunk-octets)
   "The CRC-32C of SOURCE, which has so many OCTETS."
   (let ((crc 0))
     (loop for offset from 0 below octets by chunk-octets
-          do (setf crc (crc32c (read-snapshot source offset (min chunk-octets (- octets offset)))
+          do (setf crc (crc32c (read-part source offset (min chunk-octets (- octets offset)))
                                :crc crc)))
     crc))
 
@@ -55,7 +62,7 @@ the thread of INSTALL-SNAPSHOT.")
   "Send SOURCE, which has so many OCTETS, from OFFSET on."
   (loop while (< offset octets)
         do (let* ((count (min chunk-octets (- octets offset)))
-                  (data (read-snapshot source offset count)))
+                  (data (read-part source offset count)))
              (note-sent (peer-meter peer) "install-snapshot" 0 count)
              (unless (send-part call :chunk (v1:make-snapshot-chunk :offset offset :data data
                                                                     :crc32c (crc32c data)))
@@ -101,33 +108,37 @@ the thread of INSTALL-SNAPSHOT.")
     (sb-thread:with-mutex ((pipe-lock pipe))
       (await-pipe pipe (lambda () (pipe-closed pipe)) (loop:notice-end seconds)))))
 
+(defun send-until-installed (peer header source chunk-octets end-ns)
+  "Send SOURCE, on one stream after another, until END-NS; return the last response."
+  (loop with losses = 0
+        for seconds = 1/20 then (min 1 (* 2 seconds))
+        do (handler-case
+               (return (send-snapshot peer header source chunk-octets (seconds-until end-ns)))
+             (status:rpc-error (error)
+               (when (eq :data-loss (status:rpc-error-status error)) (incf losses))
+               (when (or (not (passing-p error losses))
+                         (pause peer (min seconds (seconds-until end-ns)))
+                         (>= (loop:world-now) end-ns))
+                 (error error))))))
+
 (defun install-snapshot (peer header source &key (timeout 600) (chunk-octets 262144))
   "Send the snapshot SOURCE to PEER and return its last InstallSnapshotResponse: one with
 INSTALLED, or one whose term is above that of HEADER, which refuses it. HEADER is a SnapshotHeader;
 its length is filled in, and its check sum unless it has one. SOURCE is octets, a pathname, or any
 object with methods of SNAPSHOT-OCTETS and READ-SNAPSHOT. It goes in chunks of CHUNK-OCTETS. When
 the connection is lost this goes on with another, behind what PEER has kept, until TIMEOUT seconds
-are over. Signal the RPC-ERROR of the last stream then, or if PEER refuses. From any thread but a
-loop's."
+are over. Signal the RPC-ERROR of the last stream then, or if PEER refuses. Snapshots of several
+threads go one after the other. From any thread but a loop's."
   (check-type chunk-octets (integer 1 16777216))
   (check-type timeout (real (0)))
   (let* ((began-ns (loop:world-now))
          (end-ns (+ began-ns (seconds-ns timeout)))
-         (header (complete-header header source chunk-octets))
-         (meter (peer-meter peer))
-         (losses 0))
-    (loop for seconds = 1/20 then (min 1 (* 2 seconds))
-          do (handler-case
-                 (let ((response (send-snapshot peer header source chunk-octets
-                                                (max 1/1000
-                                                     (ns-seconds (- end-ns (loop:world-now)))))))
-                   (note-answered meter "install-snapshot" :ok began-ns)
-                   (return response))
-               (status:rpc-error (error)
-                 (when (eq :data-loss (status:rpc-error-status error)) (incf losses))
-                 (when (or (not (passing-p error losses))
-                           (pause peer seconds)
-                           (>= (loop:world-now) end-ns))
-                   (note-answered meter "install-snapshot" (status:rpc-error-status error)
-                                  began-ns)
-                   (error error)))))))
+         (status :internal))
+    (unwind-protect
+         (handler-bind ((status:rpc-error (lambda (error)
+                                            (setf status (status:rpc-error-status error)))))
+           (with-turn (peer :install-snapshot end-ns)
+             (prog1 (send-until-installed peer (complete-header header source chunk-octets) source
+                                          chunk-octets end-ns)
+               (setf status :ok))))
+      (note-answered (peer-meter peer) "install-snapshot" status began-ns))))

@@ -106,6 +106,25 @@ the last 100 calls took on average."
     (begin-to-wait server 0)
     (is (= 0 (model-end-spin-ns server)) "a wait that ends otherwise ends it")))
 
+(test a-source-now-and-then
+  "It does not have trials made for ever in vain; one that spinning pays for is tried again soon."
+  (let ((server (make-model-end)))
+    (flet ((spun (count)
+             (let ((before (model-end-spun server)))
+               (loop for i below count
+                     do (setf (model-end-token server) (if (= 49 (mod i 50)) 2 1))
+                        (begin-to-wait server 0)
+                        (see-event server 1000000))
+               (/ (- (model-end-spun server) before) count))))
+      (spun 10000)
+      (is (< (spun 10000) 200))))
+  (let ((caller (make-model-end :driven t)) (server (make-model-end)))
+    (play caller server 1000)
+    (setf (model-end-token caller) 2)
+    (play caller server 1)
+    (setf (model-end-token caller) 1)
+    (is (= (* 2 +model-work-ns+) (average-of caller server 500)))))
+
 ;;; The real thing
 
 (defun spinning-for-good ()
@@ -135,6 +154,30 @@ the last 100 calls took on average."
                       (+ (monotonic-ns) 10000))
       (make-turn-of loop)
       (is (= 0 (count 0 waits)) "not when a timer is due at once"))))
+
+(defun wait-at-least (ns)
+  "Have NS pass, though no thread sleeps."
+  (loop with end = (+ (monotonic-ns) ns)
+        while (< (monotonic-ns) end)))
+
+(test timers-are-not-late-for-a-spin
+  "What a spin took, also where its thread was kept from running, is not waited once more."
+  (let ((waits '()))
+    (with-still-loop (loop :note (lambda (what)
+                                   (push what waits)
+                                   (when (eql 0 what) (wait-at-least 3000000))))
+      (setf (clgrpc.loop::event-loop-spinner loop) (spinning-for-good))
+      (schedule-timer (event-loop-wheel loop) (make-timer #'identity nil)
+                      (+ (monotonic-ns) 60000000000))
+      (make-turn-of loop)
+      (is (< 1000000 (first waits) (- 60000000000 3000000)))
+      (is (<= 3000000 (getf (event-loop-statistics loop) :spun-ns)))
+      (setf waits '()
+            (clgrpc.loop::event-loop-spinner loop) (spinning-for-good))
+      (schedule-timer (event-loop-wheel loop) (make-timer #'identity nil)
+                      (+ (monotonic-ns) 1000000))
+      (make-turn-of loop)
+      (is (eql 0 (first waits)) "it is due by then"))))
 
 (test who-posts-ends-the-spinning
   (let ((waits '()) (ran nil) (still nil))
@@ -171,11 +214,12 @@ the last 100 calls took on average."
   (let ((*world* (make-world :clock #'monotonic-ns :wait (constantly nil)
                              :network (loop::world-network *world*))))
     (is (null (clgrpc.loop::make-spinner-if-useful)) "A simulated world has no time to lose."))
-  (let ((count #'os:processor-count))
+  (let ((limit #'os:processor-limit))
     (unwind-protect
          (flet ((spins-with (processors)
-                  (setf (symbol-function 'os:processor-count) (constantly processors))
+                  (setf (symbol-function 'os:processor-limit) (constantly processors))
                   (not (null (clgrpc.loop::make-spinner-if-useful)))))
            (is-true (spins-with 2))
-           (is-false (spins-with 1) "with one processor the peer cannot run meanwhile"))
-      (setf (symbol-function 'os:processor-count) count))))
+           (is-false (spins-with 1) "with one processor the peer cannot run meanwhile")
+           (is-false (spins-with 3/2) "what is spun would be taken from the quota"))
+      (setf (symbol-function 'os:processor-limit) limit))))

@@ -67,6 +67,7 @@
         (ask channel (note 4 :body 1000))
         (is (< 1000 (- (number "clgrpc.loop.received") received) 1500)))
       (is (< 0 (number "clgrpc.loop.waiting") 60))
+      (is (<= 0 (number "clgrpc.loop.spinning") (number "clgrpc.loop.waiting")))
       (is (<= 6 (number "clgrpc.loop.batons_lent")))
       (is (<= 0 (number "clgrpc.loop.batons_lost") (number "clgrpc.loop.batons_lent")))
       (is (equal '("busy" "idle")

@@ -98,3 +98,22 @@
 
 (test a-snapshot-goes-on-behind-a-restart-of-the-member
   (is (= 30 (sim:run-seeds #'restarted-snapshot :count 30 :latency '(1/1000 1/50)))))
+
+(test snapshots-to-one-peer-go-one-after-the-other
+  "Two that took each other's place again and again would never end."
+  (let* ((gate (sb-thread:make-semaphore))
+         (member (gated-member gate)))
+    (with-member (peer member)
+      (let ((threads (loop for last in '(20 30)
+                           collect (let ((last last))
+                                     (sb-thread:make-thread
+                                      (lambda ()
+                                        (raft:install-snapshot peer (header last)
+                                                               (some-octets (* 2 last))
+                                                               :chunk-octets last)))))))
+        (is-true (await-true (lambda () (member-begins member))))
+        (sb-thread:signal-semaphore gate 100)
+        (is (every #'v1:install-snapshot-response-installed
+                   (mapcar #'sb-thread:join-thread threads)))
+        (is (<= (length (member-begins member)) 2))
+        (is (every #'zerop (member-begins member)))))))
