@@ -98,7 +98,7 @@ thread runs a loop that no other can run meanwhile. PIPE's lock is held."
             (return nil)))))
 
 (defun take-turn (peer message end-ns)
-  "Wait until END-NS for no other MESSAGE to PEER, which has one of them at a time, to be under way."
+  "Wait until END-NS at most until no other MESSAGE to PEER is under way."
   (let ((pipe (peer-pipe peer)))
     (sb-thread:with-mutex ((pipe-lock pipe))
       (unless (await-pipe pipe (lambda () (not (member message (peer-turns peer)))) end-ns)
