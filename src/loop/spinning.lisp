@@ -13,8 +13,8 @@
 ;;;;     be such a loop as well, has a trial meanwhile and finds the caller awake.
 ;;;; Trials that fail grow rare (PAUSE). A loop that spins stops after some waits that last longer
 ;;;; than +SPIN-NS+, or at once when events come of other sources. With less than two processors,
-;;;; where the peer cannot run meanwhile or what is spun is taken from a quota, no loop spins; nor in
-;;;; a simulated world.
+;;;; where the peer cannot run meanwhile or what is spun is taken from a quota, no loop spins; nor
+;;;; in a simulated world.
 ;;;;
 ;;;; What is fetched while spinning is what would have been fetched by a wait: the inbox counts as
 ;;;; asleep, and who posts wakes the poller. So no event can be missed.
