@@ -119,7 +119,8 @@
     (fails-p 1 "takes one request" "call" "-d" "{} {}" address "routeguide.RouteGuide/GetFeature")
     (fails-p 1 "latitud" "call" "-d" "{} {\"latitud\": 1}" address
              "routeguide.RouteGuide/RecordRoute")
-    (fails-p 1 "routeguide.RouteGuide has no method Nothing; it has GetFeature" "call" address "routeguide.RouteGuide/Nothing")
+    (fails-p 1 "routeguide.RouteGuide has no method Nothing; it has GetFeature" "call" address
+             "routeguide.RouteGuide/Nothing")
     (fails-p 2 "package.Service/Method" "call" address "Nothing")
     (fails-p 2 "name: value" "call" address "a.B/C" "-H" "nothing")
     (fails-p 2 "base64" "call" address "a.B/C" "-H" "x-bin: !")
