@@ -685,7 +685,7 @@
 
 (defsystem "clgrpc/discovery"
   :description "Servers that register themselves in etcd, and channels that find them there."
-  :depends-on ("clgrpc/etcd" "clgrpc/server")
+  :depends-on ("clgrpc/etcd" "clgrpc/server" "clgrpc/metrics")
   :pathname "src/discovery/"
   :serial t
   :components ((:file "package")
@@ -693,6 +693,7 @@
                (:file "key")
                (:file "place")
                (:file "roster")
+               (:file "meter")
                (:file "registration")
                (:file "listing")
                (:file "host")
@@ -1469,7 +1470,8 @@
              (symbol-call '#:fiveam '#:run! :clgrpc.etcd)))
 
 (defsystem "clgrpc/tests/discovery"
-  :depends-on ("clgrpc/discovery" "clgrpc/memory" "clgrpc/tests/etcd" "clgrpc/examples" "alexandria")
+  :depends-on ("clgrpc/discovery" "clgrpc/memory" "clgrpc/metrics" "clgrpc/tests/etcd"
+               "clgrpc/examples" "alexandria")
   :pathname "tests/discovery/"
   :serial t
   :components ((:file "package")
@@ -1482,6 +1484,7 @@
                (:file "resolver")
                (:file "host")
                (:file "finder")
+               (:file "meter")
                (:file "naming")
                (:file "fleet"))
   :perform (test-op (operation system)

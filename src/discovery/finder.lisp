@@ -17,12 +17,17 @@
 (defconstant +settle-ms+ 20 "How long changes after the first are awaited before they are told.")
 (defconstant +servers-per-ms+ 20 "With more servers it is a millisecond for so many of them.")
 (defconstant +refetch-seconds+ 30 "How often a list is fetched anew that was too long, at most.")
+(defconstant +ask-seconds+ 10 "How often etcd is asked how far its changes were told.")
+(defconstant +answer-seconds+ 1/2 "How long its answer is waited for.")
 (defconstant +page+ 100 "So many entries are fetched at a time; each may have 1.5 MB.")
 (defstruct (finder (:constructor %make-finder) (:copier nil))
   "What follows a name."
   (place nil :type (or string etcd:etcd) :read-only t) ; the client, or an authority that names it
   (etcd nil :type etcd:etcd :read-only t) ; the client
   (name "" :type string :read-only t)   ; of the service
+  (meter nil :type (or null meter) :read-only t) ; counts what happens, or nil
+  (age nil :type (or null function))    ; what METER asks
+  (heard-ns 0 :type nanoseconds)        ; when etcd has last said how things are; 0: not yet
   (hosts nil :type (or null hosts))     ; the names in its addresses
   (thread nil)                          ; that follows the name
   (ending nil :type (or null function)) ; ends the thread when ETCD is closed
@@ -99,13 +104,24 @@ last. A failure is not told to those to come if addresses are known."
                             (t (list (endpoint-address endpoint))))
           when texts collect (cons texts (endpoint-attributes endpoint)))))
 
+(defun measure-servers (finder all)
+  "ALL are the endpoints of FINDER's name."
+  (let ((meter (finder-meter finder))
+        (draining (count :draining all :key #'endpoint-state)))
+    (when meter
+      (metrics:record (meter-servers meter) draining (finder-name finder) "draining")
+      (metrics:record (meter-servers meter) (- (length all) draining)
+                      (finder-name finder) "serving"))))
+
 (defun tell-news (finder)
   "Tell what FINDER's roster says by now. Return how many servers it has."
-  (multiple-value-bind (endpoints config)
+  (multiple-value-bind (all config)
       (with-finder (finder)
         (setf (finder-news finder) nil)
-        (values (serving-endpoints (finder-roster finder)) (roster-config (finder-roster finder))))
-    (let ((items (backend-items finder endpoints)))
+        (values (all-endpoints (finder-roster finder)) (roster-config (finder-roster finder))))
+    (measure-servers finder all)
+    (let* ((endpoints (serving-endpoints all))
+           (items (backend-items finder endpoints)))
       (when (cond (items (tell finder :addresses items config))
                   ((null endpoints) (tell finder :failure "no server is registered"))
                   ((unanswered-p (finder-hosts finder)) nil)
@@ -113,8 +129,9 @@ last. A failure is not told to those to come if addresses are known."
         (log-event :info :discovery :name (finder-name finder) :servers (length items)))
       (length endpoints))))
 
-(defun note-look-up (finder news)
-  "A look-up of FINDER's has ended; NEWS is true if that changes anything."
+(defun note-look-up (finder news failure)
+  "A look-up of FINDER's has ended, perhaps with FAILURE; NEWS is true if that changes anything."
+  (when failure (note (finder-meter finder) #'meter-failures 1 (finder-name finder) "look_up"))
   (with-finder (finder)
     (incf (finder-answers finder))
     (when news (setf (finder-news finder) t))))
@@ -130,6 +147,10 @@ last. A failure is not told to those to come if addresses are known."
 (defun pause-finder (finder milliseconds)
   (await-finder finder (loop:notice-end (/ milliseconds 1000)) (constantly nil)))
 
+(defun note-change-kinds (finder kinds)
+  "Changes of KINDS, texts, have come to FINDER."
+  (dolist (kind kinds) (note (finder-meter finder) #'meter-changes 1 (finder-name finder) kind)))
+
 (defun fetch-roster (finder)
   "Have FINDER's roster be what the store says now. Return the revision of that, and the entry that
 was changed last, if there is one."
@@ -137,16 +158,33 @@ was changed last, if there is one."
     (flet ((note-entry (entry)
              (when (or (null newest) (< (etcd:entry-changed newest) (etcd:entry-changed entry)))
                (setf newest entry))
-             (note-put roster entry)))
+             (unless (note-put roster entry)
+               (note (finder-meter finder) #'meter-ignored 1 (finder-name finder)))))
       (let ((revision (etcd:map-entries #'note-entry etcd :prefix (name-prefix (finder-name finder))
                                                           :page +page+)))
         (note-config roster (etcd:fetch etcd (service-config-key (finder-name finder))
                                         :revision revision))
+        (note-change-kinds finder '("fetch"))
         (with-finder (finder)
           (setf (finder-roster finder) roster
+                (finder-heard-ns finder) (loop:world-now)
                 (finder-news finder) t
                 (finder-broken finder) nil))
         (values revision newest)))))
+
+(defun change-servers (finder changes)
+  "CHANGES are of FINDER's servers. Under its lock."
+  (let ((wrong (count-if-not (lambda (change) (note-change (finder-roster finder) change))
+                             changes)))
+    (note (finder-meter finder) #'meter-ignored wrong (finder-name finder))
+    (mapcar (lambda (change) (string-downcase (etcd:change-kind change))) changes)))
+
+(defun change-config (finder changes)
+  "CHANGES are of FINDER's service config. Under its lock."
+  (dolist (change changes)
+    (note-config (finder-roster finder)
+                 (and (eq :put (etcd:change-kind change)) (etcd:change-entry change))))
+  '("service_config"))
 
 (defun watch-name (finder revision mark)
   "Watch FINDER's name, and its service config, behind REVISION, where the entry MARK, if it is not
@@ -156,9 +194,12 @@ nil, is in the store. Return a list of watches."
              (push (apply #'etcd:watch (finder-etcd finder)
                           (lambda (changes revision)
                             (declare (ignore revision))
-                            (with-finder (finder)
-                              (dolist (change changes) (funcall function change))
-                              (setf (finder-news finder) t)))
+                            (note-change-kinds
+                             finder
+                             (with-finder (finder)
+                               (setf (finder-news finder) t
+                                     (finder-heard-ns finder) (loop:world-now))
+                               (funcall function finder changes))))
                           :after revision :mark mark
                           :on-end (lambda (condition)
                                     (declare (ignore condition))
@@ -167,16 +208,17 @@ nil, is in the store. Return a list of watches."
                    watches)))
       (unwind-protect
            (progn
-             (watch (lambda (change) (note-change (finder-roster finder) change))
-                    :prefix (name-prefix (finder-name finder)))
-             (watch (lambda (change)
-                      (note-config (finder-roster finder)
-                                   (and (eq :put (etcd:change-kind change))
-                                        (etcd:change-entry change))))
-                    :key (service-config-key (finder-name finder)))
+             (watch #'change-servers :prefix (name-prefix (finder-name finder)))
+             (watch #'change-config :key (service-config-key (finder-name finder)))
              (setf opened t))
         (unless opened (mapc #'etcd:cancel-watch watches))))
     watches))
+
+(defun ask-how-far (finder watch)
+  "Learn whether etcd still tells FINDER of changes, by WATCH."
+  (handler-case (progn (etcd:await-progress watch :timeout +answer-seconds+)
+                       (setf (finder-heard-ns finder) (loop:world-now)))
+    (etcd:etcd-error ())))
 
 (defun settle (finder servers)
   "Wait for further changes of FINDER, which has SERVERS, a number."
@@ -192,16 +234,21 @@ nil, is in the store. Return a list of watches."
                         (finder-broken finder)
                         (/= answers (finder-answers finder)))))))
 
-(defun follow-changes (finder)
-  "Tell what changes of FINDER's name, until a watch of it or FINDER ends; or for a while if servers
-had to be left out that there is room for by now."
-  (loop with end-ns = (loop:notice-end +refetch-seconds+)
-        do (await-changes finder (loop:notice-end +refetch-seconds+))
+(defun follow-changes (finder watches)
+  "Tell what changes of FINDER's name, until one of WATCHES or FINDER ends; or for a while if
+servers had to be left out that there is room for by now."
+  (loop with refetch-ns = (loop:notice-end +refetch-seconds+)
+        with ask-ns = (loop:notice-end +ask-seconds+)
+        do (await-changes finder ask-ns)
            (when (or (finder-ended finder)
                      (finder-broken finder)
-                     (and (incomplete-p (finder-roster finder)) (< end-ns (loop:world-now))))
+                     (and (incomplete-p (finder-roster finder))
+                          (< refetch-ns (loop:world-now))))
              (return))
-           (when (finder-news finder) (settle finder (tell-news finder)))))
+           (when (finder-news finder) (settle finder (tell-news finder)))
+           (when (< ask-ns (loop:world-now))
+             (when (finder-meter finder) (ask-how-far finder (first watches)))
+             (setf ask-ns (loop:notice-end +ask-seconds+)))))
 
 (defun follow-name (finder)
   "Tell what FINDER's name is, and of its changes, until a watch of it or FINDER ends. Signal an
@@ -209,7 +256,7 @@ ETCD-ERROR if it cannot be fetched."
   (multiple-value-bind (revision mark) (fetch-roster finder)
     (tell-news finder)
     (let ((watches (watch-name finder revision mark)))
-      (unwind-protect (follow-changes finder)
+      (unwind-protect (follow-changes finder watches)
         (mapc #'etcd:cancel-watch watches)))))
 
 (defun run-finder (finder)
@@ -219,6 +266,7 @@ ETCD-ERROR if it cannot be fetched."
         do (handler-case (progn (follow-name finder)
                                 (setf pause-ms +first-pause-ms+))
              (error (condition)
+               (note (finder-meter finder) #'meter-failures 1 (finder-name finder) "read")
                (log-event (if (typep condition 'etcd:etcd-error) :warning :error)
                           :discovery-failed :name (finder-name finder)
                                             :condition (princ-to-string condition))
@@ -232,12 +280,21 @@ ETCD-ERROR if it cannot be fetched."
 
 (sb-ext:defglobal **finders-lock** (sb-thread:make-mutex :name "clgrpc finders"))
 
+(defun age-of (finder)
+  "Since how many seconds FINDER has heard nothing of etcd; nil if it never has."
+  (let ((heard-ns (finder-heard-ns finder)))
+    (and (plusp heard-ns) (ns-seconds (max 0 (- (loop:world-now) heard-ns))))))
+
 (defun start-finder (place name)
   "A new finder of NAME in PLACE, an etcd or the authority that says which."
   (let* ((etcd (if (stringp place) (etcd:make-etcd (authority-endpoints place)) place))
-         (finder (%make-finder :place place :etcd etcd :name name :roster (make-roster name))))
-    (setf (finder-hosts finder) (make-hosts (lambda (news) (note-look-up finder news)))
-          (finder-ending finder) (lambda () (end-thread finder)))
+         (finder (%make-finder :place place :etcd etcd :name name :roster (make-roster name)
+                               :meter (meter-of etcd))))
+    (setf (finder-hosts finder) (make-hosts (lambda (news failure)
+                                              (note-look-up finder news failure)))
+          (finder-ending finder) (lambda () (end-thread finder))
+          (finder-age finder) (lambda () (age-of finder)))
+    (begin-age (finder-meter finder) (finder-age finder))
     (etcd:add-ending etcd (finder-ending finder))
     (setf (finder-thread finder)
           (sb-thread:make-thread #'run-finder :name "clgrpc finder" :arguments (list finder)))
@@ -245,6 +302,7 @@ ETCD-ERROR if it cannot be fetched."
 
 (defun end-thread (finder)
   (with-finder (finder) (setf (finder-ended finder) t))
+  (end-age (finder-meter finder) (finder-age finder))
   (sb-thread:join-thread (finder-thread finder) :default nil))
 
 (defun end-finder (finder)

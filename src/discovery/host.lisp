@@ -6,7 +6,7 @@
 ;;;; 2. BEGIN-LOOK-UPS begins those that are due, a few at a time, and says when others will be. An
 ;;;;    answer counts for +LOOK-UP-SECONDS+; a failure is tried again after +FAILURE-SECONDS+, and
 ;;;;    takes no addresses away.
-;;;; 3. Each answer is notified, with whether it changes anything. Then BEGIN-LOOK-UPS is due again.
+;;;; 3. Each answer is notified. Then BEGIN-LOOK-UPS is due again.
 
 (in-package #:clgrpc.discovery)
 
@@ -27,7 +27,8 @@
 (defstruct (hosts (:constructor make-hosts (notify &key (resolve #'os:resolve-host)))
                   (:copier nil))
   "The names of a service's hosts."
-  (notify nil :type function :read-only t) ; of true if an answer changes anything; on any thread
+  (notify nil :type function :read-only t) ; of whether an answer changes anything, and of a
+                                        ; failure or nil; called on any thread
   (resolve nil :type function :read-only t) ; (host port): addresses and, if there are none, why
   (lock (sb-thread:make-mutex :name "clgrpc hosts") :read-only t) ; of what follows
   (table (make-hash-table :test #'equal) :type hash-table) ; from address to look-up
@@ -95,7 +96,7 @@ anything, and true if the failure is a new one."
                                    (when new-failure
                                      (log-event :warning :discovery-look-up-failed
                                                 :address address :reason failure))
-                                   (funcall (hosts-notify hosts) news)))))
+                                   (funcall (hosts-notify hosts) news failure)))))
     (setf (look-up-asking look-up) t)
     (incf (hosts-asking hosts))))
 

@@ -1,12 +1,13 @@
 ;;;; Servers that register themselves in etcd, and channels that find them there. The files, from
-;;;; the ground up: what is said of a server; keys; which etcd; what is known of a name;
-;;;; registrations; listings; names of hosts; what follows a name; the resolver of the scheme etcd.
+;;;; the ground up: what is said of a server; keys; which etcd; what is known of a name; what is
+;;;; counted; registrations; listings; names of hosts; what follows a name; the resolver of the
+;;;; scheme etcd.
 
 (defpackage #:clgrpc.discovery
   (:use #:cl #:clgrpc.base)
   (:local-nicknames (#:loop #:clgrpc.loop) (#:os #:clgrpc.os) (#:etcd #:clgrpc.etcd)
                     (#:config #:clgrpc.config) (#:client #:clgrpc.client)
-                    (#:server #:clgrpc.server))
+                    (#:server #:clgrpc.server) (#:metrics #:clgrpc.metrics))
   (:export
    ;; endpoint.lisp
    #:endpoint #:endpoint-p #:endpoint-address #:endpoint-weight #:endpoint-zone

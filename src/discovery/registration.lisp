@@ -29,6 +29,7 @@
   (key "" :type string :read-only t)    ; its key
   (seconds 10 :type (integer 1) :read-only t) ; of its lease
   (notice-seconds 1 :type (real 0) :read-only t) ; from :draining to the end of the server
+  (meter nil :type (or null meter) :read-only t) ; counts what happens, or nil
   (thread nil)                          ; that writes it
   (ending nil :type (or null function)) ; ends the thread when ETCD is closed
   (lock (sb-thread:make-mutex :name "clgrpc registration") :read-only t) ; of what follows
@@ -41,6 +42,7 @@
   (own '() :type list)                  ; numbers of the leases that the key may stand under, if it
                                         ; is ours; () before the first put that has succeeded
   (trouble nil :type (or null condition)) ; why the last attempt to write has failed
+  (standing nil :type boolean)          ; it is counted among those that stand in the store
   (ended nil :type boolean))            ; it is to be kept no longer
 
 (declaim (sb-ext:freeze-type registration))
@@ -84,10 +86,18 @@ kept no longer, or it is END-NS. Return what PREDICATE does."
 
 ;;; What its thread does
 
+(defun count-standing (registration standing)
+  "Count whether the key of REGISTRATION is in the store, and says what it should. Under its lock."
+  (unless (eq standing (shiftf (registration-standing registration) standing))
+    (note (registration-meter registration) #'meter-registered (if standing 1 -1)
+          (registration-name registration))))
+
 (defun lose-lease (registration number condition)
   "The NUMBERth lease of REGISTRATION is lost, as CONDITION says."
   (with-registration (registration)
     (when (= number (registration-leases registration))
+      (count-standing registration nil)
+      (note (registration-meter registration) #'meter-losses 1 (registration-name registration))
       (setf (registration-lease registration) nil
             (registration-written registration) 0
             (registration-trouble registration) condition))))
@@ -139,16 +149,32 @@ else has put it."
 
 (defun put-text (registration text lease written)
   "Have the key of REGISTRATION say TEXT under LEASE; WRITTEN is true if it did when it was looked
-at last. Return false if it is left to somebody else."
+at last. Return what came of it: :standing if nothing was to do; :put; :renewed if it was put anew,
+since it was gone; :left if somebody else has it."
   (cond ((null (registration-own registration))
          (etcd:put (registration-etcd registration) (registration-key registration) text
                    :lease lease :timeout +write-seconds+)
-         t)
-        ((and written (stands-p registration text lease)) t)
+         :put)
+        ((and written (stands-p registration text lease)) :standing)
         (t
          ;; a put whose answer is lost may have been done
          (note-own registration lease)
-         (put-own registration text lease))))
+         (cond ((not (put-own registration text lease)) :left)
+               ((or written (zerop (registration-written registration))) :renewed)
+               (t :put)))))
+
+(defun note-outcome (registration outcome lease version)
+  "VERSION of REGISTRATION was written under LEASE, with OUTCOME."
+  (unless (eq :left outcome)
+    (setf (registration-own registration) (list (etcd:lease-id lease))))
+  (let ((meter (registration-meter registration)) (name (registration-name registration)))
+    (note meter #'meter-writes 1 name (string-downcase outcome))
+    (when (eq :renewed outcome) (note meter #'meter-renewals 1 name)))
+  (with-registration (registration)
+    (when (eq lease (registration-lease registration))
+      (count-standing registration (not (or (eq :left outcome) (registration-ended registration))))
+      (setf (registration-written registration) version
+            (registration-trouble registration) nil))))
 
 (defun write-registration (registration)
   "Have the store say what REGISTRATION is to say. Signal an ETCD-ERROR."
@@ -157,18 +183,16 @@ at last. Return false if it is left to somebody else."
         (values (registration-endpoint registration) (registration-version registration)
                 (registration-written registration)))
     (let* ((lease (ensure-lease registration))
-           (own (handler-case (put-text registration (endpoint-json endpoint) lease
-                                        (= version written))
-                  (etcd:lease-not-found (condition)
-                    (lose-lease registration (registration-leases registration) condition)
-                    (error condition)))))
-      (when own (setf (registration-own registration) (list (etcd:lease-id lease))))
-      (with-registration (registration)
-        (when (eq lease (registration-lease registration))
-          (setf (registration-written registration) version
-                (registration-trouble registration) nil)))
+           (outcome (handler-case (put-text registration (endpoint-json endpoint) lease
+                                            (= version written))
+                      (etcd:lease-not-found (condition)
+                        (lose-lease registration (registration-leases registration) condition)
+                        (error condition)))))
+      (note-outcome registration outcome lease version)
       (unless (= version written)
-        (log-event :info (if own :server-registered :server-registered-by-another)
+        (log-event :info (if (eq :left outcome)
+                             :server-registered-by-another
+                             :server-registered)
                    :key (registration-key registration)
                    :state (endpoint-state endpoint))))))
 
@@ -188,6 +212,8 @@ at last. Return false if it is left to somebody else."
              (etcd:etcd-error (condition)
                (with-registration (registration)
                  (setf (registration-trouble registration) condition))
+               (note (registration-meter registration) #'meter-writes 1
+                     (registration-name registration) "failed")
                (log-event :warning :server-not-registered
                           :key (registration-key registration)
                           :condition (princ-to-string condition))
@@ -227,7 +253,7 @@ wrong argument. From any thread."
                                      (misuse "Without a server an :address is needed."))))
          (endpoint (checked-endpoint :address address :weight weight :zone zone
                                      :hash-key hash-key :metadata metadata))
-         (registration (%make-registration :etcd etcd :name name
+         (registration (%make-registration :etcd etcd :name name :meter (meter-of etcd)
                                            :key (format nil "~A~A" (name-prefix name)
                                                         (or id address))
                                            :seconds lease-seconds :notice-seconds notice-seconds
@@ -294,7 +320,9 @@ From any thread."
 
 (defun stop-keeping (registration)
   "End the thread of REGISTRATION, and wait for it."
-  (with-registration (registration) (setf (registration-ended registration) t))
+  (with-registration (registration)
+    (count-standing registration nil)
+    (setf (registration-ended registration) t))
   (let ((thread (registration-thread registration)))
     (when thread (sb-thread:join-thread thread :default nil)))
   (etcd:remove-ending (registration-etcd registration) (registration-ending registration)))

@@ -38,23 +38,29 @@
       (parse-endpoint (etcd:entry-value entry))))
 
 (defun note-put (roster entry)
-  "ENTRY of the store is of ROSTER's name. One that says nothing of a server leaves none."
+  "ENTRY of the store is of ROSTER's name. One that says nothing of a server leaves none; return
+false then."
   (let ((key (seat-key entry)) (seats (roster-seats roster)))
     (multiple-value-bind (endpoint why) (read-endpoint entry)
       (cond ((null endpoint)
              (remhash key seats)
-             (log-event :warning :discovery-ignored :key key :reason why))
+             (log-event :warning :discovery-ignored :key key :reason why)
+             nil)
             ((or (gethash key seats) (< (hash-table-count seats) +most-endpoints+))
-             (setf (gethash key seats) (make-seat endpoint (etcd:entry-changed entry))))
-            ((not (shiftf (roster-left-out roster) t))
-             (log-event :warning :discovery-ignored :key key :reason "there are too many"))))))
+             (setf (gethash key seats) (make-seat endpoint (etcd:entry-changed entry)))
+             t)
+            ((shiftf (roster-left-out roster) t) t)
+            (t
+             (log-event :warning :discovery-ignored :key key :reason "there are too many")
+             t)))))
 
 (defun note-change (roster change)
-  "CHANGE, of the store's, is of ROSTER's name."
+  "CHANGE, of the store's, is of ROSTER's name. Return false if it says nothing of a server."
   (let ((entry (etcd:change-entry change)))
-    (if (eq :put (etcd:change-kind change))
-        (note-put roster entry)
-        (remhash (seat-key entry) (roster-seats roster)))))
+    (cond ((eq :put (etcd:change-kind change)) (note-put roster entry))
+          (t
+           (remhash (seat-key entry) (roster-seats roster))
+           t))))
 
 (defun incomplete-p (roster)
   "True if the store has servers that ROSTER has left out, and has room for by now."
@@ -87,7 +93,6 @@ said last."
           when (eq seat (gethash (endpoint-address endpoint) newest))
             collect endpoint)))
 
-(defun serving-endpoints (roster)
-  "The endpoints of ROSTER that channels are to use: those that drain only if there are no others."
-  (let ((all (all-endpoints roster)))
-    (or (remove :draining all :key #'endpoint-state) all)))
+(defun serving-endpoints (all)
+  "Those of ALL, endpoints, that channels are to use: those that drain only if there are no others."
+  (or (remove :draining all :key #'endpoint-state) all))

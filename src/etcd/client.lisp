@@ -95,6 +95,10 @@ before that ends its leases and watches. From any thread."
     (add-ending etcd client)
     client))
 
+(defun etcd-metrics (etcd)
+  "Return the METRICS that ETCD was made with, or nil. From any thread."
+  (getf (etcd-options etcd) :metrics))
+
 (defun run-ending (ending)
   "ENDING is one of ETCD-ENDINGS: a function, or a client that uses the same channel."
   (if (functionp ending) (funcall ending) (close-etcd ending)))

@@ -23,7 +23,7 @@
    #:entry #:entry-p #:entry-key #:entry-key-octets #:entry-value #:entry-text #:entry-created
    #:entry-changed #:entry-version #:entry-lease
    ;; client.lisp
-   #:etcd #:make-etcd #:close-etcd #:with-etcd #:as-user #:etcd-channel #:etcd-user
+   #:etcd #:make-etcd #:close-etcd #:with-etcd #:as-user #:etcd-channel #:etcd-user #:etcd-metrics
    #:add-ending #:remove-ending
    ;; lease.lisp
    #:lease #:grant-lease #:adopt-lease #:lease-by-number #:revoke-lease #:renew-lease

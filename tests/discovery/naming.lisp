@@ -24,19 +24,21 @@ config is no server to it."
         (destructuring-bind (first second) servers
           (discovery:put-service-config "greeter" "{}" :etcd *etcd*)
           (is-true (discovery:await-registration
-                    (discovery:register first "greeter" :etcd *etcd* :weight 3 :zone "a")
+                    (discovery:register first "greeter" :etcd *etcd* :weight 3 :zone "a"
+                                                        :notice-seconds 1/2)
                     :timeout +patience+))
           (is (equal (list (format nil "[\"greeter/~A\",\"~:*~A\",{\"state\":\"serving\",~
                                         \"weight\":3,\"zone\":\"a\"}]"
                                    (grpc:server-address first)))
                      (naming-lines naming "list" (store-address store) "greeter")))
-          (support:with-program (program naming "call" (store-address store) "greeter" "4")
+          (support:with-program (program naming "call" (store-address store) "greeter" "60")
             (is (equal "0" (support:program-line program)))
             (is-true (discovery:await-registration
                       (discovery:register second "greeter" :etcd *etcd*) :timeout +patience+))
             (is (equal "0 1" (support:program-line program)))
             (grpc:stop-server first)
             (is (equal "1" (support:program-line program)))
+            (support:signal-program program sb-unix:sigterm)
             (is (equal "failed 0" (support:program-line program)))))))))
 
 (test we-see-what-go-registers

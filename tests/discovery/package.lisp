@@ -8,6 +8,7 @@
                 #:free-port #:+patience+)
   (:local-nicknames (#:discovery #:clgrpc.discovery) (#:etcd #:clgrpc.etcd) (#:grpc #:clgrpc)
                     (#:loop #:clgrpc.loop) (#:memory #:clgrpc.memory)
+                    (#:metrics #:clgrpc.metrics)
                     (#:support #:clgrpc.tests.support)))
 
 (in-package #:clgrpc.tests.discovery)

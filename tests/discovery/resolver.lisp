@@ -225,7 +225,7 @@ meanwhile."
       (grpc:with-channel (channel (target store))
         (is-true (handler-case
                      (helloworld.greeter:say-hello channel (helloworld:make-hello-request)
-                                                   :timeout 1 :wait-for-ready t)
+                                                   :timeout 0.3 :wait-for-ready t)
                    (grpc:deadline-exceeded () t)))
         (begin-store store)
         (is (= 0 (who channel)))))))

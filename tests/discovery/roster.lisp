@@ -12,7 +12,8 @@
   (format nil "{\"Op\":0,\"Addr\":\"~A\",\"Metadata\":~:[null~;~:*~A~]}" address metadata))
 
 (defun serving (roster)
-  (mapcar #'discovery:endpoint-address (clgrpc.discovery::serving-endpoints roster)))
+  (mapcar #'discovery:endpoint-address
+          (clgrpc.discovery::serving-endpoints (clgrpc.discovery::all-endpoints roster))))
 
 (test rosters
   "Servers come, change, and go; those that drain are left out unless there are no others."

@@ -3,8 +3,9 @@
 //
 //	naming list ETCD NAME            print what is registered as NAME, a line of JSON for each
 //	naming add ETCD NAME ADDR META   register ADDR with Metadata META, JSON, and say "added"
-//	naming call ETCD NAME SECONDS    say hello by turns to the servers of etcd:///NAME, ten times a
-//	                                 second; print who answers when that changes, and "failed N"
+//	naming call ETCD NAME SECONDS    say hello by turns to the servers of etcd:///NAME, each 10 ms,
+//	                                 for SECONDS or until SIGTERM; print who answers when that
+//	                                 changes, and at the end "failed N"
 //
 // Every wait has a time limit; errors go to the standard error, with exit code 1.
 package main
@@ -14,9 +15,11 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"os/signal"
 	"sort"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -116,7 +119,10 @@ func call(client *clientv3.Client, name, seconds string) error {
 	greeter := greeterpb.NewGreeterClient(conn)
 	last, failed := "", 0
 	var answers []string
-	for end := time.Now().Add(time.Duration(limit * float64(time.Second))); time.Now().Before(end); {
+	terminated := make(chan os.Signal, 1)
+	signal.Notify(terminated, syscall.SIGTERM)
+	end := time.Now().Add(time.Duration(limit * float64(time.Second)))
+	for time.Now().Before(end) && len(terminated) == 0 {
 		context, cancel := context.WithTimeout(context.Background(), patience)
 		reply, err := greeter.SayHello(context, &greeterpb.HelloRequest{}, grpc.WaitForReady(true))
 		cancel()

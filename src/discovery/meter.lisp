@@ -1,0 +1,89 @@
+;;;; What is counted of discovery, in the metrics that a client of etcd was made with. All names and
+;;;; registrations of clients with the same metrics count together; the service's name tells them
+;;;; apart.
+
+(in-package #:clgrpc.discovery)
+
+(defstruct (meter (:copier nil))
+  "The instruments of discovery in a metrics object."
+  (ages '() :type list)                 ; functions that return how old what is known of a name is,
+                                        ; in seconds, or nil; changed by ATOMIC-UPDATE
+  ;; of a name that channels follow
+  (servers nil :read-only t)            ; a gauge: how many there are, by state
+  (changes nil :read-only t)            ; a counter, by kind
+  (ignored nil :read-only t)            ; a counter of entries that are no server's
+  (failures nil :read-only t)           ; a counter, by what has failed
+  ;; of servers that are registered here
+  (registered nil :read-only t)         ; an up-down counter of those that stand in the store
+  (writes nil :read-only t)             ; a counter of attempts to write, by outcome
+  (renewals nil :read-only t)           ; a counter of those that were registered anew
+  (losses nil :read-only t))            ; a counter of leases
+
+(declaim (sb-ext:freeze-type meter))
+
+(sb-ext:defglobal **meters** (make-hash-table :test 'eq :weakness :key :synchronized t)
+  "From metrics to their meters.")
+
+(defun longest-age (meter)
+  "The greatest of the ages of METER, or nil."
+  (loop for age in (meter-ages meter)
+        for seconds = (funcall (the function age))
+        when seconds maximize seconds into longest and count t into known
+        finally (return (and (plusp known) longest))))
+
+(defun new-meter (metrics)
+  "A meter whose instruments are those of METRICS."
+  (flet ((instrument (make name unit text &rest attributes)
+           (funcall make metrics name :unit unit :text (format nil text)
+                                      :attributes (cons "clgrpc.service" attributes))))
+    (let ((meter
+            (make-meter
+             :servers (instrument #'metrics:make-gauge "clgrpc.discovery.servers" "{server}"
+                                  "Servers of the service that etcd has." "clgrpc.state")
+             :changes (instrument #'metrics:make-counter "clgrpc.discovery.changes" "{change}"
+                                  "Changes of the service that etcd has told." "clgrpc.change")
+             :ignored (instrument #'metrics:make-counter "clgrpc.discovery.ignored" "{entry}"
+                                  "Entries of the service that say nothing of a server.")
+             :failures (instrument #'metrics:make-counter "clgrpc.discovery.failures" "{failure}"
+                                   "Attempts to read the service from etcd, and to look up the ~
+                                    names of its hosts, that have failed."
+                                   "clgrpc.operation")
+             :registered (instrument #'metrics:make-up-down-counter
+                                     "clgrpc.registration.registered" "{server}"
+                                     "Servers of this process that stand in etcd.")
+             :writes (instrument #'metrics:make-counter "clgrpc.registration.writes" "{attempt}"
+                                 "Attempts to write what is said of a server, or to see that it ~
+                                  stands, by what became of them."
+                                 "clgrpc.outcome")
+             :renewals (instrument #'metrics:make-counter "clgrpc.registration.renewals" "{server}"
+                                   "Servers that were registered anew, since lease or key were ~
+                                    gone.")
+             :losses (instrument #'metrics:make-counter "clgrpc.registration.losses" "{lease}"
+                                 "Leases of registrations that have ended, or may have."))))
+      (metrics:make-gauge metrics "clgrpc.discovery.age" :unit "s"
+                          :function (lambda () (longest-age meter))
+                          :text (format nil "Time since etcd was heard of, of the service for ~
+                                             which that is longest."))
+      meter)))
+
+(defun meter-of (etcd)
+  "The meter for the metrics of ETCD; nil if it has none."
+  (let ((metrics (etcd:etcd-metrics etcd)))
+    (and metrics
+         (sb-ext:with-locked-hash-table (**meters**)
+           (or (gethash metrics **meters**)
+               (setf (gethash metrics **meters**) (new-meter metrics)))))))
+
+(defun note (meter instrument number &rest attributes)
+  "Count NUMBER by INSTRUMENT, a reader of meters, if there is a METER."
+  (when meter
+    (apply #'metrics:add (funcall (the function instrument) meter) number attributes)))
+
+(defun begin-age (meter age)
+  "Have METER, if there is one, ask AGE, a function."
+  (when meter (sb-ext:atomic-push age (meter-ages meter))))
+
+(defun end-age (meter age)
+  "Have METER not ask AGE any more."
+  (when meter
+    (sb-ext:atomic-update (meter-ages meter) (lambda (ages) (remove age ages)))))
