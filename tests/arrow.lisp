@@ -300,6 +300,7 @@ returns them, define to the names of the files that do."
     ("etcd" "rpc" 10) ("etcd" "calling" 10) ("etcd" "client" 20) ("etcd" "metrics" 10)
     ("discovery" "base" 20) ("discovery" "os" 10) ("discovery" "loop" 15) ("discovery" "config" 10)
     ("discovery" "client" 15) ("discovery" "server" 10) ("discovery" "etcd" 35)
+    ("discovery" "metrics" 10)
     ("memory" "base" 30) ("memory" "loop" 10) ("memory" "protobuf" 10) ("memory" "status" 10)
     ("memory" "service" 10) ("memory" "rpc" 10) ("memory" "inproc" 10) ("memory" "etcd" 10)
     ("raft" "base" 30) ("raft" "loop" 10) ("raft" "status" 10) ("raft" "rpc" 15)

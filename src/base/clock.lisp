@@ -20,6 +20,7 @@
 (defconstant +clock-realtime+ 0)
 (defconstant +clock-monotonic+ 1)
 (defconstant +clock-thread+ 3)
+(defconstant +clock-boottime+ 7)
 
 (declaim (inline read-clock))
 (defun read-clock (id)
@@ -37,6 +38,11 @@ architectures."
   "The time since some fixed point in the past, in nanoseconds; it never goes back. From any
 thread."
   (read-clock +clock-monotonic+))
+
+(defun suspended-ns ()
+  "How long the machine has been suspended since it was started, in nanoseconds; MONOTONIC-NS stands
+still meanwhile."
+  (max 0 (- (read-clock +clock-boottime+) (read-clock +clock-monotonic+))))
 
 (defun thread-time-ns ()
   "How long this thread has been on a processor, in nanoseconds."

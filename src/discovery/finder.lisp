@@ -4,7 +4,7 @@
 ;;;;    then it watches both from the revision behind. So no change is lost.
 ;;;; 2. A watch goes on by itself after each break. If it ends, since what it was to tell has been
 ;;;;    compacted or for any other reason, the thread begins with 1; also, after a pause, if that
-;;;;    fails, whatever the error is.
+;;;;    fails, whatever the error is, with fewer entries at a time.
 ;;;; 3. Changes are told at once; those of the next 20 ms together, or of longer if there are many
 ;;;;    servers. What leaves everything as it was is not told.
 ;;;; 4. While etcd is away resolvers keep what they were told. They do so, too, when no server is
@@ -15,11 +15,12 @@
 (in-package #:clgrpc.discovery)
 
 (defconstant +settle-ms+ 20 "How long changes after the first are awaited before they are told.")
-(defconstant +servers-per-ms+ 20 "With more servers it is a millisecond for so many of them.")
+(defconstant +servers-per-ms+ 50 "With many servers it is a millisecond for so many of them.")
 (defconstant +refetch-seconds+ 30 "How often a list is fetched anew that was too long, at most.")
 (defconstant +ask-seconds+ 10 "How often etcd is asked how far its changes were told.")
 (defconstant +answer-seconds+ 1/2 "How long its answer is waited for.")
-(defconstant +page+ 100 "So many entries are fetched at a time; each may have 1.5 MB.")
+(defconstant +page+ 200 "So many entries are fetched at a time.")
+(defconstant +shortest-page+ 4 "So many after failures, since each entry may have 1.5 MB.")
 (defstruct (finder (:constructor %make-finder) (:copier nil))
   "What follows a name."
   (place nil :type (or string etcd:etcd) :read-only t) ; the client, or an authority that names it
@@ -38,6 +39,7 @@
   (answers 0 :type (integer 0))         ; how many look-ups have ended
   (news nil :type boolean)              ; the resolvers have not been told of all of that
   (broken nil :type boolean)            ; a watch has ended
+  (page +page+ :type (integer 1))       ; the thread's: how many entries it fetches at a time
   (told nil :type list)                 ; what resolvers are told: (:addresses LIST CONFIG) or
                                         ; (:failure TEXT); nil while nothing is known
   (ended nil :type boolean))            ; it follows no longer
@@ -161,9 +163,10 @@ was changed last, if there is one."
              (unless (note-put roster entry)
                (note (finder-meter finder) #'meter-ignored 1 (finder-name finder)))))
       (let ((revision (etcd:map-entries #'note-entry etcd :prefix (name-prefix (finder-name finder))
-                                                          :page +page+)))
+                                                          :page (finder-page finder))))
         (note-config roster (etcd:fetch etcd (service-config-key (finder-name finder))
                                         :revision revision))
+        (setf (finder-page finder) +page+)
         (note-change-kinds finder '("fetch"))
         (with-finder (finder)
           (setf (finder-roster finder) roster
@@ -271,6 +274,7 @@ ETCD-ERROR if it cannot be fetched."
                           :discovery-failed :name (finder-name finder)
                                             :condition (princ-to-string condition))
                (tell finder :failure (princ-to-string condition))
+               (setf (finder-page finder) (max +shortest-page+ (floor (finder-page finder) 8)))
                (setf pause-ms (min +longest-pause-ms+ (* 2 pause-ms)))))
            (pause-finder finder pause-ms)))
 

@@ -18,6 +18,7 @@
 (in-package #:clgrpc.discovery)
 
 (defconstant +write-seconds+ 2 "How long a request of a registration's may take.")
+(defconstant +last-seconds+ 1/2 "How long the last one may take if the one before has failed.")
 (defconstant +first-pause-ms+ 50 "How long one waits before it is made again.")
 (defconstant +longest-pause-ms+ 2000 "The longest such wait.")
 (defconstant +own-leases+ 4 "So many leases are remembered under which the key may stand.")
@@ -329,12 +330,14 @@ From any thread."
 
 (defun withdraw (registration)
   "End REGISTRATION: the store says nothing of its server any more, at once if etcd can be reached,
-else when the lease ends. Return in two seconds or four. From any thread."
+else when the lease ends. Return in three seconds at most. From any thread."
   (stop-keeping registration)
-  (let ((lease (sb-thread:with-mutex ((registration-lock registration))
-                 (shiftf (registration-lease registration) nil))))
+  (multiple-value-bind (lease seconds)
+      (sb-thread:with-mutex ((registration-lock registration))
+        (values (shiftf (registration-lease registration) nil)
+                (if (registration-trouble registration) +last-seconds+ +write-seconds+)))
     (when lease
-      (handler-case (etcd:revoke-lease lease :timeout +write-seconds+)
+      (handler-case (etcd:revoke-lease lease :timeout seconds)
         (etcd:etcd-error (condition)
           (log-event :warning :server-not-withdrawn :key (registration-key registration)
                                                     :condition (princ-to-string condition)))))

@@ -14,7 +14,7 @@
   (etcd nil :type etcd :read-only t)    ; whose
   (id 0 :type (signed-byte 64) :read-only t) ; its number
   (seconds 0 :type (integer 0) :read-only t) ; how long it lasts unless it is renewed
-  (until-ns 0 :type nanoseconds)        ; when it has ended unless it is renewed, by our clock
+  (until-ns 0 :type nanoseconds)        ; when it has ended unless it is renewed, by LEASE-NOW-NS
   (mourners '() :type list)             ; functions that are called when it is lost
   (places '() :type list)               ; those in queues that are known to be bound to it
   (chores '() :type list)               ; functions by key that are called until they succeed
@@ -38,11 +38,23 @@
     (format stream "~(~X~), ~D s~:[~;, ended~]" (lease-id lease) (lease-seconds lease)
             (lease-ended lease))))
 
+(defparameter *suspension* #'suspended-ns
+  "The function that says how long the machine has been suspended, in nanoseconds.")
+
+(defun lease-now-ns ()
+  "The time by which leases end: that of the loops, whose clock stands still while the machine is
+suspended, and how long it was."
+  (+ (now-ns) (funcall (the function *suspension*))))
+
+(defun lease-end-ns (lease)
+  "When LEASE has ended unless it is renewed, by the clock of the loops."
+  (max 0 (- (lease-until-ns lease) (funcall (the function *suspension*)))))
+
 (defun lease-alive-p (lease)
   "True if LEASE is there for certain: it was neither revoked nor lost, and its time is not over
 since it was renewed last. From any thread."
   (and (not (lease-ended lease))
-       (< (now-ns) (lease-until-ns lease))))
+       (< (lease-now-ns) (lease-until-ns lease))))
 
 (defun end-lease (lease &optional loss)
   "LEASE is to be kept alive no longer; LOSS is the condition that it is lost by, or nil. Return
@@ -91,10 +103,10 @@ ETCD-ERROR."
 (defun renew-lease (lease &key timeout)
   "Renew LEASE, and return the seconds that it lasts from now on. Signal LEASE-NOT-FOUND if it has
 ended, or another ETCD-ERROR. From any thread."
-  (let* ((asked (now-ns))
+  (let* ((asked (lease-now-ns))
          (response (call-etcd (lease-etcd lease) timeout
                               (lambda (seconds metadata)
-                                (setf asked (now-ns))
+                                (setf asked (lease-now-ns))
                                 (ask-for-renewal lease seconds metadata))))
          (seconds (pb:lease-keep-alive-response-ttl response)))
     (unless (plusp seconds)
@@ -149,7 +161,7 @@ until it signals no ETCD-ERROR. KEY, a string, is what FORGET-CHORE knows it by.
         (funcall (the function function) condition)))))
 
 (defun seconds-until (lease)
-  (ns-seconds (max 0 (- (lease-until-ns lease) (now-ns)))))
+  (ns-seconds (max 0 (- (lease-until-ns lease) (lease-now-ns)))))
 
 (defun keep-alive (lease)
   "What the thread of LEASE does."
@@ -209,7 +221,7 @@ revoked or ETCD is closed. If that fails for so long that it may have ended, or 
 has, ON-LOSS is called with an ETCD-ERROR, on that thread; see ON-LEASE-LOSS. Signal an ETCD-ERROR,
 LEASE-EXISTS if there is one with this ID. From any thread."
   (check-type seconds (integer 1 9000000000))
-  (let* ((asked (now-ns))
+  (let* ((asked (lease-now-ns))
          (number (if (member id '(nil 0))
                      (1+ (random most-positive-fixnum (make-random-state t)))
                      id))
@@ -223,7 +235,7 @@ LEASE-EXISTS if there is one with this ID. From any thread."
   "Return the lease with the number ID that somebody has been granted before, such as this program
 before it was restarted. KEEP-ALIVE and ON-LOSS are as for GRANT-LEASE. Signal LEASE-NOT-FOUND if it
 has ended, or another ETCD-ERROR. From any thread."
-  (let* ((asked (now-ns))
+  (let* ((asked (lease-now-ns))
          (response (time-to-live etcd id nil timeout))
          (seconds (pb:lease-time-to-live-response-ttl response)))
     (when (minusp seconds)

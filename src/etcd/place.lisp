@@ -228,7 +228,7 @@ at anew, since it may be the removal."
                                  (stir-place place))
                        :timeout (step-timeout place end-ns))))
     (unwind-protect
-         (pause-place place (min end-ns (lease-until-ns (place-lease place))))
+         (pause-place place (min end-ns (lease-end-ns (place-lease place))))
       (cancel-watch watch))
     (unless (typep trouble '(or null compacted future-revision)) (error trouble))))
 

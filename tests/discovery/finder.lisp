@@ -68,6 +68,22 @@ used, leave it its servers and the changes of these."
         (is-true (answers-p channel '(0 1 2)))
         (is (= 3 (length (discovery:list-endpoints "greeter" :etcd *etcd*))))))))
 
+(defclass narrow-engine (memory:engine) ()
+  (:documentation "An engine that answers no more than 30 entries at a time."))
+
+(defmethod etcdserverpb.kv:range :before ((engine narrow-engine) request &key)
+  (when (< 30 (etcdserverpb:range-request-limit request))
+    (clgrpc.status:fail :resource-exhausted "that is too much at a time")))
+
+(test fewer-entries-are-fetched-after-failures
+  "What cannot be fetched at once, since values are huge, is fetched bit by bit."
+  (with-memory (engine :class 'narrow-engine)
+    (with-servers (servers 1)
+      (dotimes (i 100) (etcd:put *etcd* (format nil "greeter/~D" i) "nonsense"))
+      (put-server (first servers))
+      (with-name (channel)
+        (is (= 0 (who channel)))))))
+
 (test slow-names-hold-up-no-news
   "A name that is looked up for long keeps nobody from hearing of other servers; it is used once it
 has addresses."

@@ -29,7 +29,8 @@
     (sb-thread:condition-broadcast (book-bell book))))
 
 (defun hosts-of (book)
-  (clgrpc.discovery::make-hosts (lambda (news)
+  (clgrpc.discovery::make-hosts (lambda (news failure)
+                                  (declare (ignore failure))
                                   (sb-thread:with-mutex ((book-lock book))
                                     (push (and news t) (book-news book))))
                                 :resolve (resolver-of book)))

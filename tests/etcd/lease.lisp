@@ -195,3 +195,19 @@ the number. One of a number that is there already is not taken for it."
         (is (equal (list (etcd:lease-id lease)) (etcd:list-leases other)))
         (signals etcd:lease-exists (etcd:grant-lease *etcd* 30 :id (etcd:lease-id lease)))
         (is (= 3 asked))))))
+
+(store-test suspended-machines-hold-no-leases
+  "What was granted before a machine was suspended may have ended when it goes on, though the clock
+of its loops stood still meanwhile."
+  (with-store (store)
+    (let ((lease (etcd:grant-lease *etcd* 60 :keep-alive nil)))
+      (flet ((alive-p (seconds)
+               (let ((etcd::*suspension* (lambda () (base:seconds-ns seconds))))
+                 (etcd:lease-alive-p lease))))
+        (is-true (alive-p 0))
+        (is-true (alive-p 30))
+        (is-false (alive-p 61))
+        (let ((etcd::*suspension* (lambda () (base:seconds-ns 100))))
+          (etcd:renew-lease lease)
+          (is-true (etcd:lease-alive-p lease))
+          (is (> (etcd::lease-end-ns lease) (base:monotonic-ns)) "by the loops' clock"))))))
