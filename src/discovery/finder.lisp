@@ -19,7 +19,7 @@
 (defconstant +refetch-seconds+ 30 "How often a list is fetched anew that was too long, at most.")
 (defconstant +ask-seconds+ 10 "How often etcd is asked how far its changes were told.")
 (defconstant +answer-seconds+ 1/2 "How long its answer is waited for.")
-(defconstant +page+ 200 "So many entries are fetched at a time.")
+(defconstant +page+ 25 "So many entries are fetched at a time.")
 (defconstant +shortest-page+ 4 "So many after failures, since each entry may have 1.5 MB.")
 (defstruct (finder (:constructor %make-finder) (:copier nil))
   "What follows a name."

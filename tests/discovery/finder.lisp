@@ -69,10 +69,10 @@ used, leave it its servers and the changes of these."
         (is (= 3 (length (discovery:list-endpoints "greeter" :etcd *etcd*))))))))
 
 (defclass narrow-engine (memory:engine) ()
-  (:documentation "An engine that answers no more than 30 entries at a time."))
+  (:documentation "An engine that answers no more than ten entries at a time."))
 
 (defmethod etcdserverpb.kv:range :before ((engine narrow-engine) request &key)
-  (when (< 30 (etcdserverpb:range-request-limit request))
+  (when (< 10 (etcdserverpb:range-request-limit request))
     (clgrpc.status:fail :resource-exhausted "that is too much at a time")))
 
 (test fewer-entries-are-fetched-after-failures
