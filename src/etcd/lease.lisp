@@ -195,21 +195,23 @@ until it signals no ETCD-ERROR. KEY, a string, is what FORGET-CHORE knows it by.
        (pb:make-lease-time-to-live-request :id id :keys keys) timeout :twice t))
 
 (defun ask-for-lease (etcd seconds id timeout)
-  "Have ETCD grant a lease of SECONDS with the number ID, within TIMEOUT, and return how many
-seconds it has. It is asked for again if no answer comes: if there is one with ID then, it is the
-one that was asked for."
+  "Have ETCD grant a lease of SECONDS with the number ID, within TIMEOUT. Return its number, which a
+store that chooses by itself may have chosen, and how many seconds it has. It is asked for again if
+no answer comes: if there is one with ID then, it is the one that was asked for."
   (let ((end (loop:notice-end (or timeout (etcd-timeout etcd)))) (perhaps-done nil))
     (call-again
      end t
      (lambda ()
        (handler-case
-           (pb:lease-grant-response-ttl
-            (ask etcd #'leases:lease-grant (pb:make-lease-grant-request :ttl seconds :id id)
-                 (seconds-left end)))
+           (let ((response (ask etcd #'leases:lease-grant
+                                (pb:make-lease-grant-request :ttl seconds :id id)
+                                (seconds-left end))))
+             (values (pb:lease-grant-response-id response)
+                     (pb:lease-grant-response-ttl response)))
          (lease-exists (error)
            (unless perhaps-done (error error))
-           (pb:lease-time-to-live-response-granted-ttl
-            (time-to-live etcd id nil (seconds-left end))))
+           (values id (pb:lease-time-to-live-response-granted-ttl
+                       (time-to-live etcd id nil (seconds-left end)))))
          (etcd-error (error)
            (when (etcd-error-perhaps-done-p error) (setf perhaps-done t))
            (error error)))))))
@@ -221,15 +223,17 @@ revoked or ETCD is closed. If that fails for so long that it may have ended, or 
 has, ON-LOSS is called with an ETCD-ERROR, on that thread; see ON-LEASE-LOSS. Signal an ETCD-ERROR,
 LEASE-EXISTS if there is one with this ID. From any thread."
   (check-type seconds (integer 1 9000000000))
-  (let* ((asked (lease-now-ns))
-         (number (if (member id '(nil 0))
-                     (1+ (random most-positive-fixnum (make-random-state t)))
-                     id))
-         (granted (ask-for-lease etcd seconds number timeout))
-         (lease (%make-lease etcd number granted (+ asked (seconds-ns granted)))))
-    (when on-loss (on-lease-loss lease on-loss))
-    (when keep-alive (begin-keeping lease))
-    lease))
+  (let ((asked (lease-now-ns)))
+    (multiple-value-bind (number granted)
+        (ask-for-lease etcd seconds
+                       (if (member id '(nil 0))
+                           (1+ (random most-positive-fixnum (make-random-state t)))
+                           id)
+                       timeout)
+      (let ((lease (%make-lease etcd number granted (+ asked (seconds-ns granted)))))
+        (when on-loss (on-lease-loss lease on-loss))
+        (when keep-alive (begin-keeping lease))
+        lease))))
 
 (defun adopt-lease (etcd id &key (keep-alive t) on-loss timeout)
   "Return the lease with the number ID that somebody has been granted before, such as this program
