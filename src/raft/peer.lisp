@@ -25,8 +25,8 @@
   (since-ns 0 :type nanoseconds)        ; since when no answer has come, while some is awaited
   (call nil)                            ; the stream, or nil
   (pumping nil :type boolean)           ; a thread is sending
-  (rung nil :type boolean)              ; PUMP was called since the last batch was put together
-  (full nil :type boolean)              ; HELD is not to be tried again until PUMP is called
+  (rung nil :type boolean)              ; the stream had room since the last batch was tried
+  (full nil :type boolean)              ; HELD is not to be tried again until the stream has room
   (ending nil :type boolean)            ; what was in it is being told that the stream has broken
   (trouble nil :type (or null condition)) ; why the stream was given up, if that was here
   (closed nil :type boolean))           ; takes nothing any more

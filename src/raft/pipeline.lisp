@@ -15,9 +15,9 @@
 ;;;;
 ;;;; One thread at a time sends (PUMPING): whoever finds that there is something to send, of those
 ;;;; that give requests and the loop that takes answers. It never waits for the stream: a batch for
-;;;; which there is no room is HELD, and the stream says when to try again. PUMP may be called for
-;;;; that between the refusal and the note of it, hence RUNG. What an answered request counts is
-;;;; taken from the bounds before its function is called, so that this may give the next one.
+;;;; which there is no room is HELD, and the stream says when to try again. It may say so between
+;;;; the refusal and the note of it, hence RUNG. What an answered request counts is taken from the
+;;;; bounds before its function is called, so that this may give the next one.
 
 (in-package #:clgrpc.raft)
 
@@ -157,7 +157,7 @@ were not, and what gave the stream up, if anything. Its lock is held."
       (loop:cancel call))
     (note-stream (peer-meter peer))
     (rpc:on-message call (lambda (response) (take-answer peer call response)))
-    (rpc:on-writable call (lambda () (pump peer)))
+    (rpc:on-writable call (lambda () (pump peer :room t)))
     (rpc:on-end call (lambda () (end-stream peer call)))
     (watch-stream peer call)))
 
@@ -255,12 +255,14 @@ stream; :OPEN; :CLOSE; or nil, and then it is pumping no longer."
             (:close (fail-waiting peer (local-error :cancelled "~A is closed" (peer-name peer))))
             (t (send-batch peer call step))))))
 
-(defun pump (peer)
-  "Send what may be sent to PEER, unless another thread does so."
+(defun pump (peer &key room)
+  "Send what may be sent to PEER, unless another thread does so. ROOM says that its stream has room
+again."
   (let ((pipe (peer-pipe peer)) (unwound t))
     (unless (sb-thread:with-mutex ((pipe-lock pipe))
-              (setf (pipe-rung pipe) t
-                    (pipe-full pipe) nil)
+              (when room
+                (setf (pipe-rung pipe) t
+                      (pipe-full pipe) nil))
               (shiftf (pipe-pumping pipe) t))
       (unwind-protect (progn (pump-on peer)
                              (setf unwound nil))
