@@ -20,6 +20,12 @@ changed. It is a PROGRAM-ERROR, as wrong arguments are anywhere in Common Lisp."
   "Signal MISUSE with the text that CONTROL and ARGUMENTS format."
   (error 'misuse :text (format nil "~?" control arguments)))
 
+(define-condition function-failed (error)
+  ((cause :initarg :cause :reader function-failed-cause)) ; what was signalled
+  (:documentation "The user's function that a stream is told to has failed. Whatever it has
+signalled, also an RPC-ERROR of its own calls, says nothing of the stream, so this carries it out of
+what handles the stream's conditions."))
+
 (define-condition limit-exceeded (clgrpc-error)
   (;; the name of the row of the options table
    (option :initarg :option :reader limit-exceeded-option)

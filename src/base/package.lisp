@@ -23,8 +23,8 @@
    #:tune-collector #:memory-to-give-p #:give-memory-back #:full-collection-due-p
    #:collect-everything
    ;; condition.lisp
-   #:clgrpc-error #:misuse #:misuse-text #:limit-exceeded #:limit-exceeded-option
-   #:limit-exceeded-limit #:limit-exceeded-actual
+   #:clgrpc-error #:misuse #:misuse-text #:function-failed #:function-failed-cause
+   #:limit-exceeded #:limit-exceeded-option #:limit-exceeded-limit #:limit-exceeded-actual
    ;; option.lisp
    #:options #:server-options #:channel-options #:make-options #:make-server-options
    #:make-channel-options #:make-inproc-options #:make-tracing-options #:tracing-options

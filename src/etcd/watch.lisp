@@ -259,11 +259,6 @@ until there are as many revisions again, or pass changes by."
             (watch-term watch) (max (pb:response-header-raft-term header) (watch-term watch))
             (watch-cluster watch) (pb:response-header-cluster-id header)))))
 
-(define-condition function-failed (error)
-  ((cause :initarg :cause :reader function-failed-cause)) ; what was signalled
-  (:documentation "The function of a watch has failed. Whatever it has signalled, also an ETCD-ERROR
-or RPC-ERROR of its own calls, says nothing of the watch's stream."))
-
 (defun tell-or-fail (watch changes)
   (handler-case (tell-changes watch changes)
     (serious-condition (condition) (error 'function-failed :cause condition))))

@@ -116,8 +116,13 @@ twice. Signal a WORKFLOW-ERROR. From any thread."
          (setf (watcher-after watcher) (pb:change-number change))
          (funcall (watcher-function watcher) change))))
 
+(defun tell-or-fail (watcher change)
+  (handler-case (note-change watcher change)
+    (serious-condition (condition) (error 'function-failed :cause condition))))
+
 (defun follow-call (watcher)
-  "Tell what one call brings. It ends well with the workflow."
+  "Tell what one call brings. It ends well with the workflow. Signal a WORKFLOW-ERROR, or
+FUNCTION-FAILED."
   (with-workflow-errors
     (rpc:with-call (call (methods:watch (watcher-channel watcher)
                                         (pb:make-watch-request
@@ -128,7 +133,7 @@ twice. Signal a WORKFLOW-ERROR. From any thread."
         (when (watcher-ended watcher) (rpc:cancel call)))
       (loop for change = (rpc:receive call)
             while (and change (not (watcher-ended watcher)))
-            do (note-change watcher change)))))
+            do (tell-or-fail watcher change)))))
 
 (defun passing-p (condition)
   "True if what ended with CONDITION can be tried again."
@@ -153,6 +158,12 @@ twice. Signal a WORKFLOW-ERROR. From any thread."
       (loop:guarding (:workflow-watch-error)
         (funcall (watcher-end-function watcher) condition)))))
 
+(defun fail-watcher (watcher what condition)
+  "CONDITION, of WHAT, has ended WATCHER."
+  (log-event :error :workflow-watch-error :condition (princ-to-string condition))
+  (finish-watcher watcher (make-condition 'workflow-error
+                                          :text (format nil "~A: ~A" what condition))))
+
 (defun run-watcher (watcher)
   "What the thread of WATCHER does."
   (loop until (watcher-ended watcher)
@@ -164,12 +175,9 @@ twice. Signal a WORKFLOW-ERROR. From any thread."
                (if (passing-p condition)
                    (pause-watcher watcher)
                    (finish-watcher watcher condition)))
-             (error (condition)
-               (log-event :error :workflow-watch-error :condition (princ-to-string condition))
-               (finish-watcher watcher
-                               (make-condition 'workflow-error
-                                               :text (format nil "the function of a watch: ~A"
-                                                             condition)))))))
+             (function-failed (failure)
+               (fail-watcher watcher "the function of a watch" (function-failed-cause failure)))
+             (error (condition) (fail-watcher watcher "a watch" condition)))))
 
 (defun await-beginning (watcher timeout)
   "Wait until WATCHER, of all, knows where it goes on, or has ended; TIMEOUT seconds at most."

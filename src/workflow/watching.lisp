@@ -118,8 +118,14 @@ true if it is the last one. ONE is true if they are of one workflow."
                     :prefix (node-key node "index/none") :limit 1 :keys-only t))
 
 (defun watch-all (node call revision)
-  "Send CALL the changes of all workflows from REVISION on, 0 for what comes from now on."
-  (let ((begin (if (plusp revision) revision (1+ (store-revision node)))))
+  "Send CALL the changes of all workflows from REVISION on, 0 for what comes from now on. A store
+that has not been at what is before REVISION has lost its data: nothing would be told until it was
+there again."
+  (let* ((now (store-revision node))
+         (begin (if (plusp revision) revision (1+ now))))
+    (when (< now (1- begin))
+      (refuse :changes-compacted "the store is at revision ~D, before ~D: it has lost its data" now
+              begin))
     (follow-changes node call nil (constantly nil)
                     :prefix (node-key node "history" "") :revision begin)
     ;; it has begun

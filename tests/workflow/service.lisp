@@ -653,13 +653,45 @@ that is set forward or back loses nothing."
     (is (eq 'store-unavailable (told 'etcd:unavailable nil)))))
 
 (part watches-whose-function-fails
+  "They end by whatever it signals: what its own calls have signalled is not taken for the stream's,
+by which changes would be passed by."
   (with-nodes (node) ()
     (start-workflow node "w" '("a"))
-    (let ((ended nil))
-      (watch-workflow (lambda (change) (declare (ignore change)) (error "by the user")) node "w"
-                      :on-end (lambda (condition) (setf ended condition)))
-      (is-true (wait-until (lambda () ended)))
-      (is (search "by the user" (princ-to-string ended))))))
+    (let ((revision (pb:get-workflow-state-reply-revision (workflow-state node "w"))))
+      (dolist (id '("w" nil))
+        (dolist (condition (list (make-condition 'simple-error :format-control "by the user")
+                                 (make-condition 'store-unavailable :text "by the user")
+                                 (make-condition 'clgrpc.status:rpc-error :status :unavailable
+                                                                :message "by the user")))
+          (let ((ended nil) (calls 0))
+            (watch-workflow (lambda (change)
+                              (declare (ignore change))
+                              (incf calls)
+                              (error condition))
+                            node id :revision revision
+                                    :on-end (lambda (condition) (setf ended condition)))
+            (is-true (wait-until (lambda () ended)))
+            (is (eq 'workflow-error (type-of ended)))
+            (is (search "by the user" (princ-to-string ended)))
+            (is (= 1 calls))))))))
+
+(part watches-from-where-the-store-has-not-been
+  "It has lost its data, and would tell nothing until it was there again."
+  (with-nodes (node) ()
+    (start-workflow node "w" '("a"))
+    (let ((next (1+ (workflow::store-revision node))) (ended nil))
+      (flet ((watch-from (revision)
+               (watch-workflow (constantly nil) node nil :revision revision
+                               :on-end (lambda (condition) (setf ended condition)))))
+        (watch-from (1+ next))
+        (is-true (wait-until (lambda () ended)))
+        (is (typep ended 'changes-compacted))
+        (setf ended nil)
+        (let ((watcher (watch-from next)))
+          (is-true (wait-until (lambda () (workflow::node-watches node))))
+          (sleep 0.2)
+          (is-false ended)
+          (end-watching watcher))))))
 
 (part too-many
   "Workflows, claims and watches are refused beyond their limits."
@@ -748,7 +780,8 @@ that is set forward or back loses nothing."
                                   wake-ups-are-not-lost claims-fit-into-an-answer
                                   claims-do-not-wait-though-there-is-something
                                   watches-of-all-say-where-they-go-on
-                                  watches-of-workflows workers-do-steps))
+                                  watches-of-workflows watches-whose-function-fails
+                                  watches-from-where-the-store-has-not-been workers-do-steps))
              (etcd:close-etcd *etcd*)))
       (memory:close-engine engine))))
 
