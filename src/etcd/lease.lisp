@@ -137,16 +137,25 @@ until it signals no ETCD-ERROR. KEY, a string, is what FORGET-CHORE knows it by.
       (setf (lease-chores lease)
             (remove key (lease-chores lease) :key #'car :test #'string=)))))
 
+(defun set-chores (lease chore &rest again)
+  "CHORE of LEASE was done, or follows as AGAIN, a list of it, behind the others."
+  (sb-thread:with-mutex ((lease-lock lease))
+    (setf (lease-chores lease) (append (remove chore (lease-chores lease)) again))))
+
 (defun do-chores (lease seconds)
-  "Do the chores of LEASE, each within SECONDS; what fails stays."
-  (dolist (chore (lease-chores lease))
-    (sb-thread:with-mutex ((lease-chore-lock lease))
-      (when (member chore (lease-chores lease))
-        (handler-case (with-errand ((lease-errand lease))
-                        (funcall (the function (cdr chore)) seconds)
-                        (sb-thread:with-mutex ((lease-lock lease))
-                          (setf (lease-chores lease) (remove chore (lease-chores lease)))))
-          (etcd-error ()))))))
+  "Do the chores of LEASE, all within SECONDS, until one fails, lest they keep the lease from being
+renewed. The others come first the next time."
+  (loop with end = (loop:notice-end seconds)
+        for chore in (lease-chores lease)
+        while (< (now-ns) end)
+        do (sb-thread:with-mutex ((lease-chore-lock lease))
+             (when (member chore (lease-chores lease))
+               (handler-case (with-errand ((lease-errand lease))
+                               (funcall (the function (cdr chore)) (seconds-left end))
+                               (set-chores lease chore))
+                 (etcd-error ()
+                   (set-chores lease chore chore)
+                   (return)))))))
 
 (defun lose-lease (lease condition)
   "LEASE has ended, as CONDITION says, though nobody has revoked it."
@@ -194,43 +203,54 @@ until it signals no ETCD-ERROR. KEY, a string, is what FORGET-CHORE knows it by.
   (ask etcd #'leases:lease-time-to-live
        (pb:make-lease-time-to-live-request :id id :keys keys) timeout :twice t))
 
-(defun ask-for-lease (etcd seconds id timeout)
-  "Have ETCD grant a lease of SECONDS with the number ID, within TIMEOUT. Return its number, which a
-store that chooses by itself may have chosen, and how many seconds it has. It is asked for again if
-no answer comes: if there is one with ID then, it is the one that was asked for."
-  (let ((end (loop:notice-end (or timeout (etcd-timeout etcd)))) (perhaps-done nil))
+(defun ask-for-lease (etcd seconds id end)
+  "Have ETCD grant a lease of SECONDS with the number ID, until END. Return its number, which a
+store that chooses by itself may have chosen, and how many seconds it has. Without ID it has a
+random number, and is asked for again if no answer comes: if there is one of that number then, it is
+the one that was asked for. One with ID may be somebody else's, so that is not asked for again."
+  (let ((perhaps-done nil)
+        (random (if (member id '(nil 0))
+                    (1+ (random most-positive-fixnum (make-random-state t)))
+                    nil)))
     (call-again
-     end t
+     end (and random t)
      (lambda ()
        (handler-case
            (let ((response (ask etcd #'leases:lease-grant
-                                (pb:make-lease-grant-request :ttl seconds :id id)
+                                (pb:make-lease-grant-request :ttl seconds :id (or random id))
                                 (seconds-left end))))
              (values (pb:lease-grant-response-id response)
                      (pb:lease-grant-response-ttl response)))
          (lease-exists (error)
-           (unless perhaps-done (error error))
-           (values id (pb:lease-time-to-live-response-granted-ttl
-                       (time-to-live etcd id nil (seconds-left end)))))
+           (unless (and random perhaps-done) (error error))
+           (values random (pb:lease-time-to-live-response-granted-ttl
+                           (time-to-live etcd random nil (seconds-left end)))))
          (etcd-error (error)
            (when (etcd-error-perhaps-done-p error) (setf perhaps-done t))
            (error error)))))))
+
+(defun freshen-lease (lease end-ns)
+  "Renew LEASE once, until END-NS, if the answer to the request for it has come so late that less
+than two thirds of its time are left for certain. Signal an ETCD-ERROR if it may have ended."
+  (when (< (* 3 (seconds-until lease)) (* 2 (lease-seconds lease)))
+    (handler-case (renew-lease lease :timeout (seconds-left end-ns))
+      (lease-not-found ()
+        (error 'unavailable :text "the answer to the request for a lease has come too late"))
+      (etcd-error (error)
+        (unless (lease-alive-p lease) (error error))))))
 
 (defun grant-lease (etcd seconds &key (keep-alive t) id on-loss timeout)
   "Return a new lease of at least SECONDS, an integer, 2 at least unless etcd says otherwise. ID is
 its number, by default a random one. With KEEP-ALIVE, the default, a thread renews it until it is
 revoked or ETCD is closed. If that fails for so long that it may have ended, or etcd says that it
 has, ON-LOSS is called with an ETCD-ERROR, on that thread; see ON-LEASE-LOSS. Signal an ETCD-ERROR,
-LEASE-EXISTS if there is one with this ID. From any thread."
+LEASE-EXISTS if there is one with this ID; of one with an ID that gets no answer
+ETCD-ERROR-PERHAPS-DONE-P says whether it may be there. From any thread."
   (check-type seconds (integer 1 9000000000))
-  (let ((asked (lease-now-ns)))
-    (multiple-value-bind (number granted)
-        (ask-for-lease etcd seconds
-                       (if (member id '(nil 0))
-                           (1+ (random most-positive-fixnum (make-random-state t)))
-                           id)
-                       timeout)
+  (let ((asked (lease-now-ns)) (end (loop:notice-end (or timeout (etcd-timeout etcd)))))
+    (multiple-value-bind (number granted) (ask-for-lease etcd seconds id end)
       (let ((lease (%make-lease etcd number granted (+ asked (seconds-ns granted)))))
+        (freshen-lease lease end)
         (when on-loss (on-lease-loss lease on-loss))
         (when keep-alive (begin-keeping lease))
         lease))))

@@ -65,7 +65,8 @@ compacted; nil if it was not there.")
   (progress 0 :type (signed-byte 64))   ; the revision that the last progress is of
   (progress-count 0 :type (integer 0))  ; how often progress was told
   (trouble nil :type (or null condition)) ; what has ended it, or keeps it from being opened
-  (call nil))                           ; its stream, while it has one
+  (call nil)                            ; its stream, while it has one
+  (send-lock (sb-thread:make-mutex :name "clgrpc watch requests") :read-only t)) ; of that
 
 (declaim (sb-ext:freeze-type watch))
 
@@ -242,11 +243,12 @@ until there are as many revisions again, or pass changes by."
         (read-key (watch-start watch) nil)))))
 
 (defun suspicious-p (watch header)
-  "True if etcd may not be what it was to WATCH, which goes on with a response that has HEADER."
+  "True if etcd may not be what it was to WATCH, or to its user, who has given it a mark; the watch
+goes on with a response that has HEADER."
   (or (< (header-revision header) (watch-seen watch))
+      (watch-mark watch)
       (and (watch-begun watch)
-           (or (watch-mark watch)
-               (/= (pb:response-header-raft-term header) (watch-term watch))
+           (or (/= (pb:response-header-raft-term header) (watch-term watch))
                (/= (pb:response-header-cluster-id header) (watch-cluster watch))))))
 
 (defun note-store (watch response)
@@ -267,8 +269,11 @@ until there are as many revisions again, or pass changes by."
   "Tell what one stream brings, until it breaks or WATCH ends. Signal an ETCD-ERROR in any case."
   (with-etcd-errors
     (rpc:with-call (call (open-stream watch))
-      (when (set-watch watch (lambda () (setf (watch-call watch) call)))
-        (rpc:send call (creation watch))
+      (when (sb-thread:with-mutex ((watch-send-lock watch))
+              ;; known before this may wait, so that CANCEL-WATCH ends it; what others send follows
+              (when (set-watch watch (lambda () (setf (watch-call watch) call)))
+                (rpc:send call (creation watch))
+                t))
         (loop for response = (rpc:receive call)
               while (and response (watch-open-p watch))
               do (note-store watch response)
@@ -418,10 +423,12 @@ function, that call is the last."
         (and (watch-open-p watch) (watch-call watch)))
       (error 'unavailable :text "the watch is not open")))
 
-(defun ask-for-progress (call)
-  "Ask for the progress of the watches of CALL; one that has ended is asked for nothing."
-  (handler-case (rpc:send call (pb:make-watch-request
-                                :progress-request (pb:make-watch-progress-request)))
+(defun ask-for-progress (watch call end-ns)
+  "Ask for the progress of the watches of CALL, a stream of WATCH's; one that has ended is asked for
+nothing, nor is one on which others send until END-NS."
+  (handler-case (sb-thread:with-mutex ((watch-send-lock watch) :timeout (seconds-left end-ns))
+                  (rpc:send call (pb:make-watch-request
+                                  :progress-request (pb:make-watch-progress-request))))
     (status:rpc-error ())))
 
 (defun await-progress (watch &key (revision 0) timeout)
@@ -436,7 +443,7 @@ client, or WATCH ends. From any thread but the watch's own."
     (loop
       (let ((call (await-call watch end))
             (again (min end (loop:notice-end +progress-seconds+))))
-        (ask-for-progress call)
+        (ask-for-progress watch call again)
         (sb-thread:with-mutex ((watch-lock watch))
           (flet ((there-p ()
                    (and (/= count (watch-progress-count watch))

@@ -195,7 +195,7 @@ meanwhile."
         (begin-store store)
         (etcd:count-entries *etcd* :prefix "" :timeout +patience+)
         (put-server (second servers))
-        (is-true (answers-p channel '(0 1) :seconds 10))))))
+        (is-true (answers-p channel '(0 1) :seconds +patience+))))))
 
 (test etcd-loses-its-data
   "A channel has its servers meanwhile, and those that register themselves afterwards."
@@ -214,7 +214,7 @@ meanwhile."
           (begin-store store)
           (is (= 0 (who channel)))
           (register (second servers))
-          (is-true (answers-p channel '(0 1) :seconds 15)))))))
+          (is-true (answers-p channel '(0 1) :seconds +patience+)))))))
 
 (test etcd-comes-late
   "A channel made while etcd is away finds its servers when it comes."

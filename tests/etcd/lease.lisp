@@ -196,6 +196,82 @@ the number. One of a number that is there already is not taken for it."
         (signals etcd:lease-exists (etcd:grant-lease *etcd* 30 :id (etcd:lease-id lease)))
         (is (= 3 asked))))))
 
+(test leases-of-a-chosen-number-whose-grant-got-no-answer
+  "A lease whose number was chosen is not asked for again if no answer comes: one that is there then
+may be somebody else's."
+  (with-stand-in (store other)
+    (let ((asked 0))
+      (with-hook (store name request next)
+        (cond ((eq :lease-grant name)
+               (incf asked)
+               (next)
+               (status:fail :unavailable "etcdserver: leader changed"))
+              (t (next))))
+      (handler-case (progn (etcd:grant-lease *etcd* 30 :id 4711 :keep-alive nil)
+                           (fail "no answer has come"))
+        (etcd:unavailable (error) (is-true (etcd:etcd-error-perhaps-done-p error))))
+      (is (= 1 asked))
+      (signals etcd:lease-exists (etcd:grant-lease *etcd* 30 :id 4711 :keep-alive nil)))))
+
+(test leases-whose-grant-was-slow
+  "A lease that was granted late is renewed at once if much of its time may be over; if that fails
+it is one as long as it has not ended for certain."
+  (with-stand-in (store other)
+    (let* ((late 0) (delay 0) (renewals 0) (renewal :answered)
+           (etcd::*suspension* (lambda () (base:seconds-ns late))))
+      (with-hook (store name call next)
+        (case name
+          (:lease-grant
+           (incf late delay)
+           (next))
+          (:lease-keep-alive
+           (incf renewals)
+           (ecase renewal
+             (:answered (next))
+             (:unanswered (rpc:finish call) call)
+             (:refused
+              (mapc (lambda (number) (etcd:revoke-lease (etcd:lease-by-number other number)))
+                    (etcd:list-leases other))
+              (next))))
+          (t (next))))
+      (flet ((alive-p (seconds answer)
+               (setf delay seconds renewal answer)
+               (etcd:lease-alive-p (etcd:grant-lease *etcd* 60 :keep-alive nil))))
+        (is-true (alive-p 0 :answered))
+        (is (= 0 renewals))
+        (is-true (alive-p 61 :answered))
+        (is (= 1 renewals))
+        (is-true (alive-p 30 :answered))
+        (is-true (alive-p 30 :unanswered))
+        (is (= 3 renewals))
+        (signals etcd:unavailable (alive-p 61 :unanswered))
+        (signals etcd:unavailable (alive-p 61 :refused))))))
+
+(test chores-hold-up-no-renewal
+  "What a lease's thread has to do besides it leaves when one of it fails, or when the time is over;
+it goes on behind that one."
+  (with-stand-in (store other)
+    (let ((lease (etcd:grant-lease *etcd* 60 :keep-alive nil)) (done '()))
+      (flet ((add (key fails)
+               (clgrpc.etcd::add-chore lease key
+                                       (lambda (seconds)
+                                         (declare (ignore seconds))
+                                         (push key done)
+                                         (when fails (error 'etcd:unavailable :text "not now")))))
+             (done (seconds)
+               (setf done '())
+               (clgrpc.etcd::do-chores lease seconds)
+               (reverse done)))
+        (add "c" nil)
+        (add "b" t)
+        (add "a" nil)
+        (is (equal '() (done 0)))
+        (is (equal '("a" "b") (done +patience+)))
+        (is (equal '("c" "b") (done +patience+)))
+        (is (equal '("b") (done +patience+)))
+        (clgrpc.etcd::forget-chore lease "b")
+        (is (equal '() (done +patience+)))))))
+
 (store-test suspended-machines-hold-no-leases
   "What was granted before a machine was suspended may have ended when it goes on, though the clock
 of its loops stood still meanwhile."

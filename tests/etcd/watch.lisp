@@ -191,6 +191,28 @@ back."
       (etcd:cancel-watch watch)
       (signals etcd:unavailable (etcd:await-progress watch)))))
 
+(test progress-is-asked-for-behind-the-watch
+  "Whoever asks for progress while a watch goes on with a new stream waits until etcd was told what
+to watch there."
+  (with-stand-in (store other)
+    (let ((watch (hear :key "a")) (asking nil) (early nil))
+      (sb-int:encapsulate 'clgrpc.etcd::creation 'ask
+                          (lambda (function watch)
+                            (setf asking (sb-thread:make-thread
+                                          (lambda ()
+                                            (clgrpc.etcd::ask-for-progress
+                                             watch (clgrpc.etcd::watch-call watch)
+                                             (loop:notice-end +patience+)))))
+                            (sleep 0.1)
+                            (setf early (not (sb-thread:thread-alive-p asking)))
+                            (funcall function watch)))
+      (unwind-protect (progn (break-streams store)
+                             (is-true (wait-until (lambda () asking)))
+                             (sb-thread:join-thread asking))
+        (sb-int:unencapsulate 'clgrpc.etcd::creation 'ask))
+      (is-false early)
+      (is-true (etcd:await-progress watch :timeout +patience+)))))
+
 (test stores-that-have-gone-back
   "A watch of a store that has lost its data says so, and ends; it does not wait until the store has
 as many revisions again."
@@ -322,6 +344,18 @@ says that it is compacted."
         (is (eq condition ended))
         (is (not (eq :error (sb-thread:join-thread (clgrpc.etcd::watch-thread watch)
                                                    :default :error))))))))
+
+(test a-store-that-was-replaced-before-its-watch
+  "A watch after what was read in another store, which had the same revisions, is not begun: it would
+pass by what has been put there."
+  (with-stand-in (store other)
+    (etcd:put *etcd* "a" "1")
+    (multiple-value-bind (mark revision) (etcd:fetch *etcd* "a")
+      (etcd:cancel-watch (hear :prefix "" :after revision :mark mark))
+      (replace-store store (lambda (etcd)
+                             (etcd:put etcd "b" "1")
+                             (etcd:put etcd "a" "1")))
+      (signals etcd:future-revision (hear :prefix "" :after revision :mark mark)))))
 
 (test another-store-is-noticed
   "A store that has lost its data, and has as many revisions again when the watch comes back, is
