@@ -26,6 +26,9 @@ changed. It is a PROGRAM-ERROR, as wrong arguments are anywhere in Common Lisp."
 signalled, also an RPC-ERROR of its own calls, says nothing of the stream, so this carries it out of
 what handles the stream's conditions."))
 
+(document-functions
+  function-failed-cause "The condition that the function has signalled.")
+
 (define-condition limit-exceeded (clgrpc-error)
   (;; the name of the row of the options table
    (option :initarg :option :reader limit-exceeded-option)
