@@ -51,11 +51,21 @@ so that the answer is another when they have left."
                  (wire:wire-post call (lambda () (look-at-unsent request sending))))
                nil))))
 
+(defun post-chunk (request sending octets)
+  "Have the loop send OCTETS, which are the connection's from now on, in REQUEST's response."
+  (let ((call (http-request-call request)))
+    (wire:post-in-turn call (length octets)
+                       (lambda ()
+                         (unless (call-status call)
+                           (funcall (carrier-chunk (http-request-carrier request)) call octets)
+                           (look-at-unsent request sending))))))
+
 (defun send-chunk (request chunk)
   "Send CHUNK, a string, which becomes UTF-8, or octets, as the next part of the response to REQUEST
-that BEGIN-RESPONSE has begun. Return true; or nil, and send nothing, if the response has ended, or
-if so much of it waits for a slow peer that this would make it more than the option
-send-budget-octets. Signal MISUSE if the response has not been begun. From any thread."
+that BEGIN-RESPONSE has begun; CHUNK may be changed afterwards. Return true; or nil, and send
+nothing, if the response has ended, or if so much of it waits for a slow peer that this would make
+it more than the option send-budget-octets. Signal MISUSE if the response has not been begun. From
+any thread."
   (let* ((sending (check-begun request))
          (call (http-request-call request))
          (octets (if (stringp chunk) (string-octets chunk) (coerce chunk 'octets)))
@@ -63,12 +73,9 @@ send-budget-octets. Signal MISUSE if the response has not been begun. From any t
     (cond ((call-status call) nil)
           ((zerop count) t)
           ((not (room-for-chunk-p request sending count)) nil)
-          (t (wire:post-in-turn call count
-                                (lambda ()
-                                  (unless (call-status call)
-                                    (funcall (carrier-chunk (http-request-carrier request)) call
-                                             octets)
-                                    (look-at-unsent request sending))))
+          (t (post-chunk request sending
+                         ;; the caller may go on to use its own for something else
+                         (if (eq octets chunk) (copy-seq octets) octets))
              t))))
 
 (defun end-response (request)

@@ -66,6 +66,20 @@
       (is (string= "onetwo" (body-text exchange)))
       (is (null (exchange-reset exchange))))))
 
+(test octets-that-are-used-again
+  "What was sent goes out as it was, whatever its octets are used for while it waits."
+  (with-fallback (peer server #'tell-request :options (list :http (list (events-handler))))
+    (setf *begun* nil)
+    (let ((exchange (send-request peer "/events" :method "GET" :content-type nil))
+          (chunk (make-array 100000 :element-type '(unsigned-byte 8) :initial-element 1)))
+      (is-true (await-peer peer (lambda () (exchange-headers exchange))))
+      (is-true (grpc:send-chunk *begun* chunk)) ; more than the window
+      (fill chunk 2)
+      (grpc:end-response *begun*)
+      (is-true (await-peer peer (lambda () (exchange-ended exchange))))
+      (is (= 100000 (length (exchange-data-octets exchange))))
+      (is (every (lambda (octet) (= 1 octet)) (exchange-data-octets exchange))))))
+
 (test responses-end-with-their-handler
   "A handler that returns something else than its request ends its response; one that fails cuts it
 off, so that nobody takes it for whole."
