@@ -217,14 +217,19 @@ last of which may overlap the one before it."
   "How many octets fit after the end of BUFFER before it must grow."
   (- (length (buffer-octets buffer)) (buffer-end buffer)))
 
+(define-hot grown-length ((length index) (count index)) index
+  "How long the octets of a buffer, now LENGTH, are to be for COUNT: at least twice as long."
+  (let ((need (max (* 2 length) count)))
+    (if (< need 1048576)
+        (ash 1 (integer-length (1- need))) ; so that those of many buffers are alike
+        need)))
+
 (define-hot grow-buffer ((buffer buffer) (count index)) octets
   (let* ((fill (buffer-fill buffer))
          (old (buffer-octets buffer))
          (new (if (<= (+ fill count) (ash (length old) -1))
                   old                   ; enough room once moved to the front
-                  ;; a power of two, so that those of many buffers are alike
-                  (make-array (ash 1 (integer-length (1- (max (* 2 (length old)) (+ fill count)))))
-                              :element-type 'octet))))
+                  (make-array (grown-length (length old) (+ fill count)) :element-type 'octet))))
     (copy-octets old (buffer-start buffer) (buffer-end buffer) new 0)
     (setf (buffer-octets buffer) new
           (buffer-start buffer) 0

@@ -1,4 +1,4 @@
-;;;; Copies of octets: few by words, many by lanes, within one vector in either direction.
+;;;; Octets: copies, few by words, many by lanes, within one vector in either direction; buffers.
 
 (in-package #:clgrpc.tests.base)
 (in-suite :clgrpc.base)
@@ -60,3 +60,16 @@
     (loop for (start end at) in '((0 11 0) (0 10 1) (5 4 0) (11 11 0) (0 1 10))
           do (signals type-error (copy-octets octets start end others at)))
     (is (= 10 (copy-octets octets 10 10 others 10)))))
+
+(test buffers-grow
+  "To a power of two while they are short, then to what they need or twice what they have."
+  (flet ((size-after (&rest counts)
+           (let ((buffer (make-buffer :size 16)))
+             (dolist (count counts (length (buffer-octets buffer)))
+               (append-octets buffer (make-octets count))))))
+    (is (= 16 (size-after 16)))
+    (is (= 32 (size-after 16 1)))
+    (is (= 1024 (size-after 16 1000)))
+    (is (= 1048576 (size-after 600000)))
+    (is (= 1500000 (size-after 1500000)))
+    (is (= 3000000 (size-after 1500000 1)))))
