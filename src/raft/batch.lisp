@@ -13,6 +13,7 @@
 (defstruct (batch (:constructor make-batch (parcels)) (:copier nil))
   "What is sent in one request, and answered at once."
   (parcels '() :type list :read-only t) ; oldest first
+  (noted nil :type boolean)             ; the meter has it
   (sent-ns 0 :type nanoseconds))        ; when it was given to the stream
 
 (declaim (sb-ext:freeze-type parcel batch))

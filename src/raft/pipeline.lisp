@@ -146,10 +146,9 @@ were not, and what gave the stream up, if anything. Its lock is held."
         (rpc:after call (if due-ns (ns-seconds (- due-ns now)) (peer-timeout peer))
                    (lambda () (watch-stream peer call))))))
 
-(defun open-stream (peer)
-  "Begin a stream to PEER, which has none. Only the thread that is pumping does."
-  (let* ((pipe (peer-pipe peer))
-         (call (methods:pipeline-entries (peer-channel peer) :open :wait-for-ready t)))
+(defun set-up-stream (peer call)
+  "Make CALL the stream of PEER, which has none."
+  (let ((pipe (peer-pipe peer)))
     (when (sb-thread:with-mutex ((pipe-lock pipe))
             (setf (pipe-call pipe) call
                   (pipe-since-ns pipe) (loop:world-now))
@@ -160,6 +159,20 @@ were not, and what gave the stream up, if anything. Its lock is held."
     (rpc:on-writable call (lambda () (pump peer :room t)))
     (rpc:on-end call (lambda () (end-stream peer call)))
     (watch-stream peer call)))
+
+(defun drop-stream (pipe call)
+  "CALL could not be made the stream of PIPE, and nobody may look after it: end it."
+  (sb-thread:with-mutex ((pipe-lock pipe))
+    (when (eq call (pipe-call pipe)) (setf (pipe-call pipe) nil)))
+  (loop:cancel call))
+
+(defun open-stream (peer)
+  "Begin a stream to PEER, which has none. Only the thread that is pumping does."
+  (let ((call (methods:pipeline-entries (peer-channel peer) :open :wait-for-ready t))
+        (unwound t))
+    (unwind-protect (progn (set-up-stream peer call)
+                           (setf unwound nil))
+      (when unwound (drop-stream (peer-pipe peer) call)))))
 
 ;;; Sending
 
@@ -174,6 +187,10 @@ were not, and what gave the stream up, if anything. Its lock is held."
              (take-batch (pipe-waiting pipe) (peer-batch-entries peer)
                          (peer-batch-octets peer))))))
 
+(defun needs-stream-p (pipe)
+  "True if something waits in PIPE for a stream that may be begun. Its lock is held."
+  (and (null (pipe-call pipe)) (fifo-items (pipe-waiting pipe)) (not (pipe-ending pipe))))
+
 (defun next-step (peer)
   "What the thread that is pumping does next: a batch to be sent, which counts as sent, and its
 stream; :OPEN; :CLOSE; or nil, and then it is pumping no longer."
@@ -185,9 +202,7 @@ stream; :OPEN; :CLOSE; or nil, and then it is pumping no longer."
                (incf (pipe-sent-count pipe))
                (setf (pipe-rung pipe) nil)
                (values batch (pipe-call pipe)))
-              ((and (null (pipe-call pipe)) (fifo-items (pipe-waiting pipe))
-                    (not (pipe-ending pipe)))
-               (if (pipe-closed pipe) :close :open))
+              ((needs-stream-p pipe) (if (pipe-closed pipe) :close :open))
               (t (setf (pipe-pumping pipe) nil)))))))
 
 (defun hold-batch (pipe call batch)
@@ -210,39 +225,52 @@ stream; :OPEN; :CLOSE; or nil, and then it is pumping no longer."
   "Send BATCH on CALL, the stream of PEER, if that has room for it."
   (handler-case
       (flet ((note ()
-               (note-sent (peer-meter peer) "pipeline-entries" (batch-entries batch)
-                          (batch-octets batch))))
+               (unless (shiftf (batch-noted batch) t)
+                 (note-sent (peer-meter peer) "pipeline-entries" (batch-entries batch)
+                            (batch-octets batch)))))
         (setf (batch-sent-ns batch) (loop:world-now))
-        ;; nobody else sends, so there is no less room than it says; who is answered finds it noted
-        (cond ((rpc:room-p call)
-               (note)
-               (rpc:try-send call (batch-request batch)))
-              ((rpc:try-send call (batch-request batch)) (note))
-              (t (hold-batch (peer-pipe peer) call batch))))
+        ;; who is answered finds it noted; but the loop may yet take the room that there seems to be
+        (when (rpc:room-p call) (note))
+        (if (rpc:try-send call (batch-request batch))
+            (note)
+            (hold-batch (peer-pipe peer) call batch)))
     (serious-condition (condition)
       ;; of a stream that has ended its end tells; it may be that the request is too long
       (unless (rpc:call-status call) (give-up-stream peer call (proper-error condition))))))
 
+(defun take-waiting (pipe)
+  "Take the parcels that wait for a stream out of PIPE. Its lock is held."
+  (when (needs-stream-p pipe) (nth-value 1 (empty-pipe pipe))))
+
+(defun tell-waiting (peer parcels error)
+  "Tell of ERROR those who gave PARCELS, which TAKE-WAITING has returned."
+  (when parcels
+    (let ((pipe (peer-pipe peer)))
+      (unwind-protect (conclude peer parcels nil error)
+        (sb-thread:with-mutex ((pipe-lock pipe))
+          (setf (pipe-ending pipe) nil))))))
+
 (defun fail-waiting (peer error)
   "No stream to PEER can be begun: tell those who wait for one."
-  (let* ((pipe (peer-pipe peer))
-         (parcels (sb-thread:with-mutex ((pipe-lock pipe))
-                    (nth-value 1 (empty-pipe pipe)))))
-    (unwind-protect (conclude peer parcels nil error)
-      (sb-thread:with-mutex ((pipe-lock pipe))
-        (setf (pipe-ending pipe) nil)))))
+  (let ((pipe (peer-pipe peer)))
+    (tell-waiting peer
+                  (sb-thread:with-mutex ((pipe-lock pipe)) (take-waiting pipe))
+                  error)))
 
 (defun stop-pumping (peer)
   "The thread that was pumping was unwound, and nobody knows what it has sent."
-  (let* ((pipe (peer-pipe peer))
-         (call (sb-thread:with-mutex ((pipe-lock pipe))
-                 (setf (pipe-pumping pipe) nil)
-                 (pipe-call pipe)))
-         (trouble (local-error :aborted "the thread that sent to ~A was ended"
-                               (peer-name peer))))
-    (if call
-        (give-up-stream peer call trouble)
-        (fail-waiting peer trouble))))
+  (let ((pipe (peer-pipe peer))
+        (trouble (local-error :aborted "the thread that sent to ~A was ended" (peer-name peer))))
+    (multiple-value-bind (call parcels)
+        (sb-thread:with-mutex ((pipe-lock pipe))
+          ;; at once, lest another thread begin a stream in between, which would be forgotten
+          (setf (pipe-pumping pipe) nil)
+          (if (pipe-call pipe)
+              (pipe-call pipe)
+              (values nil (take-waiting pipe))))
+      (cond (call (give-up-stream peer call trouble))
+            (t (tell-waiting peer parcels trouble)
+               (pump peer))))))         ; what was given while they were told
 
 (defun pump-on (peer)
   "Send what may be sent to PEER, as the only thread that does."

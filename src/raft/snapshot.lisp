@@ -31,16 +31,20 @@ the thread of INSTALL-SNAPSHOT.")
       (error "~S gave something else than ~D octets from ~D on." source count offset))
     octets))
 
-(defun source-crc32c (source octets chunk-octets)
-  "The CRC-32C of SOURCE, which has so many OCTETS."
+(defun source-crc32c (source octets chunk-octets end-ns)
+  "The CRC-32C of SOURCE, which has so many OCTETS. Signal an RPC-ERROR if it is not there by
+END-NS."
   (let ((crc 0))
     (loop for offset from 0 below octets by chunk-octets
-          do (setf crc (crc32c (read-part source offset (min chunk-octets (- octets offset)))
+          do (when (>= (loop:world-now) end-ns)
+               (error (local-error :deadline-exceeded
+                                   "the time was up before the snapshot was read")))
+             (setf crc (crc32c (read-part source offset (min chunk-octets (- octets offset)))
                                :crc crc)))
     crc))
 
-(defun complete-header (header source chunk-octets)
-  "HEADER with the length and check sum of SOURCE."
+(defun complete-header (header source chunk-octets end-ns)
+  "HEADER with the length and check sum of SOURCE. Signal an RPC-ERROR if that takes until END-NS."
   (let ((octets (snapshot-octets source)))
     (v1:make-snapshot-header
      :term (v1:snapshot-header-term header) :leader (v1:snapshot-header-leader header)
@@ -49,7 +53,7 @@ the thread of INSTALL-SNAPSHOT.")
      :configuration (v1:snapshot-header-configuration header)
      :octets octets
      :crc32c (if (zerop (v1:snapshot-header-crc32c header))
-                 (source-crc32c source octets chunk-octets)
+                 (source-crc32c source octets chunk-octets end-ns)
                  (v1:snapshot-header-crc32c header)))))
 
 ;;; One stream
@@ -138,7 +142,8 @@ threads go one after the other. From any thread but a loop's."
          (handler-bind ((status:rpc-error (lambda (error)
                                             (setf status (status:rpc-error-status error)))))
            (with-turn (peer :install-snapshot end-ns)
-             (prog1 (send-until-installed peer (complete-header header source chunk-octets) source
-                                          chunk-octets end-ns)
+             (prog1 (send-until-installed peer
+                                          (complete-header header source chunk-octets end-ns)
+                                          source chunk-octets end-ns)
                (setf status :ok))))
       (note-answered (peer-meter peer) "install-snapshot" status began-ns))))

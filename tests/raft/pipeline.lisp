@@ -164,7 +164,58 @@ were called with, (index . match index or status), in the order of the calls."
       (grpc:filter-messages call :outgoing (lambda (message) (funcall function) message))
       call)))
 
+(defun call-with-stand-in (name function body)
+  "Call BODY while NAME, the name of a function, means FUNCTION, of that function and its
+arguments."
+  (unwind-protect (progn (sb-int:encapsulate name 'stand-in function)
+                         (funcall body))
+    (sb-int:unencapsulate name 'stand-in)))
+
+(test a-stream-with-less-room-than-it-said
+  "What it refuses though it had room is sent later, in its turn, and the answers are those to it."
+  (let ((member (make-instance 'member)) (refuses t))
+    (with-member (peer member)
+      (call-with-stand-in
+       'clgrpc.rpc:try-send
+       (lambda (function call message &rest options)
+         (if (shiftf refuses nil)
+             nil
+             (apply function call message options)))
+       (lambda ()
+         (let ((told (give-entries peer 3)))
+           (is (zerop (getf (raft:peer-statistics peer) :under-way)))
+           (is (zerop (member-requests member)))
+           (clgrpc.raft::pump peer :room t)
+           (is-true (raft:flush-pipeline peer :timeout 20))
+           (is (equal '((1 . 1) (2 . 3) (3 . 3)) (funcall told)))
+           (is (equal (up-to 3) (reverse (member-indices member))))
+           (is (= 3 (getf (raft:peer-statistics peer) :entries)))))))))
+
 (define-condition trouble (serious-condition) ())
+
+(test a-stream-that-is-not-set-up
+  "Its call is ended, who waited for it is told, and the next stream is as any other."
+  (dolist (leave (list (lambda () (throw 'out nil))
+                       (lambda () (error 'trouble))))
+    (let ((call nil) (error nil))
+      (with-member (peer (make-instance 'member))
+        (call-with-stand-in
+         'clgrpc.raft::watch-stream
+         (lambda (function peer its-call)
+           (declare (ignore function peer))
+           (setf call its-call)
+           (funcall leave))
+         (lambda ()
+           (catch 'out
+             (raft:pipeline-entries peer (request 0 1) (lambda (response problem)
+                                                         (declare (ignore response))
+                                                         (setf error problem))))))
+        (is-true (raft:flush-pipeline peer :timeout 20))
+        (is (typep error 'grpc:rpc-error))
+        (is-true (await-true (lambda () (eq :cancelled (clgrpc.rpc:call-status call)))))
+        (let ((told (give-entries peer 5)))
+          (is-true (raft:flush-pipeline peer :timeout 20))
+          (is (equal (up-to 5) (mapcar #'car (funcall told)))))))))
 
 (test a-thread-that-is-unwound-while-it-sends
   "It takes nobody along: what is under way ends, and what comes later is sent."

@@ -43,6 +43,26 @@
       (is (equal '(0 0 0) (member-begins member)))
       (is (zerop (member-installed member))))))
 
+(defclass slow-source ()
+  ((reads :initform 0 :accessor source-reads)) ; how often something was read
+  (:documentation "A snapshot of 1000 octets, each of which takes 10 ms."))
+
+(defmethod raft:snapshot-octets ((source slow-source)) 1000)
+
+(defmethod raft:read-snapshot ((source slow-source) offset count)
+  (incf (source-reads source))
+  (sleep 1/100)
+  (make-octets count))
+
+(test a-snapshot-that-takes-long-to-read
+  "The time counts for the check sum, too."
+  (let ((source (make-instance 'slow-source)) (member (make-instance 'member)))
+    (with-member (peer member)
+      (signals grpc:deadline-exceeded
+        (raft:install-snapshot peer (header 1) source :timeout 1/10 :chunk-octets 1))
+      (is (< 0 (source-reads source) 50))
+      (is (null (member-begins member))))))
+
 (defun cut-snapshot (simulation)
   "A snapshot is sent over a slow network that cuts connections."
   (let* ((chance (sim:make-chance (sim:simulation-seed simulation)))
