@@ -213,7 +213,7 @@ bounds the memory of a call that does not read."))
 encoding (RFC 7541 4.2).")
    (max-frame-octets 16384 16384 1048576 "octets"
     "Largest frame payload accepted. Larger frames only make other streams wait longer.")
-   (connection-window-octets 16777216 65535 134217728 "octets"
+   (connection-window-octets 4194304 65535 134217728 "octets"
     "What a peer may send on all streams of a connection before we read it. The window is given
 back as octets arrive, even if their calls do not read, until half of max-held-octets waits.")
    (max-held-octets 67108864 65536 1099511627776 "octets"

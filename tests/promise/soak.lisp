@@ -83,10 +83,14 @@ status or a list of such, which must be among STATUSES."
                                (declare (ignorable ,random))
                                ,@body))))))
 
+(defvar *last-error* nil "The RPC-ERROR by which the last of this thread's calls ended that did.")
+
 (defun ending (function)
   "How the call ends that FUNCTION makes, which returns whether the answer was right."
   (handler-case (if (funcall function) :ok :wrong-answer)
-    (status:rpc-error (error) (status:rpc-error-status error))))
+    (status:rpc-error (error)
+      (setf *last-error* error)
+      (status:rpc-error-status error))))
 
 (defmacro ending-of (&body body)
   `(ending (lambda () ,@body)))
@@ -218,11 +222,13 @@ status or a list of such, which must be among STATUSES."
   (sb-thread:with-mutex ((soak-lock soak))
     (incf (gethash (cons name status) (soak-counts soak) 0)))
   (unless (member status statuses)
-    (note-problem soak "A call of ~(~A ended with ~A~)." name status)))
+    (note-problem soak "A call of ~(~A ended with ~A~). The last error was ~A." name status
+                  *last-error*)))
 
 (defun act (soak name statuses function seed)
   "What a thread of the activity NAME does during a shift."
-  (let ((random (sb-ext:seed-random-state seed)))
+  (let ((random (sb-ext:seed-random-state seed))
+        (*last-error* nil))
     (loop until (soak-stop soak)
           do (handler-case (let ((endings (funcall function soak random)))
                              (dolist (status (if (listp endings) endings (list endings)))
