@@ -155,9 +155,10 @@ last. A failure is not told to those to come if addresses are known."
 
 (defun fetch-roster (finder)
   "Have FINDER's roster be what the store says now. Return the revision of that, and the entry that
-was changed last, if there is one."
+was changed last, if there is one; or nil if FINDER ends."
   (let ((roster (make-roster (finder-name finder))) (etcd (finder-etcd finder)) (newest nil))
     (flet ((note-entry (entry)
+             (when (finder-ended finder) (return-from fetch-roster nil))
              (when (or (null newest) (< (etcd:entry-changed newest) (etcd:entry-changed entry)))
                (setf newest entry))
              (unless (note-put roster entry)
@@ -257,10 +258,11 @@ servers had to be left out that there is room for by now."
   "Tell what FINDER's name is, and of its changes, until a watch of it or FINDER ends. Signal an
 ETCD-ERROR if it cannot be fetched."
   (multiple-value-bind (revision mark) (fetch-roster finder)
-    (tell-news finder)
-    (let ((watches (watch-name finder revision mark)))
-      (unwind-protect (follow-changes finder watches)
-        (mapc #'etcd:cancel-watch watches)))))
+    (when revision
+      (tell-news finder)
+      (let ((watches (watch-name finder revision mark)))
+        (unwind-protect (follow-changes finder watches)
+          (mapc #'etcd:cancel-watch watches))))))
 
 (defun run-finder (finder)
   "What the thread of FINDER does."
@@ -276,7 +278,8 @@ ETCD-ERROR if it cannot be fetched."
                (tell finder :failure (princ-to-string condition))
                (setf (finder-page finder) (max +shortest-page+ (floor (finder-page finder) 8)))
                (setf pause-ms (min +longest-pause-ms+ (* 2 pause-ms)))))
-           (pause-finder finder pause-ms)))
+           (pause-finder finder pause-ms)
+        finally (tell finder :failure "the client of etcd is closed")))
 
 ;;; Whose they are
 
@@ -307,7 +310,9 @@ ETCD-ERROR if it cannot be fetched."
 (defun end-thread (finder)
   (with-finder (finder) (setf (finder-ended finder) t))
   (end-age (finder-meter finder) (finder-age finder))
-  (sb-thread:join-thread (finder-thread finder) :default nil))
+  (let ((thread (finder-thread finder)))
+    ;; there is none yet if ETCD was closed before
+    (when thread (sb-thread:join-thread thread :default nil))))
 
 (defun end-finder (finder)
   "End FINDER, which nobody needs any more."

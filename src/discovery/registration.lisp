@@ -19,6 +19,7 @@
 
 (defconstant +write-seconds+ 2 "How long a request of a registration's may take.")
 (defconstant +last-seconds+ 1/2 "How long the last one may take if the one before has failed.")
+(defconstant +withdraw-seconds+ 3 "How long WITHDRAW takes at most.")
 (defconstant +first-pause-ms+ 50 "How long one waits before it is made again.")
 (defconstant +longest-pause-ms+ 2000 "The longest such wait.")
 (defconstant +own-leases+ 4 "So many leases are remembered under which the key may stand.")
@@ -104,7 +105,8 @@ kept no longer, or it is END-NS. Return what PREDICATE does."
             (registration-trouble registration) condition))))
 
 (defun ensure-lease (registration)
-  "The lease of REGISTRATION, a new one if it has none."
+  "The lease of REGISTRATION, a new one if it has none. Signal an ETCD-ERROR, also if REGISTRATION
+is to be kept no longer when that comes."
   (or (registration-lease registration)
       (let* ((number (sb-thread:with-mutex ((registration-lock registration))
                        (incf (registration-leases registration))))
@@ -114,7 +116,8 @@ kept no longer, or it is END-NS. Return what PREDICATE does."
                                       :on-loss (lambda (condition)
                                                  (lose-lease registration number condition)))))
         (unless (with-registration (registration)
-                  (when (etcd:lease-alive-p lease) (setf (registration-lease registration) lease)))
+                  (when (and (etcd:lease-alive-p lease) (not (registration-ended registration)))
+                    (setf (registration-lease registration) lease)))
           ;; nobody would end it: its thread renews it
           (etcd:revoke-lease lease :timeout +write-seconds+)
           (error 'etcd:unavailable :text "the answer to the request for a lease has come too late"))
@@ -151,12 +154,14 @@ else has put it."
 (defun put-text (registration text lease written)
   "Have the key of REGISTRATION say TEXT under LEASE; WRITTEN is true if it did when it was looked
 at last. Return what came of it: :standing if nothing was to do; :put; :renewed if it was put anew,
-since it was gone; :left if somebody else has it."
-  (cond ((null (registration-own registration))
+since it was gone; :left if somebody else has it; nil if REGISTRATION is to be kept no longer."
+  (cond ((registration-ended registration) nil)
+        ((null (registration-own registration))
          (etcd:put (registration-etcd registration) (registration-key registration) text
                    :lease lease :timeout +write-seconds+)
          :put)
         ((and written (stands-p registration text lease)) :standing)
+        ((registration-ended registration) nil)
         (t
          ;; a put whose answer is lost may have been done
          (note-own registration lease)
@@ -189,8 +194,8 @@ since it was gone; :left if somebody else has it."
                       (etcd:lease-not-found (condition)
                         (lose-lease registration (registration-leases registration) condition)
                         (error condition)))))
-      (note-outcome registration outcome lease version)
-      (unless (= version written)
+      (when outcome (note-outcome registration outcome lease version))
+      (unless (or (null outcome) (= version written))
         (log-event :info (if (eq :left outcome)
                              :server-registered-by-another
                              :server-registered)
@@ -319,28 +324,34 @@ any thread."
 From any thread."
   (say registration :state :draining))
 
-(defun stop-keeping (registration)
-  "End the thread of REGISTRATION, and wait for it."
+(defun stop-keeping (registration &optional seconds)
+  "End the thread of REGISTRATION, and wait for it, SECONDS at most if they are given: it may wait
+for an answer, and what that brings it ends itself."
   (with-registration (registration)
     (count-standing registration nil)
     (setf (registration-ended registration) t))
   (let ((thread (registration-thread registration)))
-    (when thread (sb-thread:join-thread thread :default nil)))
+    (when thread (sb-thread:join-thread thread :default nil :timeout seconds)))
   (etcd:remove-ending (registration-etcd registration) (registration-ending registration)))
+
+(defun seconds-until (end-ns)
+  "The seconds until END-NS, at least a tenth of one, so that something can be asked."
+  (max 1/10 (ns-seconds (max 0 (- end-ns (loop:world-now))))))
 
 (defun withdraw (registration)
   "End REGISTRATION: the store says nothing of its server any more, at once if etcd can be reached,
 else when the lease ends. Return in three seconds at most. From any thread."
-  (stop-keeping registration)
-  (multiple-value-bind (lease seconds)
-      (sb-thread:with-mutex ((registration-lock registration))
-        (values (shiftf (registration-lease registration) nil)
-                (if (registration-trouble registration) +last-seconds+ +write-seconds+)))
-    (when lease
-      (handler-case (etcd:revoke-lease lease :timeout seconds)
-        (etcd:etcd-error (condition)
-          (log-event :warning :server-not-withdrawn :key (registration-key registration)
-                                                    :condition (princ-to-string condition)))))
+  (let ((end-ns (loop:notice-end +withdraw-seconds+)))
+    (stop-keeping registration (- +withdraw-seconds+ +last-seconds+))
+    (multiple-value-bind (lease seconds)
+        (sb-thread:with-mutex ((registration-lock registration))
+          (values (shiftf (registration-lease registration) nil)
+                  (if (registration-trouble registration) +last-seconds+ +write-seconds+)))
+      (when lease
+        (handler-case (etcd:revoke-lease lease :timeout (min seconds (seconds-until end-ns)))
+          (etcd:etcd-error (condition)
+            (log-event :warning :server-not-withdrawn :key (registration-key registration)
+                                                      :condition (princ-to-string condition))))))
     (log-event :info :server-withdrawn :key (registration-key registration)))
   nil)
 

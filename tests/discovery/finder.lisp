@@ -43,6 +43,26 @@
                (grpc:with-channel (,channel "etcd:///greeter" ,@options) ,@body))
      (setf (discovery:default-etcd) nil)))
 
+(test a-client-that-is-closed-finds-nothing
+  "A channel by a client of etcd that was closed before says so."
+  (with-memory (engine)
+    (etcd:close-etcd *etcd*)
+    (with-name (channel)
+      (handler-case (progn (helloworld.greeter:say-hello channel (helloworld:make-hello-request)
+                                                         :timeout +patience+)
+                           (fail "there is no server"))
+        (grpc:unavailable (error)
+          (is (search "the client of etcd is closed" (grpc:rpc-error-message error))))))))
+
+(test a-finder-that-ends-fetches-no-more
+  (with-memory (engine)
+    (etcd:put *etcd* "greeter/1" (said "h:1"))
+    (let* ((roster (clgrpc.discovery::make-roster "greeter"))
+           (finder (clgrpc.discovery::%make-finder :place *etcd* :etcd *etcd* :name "greeter"
+                                                   :roster roster :ended t)))
+      (is (null (clgrpc.discovery::fetch-roster finder)))
+      (is (eq roster (clgrpc.discovery::finder-roster finder))))))
+
 (defun put-garbage (numbers)
   "Put what is no text, by NUMBERS."
   (dolist (number numbers)

@@ -165,6 +165,25 @@ ever."
         (is-true (etcd:lease-alive-p (clgrpc.discovery::ensure-lease registration)))
         (is (= 1 (length (etcd:list-leases *etcd*))))))))
 
+(test what-is-withdrawn-writes-nothing-more
+  "WITHDRAW does not wait for a thread whose request gets no answer; what that brings, a lease, is
+given back, and nothing is put any more."
+  (with-memory (engine)
+    (let* ((gate (sb-thread:make-semaphore))
+           (thread (sb-thread:make-thread (lambda () (sb-thread:wait-on-semaphore gate))))
+           (registration (clgrpc.discovery::%make-registration
+                          :etcd *etcd* :name "greeter" :key "greeter/1" :thread thread
+                          :endpoint (clgrpc.discovery::make-endpoint :address "h:1")))
+           (lease (etcd:grant-lease *etcd* 60 :keep-alive nil)))
+      (unwind-protect (progn (discovery:withdraw registration)
+                             (is-true (sb-thread:thread-alive-p thread)))
+        (sb-thread:signal-semaphore gate)
+        (sb-thread:join-thread thread))
+      (signals etcd:unavailable (clgrpc.discovery::ensure-lease registration))
+      (is (equal (list (etcd:lease-id lease)) (etcd:list-leases *etcd*)))
+      (is (null (clgrpc.discovery::put-text registration "text" lease nil)))
+      (is (null (etcd:fetch *etcd* "greeter/1"))))))
+
 (test servers-take-their-leave
   "A server that is stopped says that it drains while it still takes calls, and is gone afterwards."
   (with-store (store)
