@@ -106,7 +106,9 @@ not nil. Gives up TIMEOUT seconds after the last node went that could be reached
 once, also if the node that is asked goes and another of ADDRESS can be reached. Exits with 0; with
 1 if no node has answered in time; with 2 if the arguments are wrong."
   (grpc:with-channel (channel address
-                      :credentials (client-credentials tls-ca tls-cert tls-key tls-name))
+                      :credentials (client-credentials tls-ca tls-cert tls-key tls-name)
+                      ;; so that one that hangs is left while another may be reached
+                      :keepalive-seconds 10)
     (ecase what
       (:members (show-members channel stale json timeout))
       (:watch (watch-cluster channel revision json count timeout))

@@ -36,30 +36,52 @@ as for its JSON. From any thread."
                  (t :updated))
                (message-member (or (pb:change-member message) (pb:make-member)))))
 
+(defun tell-or-fail (function response)
+  "As TAKE-RESPONSE. Signal FUNCTION-FAILED for what FUNCTION's own calls have signalled."
+  (handler-case (take-response function response)
+    (status:rpc-error (condition) (error 'function-failed :cause condition))))
+
+(defun await-answer (call end-ns)
+  "Wait for the headers of CALL. If they are not there by END-NS, CALL is cancelled: nobody else
+would end it while its node hangs."
+  (let ((answered nil))
+    (rpc:after call (ns-seconds (max 0 (- end-ns (loop:world-now))))
+               (lambda () (unless answered (rpc:cancel call))))
+    (rpc:call-metadata call)
+    (setf answered t)))
+
 (defun follow-cluster (function channel &key (revision 0) (patience-seconds 60))
   "Call FUNCTION with what becomes of the cluster that a node at CHANNEL belongs to, in this thread:
 with :members, a list of all members by name, and their revision; or with :changes, a list of
 changes of one revision, and that. With REVISION 0 the members come first; otherwise changes from
 that revision on. When the node goes, the next that CHANNEL reaches is asked from there, so that
 each change is told once, in order; if the store has compacted what was to follow, or has gone back
-to older data, all members come again. Returns only by a non-local exit of FUNCTION, or an
-RPC-ERROR: one that does not pass, or the last when for PATIENCE-SECONDS no node has answered. From
-any thread but a loop's."
+to older data, all members come again. Returns only by a non-local exit of FUNCTION, an error in it,
+or an RPC-ERROR: one that does not pass, or the last, UNAVAILABLE if there was none, when for
+PATIENCE-SECONDS no node has answered that was asked. That a node hangs which has answered, only the
+keepalive-seconds of CHANNEL tell. From any thread but a loop's."
   (let ((end nil))                      ; when patience ends; nil while a node answers
     (loop
+      (unless end (setf end (loop:notice-end patience-seconds)))
       (handler-case
           (rpc:with-call (call (methods:watch channel (pb:make-watch-request :revision revision)))
             ;; a node that is asked answers at once, though nothing may happen for long
-            (rpc:call-metadata call)
+            (await-answer call end)
             (unless (rpc:call-status call) (setf end nil))
             (loop for response = (rpc:receive call)
                   while response
-                  do (setf revision (take-response function response)
+                  do (setf revision (tell-or-fail function response)
                            end nil)))
+        (function-failed (failure) (error (function-failed-cause failure)))
         (status:out-of-range (condition)
           (when (zerop revision) (error condition))
           (setf revision 0))
         ((or status:unavailable status:resource-exhausted status:cancelled) (condition)
           (unless end (setf end (loop:notice-end patience-seconds)))
-          (when (<= end (loop:world-now)) (error condition))))
+          (when (<= end (loop:world-now))
+            (if (typep condition 'status:cancelled)
+                (error 'status:unavailable
+                       :status :unavailable
+                       :message (format nil "no node has answered for ~D s" patience-seconds))
+                (error condition)))))
       (sleep +follow-pause-seconds+))))

@@ -33,6 +33,7 @@
   (watchers '() :type list)             ; calls that are told
   (on-watchers nil :type (or null function)) ; of how many they are, whenever that changes
   (feeds 0 :type index)                 ; how many of them have feeds
+  (refused '() :type list)              ; those that get none: their calls end once LOCK is free
   (beginning (sb-thread:make-mutex :name "clgrpc cluster mirror") :read-only t) ; of MIRROR's change
   (mirror nil :type (or null etcd:mirror)) ; of the store
   (closed nil :type boolean))           ; it is to end
@@ -46,6 +47,12 @@
 
 (defmacro with-hub ((hub) &body body)
   `(sb-thread:with-mutex ((hub-lock ,hub)) ,@body))
+
+(defmacro telling-watchers ((hub) &body body)
+  "Evaluate BODY, which may tell watchers, with the lock, and then end the calls of those that are
+to have no feed: ON-CANCEL may be called on this thread, and takes the lock."
+  `(multiple-value-prog1 (with-hub (,hub) ,@body)
+     (end-refused ,hub)))
 
 ;;; Messages
 
@@ -84,20 +91,59 @@
         (status:rpc-error ())))))
 
 (defun end-watcher (watcher condition)
-  "End the call of WATCHER by CONDITION."
-  (rpc:finish (watcher-call watcher) :status (condition-status condition)
-                                     :message (princ-to-string condition)))
+  "End the call of WATCHER by CONDITION. The lock is not held: ON-CANCEL may come on this thread."
+  (handler-case (rpc:finish (watcher-call watcher) :status (condition-status condition)
+                                                   :message (princ-to-string condition))
+    ;; it has ended meanwhile
+    (status:rpc-error ())))
+
+(defun end-refused (hub)
+  "End the calls of those that HUB has refused a feed."
+  (dolist (watcher (with-hub (hub) (shiftf (hub-refused hub) '())))
+    (end-watcher watcher (make-condition 'etcd:overloaded
+                                         :text (format nil "~D watchers read the store already"
+                                                       +most-feeds+)))))
 
 (defun feed-watcher (hub watcher)
-  "Begin a feed of WATCHER. The lock is held."
-  (cond ((<= +most-feeds+ (hub-feeds hub))
-         (rpc:finish (watcher-call watcher)
-                     :status :resource-exhausted
-                     :message (format nil "~D watchers read the store already" +most-feeds+)))
+  "Begin a feed of WATCHER, or refuse it. The lock is held."
+  (cond ((<= +most-feeds+ (hub-feeds hub)) (pushnew watcher (hub-refused hub)))
         (t (incf (hub-feeds hub))
            (setf (watcher-feed watcher) :starting)
            (sb-thread:make-thread #'run-feed :name "clgrpc cluster feed"
                                              :arguments (list hub watcher)))))
+
+(defun drop-feed (hub watcher)
+  "WATCHER has its feed no more. The lock is held."
+  (when (watcher-feed watcher)
+    (decf (hub-feeds hub))
+    (setf (watcher-feed watcher) nil)))
+
+(defun end-feed (hub watcher condition)
+  "WATCHER has its feed no more; by CONDITION, if that is not nil, its call ends."
+  (with-hub (hub) (drop-feed hub watcher))
+  (when condition (end-watcher watcher condition)))
+
+(defun outrun-feed (hub watcher feed)
+  "End FEED, which WATCHER has, if all is told that the view does not remember, though no change has
+come that says so."
+  ;; etcd before 3.4.25 and 3.5.8 may tell the progress of a watch before the changes that it is
+  ;; about, until it has caught up
+  (sleep +pause-seconds+)
+  (let ((progress (handler-case (etcd:await-progress feed)
+                    ;; it has ended, or ends with the next change
+                    (etcd:etcd-error () nil))))
+    (flet ((outrun-p ()
+             (and progress (eq feed (watcher-feed watcher))
+                  (<= (view-first (hub-view hub)) (1+ progress)))))
+      (when (with-hub (hub) (outrun-p))
+        ;; nobody else changes NEXT from here on
+        (etcd:cancel-watch feed)
+        (telling-watchers (hub)
+          (when (eq feed (watcher-feed watcher))
+            (drop-feed hub watcher)
+            (setf (watcher-next watcher) (max (watcher-next watcher)
+                                              (min (1+ progress) (view-first (hub-view hub)))))
+            (tell-watcher hub watcher)))))))
 
 (defun run-feed (hub watcher)
   "What the thread that begins a feed does: wait for the store, and see that the feed ends."
@@ -108,23 +154,16 @@
                               :prefix (members-prefix (hub-cluster hub)) :previous t
                               :revision (watcher-next watcher)
                               :on-end (lambda (condition) (end-feed hub watcher condition)))))
-        (when (with-hub (hub)
-                (cond ((eq :starting (watcher-feed watcher))
-                       (setf (watcher-feed watcher) feed)
-                       ;; it may have ended while there was none to cancel
-                       (rpc:call-status (watcher-call watcher)))
-                      (t t)))
-          (etcd:cancel-watch feed)
-          (end-feed hub watcher nil)))
+        (cond ((with-hub (hub)
+                 (cond ((eq :starting (watcher-feed watcher))
+                        (setf (watcher-feed watcher) feed)
+                        ;; it may have ended while there was none to cancel
+                        (rpc:call-status (watcher-call watcher)))
+                       (t t)))
+               (etcd:cancel-watch feed)
+               (end-feed hub watcher nil))
+              (t (outrun-feed hub watcher feed))))
     (etcd:etcd-error (condition) (end-feed hub watcher condition))))
-
-(defun end-feed (hub watcher condition)
-  "WATCHER has its feed no more; by CONDITION, if that is not nil, its call ends."
-  (with-hub (hub)
-    (when (watcher-feed watcher)
-      (decf (hub-feeds hub))
-      (setf (watcher-feed watcher) nil)))
-  (when condition (end-watcher watcher condition)))
 
 (defun put-member (change cluster)
   "The member of CLUSTER that CHANGE of the store has put, or nil."
@@ -140,7 +179,9 @@
 (defun take-feed (hub watcher changes revision)
   "Tell WATCHER the CHANGES of the store at REVISION, waiting for room; end its feed once the view
 has what follows."
-  (let ((feed (watcher-feed watcher)))
+  (let ((feed (with-hub (hub) (watcher-feed watcher))))
+    ;; it may have been given up since
+    (unless feed (return-from take-feed))
     (handler-case
         (progn
           (when (<= (watcher-next watcher) revision)
@@ -149,8 +190,9 @@ has what follows."
                 (rpc:send (watcher-call watcher) (changes-response revision changes))))
             (setf (watcher-next watcher) (1+ revision)))
           (when (with-hub (hub) (<= (view-first (hub-view hub)) (watcher-next watcher)))
-            (end-feed hub watcher nil)
-            (with-hub (hub) (tell-watcher hub watcher))
+            (telling-watchers (hub)
+              (drop-feed hub watcher)
+              (tell-watcher hub watcher))
             (when (typep feed 'etcd:watch) (etcd:cancel-watch feed))))
       (status:rpc-error ()
         (end-feed hub watcher nil)
@@ -163,7 +205,7 @@ has what follows."
 
 (defun add-watcher (hub watcher)
   "Tell WATCHER what it wants from now on. Signal OVERLOADED if there are as many as there may be."
-  (with-hub (hub)
+  (telling-watchers (hub)
     (when (<= +most-watchers+ (length (hub-watchers hub)))
       (error 'etcd:overloaded :text (format nil "~D watch already" +most-watchers+)))
     ;; one that has ended may have been removed already
@@ -213,7 +255,7 @@ has gone back: signal FUTURE-REVISION, since nothing would be told until it had 
 (defun take-changes (hub changes revision)
   "CHANGES of the store have made REVISION. What nobody may be called has not changed anything."
   (let* ((cluster (hub-cluster hub))
-         (noted (with-hub (hub)
+         (noted (telling-watchers (hub)
                   (let ((noted (loop for change in changes
                                      for name = (entry-name (etcd:change-entry change) cluster)
                                      when name
@@ -242,7 +284,7 @@ compacted that were not told, or the store has lost its data or has older ones."
   (let* ((members (entries-members entries (hub-cluster hub))) (view (hub-view hub))
          (before (view-revision view)))
     (when (plusp before) (turn-away-watchers hub before))
-    (tell-listeners hub (with-hub (hub)
+    (tell-listeners hub (telling-watchers (hub)
                           (let ((changes (note-snapshot view members revision)))
                             (note-changed hub changes)
                             changes)))))

@@ -108,6 +108,6 @@ status."
       ;; so that who asked knows that he is heard, though nothing may happen for long
       (rpc:send-metadata call '())
       (rpc:on-cancel call (lambda () (remove-watcher hub watcher)))
-      (rpc:on-writable call (lambda () (with-hub (hub) (tell-watcher hub watcher))))
+      (rpc:on-writable call (lambda () (telling-watchers (hub) (tell-watcher hub watcher))))
       (add-watcher hub watcher)
       call)))

@@ -58,7 +58,7 @@ and a node that was a member is one of a later generation."
              (flet ((follow (channel)
                       (follow-in-thread channel (lambda (items revision)
                                                   (push (list revision items) heard))
-                                        :patience-seconds 1/4)))
+                                        :patience-seconds 2)))
                (with-engine-at (port)
                  (dotimes (i 50) (etcd:put *etcd* "x" "y"))
                  (setf node (start-node "a" :store *etcd* :lease-seconds 2)
@@ -122,3 +122,34 @@ and a node that was a member is one of a later generation."
                  (is (typep (sb-thread:join-thread thread :default nil) 'grpc:unavailable)))))
         (dolist (server servers) (grpc:stop-server server :drain 0))
         (mapc #'close-cluster-service services)))))
+
+(test followers-end-by-what-their-function-signals
+  "What its own calls have signalled is not taken for the stream's, and nothing is told again."
+  (with-memory ()
+    (with-service (channel)
+      (dolist (type '(grpc:unavailable grpc:out-of-range grpc:cancelled))
+        (let ((calls 0))
+          (handler-case (progn (follow-cluster (lambda (kind items revision)
+                                                 (declare (ignore kind items revision))
+                                                 (when (< 1 (incf calls)) (error "told again"))
+                                                 (error type :message "by the user"))
+                                               channel)
+                               (fail "has returned"))
+            (error (error) (is (search "by the user" (princ-to-string error)))))
+          (is (= 1 calls)))))))
+
+(defclass hanging-cluster (pb:cluster) ()
+  (:documentation "A service that never answers."))
+
+(defmethod methods:watch ((service hanging-cluster) request &key call)
+  (declare (ignore request))
+  call)
+
+(test followers-give-up-nodes-that-hang
+  (let ((server (grpc:start-server (make-instance 'hanging-cluster))))
+    (unwind-protect
+         (grpc:with-channel (channel (grpc:server-address server))
+           (let ((thread (follow-in-thread channel (constantly nil) :patience-seconds 1/2)))
+             (is (typep (sb-thread:join-thread thread :default nil :timeout +patience+)
+                        'grpc:unavailable))))
+      (grpc:stop-server server :drain 0))))

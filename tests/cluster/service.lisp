@@ -131,3 +131,54 @@ it reads them again, is told each change once, and nothing once it is closed."
                  (signals grpc:unavailable (grpc:receive call)))))
         (grpc:stop-server server :drain 0)
         (close-cluster-service service)))))
+
+(defmacro with-service-here ((channel hub) &body body)
+  "Evaluate BODY with CHANNEL, within the image, to a cluster service on *ETCD*, which has HUB."
+  (let ((service (gensym)))
+    `(let* ((,service (make-cluster-service *etcd*))
+            (,hub (cluster::service-hub ,service))
+            (,channel (grpc:service-channel ,service)))
+       (unwind-protect (progn ,@body)
+         (grpc:close-channel ,channel)
+         (close-cluster-service ,service)))))
+
+(test feeds-end
+  "Though no change comes, once all is told that the view does not remember; nothing is told twice."
+  (with-memory ()
+    (join-cluster *etcd* "default" (member-of "a") :keep-alive nil)
+    (with-service-here (channel hub)
+      (grpc:with-call (call (watch-members channel 1))
+        (is (equal "a" (second (first (next-told call)))))
+        (is-true (wait-until (lambda () (zerop (cluster::hub-feeds hub)))))
+        (let ((watcher (first (cluster::hub-watchers hub))))
+          (is-false (cluster::watcher-feed watcher))
+          ;; one that was given up tells nothing more
+          (let ((next (cluster::watcher-next watcher)))
+            (is (<= (cluster::view-first (cluster::hub-view hub)) next))
+            (cluster::take-feed hub watcher '() (+ next 10))
+            (is (= next (cluster::watcher-next watcher)))))
+        (join-cluster *etcd* "default" (member-of "b") :keep-alive nil)
+        (is (equal "b" (second (first (next-told call)))))))))
+
+(test feeds-that-end-without-anything-to-tell
+  (with-memory ()
+    (dotimes (i 5) (etcd:put *etcd* "x" ""))
+    (with-service-here (channel hub)
+      (grpc:with-call (call (watch-members channel 1))
+        (grpc:call-metadata call)
+        (is-true (wait-until (lambda () (plusp (cluster::hub-feeds hub)))))
+        (is-true (wait-until (lambda () (zerop (cluster::hub-feeds hub)))))
+        (is-false (grpc:call-status call))
+        (join-cluster *etcd* "default" (member-of "b") :keep-alive nil)
+        (is (equal "b" (second (first (next-told call)))))))))
+
+(test feeds-that-are-refused
+  "The call ends on the thread that asks, as it may within the image."
+  (with-memory ()
+    (etcd:put *etcd* "x" "")
+    (with-service-here (channel hub)
+      (setf (cluster::hub-feeds hub) cluster::+most-feeds+)
+      (grpc:with-call (call (watch-members channel 1))
+        (signals grpc:resource-exhausted (grpc:receive call)))
+      (is-true (wait-until (lambda () (null (cluster::hub-watchers hub)))))
+      (setf (cluster::hub-feeds hub) 0))))
