@@ -10,7 +10,7 @@
   "Our SETTINGS go out at once, and a WINDOW_UPDATE for the connection."
   (says '(:settings (:max-concurrent-streams 1000) (:max-header-list-size 16384)
           (:initial-window-size 2621440))
-        '(:window-update 0 16711681))
+        '(:window-update 0 4128769))
   (is (= (length *preface*) (tells *preface*)))
   (silent)
   (is (not (h2:connection-ready-p (connection))))
