@@ -45,7 +45,7 @@ as for its JSON. From any thread."
   "Wait for the headers of CALL. If they are not there by END-NS, CALL is cancelled: nobody else
 would end it while its node hangs."
   (let ((answered nil))
-    (rpc:after call (ns-seconds (max 0 (- end-ns (loop:world-now))))
+    (rpc:after call (loop:seconds-until end-ns)
                (lambda () (unless answered (rpc:cancel call))))
     (rpc:call-metadata call)
     (setf answered t)))

@@ -231,10 +231,11 @@ entry meanwhile."
         while (pause-node node pause)
         do (handler-case (return (join-node node))
              (superseded ()
-               (return (supersede node (or (ignore-errors
-                                            (nth-value 1 (fetch-entry (node-store node)
-                                                                      (node-cluster node)
-                                                                      (node-name node))))
+               (return (supersede node (or (handler-case
+                                               (nth-value 1 (fetch-entry (node-store node)
+                                                                         (node-cluster node)
+                                                                         (node-name node)))
+                                             ((or cluster-error etcd:etcd-error) () nil))
                                            (node-asked node)))))
              ((or cluster-error etcd:etcd-error) (condition)
                (log-event :info :cluster-node-not-joined :node (node-name node)

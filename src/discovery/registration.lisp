@@ -334,10 +334,6 @@ for an answer, and what that brings it ends itself."
     (when thread (sb-thread:join-thread thread :default nil :timeout seconds)))
   (etcd:remove-ending (registration-etcd registration) (registration-ending registration)))
 
-(defun seconds-until (end-ns)
-  "The seconds until END-NS, at least a tenth of one, so that something can be asked."
-  (max 1/10 (ns-seconds (max 0 (- end-ns (loop:world-now))))))
-
 (defun withdraw (registration)
   "End REGISTRATION: the store says nothing of its server any more, at once if etcd can be reached,
 else when the lease ends. Return in three seconds at most. From any thread."
@@ -348,7 +344,9 @@ else when the lease ends. Return in three seconds at most. From any thread."
           (values (shiftf (registration-lease registration) nil)
                   (if (registration-trouble registration) +last-seconds+ +write-seconds+)))
       (when lease
-        (handler-case (etcd:revoke-lease lease :timeout (min seconds (seconds-until end-ns)))
+        (handler-case (etcd:revoke-lease lease :timeout (min seconds
+                                                         ;; so that something can be asked
+                                                         (loop:seconds-until end-ns 1/10)))
           (etcd:etcd-error (condition)
             (log-event :warning :server-not-withdrawn :key (registration-key registration)
                                                       :condition (princ-to-string condition))))))

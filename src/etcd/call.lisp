@@ -22,14 +22,6 @@
 (defconstant +first-repetition-seconds+ 1/20 "How long to wait before a call is made again.")
 (defconstant +longest-repetition-seconds+ 1/4 "How long at most; twice as long each time.")
 
-(defun now-ns ()
-  "The time by the clock of the loops."
-  (funcall (the function (loop:world-clock loop:*world*))))
-
-(defun seconds-left (end-ns)
-  "The seconds until END-NS, at least a millisecond."
-  (max 1/1000 (ns-seconds (max 0 (- end-ns (now-ns))))))
-
 ;;; Errands
 
 (defstruct (errand (:copier nil))
@@ -68,7 +60,7 @@
   "Wait until END-NS. Return false if this thread is to wait for nothing any more."
   (let ((errand (or *errand* (make-errand))))
     (sb-thread:with-mutex ((errand-lock errand))
-      (loop until (or (errand-over errand) (<= end-ns (now-ns)))
+      (loop until (or (errand-over errand) (<= end-ns (loop:world-now)))
             do (loop:await-notice (errand-bell errand) (errand-lock errand) end-ns))
       (not (errand-over errand)))))
 
@@ -124,7 +116,7 @@ UNAVAILABLE: if TWICE is true, since it may be done twice; else only after a mem
                        (call-stub etcd #'auth:authenticate
                                   (pb:make-authenticate-request :name (etcd-user etcd)
                                                                 :password password)
-                                  (seconds-left end-ns) *require-leader*)))))
+                                  (loop:seconds-until end-ns) *require-leader*)))))
     (not-ready (error)
       (if (search "authentication is not enabled" (etcd-error-text error))
           (make-string 0)               ; one that is not EQ to the one before
@@ -149,7 +141,7 @@ may not the next time."
 others wait for him."
   ;; the function of the password is the user's, and so is called before the lock is taken
   (let ((password (current-password etcd)))
-    (or (sb-thread:with-mutex ((etcd-token-lock etcd) :timeout (seconds-left end-ns))
+    (or (sb-thread:with-mutex ((etcd-token-lock etcd) :timeout (loop:seconds-until end-ns))
           (if (eq old (etcd-token etcd))
               (setf (etcd-token etcd) (authenticate etcd password end-ns))
               (etcd-token etcd)))
@@ -179,7 +171,7 @@ Return its first value. Signal an ETCD-ERROR."
                (token (current-token etcd end)))
           (flet ((attempt (token)
                    (with-etcd-errors
-                     (values (funcall function (seconds-left end) (token-metadata token))))))
+                     (values (funcall function (loop:seconds-until end) (token-metadata token))))))
             (handler-case (attempt token)
               (etcd-error (error)
                 (if (stale-token-p error)
@@ -192,7 +184,7 @@ a member that has none refuses it."
   (let ((end (loop:notice-end (or timeout (etcd-timeout etcd)))))
     (call-again end twice
                 (lambda ()
-                  (call-etcd etcd (seconds-left end)
+                  (call-etcd etcd (loop:seconds-until end)
                              (lambda (seconds metadata)
                                (call-stub etcd stub request seconds
                                           (if leader

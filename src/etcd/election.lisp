@@ -38,7 +38,7 @@ From any thread; end it with RESIGN."
          (leadership (make-place #'%make-leadership etcd name lease seconds on-loss end)))
     (with-place-kept (leadership)
       (unless (enter-queue leadership value end)
-        (proclaim-value leadership value :timeout (seconds-left end)))
+        (proclaim-value leadership value :timeout (loop:seconds-until end)))
       (await-head leadership end))))
 
 (defun proclaim-value (leadership value &key timeout)

@@ -44,7 +44,7 @@
 (defun lease-now-ns ()
   "The time by which leases end: that of the loops, whose clock stands still while the machine is
 suspended, and how long it was."
-  (+ (now-ns) (funcall (the function *suspension*))))
+  (+ (loop:world-now) (funcall (the function *suspension*))))
 
 (defun lease-end-ns (lease)
   "When LEASE has ended unless it is renewed, by the clock of the loops."
@@ -118,7 +118,7 @@ ended, or another ETCD-ERROR. From any thread."
   "Wait for SECONDS, or until LEASE is to end. Return false if it is."
   (let ((end (loop:notice-end seconds)))
     (sb-thread:with-mutex ((lease-lock lease))
-      (loop until (or (lease-ended lease) (<= end (now-ns)))
+      (loop until (or (lease-ended lease) (<= end (loop:world-now)))
             do (loop:await-notice (lease-bell lease) (lease-lock lease) end))
       (not (lease-ended lease)))))
 
@@ -147,11 +147,11 @@ until it signals no ETCD-ERROR. KEY, a string, is what FORGET-CHORE knows it by.
 renewed. The others come first the next time."
   (loop with end = (loop:notice-end seconds)
         for chore in (lease-chores lease)
-        while (< (now-ns) end)
+        while (< (loop:world-now) end)
         do (sb-thread:with-mutex ((lease-chore-lock lease))
              (when (member chore (lease-chores lease))
                (handler-case (with-errand ((lease-errand lease))
-                               (funcall (the function (cdr chore)) (seconds-left end))
+                               (funcall (the function (cdr chore)) (loop:seconds-until end))
                                (set-chores lease chore))
                  (etcd-error ()
                    (set-chores lease chore chore)
@@ -218,13 +218,13 @@ the one that was asked for. One with ID may be somebody else's, so that is not a
        (handler-case
            (let ((response (ask etcd #'leases:lease-grant
                                 (pb:make-lease-grant-request :ttl seconds :id (or random id))
-                                (seconds-left end))))
+                                (loop:seconds-until end))))
              (values (pb:lease-grant-response-id response)
                      (pb:lease-grant-response-ttl response)))
          (lease-exists (error)
            (unless (and random perhaps-done) (error error))
            (values random (pb:lease-time-to-live-response-granted-ttl
-                           (time-to-live etcd random nil (seconds-left end)))))
+                           (time-to-live etcd random nil (loop:seconds-until end)))))
          (etcd-error (error)
            (when (etcd-error-perhaps-done-p error) (setf perhaps-done t))
            (error error)))))))
@@ -233,7 +233,7 @@ the one that was asked for. One with ID may be somebody else's, so that is not a
   "Renew LEASE once, until END-NS, if the answer to the request for it has come so late that less
 than two thirds of its time are left for certain. Signal an ETCD-ERROR if it may have ended."
   (when (< (* 3 (seconds-until lease)) (* 2 (lease-seconds lease)))
-    (handler-case (renew-lease lease :timeout (seconds-left end-ns))
+    (handler-case (renew-lease lease :timeout (loop:seconds-until end-ns))
       (lease-not-found ()
         (error 'unavailable :text "the answer to the request for a lease has come too late"))
       (etcd-error (error)

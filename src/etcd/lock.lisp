@@ -53,7 +53,7 @@ end it with RELEASE-LOCK, or use WITH-LOCK."
   (let* ((end (loop:notice-end (or timeout (etcd-timeout etcd))))
          (lock (apply #'request-lock etcd name options)))
     (with-place-kept (lock)
-      (await-lock lock :timeout (seconds-left end)))))
+      (await-lock lock :timeout (loop:seconds-until end)))))
 
 (defun release-lock (lock &key timeout)
   "Give LOCK up, or wait for it no longer: who waits in AWAIT-LOCK is told NOT-OBTAINED. One that is

@@ -76,7 +76,7 @@ seconds."
 (defun pause-mirror (mirror)
   (let ((end (loop:notice-end +mirror-pause-seconds+)))
     (sb-thread:with-mutex ((mirror-lock mirror))
-      (loop until (or (mirror-ended mirror) (<= end (now-ns)))
+      (loop until (or (mirror-ended mirror) (<= end (loop:world-now)))
             do (loop:await-notice (mirror-bell mirror) (mirror-lock mirror) end)))))
 
 (defun mendable-p (condition)

@@ -20,7 +20,7 @@
   (name "" :type string :read-only t)   ; of the queue
   (lease nil :type lease :read-only t)  ; with which it ends
   (own-lease nil :type boolean :read-only t) ; that lease is for this place alone
-  (began-ns (now-ns) :type nanoseconds :read-only t) ; when it was asked for
+  (began-ns (loop:world-now) :type nanoseconds :read-only t) ; when it was asked for
   (revision 0 :type (signed-byte 64))   ; at which its key was made; 0 if that is not known
   (asked nil :type boolean)             ; its key was perhaps made
   (on-loss nil :type (or null function) :read-only t) ; called when it is lost
@@ -75,7 +75,7 @@
     (:left (error 'not-obtained :text (format nil "~A was given up" (place-key place))))
     (:lost (error (lost-error place))))
   (unless (lease-alive-p (place-lease place)) (error (lost-error place)))
-  (when (<= end-ns (now-ns))
+  (when (<= end-ns (loop:world-now))
     (error 'not-obtained :text (format nil "others were before ~A until the time was over"
                                        (place-key place)))))
 
@@ -83,7 +83,7 @@
   "Wait until END-NS, or until PLACE is stirred, left or lost."
   (sb-thread:with-mutex ((place-lock place))
     (loop while (and (eq :waiting (place-state place)) (not (place-stirred place))
-                     (< (now-ns) end-ns))
+                     (< (loop:world-now) end-ns))
           do (loop:await-notice (place-bell place) (place-lock place) end-ns))))
 
 (defun stir-place (place)
@@ -93,7 +93,7 @@
 
 (defun step-timeout (place end-ns)
   "How long one request for PLACE may take, of the time until END-NS."
-  (min (etcd-timeout (place-etcd place)) (seconds-left end-ns)))
+  (min (etcd-timeout (place-etcd place)) (loop:seconds-until end-ns)))
 
 (defun call-patiently (place end-ns function)
   "What FUNCTION, which may be called again, returns, though members may be missing meanwhile; until
@@ -149,7 +149,7 @@ have it as it is; return false then if its value is another."
   "A place in the queue NAME that CONSTRUCTOR makes, with LEASE or one of its own for SECONDS."
   (check-type name string)
   (let* ((lease-of-its-own (null lease))
-         (lease (or lease (grant-lease etcd seconds :timeout (seconds-left end-ns))))
+         (lease (or lease (grant-lease etcd seconds :timeout (loop:seconds-until end-ns))))
          (place (funcall constructor :etcd etcd :name name :lease lease :on-loss on-loss
                                      :own-lease lease-of-its-own))
          (mourner (lambda (condition) (lose-place place condition))))
@@ -236,7 +236,8 @@ at anew, since it may be the removal."
   "PLACE is at the head of its queue."
   (let ((meter (etcd-meter (place-etcd place))))
     (when (and (set-place place :held) meter)
-      (metrics:record (meter-waits meter) (ns-seconds (- (now-ns) (place-began-ns place)))))))
+      (metrics:record (meter-waits meter)
+                      (ns-seconds (- (loop:world-now) (place-began-ns place)))))))
 
 (defun await-head (place end-ns)
   "Wait until PLACE is at the head of its queue. Signal NOT-OBTAINED if it is not by END-NS or was

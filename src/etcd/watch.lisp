@@ -304,7 +304,7 @@ go on at once, since it has a new token."
          (end (loop:notice-end (/ (+ pause (random pause (watch-random watch))) 1000))))
     (setf (watch-pause-ms watch) (min +longest-pause-ms+ (* 2 pause)))
     (sb-thread:with-mutex ((watch-lock watch))
-      (loop while (and (watch-open-p watch) (< (now-ns) end))
+      (loop while (and (watch-open-p watch) (< (loop:world-now) end))
             do (loop:await-notice (watch-bell watch) (watch-lock watch) end)))))
 
 (defun fail-watch (watch condition)
@@ -339,7 +339,7 @@ AWAIT-OPENING does."
 WATCH ends before, cancel it and signal why."
   (let ((end (loop:notice-end seconds)) (trouble nil))
     (sb-thread:with-mutex ((watch-lock watch))
-      (loop while (and (eq :opening (watch-state watch)) (< (now-ns) end))
+      (loop while (and (eq :opening (watch-state watch)) (< (loop:world-now) end))
             do (loop:await-notice (watch-bell watch) (watch-lock watch) end))
       (unless (watch-begun watch)
         (setf (watch-state watch) :ended ; so that it is not begun after all
@@ -418,7 +418,7 @@ function, that call is the last."
   (or (sb-thread:with-mutex ((watch-lock watch))
         (loop until (or (and (eq :open (watch-state watch)) (watch-call watch))
                         (not (watch-open-p watch))
-                        (<= end-ns (now-ns)))
+                        (<= end-ns (loop:world-now)))
               do (loop:await-notice (watch-bell watch) (watch-lock watch) end-ns))
         (and (watch-open-p watch) (watch-call watch)))
       (error 'unavailable :text "the watch is not open")))
@@ -426,7 +426,7 @@ function, that call is the last."
 (defun ask-for-progress (watch call end-ns)
   "Ask for the progress of the watches of CALL, a stream of WATCH's; one that has ended is asked for
 nothing, nor is one on which others send until END-NS."
-  (handler-case (sb-thread:with-mutex ((watch-send-lock watch) :timeout (seconds-left end-ns))
+  (handler-case (sb-thread:with-mutex ((watch-send-lock watch) :timeout (loop:seconds-until end-ns))
                   (rpc:send call (pb:make-watch-request
                                   :progress-request (pb:make-watch-progress-request))))
     (status:rpc-error ())))
@@ -449,8 +449,8 @@ client, or WATCH ends. From any thread but the watch's own."
                    (and (/= count (watch-progress-count watch))
                         (>= (watch-progress watch) revision))))
             (loop until (or (there-p) (not (eq call (watch-call watch)))
-                            (not (watch-open-p watch)) (<= again (now-ns)))
+                            (not (watch-open-p watch)) (<= again (loop:world-now)))
                   do (loop:await-notice (watch-bell watch) (watch-lock watch) again))
             (when (there-p) (return (watch-progress watch))))))
-      (when (<= end (now-ns))
+      (when (<= end (loop:world-now))
         (error 'unavailable :text "etcd has not told the progress of the watch in time")))))

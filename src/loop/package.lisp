@@ -13,7 +13,7 @@
    #:world #:make-world #:world-client-loops #:world-clock #:world-now #:*world*
    #:simulated-p #:unix-seconds
    #:network
-   #:make-network #:notice-end #:await-notice #:await-semaphore #:await-futex
+   #:make-network #:notice-end #:seconds-until #:await-notice #:await-semaphore #:await-futex
    ;; guard.lisp
    #:guarding #:*unguarded* #:**default-options**
    ;; image.lisp

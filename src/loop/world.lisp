@@ -90,6 +90,10 @@ nil, since its threads run, start and sleep by themselves."
   "The END-NS of AWAIT-NOTICE that is SECONDS, a real, from now."
   (+ (world-now) (seconds-ns seconds)))
 
+(defun seconds-until (end-ns &optional (least 1/1000))
+  "The seconds from now until END-NS, a time of NOTICE-END; LEAST, a real, if that is later."
+  (max least (ns-seconds (max 0 (- end-ns (world-now))))))
+
 (defun await-notice (queue mutex end-ns)
   "Wait on QUEUE, with MUTEX held by this thread now and afterwards, for a notice or until END-NS,
 see NOTICE-END. Return false if it is past that. It may return without a reason."

@@ -29,17 +29,10 @@
         (with-output-to-string (text)
           (loop for line = (read-line stream nil)
                 while line do (write-line line text))))
-    (error () nil)))
-
-(defun split-text (text separator)
-  "The parts of TEXT between characters that are SEPARATOR."
-  (loop for start = 0 then (1+ end)
-        for end = (position separator text :start start)
-        collect (subseq text start end)
-        while end))
+    ((or file-error stream-error) () nil)))
 
 (defun text-lines (text)
-  (remove "" (split-text (or text "") #\Newline) :test #'string=))
+  (remove "" (uiop:split-string (or text "") :separator '(#\Newline)) :test #'string=))
 
 (defun cpu-group (cgroups version)
   "The path of the process's group that has its processors' time, as CGROUPS, of /proc/self/cgroup,
@@ -51,7 +44,8 @@ says for VERSION, 1 or 2; nil if there is none."
           (when (and second
                      (if (= 2 version)
                          (string= "0::" line :end2 (min 3 (length line)))
-                         (member "cpu" (split-text (subseq line (1+ colon) second) #\,)
+                         (member "cpu" (uiop:split-string (subseq line (1+ colon) second)
+                                                          :separator ",")
                                  :test #'string=)))
             (return (subseq line (1+ second)))))))))
 
@@ -59,13 +53,14 @@ says for VERSION, 1 or 2; nil if there is none."
   "Where the groups are mounted that have processors' time, as MOUNTS, of /proc/self/mountinfo, says
 for VERSION, 1 or 2: the directory, and the path of the group that it shows; nil if nowhere."
   (dolist (line (text-lines mounts))
-    (let* ((fields (split-text line #\Space))
+    (let* ((fields (uiop:split-string line :separator " "))
            (rest (rest (member "-" fields :test #'string=))))
       (when (and (nthcdr 4 fields)
                  (if (= 2 version)
                      (equal "cgroup2" (first rest))
                      (and (equal "cgroup" (first rest))
-                          (member "cpu" (split-text (or (third rest) "") #\,) :test #'string=))))
+                          (member "cpu" (uiop:split-string (or (third rest) "") :separator ",")
+                                  :test #'string=))))
         (return (values (fifth fields) (fourth fields)))))))
 
 (defun group-directories (directory shown group)
@@ -74,7 +69,8 @@ group SHOWN. Where GROUP is not below SHOWN, as in some containers, only what is
   (let* ((shown (string-right-trim "/" shown))
          (below (if (and (<= (length shown) (length group))
                          (string= shown group :end2 (length shown)))
-                    (remove "" (split-text (subseq group (length shown)) #\/) :test #'string=)
+                    (remove "" (uiop:split-string (subseq group (length shown)) :separator "/")
+                            :test #'string=)
                     '())))
     (cons directory
           (loop for part in (if (member ".." below :test #'string=) '() below)
@@ -93,7 +89,7 @@ group SHOWN. Where GROUP is not below SHOWN, as in some containers, only what is
   "How many processors the group of DIRECTORY may use; nil if it has no limit."
   (flet ((text (name) (first (text-lines (funcall read (format nil "~A/~A" directory name))))))
     (if (= 2 version)
-        (let ((fields (split-text (or (text "cpu.max") "") #\Space)))
+        (let ((fields (uiop:split-string (or (text "cpu.max") "") :separator " ")))
           (quotient-of (first fields) (second fields)))
         (quotient-of (text "cpu.cfs_quota_us") (text "cpu.cfs_period_us")))))
 

@@ -76,16 +76,12 @@
     (format stream "~(~A~) to ~A, ~A" (pipeline-signal pipeline) (pipeline-target pipeline)
             (pipeline-tally pipeline))))
 
-(defun now-ns ()
-  "The time by the clock of the loops."
-  (funcall (the function (loop:world-clock loop:*world*))))
-
 ;;; Telling
 
 (defun tell (pipeline level event &rest plist)
   "Log EVENT of PIPELINE, unless that was done a short while ago."
   (let ((until (cdr (assoc event (pipeline-told pipeline))))
-        (now (now-ns)))
+        (now (loop:world-now)))
     (when (or (null until) (<= until now))
       (setf (pipeline-told pipeline)
             (acons event (+ now (seconds-ns +silence-seconds+))
@@ -231,7 +227,7 @@ that is wanted; nil if the thread is to end."
 (defun run-pipeline (pipeline)
   "The function of PIPELINE's thread."
   (loop with interval-ns = (seconds-ns (pipeline-interval-seconds pipeline))
-        with due-ns = (+ (now-ns) interval-ns)
+        with due-ns = (+ (loop:world-now) interval-ns)
         with tried = 0
         for flush = (await-round pipeline due-ns tried)
         while flush
@@ -246,7 +242,7 @@ that is wanted; nil if the thread is to end."
   "When the round after that of DUE-NS is due: INTERVAL-NS after that one was, or from now if that
 is past."
   (let ((next (+ due-ns interval-ns))
-        (now (now-ns)))
+        (now (loop:world-now)))
     (cond ((< now due-ns) due-ns)       ; a round before its time
           ((< now next) next)
           (t (+ now interval-ns)))))

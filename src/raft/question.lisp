@@ -82,10 +82,6 @@ NAME, MESSAGE, a text that says what that asks for, and the texts of request and
 
 ;;; One at a time
 
-(defun seconds-until (end-ns)
-  "The seconds from now to END-NS; a moment if it is past."
-  (max 1/1000 (ns-seconds (- end-ns (loop:world-now)))))
-
 (defun await-pipe (pipe ready-p end-ns)
   "Wait until READY-P, a function, returns true; return what it does, or nil at END-NS, or if this
 thread runs a loop that no other can run meanwhile. PIPE's lock is held."
@@ -130,5 +126,5 @@ From any thread."
   (check-type request v1:append-entries-request)
   (let ((end-ns (loop:notice-end (or timeout (peer-timeout peer)))))
     (with-turn (peer :append-entries end-ns)
-      (ask peer "append-entries" #'methods:append-entries request (seconds-until end-ns)
+      (ask peer "append-entries" #'methods:append-entries request (loop:seconds-until end-ns)
            (length (v1:append-entries-request-entries request)) (data-octets request)))))

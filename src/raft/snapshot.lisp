@@ -117,11 +117,11 @@ END-NS."
   (loop with losses = 0
         for seconds = 1/20 then (min 1 (* 2 seconds))
         do (handler-case
-               (return (send-snapshot peer header source chunk-octets (seconds-until end-ns)))
+               (return (send-snapshot peer header source chunk-octets (loop:seconds-until end-ns)))
              (status:rpc-error (error)
                (when (eq :data-loss (status:rpc-error-status error)) (incf losses))
                (when (or (not (passing-p error losses))
-                         (pause peer (min seconds (seconds-until end-ns)))
+                         (pause peer (min seconds (loop:seconds-until end-ns)))
                          (>= (loop:world-now) end-ns))
                  (error error))))))
 

@@ -63,58 +63,51 @@
       (is (< 0 (source-reads source) 50))
       (is (null (member-begins member))))))
 
-(defun cut-snapshot (simulation)
-  "A snapshot is sent over a slow network that cuts connections."
+(defun send-through (simulation member trouble check)
+  "Send a snapshot to MEMBER over a slow network, and call CHECK with where its streams began.
+TROUBLE, a function of the sender's host, MEMBER's, and a chance, says what happens meanwhile."
   (let* ((chance (sim:make-chance (sim:simulation-seed simulation)))
-         (member (make-instance 'member))
          (host (add-member member))
          (home (sim:add-host "a" (constantly '())))
          (peer (sim:on-host (home) (raft:make-peer "B" "b:7000")))
          (octets (some-octets 200000)))
     (sim:slow host 100000)
-    (dotimes (i 3)
-      (sim:at (/ (sim:between chance 2 20) 10) (lambda () (sim:cut home host))))
+    (funcall trouble home host chance)
     (unwind-protect
          (let ((response (raft:install-snapshot peer (header 5) octets :chunk-octets 5000
                                                                        :timeout 60)))
            (unless (v1:install-snapshot-response-installed response) (error "~S" response))
            (unless (equalp octets (received member)) (error "Something else came."))
            (unless (= 1 (member-installed member)) (error "It was installed twice."))
-           ;; no chunk came twice, and no stream but the first began at 0 once something was there
+           ;; no chunk came twice
            (unless (= 40 (length (member-chunks member)))
              (error "~D chunks came." (length (member-chunks member))))
-           (unless (apply #'<= 0 (let ((begins (reverse (member-begins member))))
-                                   (member-if #'plusp begins)))
-             (error "The streams began at ~S." (member-begins member)))
-           (length (member-begins member)))
+           (let ((begins (reverse (member-begins member))))
+             (unless (funcall check begins) (error "The streams began at ~S." begins))
+             (length begins)))
       (raft:close-peer peer))))
+
+(defun cut-snapshot (simulation)
+  "Connections are cut."
+  (send-through simulation (make-instance 'member)
+                (lambda (home host chance)
+                  (dotimes (i 3)
+                    (sim:at (/ (sim:between chance 2 20) 10) (lambda () (sim:cut home host)))))
+                ;; no stream but the first began at 0 once something was there
+                (lambda (begins) (apply #'<= 0 (member-if #'plusp begins)))))
 
 (test a-snapshot-goes-on-behind-a-cut
   (is (= 30 (sim:run-seeds #'cut-snapshot :count 30 :latency '(1/1000 1/50)))))
 
 (defun restarted-snapshot (simulation)
-  "A snapshot is sent while the member's process is killed and comes back: twice."
-  (let* ((chance (sim:make-chance (sim:simulation-seed simulation)))
-         (member (make-instance 'keeper))
-         (host (add-member member))
-         (home (sim:add-host "a" (constantly '())))
-         (peer (sim:on-host (home) (raft:make-peer "B" "b:7000")))
-         (octets (some-octets 200000)))
-    (sim:slow host 100000)
-    (dolist (after '(1 3))
-      (sim:at (+ after (/ (sim:between chance 3 7) 10))
-              (lambda () (sim:restart-host host :down 1/10))))
-    (unwind-protect
-         (let ((response (raft:install-snapshot peer (header 5) octets :chunk-octets 5000
-                                                                       :timeout 60)))
-           (unless (v1:install-snapshot-response-installed response) (error "~S" response))
-           (unless (equalp octets (received member)) (error "Something else came."))
-           (unless (= 1 (member-installed member)) (error "It was installed twice."))
-           (unless (= 40 (length (member-chunks member)))
-             (error "~D chunks came." (length (member-chunks member))))
-           (unless (apply #'< 0 (rest (reverse (member-begins member))))
-             (error "The streams began at ~S." (reverse (member-begins member)))))
-      (raft:close-peer peer))))
+  "The member's process is killed and comes back: twice."
+  (send-through simulation (make-instance 'keeper)
+                (lambda (home host chance)
+                  (declare (ignore home))
+                  (dolist (after '(1 3))
+                    (sim:at (+ after (/ (sim:between chance 3 7) 10))
+                            (lambda () (sim:restart-host host :down 1/10)))))
+                (lambda (begins) (apply #'< 0 (rest begins)))))
 
 (test a-snapshot-goes-on-behind-a-restart-of-the-member
   (is (= 30 (sim:run-seeds #'restarted-snapshot :count 30 :latency '(1/1000 1/50)))))
