@@ -737,7 +737,7 @@
 (defsystem "clgrpc/workflow"
   :description "Durable workflows on etcd: the service, its clients and workers."
   :depends-on ("clgrpc/etcd" "clgrpc/server" "clgrpc/inproc" "clgrpc/services" "clgrpc/metrics"
-               "clgrpc/trace" "alexandria")
+               "clgrpc/trace" "clgrpc/balance" "alexandria" "sb-md5")
   :pathname "src/workflow/"
   :serial t
   :components ((:static-file "../../proto/cluster/workflow.proto")
@@ -750,8 +750,8 @@
                (:file "draft")
                (:file "decision")
                (:file "index")
-               (:file "instrument")
                (:file "node")
+               (:file "instrument")
                (:file "change")
                (:file "claim")
                (:file "session")

@@ -44,7 +44,7 @@
     ("discovery" "etcd" "server" :all-of)
     ("memory" "etcd" "inproc" :all-of)
     ("raft" "balance" "server" "metrics" :all-of)
-    ("workflow" "etcd" "services" "trace" :all-of)
+    ("workflow" "balance" "etcd" "services" "trace" :all-of)
     ("web" "inproc" "client" "server" :all-of)
     ("observe" "inproc" "client" "server" :all-of)
     ("cluster" "memory" "discovery" "raft" "workflow" "services" :all-of)

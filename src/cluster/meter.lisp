@@ -14,9 +14,6 @@
 
 (declaim (sb-ext:freeze-type meters))
 
-(sb-ext:defglobal **meters** (make-hash-table :test 'eq :weakness :key :synchronized t)
-  "The meters of metrics objects.")
-
 (defun new-meters (metrics)
   (flet ((gauge (name unit text &rest attributes)
            (metrics:make-gauge metrics name :unit unit :text text :attributes attributes))
@@ -40,8 +37,5 @@
                       "clgrpc.cluster" "clgrpc.node"))))
 
 (defun meters-of (metrics)
-  "The meters of METRICS, made now unless there are some; nil for nil."
-  (and metrics
-       (sb-ext:with-locked-hash-table (**meters**)
-         (or (gethash metrics **meters**)
-             (setf (gethash metrics **meters**) (new-meters metrics))))))
+  "The meters of METRICS; nil for nil."
+  (metrics:ensure-instruments metrics 'meters #'new-meters))

@@ -21,9 +21,6 @@
 
 (declaim (sb-ext:freeze-type meter))
 
-(sb-ext:defglobal **meters** (make-hash-table :test 'eq :weakness :key :synchronized t)
-  "From metrics to their meters.")
-
 (defun longest-age (meter)
   "The greatest of the ages of METER, or nil."
   (loop for age in (meter-ages meter)
@@ -68,11 +65,7 @@
 
 (defun meter-of (etcd)
   "The meter for the metrics of ETCD; nil if it has none."
-  (let ((metrics (etcd:etcd-metrics etcd)))
-    (and metrics
-         (sb-ext:with-locked-hash-table (**meters**)
-           (or (gethash metrics **meters**)
-               (setf (gethash metrics **meters**) (new-meter metrics)))))))
+  (metrics:ensure-instruments (etcd:etcd-metrics etcd) 'meter #'new-meter))
 
 (defun note (meter instrument number &rest attributes)
   "Count NUMBER by INSTRUMENT, a reader of meters, if there is a METER."

@@ -29,12 +29,6 @@
                                     :text "How long locks and leaderships took to be ours."
                                     :bounds '(0.001 0.01 0.1 1 10 100 1000)))))
 
-(sb-ext:defglobal **meters** (make-hash-table :test #'eq :weakness :key :synchronized t)
-  "From METRICS to their meters.")
-
 (defun meter-of (metrics)
   "The meter for METRICS, nil for nil."
-  (and metrics
-       (sb-ext:with-locked-hash-table (**meters**)
-         (or (gethash metrics **meters**)
-             (setf (gethash metrics **meters**) (new-meter metrics))))))
+  (metrics:ensure-instruments metrics 'meter #'new-meter))

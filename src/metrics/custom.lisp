@@ -28,7 +28,7 @@
   (text "" :type string :read-only t)   ; for people
   (attributes '() :type list :read-only t) ; their names
   (bounds '() :type list :read-only t)  ; a histogram's, ascending reals
-  (function nil :type (or null function) :read-only t) ; a gauge's that is asked
+  (function nil :type (or null function) :read-only t) ; of MAKE-GAUGE, or nil
   (limit 0 :type (unsigned-byte 32) :read-only t) ; how many rows it may have
   (rows (make-hash-table :test 'equal) :type hash-table)) ; by values; changed by one store
 
@@ -88,9 +88,9 @@ for MAKE-COUNTER. From any thread."
 
 (defun make-gauge (metrics name &key (unit "") (text "") attributes function (max-series 2000))
   "Return a gauge of METRICS, which has the number that was recorded last: see RECORD. With
-FUNCTION, a function without arguments that returns a real or nil, it has no attributes, and is
-asked whenever METRICS are read. Arguments and errors as for MAKE-COUNTER. From any thread."
-  (when (and function attributes) (misuse "A gauge that is asked has no attributes."))
+FUNCTION, a function without arguments, METRICS ask that whenever they are read: it returns a real
+or nil; with ATTRIBUTES it returns a list with a list for each series, a real followed by the
+values of the attributes. Arguments and errors as for MAKE-COUNTER. From any thread."
   (add-custom metrics name :gauge :unit unit :text text :attributes attributes
                                   :function (check-function function) :max-series max-series))
 
@@ -101,6 +101,17 @@ each of which has the values up to its bound; by default those of gRPC's latenci
 Arguments and errors as for MAKE-COUNTER. From any thread."
   (add-custom metrics name :histogram :unit unit :text text :attributes attributes :bounds bounds
                                       :max-series max-series))
+
+;;; Sets of instruments
+
+(defun ensure-instruments (metrics key function)
+  "The instruments of METRICS that stand under KEY, a symbol: what FUNCTION, called with METRICS,
+has returned for the first who asked. So all who count the same thing in one METRICS object share
+its instruments. Return nil if METRICS is nil. From any thread, but not from FUNCTION."
+  (when metrics
+    (sb-thread:with-mutex ((metrics-sets-lock metrics))
+      (or (getf (metrics-sets metrics) key)
+          (setf (getf (metrics-sets metrics) key) (funcall function metrics))))))
 
 ;;; Rows
 
@@ -196,10 +207,14 @@ ADD. From any thread."
         sum (+ (signed (aref (the cells cells) +padding+))
                (/ (aref (the cells cells) (1+ +padding+)) +billion+))))
 
+(defun named-values (custom values)
+  "An alist from the names of CUSTOM's attributes to VALUES."
+  (mapcar #'cons (custom-attributes custom) values))
+
 (defun custom-point (custom row)
   (let ((attributes (if (eq :overflow (row-values row))
                         '(("otel.metric.overflow" . "true"))
-                        (mapcar #'cons (custom-attributes custom) (row-values row)))))
+                        (named-values custom (row-values row)))))
     (ecase (custom-kind custom)
       ((:counter :up-down-counter) (make-point :attributes attributes :value (row-total row)))
       (:gauge (make-point :attributes attributes :value (row-last row)))
@@ -210,15 +225,21 @@ ADD. From any thread."
                                                 sum (aref (the cells cells)
                                                           (+ 2 +padding+ i)))))))))
 
+(defun asked-points (custom)
+  "The points that the function of CUSTOM, a gauge, returns now; none if it fails."
+  (loop:guarding (:gauge-function-error :name (custom-name custom))
+    (let ((answer (funcall (the function (custom-function custom)))))
+      (loop for (number . values) in (if (custom-attributes custom) answer (list (list answer)))
+            when (realp number)
+              collect (make-point :attributes (named-values custom (mapcar #'value-text values))
+                                  :value number)))))
+
 (defun custom-family (custom)
   "CUSTOM and what it has counted, as a FAMILY."
-  (let ((function (custom-function custom)))
-    (make-family
-     :name (custom-name custom) :kind (custom-kind custom) :unit (custom-unit custom)
-     :text (custom-text custom)
-     :points (if function
-                 (let ((number (loop:guarding (:gauge-function-error :name (custom-name custom))
-                               (funcall function))))
-                   (and (realp number) (list (make-point :value number))))
-                 (loop for row being the hash-values of (custom-rows custom)
-                       collect (custom-point custom row))))))
+  (make-family
+   :name (custom-name custom) :kind (custom-kind custom) :unit (custom-unit custom)
+   :text (custom-text custom)
+   :points (if (custom-function custom)
+               (asked-points custom)
+               (loop for row being the hash-values of (custom-rows custom)
+                     collect (custom-point custom row)))))

@@ -15,6 +15,7 @@
    #:metrics #:make-metrics #:metrics-started-ns
    ;; custom.lisp
    #:make-counter #:make-up-down-counter #:make-gauge #:make-histogram #:add #:record
+   #:ensure-instruments
    ;; instrument.lisp
    #:instrument-table
    ;; count.lisp

@@ -24,7 +24,10 @@
    (shared :reader metrics-shared)      ; a vector of those of other threads
    (targets :initform '() :accessor metrics-targets) ; that are told apart
    (loops :initform '() :accessor metrics-loops) ; of servers and channels that have it, weak
-   (customs :initform '() :accessor metrics-customs)) ; of users, newest first
+   (customs :initform '() :accessor metrics-customs) ; of users, newest first
+  (sets-lock :initform (sb-thread:make-mutex :name "clgrpc metrics sets")
+             :reader metrics-sets-lock)  ; of SETS; taken before LOCK
+  (sets :initform '() :accessor metrics-sets)) ; a plist, see ENSURE-INSTRUMENTS
   (:documentation "What servers and channels count, and the process: see MAKE-METRICS."))
 
 (document-functions

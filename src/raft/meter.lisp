@@ -10,36 +10,31 @@
   (octets nil :read-only t)             ; a counter by peer and message
   (entries nil :read-only t)            ; a counter by peer
   (latency nil :read-only t)            ; a histogram by peer and message, in seconds
-  (queue nil :read-only t))             ; an up-down counter by peer and what it counts
+  (queued-entries nil :read-only t)     ; an up-down counter by peer
+  (queued-octets nil :read-only t))     ; likewise
 
 (declaim (sb-ext:freeze-type instruments))
-
-(sb-ext:defglobal **instruments** (make-hash-table :test 'eq :weakness :key :synchronized t)
-  "From METRICS to the instruments among them.")
 
 (defun new-instruments (metrics)
   (make-instruments
    :messages (metrics:make-counter metrics "clgrpc.raft.messages" :unit "{message}"
-                                   :attributes '("peer" "message" "outcome")
+                                   :attributes '("clgrpc.peer" "clgrpc.raft.message"
+                                                 "grpc.status")
                                    :text "Raft's messages, by the gRPC status they ended with.")
    :octets (metrics:make-counter metrics "clgrpc.raft.sent" :unit "By"
-                                 :attributes '("peer" "message")
+                                 :attributes '("clgrpc.peer" "clgrpc.raft.message")
                                  :text "Octets of data of entries and snapshots that were sent.")
    :entries (metrics:make-counter metrics "clgrpc.raft.entries" :unit "{entry}"
-                                  :attributes '("peer") :text "Entries that were sent.")
+                                  :attributes '("clgrpc.peer") :text "Entries that were sent.")
    :latency (metrics:make-histogram metrics "clgrpc.raft.latency" :unit "s"
-                                    :attributes '("peer" "message")
+                                    :attributes '("clgrpc.peer" "clgrpc.raft.message")
                                     :text "Time from sending a message to its answer.")
-   :queue (metrics:make-up-down-counter metrics "clgrpc.raft.queue" :unit "{item}"
-                                        :attributes '("peer" "item")
-                                        :text "Entries, or octets, that are not answered.")))
-
-(defun ensure-instruments (metrics)
-  "The instruments among METRICS; nil without any."
-  (when metrics
-    (sb-ext:with-locked-hash-table (**instruments**)
-      (or (gethash metrics **instruments**)
-          (setf (gethash metrics **instruments**) (new-instruments metrics))))))
+   :queued-entries (metrics:make-up-down-counter metrics "clgrpc.raft.queued_entries"
+                                                 :unit "{entry}" :attributes '("clgrpc.peer")
+                                                 :text "Entries that are not answered.")
+   :queued-octets (metrics:make-up-down-counter metrics "clgrpc.raft.queued_octets"
+                                                :unit "By" :attributes '("clgrpc.peer")
+                                                :text "Octets of data that are not answered.")))
 
 (defstruct (meter (:constructor make-meter (name instruments)) (:copier nil))
   "What was sent to a peer."
@@ -95,8 +90,8 @@
   "The pipeline has so many more, or fewer."
   (let ((instruments (meter-instruments meter)))
     (when instruments
-      (metrics:add (instruments-queue instruments) entries (meter-name meter) "entries")
-      (metrics:add (instruments-queue instruments) octets (meter-name meter) "octets"))))
+      (metrics:add (instruments-queued-entries instruments) entries (meter-name meter))
+      (metrics:add (instruments-queued-octets instruments) octets (meter-name meter)))))
 
 (defun note-stream (meter)
   (sb-thread:with-mutex ((meter-lock meter))

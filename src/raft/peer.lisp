@@ -107,7 +107,10 @@ CLOSE-PEER."
                            :window window :batch-entries batch-entries
                            :batch-octets batch-octets :max-entries max-entries
                            :max-octets max-octets
-                           :meter (make-meter name (ensure-instruments metrics))))))
+                           :meter (make-meter
+                                   name
+                                   (metrics:ensure-instruments metrics 'instruments
+                                                               #'new-instruments))))))
 
 (defun peer-statistics (peer)
   "Return what is known of PEER, a plist: :STATE of its channel, :MESSAGES answered, :FAILURES,

@@ -89,14 +89,14 @@
 
 (defun note-conflict (node drafts)
   "DRAFTS were not put, since something was not as it was."
-  (count-conflict (node-instruments node))
+  (count-conflict node)
   (dolist (draft drafts)
     (forget-state node (pb:workflow-state-id (draft-state draft)))))
 
 (defun note-put (node drafts revision)
   "DRAFTS are in the store, at REVISION."
   (dolist (draft drafts)
-    (count-draft (node-instruments node) draft)
+    (count-draft node draft)
     (remember-state node (draft-state draft) revision)))
 
 (defun put-draft (node draft &key when)

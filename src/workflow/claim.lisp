@@ -336,7 +336,7 @@ BACKLOG-FULL if too many wait."
 
 (defun fail-waiting (node waiting condition)
   "End WAITING with CONDITION, a workflow error."
-  (count-refusal (node-instruments node) condition)
+  (count-refusal node condition)
   (when (end-waiting (node-desk node) waiting)
     (multiple-value-bind (status refusal) (refusal-status condition)
       (rpc:finish (waiting-call waiting) :status status :message (princ-to-string condition)

@@ -227,15 +227,13 @@ take, and :max-signals (100), which wait, of a workflow; :max-running (1000000) 
 It has threads from now on; end them with CLOSE-WORKFLOW-SERVICE, or by stopping its server. ETCD
 need not be reachable yet. Signal MISUSE for a wrong namespace. From any thread."
   (let* ((node (make-instance 'workflow-service
-                              :etcd etcd :root (root-of namespace) :health health
+                              :etcd etcd :namespace namespace :root (root-of namespace)
+                              :health health
                               :clock (or clock #'unix-ns)
                               :limits (apply #'make-limits
                                              (alexandria:remove-from-plist
                                               limits :namespace :metrics :health :clock)))))
-    (setf (node-instruments node)
-          (make-node-instruments metrics (lambda () (node-running node))
-                                 (lambda () (node-ready node))
-                                 (lambda () (length (desk-parked (node-desk node))))))
+    (begin-counting node metrics)
     (node-thread node #'run-clock "clgrpc workflow clock")
     (loop repeat +claimers+ do (node-thread node #'run-claimer "clgrpc workflow claimer"))
     node))
@@ -244,6 +242,7 @@ need not be reachable yet. Signal MISUSE for a wrong namespace. From any thread.
   "End SERVICE, of MAKE-WORKFLOW-SERVICE: claims and watches that wait end, its threads end. Its
 store is not closed. Nothing of its workflows is lost; other nodes go on with them. From any thread
 but its own."
+  (end-counting service)
   (close-desk service)
   (ring-alarm service (lambda (alarm) (setf (alarm-closed alarm) t)))
   (end-watches service)

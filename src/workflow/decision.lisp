@@ -174,9 +174,18 @@ left, the workflow is completed."
     (check-payload (draft-limits draft)
                    (loop for (nil . octets) in payloads sum (length octets)) what)))
 
-(defun request-digest (request)
-  "A number that tells REQUEST, a StartRequest, from others of the same id."
-  (balance:xxh64 (protobuf:serialize request :deterministic t)))
+(defun digest (&rest things)
+  "The MD5 digest of THINGS, octets, strings and messages, each with its length before it. Who has
+one value cannot find another with the same digest, as the check of repeated requests needs."
+  (sb-md5:md5sum-sequence
+   (apply #'concatenate 'octets
+          (loop for thing in things
+                for octets = (etypecase thing
+                               (octets thing)
+                               (string (string-octets thing))
+                               (structure-object (protobuf:serialize thing :deterministic t)))
+                collect (string-octets (format nil "~D " (length octets)))
+                collect octets))))
 
 (defun begin-workflow (request now limits &key (traceparent ""))
   "The draft of the workflow that REQUEST, a StartRequest, starts."
@@ -185,7 +194,7 @@ left, the workflow is completed."
          (input (pb:start-request-input request))
          (state (pb:make-workflow-state
                  :id id :type (pb:start-request-type request) :status :running
-                 :started-unix-ms now :traceparent traceparent :digest (request-digest request)
+                 :started-unix-ms now :traceparent traceparent :digest (digest request)
                  :deadline-unix-ms (if (plusp timeout) (later now timeout) 0)))
          (draft (%make-draft :state state :now now :limits limits)))
     (when (string/= "" (pb:start-request-type request))
@@ -204,7 +213,7 @@ left, the workflow is completed."
 (defun begun-alike-p (state request)
   "True if STATE is that of a workflow which REQUEST has started. Signal WORKFLOW-EXISTS if it is
 another one."
-  (or (= (request-digest request) (pb:workflow-state-digest state))
+  (or (equalp (digest request) (pb:workflow-state-digest state))
       (refuse :workflow-exists "there is another workflow ~A" (pb:workflow-state-id state))))
 
 ;;; Claims
@@ -289,7 +298,7 @@ once or, with PAUSE, after a pause; if there may be no more, the step fails."
   (let* ((state (draft-state draft)) (id (pb:workflow-state-id state))
          (recorded (recorded-report state fence)))
     (cond (recorded
-           (unless (= digest (pb:recorded-digest recorded))
+           (unless (equalp digest (pb:recorded-digest recorded))
              (refuse :claim-lost "the claim ~D of ~A is over: something else was reported" fence
                      id)))
           ((not (running-p state))
@@ -317,16 +326,6 @@ it is one of KINDS."
   (let* ((recorded (recorded-report state fence))
          (next (if recorded (pb:recorded-next-fence recorded) 0)))
     (and (plusp next) (fence-in-force-p state next) next)))
-
-(defun digest (&rest things)
-  "A number that tells THINGS, octets, strings and Steps, from others."
-  (let ((hash 0))
-    (dolist (thing things hash)
-      (setf hash (balance:xxh64 (etypecase thing
-                                  (octets thing)
-                                  (string (string-octets thing))
-                                  (pb:step (protobuf:serialize thing :deterministic t)))
-                                hash)))))
 
 (defun report-result (draft fence result then)
   "The claim FENCE has brought RESULT, octets; THEN, a sequence of Steps, is to be done next."

@@ -1,35 +1,86 @@
 ;;;; What a node counts, if it is given metrics. It counts the changes that it has made itself; what
-;;;; is of the store, such as how many workflows run, is the same at every node.
+;;;; is of the store, such as how many workflows run, is the same at every node. Nodes with the same
+;;;; metrics share the instruments; the namespace tells them apart.
 
 (in-package #:clgrpc.workflow)
 
 (defstruct (instruments (:copier nil))
-  "The instruments of a node."
+  "The instruments of the nodes of one METRICS."
+  (nodes '() :type list)                ; those that are open; changed by ATOMIC-UPDATE
   (workflows nil :read-only t)          ; workflows begun and ended, by what
   (steps nil :read-only t)              ; what came of steps, by what and kind
   (refused nil :read-only t)            ; what was refused, by why
   (changes nil :read-only t))           ; changes made, and those made again, by which
 
-(defun make-node-instruments (metrics running ready waiting)
-  "Instruments of METRICS, or nil if that is; RUNNING, READY and WAITING are functions that tell how
-many workflows run, how many tasks can be claimed and how many claims wait for one."
-  (when metrics
+(defun namespace-sums (instruments reader)
+  "For each namespace with open nodes among INSTRUMENTS, a list of the sum of what READER returns of
+them, and the namespace."
+  (let ((sums '()))
+    (dolist (node (instruments-nodes instruments) sums)
+      (let ((sum (find (node-namespace node) sums :key #'second :test #'string=))
+            (number (funcall (the function reader) node)))
+        (if sum
+            (incf (first sum) number)
+            (push (list number (node-namespace node)) sums))))))
+
+(defun store-counts (instruments reader)
+  "For each namespace with open nodes among INSTRUMENTS, a list of what READER returns of the node
+that was opened last, and the namespace."
+  (loop for node in (remove-duplicates (instruments-nodes instruments)
+                                       :key #'node-namespace :test #'string= :from-end t)
+        collect (list (funcall (the function reader) node) (node-namespace node))))
+
+(defun new-instruments (metrics)
+  "Make the instruments of workflows in METRICS."
+  (let ((instruments nil))
     (flet ((counter (name unit text &rest attributes)
-             (metrics:make-counter metrics name :unit unit :text text :attributes attributes))
-           (gauge (name unit text function)
-             (metrics:make-gauge metrics name :unit unit :text text :function function)))
-      (gauge "clgrpc.workflow.running" "{workflow}" "Workflows that have not ended." running)
-      (gauge "clgrpc.workflow.ready" "{task}" "Tasks that nobody has claimed." ready)
-      (gauge "clgrpc.workflow.waiting_claims" "{call}" "Claims that wait for a task here." waiting)
-      (make-instruments
-       :workflows (counter "clgrpc.workflow.workflows" "{workflow}"
-                           "Workflows that were started and have ended through this node." "what")
-       :steps (counter "clgrpc.workflow.steps" "{step}"
-                       "What has happened to steps through this node." "what" "kind")
-       :refused (counter "clgrpc.workflow.refused" "{call}" "Calls that were refused." "why")
-       :changes (counter "clgrpc.workflow.changes" "{change}"
-                         "Changes put into the store, and those that met another one."
-                         "outcome")))))
+             (metrics:make-counter metrics name
+                                   :unit unit :text text
+                                   :attributes (cons "clgrpc.workflow.namespace" attributes)))
+           (gauge (name unit text summary reader)
+             (metrics:make-gauge metrics name
+                                 :unit unit :text text :attributes '("clgrpc.workflow.namespace")
+                                 :function (lambda () (funcall summary instruments reader)))))
+      (setf instruments
+            (make-instruments
+             :workflows (counter "clgrpc.workflow.workflows" "{workflow}"
+                                 "Workflows that were started and have ended through this node."
+                                 "clgrpc.workflow.outcome")
+             :steps (counter "clgrpc.workflow.steps" "{step}"
+                             "What has happened to steps through this node."
+                             "clgrpc.workflow.event" "clgrpc.workflow.kind")
+             :refused (counter "clgrpc.workflow.refused" "{call}" "Calls that were refused."
+                               "clgrpc.workflow.reason")
+             :changes (counter "clgrpc.workflow.changes" "{change}"
+                               "Changes put into the store, and those that met another one."
+                               "clgrpc.workflow.outcome")))
+      (gauge "clgrpc.workflow.running" "{workflow}" "Workflows that have not ended."
+             #'store-counts #'node-running)
+      (gauge "clgrpc.workflow.ready" "{task}" "Tasks that nobody has claimed."
+             #'store-counts #'node-ready)
+      (gauge "clgrpc.workflow.waiting_claims" "{call}" "Claims that wait for a task here."
+             #'namespace-sums (lambda (node) (length (desk-parked (node-desk node)))))
+      instruments)))
+
+(defun begin-counting (node metrics)
+  "NODE counts in METRICS, unless that is nil, until END-COUNTING."
+  (let ((instruments (metrics:ensure-instruments metrics 'instruments #'new-instruments)))
+    (when instruments
+      (setf (node-instruments node) instruments)
+      (sb-ext:atomic-push node (instruments-nodes instruments)))))
+
+(defun end-counting (node)
+  "The gauges do not ask NODE any more."
+  (let ((instruments (node-instruments node)))
+    (when instruments
+      (sb-ext:atomic-update (instruments-nodes instruments) (lambda (nodes) (remove node nodes))))))
+
+(defun note (node reader &rest values)
+  "Count one more by the counter of NODE that READER returns, if NODE has metrics."
+  (let ((instruments (node-instruments node)))
+    (when instruments
+      (apply #'metrics:add (funcall (the function reader) instruments) 1 (node-namespace node)
+             values))))
 
 (defun step-kind (draft number)
   "The kind of the step NUMBER of DRAFT."
@@ -42,24 +93,21 @@ many workflows run, how many tasks can be claimed and how many claims wait for o
       (:signal "(signal)")
       (t "(none)"))))
 
-(defun count-draft (instruments draft)
-  "Count what has happened in DRAFT, which is in the store."
-  (when instruments
-    (metrics:add (instruments-changes instruments) 1 "made")
-    (dolist (event (draft-events draft))
-      (let ((kind (pb:event-kind event)))
-        (case kind
-          (:started (metrics:add (instruments-workflows instruments) 1 "started"))
-          (:ended (metrics:add (instruments-workflows instruments) 1
-                               (pb:workflow-state-status (draft-state draft))))
-          (:signalled)
-          (t (metrics:add (instruments-steps instruments) 1
-                          (substitute #\_ #\- (string-downcase kind))
-                          (step-kind draft (pb:event-step event)))))))))
+(defun count-draft (node draft)
+  "Count what has happened in DRAFT, which NODE has put into the store."
+  (note node #'instruments-changes "made")
+  (dolist (event (draft-events draft))
+    (let ((kind (pb:event-kind event)))
+      (case kind
+        (:started (note node #'instruments-workflows "started"))
+        (:ended (note node #'instruments-workflows
+                      (pb:workflow-state-status (draft-state draft))))
+        (:signalled)
+        (t (note node #'instruments-steps (substitute #\_ #\- (string-downcase kind))
+                 (step-kind draft (pb:event-step event))))))))
 
-(defun count-conflict (instruments)
-  (when instruments (metrics:add (instruments-changes instruments) 1 "met_another")))
+(defun count-conflict (node)
+  (note node #'instruments-changes "met_another"))
 
-(defun count-refusal (instruments condition)
-  (when instruments
-    (metrics:add (instruments-refused instruments) 1 (type-of condition))))
+(defun count-refusal (node condition)
+  (note node #'instruments-refused (type-of condition)))

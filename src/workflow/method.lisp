@@ -8,7 +8,7 @@
   "Call FUNCTION; a workflow error, or one of the store, ends the call that this is in."
   (handler-case (while-open (node) (with-store-errors (funcall function)))
     (workflow-error (condition)
-      (count-refusal (node-instruments node) condition)
+      (count-refusal node condition)
       (multiple-value-bind (status refusal) (refusal-status condition)
         (status:fail status (princ-to-string condition) :details (list refusal))))))
 

@@ -28,6 +28,7 @@
 
 (defclass workflow-service (pb:workflow)
   ((etcd :initarg :etcd :reader node-etcd) ; the store
+   (namespace :initarg :namespace :reader node-namespace) ; a string
    (root :initarg :root :reader node-root) ; the beginning of all keys
    (limits :initarg :limits :reader node-limits) ; what workflows and calls may have at most
    (clock :initarg :clock :reader node-clock) ; a function: nanoseconds since 1970

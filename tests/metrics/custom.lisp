@@ -33,6 +33,21 @@
     (is (equal '((2.5)) (points metrics "level")))
     (is (equal '((42)) (points metrics "asked")))))
 
+(test a-gauge-s-function-has-a-series-for-each-list
+  (let ((metrics (grpc:make-metrics)))
+    (grpc:make-gauge metrics "asked" :attributes '("queue")
+                                     :function (lambda () '((1 "a") (2 :b) (nil "c"))))
+    (is (equal '(("a" 1) ("b" 2)) (points metrics "asked")))))
+
+(test instruments-of-one-metrics-are-shared
+  (let ((metrics (grpc:make-metrics)))
+    (flet ((instrument (metrics)
+             (metrics:ensure-instruments
+              metrics 'shared (lambda (metrics) (grpc:make-counter metrics "shared")))))
+      (is (eq (instrument metrics) (instrument metrics)))
+      (is (not (eq (instrument metrics) (instrument (grpc:make-metrics)))))
+      (is (null (instrument nil))))))
+
 (test a-gauge-s-function-that-fails-is-told
   (with-log (:gauge-function-error)
     (let ((metrics (grpc:make-metrics)))

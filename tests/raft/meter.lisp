@@ -38,7 +38,8 @@
     (is (equal '(("B" "append-entries" 300) ("B" "install-snapshot" 1000)
                  ("B" "pipeline-entries" 50))
                (points metrics "clgrpc.raft.sent")))
-    (is (equal '(("B" "entries" 0) ("B" "octets" 0)) (points metrics "clgrpc.raft.queue")))
+    (is (equal '(("B" 0)) (points metrics "clgrpc.raft.queued_entries")))
+    (is (equal '(("B" 0)) (points metrics "clgrpc.raft.queued_octets")))
     (is (cl:member '("B" "append-entries" 1) (points metrics "clgrpc.raft.latency")
                    :test #'equal))
     ;; two peers have the same instruments, and failures are counted by their status

@@ -345,3 +345,13 @@ it."
         (workflow::begun-alike-p state (request :steps steps :input (string-octets "y"))))
       (signals workflow-exists
         (workflow::begun-alike-p state (request :steps (rest steps) :input (string-octets "x")))))))
+
+(test digests-tell-reports-apart
+  "A digest is a cryptographic one, and says where one thing ends and the next begins."
+  (flet ((distinct-p (a b)
+           (not (equalp (apply #'workflow::digest a) (apply #'workflow::digest b)))))
+    (is (= 16 (length (workflow::digest "result" (string-octets "x")))))
+    (is (equalp (workflow::digest "a" (string-octets "b")) (workflow::digest "a" "b")))
+    (is-true (distinct-p '("ab" "c") '("a" "bc")))
+    (is-true (distinct-p '("a") '("a" "")))
+    (is-true (distinct-p '("1 a") '("a")))))

@@ -750,22 +750,41 @@ by which changes would be passed by."
             return (metrics:point-value point))))
 
 (part what-a-node-counts
+  (let* ((metrics (metrics:make-metrics))
+         (namespace (new-namespace)))
+    (flet ((count-of (name &rest values) (apply #'metric metrics name namespace values)))
+      (with-nodes (node) (:metrics metrics :namespace namespace)
+        (let ((session (open-a-session node)))
+          (start-workflow node "w" '("a" (:wait 0)))
+          (start-workflow node "w2" '("a"))
+          (signals workflow-exists (start-workflow node "w2" '("b")))
+          (is-true (wait-until (lambda () (eql 2 (count-of "clgrpc.workflow.ready")))))
+          ;; the two are counted one after the other
+          (is-true (wait-until (lambda () (eql 2 (count-of "clgrpc.workflow.running")))))
+          (let ((task (first (claim node session '("a")))))
+            (report node task "A"))
+          (is-true (wait-until (lambda () (eql 1 (count-of "clgrpc.workflow.ready")))))
+          (is (eql 2 (count-of "clgrpc.workflow.workflows" "started")))
+          (is (eql 1 (count-of "clgrpc.workflow.steps" "step_claimed" "a")))
+          (is (eql 1 (count-of "clgrpc.workflow.steps" "step_done" "a")))
+          (is (eql 1 (count-of "clgrpc.workflow.refused" "workflow-exists"))))))))
+
+(part nodes-share-metrics
+  "Services of two namespaces, and one that is made again, count in one METRICS object, each under
+its namespace; a service that is closed is neither asked nor kept by it."
   (let ((metrics (metrics:make-metrics)))
-    (with-nodes (node) (:metrics metrics)
-      (let ((session (open-a-session node)))
-        (start-workflow node "w" '("a" (:wait 0)))
-        (start-workflow node "w2" '("a"))
-        (signals workflow-exists (start-workflow node "w2" '("b")))
-        (is-true (wait-until (lambda () (eql 2 (metric metrics "clgrpc.workflow.ready")))))
-        ;; the two are counted one after the other
-        (is-true (wait-until (lambda () (eql 2 (metric metrics "clgrpc.workflow.running")))))
-        (let ((task (first (claim node session '("a")))))
-          (report node task "A"))
-        (is-true (wait-until (lambda () (eql 1 (metric metrics "clgrpc.workflow.ready")))))
-        (is (eql 2 (metric metrics "clgrpc.workflow.workflows" "started")))
-        (is (eql 1 (metric metrics "clgrpc.workflow.steps" "step_claimed" "a")))
-        (is (eql 1 (metric metrics "clgrpc.workflow.steps" "step_done" "a")))
-        (is (eql 1 (metric metrics "clgrpc.workflow.refused" "workflow-exists")))))))
+    (with-nodes (a) (:metrics metrics :namespace "shared-a")
+      (with-nodes (b) (:metrics metrics :namespace "shared-b")
+        (start-workflow a "w" '("a"))
+        (start-workflow b "w" '("a"))
+        (start-workflow b "w2" '("a"))
+        (is-true (wait-until (lambda ()
+                               (and (eql 1 (metric metrics "clgrpc.workflow.ready" "shared-a"))
+                                    (eql 2 (metric metrics "clgrpc.workflow.ready" "shared-b"))))))
+        (is (eql 1 (metric metrics "clgrpc.workflow.workflows" "shared-a" "started"))))
+      (is (null (metric metrics "clgrpc.workflow.ready" "shared-b"))))
+    (with-nodes (a) (:metrics metrics :namespace "shared-a")
+      (is (eql 0 (metric metrics "clgrpc.workflow.waiting_claims" "shared-a"))))))
 
 (test the-service-in-memory
   "Some parts, on an engine in memory."
