@@ -1,4 +1,5 @@
-;;;; Memberships in the store: an entry for each member, under its lease. Every change is a
+;;;; Memberships in the store: an entry for each member, under its lease, and with it one by which
+;;;; channels find the member as a server of etcd:///CLUSTER. Every change is a
 ;;;; transaction that compares what was read, so that of two that decide on the same ground one
 ;;;; does; the other reads and decides anew.
 
@@ -27,17 +28,29 @@ could not be done."
       (list :changed key '= (etcd:entry-changed entry))
       (list :absent key)))
 
-(defun write-member (store cluster member entry &rest lease)
-  "Put MEMBER where ENTRY, or nothing if it is nil, is. Return the revision, nil if it is there no
-more. LEASE is as for PUT."
-  (let ((key (member-key cluster (member-name member))))
+(defun member-endpoint-text (member)
+  "What is said of MEMBER to channels."
+  (discovery:endpoint-text (member-address member) (member-labels member)
+                           :state (if (eq :leaving (member-state member)) :draining :serving)))
+
+(defun write-member (store cluster member entry lease)
+  "Put MEMBER where ENTRY, or nothing if it is nil, is, under LEASE unless that is nil. Return the
+revision, nil if ENTRY is there no more."
+  (let ((key (member-key cluster (member-name member)))
+        (lease (and lease (list :lease lease))))
     (multiple-value-bind (done values revision)
-        (etcd:transact store :when (list (unchanged key entry))
-                             :then (list (list* :put key
-                                                (protobuf:serialize (member-message member))
-                                                lease)))
+        (etcd:transact store
+                       :when (list (unchanged key entry))
+                       :then `((:put ,key ,(protobuf:serialize (member-message member)) ,@lease)
+                               (:put ,(discovery:endpoint-key cluster (member-name member))
+                                     ,(member-endpoint-text member) ,@lease)))
       (declare (ignore values))
       (and done revision))))
+
+(defun entry-lease (store entry)
+  "The lease of ENTRY in STORE; nil if somebody has put it without one."
+  (and (plusp (etcd:entry-lease entry))
+       (etcd:lease-by-number store (etcd:entry-lease entry))))
 
 (defun entries-members (entries cluster)
   "The members of CLUSTER that ENTRIES of the store are, by name."
@@ -69,7 +82,7 @@ that they are of. Signal an ETCD-ERROR. From any thread."
                             (etcd:etcd-error () nil))))
                (when (and found (= (etcd:entry-lease found) (etcd:lease-id lease)))
                  (return-from write-or-look (etcd:entry-changed found))))))))
-    (write-member store cluster member entry :lease lease)))
+    (write-member store cluster member entry lease)))
 
 (defun enter (store cluster asked lease if-taken known max-members)
   "Have ASKED, a member, be one of CLUSTER with LEASE, see DECIDE-JOIN. Return the member that it
@@ -138,7 +151,7 @@ is no such member."
       (cond ((not (eq :alive (decide-life existing generation))) (return nil))
             ((eq state (member-state existing)) entry)
             ((write-member store cluster (renewed-member existing :state state) entry
-                           :keep-lease t)
+                           (entry-lease store entry))
              entry)))))
 
 (defun leave-cluster (store cluster name generation)
@@ -147,9 +160,10 @@ true, or nil if there is no such member: that of another generation stays. Signa
 From any thread."
   (let ((entry (announce store cluster (check-name name "member") generation)))
     (when entry
-      (if (plusp (etcd:entry-lease entry))
-          (etcd:revoke-lease (etcd:lease-by-number store (etcd:entry-lease entry)))
-          (remove-member store cluster name generation))
+      (let ((lease (entry-lease store entry)))
+        (if lease
+            (etcd:revoke-lease lease)
+            (remove-member store cluster name generation)))
       t)))
 
 (defun remove-member (store cluster name generation)
@@ -158,4 +172,5 @@ From any thread."
     (multiple-value-bind (entry existing) (fetch-entry store cluster name)
       (or (not (eq :alive (decide-life existing generation)))
           (etcd:transact store :when (list (unchanged (member-key cluster name) entry))
-                               :then (list (list :remove (member-key cluster name))))))))
+                               :then `((:remove ,(member-key cluster name))
+                                       (:remove ,(discovery:endpoint-key cluster name))))))))

@@ -9,7 +9,7 @@
                     (#:status #:clgrpc.status) (#:rpc #:clgrpc.rpc)
                     (#:server #:clgrpc.server) (#:services #:clgrpc.services)
                     (#:metrics #:clgrpc.metrics) (#:etcd #:clgrpc.etcd)
-                    (#:memory #:clgrpc.memory)
+                    (#:memory #:clgrpc.memory) (#:discovery #:clgrpc.discovery)
                     (#:pb #:clgrpc.cluster.v1) (#:methods #:clgrpc.cluster.v1.cluster))
   (:export
    ;; condition.lisp

@@ -60,6 +60,22 @@ under the name \"\" what is said in place of an object.")
   (let ((value (member-of object name)))
     (and (stringp value) (<= 1 (length value) +longest-word+) value)))
 
+(defun foreign-members (object)
+  "The members of OBJECT, an alist, that have no slots of an endpoint's."
+  (remove-if (lambda (name) (member name *own-members* :test #'string-equal)) object :key #'car))
+
+(defun endpoint-text (address labels &key (state :serving))
+  "Return the text that says in the store that a server is at ADDRESS, is in STATE, :serving or
+:draining, and has LABELS, an alist of strings. The labels weight, zone and hashKey say what a
+balancer is told; one that cannot is left out. From any thread."
+  (let* ((weight-text (string-member labels "weight"))
+         (weight (and weight-text (parse-integer weight-text :junk-allowed t))))
+    (endpoint-json
+     (make-endpoint :address address
+                    :weight (and (typep weight `(integer 1 ,+most-weight+)) weight)
+                    :zone (string-member labels "zone") :hash-key (string-member labels "hashKey")
+                    :state state :metadata (foreign-members labels)))))
+
 (defun parse-endpoint (text)
   "The endpoint that TEXT, octets or a string, says, or nil and why it says none. What is wrong in
 its Metadata counts as not said."
@@ -84,10 +100,7 @@ its Metadata counts as not said."
                        :state (if (equal "draining" (member-of metadata "state"))
                                   :draining
                                   :serving)
-                       :metadata (remove-if (lambda (pair)
-                                              (member (car pair) *own-members*
-                                                      :test #'string-equal))
-                                            metadata)))
+                       :metadata (foreign-members metadata)))
       (make-endpoint :address address
                      :metadata (if (eq :null metadata) '() `(("" . ,metadata))))))
 

@@ -11,9 +11,9 @@
   (:export
    ;; endpoint.lisp
    #:endpoint #:endpoint-p #:endpoint-address #:endpoint-weight #:endpoint-zone
-   #:endpoint-hash-key #:endpoint-state #:endpoint-metadata
+   #:endpoint-hash-key #:endpoint-state #:endpoint-metadata #:endpoint-text
    ;; key.lisp
-   #:service-config-key
+   #:endpoint-key #:service-config-key
    ;; place.lisp
    #:default-etcd #:parse-etcd-target
    ;; registration.lisp

@@ -260,8 +260,7 @@ wrong argument. From any thread."
          (endpoint (checked-endpoint :address address :weight weight :zone zone
                                      :hash-key hash-key :metadata metadata))
          (registration (%make-registration :etcd etcd :name name :meter (meter-of etcd)
-                                           :key (format nil "~A~A" (name-prefix name)
-                                                        (or id address))
+                                           :key (endpoint-key name (or id address))
                                            :seconds lease-seconds :notice-seconds notice-seconds
                                            :endpoint endpoint)))
     (when server

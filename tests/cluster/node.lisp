@@ -51,6 +51,41 @@
     (is (string= "127.0.0.1:1" (node-address a))))
   (signals grpc:misuse (start-node "a" :store "127.0.0.1:1")))
 
+(test nodes-are-found-by-the-cluster-s-name
+  "A channel to etcd:///CLUSTER reaches the nodes; one that is leaving is said to drain, and one that
+has left is gone from there."
+  (with-memory ()
+    (flet ((endpoints ()
+             (loop for endpoint in (cluster:list-endpoints "mesh" :etcd *etcd*)
+                   collect (list (cluster:endpoint-address endpoint)
+                                 (cluster:endpoint-weight endpoint)
+                                 (cluster:endpoint-zone endpoint)
+                                 (cluster:endpoint-state endpoint)
+                                 (cluster:endpoint-metadata endpoint)))))
+      (with-node (a "a" :store *etcd* :cluster "mesh"
+                        :labels '(("zone" . "west") ("weight" . "7") ("rack" . "12")))
+        (is (equal `((,(node-address a) 7 "west" :serving (("rack" . "12")))) (endpoints)))
+        (setf (cluster:default-etcd) *etcd*)
+        (unwind-protect
+             (grpc:with-channel (channel "etcd:///mesh")
+               (is (= 1 (length (pb:members-response-members
+                                 (methods:members channel (pb:make-members-request)
+                                                  :timeout +patience+ :wait-for-ready t))))))
+          (setf (cluster:default-etcd) nil))
+        (cluster::announce-leaving a)
+        (is (equal '(:draining) (mapcar #'fourth (endpoints)))))
+      (is (null (endpoints))))))
+
+(test labels-that-a-balancer-cannot-use
+  "A weight or a zone that is none leaves the member an endpoint without it."
+  (with-memory ()
+    (with-node (a "a" :store *etcd* :labels `(("weight" . "0")
+                                              ("zone" . ,(make-string 600 :initial-element #\z))))
+      (let ((endpoint (first (cluster:list-endpoints "default" :etcd *etcd*))))
+        (is (string= (node-address a) (cluster:endpoint-address endpoint)))
+        (is (null (cluster:endpoint-weight endpoint)))
+        (is (null (cluster:endpoint-zone endpoint)))))))
+
 (test the-later-of-a-name-wins
   "A node that starts with a name that is taken takes it over, and the former one ends its
 membership without a fight; with :refuse it does not start."
