@@ -35,7 +35,8 @@ collection has found it and its calls have ended. From any thread, but not from 
 (defgeneric ensure-connected (channel &key timeout)
   (:documentation "Connect CHANNEL if it is not, and wait until it is ready, TIMEOUT seconds, 10 by
 default, at most. Return CHANNEL. Signal :unavailable with the reason if an attempt fails,
-:deadline-exceeded if the time is up. From any thread but a loop's."))
+:deadline-exceeded if the time is up. While CHANNEL is in :transient-failure the next attempt is
+waited for, which begins when its back-off ends. From any thread but a loop's."))
 
 (defgeneric wait-for-state-change (channel state &key timeout)
   (:documentation "Wait until the state of CHANNEL is not STATE, TIMEOUT seconds, 10 by default, at

@@ -167,7 +167,10 @@ that, or NIL after TIMEOUT seconds."
             while (loop:await-notice (core-changed core) (core-lock core) end)))))
 
 (defmethod ensure-connected ((channel wire-channel) &key (timeout 10))
-  (let ((core (channel-core channel)))
+  (let* ((core (channel-core channel))
+         ;; how often attempts have failed, if it is their failure that the state tells of
+         (known (and (eq :transient-failure (channel-state channel))
+                     (core-failed-attempts core))))
     (loop:post (core-loop core) (lambda () (wake core)))
     (unless (await-state channel timeout
                          (lambda (state)
@@ -175,9 +178,11 @@ that, or NIL after TIMEOUT seconds."
                              (:ready t)
                              (:shutdown (misuse "~A is closed." channel))
                              (:transient-failure
-                              (error (status:make-rpc-error :unavailable
-                                                         :message (core-trouble core)
-                                                         :ended-by :transport :sent nil))))))
+                              (unless (eql known (core-failed-attempts core))
+                                (error (status:make-rpc-error :unavailable
+                                                              :message (core-trouble core)
+                                                              :ended-by :transport :sent nil))))
+                             (t (setf known nil)))))
       (error (status:make-rpc-error :deadline-exceeded :ended-by :local :sent nil
                                                     :message (not-connected-text core timeout)))))
   channel)

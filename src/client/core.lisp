@@ -214,7 +214,7 @@ is choosy. Those that wait for ready keep their places when a failure is picked 
                              (receive-failure core failure)
                              (receive-backends core backends config)))))
         (t (setf (core-awaiting core)
-                 (or (answers-p (core-resolver core)) (not (core-resolved core))))
+                 (or (answer-comes-p core) (not (core-resolved core))))
            (ask-resolver core)
            (unless (core-awaiting core) (exit-idle (core-balancer core))))))
 
@@ -248,12 +248,14 @@ takes it."
 
 (defun use-backends (core backends)
   "CORE's servers are BACKENDS from now on."
-  (stop-back-off (core-back-off core) (core-loop core))
-  (forget-failures (core-back-off core))
+  (when backends
+    (stop-back-off (core-back-off core) (core-loop core))
+    (forget-failures (core-back-off core)))
   (setf (core-resolved core) (and backends t))
   (update-backends (core-balancer core) backends (core-policy core))
   (cond ((null backends)
-         (fail-resolving core (format nil "~A has no servers" (core-name core))))
+         (fail-resolving core (format nil "~A has no servers" (core-name core)))
+         (await-resolver core))
         ((or (shiftf (core-awaiting core) nil)
              (eq :transient-failure (core-state core)))
          (exit-idle (core-balancer core))))
@@ -272,10 +274,11 @@ takes it."
   "CORE has no backends because of TEXT."
   (setf (core-trouble core) text
         (core-awaiting core) nil)
+  (tell-failed-attempt core)
   (change-picker core :transient-failure (make-failure text)))
 
 (defun await-resolver (core)
-  "Ask CORE's resolver, which has failed, again after a while."
+  "Ask CORE's resolver, which has failed or has told of no server, again after a while."
   (unless (core-resolved core) (enter-stage core :back-off))
   (stop-back-off (core-back-off core) (core-loop core))
   (start-back-off (core-back-off core) (core-loop core) (core-options core)

@@ -9,7 +9,8 @@
 ;;;; 2. A look-up that fails leaves the channel what it has, which asks again after its back-off.
 ;;;; 3. That there is no config, or none can be had, is no failure: then the config is the one
 ;;;;    before if nobody knows, or none if the DNS server says that there is none.
-;;;; 4. A channel that has had addresses waits a second for others; then it goes on with those.
+;;;; 4. A channel that has had addresses waits a second for others; then it goes on with those. It
+;;;;    does not wait if no look-up may begin yet, or if the one under way has taken longer already.
 
 (in-package #:clgrpc.client)
 
@@ -37,6 +38,8 @@
    (timer :initform nil :accessor resolver-timer
           :documentation "Begins the next look-up, or ends the patience with the one under way.")
    (addresses :initform '() :accessor resolver-addresses) ; that were found last
+   (told :initform nil :accessor resolver-told
+         :documentation "True once the channel has been told of ADDRESSES since it last began.")
    (config :initform :none :accessor resolver-config
            :documentation "The service config that was found last, as DELIVER takes it.")
    (number :initform nil :accessor resolver-number
@@ -44,19 +47,29 @@
   (:documentation "For targets whose addresses must be looked up."))
 
 (defmethod answers-p ((resolver name-resolver))
-  (or (resolver-asking resolver)
-      (null (resolver-due-ns resolver))
+  (if (resolver-asking resolver)
+      (and (resolver-timer resolver)    ; else nothing is known, or for long enough
+           (timer-pending-p (resolver-timer resolver)))
+      (due-p resolver)))
+
+(defun due-p (resolver)
+  "True if RESOLVER may begin a look-up now."
+  (or (null (resolver-due-ns resolver))
       (<= (resolver-due-ns resolver) (resolver-now resolver))))
 
 (defun resolver-now (resolver)
   (loop:event-loop-now (resolver-loop resolver)))
 
 (defmethod begin-resolving ((resolver name-resolver))
-  (resolve-again resolver))
+  (setf (resolver-told resolver) nil)
+  (cond ((resolver-asking resolver) (limit-patience resolver)) ; since before the channel was idle
+        ((due-p resolver) (begin-look-up resolver))
+        (t (deliver-known resolver)     ; which is new enough
+           (resolve-again resolver))))
 
 (defmethod resolve-again ((resolver name-resolver))
   (cond ((resolver-asking resolver))
-        ((answers-p resolver) (begin-look-up resolver))
+        ((due-p resolver) (begin-look-up resolver))
         (t (set-resolver-timer resolver #'begin-look-up (resolver-due-ns resolver)))))
 
 (defmethod end-resolving ((resolver name-resolver))
@@ -75,6 +88,13 @@
     nil))
 
 ;;; A look-up
+
+(defun limit-patience (resolver)
+  "RESOLVER's channel waits for the look-up that is under way. If it has had addresses it gets those
+after a while."
+  (set-resolver-timer resolver
+                      (when (resolver-addresses resolver) #'deliver-known)
+                      (+ (resolver-now resolver) +patience-ns+)))
 
 (defun begin-look-up (resolver)
   "Look RESOLVER's name up, and its service config beside."
@@ -98,9 +118,7 @@
                (setf query nil)
                (answered)))
       (setf (resolver-asking resolver) t)
-      (set-resolver-timer resolver
-                          (when (resolver-addresses resolver) #'deliver-known)
-                          (+ (resolver-now resolver) +patience-ns+))
+      (limit-patience resolver)
       (ask-for-addresses resolver #'take-addresses)
       (if (resolver-config-name resolver)
           (setf query (ask-for-config resolver #'take-config))
@@ -161,7 +179,10 @@ loop, if the answer is not there before this returns. Return the query, or nil i
   "RESOLVER has found ADDRESSES or FAILURE, and CONFIG, which is :unknown if nobody knows."
   (setf (resolver-asking resolver) nil)
   (set-resolver-timer resolver nil 0)
-  (cond (failure (deliver resolver '() failure))
+  (cond (failure
+         (when (and (resolver-addresses resolver) (not (resolver-told resolver)))
+           (deliver-known resolver))    ; a failure takes nothing away
+         (deliver resolver '() failure))
         (t (setf (resolver-due-ns resolver) (+ (resolver-now resolver)
                                                (resolver-interval-ns resolver))
                  (resolver-addresses resolver) addresses)
@@ -170,6 +191,7 @@ loop, if the answer is not there before this returns. Return the query, or nil i
 
 (defun deliver-known (resolver)
   "Tell RESOLVER's channel what is known."
+  (setf (resolver-told resolver) t)
   (deliver resolver (address-backends (resolver-addresses resolver) (resolver-together resolver))
            nil (resolver-config resolver)))
 

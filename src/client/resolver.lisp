@@ -5,7 +5,8 @@
 ;;;; are none, whenever it likes and from any thread; a push goes to the channel's loop.
 ;;;;
 ;;;; A user's methods run on reserve threads, so they may block. Those of one resolver run one after
-;;;; another, in the order in which the channel asked; what is asked after STOP-RESOLVER never runs.
+;;;; another, in the order in which the channel asked. Between STOP-RESOLVER, when the channel goes
+;;;; idle or is closed, and the next START-RESOLVER nothing is asked.
 
 (in-package #:clgrpc.client)
 
@@ -91,13 +92,14 @@ without slashes before it and with each %XX decoded."
       (format stream "~A~:[~; runs~]" (resolver-target resolver) (resolver-deliver resolver)))))
 
 (defgeneric begin-resolving (resolver)
-  (:documentation "Begin to tell RESOLVER's channel of addresses. On its loop."))
+  (:documentation "Begin to tell RESOLVER's channel of addresses, for the first time or after
+END-RESOLVING. On its loop."))
 
 (defgeneric resolve-again (resolver)
   (:documentation "The channel has reason to believe that addresses have changed. On its loop."))
 
 (defgeneric end-resolving (resolver)
-  (:documentation "The channel of RESOLVER is closed. On its loop.")
+  (:documentation "The channel of RESOLVER is closed, or idle. On its loop.")
   (:method ((resolver resolver)) nil))
 
 (defgeneric answers-p (resolver)
@@ -152,9 +154,10 @@ waits for the answer.")
   (:documentation "What each class of DEFINE-RESOLVER is a subclass of."))
 
 (defgeneric start-resolver (resolver)
-  (:documentation "A channel needs the addresses of its servers for the first time: begin to
-PUSH-ADDRESSES, at once or later. Each class of DEFINE-RESOLVER has a method. An error in it is told
-to the channel as by PUSH-FAILURE. On a thread that may block."))
+  (:documentation "A channel needs the addresses of its servers, for the first time or for the first
+time since STOP-RESOLVER: begin to PUSH-ADDRESSES, at once or later, also if they are those that were
+pushed before. Each class of DEFINE-RESOLVER has a method. An error in it is told to the channel as
+by PUSH-FAILURE. On a thread that may block."))
 
 (defgeneric resolve-now (resolver)
   (:documentation "The channel has lost a server, or cannot reach one: addresses may have changed. A
@@ -164,8 +167,10 @@ block.")
   (:method ((resolver resolver)) nil))
 
 (defgeneric stop-resolver (resolver)
-  (:documentation "The channel of RESOLVER is closed; what it pushes is of no interest any more. On
-a thread that may block, after any other method has returned.")
+  (:documentation "The channel of RESOLVER is closed, or has gone idle for want of calls (the option
+idle-seconds); what RESOLVER pushes is of no interest any more. The next call on an idle channel has
+START-RESOLVER called again, with the same RESOLVER. On a thread that may block, after any other
+method has returned.")
   (:method ((resolver resolver)) nil))
 
 (defun run-errands (resolver)

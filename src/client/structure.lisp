@@ -49,7 +49,8 @@
   (open t :type boolean)                ; until CLOSE-CHANNEL
   (dropped nil :type (or null function)) ; once nobody has the channel: called when a link has ended
   (lock (sb-thread:make-mutex :name "clgrpc channel") :read-only t) ; of CHANGED
-  (changed (sb-thread:make-waitqueue :name "clgrpc channel state") :read-only t) ; STATE has
+  ;; STATE has, or FAILED-ATTEMPTS
+  (changed (sb-thread:make-waitqueue :name "clgrpc channel state") :read-only t)
   (credentials nil :type (or null loop:tls-credentials) :read-only t) ; for TLS, or nil
   (sink nil :type (or null http2:sink) :read-only t) ; what links tell of their streams
   (pool (http2:make-pool) :type http2:pool :read-only t) ; of all links
@@ -80,6 +81,7 @@
   (keepalive-ns nil :type (or null nanoseconds)) ; of new links, once a server has found that of
                                         ; others too short
   (trouble nil :type (or null string)) ; why the last attempt to connect failed
+  (failed-attempts 0 :type (unsigned-byte 62)) ; to resolve its target, or to connect to a server
   (throttle nil :type (or null throttle)) ; of retries, once one may be throttled
   (retrying (make-hash-table :test 'eq) :type hash-table :read-only t) ; calls that wait for their
                                         ; next attempt, as keys
@@ -159,6 +161,19 @@ one. While calls can be made, that others connect is nothing that anybody waits 
   (if (eq :ok status)
       (incf (core-calls-succeeded core))
       (incf (core-calls-failed core))))
+
+(defun tell-failed-attempt (core)
+  "An attempt to resolve CORE's target has failed, or one to connect to a server of it: those who
+wait for the outcome of one hear of that."
+  (incf (core-failed-attempts core))
+  (sb-thread:with-mutex ((core-lock core))
+    (sb-thread:condition-broadcast (core-changed core))))
+
+(defun answer-comes-p (core)
+  "True if ASK-RESOLVER has the resolver of CORE answer soon. One that has just failed is not asked
+before its back-off has ended."
+  (and (null (back-off-timer (core-back-off core)))
+       (answers-p (core-resolver core))))
 
 (defun ask-resolver (core)
   "Servers of CORE have gone or cannot be reached: their addresses may have changed. A resolver that

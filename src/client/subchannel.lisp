@@ -272,6 +272,7 @@ it; others wait as long as gRPC's document on connection back-off says."
 SINCE-NS, when the last began. Its addresses may have changed."
   (let ((core (trunk-core trunk)))
     (note-failure trunk text)
+    (map-cores #'tell-failed-attempt trunk)
     (incf (trunk-failed-connects trunk))
     (ask-resolvers trunk)
     (change-state trunk :transient-failure)

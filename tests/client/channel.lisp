@@ -48,6 +48,21 @@
       (signals grpc:misuse (ask channel (note 1)))
       (grpc:close-channel channel))))
 
+(test ensure-connected-does-not-spin
+  "Once a channel has failed the outcome of its next attempt is waited for."
+  (let ((address (free-address)))
+    (grpc:with-channel (channel address :backoff-initial-seconds 0.05 :backoff-jitter 0)
+      (let ((start (monotonic-ns)))
+        (dotimes (i 3)
+          (is (typep (caught (grpc:ensure-connected channel)) 'grpc:unavailable)))
+        (is (<= (seconds-ns 0.1) (- (monotonic-ns) start)))) ; two back-offs
+      (let ((error (caught (grpc:ensure-connected channel :timeout 0.001))))
+        (is (typep error 'grpc:deadline-exceeded))
+        (is (search "refused" (princ-to-string error))))
+      (let ((server (start-probe (list :ask #'double) :listen address)))
+        (is (eq channel (grpc:ensure-connected channel)))
+        (grpc:stop-server server)))))
+
 (test ensure-connected-in-time
   "An attempt that takes too long is not waited for."
   (let ((listener (make-instance 'sb-bsd-sockets:inet-socket :type :stream :protocol :tcp)))

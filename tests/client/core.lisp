@@ -52,6 +52,49 @@
       (is (eq :transient-failure (client::core-state core)))
       (is (= 2 (puppet-asked puppet))))))
 
+(test who-tells-of-no-server-is-asked-again-after-a-while
+  "As one that has failed; each time it takes longer, until there is a server."
+  (with-core (core puppet :pick-first :options (:backoff-initial-seconds 0.01
+                                                :backoff-jitter 0))
+    (let ((back-off (client::core-back-off core)))
+      (client::wake core)
+      (tell-backends puppet)
+      (is (eq :transient-failure (client::core-state core)))
+      (is (= 1 (puppet-asked puppet)))
+      (is (wait-until (lambda ()
+                        (run-loop-of core)
+                        (null (client::back-off-timer back-off)))))
+      (is (= 2 (puppet-asked puppet)))
+      (let ((first (client::back-off-seconds back-off)))
+        (tell-backends puppet)
+        (is (< first (client::back-off-seconds back-off)))
+        (is-true (client::back-off-timer back-off)))
+      (tell-backends puppet "127.0.0.1:1")
+      (is (eq :connecting (client::core-state core)))
+      (is (null (client::back-off-timer back-off)))
+      (is (zerop (client::back-off-seconds back-off))))))
+
+(test servers-that-are-known-are-not-kept-waiting-for
+  "A resolver that has just failed is not asked before its back-off ends, so that no answer comes
+that could be waited for."
+  (dolist (failed '(nil t))
+    (with-core (core puppet :pick-first :answers t)
+      (client::wake core)
+      (tell-backends puppet "127.0.0.1:1")
+      (let ((subchannel (first (client::core-subchannels core))))
+        (client::end-endeavours subchannel "of a test")
+        (client::change-state subchannel :ready)
+        (when failed (client::deliver puppet '() "no strings"))
+        (let ((asked (puppet-asked puppet)))
+          (client::change-state subchannel :idle)
+          (is (eq :idle (client::core-state core)))
+          (client::wake core)
+          (is (= (if failed asked (1+ asked)) (puppet-asked puppet)))
+          (is (eq (if failed :connecting :idle) (client::subchannel-state subchannel)))
+          (unless failed
+            (tell-backends puppet "127.0.0.1:1")
+            (is (eq :connecting (client::subchannel-state subchannel)))))))))
+
 (test a-failure-takes-no-server-away
   (with-core (core puppet :pick-first)
     (client::wake core)

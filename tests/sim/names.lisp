@@ -70,3 +70,52 @@ are none."
         (is (eq :no-answer (first (look-up address "a.test"))))
         (sim:heal home names)
         (is (equal '("10.0.0.7:50051") (look-up address "a.test")))))))
+
+;;; Channels to names, when the DNS is away
+
+(defun call-with-named-server (function options)
+  "Call FUNCTION with a DNS server, a host that serves, and a channel with OPTIONS to its name, which
+has been used."
+  (sim:with-simulation (simulation)
+    (multiple-value-bind (names address) (add-name-server)
+      (let ((server (sim:add-host "server" #'start-echo)))
+        (dns-tests:set-records names "svc.test" dns:+a+
+                               (format nil "10.0.0.~D" (sim::host-number server)))
+        (let ((channel (apply #'grpc:make-channel (format nil "dns://~A/svc.test:50051" address)
+                              options)))
+          (is (= 1 (ask channel 1)))
+          (funcall function names server channel)
+          (grpc:close-channel channel))))))
+
+(defmacro with-named-server ((names server channel &rest options) &body body)
+  `(call-with-named-server (lambda (,names ,server ,channel)
+                             (declare (ignorable ,names ,server ,channel))
+                             ,@body)
+                           (list ,@options)))
+
+(test known-addresses-are-used-although-the-dns-fails
+  "A server restarts in order, again and again, while each look-up fails, or nobody answers: nobody
+waits longer than for a look-up that is under way, which is a second."
+  (dolist (fail (list (lambda (names) (dns-tests:set-code names "svc.test" 2))
+                      (lambda (names) (dns-tests:set-manner names (constantly :drop)))))
+    (with-named-server (names server channel)
+      (sim:wait-for 31)
+      (funcall fail names)
+      (loop for pause in '(1 7 29 31 61 3 119 11)
+            do (sim:restart-host server :drain 1)
+               (sim:wait-for pause)
+               (is (> 1.3 (seconds-of (ask channel 1 :wait-for-ready t :timeout 300))))))))
+
+(test known-addresses-are-used-after-idleness
+  "At once if they are new enough, else after a second at most, whatever the DNS says."
+  (with-named-server (names server channel :idle-seconds 2)
+    (sim:wait-for 5)
+    (is (eq :idle (grpc:channel-state channel)))
+    (is (> 0.1 (seconds-of (ask channel 1 :timeout 5))))
+    (dolist (fail (list (lambda () (dns-tests:set-code names "svc.test" 2))
+                        (lambda () (dns-tests:set-manner names (constantly :drop)))))
+      (funcall fail)
+      (loop for pause in '(5 40 5 3)
+            do (sim:wait-for pause)
+               (is (eq :idle (grpc:channel-state channel)))
+               (is (> 1.3 (seconds-of (ask channel 1 :timeout 5))))))))
