@@ -2,25 +2,31 @@
 ;;;; only while somebody looks. It makes a frame each second, or less often if that took much of a
 ;;;; processor, so that it never takes more than a hundredth of one; what it waits for, such as a
 ;;;; loop that does not answer, makes no frame rare when it is needed most. All viewers get the same
-;;;; frames; one that takes them too slowly gets, once it has caught up, all there is anew.
+;;;; frames. Frames that a slow one has no room for wait for it, and follow together; only if there
+;;;; are too many it gets, once it has caught up, all there is anew.
 
 (in-package #:clgrpc.console)
 
 (defconstant +viewers+ 16 "How many may look at once.")
 (defconstant +period-ns+ 1000000000 "How much later the next frame is due.")
 (defconstant +thrift+ 100 "How many times as long as a frame took the processor none is made.")
+(defconstant +waiting-characters+ 1000000
+  "How long the frames that wait for a slow viewer may be together: some minutes of them.")
 (defconstant +film-ns+ 60000000000 "How long nobody may have looked for a film to go on.")
 
 (defstruct (viewer (:constructor make-viewer (request)) (:copier nil))
   "Somebody who looks."
   (request nil :type server:http-request :read-only t) ; whose response is sent over time
-  (current nil :type boolean))          ; it has got all frames until now; the thread's
+  ;; it has got all frames until now, but those that wait for it; the thread's, as is what follows
+  (current nil :type boolean)
+  (waiting '() :type list))             ; the texts of frames that wait for it, newest first
 
 (declaim (sb-ext:freeze-type viewer))
 
 (defmethod print-object ((viewer viewer) stream)
   (print-unreadable-object (viewer stream :type t)
-    (format stream "~:[behind~;current~]" (viewer-current viewer))))
+    (format stream "~:[behind~;current~], ~D frames wait" (viewer-current viewer)
+            (length (viewer-waiting viewer)))))
 
 (defun viewer-open-p (viewer)
   (server:response-open-p (viewer-request viewer)))
@@ -32,14 +38,26 @@
         film
         (setf (console-film console) (make-film)))))
 
+(defun send-waiting (viewer text)
+  "Send VIEWER, which is current, the frames that wait for it and that of TEXT behind them. If there
+is no room they wait, unless that is too much."
+  (let ((frames (cons text (viewer-waiting viewer))))
+    (cond ((server:send-chunk (viewer-request viewer)
+                              (apply #'concatenate 'string (reverse frames)))
+           (setf frames '()))
+          ((< +waiting-characters+ (reduce #'+ frames :key #'length))
+           (setf frames '()
+                 (viewer-current viewer) nil)))
+    (setf (viewer-waiting viewer) frames)))
+
 (defun send-frame (console film frame viewers)
   "Send FRAME of FILM to those of VIEWERS who have got the one before, all of CONSOLE to others."
   (let ((text (event-text "frame" frame)) (hello nil))
     (dolist (viewer viewers)
-      (setf (viewer-current viewer)
-            (server:send-chunk (viewer-request viewer)
-                               (if (viewer-current viewer)
-                                   text
+      (if (viewer-current viewer)
+          (send-waiting viewer text)
+          (setf (viewer-current viewer)
+                (server:send-chunk (viewer-request viewer)
                                    (or hello
                                        (setf hello (event-text "hello"
                                                                (hello console film))))))))))

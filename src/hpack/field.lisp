@@ -84,4 +84,7 @@ is always sent as a never-indexed literal."
     (format stream "~A: ~A" (field-name-string field)
             (if (secret-field-p field)
                 (format nil "(~D octets, secret)" (length (field-value field)))
-                (field-value-string field)))))
+                (let ((value (field-value-string field)))
+                  ;; the query of a path may have a secret
+                  (subseq value 0 (and (string= ":path" (field-name-string field))
+                                       (position #\? value))))))))

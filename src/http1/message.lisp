@@ -43,7 +43,10 @@ head, octet for octet, has the same message.")
   (print-unreadable-object (message stream :type t)
     (if (plusp (message-status message))
         (format stream "~D ~A" (message-status message) (message-reason message))
-        (format stream "~A ~A" (message-http-method message) (message-target message)))
+        ;; without the query, which may have a secret
+        (let ((target (message-target message)))
+          (format stream "~A ~A" (message-http-method message)
+                  (subseq target 0 (position #\? target)))))
     (format stream ", ~D field~:P, body ~(~A~)" (length (message-fields message))
             (message-body message))))
 

@@ -238,7 +238,8 @@ the connection."
 
 (defun unsent-over-http1 (call)
   "The carrier's UNSENT."
-  (loop:connection-unsent (wire:link-socket (wire-call-link call))))
+  (let ((link (wire-call-link call)))
+    (if link (loop:connection-unsent (wire:link-socket link)) 0)))
 
 (define-load-time-global **http1-carrier**
     (make-carrier :answer #'answer-over-http1 :begin #'begin-over-http1 :chunk #'chunk-over-http1

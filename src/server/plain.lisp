@@ -368,8 +368,7 @@ if there is neither. EXECUTION is what START-SERVER was given."
 
 (defun begun-p (request)
   "True if the head of REQUEST's answer, which is sent in chunks, has been written. On the loop."
-  (let ((sending (http-request-sending request)))
-    (and sending (sending-begun sending))))
+  (eq :begun (http-request-sending request)))
 
 (defun write-plain-end (call)
   "The dialect's WRITE-END."

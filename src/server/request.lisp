@@ -13,7 +13,8 @@
   (head nil :type (or null octets) :read-only t))
 
 (defstruct (carrier (:copier nil))
-  "How plain requests are answered over one version of HTTP. All functions run on the call's loop."
+  "How plain requests are answered over one version of HTTP. All functions run on the call's loop,
+but UNSENT on any thread."
   (answer nil :type function :read-only t) ; (call answer): the whole answer
   (begin nil :type function :read-only t) ; (call answer): the head of an answer in chunks
   (chunk nil :type function :read-only t) ; (call octets): more of its body
@@ -42,23 +43,19 @@ this found in the memo of MESSAGE. The connection's."
   (call nil)                            ; that it is
   (refusal nil :type (or null plain-answer)) ; the answer if nobody else answers
   (answer nil :type (or null plain-answer)) ; the handler's, whole or only its head
-  (sending nil :type (or null sending))) ; if it is answered in chunks
+  ;; of an answer in chunks: whether its head has been written
+  (sending nil :type (member nil :posted :begun)))
 
-(defstruct (sending (:copier nil))
-  "What is noted of an answer in chunks."
-  (begun nil :type boolean)             ; its head has been written; the loop's
-  (unsent 0 :type index)                ; octets that had not left when the loop last looked
-  (looking nil :type boolean))          ; the loop has been asked to look again
-
-(declaim (sb-ext:freeze-type plain-answer carrier known-head http-request sending))
+(declaim (sb-ext:freeze-type plain-answer carrier known-head http-request))
 
 (defmethod print-object ((carrier carrier) stream)
   (print-unreadable-object (carrier stream :type t :identity t)))
 
 (defmethod print-object ((request http-request) stream)
   (print-unreadable-object (request stream :type t)
+    ;; without the query, which may have a secret
     (format stream "~A ~A~@[, answered with ~D~]" (http-request-method request)
-            (http-request-target request)
+            (http-request-path request)
             (let ((answer (http-request-answer request)))
               (and answer (plain-answer-http-status answer))))))
 

@@ -15,50 +15,42 @@ anything else that ends it. A server that stops ends it at once. Signal MISUSE i
 answer. From any thread."
   (let ((answer (check-answer status headers nil))
         (call (http-request-call request)))
-    (when (sb-ext:compare-and-swap (http-request-sending request) nil (make-sending))
+    (when (sb-ext:compare-and-swap (http-request-sending request) nil :posted)
       (misuse "The response to ~A was begun before." request))
     (wire:post-in-turn call +head-charge+
                        (lambda ()
                          (unless (call-status call)
                            (setf (http-request-answer request) answer
-                                 (sending-begun (http-request-sending request)) t)
+                                 (http-request-sending request) :begun)
                            (wire:mark-call call wire:+headers+)
                            (funcall (carrier-begin (http-request-carrier request)) call answer))))
     request))
 
 (defun check-begun (request)
-  "The SENDING of REQUEST. Signal MISUSE if its response has not been begun."
-  (or (http-request-sending request)
-      (misuse "The response to ~A has not been begun: see BEGIN-RESPONSE." request)))
+  "Signal MISUSE if the response to REQUEST has not been begun."
+  (unless (http-request-sending request)
+    (misuse "The response to ~A has not been begun: see BEGIN-RESPONSE." request)))
 
-(defun look-at-unsent (request sending)
-  "Note how many octets of REQUEST's response have not left. On the loop."
-  (setf (sending-looking sending) nil
-        (sending-unsent sending)
-        (if (call-status (http-request-call request))
-            0
-            (funcall (carrier-unsent (http-request-carrier request))
-                     (http-request-call request)))))
+(defun waiting-octets (request)
+  "How many octets of REQUEST's response, which is open, have not left. From any thread."
+  (let ((call (http-request-call request)))
+    (+ (wire:posted-octets call)
+       (the index (funcall (carrier-unsent (http-request-carrier request)) call)))))
 
-(defun room-for-chunk-p (request sending count)
-  "True if COUNT octets more of REQUEST's response may wait. If not, have the loop look how many do,
-so that the answer is another when they have left."
-  (let* ((call (http-request-call request))
-         (waiting (+ (wire:posted-octets call) (sending-unsent sending))))
+(defun room-for-chunk-p (request count)
+  "True if COUNT octets more of REQUEST's response may wait. If nothing waits any number may."
+  (let ((waiting (waiting-octets request)))
     (or (<= waiting +head-charge+)
-        (<= (+ waiting count) (options-send-budget-octets (wire:wire-call-options call)))
-        (progn (unless (shiftf (sending-looking sending) t)
-                 (wire:wire-post call (lambda () (look-at-unsent request sending))))
-               nil))))
+        (<= (+ waiting count)
+            (options-send-budget-octets (wire:wire-call-options (http-request-call request)))))))
 
-(defun post-chunk (request sending octets)
+(defun post-chunk (request octets)
   "Have the loop send OCTETS, which are the connection's from now on, in REQUEST's response."
   (let ((call (http-request-call request)))
     (wire:post-in-turn call (length octets)
                        (lambda ()
                          (unless (call-status call)
-                           (funcall (carrier-chunk (http-request-carrier request)) call octets)
-                           (look-at-unsent request sending))))))
+                           (funcall (carrier-chunk (http-request-carrier request)) call octets))))))
 
 (defun send-chunk (request chunk)
   "Send CHUNK, a string, which becomes UTF-8, or octets, as the next part of the response to REQUEST
@@ -66,14 +58,14 @@ that BEGIN-RESPONSE has begun; CHUNK may be changed afterwards. Return true; or 
 nothing, if the response has ended, or if so much of it waits for a slow peer that this would make
 it more than the option send-budget-octets. Signal MISUSE if the response has not been begun. From
 any thread."
-  (let* ((sending (check-begun request))
-         (call (http-request-call request))
+  (check-begun request)
+  (let* ((call (http-request-call request))
          (octets (if (stringp chunk) (string-octets chunk) (coerce chunk 'octets)))
          (count (length octets)))
     (cond ((call-status call) nil)
           ((zerop count) t)
-          ((not (room-for-chunk-p request sending count)) nil)
-          (t (post-chunk request sending
+          ((not (room-for-chunk-p request count)) nil)
+          (t (post-chunk request
                          ;; the caller may go on to use its own for something else
                          (if (eq octets chunk) (copy-seq octets) octets))
              t))))

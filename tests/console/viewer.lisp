@@ -74,25 +74,45 @@
           (is (<= 2 (length (in-json hello "frames"))))
           (is (< taken (console::film-taken-ns (console::console-film console)))))))))
 
+(defun current-viewer (console)
+  "The viewer of CONSOLE that has got all there is, once there is one."
+  (wait-until (lambda ()
+                (let ((viewers (console::console-viewers console)))
+                  (and viewers (console::viewer-current (first viewers))))))
+  (first (console::console-viewers console)))
+
 (test a-slow-viewer
-  "Who does not read holds a bounded part of what was sent, and gets all there is once it reads."
+  "Frames wait for a viewer that does not read, up to a bound. It gets them once it reads; if there
+were more, all there is."
+  (dolist (too-many '(nil t))
+    (with-shown (console server channel)
+      (with-events (stream console server)
+        (let* ((viewer (current-viewer console))
+               (film (console::console-film console))
+               (frame (list (cons "text" (make-string 100000 :initial-element #\x)))))
+          (flet ((waiting () (length (console::viewer-waiting viewer))))
+            (is-true (loop repeat 1000
+                           do (console::send-frame console film frame (list viewer))
+                           thereis (if too-many
+                                       (not (console::viewer-current viewer))
+                                       (plusp (waiting)))))
+            (is (> 300000 (clgrpc.server::waiting-octets (console::viewer-request viewer))))
+            (is (= (if too-many 2 1)
+                   (loop with hellos = 0
+                         when (string= "hello" (next-event stream)) do (incf hellos)
+                         until (if too-many (= 2 hellos) (zerop (waiting)))
+                         finally (return hellos))))))))))
+
+(test frames-follow-a-long-hello
+  "All there is may be longer than what may wait for a viewer; frames follow nevertheless."
   (with-shown (console server channel)
-    (with-events (stream console server)
-      (is-true (wait-until (lambda ()
-                             (let ((viewers (console::console-viewers console)))
-                               (and viewers (console::viewer-current (first viewers)))))))
-      (let* ((viewer (first (console::console-viewers console)))
-             (sending (clgrpc.server::check-begun (console::viewer-request viewer)))
-             (film (console::console-film console))
-             (frame (list (cons "text" (make-string 100000 :initial-element #\x)))))
-        (is-true (loop repeat 1000
-                       do (console::send-frame console film frame (list viewer))
-                       thereis (not (console::viewer-current viewer))))
-        (is (> 300000 (clgrpc.server::sending-unsent sending)))
-        (is (= 2 (loop with hellos = 0
-                       when (string= "hello" (next-event stream)) do (incf hellos)
-                       until (= 2 hellos)
-                       finally (return hellos))))))))
+    (let ((film (console::make-film :taken-ns (monotonic-ns))))
+      (setf (console::console-film console) film)
+      (dotimes (i 300)
+        (console::keep-frame film (list (cons "time" (make-string 1000 :initial-element #\x)))))
+      (with-events (stream console server)
+        (is (equal '("hello" "frame" "frame" "frame")
+                   (loop repeat 4 collect (next-event stream))))))))
 
 (test several-look
   (with-shown (console server channel)

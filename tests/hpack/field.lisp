@@ -27,4 +27,5 @@
   (flet ((printed (&rest arguments) (princ-to-string (apply #'string-field arguments))))
     (is (search "application/grpc" (printed "content-type" "application/grpc")))
     (is (null (search "hunter2" (printed "x-key" "hunter2" :sensitive t))))
-    (is (null (search "hunter2" (printed "authorization" "hunter2"))))))
+    (is (null (search "hunter2" (printed "authorization" "hunter2"))))
+    (is (null (search "hunter2" (printed ":path" "/a?token=hunter2"))))))

@@ -37,6 +37,13 @@
       (is (eq :head (next)))
       (is (equal "/b" (message-target (parser-message parser)))))))
 
+(test a-message-prints-without-its-query
+  (let* ((parser (make-parser :server)) (octets (wire "GET /a?token=hunter2 HTTP/1.1|Host: a||")))
+    (parse parser octets 0 (length octets))
+    (let ((text (princ-to-string (parser-message parser))))
+      (is (search "GET /a," text))
+      (is (null (search "hunter2" text))))))
+
 (test a-repeated-head-is-the-same-message
   (let ((parser (make-parser :server))
         (octets (wire "GET /a HTTP/1.1|Host: a||")))

@@ -25,3 +25,9 @@
           ("/?a=%FF" "a" "%FF"))
         do (is (equal expected (grpc:http-request-parameter (request-for target) name))
                "~A of ~A" name target)))
+
+(test queries-are-not-printed
+  "A query may have a secret, and what is printed gets into the log."
+  (let ((text (prin1-to-string (request-for "/a?token=secret"))))
+    (is (search "GET /a>" text))
+    (is (null (search "secret" text)))))

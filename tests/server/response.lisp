@@ -166,6 +166,45 @@ on the loop have sent them."
           (grpc:end-response *begun*)
           (is (plusp (drain-socket socket))))))))
 
+(defun read-octets-of (socket count)
+  "Read COUNT octets from SOCKET; return true if they have come."
+  (loop with area = (make-octets 100000)
+        while (plusp count)
+        do (unless (sb-sys:wait-until-fd-usable (sb-bsd-sockets:socket-file-descriptor socket)
+                                                :input +patience+ nil)
+             (return nil))
+           (decf count (nth-value 1 (sb-bsd-sockets:socket-receive socket area
+                                                                   (min count 100000))))
+        finally (return t)))
+
+(test chunks-that-have-left-wait-for-nobody
+  "A peer that has taken all gets a chunk of any size, whatever was sent before."
+  (flet ((refused (takenp)
+           "The first size that SEND-CHUNK refuses though TAKENP was true of all octets before it."
+           (loop for size in '(100 200000 100 100 1000000 100)
+                 for sum = size then (+ sum size)
+                 unless (and (grpc:send-chunk *begun* (make-octets size))
+                             (funcall takenp size sum))
+                   return size)))
+    (with-web (server :handlers (list (events-handler)))
+      (with-plain-socket (socket (grpc:server-address server))
+        (setf *begun* nil)
+        (say-text socket (wire-text "GET /events HTTP/1.0||"))
+        (is-true (wait-until (lambda () *begun*)))
+        (hear-all socket :seconds 0.1)
+        (is (null (refused (lambda (size sum)
+                             (declare (ignore sum))
+                             (read-octets-of socket size)))))))
+    (with-fallback (peer server #'tell-request :options (list :http (list (events-handler))))
+      (setf *begun* nil)
+      (let ((exchange (send-request peer "/events" :method "GET" :content-type nil)))
+        (is-true (await-peer peer (lambda () (exchange-headers exchange))))
+        (is (null (refused (lambda (size sum)
+                             (declare (ignore size))
+                             (await-peer peer (lambda ()
+                                                (= sum (length (exchange-data-octets
+                                                                exchange)))))))))))))
+
 (test responses-end-with-the-server
   "A server that stops ends responses at once, and whole."
   (dolist (http2 '(nil t))
