@@ -82,12 +82,13 @@ it is taken to be awake. By the consumer."
         (return nil)))))
 
 (define-hot drain-inbox ((inbox inbox) (function function)) null
-  "Call FUNCTION with each item that is in INBOX now, the oldest first; what is pushed meanwhile
-waits. If FUNCTION exits non-locally, the next drain goes on with the next item. By the consumer."
+  "Call FUNCTION with each item that is in INBOX now, the oldest first, until it returns :ENOUGH;
+what is pushed meanwhile waits. If FUNCTION exits non-locally, or has had enough, the next drain
+goes on with the next item. By the consumer."
   (unless (inbox-empty-p inbox)
     (take-arrivals inbox nil)
     (loop while (inbox-arrived inbox)
-          do (funcall function (pop (inbox-arrived inbox))))))
+          until (eq :enough (funcall function (pop (inbox-arrived inbox)))))))
 
 (defun close-inbox (inbox)
   "Make INBOX refuse items from now on; those it holds can still be drained. On return no thread

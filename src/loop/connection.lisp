@@ -238,16 +238,23 @@ the turn. Not from the handler's FILL. On the loop."
     ;; only now, so that FILL's asking for the output does not put it on the list again
     (setf (connection-dirty connection) nil)
     (when more (mark-dirty connection))
-    (case (connection-state connection)
-      (:closing (unless (connection-output-pending-p connection)
-                  (begin-linger connection nil)))
-      (:aborting
-       ;; a transport that has told its peer of a fault gives it the time to read that
-       (if (and (transport-failure (connection-transport connection))
-                (not (connection-told connection)))
-           (begin-linger connection (connection-reason connection))
-           (finish-connection connection (connection-reason connection)))))
+    (when (or (eq :aborting (connection-state connection))
+              (and (eq :closing (connection-state connection))
+                   (not (connection-output-pending-p connection))))
+      (let ((loop (connection-loop connection)))
+        (if (slow-work-left-p loop)
+            (with-slow-work (loop) (end-flushed connection))
+            (mark-dirty connection))))
     nil))
+
+(defun end-flushed (connection)
+  "CONNECTION is to be closed and has no output any more."
+  (cond ((eq :closing (connection-state connection)) (begin-linger connection nil))
+        ;; a transport that has told its peer of a fault gives it the time to read that
+        ((and (transport-failure (connection-transport connection))
+              (not (connection-told connection)))
+         (begin-linger connection (connection-reason connection)))
+        (t (finish-connection connection (connection-reason connection)))))
 
 (defun begin-handshake (connection)
   "Have CONNECTION, a client's over TLS, begin its handshake although it has nothing to send yet."
@@ -288,7 +295,9 @@ the turn. Not from the handler's FILL. On the loop."
            (setf (connection-readable connection) nil))
          t)
         ((zerop result) (end-of-input connection) nil)
-        ((= result +wants-read+) (setf (connection-readable connection) nil) nil)
+        ((= result +wants-read+)
+         (setf (connection-readable connection) (transport-more (connection-transport connection)))
+         nil)
         ((= result +wants-write+)
          (setf (connection-readable connection) nil
                (connection-read-wants-write connection) t)

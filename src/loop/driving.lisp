@@ -195,7 +195,7 @@ a thread that continues waits in another way."
     (rouse-inbox (event-loop-inbox loop))
     (unwind-protect
          (progn
-           (inbox-phase loop)
+           (call-some-posted loop)
            (flush-phase loop)
            (loop until (or (funcall done-p argument)
                            (> (driving-calls driving) 1)

@@ -98,7 +98,7 @@ this thread; then give the baton up. If the baton is lost, return :LOST."
     (rouse-inbox (event-loop-inbox loop))
     (unwind-protect
          (progn
-           (inbox-phase loop)
+           (call-some-posted loop)
            (loop until (event-loop-stopping loop)
                  while (run-turn loop)
                  until (or (deserted-p loop) (wanted-back-p loop)))

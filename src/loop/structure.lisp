@@ -106,6 +106,8 @@ gathering.lisp."
   (ring-start 0 :type index)            ; where in RING the next function is
   (ring-count 0 :type index)            ; how many functions RING has
   (current nil)                         ; the connection that is being read or flushed
+  (slow-turn 0 :type (unsigned-byte 62)) ; the TURNS of the turn that SLOW-NS is of
+  (slow-ns 0 :type nanoseconds)         ; how long it has spent on slow work
   (flushed-at 0 :type nanoseconds)      ; when all output was last sent, or the turn began
   (early (make-chores) :type chores :read-only t) ; of CALL-BEFORE-FLUSH
   (last (make-chores) :type chores :read-only t) ; of CALL-LAST
@@ -154,6 +156,35 @@ loop's clock. On the loop."
   "Have EVENT-LOOP-NOW be now, in the middle of a turn. On the loop."
   (setf (event-loop-now loop) (funcall (event-loop-clock loop)))
   nil)
+
+;;; Slow work: steps of handshakes, and the ends of connections with all their calls. Peers can have
+;;; a thousand of these due at once, so a turn does some, and what else is due is done in between.
+
+(defconstant +slow-ns+ 3000000
+  "How long a turn may spend on slow work before it leaves the rest to the next.")
+
+(define-hot slow-work-left-p ((loop event-loop)) boolean
+  "True if this turn of LOOP may do more slow work."
+  (or (/= (event-loop-slow-turn loop) (event-loop-turns loop))
+      (< (event-loop-slow-ns loop) +slow-ns+)))
+
+(define-hot note-slow-work ((loop event-loop) (began nanoseconds)) null
+  "This turn of LOOP has done slow work since BEGAN."
+  (let ((taken (max 0 (- (the nanoseconds (funcall (event-loop-clock loop))) began))))
+    (declare (type nanoseconds taken))
+    (cond ((= (event-loop-slow-turn loop) (event-loop-turns loop))
+           (incf (event-loop-slow-ns loop) taken))
+          (t (setf (event-loop-slow-turn loop) (event-loop-turns loop)
+                   (event-loop-slow-ns loop) taken)))
+    nil))
+
+(defmacro with-slow-work ((loop) &body body)
+  "Do BODY, slow work of LOOP, and return its values."
+  (let ((began (gensym "BEGAN")))
+    `(let ((,began (funcall (event-loop-clock ,loop))))
+       (declare (type nanoseconds ,began))
+       (multiple-value-prog1 (progn ,@body)
+         (note-slow-work ,loop ,began)))))
 
 (defun event-loop-running-p (loop)
   "True from the moment LOOP is started until it has stopped. From any thread."

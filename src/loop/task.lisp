@@ -107,7 +107,8 @@ reserve thread run it."
 (defgeneric run-posted (item)
   (:documentation "Do what ITEM, which was given to POST, stands for. On the loop."))
 
-(define-hot call-posted (item) t
+(define-hot call-posted (item) null
   (if (functionp item)
       (funcall item)
-      (run-posted item)))
+      (run-posted item))
+  nil)

@@ -13,6 +13,10 @@
 ;;;; in the area is dropped, and nothing more of the session is sent. Logs and tracers are told of a
 ;;;; step only after it.
 ;;;;
+;;;; A handshake costs us more than its peer, and a thousand may be due at once. So a read takes
+;;;; +SHAKING-OCTETS+ of one, no peer may send more than +MAX-SHAKING-OCTETS+ before it is over, and
+;;;; handshakes are slow work, of which a turn does some (structure.lisp).
+;;;;
 ;;;; Records that the inner transport did not take wait in TAIL. What they carry, OWED octets, does
 ;;;; not count as written before they are on their way, so the connection offers those octets
 ;;;; again and sees as much back-pressure as without TLS.
@@ -28,6 +32,11 @@
 (defconstant +max-idle-octets+ 32768
   "How many octets that are not data, such as KeyUpdates, a peer may send: a record that is not
 whole, and as many again for tickets. A KeyUpdate has 27 octets and takes us 7 µs.")
+(defconstant +max-shaking-octets+ 65536
+  "How many octets a peer may send in all until the handshake is over. A chain of five large
+certificates has 10,000.")
+(defconstant +shaking-octets+ 8192
+  "How many octets of a handshake are taken at once. In records of one octet they take us 2 ms.")
 (defconstant +octets-per-data-octet+ 24
   "Each octet of data allows a peer so many octets in all: a record with one octet of data has 23.")
 
@@ -65,6 +74,7 @@ unless the credentials say that nothing is; nil if it has shown none.")
   (server-name nil :type (or null string)) ; by which the client calls the server
   (hello :awaited :type (member :awaited :taken :refused)) ; the ClientHello of a server's peer
   (resumable-until nil :type (or null (integer 0))) ; UNTIL of the ticket that was offered
+  (loop nil :type event-loop :read-only t) ; that it is on
   (area nil :type os:tls-area :read-only t) ; the loop's
   (ssl 0 :type os:foreign-pointer)      ; OpenSSL's session; 0 once freed
   ;; of the handshake and the end
@@ -73,7 +83,8 @@ unless the credentials say that nothing is; nil if it has shown none.")
   (owed 0 :type index)                  ; octets of data that TAIL carries
   (written 0 :type (unsigned-byte 62))  ; octets of data that have been written
   (answered 0 :type (unsigned-byte 62)) ; octets of records beside data, see +max-answer-octets+
-  (idle 0 :type index)                  ; octets taken that are no data, see +max-idle-octets+
+  ;; octets taken that are no data, see +max-idle-octets+; until the handshake is over, all
+  (idle 0 :type index)
   (ticket-kept nil :type boolean)       ; a client has kept a ticket of this session
   (security nil :type (or null security))) ; once the handshake is over
 
@@ -231,6 +242,14 @@ read. The certificate may be an attacker's."
     (:ended (fail-handshake transport tls "the peer closed the connection"))
     (:failed (fail-handshake transport tls (os:session-failure (tls-ssl tls))))))
 
+(defun take-handshake (transport tls count)
+  "COUNT octets have come that the handshake goes on with, or data behind it. The area is lent."
+  (incf (tls-idle tls) count)
+  (advance-handshake transport tls)
+  (cond ((not (eq :handshaking (tls-state tls))) (setf (tls-idle tls) 0))
+        ((< +max-shaking-octets+ (tls-idle tls))
+         (fail-tls transport tls "TLS: the peer sends too much before the handshake is over"))))
+
 (defun choose-context (tls name)
   "The pointer of the context with which to go on for NAME, a string or NIL, that the client asks
 for; NIL for the one there is; or :refused. The name is whatever the client has sent. A second
@@ -299,7 +318,7 @@ has made the session write. Return the position after what it gave."
   (let ((shaking (not (eq :open (tls-state tls)))))
     (lending-area (transport tls)
       (os:feed-area (tls-area tls) count)
-      (when shaking (advance-handshake transport tls))
+      (when shaking (take-handshake transport tls count))
       (when (eq :open (tls-state tls))
         (let ((before at))
           (setf at (decrypt-records transport tls octets before end))
@@ -342,23 +361,32 @@ not."
       (fail-tls transport tls "TLS: the peer asks for too many answers"))
     nil))
 
+(define-hot shake-hands-now ((transport transport) (tls tls) (octets octets) (start index)
+                             (end index))
+    fixnum
+  "As READ-SESSION, during the handshake, unless that is for the next turn."
+  (let ((loop (tls-loop tls)))
+    (cond ((slow-work-left-p loop)
+           (with-slow-work (loop) (read-session transport tls octets start end)))
+          (t (setf (transport-more transport) t)
+             +wants-read+))))
+
 (define-hot read-session ((transport transport) (tls tls) (octets octets) (start index) (end index))
     fixnum
-  (let ((at start) (taken 0) (area (os:tls-area-octets (tls-area tls))))
-    (declare (type index at taken))
+  (let ((at start) (taken 0) (area (os:tls-area-octets (tls-area tls)))
+        (most (if (eq :open (tls-state tls)) most-positive-fixnum +shaking-octets+)))
+    (declare (type index at taken) (type fixnum most))
     (labels ((answer (otherwise more)
                (declare (type fixnum otherwise))
-               (cond ((> at start)
-                      (setf (transport-more transport) more)
-                      (return-from read-session (- at start)))
-                     (t (return-from read-session otherwise))))
+               (setf (transport-more transport) more)
+               (return-from read-session (if (> at start) (- at start) otherwise)))
              (end-reading ()
                ;; octets that are there come first; the end is told when more is asked for
                (if (> at start)
                    (answer 0 t)
                    (read-tls transport octets at end))))
       (loop
-        (let ((room (min (- end at +record-room+) (length area))))
+        (let ((room (min (- end at +record-room+) (length area) (- most taken))))
           (unless (plusp room) (answer +wants-read+ t))
           (let ((result (transport-read (tls-inner tls) area 0 room)))
             (declare (type fixnum result))
@@ -387,7 +415,8 @@ not."
   (let ((tls (tls-state-of transport)))
     (setf (transport-more transport) nil)
     (ecase (tls-state tls)
-      ((:open :new :handshaking) (read-session transport tls octets start end))
+      (:open (read-session transport tls octets start end))
+      ((:new :handshaking) (shake-hands-now transport tls octets start end))
       (:ended 0)
       (:failed (answer-broken transport tls))
       (:closed (transport-read (tls-inner tls) octets start end)))))
@@ -506,7 +535,8 @@ CREDENTIALS cannot be used. On LOOP."
       (let* ((ticket (and server (good-ticket context server)))
              (tls (make-tls :inner transport :role role :used-credentials credentials
                             :context context :server server :server-name name
-                            :resumable-until (and ticket (ticket-until ticket)) :area area)))
+                            :resumable-until (and ticket (ticket-until ticket))
+                            :loop loop :area area)))
         (setf (tls-ssl tls)
               (os:open-tls-session (context-pointer context) area role
                                    :name name :check-name (tls-credentials-verify credentials)

@@ -3,10 +3,10 @@
 ;;;;
 ;;;; What they answer: n from 0, or +WANTS-READ+ or +WANTS-WRITE+ (not now: try again when the
 ;;;; descriptor can be read or written), or a negated errno. A read that gets fewer octets than
-;;;; there is room for, or a write that takes fewer than it was given, means that no more can be had
-;;;; now, unless the read has set MORE. A read of 0 means that the peer will send no more. A
-;;;; transport that finds a fault of its own answers +BROKEN+ and says in FAILURE which; the peer
-;;;; has been told.
+;;;; there is room for, +WANTS-READ+, or a write that takes fewer than it was given, means that no
+;;;; more can be had now, unless the read has set MORE. A read of 0 means that the peer will send no
+;;;; more. A transport that finds a fault of its own answers +BROKEN+ and says in FAILURE which; the
+;;;; peer has been told.
 
 (in-package #:clgrpc.loop)
 
@@ -47,8 +47,8 @@
   transport-descriptor "The descriptor of TRANSPORT, as the poller knows it; -1 once closed."
   transport-peer "The address of the other end, as text."
   transport-state "The datum of the kind's functions."
-  transport-more "True if the last read gave fewer octets than there was room for, and more can be
-had. SETFable by the kind's functions."
+  transport-more "True if the last read gave fewer octets than there was room for, or none, and more
+can be had. SETFable by the kind's functions."
   transport-failure "Why TRANSPORT, which works, can no longer be used, as text, or NIL. SETFable by
 the kind's functions.")
 

@@ -11,6 +11,10 @@
   "In a long turn all output is sent after so long.")
 (defconstant +longest-wait-ns+ (* 3600 +ns-per-second+)
   "Timers may be due in centuries; the loop looks up now and then.")
+(defconstant +inbox-ns+ 2000000
+  "So long a turn calls what was posted: threads may post a hundred thousand functions at once.")
+(defconstant +posts-per-look+ 64
+  "After so many of those the turn looks what time it is.")
 (defconstant +functions-per-look+ 16
   "After so many deferred functions the turn looks whether some output should be sent or a timer is
 due; once the watchdog has found it long, after each.")
@@ -243,9 +247,27 @@ all output if the last time was long ago."
     t))
 
 (define-hot inbox-phase ((loop event-loop)) null
+  "Call what was posted."
   (let ((inbox (event-loop-inbox loop)))
     (loop while (nth-value 1 (guarding (:posted-function-error :loop loop)
                                (drain-inbox inbox #'call-posted))))
+    nil))
+
+(define-hot call-some-posted ((loop event-loop)) null
+  "As INBOX-PHASE, but no longer than +INBOX-NS+; the rest is for the next turn."
+  (let ((count 0) (began 0))
+    (declare (type index count) (type nanoseconds began))
+    (flet ((call (item)
+             (call-posted item)
+             (when (zerop (mod (incf count) +posts-per-look+))
+               (let ((now (funcall (event-loop-clock loop))))
+                 (declare (type nanoseconds now))
+                 (cond ((zerop began) (setf began now) nil)
+                       ((< +inbox-ns+ (- now began)) :enough))))))
+      (declare (dynamic-extent #'call))
+      (let ((inbox (event-loop-inbox loop)))
+        (loop while (nth-value 1 (guarding (:posted-function-error :loop loop)
+                                   (drain-inbox inbox #'call))))))
     nil))
 
 (define-hot run-timers ((loop event-loop) (now nanoseconds)) null
@@ -275,7 +297,7 @@ all output if the last time was long ago."
 
 (define-hot end-turn ((loop event-loop)) null
   "The phases of a turn after the deferred functions."
-  (inbox-phase loop)
+  (call-some-posted loop)
   (timer-phase loop)
   (flush-phase loop)
   (last-phase loop))

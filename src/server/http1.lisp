@@ -389,12 +389,15 @@ told of it; else nil."
                (await-due state)))
       (:body (await-due state)))))
 
+(defconstant +events-per-look+ 64
+  "After so many parts of a request, such as chunks, we look what time it is.")
+
 (define-hot read-requests ((state http1-state) (octets octets) (start index) (end index))
     (values index boolean)
-  "Take OCTETS from START to END, up to the end of a request that is not answered at once. Return
-where that is, and true if there is more."
-  (let ((at start))
-    (declare (type index at))
+  "Take OCTETS from START to END, up to the end of a request that is not answered at once, or of the
+time that a turn has for them. Return where that is, and true if there is more."
+  (let ((at start) (events 0))
+    (declare (type index at events))
     (loop
       (case (state-phase state)
         (:over (return (values end nil)))
@@ -408,7 +411,11 @@ where that is, and true if there is more."
         (unless event
           (note-begun-head state)
           (return (values at nil)))
-        (take-event state event octets)))))
+        (take-event state event octets)
+        (when (and (or (eq :end event) (zerop (mod (incf events) +events-per-look+)))
+                   (< at end)
+                   (wire:read-enough-p (state-link state)))
+          (return (values at t)))))))
 
 (define-hot http1-input ((socket loop:connection) (octets octets) (start index) (end index))
     (values index boolean)

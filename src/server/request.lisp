@@ -112,34 +112,77 @@ without one."
   "The value of the first header of REQUEST whose name is NAME, a string in lower case, or nil."
   (cdr (assoc name (http-request-headers request) :test #'string=)))
 
-(defun decoded-query (text)
-  "TEXT, part of a query, with its %XX and + decoded as UTF-8; as it is if that is not possible."
-  (handler-case
-      (let ((octets (make-array (length text) :element-type 'octet :fill-pointer 0)) (at 0))
-        (loop while (< at (length text))
-              do (let ((character (char text at)))
-                   (vector-push-extend
-                    (case character
+(define-hot escaped-octet ((text simple-string) (at index) (end index)) (or null octet)
+  "The octet that the escape %XX at AT in TEXT, which goes to END, stands for; nil if it is none."
+  (and (<= (+ at 3) end)
+       (let ((high (digit-char-p (char text (1+ at)) 16))
+             (low (digit-char-p (char text (+ at 2)) 16)))
+         (and high low (logior (ash high 4) low)))))
+
+(define-hot query-octets ((text simple-string) (start index) (end index)) (or null octets)
+  "What TEXT, a query, says from START to END, with its %XX and + decoded; nil if it cannot be."
+  (let ((octets (make-octets (- end start))) (fill 0) (at start))
+    (declare (type index fill at))
+    (loop
+      (when (= at end) (return (subseq octets 0 fill)))
+      (let* ((character (char text at))
+             (octet (case character
                       (#\+ 32)
-                      (#\% (prog1 (parse-integer text :start (1+ at) :end (+ at 3) :radix 16)
-                             (incf at 2)))
-                      (t (char-code character)))
-                    octets)
-                   (incf at)))
-        (octets-string (coerce octets 'octets)))
-    (error () text)))
+                      (#\% (escaped-octet text at end))
+                      (t (char-code character)))))
+        (unless (typep octet 'octet) (return nil))
+        (setf (aref octets fill) octet)
+        (incf fill)
+        (incf at (if (char= #\% character) 3 1))))))
+
+(defun decoded-query (text start end)
+  "What TEXT, a query, says from START to END, decoded as UTF-8; as it is if that is not possible."
+  (let ((octets (query-octets text start end)))
+    (or (and octets (ignore-errors (octets-string octets)))
+        (subseq text start end))))
+
+(defun decodes-as-p (query start end name)
+  (string= name (decoded-query query start end)))
+
+(define-hot parameter-named-p ((query simple-string) (start index) (end index)
+                               (name simple-string))
+    boolean
+  "True if NAME is what QUERY says from START to END. Most parameters are somebody else's, and some
+are there to cost us time: one is only decoded if it may well be that."
+  (flet ((escape-p (character) (or (char= #\% character) (char= #\+ character))))
+    (let ((escaped (loop for i of-type index from start below end
+                         thereis (escape-p (char query i)))))
+      (if escaped
+          (and (<= (length name) (- end start))
+               (or (zerop (length name))
+                   (escape-p (char query start))
+                   (char= (char name 0) (char query start)))
+               (decodes-as-p query start end name))
+          (and (= (length name) (- end start))
+               (loop for i of-type index from start below end
+                     for character across name
+                     always (char= character (char query i))))))))
 
 (defun query-parameter (query name)
   "The decoded value of the first parameter of QUERY, a string or nil, that is called NAME; nil if
 there is none."
-  (loop initially (unless query (return nil))
-        for start = 0 then (1+ end)
-        for end = (and (<= start (length query))
-                       (or (position #\& query :start start) (length query)))
-        while end
-        do (let ((equals (or (position #\= query :start start :end end) end)))
-             (when (string= name (decoded-query (subseq query start equals)))
-               (return (decoded-query (subseq query (min end (1+ equals)) end)))))))
+  (when query
+    (find-parameter (coerce query 'simple-string) (coerce name 'simple-string))))
+
+(define-hot find-parameter ((query simple-string) (name simple-string)) (or null string)
+  "As QUERY-PARAMETER."
+  (let ((start 0))
+    (declare (type index start))
+    (loop
+      (let ((equals nil) (end start))
+        (declare (type index end) (type (or null index) equals))
+        (loop until (or (= end (length query)) (char= #\& (char query end)))
+              do (when (and (null equals) (char= #\= (char query end))) (setf equals end))
+                 (incf end))
+        (when (parameter-named-p query start (or equals end) name)
+          (return (decoded-query query (if equals (1+ equals) end) end)))
+        (when (= end (length query)) (return nil))
+        (setf start (1+ end))))))
 
 (defun http-request-parameter (request name)
   "The decoded value of the first parameter of REQUEST's query that is called NAME, a string, as

@@ -6,6 +6,10 @@
 ;;;; has not taken is not queued; when there is room again it gets the status of then. LOCK orders
 ;;;; the changes and what watchers are told; nothing waits while it is held.
 ;;;;
+;;;; A peer can have as many watchers as calls. So a watcher leaves without a search, a change tells
+;;;; a few of them before it gives LOCK to others for a moment, and no table has the names that
+;;;; peers ask for: who watches a name that is not known is among the STRANGERS.
+;;;;
 ;;;; HEALTH-HANDLER tells the same over plain HTTP, for load balancers and probes without gRPC.
 
 (in-package #:clgrpc.services)
@@ -16,17 +20,37 @@
 (defconstant +longest-name+ 1000
   "Watchers keep the name they ask for as long as they like; nobody has a longer one.")
 
-(defstruct (watcher (:copier nil))
-  "A call of Watch, for NAME; TOLD is the last status that it was sent."
+(defconstant +told-at-once+ 64
+  "So many watchers are told before the lock is given to others for +PAUSE-SECONDS+.")
+
+(defconstant +pause-seconds+ 1/20000
+  "Long enough for a loop that waits for the lock, and for loops to send what watchers were told.")
+
+(defstruct (entry (:constructor make-entry (status)) (:copier nil))
+  "A name that a health service knows."
+  (status nil :type symbol)             ; :serving, :not-serving or :unknown
+  (watchers (make-ring) :type ring :read-only t)) ; the head of the list of its watchers
+
+(defmethod print-object ((entry entry) stream)
+  (print-unreadable-object (entry stream :type t)
+    (format stream "~(~A~)" (entry-status entry))))
+
+(defstruct (watcher (:include ring) (:constructor %make-watcher) (:copier nil))
+  "A call of Watch, in the list of its name's watchers."
   (call nil :type rpc:call :read-only t) ; that watches
   (name "" :type string :read-only t)   ; of the service that it watches
+  (entry nil :type (or null entry))     ; of that name; nil while it is not known
   (told nil :type symbol))              ; the status that it was told last
 
+(defun make-watcher (&key call name)
+  (isolate-ring (%make-watcher :call call :name name)))
+
 (defclass health-service (health:health)
-  (;; from name to status
-   (statuses :initform (make-hash-table :test 'equal) :reader service-statuses)
-   (overall :initform :serving :accessor service-overall) ; the status of "", to be read alone
-   (watchers :initform (make-hash-table :test 'equal) :reader service-watchers) ; calls that watch
+  (;; from name to ENTRY
+   (entries :initform (make-hash-table :test 'equal) :reader service-entries)
+   ;; of "", to be read alone
+   (overall :initform (make-entry :serving) :reader service-overall)
+   (strangers :initform (make-ring) :reader service-strangers) ; watchers of names without ENTRY
    (stopping :initform nil :accessor service-stopping) ; true once its server stops
    ;; of all of these
    (lock :initform (sb-thread:make-mutex :name "clgrpc health") :reader service-lock))
@@ -34,13 +58,18 @@
 services. See SET-HEALTH-STATUS."))
 
 (defmethod initialize-instance :after ((service health-service) &key)
-  (setf (gethash "" (service-statuses service)) :serving))
+  (setf (gethash "" (service-entries service)) (service-overall service)))
 
 (defmacro with-service ((service) &body body)
   `(sb-thread:with-mutex ((service-lock ,service)) ,@body))
 
+(defun find-entry (service name)
+  "The entry of NAME, or nil. The lock is held."
+  (gethash name (service-entries service)))
+
 (defun status-of (service name)
-  (gethash name (service-statuses service)))
+  (let ((entry (find-entry service name)))
+    (and entry (entry-status entry))))
 
 (defun health-status (service name)
   "Return the status that SERVICE, a health service, has of NAME, the full name of a service such as
@@ -55,43 +84,90 @@ the server stops everything is :not-serving, whatever is said. Signal MISUSE for
 From any thread."
   (unless (member status '(:serving :not-serving :unknown))
     (misuse "~S is no health: :serving, :not-serving or :unknown." status))
-  (with-service (service)
-    (unless (service-stopping service) (change-status service (copy-seq name) status)))
+  (change-status service (copy-seq name) status)
   status)
 
-(defun change-status (service name status)
-  "The lock is held."
-  (setf (gethash name (service-statuses service)) status)
-  (when (string= "" name) (setf (service-overall service) status))
-  (dolist (watcher (gethash name (service-watchers service)))
-    (tell-watcher service watcher)))
+(defun change-status (service name status &key if-unknown)
+  "Have NAME be of STATUS from now on, unless the server stops; with IF-UNKNOWN only if NAME has
+none. Tell its watchers."
+  (let ((entry nil) (new nil))
+    (with-service (service)
+      (unless (or (service-stopping service)
+                  (and if-unknown (find-entry service name)))
+        (setf entry (find-entry service name)
+              new (null entry))
+        (if new
+            (setf entry (setf (gethash name (service-entries service)) (make-entry status)))
+            (setf (entry-status entry) status))))
+    (when new (adopt-strangers service name entry))
+    (when entry (map-watchers #'tell-watcher service (entry-watchers entry)))))
 
 ;;; The server's life
 
 (defmethod server:note-server-started ((service health-service) server)
-  (with-service (service)
-    (dolist (name (server:server-service-names server))
-      (unless (status-of service name) (change-status service name :serving)))))
+  (dolist (name (server:server-service-names server))
+    (change-status service name :serving :if-unknown t)))
 
 (defmethod server:note-server-stopping ((service health-service) server)
   (declare (ignore server))
-  (with-service (service)
-    (setf (service-stopping service) t)
-    (loop for name in (loop for name being the hash-keys of (service-statuses service)
-                            collect name)
-          do (change-status service name :not-serving))
+  (let ((entries (with-service (service)
+                   (setf (service-stopping service) t)
+                   (loop for entry being the hash-values of (service-entries service)
+                         do (setf (entry-status entry) :not-serving)
+                         collect entry))))
     ;; the server waits for its calls to end, and these would not by themselves
-    (loop for watchers being the hash-values of (service-watchers service)
-          do (dolist (watcher watchers) (dismiss watcher)))))
+    (flet ((end-watcher (watcher)
+             (tell-watcher watcher)
+             (dismiss watcher)))
+      (map-watchers #'end-watcher service (service-strangers service))
+      (dolist (entry entries)
+        (map-watchers #'end-watcher service (entry-watchers entry))))))
 
 (defun dismiss (watcher)
-  (rpc:finish (watcher-call watcher) :status :unavailable :message "the server is stopping"))
+  "End WATCHER's call, since the server stops."
+  (unless (rpc:call-status (watcher-call watcher))
+    (handler-case (rpc:finish (watcher-call watcher) :status :unavailable
+                                                     :message "the server is stopping")
+      ;; it has ended meanwhile
+      (status:rpc-error ()))))
 
 ;;; Watchers
 
-(defun tell-watcher (service watcher)
+(defun map-watchers (function service head)
+  "Call FUNCTION, with the lock held, with each watcher that is in the list of HEAD, and perhaps
+with some that come meanwhile. Now and then the lock is given to others."
+  ;; where to go on is a link in the list; for RING-FIRST and ENTER-RING any link is a head
+  (let ((place (make-ring)))
+    (flet ((pass-some ()
+             (with-service (service)
+               (loop for next = (ring-first place)
+                     repeat +told-at-once+
+                     until (eq next head)
+                     do (quit-ring place)
+                        (enter-ring place (ring-first next))
+                        (when (watcher-p next) (funcall function next))
+                     finally (return (not (eq next head)))))))
+      (with-service (service) (enter-ring place (or (ring-first head) head)))
+      (unwind-protect (loop while (pass-some) do (sleep +pause-seconds+))
+        (with-service (service) (quit-ring place))))))
+
+(defun adopt-strangers (service name entry)
+  "NAME is known from now on, as ENTRY: those that have watched it before are ENTRY's watchers."
+  (map-watchers (lambda (watcher)
+                  (when (string= name (watcher-name watcher))
+                    (quit-ring watcher)
+                    (join-list watcher entry service)))
+                service (service-strangers service)))
+
+(defun join-list (watcher entry service)
+  "Put WATCHER, which is in none, into the list of ENTRY, or, if that is nil, of the strangers."
+  (setf (watcher-entry watcher) entry)
+  (enter-ring watcher (if entry (entry-watchers entry) (service-strangers service))))
+
+(defun tell-watcher (watcher)
   "Send WATCHER the status it wants to know, unless it knows. The lock is held."
-  (let ((status (or (status-of service (watcher-name watcher)) :service-unknown)))
+  (let* ((entry (watcher-entry watcher))
+         (status (if entry (entry-status entry) :service-unknown)))
     (unless (or (eq status (watcher-told watcher))
                 (rpc:call-status (watcher-call watcher)))
       (handler-case
@@ -107,15 +183,12 @@ From any thread."
   (with-service (service)
     ;; one that has ended may have been removed already
     (unless (rpc:call-status (watcher-call watcher))
-      (push watcher (gethash (watcher-name watcher) (service-watchers service)))
-      (tell-watcher service watcher)
+      (join-list watcher (find-entry service (watcher-name watcher)) service)
+      (tell-watcher watcher)
       (when (service-stopping service) (dismiss watcher)))))
 
 (defun remove-watcher (service watcher)
-  (let ((name (watcher-name watcher)) (watchers (service-watchers service)))
-    (with-service (service)
-      (unless (setf (gethash name watchers) (delete watcher (gethash name watchers)))
-        (remhash name watchers)))))
+  (with-service (service) (quit-ring watcher)))
 
 ;;; The methods
 
@@ -127,12 +200,12 @@ From any thread."
 (defmethod health-methods:list ((service health-service) request &key)
   (declare (ignore request))
   (with-service (service)
-    (let ((statuses (service-statuses service)))
-      (when (> (hash-table-count statuses) +listed-services+)
+    (let ((entries (service-entries service)))
+      (when (> (hash-table-count entries) +listed-services+)
         (status:fail :resource-exhausted (format nil "more than ~D services" +listed-services+)))
       (health:make-health-list-response
-       :statuses (loop for name being the hash-keys of statuses using (hash-value status)
-                       collect (cons name (answer status)))))))
+       :statuses (loop for name being the hash-keys of entries using (hash-value entry)
+                       collect (cons name (answer (entry-status entry))))))))
 
 (defmethod health-methods:watch ((service health-service) request &key call)
   (let* ((name (health:health-check-request-service request))
@@ -140,7 +213,7 @@ From any thread."
     (when (> (length name) +longest-name+)
       (status:fail :invalid-argument "the name of the service is too long"))
     (rpc:on-cancel call (lambda () (remove-watcher service watcher)))
-    (rpc:on-writable call (lambda () (with-service (service) (tell-watcher service watcher))))
+    (rpc:on-writable call (lambda () (with-service (service) (tell-watcher watcher))))
     (add-watcher service watcher)
     call))
 
@@ -162,7 +235,7 @@ From any thread."
 \"service\"."
   (let ((status (if query
                     (health-status service (or (server:query-parameter query "service") ""))
-                    (service-overall service))))
+                    (entry-status (service-overall service)))))
     (cond ((service-stopping service) **draining**)
           (t (ecase status
                (:serving **serving**)

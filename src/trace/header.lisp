@@ -26,6 +26,14 @@
     (hpack:field (hpack:field-value field))
     (cons (if (stringp (cdr field)) (ascii-octets (cdr field)) (coerce (cdr field) 'octets)))))
 
+(defun field-text (field)
+  "The value of FIELD as text."
+  (etypecase field
+    (hpack:field (hpack:field-value-string field))
+    (cons (if (stringp (cdr field))
+              (coerce (cdr field) 'simple-string)
+              (map 'simple-string #'code-char (cdr field))))))
+
 (define-hot field-of ((fields simple-vector) (name octets)) t
   "The only one of FIELDS that has NAME; nil if there is none, or more."
   (let ((found nil))
@@ -35,18 +43,31 @@
                (setf found field))
     found))
 
+(defun field-state (field)
+  "The tracestate in FIELD, the only one of its name. A peer that says the same in each request has
+it read once."
+  (etypecase field
+    (hpack:field (or (hpack:field-memo field)
+                     (setf (hpack:field-memo field) (read-tracestate (list (field-text field))))))
+    (cons (read-tracestate (list (field-text field))))))
+
 (defun state-of (fields)
   "The tracestate in FIELDS."
-  (let ((texts (loop for field across (the simple-vector fields)
-                     when (field-named-p field **tracestate**)
-                       collect (map 'string #'code-char (field-octets field)))))
-    (if texts (read-tracestate texts) "")))
+  (let ((states (loop for field across (the simple-vector fields)
+                      when (field-named-p field **tracestate**) collect field)))
+    (cond ((null states) "")
+          ((rest states) (read-tracestate (mapcar #'field-text states)))
+          (t (field-state (first states))))))
+
+(defconstant +longest-bin-octets+ 64
+  "No grpc-trace-bin is longer in base64; what is need not be decoded.")
 
 (defun bin-octets (field)
-  "The octets of FIELD, whose name ends in -bin, or nil."
+  "The octets of FIELD, a grpc-trace-bin, or nil."
   (etypecase field
-    (hpack:field (handler-case (decode-base64 (hpack:field-value-string field))
-                   (invalid-base64 () nil)))
+    (hpack:field (and (<= (length (hpack:field-value field)) +longest-bin-octets+)
+                      (handler-case (decode-base64 (hpack:field-value-string field))
+                        (invalid-base64 () nil))))
     (cons (coerce (cdr field) 'octets))))
 
 (define-hot extract ((propagators list) (fields (or null simple-vector)))

@@ -6,7 +6,8 @@
 ;;;; A list that is wrong anywhere is left out whole, the traceparent beside it counts on. Of
 ;;;; members with the same key the first, which is the newest, stays. A list that is longer than 512
 ;;;; characters loses members until it is not: first those of more than 128 characters, then the
-;;;; last.
+;;;; last. A list is also wrong, and nothing in it is looked at, if it is longer than 2,048
+;;;; characters: every request may bring one, and a peer repeats it by a few octets.
 
 (in-package #:clgrpc.trace)
 
@@ -14,20 +15,37 @@
 (defconstant +most-state-octets+ 512 "How long a tracestate is passed on.")
 (defconstant +long-member-octets+ 128
   "Members longer than this are the first that a tracestate which is too long loses.")
+(defconstant +longest-state-octets+ 2048
+  "A longer tracestate is not read.")
 
-(defun lower-or-digit-p (char)
+(deftype state-text () "Text that may be a tracestate." '(simple-array character (*)))
+
+(defstruct (member-place (:constructor make-member-place (start equals end)) (:copier nil))
+  "Where in a text a member of a tracestate is."
+  (start 0 :type index :read-only t)    ; of its key
+  (equals 0 :type index :read-only t)   ; where the key ends
+  (end 0 :type index :read-only t))     ; of its value
+
+(declaim (sb-ext:freeze-type member-place))
+
+(defmethod print-object ((place member-place) stream)
+  (print-unreadable-object (place stream :type t)
+    (format stream "~D to ~D" (member-place-start place) (member-place-end place))))
+
+(define-hot (lower-or-digit-p :inline t) ((char character)) boolean
   (or (char<= #\a char #\z) (char<= #\0 char #\9)))
 
-(defun key-text-p (text start end most)
+(define-hot key-text-p ((text state-text) (start index) (end index) (most index)) boolean
   "True if TEXT from START to END may be a key or one of its two parts, of MOST characters at most."
   (and (< start end)
        (<= (- end start) most)
        (lower-or-digit-p (char text start))
-       (loop for i from start below end
+       (loop for i of-type index from start below end
              for char = (char text i)
-             always (or (lower-or-digit-p char) (find char "_-*/")))))
+             always (or (lower-or-digit-p char)
+                        (case char ((#\_ #\- #\* #\/) t))))))
 
-(defun key-p (text start end)
+(define-hot key-p ((text state-text) (start index) (end index)) boolean
   "True if TEXT from START to END is a key: a name, or a tenant and a system with @ between."
   (let ((at (position #\@ text :start start :end end)))
     (cond ((null at) (and (key-text-p text start end 256)
@@ -36,42 +54,61 @@
                   (key-text-p text (1+ at) end 14)
                   (char<= #\a (char text (1+ at)) #\z))))))
 
-(defun value-p (text start end)
+(define-hot value-p ((text state-text) (start index) (end index)) boolean
   "True if TEXT from START to END is a value: printable ASCII, not empty, without , and =, and no
 blank at the end."
   (and (< start end)
        (<= (- end start) 256)
        (char/= #\Space (char text (1- end)))
-       (loop for i from start below end
+       (loop for i of-type index from start below end
              for char = (char text i)
              always (and (char<= #\Space char #\~) (char/= char #\,) (char/= char #\=)))))
 
-(defun member-p (text start end)
-  "True if TEXT from START to END is a member, KEY=VALUE."
+(define-hot find-member ((text state-text) (start index) (end index)) (or null member-place)
+  "The place of the member, KEY=VALUE, that TEXT from START to END is; nil if it is none."
   (let ((equals (position #\= text :start start :end end)))
     (and equals
          (key-p text start equals)
-         (value-p text (1+ equals) end))))
+         (value-p text (1+ equals) end)
+         (make-member-place start equals end))))
 
-(defun split-members (text)
-  "The members of TEXT, a tracestate, as texts; :WRONG if one is none."
-  (loop with blanks = '(#\Space #\Tab)
-        for start = 0 then (1+ comma)
-        for comma = (position #\, text :start start)
-        for member = (string-trim blanks (subseq text start comma))
-        unless (string= "" member)
-          if (member-p member 0 (length member)) collect member into members
-            else do (return :wrong)
-        end
-        while comma
-        finally (return members)))
+(define-hot same-key-p ((text state-text) (one member-place) (other member-place)) boolean
+  "True if the members ONE and OTHER of TEXT have the same key."
+  (let ((start (member-place-start one)) (from (member-place-start other)))
+    (and (= (- (member-place-equals one) start) (- (member-place-equals other) from))
+         (loop for i of-type index from start below (member-place-equals one)
+               for j of-type index from from
+               always (char= (char text i) (char text j))))))
 
-(defun member-key (member)
-  (subseq member 0 (position #\= member)))
+(define-hot (space-or-tab-p :inline t) ((char character)) boolean
+  (or (char= char #\Space) (char= char #\Tab)))
+
+(define-hot find-members ((text state-text)) (or list (eql :wrong))
+  "The places of the members of TEXT, a tracestate, each key's first; :WRONG if there are too many,
+or one is none."
+  (let ((members '()) (count 0) (start 0))
+    (declare (type index count start))
+    (loop
+      (let* ((comma (or (position #\, text :start start) (length text)))
+             (end comma))
+        (declare (type index end))
+        (loop while (and (< start end) (space-or-tab-p (char text start))) do (incf start))
+        (loop while (and (< start end) (space-or-tab-p (char text (1- end)))) do (decf end))
+        (when (< start end)
+          (let ((place (and (< count +most-members+) (find-member text start end))))
+            (unless place (return :wrong))
+            (incf count)
+            (unless (loop for other in members thereis (same-key-p text place other))
+              (push place members))))
+        (when (= comma (length text)) (return (nreverse members)))
+        (setf start (1+ comma))))))
+
+(defun member-length (place)
+  (- (member-place-end place) (member-place-start place)))
 
 (defun state-length (members)
   "How long the tracestate of MEMBERS is."
-  (max 0 (1- (loop for member in members sum (1+ (length member))))))
+  (max 0 (1- (loop for member in members sum (1+ (member-length member))))))
 
 (defun shorten-state (members)
   "MEMBERS without those that make a tracestate too long."
@@ -80,29 +117,44 @@ blank at the end."
              (when at
                (setf members (append (subseq members 0 at) (nthcdr (1+ at) members)))))))
     (loop while (> (state-length members) +most-state-octets+)
-          do (or (without (lambda (member) (> (length member) +long-member-octets+)))
+          do (or (without (lambda (member) (> (member-length member) +long-member-octets+)))
                  (without (constantly t))))
     members))
+
+(defun write-members (text members)
+  "The tracestate of MEMBERS, places in TEXT."
+  (let ((state (make-string (state-length members) :initial-element #\,)) (at 0))
+    (dolist (member members state)
+      (replace state (the state-text text) :start1 at :start2 (member-place-start member)
+                                           :end2 (member-place-end member))
+      (incf at (1+ (member-length member))))))
+
+(defun join-states (texts)
+  "TEXTS, values of tracestate in their order, as one."
+  (let ((joined (make-string (1- (loop for text in texts sum (1+ (length text))))
+                             :initial-element #\,))
+        (at 0))
+    (dolist (text texts joined)
+      (replace joined (the simple-string text) :start1 at)
+      (incf at (1+ (length text))))))
 
 (defun read-tracestate (texts)
   "The tracestate in TEXTS, the values of its headers in their order, as one text; empty if there is
 none or something in it is wrong."
-  (let ((members '()))
-    (dolist (text texts)
-      (let ((more (if (> (length text) 8192) :wrong (split-members text))))
-        (when (eq :wrong more) (return-from read-tracestate ""))
-        (setf members (append members more))))
-    (if (> (length members) +most-members+)
-        ""
-        (coerce (format nil "~{~A~^,~}"
-                        (shorten-state (remove-duplicates members :key #'member-key :test #'string=
-                                                                  :from-end t)))
-                'simple-string))))
+  (if (or (null texts)
+          (< +longest-state-octets+ (loop for text in texts sum (length (the simple-string text)))))
+      ""
+      (let* ((text (join-states texts))
+             (members (find-members text)))
+        (if (eq :wrong members)
+            ""
+            (write-members text (shorten-state members))))))
 
 (defun trace-state (context)
   "The tracestate of CONTEXT, what CURRENT-TRACE returns, as an alist from key to value, strings:
 what other tracing systems have said of the trace, in their order. From any thread."
-  (let ((text (context-state context)))
-    (loop for member in (if (string= "" text) '() (split-members text))
-          for equals = (position #\= member)
-          collect (cons (subseq member 0 equals) (subseq member (1+ equals))))))
+  (let ((text (coerce (context-state context) 'state-text)))
+    (loop for place in (find-members text)
+          for equals = (member-place-equals place)
+          collect (cons (subseq text (member-place-start place) equals)
+                        (subseq text (1+ equals) (member-place-end place))))))

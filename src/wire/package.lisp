@@ -62,6 +62,7 @@
    #:metadata-fields #:metadata-octets #:open-link #:parcel #:parcel-end #:parcel-octets
    #:parcel-taken
    #:parse-encoding #:parse-incoming #:queue-incoming #:quoted-octets #:read-clock-for-call
+   #:read-enough-p
    #:receive-data #:release-call #:seal-batch #:sound-metadata-p #:start-deadline #:status-number
    #:stop-timers
    #:stop-waiting #:to-keep-p #:total-held-limit #:undecoded-p #:unknown-encoding-text #:unmarked

@@ -53,8 +53,13 @@ after it has returned nil."
 can make us do in between takes a fraction of a millisecond.")
 
 (defconstant +reading-ns+ 2000000
-  "A link takes frames of its peer only while the turn is younger than that. A read may hold 7,000
+  "A link takes what its peer sends only while the turn is younger than that. A read may hold 7,000
 requests, and the peers of other links should not wait for all of them.")
+
+(define-hot read-enough-p ((link link)) boolean
+  "True if the rest of what LINK's peer has sent is for the next turn."
+  (< +reading-ns+ (- (loop:read-clock (link-loop link))
+                     (loop:event-loop-now (link-loop link)))))
 
 (defconstant +calls-per-read+ 128
   "About so many calls of a link begin in a turn, since the calls of other links wait until their
@@ -99,7 +104,7 @@ the rest of OCTETS is left for the next turn."
                      (return (values at nil)))
                     ((or (not (http2:connection-writable-p http2))
                          (<= enough (streams-opened http2))
-                         (< +reading-ns+ (- (loop:read-clock (link-loop link)) now)))
+                         (read-enough-p link))
                      (return (values at t)))))))
       (seal-arrivals link)
       (when (http2:connection-stop-reading-p http2)

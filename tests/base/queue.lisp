@@ -58,6 +58,15 @@
     (is (equal '(0) items))
     (is (equal '(1) (drained inbox)))))
 
+(test inbox-keeps-what-was-too-much
+  (let ((inbox (make-inbox)) (items '()))
+    (dotimes (i 4) (push-inbox inbox i))
+    (drain-inbox inbox (lambda (item) (push item items) (if (= 1 item) :enough t)))
+    (is (equal '(1 0) items))
+    (is-false (doze-inbox inbox))
+    (push-inbox inbox 4)
+    (is (equal '(2 3 4) (drained inbox)))))
+
 (test inbox-closes
   (let ((inbox (make-inbox)))
     (push-inbox inbox :a)

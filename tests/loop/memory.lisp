@@ -75,10 +75,14 @@
 (defvar *end-octets* (make-octets 98304) "Where ends read to, as a loop's input area.")
 
 (defun read-end (end)
-  "Read all that END can, onto GOT; return what the last read returned."
+  "Read all that END can, onto GOT, each time as in a turn of its own; return what the last read
+returned."
   (loop for result = (transport-read (end-transport end) *end-octets* 0 (length *end-octets*))
-        while (plusp result)
-        do (append-octets (end-got end) *end-octets* :end result)
+        when (plusp result)
+          do (append-octets (end-got end) *end-octets* :end result)
+        do (incf (clgrpc.loop::event-loop-turns (clgrpc.loop::tls-loop (end-tls end))))
+        while (or (plusp result)
+                  (and (= result clgrpc.loop::+wants-read+) (transport-more (end-transport end))))
         finally (return (setf (end-last end) result))))
 
 (defun write-end (end octets)

@@ -109,6 +109,8 @@ how often it is woken; each time it is about to sleep it signals ASLEEP."
 
 ;;; Loops that the thread of a test runs, turn by turn
 
+(defconstant +noon-ns+ (* 1000 +ns-per-second+) "What their clocks say, or begin with.")
+
 (defun still-poller (note)
   "A poller that reports nothing. NOTE is called with :wake, and with each time-out for which the
 loop would wait, in nanoseconds."

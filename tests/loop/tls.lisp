@@ -318,6 +318,77 @@
 
 (test tls-new-keys-and-nothing-else (mapc #'check-idle-records '(:server :client)))
 
+;;; Many handshakes, and long ones
+
+(defun client-hello (loop)
+  "A ClientHello in its record."
+  (with-ends ((client loop (client-credentials) :client))
+    (write-end client (octets-of))
+    (let ((sent (end-sent client)))
+      (subseq (buffer-octets sent) (buffer-start sent) (buffer-end sent)))))
+
+(test tls-handshakes-share-a-turn
+  "Of a burst of handshakes a turn does some; all others are served in it, and the rest soon."
+  (let ((now +noon-ns+) (ends '()) (served 0))
+    (with-still-loops (theirs)
+      (let ((hello (client-hello theirs)))
+        ;; whatever is done takes a millisecond
+        (with-still-loop (loop :clock (lambda () (incf now 1000000)))
+          (labels ((arrive (connection end octets)
+                     (append-octets (end-arrived end) octets)
+                     (clgrpc.loop::note-event connection clgrpc.loop::+readable+))
+                   (shake (descriptor)
+                     (let* ((end (make-end))
+                            (inner (make-transport **memory** descriptor "memory" end))
+                            (transport (make-tls-transport loop inner (server-credentials)
+                                                           :server)))
+                       (push end ends)
+                       (arrive (make-connection loop transport (make-handler :input #'takes-all))
+                               end hello)))
+                   (begin (argument)
+                     (declare (ignore argument))
+                     (loop for descriptor from 1000001 repeat 20 do (shake descriptor))
+                     (multiple-value-bind (connection other)
+                         (memory-connection loop 1000050 (lambda (connection octets start end)
+                                                           (declare (ignore connection octets))
+                                                           (incf served (- end start))
+                                                           end))
+                       (arrive connection other (octets-of 1 2 3))))
+                   (count-answered ()
+                     (count-if (lambda (end) (plusp (buffer-fill (end-sent end)))) ends)))
+            (defer loop #'begin nil)
+            (make-turn-of loop)
+            (is (= 0 (count-answered)))
+            (make-turn-of loop)
+            (is (= 3 served) "the one behind all of them")
+            (is (= 3 (count-answered)))
+            (make-turn-of loop)
+            (is (= 6 (count-answered)))
+            (loop repeat 5 do (make-turn-of loop))
+            (is (= 20 (count-answered)))))))))
+
+(test tls-endless-handshakes-end
+  "A peer may be slow and wordy, but not for long, and its octets are taken in small parts."
+  (with-still-loops (loop)
+    (with-ends ((end loop (server-credentials) :server))
+      ;; a ClientHello of 129,024 octets, in records of one octet each
+      (flet ((send (&rest octets)
+               (dolist (octet octets)
+                 (append-octets (end-arrived end) (octets-of 22 3 1 0 1 octet)))))
+        (send 1 1 #xF8 0)
+        (loop repeat 20000 do (send 0)))
+      (flet ((left () (buffer-fill (end-arrived end))))
+        (let ((before (left)))
+          (is (= clgrpc.loop::+wants-read+
+                 (transport-read (end-transport end) *end-octets* 0 (length *end-octets*))))
+          (is-true (transport-more (end-transport end)))
+          (is (= clgrpc.loop::+shaking-octets+ (- before (left))))
+          (is (= clgrpc.loop::+broken+ (read-end end)))
+          (is (search "before the handshake is over" (transport-failure (end-transport end))))
+          (is (< (- before (left)) (+ clgrpc.loop::+max-shaking-octets+
+                                      (* 2 clgrpc.loop::+shaking-octets+)))
+              "the rest is not looked at"))))))
+
 (test tls-connections-leave-nothing
   (with-tls-server (loop address)
     (let ((credentials (client-credentials)))

@@ -4,8 +4,6 @@
 (in-package #:clgrpc.tests.loop)
 (in-suite :clgrpc.loop)
 
-(defconstant +noon-ns+ (* 1000 +ns-per-second+))
-
 (test phases-have-their-order
   (with-still-loop (loop :clock (constantly +noon-ns+))
     (let ((ran '()))
@@ -77,6 +75,53 @@
         (make-turn-of loop)
         (is (= 0 (first (last sent))))
         (is (= 10 (first sent)) "It has not waited for the turn's end.")))))
+
+(test a-turn-calls-some-of-what-was-posted
+  "Other threads can post faster than the loop calls; connections and timers have their turns."
+  (let ((now +noon-ns+) (called '()) (waits '()))
+    (with-still-loop (loop :clock (lambda () now)
+                           :note (lambda (what) (unless (eq what :wake) (push what waits))))
+      (dotimes (i 1000)
+        (post loop (let ((i i)) (lambda () (incf now 100000) (push i called)))))
+      (make-turn-of loop)
+      (is (= (* 2 clgrpc.loop::+posts-per-look+) (length called)))
+      (loop repeat 1000 until (= 1000 (length called)) do (make-turn-of loop))
+      (is (= 8 (length waits)))
+      (is (every #'zerop waits))
+      (is (equal (loop for i below 1000 collect i) (reverse called))))))
+
+(test a-turn-ends-some-connections
+  "With each end the calls of a connection, which may be a thousand."
+  (let ((now +noon-ns+) (ended 0) (connections '()) (other nil) (end nil))
+    (with-still-loop (loop :clock (lambda () (incf now 1000000)))
+      (labels ((connect (descriptor)
+                 (let ((end (make-end)))
+                   (values (make-connection loop (make-transport **memory** descriptor "memory" end)
+                                            (make-handler :input #'takes-all
+                                                          :closed (lambda (connection reason)
+                                                                    (declare (ignore connection
+                                                                                     reason))
+                                                                    (incf ended))))
+                           end)))
+               (begin (argument)
+                 (declare (ignore argument))
+                 (setf connections (loop for descriptor from 1000001 repeat 20
+                                         collect (connect descriptor))
+                       (values other end) (connect 1000050)))
+               (work (argument)
+                 (declare (ignore argument))
+                 (dolist (connection connections) (close-connection connection :abort t))
+                 (append-octets (connection-output other) (octets-of 1 2 3))))
+        (defer loop #'begin nil)
+        (make-turn-of loop)
+        (defer loop #'work nil)
+        (make-turn-of loop)
+        (is (= 3 ended))
+        (is (= 3 (buffer-fill (end-sent end))) "the output behind all of them")
+        (make-turn-of loop)
+        (is (= 6 ended))
+        (loop repeat 5 do (make-turn-of loop))
+        (is (= 20 ended))))))
 
 (test a-handler-that-fails-loses-its-own-connection-only
   (with-still-loop (loop)

@@ -195,6 +195,24 @@ versions, and no call is counted for it; so it is if an observer must be told of
                 (loop repeat 40 do (exchange))
                 (is (> 30 (/ (- (sb-ext:get-bytes-consed) before) 4000)))))))))))
 
+(test pipelined-requests-share-the-loop
+  "What a read brings beyond a turn's time is for the next turn: here each request takes that long."
+  (let* ((turns '()) (hub nil)
+         (answer (server:fixed-answer 200 '() "x"))
+         (slow (server:prompt-handler
+                "/a" (lambda (query)
+                       (declare (ignore query))
+                       (let ((end (+ (monotonic-ns) wire::+reading-ns+)))
+                         (loop until (< end (monotonic-ns))))
+                       (push (loop:event-loop-turns (server::hub-loop hub)) turns)
+                       answer)))
+         (request (wire-text "GET /a HTTP/1.1|Host: a||")))
+    (with-web (server :handlers (list slow (grpc:http-handler "/b" 'tell-target)))
+      (setf hub (first (server::server-hubs server)))
+      (is (search "/b" (answers server (format nil "~v@{~A~:*~}~*~A" 10 request *last*))))
+      (is (= 10 (length turns)))
+      (is (apply #'> turns) "the turns are ~A" turns))))
+
 (test requests-that-end-a-connection
   "What is no request, or is too long, is answered with an error and the end of the connection; what
 follows is not looked at."

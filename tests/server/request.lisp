@@ -22,7 +22,9 @@
           ("/?a=" "a" "") ("/?a=b" "b" nil) ("/" "a" nil) ("/?" "a" nil) ("/?&&a=1" "a" "1")
           ("/?a=x%20y+z" "a" "x y z") ("/?a%62=1" "ab" "1") ("/?a=%C3%A4" "a" "ä")
           ("/?a=%" "a" "%") ("/?a=%4" "a" "%4") ("/?a=%zz" "a" "%zz") ("/?a=b=c" "a" "b=c")
-          ("/?a=%FF" "a" "%FF"))
+          ("/?a=%FF" "a" "%FF") ("/?%61=1" "a" "1") ("/?%6=1" "%6" "1") ("/?%61=1" "%61" nil)
+          ("/?+b=1" " b" "1") ("/?%FF=1" "%FF" "1") ("/?b&=1" "" "1") ("/?a%62=1" "a" nil)
+          ("/?%C3%A4=1" "ä" "1") ("/?a=%4x&b" "b" "") ("/?a=1%2" "a" "1%2"))
         do (is (equal expected (grpc:http-request-parameter (request-for target) name))
                "~A of ~A" name target)))
 
@@ -31,3 +33,12 @@
   (let ((text (prin1-to-string (request-for "/a?token=secret"))))
     (is (search "GET /a>" text))
     (is (null (search "secret" text)))))
+
+(test parameters-of-others-are-not-decoded
+  "A query of 8,000 empty parameters, or of others', takes no memory."
+  (dolist (part '("&" "&a" "&service" "&%73" "&z%73%73%73%73%73%73%73"))
+    (let ((query (format nil "~v@{~A~:*~}" (floor 8000 (length part)) part)))
+      (server:query-parameter query "services")
+      (let ((before (sb-ext:get-bytes-consed)))
+        (loop repeat 10 do (server:query-parameter query "services"))
+        (is (> 1000 (- (sb-ext:get-bytes-consed) before)) "~S" part)))))

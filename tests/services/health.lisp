@@ -63,6 +63,19 @@
                                             :timeout +patience+))
                'grpc:resource-exhausted))))
 
+(defun watcher-lists (service)
+  "The heads of the lists of watchers that SERVICE has."
+  (cons (services::service-strangers service)
+        (loop for entry being the hash-values of (services::service-entries service)
+              collect (services::entry-watchers entry))))
+
+(defun count-watchers (service)
+  (services::with-service (service)
+    (loop for head in (watcher-lists service)
+          sum (loop for link = (ring-first head) then (ring-first link)
+                    until (member link (list nil head))
+                    count t))))
+
 (test watchers-hear-of-changes
   (with-health (server service channel)
     (grpc:with-call (known (watch-health channel "lab.Bench"))
@@ -75,8 +88,76 @@
         (grpc:set-health-status service "made.Up" :serving)
         (is (eq :serving (next-status unknown)))))
     ;; both have gone
-    (is (wait-until (lambda ()
-                      (zerop (hash-table-count (clgrpc.services::service-watchers service))))))))
+    (is (wait-until (lambda () (zerop (count-watchers service)))))))
+
+(defun call-of-watcher (service)
+  "The call of the first watcher of the whole server, once there is one."
+  (let ((head (services::entry-watchers (services::service-overall service))))
+    (wait-until (lambda () (ring-first head)))
+    (services::watcher-call (ring-first head))))
+
+(defun add-watchers (service name call count)
+  "Add COUNT watchers of NAME, all of CALL, which have been told; return them, the first first."
+  (loop repeat count
+        collect (let ((watcher (services::make-watcher :call call :name name)))
+                  (setf (services::watcher-told watcher) :serving)
+                  (services::add-watcher service watcher)
+                  watcher)))
+
+(defun thread-seconds ()
+  (multiple-value-bind (seconds nanoseconds)
+      (sb-unix::clock-gettime sb-unix::clock-thread-cputime-id)
+    (+ seconds (/ nanoseconds 1000000000))))
+
+(test watchers-leave-without-a-search
+  "A peer whose connection ends has all its watchers leave, on the loop, the first first."
+  (with-health (server service channel)
+    (grpc:with-call (watch (watch-health channel ""))
+      (is (eq :serving (next-status watch)))
+      (let ((call (call-of-watcher service)))
+        (flet ((seconds-to-remove (count)
+                 (loop repeat 3
+                       minimize (let ((watchers (add-watchers service "" call count))
+                                      (began (thread-seconds)))
+                                  (dolist (watcher watchers)
+                                    (services::remove-watcher service watcher))
+                                  (- (thread-seconds) began)))))
+          (let ((few (seconds-to-remove 2000)) (many (seconds-to-remove 20000)))
+            (is (< many (* 40 few)) "2,000 take ~,6F s, 20,000 take ~,6F s" few many)))))))
+
+(test many-watchers-do-not-keep-the-lock
+  "While a change is told others check, watch and leave; all but those that left hear of it."
+  (with-health (server service channel)
+    (grpc:with-call (watch (watch-health channel ""))
+      (is (eq :serving (next-status watch)))
+      (let* ((watchers (add-watchers service "" (call-of-watcher service) 20000))
+             (head (services::entry-watchers (services::service-overall service)))
+             (told '()) (other nil))
+        (services::map-watchers
+         (lambda (watcher)
+           (unless told
+             (setf other (sb-thread:make-thread
+                          (lambda ()
+                            (grpc:health-status service "")
+                            (services::remove-watcher service (first (last watchers)))))))
+           (push watcher told))
+         service head)
+        (sb-thread:join-thread other)
+        (is (equal (butlast watchers) (rest (nreverse told))))
+        (is (= 20000 (count-watchers service)))))))
+
+(test watchers-of-a-name-that-becomes-known
+  (with-health (server service channel)
+    (grpc:with-call (one (watch-health channel "made.Up"))
+      (grpc:with-call (other (watch-health channel "not.Made"))
+        (is (eq :service-unknown (next-status one)))
+        (is (eq :service-unknown (next-status other)))
+        (grpc:set-health-status service "made.Up" :not-serving)
+        (is (eq :not-serving (next-status one)))
+        (grpc:set-health-status service "made.Up" :serving)
+        (is (eq :serving (next-status one)))
+        (grpc:set-health-status service "not.Made" :unknown)
+        (is (eq :unknown (next-status other)))))))
 
 (test long-names
   "Check does not say the name again; Watch, which would keep it, takes none that is too long."
@@ -86,7 +167,7 @@
       (is (typep error 'grpc:not-found))
       (is (< (length (grpc:rpc-error-message error)) 100))
       (is (typep (caught (next-status (watch-health channel name))) 'grpc:invalid-argument))
-      (is (zerop (hash-table-count (clgrpc.services::service-watchers service)))))))
+      (is (zerop (count-watchers service))))))
 
 (test watchers-hold-no-thread
   (with-health (server service channel)

@@ -2,8 +2,9 @@
 
 (defpackage #:clgrpc.tests.services
   (:use #:cl #:fiveam #:clgrpc.tests.server)
-  (:import-from #:clgrpc.base #:octets-string)
-  (:local-nicknames (#:grpc #:clgrpc) (#:server #:clgrpc.server) (#:health #:grpc.health.v1)
+  (:import-from #:clgrpc.base #:octets-string #:ring-first)
+  (:local-nicknames (#:grpc #:clgrpc) (#:services #:clgrpc.services)
+                    (#:server #:clgrpc.server) (#:health #:grpc.health.v1)
                     (#:health-methods #:grpc.health.v1.health)
                     (#:v1 #:grpc.reflection.v1)
                     (#:v1-methods #:grpc.reflection.v1.server-reflection)

@@ -1,4 +1,4 @@
-;;;; tracestate: the cases of W3C's test suite for Trace Context.
+;;;; tracestate: the cases of W3C's test suite for Trace Context, and what a peer can make it cost.
 
 (in-package #:clgrpc.tests.trace)
 (in-suite :clgrpc.trace)
@@ -66,3 +66,43 @@
                   (ascii-octets "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
                   (state "foo=1, t@v=2"))))
     (is (equal '(("foo" . "1") ("t@v" . "2")) (grpc:trace-state context)))))
+
+(defun trace-fields (&rest entries)
+  "The fields of a call, of ENTRIES, names and values, behind a traceparent."
+  (coerce (loop for (name value)
+                  on (list* "traceparent" "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+                            entries)
+                by #'cddr
+                collect (clgrpc.hpack:string-field name value))
+          'simple-vector))
+
+(defun consed-by-extraction (propagators fields)
+  "The octets allocated when the context of FIELDS is read once more, a mean of a thousand times."
+  (flet ((extract () (trace::extract propagators fields)))
+    (extract)
+    (let ((before (sb-ext:get-bytes-consed)))
+      (loop repeat 1000 do (extract))
+      (floor (- (sb-ext:get-bytes-consed) before) 1000))))
+
+(test what-a-peer-repeats-is-read-once
+  "A peer names a long field of the table by an octet, in each request."
+  (let* ((text (format nil "~{k~D=~A~^,~}" (loop for i from 1 to 20
+                                                 collect i collect (repeated 80 #\y))))
+         (fields (trace-fields "tracestate" text)))
+    (flet ((state-then () (trace::context-state (trace::extract '(:tracecontext) fields))))
+      (is (string= (state text) (state-then)))
+      (is (eq (state-then) (state-then)))
+      (is (< (consed-by-extraction '(:tracecontext) fields)
+             (+ 200 (consed-by-extraction '(:tracecontext) (trace-fields))))))))
+
+(test what-is-too-long-is-not-read
+  (let ((most (format nil "~{k~D=~A~^,~}" (loop for i from 1 to 8
+                                                collect i collect (repeated 252 #\y)))))
+    (is (= 2047 (length most)))
+    (is (eql 0 (search "k1=" (state most))))
+    (is (eql 0 (search "k1=" (state (concatenate 'string most ",")))))
+    (is (string= "" (state (concatenate 'string most ",,"))))
+    (is (string= "" (state most "k9=1")) "in several fields, too"))
+  (is (< (consed-by-extraction '(:grpc-trace-bin)
+                               (trace-fields "grpc-trace-bin" (repeated 15000 #\A)))
+         200)))
