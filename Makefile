@@ -13,7 +13,7 @@ BENCH_PARTS := unary streams client matrix openloop bulk allocation protobuf tls
                live echo http inproc cluster loops
 
 .DEFAULT_GOAL := bin/clgrpc
-.PHONY: FORCE install test demo demo-cluster conformance simulate soak storm faults bench report truth profile clean help $(BENCH_PARTS:%=bench-%)
+.PHONY: FORCE install test endurance demo demo-cluster conformance simulate soak storm faults bench report truth profile clean help $(BENCH_PARTS:%=bench-%)
 
 bin/clgrpc: $(SOURCES) bin/lisp | install
 	@CLGRPC_OUTPUT=bin/clgrpc.new $(LISP) --load scripts/build.lisp >bin/build.log 2>&1 </dev/null \
@@ -36,6 +36,10 @@ test: bin/clgrpc
 	@scripts/install --test
 	@CLGRPC_SUITES="$(SUITES)" CLGRPC_PROGRAM=$${CLGRPC_PROGRAM:-$(CURDIR)/bin/clgrpc} \
 	  $(LISP) --load scripts/test.lisp </dev/null
+
+endurance: export CLGRPC_ENDURANCE = 1
+endurance: SUITES = promise.soak abuse
+endurance: test
 
 demo: bin/clgrpc
 	@bin/clgrpc demo
@@ -89,6 +93,7 @@ help:
 	@echo 'make demo         run a RouteGuide server and client, and show what they say'
 	@echo 'make demo-cluster run a cluster of three nodes on etcd, kill one, and show what is seen'
 	@echo 'make test         run all tests; SUITES="hpack http2" runs some'
+	@echo 'make endurance    run the tests that take long at their full length: the soak and the abuse'
 	@echo 'make conformance  fetch and run h2spec, the interop programs of grpc-go, grpcurl, ConnectRPC (need Go)'
 	@echo '                  and the protobuf conformance runner, compare with protoc, and run the policy'
 	@echo '                  scenarios of ../shared/policy if they are there;'

@@ -7,6 +7,18 @@
        (lisp-implementation-type) (software-type) (machine-type))
 #+sbcl (sb-ext:assert-version->= 2 2 9)
 
+(defclass layer-tests (system)
+  ()
+  (:documentation "The tests of a layer: clgrpc/tests/LAYER, whose suites are :clgrpc.LAYER and
+:clgrpc.LAYER.PART."))
+
+(defmethod component-depends-on ((operation test-op) (system layer-tests))
+  (list* '(load-op "clgrpc/tests/support") (call-next-method)))
+
+(defmethod perform ((operation test-op) (system layer-tests))
+  (symbol-call '#:clgrpc.tests.support '#:test-layer
+               (subseq (component-name system) (length "clgrpc/tests/"))))
+
 (defsystem "clgrpc"
   :version "0.1.0"
   :author "The clgrpc developers"
@@ -181,6 +193,7 @@
                (:file "encoder")))
 
 (defsystem "clgrpc/tests/dns"
+  :class layer-tests
   :depends-on ("clgrpc/dns" "clgrpc/tests/loop" "clgrpc/tests/support" "sb-bsd-sockets" "fiveam")
   :pathname "tests/dns/"
   :serial t
@@ -191,9 +204,7 @@
                (:file "answer")
                (:file "query")
                (:file "host")
-               (:file "system"))
-  :perform (test-op (operation system)
-             (symbol-call '#:fiveam '#:run! :clgrpc.dns)))
+               (:file "system")))
 
 (defsystem "clgrpc/http1"
   :description "RFC 9112: messages of HTTP/1.1 as octets, without I/O."
@@ -211,6 +222,7 @@
                (:file "writer")))
 
 (defsystem "clgrpc/tests/http1"
+  :class layer-tests
   :depends-on ("clgrpc/http1" "fiveam")
   :pathname "tests/http1/"
   :serial t
@@ -221,11 +233,10 @@
                (:file "chunk")
                (:file "parser")
                (:file "writer")
-               (:file "smuggling"))
-  :perform (test-op (operation system)
-             (symbol-call '#:fiveam '#:run! :clgrpc.http1)))
+               (:file "smuggling")))
 
 (defsystem "clgrpc/tests/hpack"
+  :class layer-tests
   :depends-on ("clgrpc/hpack" "fiveam")
   :pathname "tests/hpack/"
   :serial t
@@ -240,9 +251,7 @@
                (:file "table")
                (:file "cache")
                (:file "decoder")
-               (:file "encoder"))
-  :perform (test-op (operation system)
-             (symbol-call '#:fiveam '#:run! :clgrpc.hpack)))
+               (:file "encoder")))
 
 (defsystem "clgrpc/http2"
   :description "RFC 9113: an HTTP/2 connection as a state machine without I/O."
@@ -486,7 +495,6 @@
                (:file "balancer")
                (:file "breaker")
                (:file "structure")
-               (:file "stream-queue")
                (:file "compression")
                (:file "ending")
                (:file "interceptor")
@@ -1019,12 +1027,13 @@
                (:file "arrow")
                (:file "slot")
                (:file "documentation")
+               (:file "chapter")
                (:file "chapters"))
   :perform (test-op (operation system)
-                    (declare (ignore operation system))
-                    (uiop:symbol-call '#:clgrpc.tests '#:test-system)))
+             (symbol-call '#:clgrpc.tests '#:test-system)))
 
 (defsystem "clgrpc/tests/sim"
+  :class layer-tests
   :depends-on ("clgrpc/sim" "clgrpc/tests/server" "clgrpc/tests/dns" "clgrpc/tests/support"
                "fiveam")
   :pathname "tests/sim/"
@@ -1041,11 +1050,10 @@
                (:file "seed")
                (:file "condition")
                (:file "policy")
-               (:file "found"))
-  :perform (test-op (operation system)
-             (symbol-call '#:fiveam '#:run! :clgrpc.sim)))
+               (:file "found")))
 
 (defsystem "clgrpc/tests/policy"
+  :class layer-tests
   :description "The public policy scenarios, on the simulator."
   :depends-on ("clgrpc/sim" "clgrpc/tests/sim" "clgrpc/tests/dns" "clgrpc/tests/dialogue"
                "clgrpc/tests/support" "fiveam")
@@ -1065,9 +1073,7 @@
                (:file "balance")
                (:file "health")
                (:file "scaling")
-               (:file "suite"))
-  :perform (test-op (operation system)
-             (symbol-call '#:fiveam '#:run! :clgrpc.policy)))
+               (:file "suite")))
 
 (defsystem "clgrpc/tests/support"
   :description "Programs as peers, for the tests of several layers."
@@ -1080,6 +1086,7 @@
                (:file "suite")))
 
 (defsystem "clgrpc/tests/base"
+  :class layer-tests
   :depends-on ("clgrpc/base" "fiveam")
   :pathname "tests/base/"
   :serial t
@@ -1107,6 +1114,7 @@
                (:file "collector")))
 
 (defsystem "clgrpc/tests/os"
+  :class layer-tests
   :depends-on ("clgrpc/os" "clgrpc/tests/support" "fiveam")
   :pathname "tests/os/"
   :serial t
@@ -1127,6 +1135,7 @@
                (:file "tls")))
 
 (defsystem "clgrpc/tests/loop"
+  :class layer-tests
   :depends-on ("clgrpc/loop" "clgrpc/tests/support" "sb-bsd-sockets" "sb-posix" "fiveam")
   :pathname "tests/loop/"
   :serial t
@@ -1159,6 +1168,7 @@
                (:file "turn")))
 
 (defsystem "clgrpc/tests/async"
+  :class layer-tests
   :depends-on ("clgrpc/async" "clgrpc/examples/async" "clgrpc/tests/loop")
   :pathname "tests/async/"
   :serial t
@@ -1175,6 +1185,7 @@
                (:file "poller")))
 
 (defsystem "clgrpc/tests/protobuf"
+  :class layer-tests
   :depends-on ("clgrpc/protobuf" "fiveam")
   :pathname "tests/protobuf/"
   :serial t
@@ -1236,6 +1247,7 @@
                (:file "plugin")))
 
 (defsystem "clgrpc/tests/fuzz"
+  :class layer-tests
   :depends-on ("clgrpc/tests/protobuf" "clgrpc/tests/loop" "clgrpc/tests/dns"
                "clgrpc/tests/dialogue" "clgrpc/tests/server" "clgrpc/sim"
                "clgrpc/tests/support" "fiveam")
@@ -1258,6 +1270,7 @@
                (:file "suite")))
 
 (defsystem "clgrpc/tests/rpc"
+  :class layer-tests
   :depends-on ("clgrpc/calling" "clgrpc/serving" "fiveam")
   :pathname "tests/rpc/"
   :serial t
@@ -1275,6 +1288,7 @@
                (:file "trouble")))
 
 (defsystem "clgrpc/tests/status"
+  :class layer-tests
   :depends-on ("clgrpc/tests/rpc")
   :pathname "tests/status/"
   :serial t
@@ -1283,6 +1297,7 @@
                (:file "metadata")))
 
 (defsystem "clgrpc/tests/config"
+  :class layer-tests
   :depends-on ("clgrpc/config" "fiveam")
   :pathname "tests/config/"
   :serial t
@@ -1290,17 +1305,17 @@
                (:file "field")
                (:file "policy")
                (:file "method")
-               (:file "service-config"))
-  :perform (test-op (operation system)
-             (symbol-call '#:fiveam '#:run! :clgrpc.config)))
+               (:file "service-config")))
 
 (defsystem "clgrpc/tests/service"
+  :class layer-tests
   :depends-on ("clgrpc/tests/rpc")
   :pathname "tests/service/"
   :serial t
   :components ((:file "method")))
 
 (defsystem "clgrpc/tests/calling"
+  :class layer-tests
   :depends-on ("clgrpc/tests/rpc")
   :pathname "tests/calling/"
   :serial t
@@ -1313,6 +1328,7 @@
                (:file "retry")))
 
 (defsystem "clgrpc/tests/serving"
+  :class layer-tests
   :depends-on ("clgrpc/tests/rpc")
   :pathname "tests/serving/"
   :serial t
@@ -1321,6 +1337,7 @@
                (:file "server")))
 
 (defsystem "clgrpc/tests/wire"
+  :class layer-tests
   :depends-on ("clgrpc/wire" "clgrpc/tests/world" "fiveam")
   :pathname "tests/wire/"
   :serial t
@@ -1346,6 +1363,7 @@
                (:file "stage")))
 
 (defsystem "clgrpc/tests/server"
+  :class layer-tests
   :depends-on ("clgrpc" "clgrpc/tests/support" "clgrpc/tests/world" "sb-bsd-sockets" "fiveam")
   :pathname "tests/server/"
   :serial t
@@ -1380,6 +1398,7 @@
                (:file "volume")))
 
 (defsystem "clgrpc/tests/inproc"
+  :class layer-tests
   :depends-on ("clgrpc/tests/server")
   :pathname "tests/inproc/"
   :serial t
@@ -1405,6 +1424,7 @@
                (:file "direct")))
 
 (defsystem "clgrpc/tests/services"
+  :class layer-tests
   :depends-on ("clgrpc/tests/server")
   :pathname "tests/services/"
   :serial t
@@ -1414,6 +1434,7 @@
                (:file "reflection")))
 
 (defsystem "clgrpc/tests/console"
+  :class layer-tests
   :depends-on ("clgrpc/console" "clgrpc/tests/server")
   :pathname "tests/console/"
   :serial t
@@ -1429,6 +1450,7 @@
                (:file "browser")))
 
 (defsystem "clgrpc/tests/logs"
+  :class layer-tests
   :depends-on ("clgrpc/tests/client")
   :pathname "tests/logs/"
   :serial t
@@ -1438,6 +1460,7 @@
                (:file "binary")))
 
 (defsystem "clgrpc/tests/channelz"
+  :class layer-tests
   :depends-on ("clgrpc" "clgrpc/tests/server")
   :pathname "tests/channelz/"
   :serial t
@@ -1445,6 +1468,7 @@
                (:file "service")))
 
 (defsystem "clgrpc/tests/etcd"
+  :class layer-tests
   :depends-on ("clgrpc/etcd" "clgrpc/memory" "clgrpc/inproc" "clgrpc/tests/support"
                "sb-bsd-sockets" "alexandria")
   :pathname "tests/etcd/"
@@ -1466,11 +1490,10 @@
                (:file "member")
                (:file "synchronize")
                (:file "user")
-               (:file "maintenance"))
-  :perform (test-op (operation system)
-             (symbol-call '#:fiveam '#:run! :clgrpc.etcd)))
+               (:file "maintenance")))
 
 (defsystem "clgrpc/tests/discovery"
+  :class layer-tests
   :depends-on ("clgrpc/discovery" "clgrpc/memory" "clgrpc/metrics" "clgrpc/tests/etcd"
                "clgrpc/examples" "alexandria")
   :pathname "tests/discovery/"
@@ -1487,11 +1510,10 @@
                (:file "finder")
                (:file "meter")
                (:file "naming")
-               (:file "fleet"))
-  :perform (test-op (operation system)
-             (symbol-call '#:fiveam '#:run! :clgrpc.discovery)))
+               (:file "fleet")))
 
 (defsystem "clgrpc/tests/memory"
+  :class layer-tests
   :depends-on ("clgrpc/memory" "clgrpc/server" "clgrpc/tests/etcd" "clgrpc/tests/support"
                "alexandria")
   :pathname "tests/memory/"
@@ -1505,11 +1527,10 @@
                (:file "engine")
                (:file "watch")
                (:file "service")
-               (:file "likeness"))
-  :perform (test-op (operation system)
-             (symbol-call '#:fiveam '#:run! :clgrpc.memory)))
+               (:file "likeness")))
 
 (defsystem "clgrpc/tests/raft"
+  :class layer-tests
   :depends-on ("clgrpc/raft" "clgrpc" "clgrpc/sim" "clgrpc/examples/raft-toy" "fiveam")
   :pathname "tests/raft/"
   :serial t
@@ -1526,11 +1547,10 @@
                (:file "pipeline")
                (:file "snapshot")
                (:file "attack")
-               (:file "toy"))
-  :perform (test-op (operation system)
-             (symbol-call '#:fiveam '#:run! :clgrpc.raft)))
+               (:file "toy")))
 
 (defsystem "clgrpc/tests/workflow"
+  :class layer-tests
   :depends-on ("clgrpc/workflow" "clgrpc/memory" "clgrpc/tests/etcd" "clgrpc/tests/support")
   :pathname "tests/workflow/"
   :serial t
@@ -1541,11 +1561,10 @@
                (:file "model")
                (:file "service")
                (:file "interleaving")
-               (:file "worker"))
-  :perform (test-op (operation system)
-             (symbol-call '#:fiveam '#:run! :clgrpc.workflow)))
+               (:file "worker")))
 
 (defsystem "clgrpc/tests/cluster"
+  :class layer-tests
   :depends-on ("clgrpc" "clgrpc/cluster" "clgrpc/tests/etcd" "clgrpc/tests/support")
   :pathname "tests/cluster/"
   :serial t
@@ -1560,11 +1579,10 @@
                (:file "follow")
                (:file "node")
                (:file "store")
-               (:file "names"))
-  :perform (test-op (operation system)
-             (symbol-call '#:fiveam '#:run! :clgrpc.cluster)))
+               (:file "names")))
 
 (defsystem "clgrpc/tests/faults"
+  :class layer-tests
   :depends-on ("clgrpc" "clgrpc/workflow" "clgrpc/cluster" "clgrpc/memory" "clgrpc/tests/etcd"
                "clgrpc/tests/support" "sb-posix")
   :pathname "tests/faults/"
@@ -1574,11 +1592,10 @@
                (:file "fault")
                (:file "load")
                (:file "run")
-               (:file "workflow"))
-  :perform (test-op (operation system)
-             (symbol-call '#:fiveam '#:run! :clgrpc.faults)))
+               (:file "workflow")))
 
 (defsystem "clgrpc/tests/otlp"
+  :class layer-tests
   :depends-on ("clgrpc/otlp" "clgrpc/tests/server" "clgrpc/tests/support"
                "clgrpc/examples")
   :pathname "tests/otlp/"
@@ -1591,11 +1608,10 @@
                (:file "span")
                (:file "collector")
                (:file "exporter")
-               (:file "service"))
-  :perform (test-op (operation system)
-             (symbol-call '#:fiveam '#:run! :clgrpc.otlp)))
+               (:file "service")))
 
 (defsystem "clgrpc/tests/abuse"
+  :class layer-tests
   :depends-on ("clgrpc/tests/server" "clgrpc/tests/dialogue" "clgrpc/tests/hpack"
                "clgrpc/tests/support" "clgrpc/tools")
   :pathname "tests/abuse/"
@@ -1615,6 +1631,7 @@
                (:file "client")))
 
 (defsystem "clgrpc/tests/client"
+  :class layer-tests
   :depends-on ("clgrpc/tests/server" "clgrpc/tests/dns" "clgrpc/tests/support")
   :pathname "tests/client/"
   :serial t
@@ -1639,7 +1656,6 @@
                (:file "switch")
                (:file "breaker")
                (:file "guard")
-               (:file "stream-queue")
                (:file "idle")
                (:file "scaling")
                (:file "subchannel")
@@ -1662,6 +1678,7 @@
                (:file "stress")))
 
 (defsystem "clgrpc/tests/metrics"
+  :class layer-tests
   :depends-on ("clgrpc/metrics" "clgrpc/tests/client")
   :pathname "tests/metrics/"
   :serial t
@@ -1671,11 +1688,10 @@
                (:file "count")
                (:file "attempt")
                (:file "accept")
-               (:file "text"))
-  :perform (test-op (operation system)
-             (symbol-call '#:fiveam '#:run! :clgrpc.metrics)))
+               (:file "text")))
 
 (defsystem "clgrpc/tests/balance"
+  :class layer-tests
   :depends-on ("clgrpc/tests/client")
   :pathname "tests/balance/"
   :serial t
@@ -1701,6 +1717,7 @@
                (:file "own")))
 
 (defsystem "clgrpc/tests/trace"
+  :class layer-tests
   :depends-on ("clgrpc/tests/client")
   :pathname "tests/trace/"
   :serial t
@@ -1712,12 +1729,10 @@
                (:file "span")
                (:file "queue")
                (:file "observe")
-               (:file "current"))
-  :perform (test-op (operation system)
-                    (declare (ignore operation system))
-                    (symbol-call '#:fiveam '#:run! :clgrpc.trace)))
+               (:file "current")))
 
 (defsystem "clgrpc/tests/transports"
+  :class layer-tests
   :depends-on ("clgrpc/tests/server" "clgrpc/tests/support")
   :pathname "tests/transports/"
   :serial t
@@ -1730,6 +1745,7 @@
                (:file "interceptor")))
 
 (defsystem "clgrpc/tests/promise"
+  :class layer-tests
   :depends-on ("clgrpc/async" "clgrpc/tests/server" "clgrpc/tests/dialogue" "clgrpc/examples"
                "clgrpc/tests/support" "fiveam")
   :pathname "tests/promise/"
@@ -1747,6 +1763,7 @@
                (:file "soak")))
 
 (defsystem "clgrpc/tests/interop"
+  :class layer-tests
   :depends-on ("clgrpc/tools" "clgrpc/tests/support" "fiveam")
   :pathname "tests/interop/"
   :serial t
@@ -1765,6 +1782,7 @@
                (:file "script")))
 
 (defsystem "clgrpc/tests/dialogue"
+  :class layer-tests
   :depends-on ("clgrpc/http2" "fiveam")
   :pathname "tests/dialogue/"
   :serial t
@@ -1777,6 +1795,7 @@
                (:file "connection")))
 
 (defsystem "clgrpc/tests/examples"
+  :class layer-tests
   :depends-on ("clgrpc/examples" "clgrpc/tools" "clgrpc/tests/support" "fiveam")
   :pathname "tests/examples/"
   :serial t
@@ -1787,11 +1806,10 @@
                (:file "route-guide")
                (:file "monitoring")
                (:file "production")
-               (:file "readme"))
-  :perform (test-op (operation system)
-             (symbol-call '#:fiveam '#:run! :clgrpc.examples)))
+               (:file "readme")))
 
 (defsystem "clgrpc/tests/load"
+  :class layer-tests
   :depends-on ("clgrpc/load" "clgrpc/examples" "clgrpc/tests/abuse" "clgrpc/tests/support"
                "fiveam")
   :pathname "tests/load/"
@@ -1806,11 +1824,10 @@
                (:file "round")
                (:file "known")
                (:file "truth")
-               (:file "misbehaviour"))
-  :perform (test-op (operation system)
-             (symbol-call '#:fiveam '#:run! :clgrpc.load)))
+               (:file "misbehaviour")))
 
 (defsystem "clgrpc/tests/profile"
+  :class layer-tests
   :depends-on ("clgrpc/profile" "clgrpc/tests/page" "clgrpc/tests/support" "fiveam")
   :pathname "tests/profile/"
   :serial t
@@ -1822,10 +1839,9 @@
                (:file "event")
                (:file "run")
                (:file "compare")
-               (:file "html"))
-  :perform (test-op (operation system)
-             (symbol-call '#:fiveam '#:run! :clgrpc.profile)))
+               (:file "html")))
 (defsystem "clgrpc/tests/page"
+  :class layer-tests
   :depends-on ("clgrpc/page" "clgrpc/tests/support" "fiveam")
   :pathname "tests/page/"
   :serial t
@@ -1834,11 +1850,10 @@
                (:file "markup")
                (:file "scale")
                (:file "chart")
-               (:file "page"))
-  :perform (test-op (operation system)
-             (symbol-call '#:fiveam '#:run! :clgrpc.page)))
+               (:file "page")))
 
 (defsystem "clgrpc/tests/report"
+  :class layer-tests
   :depends-on ("clgrpc/report" "clgrpc/tests/page" "clgrpc/tests/support" "fiveam")
   :pathname "tests/report/"
   :serial t
@@ -1852,11 +1867,10 @@
                (:file "comparison")
                (:file "text")
                (:file "html")
-               (:file "report"))
-  :perform (test-op (operation system)
-             (symbol-call '#:fiveam '#:run! :clgrpc.report)))
+               (:file "report")))
 
 (defsystem "clgrpc/tests/tools"
+  :class layer-tests
   :depends-on ("clgrpc/tools" "clgrpc/tests/report" "clgrpc/tests/examples" "clgrpc/tests/etcd"
                "clgrpc/tests/support" "fiveam")
   :pathname "tests/tools/"
@@ -1882,11 +1896,10 @@
                (:file "worker")
                (:file "driver")
                (:file "load")
-               (:file "cluster"))
-  :perform (test-op (operation system)
-             (symbol-call '#:fiveam '#:run! :clgrpc.tools)))
+               (:file "cluster")))
 
 (defsystem "clgrpc/tests/http2"
+  :class layer-tests
   :depends-on ("clgrpc/tests/hpack" "clgrpc/tests/dialogue")
   :pathname "tests/http2/"
   :serial t

@@ -1,9 +1,6 @@
 ;;;; Load clgrpc strictly: a compiler warning or style warning in our own code is an error, and so,
 ;;;; in the SBCL that the code is written for, is a note about a hot function; one in a dependency
 ;;;; is not. Used by the build, the tests and the benchmarks; loaded, not compiled.
-;;;;
-;;;; CLGRPC_FASLS names a directory for the fasls of our own systems. Given an empty one, everything
-;;;; is compiled anew, which is how the checks in .ci/run see every warning.
 
 (require :asdf)
 
@@ -24,13 +21,6 @@
   (finish-output)
   (finish-output *error-output*)
   (sb-ext:exit :code code :abort t))
-
-(let ((fasls (uiop:getenvp "CLGRPC_FASLS")))
-  (when fasls
-    (asdf:initialize-output-translations
-     `(:output-translations ((,*root* :**/ :*.*.*)
-                             (,(uiop:ensure-directory-pathname fasls) :**/ :*.*.*))
-                            :inherit-configuration))))
 
 (asdf:load-asd (merge-pathnames "clgrpc.asd" *root*))
 

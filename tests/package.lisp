@@ -3,4 +3,4 @@
 (defpackage #:clgrpc.tests
   (:use #:cl)
   (:local-nicknames (#:os #:clgrpc.os) (#:support #:clgrpc.tests.support))
-  (:export #:run-suites #:test-system #:tests-failed))
+  (:export #:run-suites #:test-system))

@@ -1,8 +1,9 @@
-;;;; Which suites the runner runs at once, and what it makes of a process that dies.
+;;;; Which suites the runner runs at once, what it makes of a process that dies, and what comes of
+;;;; tests that are skipped and of ASDF:TEST-SYSTEM.
 
 (defpackage #:clgrpc.tests.runner
   (:use #:cl #:fiveam)
-  (:local-nicknames (#:tests #:clgrpc.tests)))
+  (:local-nicknames (#:tests #:clgrpc.tests) (#:support #:clgrpc.tests.support)))
 
 (in-package #:clgrpc.tests.runner)
 
@@ -54,3 +55,59 @@ and END chooses which of two ends first."
                                      :suite (first (tests::chosen-suites '()))
                                      :output "/nonexistent/output" :result "/nonexistent/result")
                                     tally))))))
+
+;;; Tests made for this, which belong to no suite that the runner knows
+
+(defmacro with-sample-test ((name suite &body test) &body body)
+  "Evaluate BODY while there is a test NAME of TEST, the one of the suite SUITE, a keyword."
+  `(progn
+     (def-suite ,suite)
+     (test (,name :suite ,suite :compile-at :definition-time) ,@test)
+     (unwind-protect (let ((*test-dribble* (make-broadcast-stream))) ,@body)
+       (rem-test ',name)
+       (rem-test ',suite))))
+
+(defun helper-that-skips ()
+  (support:need-program "no-such-program-of-clgrpc")
+  (fail "the helper went on"))
+
+(test what-skips-ends-the-test
+  "A function that finds no program ends the test that has called it, which counts as skipped."
+  (with-sample-test (sample-skip :samples.skip
+                      (helper-that-skips)
+                      (fail "the test went on"))
+    (let ((tally (tests::make-tally)))
+      (tests::run-one (get-test 'sample-skip) tally)
+      (is (equal '(0 0 1) (list (tests::tally-passed tally) (tests::tally-failed tally)
+                                (tests::tally-skipped tally))))
+      (is (equal '("skipped SAMPLE-SKIP: no-such-program-of-clgrpc is not installed")
+                 (tests::tally-remarks tally))))))
+
+(defclass sample-layer (asdf-user::layer-tests) ())
+
+(defmethod asdf:component-depends-on ((operation asdf:test-op) (system sample-layer)) nil)
+
+(defun test-sample-layer ()
+  "What ASDF does to test the system clgrpc/tests/sample: its class is that of all layers'."
+  (asdf:perform (asdf:make-operation 'asdf:test-op)
+                (make-instance 'sample-layer :name "clgrpc/tests/sample")))
+
+(test testing-a-system-signals-failures
+  (with-sample-test (sample-failure :clgrpc.sample.failing (is (= 1 2)))
+    (with-sample-test (sample-success :clgrpc.sample (is (= 1 1)))
+      (let ((error (handler-case (test-sample-layer)
+                     (support:tests-failed (error) error))))
+        (is (typep error 'support:tests-failed))
+        (is (equal '(:clgrpc.sample.failing) (support:tests-failed-suites error))))))
+  (with-sample-test (sample-success :clgrpc.sample (is (= 1 1)))
+    (finishes (test-sample-layer)))
+  (signals error (test-sample-layer)))
+
+(test all-test-systems-are-tested-alike
+  "ASDF:TEST-SYSTEM of each layer runs its suites: its system is of the one class, and has some."
+  (dolist (name (asdf:system-depends-on (asdf:find-system "clgrpc/tests")))
+    (let ((layer (and (uiop:string-prefix-p "clgrpc/tests/" name)
+                      (subseq name (length "clgrpc/tests/")))))
+      (unless (or (null layer) (member layer '("support" "world") :test #'string=))
+        (is (typep (asdf:find-system name) 'asdf-user::layer-tests) "~A" name)
+        (is-true (support::layer-suites layer) "~A has no suite" name)))))

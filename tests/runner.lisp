@@ -3,7 +3,8 @@
 ;;;; which counts tests, not checks. A layer's tests need no registration but to be loaded.
 ;;;;
 ;;;; A suite fails as well if it leaves threads or file descriptors behind. A test that takes longer
-;;;; than *TEST-LIMIT-SECONDS* ends its process, since nothing can stop it safely.
+;;;; than *SLOW-SECONDS* is named with its time; one that takes longer than *TEST-LIMIT-SECONDS*
+;;;; ends its process, since nothing can stop it safely.
 ;;;;
 ;;;; Given several processors, two suites run at once, each in a process of its own, forked when all
 ;;;; is loaded: one that mostly waits beside one that computes, as long as there are both. What a
@@ -14,13 +15,10 @@
 (defparameter *test-limit-seconds* (support:patient-seconds 600)
   "How long one test may take before its process is given up.")
 
-(define-condition tests-failed (error)
-  ((count :initarg :count))
-  (:report (lambda (condition stream)
-             (format stream "~D test~:P failed." (slot-value condition 'count))))
-  (:documentation "Signalled by TEST-SYSTEM."))
+(defparameter *slow-seconds* 10 "A test that takes longer is named, with its time.")
 
 (defstruct (tally (:copier nil))
+  (suite nil :read-only t)              ; its name
   (passed 0)
   (failed 0)
   (skipped 0)
@@ -94,13 +92,19 @@ character for each check, then the backtrace of an error."
 (defun run-one (test tally)
   "Run TEST and add what came of it to TALLY."
   (let* ((results '())
+         (start (get-internal-real-time))
+         (cpu (get-internal-run-time))
          (trace (with-output-to-string (fiveam:*test-dribble*)
                   (let ((fiveam:*on-error* :backtrace)
                         (fiveam:*print-names* nil))
                     (setf results (call-with-time-limit (lambda () (fiveam:run test))
                                                         (fiveam::name test))))))
          (failures (remove-if-not #'fiveam::test-failure-p results))
-         (skip (find-if #'fiveam::test-skipped-p results)))
+         (skip (find-if #'fiveam::test-skipped-p results))
+         (seconds (/ (- (get-internal-real-time) start) internal-time-units-per-second)))
+    (when (< *slow-seconds* seconds)
+      (remark tally "~A took ~,1F s, ~,1F of them the processor's" (fiveam::name test) seconds
+              (/ (- (get-internal-run-time) cpu) internal-time-units-per-second)))
     (incf (tally-checks tally) (length results))
     (cond (failures
            (incf (tally-failed tally))
@@ -159,7 +163,7 @@ of programs that are started, too: other runs of tests choose the same names."
 
 (defun run-suite (suite)
   "Run SUITE, print its line and remarks, and return its tally."
-  (let ((tally (make-tally))
+  (let ((tally (make-tally :suite (fiveam::name suite)))
         (start (get-internal-real-time)))
     (call-checking-leaks (lambda ()
                            (call-with-folder (lambda (folder)
@@ -243,11 +247,12 @@ another is left.")
 
 (defun job-tally (job)
   "What came of JOB, whose process has ended. That it ended too early is a failure."
-  (if (probe-file (job-result job))
-      (with-open-file (stream (job-result job))
-        (destructuring-bind (passed failed skipped) (read stream)
-          (make-tally :passed passed :failed failed :skipped skipped)))
-      (make-tally :failed 1)))
+  (let ((suite (fiveam::name (job-suite job))))
+    (if (probe-file (job-result job))
+        (with-open-file (stream (job-result job))
+          (destructuring-bind (passed failed skipped) (read stream)
+            (make-tally :suite suite :passed passed :failed failed :skipped skipped)))
+        (make-tally :suite suite :failed 1))))
 
 (defun print-job (job tally)
   "Print what JOB, of which TALLY came, has printed."
@@ -286,7 +291,7 @@ another is left.")
 (defun run-suites (&key only (processes 1))
   "Run all suites, or those that the list of words ONLY names, such as \"hpack\", at most PROCESSES
 at once; more than one only in an image without further threads. Print the report; return true if
-nothing failed, and as second value how many tests did."
+nothing failed, and as second value the names of the suites in which something did."
   (let* ((suites (chosen-suites (remove "" only :test #'string=)))
          (*compile-verbose* nil)        ; some tests compile files
          (tallies (progn
@@ -299,10 +304,12 @@ nothing failed, and as second value how many tests did."
       (format t "~D passed, ~D failed, ~D skipped~%"
               (sum #'tally-passed) (sum #'tally-failed) (sum #'tally-skipped))
       (finish-output)
-      (values (and suites (zerop (sum #'tally-failed))) (sum #'tally-failed)))))
+      (values (and suites (zerop (sum #'tally-failed)))
+              (loop for tally in tallies
+                    when (plusp (tally-failed tally)) collect (tally-suite tally))))))
 
 (defun test-system ()
-  "Run all suites; signal TESTS-FAILED if a test failed. This is what ASDF:TEST-SYSTEM calls."
-  (multiple-value-bind (passed count) (run-suites)
+  "Run all suites; signal SUPPORT:TESTS-FAILED if a test failed. ASDF:TEST-SYSTEM calls it."
+  (multiple-value-bind (passed failed) (run-suites)
     (unless passed
-      (error 'tests-failed :count count))))
+      (error 'support:tests-failed :suites failed))))

@@ -7,14 +7,6 @@
 (in-package #:clgrpc.tests.console)
 (in-suite :clgrpc.console)
 
-(defun program-path (&rest names)
-  "The path of the first of NAMES that is installed, or nil."
-  (loop for name in names
-          thereis (let ((path (uiop:run-program (list "sh" "-c" "command -v \"$0\"" name)
-                                                :output '(:string :stripped t)
-                                                :ignore-error-status t)))
-                    (and (plusp (length path)) path))))
-
 (defun make-calls (channel seconds)
   "Calls of all kinds, for SECONDS, on several threads: short ones, some that take long, some that
 fail."
@@ -40,16 +32,14 @@ fail."
                 (metrics:point-count point)))))
     (sort (loop for (name nil count) in sums collect (cons name count)) #'string< :key #'car)))
 
-(defun look-with-browser (console server chromium)
+(defun look-with-browser (console server)
   "What Chromium has seen of CONSOLE, which SERVER shows."
   (parse-json
-   (uiop:run-program
-    (list "node" (support:root-file "tests/console/browser.mjs") chromium
-          (grpc:console-url console server)
-          (princ-to-string (reduce #'+ (totals console "grpc.server.call.duration" "grpc.status")
-                                   :key #'cdr))
-          (or (uiop:getenvp "CLGRPC_PICTURES") ""))
-    :output :string :error-output *error-output*)))
+   (support:look-with-browser
+    "tests/console/browser.mjs" (grpc:console-url console server)
+    (princ-to-string (reduce #'+ (totals console "grpc.server.call.duration" "grpc.status")
+                             :key #'cdr))
+    (or (uiop:getenvp "CLGRPC_PICTURES") ""))))
 
 (defparameter *evil*
   (format nil "not you</script><img src=x onerror=\"window.hacked=1\"><svg onload=\"hacked=2\">~
@@ -107,22 +97,16 @@ fail."
     (is (string= "paused" (seen "paused")))))
 
 (test a-browser-shows-it
-  (let ((chromium (program-path "chromium" "chromium-browser" "google-chrome")))
-    (cond ((null chromium) (skip "Chromium is not installed"))
-          ((null (program-path "node")) (skip "Node.js is not installed"))
-          (t (with-shown (console server channel)
-               (make-calls channel 0.3)
-               (log-event :info :example :reason "an event for the log's tail")
-               (when (uiop:getenvp "CLGRPC_PICTURES")
-                 ;; somebody looks meanwhile, so that the page has a past
-                 (with-events (stream console server)
-                   (dotimes (i 4) (make-calls channel 25))))
-               (say-evil channel server console)
-               (let ((hanging (sb-thread:make-thread
-                               (lambda () (caught (ask channel (note 1 :text "hang")
-                                                       :timeout 120))))))
-                 (unwind-protect
-                      (check-what-was-seen (look-with-browser console server chromium)
-                                           console server)
-                   (signal-it *release*)
-                   (sb-thread:join-thread hanging))))))))
+  (with-shown (console server channel)
+    (make-calls channel 0.3)
+    (log-event :info :example :reason "an event for the log's tail")
+    (when (uiop:getenvp "CLGRPC_PICTURES")
+      ;; somebody looks meanwhile, so that the page has a past
+      (with-events (stream console server)
+        (dotimes (i 4) (make-calls channel 25))))
+    (say-evil channel server console)
+    (let ((hanging (sb-thread:make-thread
+                    (lambda () (caught (ask channel (note 1 :text "hang") :timeout 120))))))
+      (unwind-protect (check-what-was-seen (look-with-browser console server) console server)
+        (signal-it *release*)
+        (sb-thread:join-thread hanging)))))

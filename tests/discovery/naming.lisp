@@ -3,14 +3,6 @@
 (in-package #:clgrpc.tests.discovery)
 (in-suite :clgrpc.discovery)
 
-(defmacro with-naming ((program) &body body)
-  "Evaluate BODY with PROGRAM the path of the Go program naming; skip the test without Go."
-  (let ((absence (gensym "ABSENCE")))
-    `(multiple-value-bind (,program ,absence) (support:peer-program "naming")
-       (if ,program
-           (progn ,@body)
-           (skip "~A" ,absence)))))
-
 (defun naming-lines (program &rest arguments)
   "What PROGRAM prints, a list of lines."
   (uiop:run-program (cons program arguments) :output :lines :error-output :output))
@@ -19,7 +11,7 @@
   "Its lists have our servers, and its channels follow them when they come and go; the service
 config is no server to it."
   (with-store (store)
-    (with-naming (naming)
+    (let ((naming (support:need-peer "naming")))
       (with-servers (servers 2)
         (destructuring-bind (first second) servers
           (discovery:put-service-config "greeter" "{}" :etcd *etcd*)
@@ -43,7 +35,7 @@ config is no server to it."
 
 (test we-see-what-go-registers
   (with-store (store)
-    (with-naming (naming)
+    (let ((naming (support:need-peer "naming")))
       (with-servers (servers 2)
         (flet ((add (server metadata)
                  (is (equal '("added")

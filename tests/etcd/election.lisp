@@ -49,25 +49,23 @@
 
 (test etcdctl-stands-with-us
   (with-store (store)
-    (if (etcdctl-p)
-        (let* ((ours (etcd:campaign *etcd* "chair" "ours"))
-               (program (support:start-program
-                         "/usr/bin/env" (etcdctl-arguments store '("elect" "chair" "theirs")))))
-          (unwind-protect
-               (progn
-                 (is-true (wait-until (lambda ()
-                                        (= 2 (etcd:count-entries *etcd* :prefix "chair/")))))
-                 (is (string= "ours" (says (etcd:leader *etcd* "chair"))))
-                 (etcd:resign ours)
-                 (is-true (wait-until (lambda ()
-                                        (equal "theirs" (says (etcd:leader *etcd* "chair"))))))
-                 (signals etcd:not-obtained
-                   (etcd:campaign *etcd* "chair" "ours" :timeout 0.3))
-                 (support:signal-program program sb-unix:sigint)
-                 (is-true (etcd:leadership-held-p
-                           (etcd:campaign *etcd* "chair" "ours" :timeout +patience+))))
-            (support:stop-program program)))
-        (skip "etcdctl is not installed"))))
+    (let* ((ours (etcd:campaign *etcd* "chair" "ours"))
+           (program (support:start-program
+                     "/usr/bin/env" (etcdctl-arguments store '("elect" "chair" "theirs")))))
+      (unwind-protect
+           (progn
+             (is-true (wait-until (lambda ()
+                                    (= 2 (etcd:count-entries *etcd* :prefix "chair/")))))
+             (is (string= "ours" (says (etcd:leader *etcd* "chair"))))
+             (etcd:resign ours)
+             (is-true (wait-until (lambda ()
+                                    (equal "theirs" (says (etcd:leader *etcd* "chair"))))))
+             (signals etcd:not-obtained
+               (etcd:campaign *etcd* "chair" "ours" :timeout 0.3))
+             (support:signal-program program sb-unix:sigint)
+             (is-true (etcd:leadership-held-p
+                       (etcd:campaign *etcd* "chair" "ours" :timeout +patience+))))
+        (support:stop-program program)))))
 
 (test leaders-of-another-store
   "Who observes an election hears of a leader with the revision of the one before, in a store that

@@ -56,52 +56,50 @@ server are one."
 
 (test certificates-have-the-names-of-their-endpoints
   "With TLS each member's certificate must have the name of its own endpoint, not of the first one."
-  (if (etcd-program)
-      (call-with-secure-store
-       (lambda (port &aux (timeout +patience+))
-         (flet ((ask (&rest endpoints)
-                  (etcd:with-etcd (etcd endpoints
-                                   :credentials (loop:tls-credentials
-                                                 :roots (support:certificate-file "ca.pem")))
-                    (etcd:put etcd "a" "1" :timeout timeout))))
-           (is-true (ask (format nil "localhost:~D" port)))
-           (is-true (ask "nowhere.invalid:1" (format nil "localhost:~D" port)))
-           (is-true (ask (format nil "127.0.0.2:~D" port) (format nil "localhost:~D" port)))
-           ;; the certificate is not for this address
-           (setf timeout 0.5)
-           (signals etcd:unavailable (ask (format nil "127.0.0.2:~D" port)))
-           (signals etcd:unavailable
-             (ask (format nil "localhost:~D" (free-port)) (format nil "127.0.0.2:~D" port))))))
-      (skip "etcd is not installed")))
+  (need-etcd)
+  (call-with-secure-store
+   (lambda (port &aux (timeout +patience+))
+     (flet ((ask (&rest endpoints)
+              (etcd:with-etcd (etcd endpoints
+                               :credentials (loop:tls-credentials
+                                             :roots (support:certificate-file "ca.pem")))
+                (etcd:put etcd "a" "1" :timeout timeout))))
+       (is-true (ask (format nil "localhost:~D" port)))
+       (is-true (ask "nowhere.invalid:1" (format nil "localhost:~D" port)))
+       (is-true (ask (format nil "127.0.0.2:~D" port) (format nil "localhost:~D" port)))
+       ;; the certificate is not for this address
+       (setf timeout 0.5)
+       (signals etcd:unavailable (ask (format nil "127.0.0.2:~D" port)))
+       (signals etcd:unavailable
+         (ask (format nil "localhost:~D" (free-port)) (format nil "127.0.0.2:~D" port)))))))
 
 (test certificates-say-who-somebody-is
   "With --client-cert-auth the common name of a client's certificate is its user."
-  (if (etcd-program)
-      (call-with-secure-store
-       (lambda (port)
-         (flet ((connect (&rest options)
-                  (apply #'etcd:make-etcd (format nil "localhost:~D" port)
-                         :timeout +patience+
-                         :credentials (loop:tls-credentials
-                                       :roots (support:certificate-file "ca.pem")
-                                       :certificate (support:certificate-file "client.pem")
-                                       :key (support:certificate-file "client.key"))
-                         options)))
-           (let ((etcd (connect)) (root (connect :user "root" :password "secret")))
-             (unwind-protect
-                  (progn
-                    (etcd:add-user etcd "root" "secret")
-                    (etcd:add-role etcd "root")
-                    (etcd:grant-role etcd "root" "root")
-                    (etcd:add-user etcd "client" nil)
-                    (etcd:add-role etcd "writer")
-                    (etcd:grant-permission etcd "writer" :read-write :prefix "a/")
-                    (etcd:grant-role etcd "client" "writer")
-                    (etcd:enable-authentication etcd)
-                    (is-true (etcd:put etcd "a/x" "1"))
-                    (signals etcd:access-denied (etcd:put etcd "b" "1"))
-                    (is-true (etcd:put root "b" "1")))
-               (etcd:close-etcd etcd)
-               (etcd:close-etcd root)))))
-       "--client-cert-auth" "--trusted-ca-file" (support:certificate-file "ca.pem"))
-      (skip "etcd is not installed")))
+  (need-etcd)
+  (call-with-secure-store
+   (lambda (port)
+     (flet ((connect (&rest options)
+              (apply #'etcd:make-etcd (format nil "localhost:~D" port)
+                     :timeout +patience+
+                     :credentials (loop:tls-credentials
+                                   :roots (support:certificate-file "ca.pem")
+                                   :certificate (support:certificate-file "client.pem")
+                                   :key (support:certificate-file "client.key"))
+                     options)))
+       (let ((etcd (connect)) (root (connect :user "root" :password "secret")))
+         (unwind-protect
+              (progn
+                (etcd:add-user etcd "root" "secret")
+                (etcd:add-role etcd "root")
+                (etcd:grant-role etcd "root" "root")
+                (etcd:add-user etcd "client" nil)
+                (etcd:add-role etcd "writer")
+                (etcd:grant-permission etcd "writer" :read-write :prefix "a/")
+                (etcd:grant-role etcd "client" "writer")
+                (etcd:enable-authentication etcd)
+                (is-true (etcd:put etcd "a/x" "1"))
+                (signals etcd:access-denied (etcd:put etcd "b" "1"))
+                (is-true (etcd:put root "b" "1")))
+           (etcd:close-etcd etcd)
+           (etcd:close-etcd root)))))
+   "--client-cert-auth" "--trusted-ca-file" (support:certificate-file "ca.pem")))

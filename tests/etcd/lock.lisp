@@ -128,27 +128,25 @@ it."
 
 (test etcdctl-waits-for-our-locks-and-we-for-its
   (with-store (store)
-    (if (etcdctl-p)
-        (let* ((lock (etcd:acquire-lock *etcd* "shared"))
-               (program (support:start-program "/usr/bin/env"
-                                               (etcdctl-arguments store '("lock" "shared")))))
-          (unwind-protect
-               (progn
-                 (is-true (wait-until (lambda ()
-                                        (= 2 (etcd:count-entries *etcd* :prefix "shared/")))))
-                 (is-true (etcd:lock-held-p lock))
-                 (etcd:release-lock lock)
-                 ;; etcdctl prints its key once it has the lock
-                 (let ((line (support:program-line program)))
-                   (is (string= "shared/" line :end2 7))
-                   (is-true (etcd:fetch *etcd* line)))
-                 (signals etcd:not-obtained (etcd:acquire-lock *etcd* "shared" :timeout 0.3))
-                 (let ((next (etcd:request-lock *etcd* "shared")))
-                   (support:signal-program program sb-unix:sigint)
-                   (etcd:await-lock next :timeout +patience+)
-                   (is-true (etcd:lock-held-p next))))
-            (support:stop-program program)))
-        (skip "etcdctl is not installed"))))
+    (let* ((lock (etcd:acquire-lock *etcd* "shared"))
+           (program (support:start-program "/usr/bin/env"
+                                           (etcdctl-arguments store '("lock" "shared")))))
+      (unwind-protect
+           (progn
+             (is-true (wait-until (lambda ()
+                                    (= 2 (etcd:count-entries *etcd* :prefix "shared/")))))
+             (is-true (etcd:lock-held-p lock))
+             (etcd:release-lock lock)
+             ;; etcdctl prints its key once it has the lock
+             (let ((line (support:program-line program)))
+               (is (string= "shared/" line :end2 7))
+               (is-true (etcd:fetch *etcd* line)))
+             (signals etcd:not-obtained (etcd:acquire-lock *etcd* "shared" :timeout 0.3))
+             (let ((next (etcd:request-lock *etcd* "shared")))
+               (support:signal-program program sb-unix:sigint)
+               (etcd:await-lock next :timeout +patience+)
+               (is-true (etcd:lock-held-p next))))
+        (support:stop-program program)))))
 
 (defun lose-answers (store name count)
   "Have STORE do what it is asked for by the RPC NAME, and lose the answer, COUNT times."

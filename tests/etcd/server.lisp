@@ -19,11 +19,9 @@ seen to take 20 to start on a busy machine.")
   (arguments '())                       ; further ones of its program
   (program nil))
 
-(defun etcd-program ()
-  "The path of etcd, or nil if it is not installed."
-  (let ((path (uiop:run-program "command -v etcd" :output '(:string :stripped t)
-                                                  :ignore-error-status t)))
-    (and (plusp (length path)) path)))
+(defun need-etcd ()
+  "The path of etcd; without it the test ends as skipped."
+  (support:need-program "etcd"))
 
 (defvar *ports* '() "The ports that FREE-PORT has returned.")
 
@@ -57,7 +55,7 @@ gives to clients, one of which might take it while an etcd is restarted."
   (let ((client (format nil "http://~A" (store-address store))) (peer (peer-url store)))
     (setf (store-program store)
           (support:start-program
-           (etcd-program)
+           (need-etcd)
            (list* "--name" (store-name store) "--data-dir" (store-folder store)
                   "--listen-client-urls" client "--advertise-client-urls" client
                   "--listen-peer-urls" peer "--initial-advertise-peer-urls" peer
@@ -92,13 +90,12 @@ etcd's process are done with another store, whose client is *ETCD*; or nil.")
 
 (defmacro with-store ((store &rest arguments) &body body)
   "Evaluate BODY with STORE an etcd of its own, which has further ARGUMENTS on its command line, and
-*ETCD* its client; skip the test without etcd."
+*ETCD* its client."
   `(flet ((body (,store) (declare (ignorable ,store)) ,@body))
-     (cond (*store-function* (funcall *store-function* (lambda () (body nil))))
-           ((etcd-program)
-            (let ((store (new-store :arguments (list ,@arguments))))
-              (call-with-stores (lambda () (body store)) (list store))))
-           (t (skip "etcd is not installed")))))
+     (if *store-function*
+         (funcall *store-function* (lambda () (body nil)))
+         (let ((store (new-store :arguments (list ,@arguments))))
+           (call-with-stores (lambda () (body store)) (list store))))))
 
 ;;; Tests of any store
 
@@ -137,12 +134,10 @@ the engine in memory."
                          (funcall function))))))
 
 (defmacro with-cluster ((stores) &body body)
-  "Evaluate BODY with STORES a list of three etcds that are one cluster, and *ETCD* a client of all;
-skip the test without etcd."
-  `(if (etcd-program)
-       (let ((,stores (new-cluster)))
-         (call-with-stores (lambda () ,@body) ,stores))
-       (skip "etcd is not installed")))
+  "Evaluate BODY with STORES a list of three etcds that are one cluster, and *ETCD* a client of
+all."
+  `(let ((,stores (new-cluster)))
+     (call-with-stores (lambda () ,@body) ,stores)))
 
 (defun new-cluster ()
   "Three stores that have not begun, of one cluster."
@@ -158,7 +153,8 @@ skip the test without etcd."
       (setf (store-cluster store) cluster))))
 
 (defun etcdctl-arguments (store arguments)
-  (list* "ETCDCTL_API=3" "etcdctl" "--endpoints" (store-address store) arguments))
+  (list* "ETCDCTL_API=3" (support:need-program "etcdctl") "--endpoints" (store-address store)
+         arguments))
 
 (defun etcdctl (store &rest arguments)
   "What etcdctl with ARGUMENTS says of STORE, and its exit code."
@@ -168,10 +164,6 @@ skip the test without etcd."
                         :ignore-error-status t)
     (declare (ignore errors))
     (values output code)))
-
-(defun etcdctl-p ()
-  "True if etcdctl is installed."
-  (zerop (nth-value 2 (uiop:run-program "command -v etcdctl" :ignore-error-status t))))
 
 (defun wait-until (predicate &key (seconds +patience+))
   "Wait until PREDICATE is true; return its value."

@@ -9,16 +9,14 @@
   (support:root-file (concatenate 'string "examples/monitoring/" name)))
 
 (test promtool-passes-the-rules
-  (if (zerop (nth-value 2 (uiop:run-program '("sh" "-c" "command -v promtool")
-                                            :ignore-error-status t)))
-      (dolist (arguments '(("check" "config" "prometheus.yml") ("check" "rules" "rules.yml")
-                           ("test" "rules" "rules-test.yml")))
-        (destructuring-bind (verb noun file) arguments
-          (multiple-value-bind (code lines)
-              (support:run-to-end "/usr/bin/env"
-                                  (list "promtool" verb noun (monitoring-file file)))
-            (is (eql 0 code) "~A:~{~%~A~}" file lines))))
-      (skip "promtool is not installed")))
+  (support:need-program "promtool")
+  (dolist (arguments '(("check" "config" "prometheus.yml") ("check" "rules" "rules.yml")
+                       ("test" "rules" "rules-test.yml")))
+    (destructuring-bind (verb noun file) arguments
+      (multiple-value-bind (code lines)
+          (support:run-to-end "/usr/bin/env"
+                              (list "promtool" verb noun (monitoring-file file)))
+        (is (eql 0 code) "~A:~{~%~A~}" file lines)))))
 
 (defun told-names ()
   "The names of all that we tell Prometheus of, with those of the parts of histograms."

@@ -10,10 +10,6 @@
 (defun production-text (name)
   (uiop:read-file-string (production-file name)))
 
-(defun installed-p (program)
-  (zerop (nth-value 2 (uiop:run-program (list "sh" "-c" (format nil "command -v ~A" program))
-                                        :ignore-error-status t))))
-
 (defun replace-all (text &rest pairs)
   "TEXT with each of PAIRS, a plist of strings, replaced."
   (loop for (old new) on pairs by #'cddr
@@ -52,26 +48,25 @@
   (is-true (notany (lambda (word) (search "${" word)) (unit-command))))
 
 (test systemd-takes-the-unit
-  (if (installed-p "systemd-analyze")
-      (let* ((folder (format nil "/tmp/clgrpc-unit-~36R/" (random (expt 36 8)
-                                                                  (make-random-state t))))
-             (file (concatenate 'string folder "clgrpc-node@a.service")))
-        (unwind-protect
-             (progn
-               (ensure-directories-exist folder)
-               (with-open-file (stream file :direction :output)
-                 (write-string (replace-all (production-text "clgrpc-node@.service")
-                                            "/usr/local/bin/clgrpc" "/bin/true")
-                               stream))
-               (multiple-value-bind (output error-output code)
-                   (uiop:run-program (list "systemd-analyze" "verify" "--man=no" file)
-                                     :output :string :error-output :string
-                                     :ignore-error-status t)
-                 (is (eql 0 code) "~A" error-output)
-                 (is (null (search "clgrpc-node" error-output)) "~A~A" output error-output)))
-          (uiop:delete-directory-tree (pathname folder) :validate t
-                                                        :if-does-not-exist :ignore)))
-      (skip "systemd is not installed")))
+  (support:need-program "systemd-analyze")
+  (let* ((folder (format nil "/tmp/clgrpc-unit-~36R/" (random (expt 36 8)
+                                                              (make-random-state t))))
+         (file (concatenate 'string folder "clgrpc-node@a.service")))
+    (unwind-protect
+         (progn
+           (ensure-directories-exist folder)
+           (with-open-file (stream file :direction :output)
+             (write-string (replace-all (production-text "clgrpc-node@.service")
+                                        "/usr/local/bin/clgrpc" "/bin/true")
+                           stream))
+           (multiple-value-bind (output error-output code)
+               (uiop:run-program (list "systemd-analyze" "verify" "--man=no" file)
+                                 :output :string :error-output :string
+                                 :ignore-error-status t)
+             (is (eql 0 code) "~A" error-output)
+             (is (null (search "clgrpc-node" error-output)) "~A~A" output error-output)))
+      (uiop:delete-directory-tree (pathname folder) :validate t
+                                                    :if-does-not-exist :ignore))))
 
 (defun yaml-documents (name)
   "How many documents of YAML the file NAME has, by Python's parser; nil if it has faults, or that is
@@ -86,9 +81,10 @@ print(len(list(yaml.safe_load_all(open(sys.argv[1])))))"
     (and (eql 0 code) (parse-integer output))))
 
 (test kubernetes-reads-the-file
-  (if (zerop (nth-value 2 (uiop:run-program "python3 -c 'import yaml'" :ignore-error-status t)))
-      (is (eql 3 (yaml-documents "kubernetes.yaml")))
-      (skip "Python's yaml is not installed")))
+  (unless (zerop (nth-value 2 (uiop:run-program "python3 -c 'import yaml'"
+                                                :ignore-error-status t)))
+    (support:skip-test "Python's yaml is not installed"))
+  (is (eql 3 (yaml-documents "kubernetes.yaml"))))
 
 (defun quoted-words (line)
   "The texts between the quotes of LINE."
@@ -108,12 +104,11 @@ print(len(list(yaml.safe_load_all(open(sys.argv[1])))))"
     (is-true (taken-p (append entry pods)))))
 
 (test promtool-passes-the-clusters-rules
-  (if (installed-p "promtool")
-      (multiple-value-bind (code lines)
-          (support:run-to-end "/usr/bin/env" (list "promtool" "check" "rules"
-                                                   (production-file "rules.yml")))
-        (is (eql 0 code) "~{~%~A~}" lines))
-      (skip "promtool is not installed")))
+  (support:need-program "promtool")
+  (multiple-value-bind (code lines)
+      (support:run-to-end "/usr/bin/env" (list "promtool" "check" "rules"
+                                               (production-file "rules.yml")))
+    (is (eql 0 code) "~{~%~A~}" lines)))
 
 (test the-clusters-rules-ask-for-what-there-is
   (let ((metrics (grpc:make-metrics)))

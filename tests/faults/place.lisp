@@ -62,9 +62,9 @@
       (subseq answer start (position #\" answer :start start)))))
 
 (defun begin-proxy (place)
-  "Put a proxy before each member of the etcd of PLACE, if it can be built."
-  (let ((program (support:peer-program "toxiproxy")))
-    (when program
+  "Put a proxy before each member of the etcd of PLACE, if there is a Go to build it."
+  (unless (support:go-absence)
+    (let ((program (support:need-peer "toxiproxy")))
       (setf (place-proxy place) (support:start-program program '())
             (place-api place) (support:server-address (place-proxy place))
             (place-address place) (loop for name in (proxy-names place)

@@ -50,21 +50,19 @@ tell what happens. Return a list of complaints, texts, and a text of what was do
 
 (test faults-in-short
   "The faults of etcd and its connections, a second or two each."
-  (if (shared:etcd-program)
-      (multiple-value-bind (complaints summary)
-          (run-faults :faults '(:killed :stopped :cut :silent :short) :seconds 4 :pause 0.2
-                      :longest 1)
-        (is (null complaints) "~A~{~%~A~}" summary complaints))
-      (skip "etcd is not installed")))
+  (shared:need-etcd)
+  (multiple-value-bind (complaints summary)
+      (run-faults :faults '(:killed :stopped :cut :silent :short) :seconds 4 :pause 0.2
+                  :longest 1)
+    (is (null complaints) "~A~{~%~A~}" summary complaints)))
 
 (test leaders-in-short
   "Of three members of etcd the one that leads is killed, or stopped, while all goes on."
-  (if (shared:etcd-program)
-      (multiple-value-bind (complaints summary)
-          (run-faults :members 3 :faults '(:leader-killed :leader-stopped) :seconds 2 :pause 0.2
-                      :longest 1)
-        (is (null complaints) "~A~{~%~A~}" summary complaints))
-      (skip "etcd is not installed")))
+  (shared:need-etcd)
+  (multiple-value-bind (complaints summary)
+      (run-faults :members 3 :faults '(:leader-killed :leader-stopped) :seconds 2 :pause 0.2
+                  :longest 1)
+    (is (null complaints) "~A~{~%~A~}" summary complaints)))
 
 (test what-is-wrong-is-noticed
   "A change that a watcher was not told, was told twice or too late, and a write that is not there."

@@ -448,12 +448,11 @@ of complaints, texts, and a text of what was done."
 
 (test workflows-in-short
   "Some workflows while etcd and its connections fail; nodes and workers are in this image."
-  (if (shared:etcd-program)
-      (multiple-value-bind (complaints summary)
-          (run-workflows nil :count 60 :members 1 :seconds 4 :pause 0.2 :longest 1
-                             :faults '(:killed :stopped :cut :short))
-        (is (null complaints) "~A~{~%~A~}" summary complaints))
-      (skip "etcd is not installed")))
+  (shared:need-etcd)
+  (multiple-value-bind (complaints summary)
+      (run-workflows nil :count 60 :members 1 :seconds 4 :pause 0.2 :longest 1
+                         :faults '(:killed :stopped :cut :short))
+    (is (null complaints) "~A~{~%~A~}" summary complaints)))
 
 (defun jump-clocks (flow ahead)
   "Have all leases end in the store of FLOW, whose clock the number in AHEAD, a list, changes, again

@@ -10,10 +10,9 @@
 (defmacro with-go-server ((channel &optional (server (gensym "SERVER"))
                                              (address (gensym "ADDRESS")))
                           &body body)
-  "Run BODY with CHANNEL to a `peer scenario-server`, the program SERVER at ADDRESS; skip without
-Go."
+  "Run BODY with CHANNEL to a `peer scenario-server`, the program SERVER at ADDRESS."
   (let ((peer (gensym "PEER")))
-    `(with-peers (,peer)
+    `(let ((,peer (need-peer)))
        (with-server-program (,server ,address ,peer "scenario-server" "-max-receive-octets"
                                      (princ-to-string *max-receive-octets*))
          (grpc:with-channel (,channel ,address :max-receive-octets *max-receive-octets*)
@@ -280,7 +279,7 @@ Go."
 ;;; The commands
 
 (test our-interop-client
-  (with-peers (peer)
+  (let ((peer (need-peer)))
     (with-server-program (server address peer "scenario-server")
       (let ((port (subseq address (1+ (position #\: address :from-end t)))))
         (dolist (name '("empty_unary" "ping_pong" "custom_metadata" "special_status_message"
@@ -292,7 +291,7 @@ Go."
             (is (eql 0 code) "exit code ~D:~{~%      ~A~}" code lines)))))))
 
 (test our-route-guide-client
-  (with-peers (peer)
+  (let ((peer (need-peer)))
     (with-server-program (server address peer "routeguide-server")
       (multiple-value-bind (code lines)
           (run-to-end (clgrpc-program) (list "routeguide-client" address))
@@ -300,7 +299,7 @@ Go."
 
 (test our-call-by-grpc-go-reflection
   "Its files have the names of ours and are others: SimpleResponse has a hostname there."
-  (with-peers (peer)
+  (let ((peer (need-peer)))
     (with-server-program (server address peer "scenario-server")
       (flet ((ours (&rest arguments)
                (multiple-value-list (run-to-end (clgrpc-program) arguments))))
@@ -345,7 +344,7 @@ Go."
 ;;; Unix sockets
 
 (test our-client-over-unix-sockets
-  (with-peers (peer)
+  (let ((peer (need-peer)))
     (let ((path (free-unix-path)))
       (with-server-program (server address peer "scenario-server"
                                    "-listen" (format nil "unix:~A" path))

@@ -13,10 +13,3 @@
 (defparameter *max-receive-octets* (* 32 1024 1024)
   "The limit of all servers here; room for messages of 16 MB.")
 
-(defmacro with-peers ((peer) &body body)
-  "Run BODY with PEER bound to the path of the Go program, or skip the test."
-  (let ((absence (gensym "ABSENCE")))
-    `(multiple-value-bind (,peer ,absence) (peer-program)
-       (if ,peer
-           (progn ,@body)
-           (skip "~A" ,absence)))))

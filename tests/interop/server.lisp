@@ -38,7 +38,7 @@ says that the peer gets the server's process id and kills it."
         (is (eql 0 (terminate-program server)) "The server did not end well after SIGTERM")))))
 
 (defun play-scenario (name &key killed)
-  (with-peers (peer)
+  (let ((peer (need-peer)))
     (play-against-us peer "greeter,route-guide,interop"
                      (list "scenario-client" "-max-receive-octets"
                            (princ-to-string *max-receive-octets*) name)
@@ -62,7 +62,7 @@ says that the peer gets the server's process id and kills it."
   (play-scenario "server-killed" :killed t))
 
 (test every-scenario-is-played
-  (with-peers (peer)
+  (let ((peer (need-peer)))
     (loop for line in (nth-value 1 (run-to-end peer '("scenario-client" "list")))
           for name = (subseq line 0 (position #\Space line))
           do (is-true (get-test (find-symbol (format nil "GO-CLIENT-~:@(~A~)" name)
@@ -70,7 +70,7 @@ says that the peer gets the server's process id and kills it."
                       "The scenario ~A has no test" name))))
 
 (test go-route-guide-client
-  (with-peers (peer)
+  (let ((peer (need-peer)))
     (play-against-us peer "route-guide" (list "routeguide-client"))))
 
 ;;; Unix sockets
@@ -81,7 +81,7 @@ says that the peer gets the server's process id and kills it."
     (uiop:native-namestring path)))
 
 (test go-client-over-unix-sockets
-  (with-peers (peer)
+  (let ((peer (need-peer)))
     (let ((path (free-unix-path)))
       (dolist (listen (list (format nil "unix:~A" path)
                             (format nil "unix-abstract:~A" (pathname-name path))))

@@ -14,7 +14,7 @@ tests as its ROOTS-OPTION, if that is not nil."
 (defun play-tls-scenarios (scenarios &key client client-arguments mutual (code 0))
   "Play SCENARIOS of grpc-go's client, which shows the certificate CLIENT, against our server, which
 asks for one if MUTUAL. Check the exit code; return what the client printed."
-  (with-peers (peer)
+  (let ((peer (need-peer)))
     (call-with-program
      (lambda (server)
        (let ((address (server-address server))
@@ -53,7 +53,7 @@ asks for one if MUTUAL. Check the exit code; return what the client printed."
 (defmacro with-go-tls-server ((address &rest arguments) &body body)
   "Do BODY with ADDRESS bound to that of a `peer scenario-server` with ARGUMENTS, a form for each."
   (let ((peer (gensym "PEER")) (server (gensym "SERVER")))
-    `(with-peers (,peer)
+    `(let ((,peer (need-peer)))
        (call-with-program (lambda (,server)
                             (let ((,address (server-address ,server))) ,@body))
                           ,peer (append (list "scenario-server") ,@arguments)))))

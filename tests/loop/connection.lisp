@@ -22,7 +22,7 @@
                         (stop-event-loop loop)))
         (socket-error () nil))
       (check-echo "[::1]:0")
-      (skip "this machine has no IPv6")))
+      (support:skip-test "this machine has no IPv6")))
 
 (test connections-are-dealt-to-the-least-loaded
   (with-loops (a b c) ()

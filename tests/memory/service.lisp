@@ -57,11 +57,10 @@
                (etcd:put *etcd* "a/b" "text")
                (is-true (wait-until (lambda () (equal '(2) heard))))
                (etcd:cancel-watch watch))
-             (if (shared:etcd-program)
-                 (is (string= (format nil "a/b~%text")
-                              (uiop:run-program
-                               (list "env" "ETCDCTL_API=3" "etcdctl" "--endpoints"
-                                     (server:server-address server) "get" "a/b")
-                               :output '(:string :stripped t))))
-                 (skip "etcdctl is not installed")))
+             (support:need-program "etcdctl")
+             (is (string= (format nil "a/b~%text")
+                          (uiop:run-program
+                           (list "env" "ETCDCTL_API=3" "etcdctl" "--endpoints"
+                                 (server:server-address server) "get" "a/b")
+                           :output '(:string :stripped t)))))
         (server:stop-server server :drain 1)))))

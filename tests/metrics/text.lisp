@@ -83,18 +83,16 @@
     (is (= 1 count))))
 
 (test promtool-takes-the-text
-  (if (null (uiop:run-program '("sh" "-c" "command -v promtool") :output :string
-                                                                 :ignore-error-status t))
-      (skip "there is no promtool")
-      (let ((metrics (grpc:make-metrics)))
-        (with-probe (channel :channel-options (list :observer metrics)) (:ask #'double)
-          (ask channel (note 1))
-          (with-input-from-string (stream (text-of metrics))
-            (multiple-value-bind (output error status)
-                (uiop:run-program '("promtool" "check" "metrics")
-                                  :input stream :output :string :error-output :string
-                                  :ignore-error-status t)
-              (declare (ignore output))
-              ;; 3 is advice about names, which are OpenTelemetry's
-              (is (member status '(0 3)) "~A" error)
-              (is-false (search "error while linting" error) "~A" error)))))))
+  (clgrpc.tests.support:need-program "promtool")
+  (let ((metrics (grpc:make-metrics)))
+    (with-probe (channel :channel-options (list :observer metrics)) (:ask #'double)
+      (ask channel (note 1))
+      (with-input-from-string (stream (text-of metrics))
+        (multiple-value-bind (output error status)
+            (uiop:run-program '("promtool" "check" "metrics")
+                              :input stream :output :string :error-output :string
+                              :ignore-error-status t)
+          (declare (ignore output))
+          ;; 3 is advice about names, which are OpenTelemetry's
+          (is (member status '(0 3)) "~A" error)
+          (is-false (search "error while linting" error) "~A" error))))))

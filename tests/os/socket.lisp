@@ -63,7 +63,7 @@ none."
 
 (test exchange-v6
   (or (with-pair (client server :host "::1") (check-exchange client server))
-      (skip "this machine has no IPv6")))
+      (support:skip-test "this machine has no IPv6")))
 
 (test octets-that-collections-held-in-place
   ;; the collector may have protected their pages

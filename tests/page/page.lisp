@@ -4,30 +4,15 @@
 (in-package #:clgrpc.tests.page)
 (in-suite :clgrpc.page)
 
-(defun program-path (&rest names)
-  "The path of the first of NAMES that is installed, or nil."
-  (loop for name in names
-          thereis (let ((path (uiop:run-program (list "sh" "-c" "command -v \"$0\"" name)
-                                                :output '(:string :stripped t)
-                                                :ignore-error-status t)))
-                    (and (plusp (length path)) path))))
-
 (defun look-with-browser (page name)
-  "What a browser has seen of PAGE, a string, as JSON; or nil, after the test is skipped. NAME
-begins the names of pictures."
-  (let ((chromium (program-path "chromium" "chromium-browser" "google-chrome")))
-    (cond ((null chromium) (skip "Chromium is not installed"))
-          ((null (program-path "node")) (skip "Node.js is not installed"))
-          (t (uiop:with-temporary-file (:stream stream :pathname path :type "html"
-                                        :external-format :utf-8)
-               (write-string page stream)
-               (close stream)
-               (base:parse-json
-                (uiop:run-program
-                 (list "node" (support:root-file "tests/page/browser.mjs") chromium
-                       (format nil "file://~A" (uiop:native-namestring path))
-                       (or (uiop:getenvp "CLGRPC_PICTURES") "") name)
-                 :output :string :error-output *error-output*)))))))
+  "What a browser has seen of PAGE, a string, as JSON. NAME begins the names of pictures."
+  (uiop:with-temporary-file (:stream stream :pathname path :type "html" :external-format :utf-8)
+    (write-string page stream)
+    (close stream)
+    (base:parse-json
+     (support:look-with-browser "tests/page/browser.mjs"
+                                (format nil "file://~A" (uiop:native-namestring path))
+                                (or (uiop:getenvp "CLGRPC_PICTURES") "") name))))
 
 (defun check-page (seen)
   "Check that SEEN, from LOOK-WITH-BROWSER, is a page that can be read and that asks for nothing."

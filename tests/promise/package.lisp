@@ -13,4 +13,4 @@
 
 (in-package #:clgrpc.tests.promise)
 
-(def-suite :clgrpc.promise :description "P1 to P5 of the design, driving, a short soak.")
+(def-suite :clgrpc.promise :description "P1 to P5 of the design, driving.")

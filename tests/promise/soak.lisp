@@ -384,8 +384,13 @@ about once a second with a text that says how far things are."
 
 (defun soak-seconds ()
   "How long the test soaks; scripts/soak is for more."
-  (min 240 (max 5 (parse-integer (or (uiop:getenvp "CLGRPC_SOAK_SECONDS") "120")))))
+  (let ((told (uiop:getenvp "CLGRPC_SOAK_SECONDS")))
+    (if told
+        (min 240 (max 5 (parse-integer told)))
+        (support:at-length 10 120))))
 
-(test soak
+(def-suite :clgrpc.promise.soak :description "Everything at once for a while.")
+
+(test (soak :suite :clgrpc.promise.soak)
   (let ((problems (soak (soak-seconds))))
     (is (null problems) "~{~A~^ ~}" problems)))

@@ -27,7 +27,7 @@
    ;; compression.lisp
    #:packed-note
    ;; http-client.lisp
-   #:with-client-program #:curl))
+   #:curl))
 
 (in-package #:clgrpc.tests.server)
 

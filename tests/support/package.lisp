@@ -1,12 +1,14 @@
 ;;;; What tests of several layers share: programs run as peers, the patience to wait for them,
-;;;; what FiveAM knows, and what no emulator can do.
+;;;; what FiveAM knows, and how a test ends that cannot be run here.
 
 (defpackage #:clgrpc.tests.support
   (:use #:cl)
-  (:export #:root-file #:certificate-file #:peer-program #:clgrpc-program #:go-absence
+  (:export #:root-file #:certificate-file #:clgrpc-program #:program-path
+           #:need-program #:go-absence #:need-peer #:look-with-browser #:skip-test
            #:program #:program-process #:program-pid #:program-line #:program-exit-code
            #:signal-program
            #:terminate-program #:start-program #:stop-program #:kill-program
            #:call-with-program #:with-program #:run-to-end #:server-address
            #:with-server-program #:set-descriptor-limit #:foreign-octets
-           #:suite-tests #:patient-seconds #:exhausting-a-stack #:skip-on-slow-machine))
+           #:suite-tests #:test-layer #:tests-failed #:tests-failed-suites
+           #:at-length #:patient-seconds #:exhausting-a-stack #:skip-on-slow-machine))

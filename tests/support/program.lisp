@@ -1,12 +1,38 @@
-;;;; Programs beside the tests: the Go peers and our own `clgrpc` command. A program's standard
-;;;; output is read line by line on a thread of its own, so that a wait for a line has a time limit;
-;;;; the program is killed when its WITH- form is left.
+;;;; Programs beside the tests: those installed, the Go peers and our own `clgrpc` command. A test
+;;;; that needs one that is not there ends as skipped (NEED-PROGRAM, NEED-PEER). The standard output
+;;;; of a program is read line by line on a thread of its own, so that a wait for a line has a time
+;;;; limit; the program is killed when its WITH- form is left.
 
 (in-package #:clgrpc.tests.support)
 
 (defun root-file (name)
   "The path of the file NAME in the directory of clgrpc.asd."
   (uiop:native-namestring (asdf:system-relative-pathname "clgrpc" name)))
+
+;;; Programs that are installed
+
+(defun program-path (&rest names)
+  "The path of the first of the programs NAMES that is installed, or NIL."
+  (loop for name in names
+          thereis (let ((path (uiop:run-program (list "sh" "-c" "command -v \"$0\"" name)
+                                                :output '(:string :stripped t)
+                                                :ignore-error-status t)))
+                    (and (plusp (length path)) path))))
+
+(defun need-program (&rest names)
+  "The path of the first of the programs NAMES that is installed; without any end the test as
+skipped. `scripts/install --test` installs them."
+  (or (apply #'program-path names)
+      (skip-test "~{~A~^ or ~} is not installed" names)))
+
+(defun look-with-browser (script &rest arguments)
+  "The text that SCRIPT, a file of the project for Node.js, prints when called with the path of
+Chromium and ARGUMENTS. It uses tests/support/browser.mjs."
+  (uiop:run-program (list* (need-program "node") (root-file script)
+                           (need-program "chromium" "chromium-browser" "google-chrome") arguments)
+                    :output :string :error-output *error-output*))
+
+;;; Programs of the project
 
 (defun script-output (program &rest arguments)
   "Run a script; return its trimmed output, or NIL if it fails, whose complaints are shown."
@@ -34,17 +60,17 @@
 
 (defvar *peer-programs* '() "An alist from the name of a Go program to its path.")
 
-(defun peer-program (&optional (name "peer"))
-  "The path of the Go program NAME, \"peer\" or a folder of tests/peers, built if need be; or NIL and,
-as text, why there is no Go to do it. Signal an error if it does not build."
-  (let* ((built (cdr (assoc name *peer-programs* :test #'string=)))
-         (absence (and (null built) (go-absence))))
-    (cond (absence (values nil absence))
-          (built)
-          (t (let ((path (or (script-output (root-file "scripts/peer") name)
-                             (error "The Go program ~A could not be built." name))))
-               (push (cons name path) *peer-programs*)
-               path)))))
+(defun need-peer (&optional (name "peer"))
+  "The path of the Go program NAME, \"peer\" or a folder of tests/peers, built if need be; without a
+Go to do it end the test as skipped. Signal an error if it does not build."
+  (or (cdr (assoc name *peer-programs* :test #'string=))
+      (let* ((absence (go-absence))
+             (path (if absence
+                       (skip-test "~A" absence)
+                       (or (script-output (root-file "scripts/peer") name)
+                           (error "The Go program ~A could not be built." name)))))
+        (push (cons name path) *peer-programs*)
+        path)))
 
 (defvar *clgrpc-program* nil)
 

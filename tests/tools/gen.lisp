@@ -103,26 +103,25 @@
       (is (search "#<HELLOWORLD:HELLO-REPLY :message \"Ada\">" output) "~A" output))))
 
 (test protoc-takes-the-plugin
-  (if (zerop (nth-value 2 (uiop:run-program "protoc --version" :ignore-error-status t)))
-      (with-directory (directory)
-        (let ((by-us (merge-pathnames "us/" directory))
-              (by-protoc (merge-pathnames "protoc/" directory)))
-          (ensure-directories-exist by-protoc)
-          (generate by-us)
-          (flet ((protoc (&rest arguments)
-                   (multiple-value-list
-                    (uiop:run-program
-                     (list* "protoc" (format nil "--proto_path=~A" (support:root-file "proto/"))
-                            (format nil "--plugin=protoc-gen-clgrpc=~A"
-                                    (merge-pathnames "protoc-gen-clgrpc" (support:clgrpc-program)))
-                            (format nil "--clgrpc_out=~A" (uiop:native-namestring by-protoc))
-                            arguments)
-                     :output :string :error-output :string :ignore-error-status t))))
-            (is (equal '("" "" 0) (protoc "--clgrpc_opt=imports" "grpc/testing/test.proto")))
-            (is (equal (sources-below by-us) (sources-below by-protoc)))
-            (destructuring-bind (output error-output code)
-                (protoc "--clgrpc_opt=shape=round" "grpc/testing/test.proto")
-              (declare (ignore output))
-              (is (= 1 code))
-              (is (search "no parameter \"shape=round\"" error-output))))))
-      (skip "protoc is not installed")))
+  (support:need-program "protoc")
+  (with-directory (directory)
+    (let ((by-us (merge-pathnames "us/" directory))
+          (by-protoc (merge-pathnames "protoc/" directory)))
+      (ensure-directories-exist by-protoc)
+      (generate by-us)
+      (flet ((protoc (&rest arguments)
+               (multiple-value-list
+                (uiop:run-program
+                 (list* "protoc" (format nil "--proto_path=~A" (support:root-file "proto/"))
+                        (format nil "--plugin=protoc-gen-clgrpc=~A"
+                                (merge-pathnames "protoc-gen-clgrpc" (support:clgrpc-program)))
+                        (format nil "--clgrpc_out=~A" (uiop:native-namestring by-protoc))
+                        arguments)
+                 :output :string :error-output :string :ignore-error-status t))))
+        (is (equal '("" "" 0) (protoc "--clgrpc_opt=imports" "grpc/testing/test.proto")))
+        (is (equal (sources-below by-us) (sources-below by-protoc)))
+        (destructuring-bind (output error-output code)
+            (protoc "--clgrpc_opt=shape=round" "grpc/testing/test.proto")
+          (declare (ignore output))
+          (is (= 1 code))
+          (is (search "no parameter \"shape=round\"" error-output)))))))

@@ -505,35 +505,33 @@ machine some take longer."
 ;;; Servers of others
 
 (test load-of-grpc-go
-  (multiple-value-bind (peer absence) (support:peer-program)
-    (if (null peer)
-        (skip "~A" absence)
-        (support:with-server-program (server address peer "scenario-server")
-          (let ((proto (namestring (asdf:system-relative-pathname
-                                    "clgrpc" "proto/grpc/testing/test.proto")))
-                (root (namestring (asdf:system-relative-pathname "clgrpc" "proto/"))))
-            (flet ((try (data &rest options)
-                     (multiple-value-bind (run code error-output)
-                         (apply #'load-line address "grpc.testing.TestService/UnaryCall" "-d" data
-                                "--proto" proto "-i" root options)
-                       (is (not (null run)) "~A" error-output)
-                       (list (and run (codes-of run)) code))))
-              (is (equal '(("OK" 500) 0) (try "{\"responseSize\": 10}" "-n" "500" "-c" "20"
-                                              "--connections" "2")))
-              (is (equal '(("OK" 300) 0) (try "{}" "-n" "300" "--rps" "1000")))
-              (is (equal '(("NotFound" 50) 3)
-                         (try "{\"responseStatus\": {\"code\": 5, \"message\": \"no\"}}" "-n"
-                              "50" "-c" "5")))
-              (destructuring-bind (codes code)
-                  (try "[{}, {\"responseStatus\": {\"code\": 8, \"message\": \"no\"}}]" "-n" "100"
-                       "-c" "5")
-                (is (equal '(50 50) (remove-if #'stringp codes)))
-                (is (= 3 code)))
-              (support:signal-program server sb-unix:sigstop)
-              (unwind-protect
-                   (is (equal '(nil 1)
-                              (list nil (nth-value 1 (load-line
-                                                      address "grpc.testing.TestService/UnaryCall"
-                                                      "--proto" proto "-i" root
-                                                      "--connect-timeout" "1s")))))
-                (support:signal-program server sb-unix:sigcont))))))))
+  (let ((peer (support:need-peer)))
+    (support:with-server-program (server address peer "scenario-server")
+      (let ((proto (namestring (asdf:system-relative-pathname
+                                "clgrpc" "proto/grpc/testing/test.proto")))
+            (root (namestring (asdf:system-relative-pathname "clgrpc" "proto/"))))
+        (flet ((try (data &rest options)
+                 (multiple-value-bind (run code error-output)
+                     (apply #'load-line address "grpc.testing.TestService/UnaryCall" "-d" data
+                            "--proto" proto "-i" root options)
+                   (is (not (null run)) "~A" error-output)
+                   (list (and run (codes-of run)) code))))
+          (is (equal '(("OK" 500) 0) (try "{\"responseSize\": 10}" "-n" "500" "-c" "20"
+                                          "--connections" "2")))
+          (is (equal '(("OK" 300) 0) (try "{}" "-n" "300" "--rps" "1000")))
+          (is (equal '(("NotFound" 50) 3)
+                     (try "{\"responseStatus\": {\"code\": 5, \"message\": \"no\"}}" "-n"
+                          "50" "-c" "5")))
+          (destructuring-bind (codes code)
+              (try "[{}, {\"responseStatus\": {\"code\": 8, \"message\": \"no\"}}]" "-n" "100"
+                   "-c" "5")
+            (is (equal '(50 50) (remove-if #'stringp codes)))
+            (is (= 3 code)))
+          (support:signal-program server sb-unix:sigstop)
+          (unwind-protect
+               (is (equal '(nil 1)
+                          (list nil (nth-value 1 (load-line
+                                                  address "grpc.testing.TestService/UnaryCall"
+                                                  "--proto" proto "-i" root
+                                                  "--connect-timeout" "1s")))))
+            (support:signal-program server sb-unix:sigcont)))))))
