@@ -296,7 +296,7 @@ returns them, define to the names of the files that do."
     ("inproc" "serving" 30) ("inproc" "config" 10)
     ("metrics" "base" 20) ("metrics" "os" 10) ("metrics" "loop" 10) ("metrics" "rpc" 10)
     ("metrics" "service" 10) ("metrics" "status" 10)
-    ("etcd" "base" 30) ("etcd" "loop" 10) ("etcd" "protobuf" 10) ("etcd" "status" 10)
+    ("etcd" "base" 30) ("etcd" "loop" 15) ("etcd" "protobuf" 10) ("etcd" "status" 10)
     ("etcd" "rpc" 10) ("etcd" "calling" 10) ("etcd" "client" 20) ("etcd" "metrics" 10)
     ("discovery" "base" 20) ("discovery" "os" 10) ("discovery" "loop" 15) ("discovery" "config" 10)
     ("discovery" "client" 15) ("discovery" "server" 10) ("discovery" "etcd" 35)

@@ -312,4 +312,4 @@ is connected for that, and none if CONNECTING, one does already."
 
 (defmethod exit-idle ((fleet ring-hash))
   "Calls have servers connected; without one it is enough that there is a server."
-  (unless (client:waiting-calls (balancer-core fleet)) (connect-an-idle fleet)))
+  (unless (client:waiting-p (balancer-core fleet)) (connect-an-idle fleet)))

@@ -100,7 +100,8 @@
    #:schedule-timer #:cancel-timer #:advance-wheel #:next-due-ns #:wheel-count
    #:timers-due-p #:timer-wheel-earliest-ns
    ;; ranking.lisp
-   #:ring #:ring-p #:make-ring #:isolate-ring #:ring-first #:ring-last #:enter-ring #:quit-ring
+   #:ring #:ring-p #:make-ring #:isolate-ring #:ring-first #:ring-last #:ring-list #:enter-ring
+   #:quit-ring
    #:standing #:make-standing #:standing-count #:standing-owner
    #:ranking #:make-ranking #:ranking-total #:change-standing #:greediest
    ;; replay.lisp

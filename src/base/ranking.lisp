@@ -38,6 +38,12 @@
   (let ((last (ring-before head)))
     (unless (eq last head) last)))
 
+(defun ring-list (head)
+  "The links of the list with HEAD, in their order, as a new list."
+  (loop for ring = (ring-after head) then (ring-after ring)
+        until (eq ring head)
+        collect ring))
+
 (defun enter-ring (ring head)
   "Put RING, which is alone, at the end of the list with HEAD."
   (let ((last (ring-before head)))

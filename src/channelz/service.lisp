@@ -133,6 +133,19 @@ calls, LAST-NS, when the last began, by the clock of LOOP, or 0, and MORE."
                               for value = (funcall function link)
                               when value collect value))))))
 
+(defconstant +refs-at-once+ 100
+  "So many references of sockets are asked of a loop at once. They take it 0.3 ms.")
+
+(defun link-refs (links)
+  "The SocketRefs of LINKS, in the order of their numbers."
+  (let ((refs '()))
+    (dolist (loop (remove-duplicates (mapcar #'wire:link-loop links)))
+      (let ((own (remove loop links :key #'wire:link-loop :test-not #'eq)))
+        (loop while own
+              do (let ((some (loop repeat +refs-at-once+ while own collect (pop own))))
+                   (setf refs (nconc (ask loop (lambda () (mapcar #'link-ref some))) refs))))))
+    (sort refs #'< :key #'v1:socket-ref-socket-id)))
+
 (defun find-in-servers (number summary)
   "The Socket with NUMBER that a server has, or nil."
   (first-found (lambda (server)
@@ -186,10 +199,9 @@ calls, LAST-NS, when the last began, by the clock of LOOP, or 0, and MORE."
   (let* ((server (need-server (v1:get-server-sockets-request-server-id request)))
          (start (need-start (v1:get-server-sockets-request-start-socket-id request)))
          (most (most-results (v1:get-server-sockets-request-max-results request) +socket-page+))
-         (refs (server-links server (lambda (link)
-                                      (and (<= start (wire:link-number link)) (link-ref link))))))
-    (multiple-value-bind (refs end) (page refs start most #'v1:socket-ref-socket-id)
-      (v1:make-get-server-sockets-response :socket-ref refs :end end))))
+         (links (server-links server #'identity)))
+    (multiple-value-bind (links end) (page links start most #'wire:link-number)
+      (v1:make-get-server-sockets-response :socket-ref (link-refs links) :end end))))
 
 (defmethod methods:get-channel ((service channelz-service) request &key)
   (let* ((number (v1:get-channel-request-channel-id request))

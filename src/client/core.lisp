@@ -6,28 +6,12 @@
 ;;;;    an answer that is certain to come soon is waited for (ANSWERS-P).
 ;;;; 2. The resolver tells of backends, then and whenever they change; the balancer hears of them.
 ;;;; 3. The balancer publishes a state and a picker, and the calls that wait are picked for.
-;;;; 4. A call that finds no stream waits. It is picked for again when a stream ends, a server
-;;;;    allows more, or another picker is published.
+;;;; 4. A call that finds no stream waits (stream-queue.lisp), until a stream ends, a server allows
+;;;;    more, or another picker is published.
 ;;;;
 ;;;; Everything here runs on the channel's loop, unless something else is said.
 
 (in-package #:clgrpc.client)
-
-;;; Waiting calls
-
-(defun enqueue-waiting (core call)
-  (unless (eq :ready (core-state core)) (begin-waiting core call))
-  (trace-event :channel :call-waits :target (core-name core)
-               :method (rpc:call-path call) :state (core-state core)
-               :before (length (waiting-calls core)))
-  (enqueue call (core-waiting core)))
-
-(defun begin-waiting (core call)
-  "CALL waits from now on for CORE to have a connection."
-  (let ((parts (wire:ensure-wire-parts call)))
-    (unless (wire:wire-parts-wait parts)
-      (setf (wire:wire-parts-wait parts)
-            (wire:read-clock-for-call (core-clock core) (core-now core))))))
 
 ;;; Picking
 
@@ -38,14 +22,14 @@
         (funcall (picker-function picker) call)
         picker)))
 
-(defun choosy-p (core)
-  "True if the calls of CORE that wait hold up no others."
-  (let ((picker (core-picker core)))
-    (and (picker-p picker) (picker-choosy picker))))
+(defun eager-p (core)
+  "True if calls of CORE are picked for when they come, whatever others wait: each is placed for
+itself, or may be refused."
+  (or (core-admitted core) (choosy-p core)))
 
 (define-hot submit ((core core) (call client-call) request) t
   "Start CALL, with its only REQUEST unless that is nil, on a stream as soon as there is one."
-  (let ((picked (if (and (waiting-calls core) (not (choosy-p core))) nil (pick core call))))
+  (let ((picked (if (and (waiting-p core) (not (eager-p core))) nil (pick core call))))
     (multiple-value-bind (stream link)
         (if (subchannel-p picked) (free-stream picked) (values nil nil))
       (cond (stream (start-on-stream call link stream request))
@@ -57,23 +41,40 @@
   "There is no stream for CALL now, for which PICKED was picked if the picker was asked."
   (if (and (failure-p picked) (ends-p call picked))
       (fail-call call picked)
-      (wait-for-stream core call)))
+      (wait-for-stream core call picked)))
 
-(defun wait-for-stream (core call)
-  "CALL waits for a stream, unless there will be none."
+(defun begin-waiting (core call)
+  "CALL waits from now on for CORE to have a connection."
+  (let ((parts (wire:ensure-wire-parts call)))
+    (unless (wire:wire-parts-wait parts)
+      (setf (wire:wire-parts-wait parts)
+            (wire:read-clock-for-call (core-clock core) (core-now core))))))
+
+(defun begin-place (core call picked)
+  "CALL waits for what PICKED, for it, makes it wait for; return its place."
+  (unless (eq :ready (core-state core)) (begin-waiting core call))
+  (trace-event :channel :call-waits :target (core-name core)
+               :method (rpc:call-path call) :state (core-state core)
+               :before (core-waiting-count core))
+  (add-place call picked))
+
+(defun wait-for-stream (core call picked)
+  "CALL, for which PICKED was picked if the picker was asked, waits for a stream, unless there will
+be none."
   (ecase (core-state core)
-    (:ready (enqueue-waiting core call)
-     (start-waiting core)
-     (let ((failure (and (core-admitted core) (refuse-to-wait core call))))
-       (when failure (fail-call call failure))))
-    (:idle (enqueue-waiting core call)
+    (:ready (let ((place (begin-place core call picked)))
+              (cond ((not (choosy-p core)) (start-first core))
+                    ((subchannel-p picked) (serve-waiting core picked)))
+              (let ((failure (and (core-admitted core) (refuse-to-wait core place))))
+                (when failure (fail-call call failure)))))
+    (:idle (begin-place core call picked)
      (unless (core-picker core) (wake core)))
-    (:connecting (enqueue-waiting core call))
+    (:connecting (begin-place core call picked))
     (:transient-failure
-     (let ((picked (pick core call)))
+     (let ((picked (or picked (pick core call))))
        (if (and (failure-p picked) (ends-p call picked))
            (fail-call call picked)
-           (enqueue-waiting core call))))
+           (begin-place core call picked))))
     (:shutdown (end-client-call call :unavailable "the channel is closed" :ended-by :local
                                                                           :sent nil))))
 
@@ -82,7 +83,7 @@
 it has one, one beside that."
   (unless (call-status call)
     (let* ((core (client-call-core call))
-           (picked (if (and (waiting-calls core) (not (choosy-p core))) nil (pick core call))))
+           (picked (if (and (waiting-p core) (not (eager-p core))) nil (pick core call))))
       (multiple-value-bind (stream link)
           (if (subchannel-p picked) (free-stream picked) (values nil nil))
         (if stream
@@ -131,37 +132,86 @@ that is picked for CALL is, as CALL starts on whichever has a stream first (gRFC
           while (subchannel-p other)
           until (ask-for-link other))))
 
-(defun start-waiting (core)
-  "Pick for the calls that wait, the oldest first, until one finds no stream, or all if the picker
-is choosy. Those that wait for ready keep their places when a failure is picked for them."
-  (let ((patient '())
-        (choosy (choosy-p core)))
-    (flet ((start (call)
-             "True if the next may try."
-             (let ((picked (pick core call)))
-               (typecase picked
-                 (null (when choosy (push call patient)))
-                 (failure (cond ((ends-p call picked) (fail-call call picked))
-                                (t (begin-waiting core call)
-                                   (push call patient)))
-                  t)
-                 (t (multiple-value-bind (stream link) (free-stream picked)
-                      (cond (stream
-                             (stop-waiting call)
-                             (start-attempt call link stream)
-                             t)
-                            (t (ask-for-some-link core call picked)
-                               (when choosy (push call patient))))))))))
-      (loop for call = (dequeue (core-waiting core))
-            while call
-            unless (or (not (wanted-p call)) (start call))
-              do (enqueue-first call (core-waiting core))
-                 (return)))
-    (dolist (call patient) (enqueue-first call (core-waiting core))))
-  (dolist (subchannel (core-subchannels core)) (leave-full-links (trunk-of subchannel))))
+(defun start-at (core place picked)
+  "Start the call of PLACE, which is queued and for which PICKED was picked, if that is a server that
+has a stream; end it if PICKED is a failure that it does not outlast. Return true if it waits there
+no more."
+  (let ((call (place-call place)))
+    (typecase picked
+      (null nil)
+      (failure (cond ((ends-p call picked)
+                      (leave-place place)
+                      (fail-call call picked)
+                      t)
+                     (t (begin-waiting core call)
+                        nil)))
+      (t (multiple-value-bind (stream link) (free-stream picked)
+           (when stream
+             (leave-place place)
+             (stop-waiting call)
+             (start-attempt call link stream)
+             t))))))
 
-(defmethod serve-waiting ((core core))
-  (when (waiting-calls core) (start-waiting core)))
+(defun start-first (core)
+  "Pick for the calls that wait for any stream, the oldest first, until one finds none. Those that
+outlast a failure that is picked for them wait for another picker."
+  (loop for place = (ring-first (core-waiting core))
+        for wanted = (and place (wanted-p (place-call place)))
+        for picked = (and wanted (pick core (place-call place)))
+        while place
+        do (cond ((not wanted) (leave-place place))
+                 ((start-at core place picked))
+                 (t (move-place place picked)
+                    (when (subchannel-p picked)
+                      (ask-for-some-link core (place-call place) picked)
+                      (leave-full-links (trunk-of picked)))
+                    (unless (failure-p picked) (return))))))
+
+(defun start-those-of (core subchannel)
+  "Start the calls that a choosy picker has picked SUBCHANNEL for, the oldest first, until there is
+no stream."
+  (loop for place = (ring-first (subchannel-waiting subchannel))
+        for wanted = (and place (wanted-p (place-call place)))
+        while place
+        do (cond ((not wanted) (leave-place place))
+                 ((start-at core place (or (and (core-admitted core)
+                                                (breaker-refusal subchannel (place-call place)))
+                                           subchannel)))
+                 (t (ask-for-some-link core (place-call place) subchannel)
+                    (return))))
+  (leave-full-links (trunk-of subchannel)))
+
+(defmethod serve-waiting ((core core) subchannel)
+  (if (choosy-p core)
+      (start-those-of core subchannel)
+      (start-first core)))
+
+(defun place-by-itself (core place)
+  "Pick for the call of PLACE, which waits for any stream, whatever others wait."
+  (let* ((call (place-call place))
+         (wanted (wanted-p call))
+         (picked (and wanted (pick core call))))
+    (cond ((not wanted) (leave-place place))
+          ((start-at core place picked))
+          (t (move-place place picked)
+             (when (subchannel-p picked) (ask-for-some-link core call picked))))))
+
+(defun serve-all (core)
+  "Each server of CORE may have a stream, or another connection."
+  (when (and (waiting-p core) (core-picker core)) (place-anew core)))
+
+(defun place-anew (core)
+  "CORE has another picker: all of its calls that wait are picked for by that, the oldest first; or
+if they hold up others only until one finds no stream."
+  (gather-places core)
+  (if (eager-p core)
+      (loop with picker = (core-picker core)
+            for place in (waiting-places core)
+            ;; what comes of one may be the end of others, or yet another picker
+            while (eq picker (core-picker core))
+            do (when (queued-p place) (place-by-itself core place)))
+      (start-first core))
+  (dolist (subchannel (core-subchannels core)) (leave-full-links (trunk-of subchannel))))
 
 ;;; States
 
@@ -182,8 +232,8 @@ is choosy. Those that wait for ready keep their places when a failure is picked 
   (unless (eq :shutdown (core-state core))
     (setf (core-picker core) (guarded-picker core picker))
     (unless (eq state (core-state core)) (change-core-state core state))
-    (when (waiting-calls core)
-      (cond (picker (start-waiting core))
+    (when (waiting-p core)
+      (cond (picker (place-anew core))
             ((eq :idle state) (wake core))))))
 
 (defmethod parent-core ((parent core))
@@ -259,7 +309,7 @@ takes it."
         ((or (shiftf (core-awaiting core) nil)
              (eq :transient-failure (core-state core)))
          (exit-idle (core-balancer core))))
-  (when (eq :ready (core-state core)) (serve-waiting core))) ; they may have more connections
+  (when (eq :ready (core-state core)) (serve-all core))) ; they may have more connections
 
 (defun receive-failure (core text)
   "The resolver of CORE has no backends because of TEXT. Those that there are stay in use."
@@ -291,7 +341,7 @@ takes it."
 
 (defun busy-p (core)
   "True if CORE has calls of users'."
-  (or (waiting-calls core)
+  (or (waiting-p core)
       (plusp (hash-table-count (core-retrying core)))
       (some (lambda (subchannel)
               (or (subchannel-leaving subchannel)
@@ -365,7 +415,7 @@ as after the first failure."
         (stop-back-off back-off (core-loop core))
         (end-wait (trunk-of subchannel))
         (connect subchannel))))
-  (serve-waiting core))
+  (serve-all core))
 
 ;;; The end
 
@@ -376,7 +426,7 @@ as after the first failure."
   (stop-idle-watch core)
   (stop-back-off (core-back-off core) (core-loop core))
   (quit-resolver (core-resolver core))
-  (dolist (call (clear-fifo (core-waiting core)))
+  (dolist (call (waiting-calls core))
     (end-client-call-as call :channel-closed :ended-by :local :sent nil))
   (dolist (call (alexandria:hash-table-keys (core-retrying core)))
     (end-client-call-as call :channel-closed :ended-by :local))

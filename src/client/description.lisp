@@ -85,7 +85,7 @@ children's, such as a weight, for people. On its channel's loop.")
               (failure (list :trouble (failure-text picker)))))
           (when (core-throttle core)
             (list :retry-tokens (nth-value 1 (throttled-p (core-throttle core)))))
-          (list :waiting (length (waiting-calls core)))))
+          (list :waiting (core-waiting-count core))))
 
 (defun look-at (core function)
   "What FUNCTION returns, called on the loop of CORE; here, if that has stopped."

@@ -31,5 +31,5 @@
   (unless (or (eq :shutdown (core-state core))
               (some #'used-p (core-subchannels core))
               (plusp (hash-table-count (core-retrying core)))
-              (find nil (waiting-calls core) :key #'call-status))
+              (waiting-p core))
     (end-elsewhere (lambda () (close-core core)))))

@@ -89,6 +89,7 @@
       (setf (wire:retries-over retries) t
             (wire:retries-last retries) nil)
       (cancel-retry call)
+      (leave-places call)
       (wire:reset-attempts call)
       (sb-ext:atomic-decf (ledger-held (core-replays (client-call-core call)))
                           (shiftf (wire:retries-kept-octets retries) 0)))))
@@ -140,6 +141,7 @@ deadline is that of the deadline, and what was said of it its cause."
       (setf (wire:wire-call-born-ns call) (loop:event-loop-now (wire-call-loop call))))
     (wire:mark-call call wire:+end+)
     (stop-waiting call)
+    (leave-places call)
     (when (and (eq :ok status) (core-throttle (client-call-core call)))
       (count-success (core-throttle (client-call-core call))))
     (when (core-observer (client-call-core call)) (tell-lost-attempts call status))

@@ -77,6 +77,13 @@ if none does, the FAILURE that the last one's says."
 
 ;;; The channel's calls
 
+(defun give-trial-back (subchannel call)
+  "CALL, which SUBCHANNEL was picked for, is not made there, or has ended. If it is the one by which
+the breaker tries the server, and has no stream, the next call is that; the end of a stream is told
+to the breaker by itself."
+  (when (and (subchannel-breaker subchannel) (null (wire-call-stream call)))
+    (forget-trial (subchannel-breaker subchannel) call)))
+
 (defun admit (core picker call)
   "What is picked by PICKER for CALL of CORE's channel, if CALL may go."
   (let ((admitted (core-admitted core))
@@ -86,7 +93,9 @@ if none does, the FAILURE that the last one's says."
              (>= (hash-table-count admitted) most))
         (refusal "~D calls are in flight (max-concurrent-requests)" most)
         (let ((picked (pick-past-breakers picker call)))
-          (when (subchannel-p picked) (setf (gethash call admitted) picked))
+          (when (subchannel-p picked)
+            (let ((before (shiftf (gethash call admitted) picked)))
+              (when (and before (not (eq before picked))) (give-trial-back before call))))
           picked))))
 
 (defun guarded-picker (core picker)
@@ -96,7 +105,7 @@ if none does, the FAILURE that the last one's says."
                    (format nil "guarded, ~A" (if (picker-p picker)
                                                  (picker-text picker)
                                                  (addresses-text picker)))
-                   :choosy t)           ; it refuses calls, whatever others wait for
+                   :choosy (and (picker-p picker) (picker-choosy picker)))
       picker))
 
 (defun dismiss-call (core call)
@@ -104,9 +113,7 @@ if none does, the FAILURE that the last one's says."
   (let ((subchannel (gethash call (core-admitted core))))
     (when subchannel
       (remhash call (core-admitted core))
-      ;; the end of a stream is told to the breaker by itself
-      (when (and (subchannel-breaker subchannel) (null (wire-call-stream call)))
-        (forget-trial (subchannel-breaker subchannel) call)))))
+      (give-trial-back subchannel call))))
 
 (defun guard-observer (core)
   "The observer of CORE, which the guard hears of ended calls by, and the user's if there is one."
@@ -119,16 +126,14 @@ if none does, the FAILURE that the last one's says."
     (setf (core-admitted core) (make-hash-table :test #'eq)
           (core-observer core) (guard-observer core))))
 
-(defun refuse-to-wait (core call)
-  "The FAILURE for CALL, which has begun to wait for a stream, if too many wait that the same server
-was picked for, or as CALL none; it waits no more then. Else nil."
+(defun refuse-to-wait (core place)
+  "The FAILURE for the call of PLACE, which has begun to wait for a stream, if too many wait that the
+same server was picked for, or as for that none; it waits no more then. Else nil."
   (let ((most (options-breaker-max-waiting (core-options core)))
-        (waiting (waiting-calls core)))
-    (flet ((server (call) (values (gethash call (core-admitted core)))))
-      (when (and (plusp most)
-                 (> (length waiting) most)
-                 (eq call (first (last waiting)))
-                 (> (count (server call) waiting :key #'server) most))
-        (remove-from-fifo call (core-waiting core))
-        (refusal "~D calls wait for a stream~@[ of ~A~] (breaker-max-waiting)" most
-                 (and (server call) (addresses-text (server call))))))))
+        (server (place-server place)))
+    (when (and (plusp most)
+               (queued-p place)
+               (> (if server (subchannel-waiting-count server) (core-unpicked-count core)) most))
+      (leave-place place)
+      (refusal "~D calls wait for a stream~@[ of ~A~] (breaker-max-waiting)" most
+               (and server (addresses-text server))))))

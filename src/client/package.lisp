@@ -58,7 +58,7 @@
    ;; switch.lisp
    #:switch #:dismiss #:define-balancer
    ;; structure.lisp and subchannel.lisp
-   #:balancer-observer #:core-loop #:core-options #:core-name #:waiting-calls
+   #:balancer-observer #:core-loop #:core-options #:core-name #:waiting-p
    #:subchannel #:subchannel-p #:subchannel-core #:subchannel-state #:subchannel-link-state
    #:subchannel-key #:subchannel-addresses #:subchannel-attributes #:subchannel-note
    #:subchannel-watchers #:subchannel-vetoes #:subchannel-balancer

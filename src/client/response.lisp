@@ -247,7 +247,8 @@ sink's on-reset has them."
         (when sharer (look-after-end sharer))
         (cond ((wire:link-draining link) (leave-link trunk link))
               (sharer (serve-owners trunk))
-              ((waiting-calls (subchannel-core trunk)) (start-waiting (subchannel-core trunk))))))))
+              ((waiting-p (subchannel-core trunk))
+               (serve-waiting (subchannel-core trunk) trunk)))))))
 
 (defun client-goaway (http2 last-stream-id error-code debug)
   "The sink's on-goaway: the link takes no more calls; those it has may end."

@@ -77,7 +77,13 @@
   (subchannels '() :type list)          ; those in use, and those that have calls still
   ;; what it shares with channels that are alike, if it does; see trunk.lisp
   (commons nil :type (or null commons) :read-only t)
-  (waiting (make-fifo) :type fifo :read-only t) ; calls without a stream
+  ;; calls without a stream, see stream-queue.lisp: heads of lists of PLACEs,
+  (waiting (make-ring) :type ring :read-only t) ; of those that any stream will do for
+  (patient (make-ring) :type ring :read-only t) ; of those that wait for another picker
+  (scattered nil :type boolean)         ; some place is not in WAITING, and
+  (waiting-count 0 :type index)         ; how many places there are, be it with subchannels, and
+  (unpicked-count 0 :type index)        ; how many of these no server was picked for
+  (next-place 0 :type (unsigned-byte 62)) ; the number of the next place
   (keepalive-ns nil :type (or null nanoseconds)) ; of new links, once a server has found that of
                                         ; others too short
   (trouble nil :type (or null string)) ; why the last attempt to connect failed
@@ -109,9 +115,9 @@
   (note-happening (core-chronicle core) (core-now core) (apply #'format nil text arguments)
                   :severity severity))
 
-(defgeneric serve-waiting (core)
-  (:documentation "Calls of CORE that wait for a stream may get one now, or have a connection made
-for them."))
+(defgeneric serve-waiting (core subchannel)
+  (:documentation "A stream of SUBCHANNEL, one of CORE's, may be free: calls that wait for one may
+get it, or have a connection made for them."))
 
 (document-functions
   subchannel-key "The addresses of the server that SUBCHANNEL is for, as text; empty if it is for
@@ -139,10 +145,6 @@ addresses, a plist."
 (defun balancer-random (balancer)
   "The random state that BALANCER's choices are of."
   (loop:event-loop-random (core-loop (balancer-core balancer))))
-
-(define-hot (waiting-calls :inline t) ((core core)) list
-  "The calls of CORE that wait for a stream, oldest first."
-  (fifo-items (core-waiting core)))
 
 (defun enter-stage (core stage)
   "CORE, or one of its subchannels, has come to STAGE of getting a connection, or to :queue, having
@@ -226,6 +228,8 @@ them. If it has a SHARED-TRUNK, its LINK-STATE is what it has asked for and hear
   (listener nil :type (or null function)) ; told of the end of each attempt, see ADD-LISTENER
   (breaker nil :type (or null breaker)) ; of a guarded channel's
   (side-calls '() :type list)           ; the channel's own calls on its links, see side-call.lisp
+  (waiting (make-ring) :type ring :read-only t) ; PLACEs of calls that wait for a stream of it
+  (waiting-count 0 :type index)         ; for how many calls without a stream it was picked last
   (note nil)                            ; what its balancer knows of it
   (failures 0 :type (unsigned-byte 62)) ; attempts that ended badly; not if cancelled
   (cancellations 0 :type (unsigned-byte 62)) ; attempts that were cancelled

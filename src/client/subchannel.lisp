@@ -399,13 +399,6 @@ that it is left."
     (dolist (call (subchannel-side-calls subchannel) calls)
       (unless (call-status call) (decf calls)))))
 
-(defun room-p (subchannel)
-  "True if a link of SUBCHANNEL is likely to have a stream."
-  (some (lambda (link)
-          (let ((http2 (wire:link-http2 link)))
-            (< (http2:connection-stream-count http2) (http2:connection-peer-max-streams http2))))
-        (trunk-links (trunk-of subchannel))))
-
 (defun leave-full-links (trunk)
   "Use those links of TRUNK no more that have used up their streams' identifiers."
   (dolist (link (trunk-links trunk))
@@ -583,6 +576,7 @@ that use TRUNK wait twice as long (gRFC A8)."
 (defun stop-connecting (subchannel text)
   "SUBCHANNEL is in use no more, because of TEXT; its balancer knows."
   (end-trunk subchannel text)
+  (release-places subchannel)
   (note-subchannel-event subchannel :info "shut down: ~A" text)
   (setf (subchannel-state subchannel) :shutdown)
   (dolist (watcher (subchannel-watchers subchannel))

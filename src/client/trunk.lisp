@@ -116,14 +116,26 @@ their own state is another now, their balancers. What those do comes after all h
   (dolist (owner (owners trunk))
     (when (resolving-wanted-for-p owner) (ask-resolver (subchannel-core owner)))))
 
+(defun room-p (subchannel)
+  "True if a link of SUBCHANNEL is likely to have a stream."
+  (some (lambda (link)
+          (let ((http2 (wire:link-http2 link)))
+            (< (http2:connection-stream-count http2) (http2:connection-peer-max-streams http2))))
+        (trunk-links (trunk-of subchannel))))
+
 (defun serve-owners (trunk)
   "A stream of TRUNK may be free: calls that wait for one may get it, those of each channel that
 shares TRUNK first at times."
-  (unless (subchannel-p trunk)
-    (let ((owners (shared-trunk-owners trunk)))
-      (when (rest owners)
-        (setf (shared-trunk-owners trunk) (append (rest owners) (list (first owners)))))))
-  (map-cores #'serve-waiting trunk))
+  (flet ((waits-p (owner) (waiting-p (subchannel-core owner)))
+         (serve (owner) (serve-waiting (subchannel-core owner) owner)))
+    (cond ((subchannel-p trunk) (when (waits-p trunk) (serve trunk)))
+          ((some #'waits-p (shared-trunk-owners trunk))
+           (let ((owners (shared-trunk-owners trunk)))
+             (setf (shared-trunk-owners trunk) (append (rest owners) (list (first owners))))
+             (dolist (owner owners)
+               (when (waits-p owner)
+                 (serve owner)
+                 (unless (room-p owner) (return)))))))))
 
 (defun impatient-calls-p (trunk)
   "True if calls wait for TRUNK to be connected that do not wait for ready."

@@ -84,4 +84,4 @@ keepalive-seconds of CHANNEL tell. From any thread but a loop's."
                        :status :unavailable
                        :message (format nil "no node has answered for ~D s" patience-seconds))
                 (error condition)))))
-      (sleep +follow-pause-seconds+))))
+      (loop:world-sleep +follow-pause-seconds+))))

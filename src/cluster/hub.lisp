@@ -128,7 +128,7 @@ to have no feed: ON-CANCEL may be called on this thread, and takes the lock."
 come that says so."
   ;; etcd before 3.4.25 and 3.5.8 may tell the progress of a watch before the changes that it is
   ;; about, until it has caught up
-  (sleep +pause-seconds+)
+  (pause-hub hub)
   (let ((progress (handler-case (etcd:await-progress feed)
                     ;; it has ended, or ends with the next change
                     (etcd:etcd-error () nil))))
@@ -311,7 +311,7 @@ ETCD-ERROR."
   (let ((end (loop:notice-end +pause-seconds+)))
     (with-hub (hub)
       (loop until (or (hub-closed hub)
-                      (<= end (funcall (loop:world-clock loop:*world*))))
+                      (<= end (loop:world-now)))
             do (loop:await-notice (hub-bell hub) (hub-lock hub) end)))))
 
 (defun follow-anew (hub condition)
@@ -364,7 +364,7 @@ returned last."
              (result (funcall predicate (multiple-value-bind (members at) (hub-members hub)
                                           (setf revision at)
                                           members))))
-        (when (or result (<= end (funcall (loop:world-clock loop:*world*)))) (return result))
+        (when (or result (<= end (loop:world-now))) (return result))
         (with-hub (hub)
           (when (= revision (view-revision (hub-view hub)))
             (loop:await-notice (hub-bell hub) (hub-lock hub) end)))))))

@@ -98,7 +98,7 @@ alist of strings, :lease-seconds, 10 by default, :instance, what its process cal
 
 (defun unix-seconds ()
   "The time of day, in seconds of Unix time."
-  (- (get-universal-time) (encode-universal-time 0 0 0 1 1 1970 0)))
+  (values (floor (loop:unix-ns) 1000000000)))
 
 (defun member-message (member)
   "MEMBER as a message of proto/cluster/membership.proto."

@@ -272,7 +272,7 @@ entry meanwhile."
 
 (defun random-instance ()
   "Sixteen hexadecimal digits."
-  (format nil "~(~16,'0X~)" (random (expt 2 64) (make-random-state t))))
+  (format nil "~(~16,'0X~)" (random (expt 2 64) (loop:new-random-state))))
 
 (defun make-node (name store service &rest arguments &key labels lease-seconds services
                                                         &allow-other-keys)

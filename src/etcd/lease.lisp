@@ -210,7 +210,7 @@ random number, and is asked for again if no answer comes: if there is one of tha
 the one that was asked for. One with ID may be somebody else's, so that is not asked for again."
   (let ((perhaps-done nil)
         (random (if (member id '(nil 0))
-                    (1+ (random most-positive-fixnum (make-random-state t)))
+                    (1+ (random most-positive-fixnum (loop:new-random-state)))
                     nil)))
     (call-again
      end (and random t)

@@ -54,7 +54,7 @@ compacted; nil if it was not there.")
   (token nil :type (or null string))    ; that its stream was opened with
   (denied nil :type boolean)            ; since it was last open etcd has denied it
   (pause-ms +first-pause-ms+ :type (integer 0 10000)) ; before the next stream
-  (random (make-random-state t) :type random-state :read-only t) ; for pauses
+  (random (loop:new-random-state) :type random-state :read-only t) ; for pauses
   (errand (make-errand) :type errand :read-only t) ; what its thread waits for but its stream
   (ending nil :type (or null function)) ; ends the thread
   (lock (sb-thread:make-mutex :name "clgrpc watch") :read-only t) ; of what follows

@@ -6,6 +6,9 @@
 (defconstant +longest-chunk-line+ 256
   "The longest line before a chunk, with its extensions and CR LF.")
 
+(defconstant +most-length-digits+ 10
+  "How many digits the length of a chunk has.")
+
 (define-hot hex-digit ((octet octet)) (or null (integer 0 15))
   (cond ((<= 48 octet 57) (- octet 48))
         ((<= 97 octet 102) (- octet 87))
@@ -17,7 +20,8 @@
     (declare (type index at length))
     (loop for digit = (and (< at end) (hex-digit (aref octets at)))
           while digit
-          do (when (< 10 (- at start)) (bad-message 400 "a chunk's length is too long"))
+          do (when (<= +most-length-digits+ (- at start))
+               (bad-message 400 "a chunk's length is too long"))
              (setf length (+ (* 16 length) digit))
              (incf at))
     (when (= at start) (bad-message 400 "a chunk has no length"))

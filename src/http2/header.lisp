@@ -190,14 +190,17 @@ the block named NIL with +MALFORMED-MESSAGE+."
               +malformed-message+)))))
 
 (defun one-host-p (list)
-  "True if :authority and each host field of LIST say the same."
-  (let ((first nil))
-    (hpack:do-fields (field list t)
-      (when (member (field-kind-of field) '(#.+kind-authority+ #.+kind-host+))
-        (let ((value (hpack:field-value-string field)))
-          (if first
-              (unless (string-equal first value) (return nil))
-              (setf first value)))))))
+  "True if LIST has one host field (RFC 9110 section 7.2), and :authority, if any, says the same.
+There may be four that a peer names by an octet each: no more than two are compared."
+  (let ((authority nil) (host nil))
+    (hpack:do-fields (field list)
+      (case (field-kind-of field)
+        (#.+kind-authority+ (setf authority field))
+        (#.+kind-host+ (when host (return-from one-host-p nil))
+         (setf host field))))
+    (or (null authority)
+        (octets-equal (hpack:field-value authority) (hpack:field-value host))
+        (string-equal (hpack:field-value-string authority) (hpack:field-value-string host)))))
 
 (define-hot connect-request-p ((list hpack:field-list)) boolean
   (hpack:do-fields (field list)

@@ -11,7 +11,7 @@
   (:export
    ;; world.lisp
    #:world #:make-world #:world-client-loops #:world-clock #:world-now #:*world*
-   #:simulated-p #:unix-seconds
+   #:simulated-p #:unix-seconds #:unix-ns #:new-random-state #:world-sleep
    #:network
    #:make-network #:notice-end #:seconds-until #:await-notice #:await-semaphore #:await-futex
    ;; guard.lisp

@@ -80,11 +80,27 @@ nil, since its threads run, start and sleep by themselves."
   "The whole seconds since 1970-01-01 00:00 UTC, or nil in a simulated world, which has no date."
   (if (simulated-p) nil (values (floor (real-time-ns) +ns-per-second+))))
 
+(defun unix-ns ()
+  "The time since 1970-01-01 00:00 UTC in nanoseconds; in a simulated world that of its clock."
+  (if (simulated-p) (world-now) (real-time-ns)))
+
+(defun new-random-state ()
+  "A random-state of its own for who draws lots in the world of this thread, which in a simulated
+one depends on the seed."
+  (values (funcall (world-make-random *world*))))
+
 (defun world-now ()
   "The time now in the world of this thread, in nanoseconds."
   (funcall (world-clock *world*)))
 
 ;;; Waiting
+
+(defun world-sleep (seconds)
+  "Wait for SECONDS, a real."
+  (if (simulated-p)
+      (loop with end = (notice-end seconds)
+            while (funcall (world-wait *world*) nil end))
+      (sleep seconds)))
 
 (defun notice-end (seconds)
   "The END-NS of AWAIT-NOTICE that is SECONDS, a real, from now."

@@ -27,7 +27,7 @@ no 64 bits hold becomes a string, as does any other object."
 
 (defun new-instance-id ()
   "A UUID of version 4, as service.instance.id is to be."
-  (let ((number (random (expt 2 128) (make-random-state t))))
+  (let ((number (random (expt 2 128) (loop:new-random-state))))
     (setf (ldb (byte 4 76) number) 4
           (ldb (byte 2 62) number) 2)
     (format nil "~(~8,'0X-~4,'0X-~4,'0X-~4,'0X-~12,'0X~)" (ldb (byte 32 96) number)

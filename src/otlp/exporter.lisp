@@ -95,7 +95,7 @@ and SLOTS."
    :take (lambda ()
            (loop for (request . points) in (metrics-requests (metrics:collect metrics) resource
                                                              (metrics:metrics-started-ns metrics)
-                                                             (real-time-ns))
+                                                             (loop:unix-ns))
                  collect (make-parcel request points)))
    :request #'identity :export #'export-metrics :overflow (constantly 0)))
 

@@ -60,7 +60,7 @@
   (failures 0 :type index)              ; in a row
   (tally (make-tally) :type tally :read-only t) ; what has become of its items
   (told '() :type list)                 ; alist: events of the log, and when they may be told again
-  (random (make-random-state t) :type random-state :read-only t) ; for delays
+  (random (loop:new-random-state) :type random-state :read-only t) ; for delays
   (thread nil)                          ; that runs it
   (lock (sb-thread:make-mutex :name "clgrpc otlp") :read-only t) ; of what follows
   (bell (sb-thread:make-waitqueue :name "clgrpc otlp") :read-only t) ; any of the following

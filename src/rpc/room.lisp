@@ -45,7 +45,7 @@ sleep: call it in user code."
                     (when (promise-p call octets) (return t))
                     (collect-for-room)
                     (when (promise-p call octets) (return t))
-                    (sleep (ns-seconds +room-look-ns+)))
+                    (loop:world-sleep (ns-seconds +room-look-ns+)))
                    (t (setf turn (sb-thread:grab-mutex **room-turn** :timeout 0.1)))))
         (when turn (sb-thread:release-mutex **room-turn**))))))
 

@@ -130,7 +130,9 @@ and return it."
     (declare (type (unsigned-byte 62) now))
     (setf (http2:stream-user stream) call
           (wire:link-stream-ns link) now)
-    (unless (eq dialect **plain**) (setf (hub-call-ns hub) now))
+    (unless (eq dialect **plain**)
+      (incf (hub-begun hub))
+      (setf (hub-call-ns hub) now))
     (when dialect (setf (wire:wire-call-dialect call) dialect))
     (when (or (request-incoming request) (hub-encoding hub))
       (begin-compression call (request-incoming request) (hub-encoding hub)))
@@ -229,18 +231,10 @@ and return it."
 (defun hub-tally (hub)
   "How many calls of HUB have begun, succeeded and failed, and when the last began, 0 for none. On
 its loop."
-  (let ((running 0))
-    (loop for link across (hub-links hub)
-          do (http2:map-streams (lambda (stream)
-                                  (let ((call (http2:stream-user stream)))
-                                    (when (and (typep call 'server-call)
-                                               (not (eq **plain** (wire:wire-call-dialect call))))
-                                      (incf running))))
-                                (wire:link-http2 link)))
-    (values (+ running (hub-calls hub))
-            (- (hub-calls hub) (hub-failed hub))
-            (hub-failed hub)
-            (hub-call-ns hub))))
+  (values (hub-begun hub)
+          (- (hub-calls hub) (hub-failed hub))
+          (hub-failed hub)
+          (hub-call-ns hub)))
 
 (define-hot (count-end :inline t) ((hub hub) (call server-call)) null
   (incf (hub-calls hub))

@@ -10,6 +10,7 @@
   (encoding nil :type (or null wire:encoding)) ; of answers, if nobody says otherwise
   ;; its connections, in no order
   (links (make-array 16 :adjustable t :fill-pointer 0 :initial-element nil) :type vector)
+  (begun 0 :type (unsigned-byte 62))    ; how many calls have begun
   (calls 0 :type (unsigned-byte 62))    ; how many have ended
   (failed 0 :type (unsigned-byte 62))   ; how many of these with another status than OK
   (call-ns 0 :type (unsigned-byte 62))  ; when the last one began, 0 for none

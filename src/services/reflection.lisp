@@ -8,7 +8,10 @@
 (in-package #:clgrpc.services)
 
 (defclass reflection-service ()
-  ((names :initform '() :accessor service-names)) ; of the services that are told of
+  ((names :initform '() :accessor service-names) ; of the services that are told of
+   ;; from a file to its octets, which take a thousand times as long to make as the request for them
+   (images :initform (make-hash-table :test 'eq :weakness :key :synchronized t)
+           :reader service-images))
   (:documentation "What the two versions of the reflection service share."))
 
 (defmethod server:note-server-started ((service reflection-service) server)
@@ -16,29 +19,36 @@
 
 ;;; Answers: (:files octets…), (:numbers type number…), (:services name…) or (:error status text)
 
-(defun files-answer (file sent)
-  "The answer that has FILE, a descriptor, and what it imports but for what is in SENT, a table of
-names, which gets them."
+(defun file-image (service file)
+  "The octets of FILE, a descriptor."
+  (let ((images (service-images service)))
+    (or (gethash file images)
+        (setf (gethash file images) (protobuf:file-descriptor-octets file)))))
+
+(defun files-answer (service file sent)
+  "The answer of SERVICE that has FILE, a descriptor, and what it imports but for what is in SENT, a
+table of names, which gets them."
   (let ((octets '()))
     (labels ((visit (file again)
                (let ((name (protobuf:descriptor-name file)))
                  (when (or again (not (gethash name sent)))
                    (setf (gethash name sent) t)
-                   (push (protobuf:file-descriptor-octets file) octets)
+                   (push (file-image service file) octets)
                    (dolist (dependency (protobuf:file-descriptor-dependencies file))
                      (let ((file (protobuf:find-file-descriptor dependency)))
                        (when file (visit file nil))))))))
       (visit file t))
     (cons :files (nreverse octets))))
 
-(defun answer-file (file sent control &rest arguments)
+(defun answer-file (service file sent control &rest arguments)
   (if file
-      (files-answer file sent)
+      (files-answer service file sent)
       (list :error :not-found (apply #'format nil control arguments))))
 
-(defun answer-extension (type number sent)
+(defun answer-extension (service type number sent)
   (let ((extension (protobuf:find-extension-descriptor type number)))
-    (answer-file (and extension
+    (answer-file service
+                 (and extension
                       (protobuf:file-of-symbol (protobuf:descriptor-full-name extension)))
                  sent "there is no extension ~D of ~A" number type)))
 
@@ -68,13 +78,14 @@ METHODS."
                         (,(name "SERVER-REFLECTION-REQUEST-MESSAGE-REQUEST") request)
                       (case case
                         (:file-by-filename
-                         (answer-file (protobuf:find-file-descriptor value) sent
+                         (answer-file service (protobuf:find-file-descriptor value) sent
                                       "there is no file ~A" value))
                         (:file-containing-symbol
-                         (answer-file (protobuf:file-of-symbol value) sent
+                         (answer-file service (protobuf:file-of-symbol value) sent
                                       "there is no symbol ~A" value))
                         (:file-containing-extension
-                         (answer-extension (,(name "EXTENSION-REQUEST-CONTAINING-TYPE") value)
+                         (answer-extension service
+                                           (,(name "EXTENSION-REQUEST-CONTAINING-TYPE") value)
                                            (,(name "EXTENSION-REQUEST-EXTENSION-NUMBER") value)
                                            sent))
                         (:all-extension-numbers-of-type (answer-numbers value))

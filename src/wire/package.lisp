@@ -39,7 +39,7 @@
    #:encoded-length
    #:call-replay #:begin-replay #:drop-replay #:write-replay #:write-kept
    #:end-side #:call-wire-parts #:ensure-wire-parts #:**wire-operations** #:wire-parts-aside
-   #:wire-parts-wait #:call-wire-outlet #:ensure-wire-outlet #:wire-outlet-begun
+   #:wire-parts-wait #:wire-parts-place #:call-wire-outlet #:ensure-wire-outlet #:wire-outlet-begun
    #:wire-outlet-over #:wire-outlet-spoken
    #:method-path-field
    #:+answer+ #:+due+ #:+end+ #:+headers+ #:+parcel-octets+

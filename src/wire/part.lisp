@@ -28,7 +28,9 @@
   (aside nil :type boolean)             ; the channel's own call, see client/side-call.lisp
   (retries nil)                         ; nil or, of a client's call, its RETRIES
   (replay nil)                          ; nil or, of a client's stream, its REPLAY
-  (wait nil :type (or null wait-clock))) ; what the call waited for, see stage.lisp
+  (wait nil :type (or null wait-clock)) ; what the call waited for, see stage.lisp
+  (place nil))                          ; nil or, of a client's call that waits for a stream, its
+                                        ; PLACE, see client/stream-queue.lisp
 
 (declaim (sb-ext:freeze-type inlet outlet parts))
 

@@ -208,10 +208,6 @@ passed since it was last so."
 (defun node-thread (node function name)
   (push (sb-thread:make-thread function :name name :arguments (list node)) (node-threads node)))
 
-(defun unix-ns ()
-  "The time since 1970 in nanoseconds; in a simulated world that of its clock."
-  (if (loop:simulated-p) (loop:world-now) (real-time-ns)))
-
 (defun make-workflow-service (etcd &rest limits &key (namespace "default") metrics health clock
                               &allow-other-keys)
   "Return a service of workflows, to be given to START-SERVER, whose store is ETCD, of MAKE-ETCD.
@@ -229,7 +225,7 @@ need not be reachable yet. Signal MISUSE for a wrong namespace. From any thread.
   (let* ((node (make-instance 'workflow-service
                               :etcd etcd :namespace namespace :root (root-of namespace)
                               :health health
-                              :clock (or clock #'unix-ns)
+                              :clock (or clock #'loop:unix-ns)
                               :limits (apply #'make-limits
                                              (alexandria:remove-from-plist
                                               limits :namespace :metrics :health :clock)))))

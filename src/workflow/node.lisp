@@ -46,7 +46,7 @@
    (watches :initform '() :accessor node-watches) ; calls that watch
    (index-watch :initform nil :accessor node-index-watch) ; of the index, or nil
    (threads :initform '() :accessor node-threads) ; the clock's and the claimers
-   (random :initform (make-random-state t) :reader node-random) ; under the lock
+   (random :initform (loop:new-random-state) :reader node-random) ; under the lock
    (lock :initform (sb-thread:make-mutex :name "clgrpc workflow") :reader node-lock)) ; of the above
   (:documentation "The service clgrpc.workflow.v1.Workflow, see MAKE-WORKFLOW-SERVICE."))
 

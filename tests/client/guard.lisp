@@ -113,3 +113,25 @@
       (loop repeat 4
             do (is (eq (second (client::core-subchannels core))
                        (client::pick core (begin-ask core))))))))
+
+(test a-call-that-another-server-is-picked-for-gives-the-trial-back
+  "Else the breaker of the first would wait for the end of that call for ever."
+  (with-core (core puppet :round-robin :options (:breaker-failure-percent 50))
+    (client::add-guard core)
+    (client::wake core)
+    (tell-backends puppet "127.0.0.1:1" "127.0.0.1:2")
+    (dolist (subchannel (client::core-subchannels core))
+      (client::end-endeavours subchannel "of a test")
+      (client::change-state subchannel :ready))
+    (let* ((server (subchannel-to core "127.0.0.1:1"))
+           (breaker (client::ensure-breaker server)))
+      (setf (client::breaker-state breaker) :half-open)
+      (flet ((publish (server)
+               (client::change-picker core :ready (client:make-picker (constantly server) "one"))))
+        (publish server)
+        (let ((call (begin-ask core)))
+          (is (eq call (client::breaker-trial breaker)))
+          (is (eq :unavailable (grpc:call-status (begin-ask core))))
+          (publish (subchannel-to core "127.0.0.1:2"))
+          (is (null (grpc:call-status call)))
+          (is (null (client::breaker-trial breaker))))))))

@@ -37,7 +37,6 @@
       (is (eq :connecting (client::core-state core)) "a call waits")
       (client::end-client-call call :cancelled "of a test")
       (setf (client::core-idle-since-ns core) (client::core-now core))
-      (client::clear-fifo (client::core-waiting core))
       (look-for-idleness core 9)
       (is (eq :connecting (client::core-state core)))
       (look-for-idleness core 1)

@@ -77,6 +77,7 @@
                  (,(cons '(":authority" "a") (plus '("host" "a") '("host" "ab")))
                   . "the same host and another")
                  (,(plus '("host" "a") '("host" "b"))  . "two hosts")
+                 (,(plus '("host" "a") '("host" "a"))  . "a host twice")
                  (,(without ":method") . "no method")
                  (,(without ":scheme") . "no scheme")
                  (,(without ":path") . "no path")

@@ -15,6 +15,7 @@
   (dolist (size '(nil 1 2 3 5))
     (is (equal '("hello world" :end) (chunks "5|hello|6| world|0||" :size size)))
     (is (equal '("0123456789abcdef" :end) (chunks "00010|0123456789abcdef|000||" :size size)))
+    (is (equal '("x" :end) (chunks "0000000001|x|0||" :size size)))
     (is (equal '("x" :end) (chunks "1;a=b;c=\"d e\"|x|0;e||" :size size)))
     (is (equal '(:end) (chunks "0||" :size size)))
     (is (equal '(("GET" "/b" (":authority: a") 0 t) :end)
@@ -32,6 +33,7 @@
   (loop for body in (list "|x|0||" "g|x|0||" "-1|x|0||" "+1|x|0||" "0x1|x|0||" " 1|x|0||"
                           "1 |x|0||" "1 ;a|x|0||" "1	|x|0||"
                           "1|xy|0||" "2|x|0||" "ffffffffffffffff|x|0||" "100000000000|x|0||"
+                          "00000000001|x|0||"
                           (format nil "1~%x|0||")
                           (format nil "1|x~%0||")
                           (format nil "1;a~Cb|x|0||" (code-char 0))

@@ -62,6 +62,16 @@ a list of (case value)."
                                  '(:file-by-filename "google/protobuf/any.proto"))))
          "what was imported is sent once, what was asked for each time"))))
 
+(test files-are-serialized-once
+  "A request of a few octets costs no thousand times as many each time."
+  (let ((service (first (grpc:reflection-services)))
+        (file (protobuf:find-file-descriptor "google/protobuf/descriptor.proto")))
+    (flet ((answer ()
+             (services::files-answer service file (make-hash-table :test 'equal))))
+      (let ((first (second (answer))))
+        (is (equalp (protobuf:file-descriptor-octets file) first))
+        (is (eq first (second (answer))))))))
+
 (test extensions-are-found
   (grpc:define-proto "reflected.proto"
     :source "syntax = \"proto2\"; package reflected;

@@ -441,7 +441,7 @@ and sessions are looked after all the same."
 
 (part heartbeats
   "A heartbeat tells what is lost, and what its worker does not know of goes to others in the end."
-  (let ((now (workflow::unix-ns)))
+  (let ((now (clgrpc.loop:unix-ns)))
     (with-nodes (node) (:clock (lambda () now))
       (let ((session (open-a-session node)))
         (flet ((beat (&rest tasks)
@@ -499,7 +499,7 @@ and sessions are looked after all the same."
 that is set forward or back loses nothing."
   (let ((ahead 0) (namespace (new-namespace)))
     (flet ((nodes (function)
-             (call-with-nodes 1 function :clock (lambda () (+ (workflow::unix-ns) ahead))
+             (call-with-nodes 1 function :clock (lambda () (+ (clgrpc.loop:unix-ns) ahead))
                                          :namespace namespace)))
       (nodes (lambda (node)
                (start-workflow node "soon" '((:wait 1/2)))

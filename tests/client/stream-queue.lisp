@@ -1,0 +1,133 @@
+;;;; Calls that wait for a stream: what each waits for, in which order they go, and that those that
+;;;; have ended are gone.
+
+(in-package #:clgrpc.tests.client)
+(in-suite :clgrpc.client)
+
+(defun call-with-full-servers (function)
+  "Call FUNCTION with a core and two servers of it that are ready and have no stream."
+  (with-core (core puppet :round-robin)
+    (client::wake core)
+    (tell-backends puppet "127.0.0.1:1" "127.0.0.1:2")
+    (dolist (subchannel (client::core-subchannels core))
+      (client::end-endeavours subchannel "of a test")
+      (client::change-state subchannel :ready))
+    (funcall function core (subchannel-to core "127.0.0.1:1") (subchannel-to core "127.0.0.1:2"))))
+
+(defmacro with-full-servers ((core first second) &body body)
+  `(call-with-full-servers (lambda (,core ,first ,second)
+                             (declare (ignorable ,second))
+                             ,@body)))
+
+(defun have-picked (core choosy &rest picked)
+  "Have the next calls of CORE be picked for as PICKED says, in turn, over and over."
+  (let ((left '()))
+    (client::change-picker core :ready
+                           (client:make-picker (lambda (call)
+                                                 (declare (ignore call))
+                                                 (unless left (setf left picked))
+                                                 (pop left))
+                                               "a test's" :choosy choosy))))
+
+(defun places-left (core)
+  "How many places there are in all queues of CORE, as they are and as they are counted."
+  (list (length (client::waiting-calls core))
+        (client::core-waiting-count core)
+        (+ (client::core-unpicked-count core)
+           (reduce #'+ (client::core-subchannels core) :key #'client::subchannel-waiting-count))))
+
+(test calls-that-end-leave-the-queue
+  "Whatever they wait for, and wherever they stand; a call that waits twice leaves twice."
+  (dolist (choosy '(nil t))
+    (with-full-servers (core first second)
+      (have-picked core choosy first second nil)
+      (let ((calls (loop repeat 9 collect (begin-ask core))))
+        (is (equal calls (client::waiting-calls core)))
+        (client::add-place (first calls) first)
+        (client::add-place (first calls) second)
+        (is (equal '(11 11 11) (places-left core)))
+        (loop for (gone . left) on calls
+              do (client::end-client-call gone :cancelled "of a test")
+                 (is (null (wire:wire-parts-place (wire:call-wire-parts gone))))
+                 (is (equal left (client::waiting-calls core))))
+        (is (equal '(0 0 0) (places-left core)))
+        (is (not (client:waiting-p core)))))))
+
+(test another-picker-takes-them-in-the-order-in-which-they-came
+  (with-full-servers (core first second)
+    (let ((calls '()))
+      (flet ((begin () (setf calls (append calls (list (begin-ask core :wait-for-ready t))))))
+        (have-picked core t first second (client:make-failure "not now"))
+        (loop repeat 7 do (begin))
+        (have-picked core nil second)
+        (is (equal calls (client::waiting-calls core)))
+        (begin)
+        (have-picked core t nil second first)
+        (begin)
+        (is (equal calls (client::waiting-calls core)))
+        (is (equal '(9 9 9) (places-left core)))
+        (have-picked core t (client:make-failure "never" :unavailable t))
+        (is (equal '(0 0 0) (places-left core)))
+        (is (every #'grpc:call-status calls))))))
+
+(test calls-outlive-the-server-that-was-picked-for-them
+  (with-full-servers (core first second)
+    (have-picked core t first)
+    (let ((calls (loop repeat 3 collect (begin-ask core))))
+      (is (= 3 (client::subchannel-waiting-count first)))
+      (client:close-subchannel first)
+      (is (equal calls (client::waiting-calls core)))
+      (is (equal '(3 3 3) (places-left core)))
+      (have-picked core t second)
+      (is (= 3 (client::subchannel-waiting-count second)))
+      (is (equal calls (client::waiting-calls core)))
+      (is (notany #'grpc:call-status calls)))))
+
+(defun count-picks (channel count choosy)
+  "Make COUNT calls on CHANNEL at a time; return how many picks that takes, by a picker that is CHOOSY
+or not and always picks the only server."
+  (grpc:ensure-connected channel)
+  (let ((picks 0) (subchannel (the-subchannel channel)) (core (client::channel-core channel)))
+    (client::look-at core
+                     (lambda ()
+                       (client::change-picker
+                        core :ready (client:make-picker (lambda (call)
+                                                          (declare (ignore call))
+                                                          (incf picks)
+                                                          subchannel)
+                                                        "counts" :choosy choosy))))
+    (let ((calls (loop for i below count
+                       collect (grpc:call-async #'lab.bench:ask channel (note i)))))
+      (is (equal (loop for i below count collect (* 2 i))
+                 (loop for call in calls collect (number-of (grpc:await call))))))
+    picks))
+
+(test the-end-of-a-stream-concerns-as-many-calls-as-it-frees-streams-for
+  "Picks are as many as calls, not as calls times calls that wait, be the picker choosy or the channel
+guarded."
+  (loop for (choosy . options) in '((nil)
+                                    (t)
+                                    (nil :max-concurrent-requests 100000)
+                                    (t :max-concurrent-requests 100000)
+                                    (nil :breaker-max-waiting 100000)
+                                    (nil :breaker-failure-percent 50))
+        do (with-probe (channel :options '(:max-concurrent-streams 10) :channel-options options)
+               (:ask #'double)
+             (let ((picks (count-picks channel 400 choosy)))
+               (is (<= 400 picks 1700) "~D picks, choosy ~A, ~S" picks choosy options)))))
+
+(test a-stream-goes-to-a-call-that-its-server-was-picked-for
+  "Those that wait for another server are left alone."
+  (with-full-servers (core first second)
+    (have-picked core t first second)
+    (let ((calls (loop repeat 6 collect (begin-ask core)))
+          (picks 0))
+      (setf (client::core-picker core)  ; not published: nobody looks at calls again
+            (client:make-picker (lambda (call) (declare (ignore call)) (incf picks) nil) "counts"
+                                :choosy t))
+      (client::end-client-call (third calls) :cancelled "of a test")
+      (client::serve-waiting core first)
+      (is (zerop picks))
+      (is (equal (list (first calls) (fifth calls))
+                 (mapcar #'client::place-call
+                         (ring-list (client::subchannel-waiting first))))))))
