@@ -49,6 +49,7 @@
   :components ((:file "package")
                (:file "version")
                (:file "policy")
+               (:file "interrupt")
                (:file "clock")
                (:file "heap")
                (:file "raw")
@@ -1083,16 +1084,18 @@
   :serial t
   :components ((:file "package")
                (:file "descriptor")
+               (:file "interrupt")
                (:file "program")
                (:file "suite")))
 
 (defsystem "clgrpc/tests/base"
   :class layer-tests
-  :depends-on ("clgrpc/base" "fiveam")
+  :depends-on ("clgrpc/base" "clgrpc/tests/support" "fiveam")
   :pathname "tests/base/"
   :serial t
   :components ((:file "package")
                (:file "policy")
+               (:file "interrupt")
                (:file "option")
                (:file "utf8")
                (:file "base64")
@@ -1144,6 +1147,7 @@
                (:file "support")
                (:file "interleaving")
                (:file "baton")
+               (:file "guard")
                (:file "driving")
                (:file "gathering")
                (:file "loop")

@@ -3,10 +3,11 @@
 (in-package #:clgrpc.balance)
 
 (defun start-timer (balancer ns function)
-  "Have FUNCTION called with BALANCER in NS nanoseconds, on the loop; return the timer."
-  (let ((timer (make-timer function balancer)))
-    (schedule-timer (loop:event-loop-wheel (client:core-loop (balancer-core balancer))) timer
-                    (+ (balancer-now balancer) ns))
+  "Have FUNCTION called with BALANCER in NS nanoseconds, on the loop, and after an error again;
+return the timer."
+  (let* ((loop (client:core-loop (balancer-core balancer)))
+         (timer (loop:make-lasting-timer loop function balancer)))
+    (schedule-timer (loop:event-loop-wheel loop) timer (+ (balancer-now balancer) ns))
     timer))
 
 (defun stop-timer (balancer timer)

@@ -29,7 +29,8 @@
   (eq :ready (subchannel-link-state (vigil-subchannel vigil))))
 
 (defun tell-of-vigil (vigil event &optional datum)
-  (funcall (vigil-tell vigil) event datum))
+  (loop:guarding (:balancer-failed :balancer (client:subchannel-balancer (vigil-subchannel vigil)))
+    (funcall (vigil-tell vigil) event datum)))
 
 (defun resume-vigil (vigil)
   "Make the call of VIGIL, if there is none."

@@ -9,6 +9,8 @@
   (:export
    ;; policy.lisp
    #:define-hot #:define-leaf #:define-flags #:leaves #:document-functions
+   ;; interrupt.lisp
+   #:with-undoing
    ;; version.lisp
    #:**version**
    ;; octets.lisp

@@ -8,12 +8,16 @@
 ;;;;    sleeps. A push that this look missed finds ASLEEP to be 1.
 ;;;; 2. A push that finds ASLEEP to be 1 increments WAKERS and tries to set ASLEEP to 0. The one
 ;;;;    that succeeds wakes the consumer and then decrements WAKERS (CONFIRM-WAKE); the others
-;;;;    decrement it at once.
+;;;;    decrement it at once. No interrupt may come between: an unwinding thread, such as one whose
+;;;;    WITH-TIMEOUT is over, would leave the consumer asleep with something to do.
 ;;;; 3. The consumer, awake again, sets ASLEEP to 0 (ROUSE-INBOX).
-;;;; 4. CLOSE-INBOX waits until WAKERS is 0. The means to wake the consumer, such as an eventfd, can
-;;;;    be closed after it.
+;;;; 4. CLOSE-INBOX waits until WAKERS is 0, for +LONGEST-WAKE-NS+ at most. If it is, the means to
+;;;;    wake the consumer, such as an eventfd, can be closed.
 
 (in-package #:clgrpc.base)
+
+(defconstant +longest-wake-ns+ +ns-per-second+
+  "For so long CLOSE-INBOX waits for threads that may be about to wake the consumer.")
 
 (defstruct (inbox (:constructor make-inbox ()) (:copier nil))
   "A queue from many threads to one."
@@ -30,7 +34,8 @@
 
 (define-hot push-inbox ((inbox inbox) (item t)) (member nil t :closed)
   "Append ITEM to INBOX. Return true if the consumer sleeps and the caller must wake it and then
-call CONFIRM-WAKE, and :CLOSED if the inbox is closed and ITEM was not taken. From any thread."
+call CONFIRM-WAKE, and :CLOSED if the inbox is closed and ITEM was not taken. From any thread, with
+interrupts off until all of this is done."
   (let ((cell (list item)))
     (loop
       (let ((head (inbox-head inbox)))
@@ -91,12 +96,15 @@ goes on with the next item. By the consumer."
           until (eq :enough (funcall function (pop (inbox-arrived inbox)))))))
 
 (defun close-inbox (inbox)
-  "Make INBOX refuse items from now on; those it holds can still be drained. On return no thread
-is about to wake the consumer. By the consumer."
+  "Make INBOX refuse items from now on; those it holds can still be drained. Return true if no
+thread is about to wake the consumer; false if one still is after +LONGEST-WAKE-NS+. By the
+consumer."
   (take-arrivals inbox :closed)
   (rouse-inbox inbox)
   (sb-thread:barrier (:memory))
-  (loop until (zerop (inbox-wakers inbox))
+  (loop with end = (+ (monotonic-ns) +longest-wake-ns+)
+        until (zerop (inbox-wakers inbox))
+        always (< (monotonic-ns) end)
         do (sb-thread:thread-yield)))
 
 (defmethod print-object ((inbox inbox) stream)

@@ -41,8 +41,10 @@
     (let ((old (svref **shelves** shelf)))
       (declare (type list old))
       (cond ((null old) (return nil))
-            ((eq old (compare-and-swap (svref **shelves** shelf) old (rest old)))
-             (atomic-decf (car **stored**) (shelf-length shelf))
+            ((sb-sys:without-interrupts ; what is counted is there
+               (when (eq old (compare-and-swap (svref **shelves** shelf) old (rest old)))
+                 (atomic-decf (car **stored**) (shelf-length shelf))
+                 t))
              (return (first old)))))))
 
 (define-hot borrow-octets ((length index)) octets
@@ -62,11 +64,12 @@ thread."
     (when (and shelf (= length (shelf-length shelf)))
       (when (< +store-octets+ (+ length (the fixnum (car **stored**))))
         (clear-store))                  ; perhaps of lengths that are not needed any more
-      (atomic-incf (car **stored**) length)
-      (loop with cell = (cons octets nil)
-            for old = (svref **shelves** shelf)
-            do (setf (cdr cell) old)
-            until (eq old (compare-and-swap (svref **shelves** shelf) old cell))))
+      (let ((cell (cons octets nil)))
+        (sb-sys:without-interrupts
+          (atomic-incf (car **stored**) length)
+          (loop for old = (svref **shelves** shelf)
+                do (setf (cdr cell) old)
+                until (eq old (compare-and-swap (svref **shelves** shelf) old cell))))))
     nil))
 
 (defun clear-store ()

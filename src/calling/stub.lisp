@@ -73,14 +73,13 @@ RETRY-CALL is chosen, make another call with them and return what that returns."
 them; then close our side. Stops if CALL ends. An error in GENERATOR cancels CALL."
   (declare (type function generator))
   (let ((done nil))
-    (unwind-protect
-         (handler-case
-             (loop for message = (funcall generator)
-                   while (and message (send call message))
-                   finally (setf done t))
-           ;; the stub signals how the call ended
-           (rpc-error (error) (if (call-status call) (setf done t) (error error))))
-      (unless done (operate leave call))))
+    (with-undoing (nil (unless done (operate leave call)))
+      (handler-case
+          (loop for message = (funcall generator)
+                while (and message (send call message))
+                finally (setf done t))
+        ;; the stub signals how the call ended
+        (rpc-error (error) (if (call-status call) (setf done t) (error error))))))
   (close-send call))
 
 (defun pump-requests (call generator)

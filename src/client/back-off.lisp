@@ -27,10 +27,12 @@
   "Call FUNCTION without arguments on LOOP when the next attempt is due, which is counted from
 SINCE-NS, when the last began; return the seconds between the two. On LOOP."
   (let ((seconds (next-back-off back-off options (loop:event-loop-random loop)))
-        (timer (make-timer (lambda (back-off)
-                             (setf (back-off-timer back-off) nil)
-                             (funcall (the function function)))
-                           back-off)))
+        (timer (loop:make-lasting-timer
+                loop
+                (lambda (back-off)
+                  (setf (back-off-timer back-off) nil)
+                  (funcall (the function function)))
+                back-off)))
     (setf (back-off-timer back-off) timer)
     (schedule-timer (loop:event-loop-wheel loop) timer
                     (+ since-ns (seconds-ns seconds)))

@@ -361,7 +361,7 @@ takes it."
   "CORE leaves its idle state; have it go back there when it has had no calls for long enough."
   (let ((limit (idle-limit-ns core)))
     (when (and (plusp limit) (null (core-idle-timer core)))
-      (setf (core-idle-timer core) (make-timer #'watch-idleness core)
+      (setf (core-idle-timer core) (loop:make-lasting-timer (core-loop core) #'watch-idleness core)
             (core-idle-since-ns core) (core-now core))
       (watch-idleness core))))
 

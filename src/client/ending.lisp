@@ -55,6 +55,19 @@
     (when wait
       (wire:stop-waiting (core-clock core) wait (core-now core)))))
 
+;;; Errors of our own, or of a balancer or policy, in what is done for a call
+
+(defmacro guarding-call ((call) &body body)
+  "Do BODY, what is due for CALL. An error in it is logged, and CALL ends with :internal."
+  `(end-if-failed ,call (nth-value 1 (loop:guarding (:call-failed :method (rpc:call-path ,call))
+                                       ,@body))))
+
+(defun end-if-failed (call error)
+  (when error
+    (end-client-call call :internal (format nil "the channel has failed: ~A" error)
+                     :ended-by :local :cause error))
+  nil)
+
 ;;; What is kept for further attempts
 
 (defun cancel-retry (call)
@@ -75,7 +88,7 @@
                                 (remhash call (core-retrying core))
                                 (incf (wire:retries-idle-ns retries) (idle-ns call retries))
                                 (setf (wire:retries-timer retries) nil)
-                                (funcall (the function function) call)))
+                                (guarding-call (call) (funcall (the function function) call))))
                             call)))
     (setf (wire:retries-timer (wire:ensure-retries call)) timer
           (gethash call (core-retrying core)) t)

@@ -60,7 +60,10 @@
       (let ((delay-ns (hedging-delay-ns policy)))
         (if (plusp delay-ns)
             (await-hedge call retries delay-ns)
-            (loop:defer (wire-call-loop call) #'hedge call))))))
+            (loop:defer (wire-call-loop call) #'hedge-now call))))))
+
+(defun hedge-now (call)
+  (guarding-call (call) (hedge call)))
 
 (defmethod call-started ((call client-call))
   (unless (wire:call-retries call)

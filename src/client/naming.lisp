@@ -82,7 +82,7 @@
     (when old (cancel-timer wheel old))
     (setf (resolver-timer resolver)
           (when function
-            (let ((timer (make-timer function resolver)))
+            (let ((timer (loop:make-lasting-timer (resolver-loop resolver) function resolver)))
               (schedule-timer wheel timer due-ns)
               timer)))
     nil))

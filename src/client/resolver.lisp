@@ -119,8 +119,15 @@ waits for the answer.")
 
 (defun deliver (resolver backends failure &optional (service-config :none))
   "Tell RESOLVER's channel of BACKENDS with a SERVICE-CONFIG, or of FAILURE, a text. On its loop."
-  (let ((deliver (resolver-deliver resolver)))
-    (when deliver (funcall (the function deliver) backends failure service-config)))
+  (flet ((tell (backends failure service-config)
+           (let ((deliver (resolver-deliver resolver)))
+             (when deliver
+               (nth-value 1 (loop:guarding (:resolver-error :resolver resolver)
+                              (funcall (the function deliver) backends failure
+                                       service-config)))))))
+    ;; calls would wait for ever if the channel failed with what it was told
+    (let ((error (tell backends failure service-config)))
+      (when error (tell '() (princ-to-string error) :none))))
   nil)
 
 ;;; Addresses that are known

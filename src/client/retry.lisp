@@ -46,7 +46,10 @@
     (unless (wire:retries-resent-ns retries)
       (setf (wire:retries-resent-ns retries) (core-now (client-call-core call)))))
   (issue call (wire:attempt-number attempt))
-  (loop:defer (wire-call-loop call) #'resubmit call))
+  (loop:defer (wire-call-loop call) #'submit-again call))
+
+(defun submit-again (call)
+  (guarding-call (call) (resubmit call)))
 
 (defun retry-p (call retries setback)
   "True if the retry policy of CALL, which has RETRIES, has it tried again after SETBACK."
@@ -70,24 +73,28 @@
                             (incf (wire:retries-waits retries)))))
                  #'resubmit)))
 
+(defun go-on-or-end (call attempt setback)
+  "See ATTEMPT-FAILED; CALL runs."
+  (let* ((began-ns (attempt-began call))
+         (retries (ensure-policy call))
+         (policy (wire:retries-policy retries)))
+    (setf (wire:retries-last retries) setback)
+    (unless attempt (tell-lost-attempt call (setback-status setback) began-ns))
+    (cond ((resend-p call attempt setback)
+           (note-setback call attempt setback)
+           (resend call attempt))
+          (t
+           (note-setback call attempt setback)
+           (note-throttle call policy setback)
+           (cond ((eq :dropped (setback-reach setback)) (end-with-setback call setback))
+                 ((hedging-policy-p policy) (hedge-failed call retries setback))
+                 ((under-way-p call))
+                 ((and policy (retry-p call retries setback))
+                  (retry-later call retries setback))
+                 (t (end-with-setback call setback)))))
+    ;; also if it has to wait for another attempt that was issued before
+    (unless (call-status call) (prepare-again call))))
+
 (defmethod attempt-failed ((call client-call) attempt setback)
   (unless (call-status call)
-    (let* ((began-ns (attempt-began call))
-           (retries (ensure-policy call))
-           (policy (wire:retries-policy retries)))
-      (setf (wire:retries-last retries) setback)
-      (unless attempt (tell-lost-attempt call (setback-status setback) began-ns))
-      (cond ((resend-p call attempt setback)
-             (note-setback call attempt setback)
-             (resend call attempt))
-            (t
-             (note-setback call attempt setback)
-             (note-throttle call policy setback)
-             (cond ((eq :dropped (setback-reach setback)) (end-with-setback call setback))
-                   ((hedging-policy-p policy) (hedge-failed call retries setback))
-                   ((under-way-p call))
-                   ((and policy (retry-p call retries setback))
-                    (retry-later call retries setback))
-                   (t (end-with-setback call setback)))))
-      ;; also if it has to wait for another attempt that was issued before
-      (unless (call-status call) (prepare-again call)))))
+    (guarding-call (call) (go-on-or-end call attempt setback))))

@@ -94,11 +94,14 @@ loop has just stopped, since the channel was closed, end CALL."
       (declare (dynamic-extent #'begin-here))
       (when request (wire:close-sending call))
       (setf (client-call-request call) encoded)
-      (loop:enter-call loop (wire-call-unattended call))
-      (unwind-protect
-           (setf submitted (or (loop:run-now loop #'begin-here)
-                               (post-call call (if encoded nil request))))
-        (unless submitted (operate leave call)))))
+      (sb-sys:without-interrupts        ; what is counted can be left
+        (loop:enter-call loop (wire-call-unattended call))
+        (unless (wire-call-unattended call) (rpc:note-opened call))
+        (unwind-protect
+             (sb-sys:with-local-interrupts
+               (setf submitted (or (loop:run-now loop #'begin-here)
+                                   (post-call call (if encoded nil request)))))
+          (unless submitted (operate leave call))))))
   nil)
 
 (define-hot post-call ((call client-call) request) (eql t)
@@ -124,7 +127,7 @@ loop has just stopped, since the channel was closed, end CALL."
   nil)
 
 (defmethod loop:run-posted ((call client-call))
-  (begin-call call nil))
+  (guarding-call (call) (begin-call call nil)))
 
 (defun submit-and-wait (call request generator at-once)
   "Submit CALL, send what GENERATOR gives if there is one, by SENDING-AT-ONCE if AT-ONCE is true,

@@ -579,8 +579,7 @@ that use TRUNK wait twice as long (gRFC A8)."
   (release-places subchannel)
   (note-subchannel-event subchannel :info "shut down: ~A" text)
   (setf (subchannel-state subchannel) :shutdown)
-  (dolist (watcher (subchannel-watchers subchannel))
-    (funcall (the function watcher) subchannel)))
+  (tell-watchers subchannel))
 
 (defun give-up (subchannel text)
   "SUBCHANNEL has no more calls, because of TEXT."

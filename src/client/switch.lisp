@@ -23,7 +23,7 @@
 
 (defun dismiss (balancer)
   "BALANCER, a child that nobody hears any more, is not needed any more."
-  (close-balancer balancer)
+  (loop:guarding (:balancer-failed :balancer balancer) (close-balancer balancer))
   (close-subchannels balancer "its policy has ended"))
 
 (defun promote (switch)
@@ -92,7 +92,7 @@ logged, SWITCH has failed."
                       (update-backends child backends (config:policy-config-value config))))
       (when (eq child (switch-next balancer))
         ;; nobody else would ask it to connect
-        (exit-idle child)
+        (call-guarded balancer child (lambda () (exit-idle child)))
         (unless (eq :ready (switch-state balancer))
           (when (eq child (switch-next balancer)) (promote balancer)))))))
 
@@ -109,7 +109,8 @@ logged, SWITCH has failed."
            (promote parent)))))
 
 (defmethod exit-idle ((balancer switch))
-  (exit-idle (newest-child balancer)))
+  (let ((child (newest-child balancer)))
+    (call-guarded balancer child (lambda () (exit-idle child)))))
 
 (defmethod close-balancer ((balancer switch))
   (dolist (child (list (shiftf (switch-child balancer) nil) (shiftf (switch-next balancer) nil)))

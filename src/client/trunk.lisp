@@ -76,9 +76,14 @@ none."
 their own state is another now, their balancers. What those do comes after all have the new state."
   (dolist (subchannel subchannels) (setf (subchannel-link-state subchannel) state))
   (dolist (subchannel subchannels)
-    (dolist (watcher (subchannel-watchers subchannel))
-      (funcall (the function watcher) subchannel))
+    (tell-watchers subchannel)
     (review-state subchannel)))
+
+(defun tell-watchers (subchannel)
+  "The state of SUBCHANNEL's links is another."
+  (dolist (watcher (subchannel-watchers subchannel))
+    (loop:guarding (:balancer-failed :balancer (subchannel-balancer subchannel))
+      (funcall (the function watcher) subchannel))))
 
 (defun change-state (trunk state)
   "The links of TRUNK come to STATE."

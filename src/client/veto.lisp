@@ -59,8 +59,7 @@ called already, with the call, SUBCHANNEL, the attempt's status and its trailers
   (declare (type function function))
   (let ((before (subchannel-listener subchannel)))
     (setf (subchannel-listener subchannel)
-          (if before
-              (lambda (call subchannel status trailers)
-                (funcall (the function before) call subchannel status trailers)
-                (funcall function call subchannel status trailers))
-              function))))
+          (lambda (call subchannel status trailers)
+            (when before (funcall (the function before) call subchannel status trailers))
+            (loop:guarding (:balancer-failed :balancer (subchannel-balancer subchannel))
+              (funcall function call subchannel status trailers))))))

@@ -86,7 +86,8 @@ GIVE-UP."
     (leave-try query)
     (trace-event :dns-resolver :answer :name (name-text (query-name query))
                  :type (type-text (query-type query)) :outcome outcome)
-    (funcall (query-function query) outcome data)))
+    (loop:guarding (:resolver-error :query query)
+      (funcall (query-function query) outcome data))))
 
 (defun try-failed (query outcome text)
   "The try under way has come to OUTCOME, because of TEXT. Make another, if there is one left."

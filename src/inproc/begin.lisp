@@ -63,17 +63,19 @@
   "Run the handler of LINE on this thread and return true; return false if it has begun already."
   (let ((thread sb-thread:*current-thread*)
         (done nil))
-    (when (eq :waiting (compare-and-swap (line-phase line) :waiting thread))
-      (take-held line)
-      (unwind-protect
-           (progn
-             (look (line-server line))
-             (unless (line-claim line)
-               (multiple-value-bind (returned condition) (with-clean-context () (run-handler line))
-                 (conclude line returned condition)))
-             (setf done t))
-        (unless done (rpc:abort-as (line-client line) :caller-interrupted)))
-      t)))
+    (sb-sys:without-interrupts          ; who takes it begins, or ends it
+      (when (eq :waiting (compare-and-swap (line-phase line) :waiting thread))
+        (take-held line)
+        (unwind-protect
+             (sb-sys:with-local-interrupts
+               (look (line-server line))
+               (unless (line-claim line)
+                 (multiple-value-bind (returned condition)
+                     (with-clean-context () (run-handler line))
+                   (conclude line returned condition)))
+               (setf done t))
+          (unless done (rpc:abort-as (line-client line) :caller-interrupted)))
+        t))))
 
 (define-hot begin-eagerly ((line line)) boolean
   "As BEGIN-HERE, for a handler that keeps its call and so returns soon: its client does not wait
@@ -94,16 +96,17 @@ its channel."
   nil)
 
 (defun begin-now-elsewhere (line)
-  (when (eq :waiting (compare-and-swap (line-phase line) :waiting :elsewhere))
-    (take-held line)
-    (open-mail line)
-    (let* ((call (line-server line))
-           (site (call-site call))
-           (execution (site-execution site)))
-      (register line)
-      (if (loop-p execution)
-          (begin-on-loop line execution)
-          (begin-on-thread line site))))
+  (sb-sys:without-interrupts            ; who takes it has it begin
+    (when (eq :waiting (compare-and-swap (line-phase line) :waiting :elsewhere))
+      (take-held line)
+      (open-mail line)
+      (let* ((call (line-server line))
+             (site (call-site call))
+             (execution (site-execution site)))
+        (register line)
+        (if (loop-p execution)
+            (begin-on-loop line execution)
+            (begin-on-thread line site)))))
   nil)
 
 (defun handlers-reserve (line site)
@@ -137,16 +140,18 @@ its channel."
 (define-hot enter-loop ((line line) (event-loop loop:event-loop)) null
   "Count the call of LINE as one of EVENT-LOOP's."
   (unless (line-entered line)
-    (setf (line-entered line) event-loop)
-    (loop:enter-call event-loop (line-unattended line)))
+    (sb-sys:without-interrupts
+      (setf (line-entered line) event-loop)
+      (loop:enter-call event-loop (line-unattended line))))
   nil)
 
 (define-hot begin-driven ((line line) (event-loop loop:event-loop)) null
   "Begin the handler of LINE, unless it has begun already, on EVENT-LOOP, which this thread, the
 client's, runs now."
-  (when (eq :waiting (compare-and-swap (line-phase line) :waiting :elsewhere))
-    (take-held line)
-    (loop:defer event-loop #'run-on-loop line))
+  (sb-sys:without-interrupts
+    (when (eq :waiting (compare-and-swap (line-phase line) :waiting :elsewhere))
+      (take-held line)
+      (loop:defer event-loop #'run-on-loop line)))
   nil)
 
 (defun begin-on-loop (line event-loop)

@@ -73,22 +73,24 @@ callbacks take messages from the queue."
 SCHEDULED is this thread's."
   (let ((reactions (the rpc:reactions (rpc:call-reactions call)))
         (done nil))
-    (unwind-protect
-         (with-clean-context ()
-           (loop
-             (when message
-               (call-back call (the function (rpc:reactions-on-message reactions))
-                             (shiftf message nil)))
-             (loop while (run-next-callback call reactions))
-             (when (eq t (compare-and-swap (rpc:reactions-scheduled reactions) t nil))
-               (setf done t)
-               (return))
-             (setf (rpc:reactions-scheduled reactions) t)
-             ;; who has seen :again before that leaves what has come to this look
-             (sb-thread:barrier (:memory))))
-      (unless done
-        (setf (rpc:reactions-scheduled reactions) nil)
-        (rpc:abort-as call :callback-left))))
+    (with-undoing (nil
+                   (unless done
+                     (setf (rpc:reactions-scheduled reactions) nil)
+                     (rpc:abort-as call :callback-left)))
+      (with-clean-context ()
+        (loop
+          (when message
+            (call-back call (the function (rpc:reactions-on-message reactions))
+                       (let ((inlet (rpc:call-inlet call)))
+                         (rpc:filtered (and inlet (rpc:inlet-filter inlet))
+                                       (shiftf message nil)))))
+          (loop while (run-next-callback call reactions))
+          (sb-sys:without-interrupts
+            (setf done (eq t (compare-and-swap (rpc:reactions-scheduled reactions) t nil))))
+          (when done (return))
+          (setf (rpc:reactions-scheduled reactions) t)
+          ;; who has seen :again before that leaves what has come to this look
+          (sb-thread:barrier (:memory))))))
   nil)
 
 (defun run-due-on-loop (call)
@@ -102,13 +104,13 @@ SCHEDULED is this thread's."
     (loop
       (ecase (rpc:reactions-scheduled reactions)
         ((nil)
-         (when (null (compare-and-swap (rpc:reactions-scheduled reactions) nil t))
-           (return
-             (if (loop-p execution)
-                 (unless (loop:post execution
-                                    (lambda () (loop:defer execution #'run-due-on-loop call)))
-                   (run-due call))
-                 (run-due call)))))
+         (sb-sys:without-interrupts     ; who sets it runs them
+           (when (null (compare-and-swap (rpc:reactions-scheduled reactions) nil t))
+             (unless (and (loop-p execution)
+                          (loop:post execution
+                                     (lambda () (loop:defer execution #'run-due-on-loop call))))
+               (sb-sys:allow-with-interrupts (run-due call)))
+             (return))))
         ((t)
          (when (eq t (compare-and-swap (rpc:reactions-scheduled reactions) t :again)) (return)))
         (:again (return)))))

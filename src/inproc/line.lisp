@@ -96,7 +96,9 @@ attempt, which begins with it."
     (setf (line-client line) (make-client-end method deadline nil site line)
           (line-server line) (make-server-end method deadline fields site line))
     (when values (calling:begin-values (line-client line) values))
-    (count-begun (host-tally host))
+    (sb-sys:without-interrupts          ; what is counted can be left
+      (count-begun (host-tally host))
+      (rpc:note-opened (line-client line)))
     (when (observed-p site host) (tell-begin line))
     line))
 

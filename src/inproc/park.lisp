@@ -63,14 +63,13 @@
 ended, if this thread may."
   (declare (type function ready-p))
   (enter-loop line event-loop)
-  (setf (line-driver line) sb-thread:*current-thread*)
-  (unwind-protect
-       (flet ((ready-p (call)
-                (begin-driven line event-loop)
-                (funcall ready-p call)))
-         (declare (dynamic-extent #'ready-p))
-         (calling:drive-for event-loop (line-client line) #'ready-p))
-    (setf (line-driver line) nil)))
+  (with-undoing ((setf (line-driver line) sb-thread:*current-thread*)
+                 (setf (line-driver line) nil))
+    (flet ((ready-p (call)
+             (begin-driven line event-loop)
+             (funcall ready-p call)))
+      (declare (dynamic-extent #'ready-p))
+      (calling:drive-for event-loop (line-client line) #'ready-p))))
 
 (defun no-drive (call ready-p)
   (declare (ignore call ready-p))

@@ -51,25 +51,26 @@ other ARGUMENTS are those of MAKE-RELAY."
   "Have RELAY look at everything: on this thread now, or by the one that does so already."
   (loop
     (case (relay-state relay)
-      ((nil) (when (null (compare-and-swap (relay-state relay) nil t))
-               (return (run-reactive relay))))
+      ((nil) (sb-sys:without-interrupts ; who sets it runs
+               (when (null (compare-and-swap (relay-state relay) nil t))
+                 (return (sb-sys:allow-with-interrupts (run-reactive relay))))))
       ((t) (when (eq t (compare-and-swap (relay-state relay) t :again)) (return)))
       (t (return)))))
 
 (defun run-reactive (relay)
   (let ((done nil))
-    (unwind-protect
-         (loop
-           (advance relay)
-           (when (eq t (compare-and-swap (relay-state relay) t nil))
-             (setf done t)
-             (return))
-           (setf (relay-state relay) t)
-           ;; who has seen :again before that leaves what has come to this look
-           (sb-thread:barrier (:memory)))
-      (unless done
-        (setf (relay-state relay) nil)
-        (rpc:abort-as (relay-call relay) :handler-error)))))
+    (with-undoing (nil
+                   (unless done
+                     (setf (relay-state relay) nil)
+                     (rpc:abort-as (relay-call relay) :handler-error)))
+      (loop
+        (advance relay)
+        (sb-sys:without-interrupts
+          (setf done (eq t (compare-and-swap (relay-state relay) t nil))))
+        (when done (return))
+        (setf (relay-state relay) t)
+        ;; who has seen :again before that leaves what has come to this look
+        (sb-thread:barrier (:memory))))))
 
 (defun wake-owner (call)
   "The operation SCHEDULE of both ends that a reactive relay has: the callback for room stands for

@@ -127,12 +127,10 @@ CALL-UNARY."
   "Wait for the end of the call of LINE. Return its reply, if there is one, and the client's call.
 If this is left by a non-local exit, cancel the call."
   (let ((client (line-client line)))
-    (unwind-protect
-         (progn
-           (when (eq :waiting (line-phase line))
-             (begin-for-receiver line))
-           (rpc:wait-for-call client #'rpc:never))
-      (operate leave client))
+    (with-undoing (nil (operate leave client))
+      (when (eq :waiting (line-phase line))
+        (begin-for-receiver line))
+      (rpc:wait-for-call client #'rpc:never))
     (values (line-reply line) client)))
 
 ;;; Calls with a line
@@ -196,16 +194,15 @@ the call has ended."
   (let ((client (line-client line))
         (passed nil))
     (unless (call-status client)
-      (unwind-protect
-           (handler-case
-               (setf (line-request line)
-                     (pass client (calling:only-request (rpc:call-rpc-method client) request))
-                     passed t)
-             (status:rpc-error (error)
-               ;; one that the server has refused has ended the call; the caller's own limit is his
-               ;; error
-               (if (call-status client) (setf passed t) (error error))))
-        (unless passed (operate leave client))))))
+      (with-undoing (nil (unless passed (operate leave client)))
+        (handler-case
+            (setf (line-request line)
+                  (pass client (calling:only-request (rpc:call-rpc-method client) request))
+                  passed t)
+          (status:rpc-error (error)
+            ;; one that the server has refused has ended the call; the caller's own limit is his
+            ;; error
+            (if (call-status client) (setf passed t) (error error))))))))
 
 (defun invoke-line (channel site method request deadline fields values async options)
   "INVOKE for all but the plainest calls."

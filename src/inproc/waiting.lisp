@@ -36,8 +36,9 @@
 
 (defun watch (site)
   "Start the timer that looks after the calls of SITE, unless it runs."
-  (when (null (compare-and-swap (site-watched site) nil t))
-    (ring-later (make-timer #'look-around site) site)))
+  (sb-sys:without-interrupts            ; who sets it starts the timer
+    (when (null (compare-and-swap (site-watched site) nil t))
+      (ring-later (make-timer #'look-around site) site))))
 
 (defun ring-later (timer site)
   (run-timer site timer (status:deadline-in +patience-ns+ (site-now site))))

@@ -96,7 +96,8 @@ or LOOP has stopped. From any thread."
 
 (defun tell-progress (connector event &rest plist)
   (when (connector-on-progress connector)
-    (apply (connector-on-progress connector) event plist)))
+    (guarding (:connect-function-error :connector connector)
+      (apply (connector-on-progress connector) event plist))))
 
 ;;; Attempts
 

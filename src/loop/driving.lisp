@@ -67,18 +67,19 @@ that LEFT-TO-DRIVE-P; otherwise nil."
   "See CALL-SERVED. LOOP is caller-driven."
   (declare (type function function))
   (let ((driving (driving-of loop)))
-    (when candidate (setf (driving-candidate driving) candidate))
-    (atomic-incf (driving-waiters driving))
-    (sb-thread:barrier (:memory))
-    (unwind-protect
-         (progn
-           (request-runner-if-free loop)
-           (funcall function))
-      (when candidate (compare-and-swap (driving-candidate driving) candidate nil))
-      (atomic-decf (driving-waiters driving))
-      (sb-thread:barrier (:memory))
-      ;; the thread that gave the loop up may have taken this one for a candidate that would drive
-      (when (waited-for-p driving) (request-runner-if-free loop)))))
+    (with-undoing ((progn
+                     (when candidate (setf (driving-candidate driving) candidate))
+                     (atomic-incf (driving-waiters driving))
+                     (sb-thread:barrier (:memory)))
+                   (when candidate
+                     (compare-and-swap (driving-candidate driving) candidate nil))
+                   (atomic-decf (driving-waiters driving))
+                   (sb-thread:barrier (:memory))
+                   ;; the thread that gave the loop up may have taken this one for a candidate that
+                   ;; would drive
+                   (when (waited-for-p driving) (request-runner-if-free loop)))
+      (request-runner-if-free loop)
+      (funcall function))))
 
 (defun request-runner-if-free (loop)
   (when (= +free+ (baton-state (event-loop-baton loop)))

@@ -1,10 +1,45 @@
-;;;; Errors in what a loop calls never end the loop: they are logged with their backtrace, and the
-;;;; phase of the turn in which they happened goes on with the next connection or function.
+;;;; Errors in what a loop calls never end the loop. Whatever calls a function of others, such as a
+;;;; listener, a watcher, a timer's or a balancer's function, does so in GUARDING: the error is
+;;;; logged with its backtrace, the function is left, and the caller goes on, or says what the error
+;;;; means for its call. The phases of a turn are guarded as well, for what nobody else has guarded.
+;;;;
+;;;; What a peer sends may cause the same error with each message. So each place where GUARDING
+;;;; stands logs +LOGGED-ERRORS+ errors in a second at most; the next that it logs says how many it
+;;;; has not logged (:unlogged).
 
 (in-package #:clgrpc.loop)
 
 (defvar *unguarded* nil
   "True while an error in a user's callback is signalled to handlers outside the loop.")
+
+(defconstant +logged-errors+ 10
+  "So many errors in a second each place logs.")
+
+(defstruct (errors (:constructor make-errors ()) (:copier nil))
+  "What a place has logged lately. Threads that change it at once may lose a count."
+  (since-ns 0 :type nanoseconds)        ; when the second began
+  (logged 0 :type fixnum)               ; in that second
+  (unlogged 0 :type fixnum))            ; since the last that was logged
+
+(declaim (sb-ext:freeze-type errors))
+
+(defmethod print-object ((errors errors) stream)
+  (print-unreadable-object (errors stream :type t)
+    (format stream "~D logged, ~D not" (errors-logged errors) (errors-unlogged errors))))
+
+(defun log-guarded (errors event condition plist)
+  "Log EVENT with CONDITION and PLIST, unless the place of ERRORS has logged enough."
+  (let ((now (monotonic-ns)))
+    (when (>= now (+ (errors-since-ns errors) +ns-per-second+))
+      (setf (errors-since-ns errors) now
+            (errors-logged errors) 0))
+    (cond ((< (errors-logged errors) +logged-errors+)
+           (incf (errors-logged errors))
+           (let ((unlogged (shiftf (errors-unlogged errors) 0)))
+             (apply #'log-condition :error event condition
+                    (if (zerop unlogged) plist (list* :unlogged unlogged plist)))))
+          (t (incf (errors-unlogged errors))))
+    nil))
 
 (defmacro guarding ((event &rest plist) &body body)
   "Do BODY and return its value and NIL. If an error is signalled and not handled in it, log EVENT
@@ -16,7 +51,7 @@ with PLIST, leave BODY, and return NIL and the condition."
               (lambda (condition)
                 ;; C-c is not an error: it is for the debugger
                 (unless (or *unguarded* (typep condition 'sb-sys:interactive-interrupt))
-                  (log-condition :error ,event condition ,@plist)
+                  (log-guarded (load-time-value (make-errors)) ,event condition (list ,@plist))
                   (return-from ,block-name (values nil condition))))))
          (values (progn ,@body) nil)))))
 

@@ -154,15 +154,8 @@ is called first, one that is added again only once. On the loop, or before it is
              (guarding (:stop-function-error :loop loop)
                (funcall (the function function) loop)))))
 
-(defun release-all (loop)
-  "Close what LOOP owns. Return false if user code has lost the baton meanwhile; then another thread
-does the rest. On the loop."
-  (run-stop-functions loop)
-  (close-inbox (event-loop-inbox loop))
-  (inbox-phase loop)
-  (unless (deferred-phase loop) (return-from release-all nil))
-  (flush-phase loop)
-  (last-phase loop)
+(defun release-sources (loop)
+  "Close the connections of LOOP and all else that it watches, and tell the owners."
   (flet ((release (source)
            (if (typep source 'connection)
                (finish-connection source nil)
@@ -173,8 +166,27 @@ does the rest. On the loop."
     (loop for source = (find-if #'identity (event-loop-sources loop))
           while source
           do (release source)
-             (remove-source source)))
-  (funcall (poller-close (event-loop-poller loop)) (event-loop-poller loop))
+             (remove-source source))))
+
+(defun release-poller (loop quiet)
+  "Close the poller of LOOP. QUIET is false if a thread is still about to wake LOOP, one that was
+stopped in the middle of a POST: then the poller stays open, since its descriptors may have other
+owners by the time that thread writes to them."
+  (if quiet
+      (funcall (poller-close (event-loop-poller loop)) (event-loop-poller loop))
+      (log-event :error :waker-does-not-return :loop loop)))
+
+(defun release-all (loop)
+  "Close what LOOP owns. Return false if user code has lost the baton meanwhile; then another thread
+does the rest. On the loop."
+  (run-stop-functions loop)
+  (let ((quiet (close-inbox (event-loop-inbox loop))))
+    (inbox-phase loop)
+    (unless (deferred-phase loop) (return-from release-all nil))
+    (flush-phase loop)
+    (last-phase loop)
+    (release-sources loop)
+    (release-poller loop quiet))
   (release-area loop)
   (fill (event-loop-pool loop) nil)
   (setf (event-loop-pool-count loop) 0

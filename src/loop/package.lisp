@@ -69,6 +69,7 @@
    #:call-at-stop #:on-signal
    ;; task.lisp
    #:post #:run-posted #:defer #:call-last #:call-before-flush #:call-after-closing #:read-clock
+   #:make-lasting-timer
    ;; driving.lisp and gathering.lisp
    #:enter-call #:leave-call #:call-served #:drive #:may-drive-p #:left-to-drive-p #:drive-on
    #:not-for-driver-p #:run-now #:run-to-send #:run-or-post

@@ -128,12 +128,13 @@ limit; :REFUSE. Return false if FUNCTION will not be called, or RESERVE is close
 if SHARE has as many functions as it may; :QUEUED if it has to wait for a thread; else true. From
 any thread."
   (declare (type function function))
-  (multiple-value-bind (place reason)
-      (sb-thread:with-mutex ((reserve-lock reserve))
-        (place-function reserve function if-busy share))
-    (if (eq place :start)
-        (start-worker reserve function share if-busy)
-        (values place reason))))
+  (sb-sys:without-interrupts            ; what is counted is started
+    (multiple-value-bind (place reason)
+        (sb-thread:with-mutex ((reserve-lock reserve))
+          (place-function reserve function if-busy share))
+      (if (eq place :start)
+          (start-worker reserve function share if-busy)
+          (values place reason)))))
 
 (defun share-open-p (reserve share)
   "True if SHARE, a part of RESERVE's root, may have a thread more now. From any thread."

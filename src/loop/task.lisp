@@ -70,6 +70,28 @@ code, and must not call functions of the loop. By the thread that holds the bato
 turn if none is. FUNCTION as for CALL-LAST. By the thread that holds the baton."
   (add-chore (event-loop-early loop) function argument))
 
+(defconstant +again-ns+ +ns-per-second+
+  "A lasting timer whose function has failed rings again after so long; twice as long with each
+failure in a row.")
+(defconstant +longest-again-ns+ (* 64 +ns-per-second+))
+
+(defun make-lasting-timer (loop function argument)
+  "Return a timer as MAKE-TIMER does, for the wheel of LOOP, whose FUNCTION starts the timer anew or
+has to be called for other reasons. If FUNCTION signals an error and leaves the timer idle, it rings
+again after a while."
+  (declare (type function function))
+  (let ((timer nil) (again-ns +again-ns+))
+    (declare (type nanoseconds again-ns))
+    (flet ((ring (argument)
+             (cond ((null (nth-value 1 (guarding (:timer-function-error :loop loop)
+                                         (funcall function argument))))
+                    (setf again-ns +again-ns+))
+                   ((timer-pending-p timer))
+                   (t (schedule-timer (event-loop-wheel loop) timer
+                                      (+ (event-loop-now loop) again-ns))
+                      (setf again-ns (min +longest-again-ns+ (* 2 again-ns)))))))
+      (setf timer (make-timer #'ring argument)))))
+
 (defun call-after-closing (loop function)
   "From now on call FUNCTION with LOOP, as CALL-LAST does, for each connection of LOOP that goes. A
 function that is added twice is called once for each. On the loop, or before it is started."
@@ -89,12 +111,13 @@ function that is added twice is called once for each. On the loop, or before it 
   "Call ITEM on LOOP: a function without arguments, or an object with a method for RUN-POSTED. Items
 that one thread posts are called in order. Return false if LOOP has stopped and ITEM will not be
 called. From any thread."
-  (let* ((inbox (event-loop-inbox loop))
-         (answer (push-inbox inbox item)))
-    (when (eq t answer)
-      (wake-loop loop)
-      (confirm-wake inbox))
-    (not (eq :closed answer))))
+  (sb-sys:without-interrupts            ; see base/queue.lisp
+    (let* ((inbox (event-loop-inbox loop))
+           (answer (push-inbox inbox item)))
+      (when (eq t answer)
+        (wake-loop loop)
+        (confirm-wake inbox))
+      (not (eq :closed answer)))))
 
 (define-hot wake-loop ((loop event-loop)) null
   "Something was posted while LOOP slept: wake the thread that runs it or, if no thread does, have a

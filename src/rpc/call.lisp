@@ -223,15 +223,14 @@ returned last. LEAVE-P is called at each ring as well; once it is true, this ret
   (declare (type function ready-p leave-p))
   (let* ((gate (ensure-gate call))
          (futex (gate-futex gate)))
-    (sb-ext:atomic-incf (gate-sleepers gate))
-    (unwind-protect
-         (loop
-           (let ((value (aref futex 0)))
-             (sb-thread:barrier (:memory))
-             (let ((answer (funcall ready-p call)))
-               (when (or answer (call-status call) (funcall leave-p)) (return answer))
-               (loop:await-futex futex value))))
-      (sb-ext:atomic-decf (gate-sleepers gate)))))
+    (with-undoing ((sb-ext:atomic-incf (gate-sleepers gate))
+                   (sb-ext:atomic-decf (gate-sleepers gate)))
+      (loop
+        (let ((value (aref futex 0)))
+          (sb-thread:barrier (:memory))
+          (let ((answer (funcall ready-p call)))
+            (when (or answer (call-status call) (funcall leave-p)) (return answer))
+            (loop:await-futex futex value)))))))
 
 ;;; The queue of messages that arrived
 
@@ -279,8 +278,9 @@ thread."
 
 (define-hot leave-arrival ((call call) (inlet inlet) (arrival arrival)) null
   "The last message of ARRIVAL, the oldest, is taken."
-  (setf (inlet-received inlet) (arrival-next arrival))
-  (operate taken call (uncharge inlet (arrival-size arrival)))
+  (sb-sys:without-interrupts            ; what is taken is taken off every account
+    (setf (inlet-received inlet) (arrival-next arrival))
+    (operate taken call (uncharge inlet (arrival-size arrival))))
   nil)
 
 (define-hot (filtered :inline t) ((filter (or null function)) message) t

@@ -33,7 +33,7 @@
    #:inlet #:inlet-filter #:inlet-queued-octets #:inlet-received #:intent-attempt #:intent-metadata
    #:intent-wait-for-ready #:interceptors-for #:join-observers #:late-value #:make-arrival
    #:make-observer #:make-trusted-observer #:may-send-p #:message-due-p #:never
-   #:note-failed-attempt #:notify #:notify-sleeper #:observe #:observer #:observer-for
+   #:note-failed-attempt #:note-opened #:notify #:notify-sleeper #:observe #:observer #:observer-for
    #:observer-interceptors #:on-cancel #:on-end #:on-half-close #:on-message #:on-writable
    #:operate #:operations #:outcome #:outcome-details #:outcome-message #:outcome-stage
    #:outcome-unsent #:outgoing #:outgoing-metadata #:outgoing-type #:outlet

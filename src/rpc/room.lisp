@@ -45,7 +45,7 @@ sleep: call it in user code."
                     (when (promise-p call octets) (return t))
                     (collect-for-room)
                     (when (promise-p call octets) (return t))
-                    (loop:world-sleep (ns-seconds +room-look-ns+)))
+                    (sb-sys:with-interrupts (loop:world-sleep (ns-seconds +room-look-ns+))))
                    (t (setf turn (sb-thread:grab-mutex **room-turn** :timeout 0.1)))))
         (when turn (sb-thread:release-mutex **room-turn**))))))
 
@@ -54,6 +54,9 @@ sleep: call it in user code."
 is OCTETS long."
   (declare (type function function))
   (operate note-long-message call octets)
-  (ensure-promise call octets options)
-  (unwind-protect (funcall function)
-    (settle-octets octets)))
+  (let ((promised nil))
+    (with-undoing (nil (when promised (settle-octets octets)))
+      (sb-sys:without-interrupts        ; but where it waits
+        (sb-sys:allow-with-interrupts (ensure-promise call octets options))
+        (setf promised t))
+      (funcall function))))

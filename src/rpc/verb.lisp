@@ -62,30 +62,54 @@ CALL has ended well and NEXT returns nothing; signal CALL's RPC-ERROR if it has 
   "The operation RECEIVE of a transport that queues what arrives."
   (receive-by call #'receivable-p #'pop-incoming))
 
-(defun call-with-messages (call function)
-  "Call FUNCTION with each message of CALL as RECEIVE returns it. If FUNCTION exits early, a
-client's call is cancelled."
-  (operate each call function))
+;;; A form that makes a call may be left at any instruction, if the thread is interrupted. So the
+;;; transport notes a call of streams before it begins, and whoever has the form evaluated finds it.
 
-(define-hot receive-each ((call call) (function function)) t
+(declaim (type list *opened*))
+(defvar *opened* '()
+  "While a thread evaluates the form for the call of DO-MESSAGES or WITH-CALL: a list of the call of
+streams that it has made last, or of nil.")
+
+(define-hot (note-opened :inline t) ((call call)) null
+  "CALL, a client's, is about to begin; its caller will receive from it, or send."
+  (when *opened* (setf (first *opened*) call))
+  nil)
+
+(defun call-with-opened (open function whole)
+  "Call FUNCTION with the call that OPEN returns, and return its values. Then leave the call; if
+WHOLE is true, only if FUNCTION does not return."
+  (declare (type function open function))
+  (let ((opened (list nil)) (over nil))
+    (declare (dynamic-extent opened))
+    (with-undoing (nil (unless (or over (null (first opened)))
+                         (operate leave (first opened))))
+      (setf (first opened) (let ((*opened* opened)) (funcall open)))
+      (multiple-value-prog1 (funcall function (first opened))
+        (setf over whole)))))
+
+(defun call-with-messages (open function)
+  "Call FUNCTION with each message, as RECEIVE returns it, of the call that OPEN returns. If that is
+left early, a client's call is cancelled."
+  (flet ((receive-all (call) (operate each call function)))
+    (declare (dynamic-extent #'receive-all))
+    (call-with-opened open #'receive-all t)))
+
+(define-hot receive-each ((call call) (function function)) null
   "The operation EACH of a transport that queues what arrives."
-  (let ((done nil))
-    (unwind-protect
-         (loop for message = (receive call)
-               while message do (funcall function message)
-               finally (setf done t))
-      (unless done (operate leave call)))))
+  (loop for message = (receive call)
+        while message do (funcall function message)))
 
 (defmacro do-messages ((variable call &optional result) &body body)
   "Evaluate BODY with VARIABLE bound to each message of CALL in turn; return RESULT. Leaving BODY
 early cancels a client's call. Signals what RECEIVE signals."
-  (let ((function (gensym "BODY")))
+  (let ((open (gensym "OPEN")) (function (gensym "BODY")))
     `(block nil
-       (flet ((,function (,variable)
+       (flet ((,open () ,call)
+              (,function (,variable)
                 (declare (ignorable ,variable))
                 ,@body))
-         (declare (dynamic-extent #',function))
-         (call-with-messages ,call #',function))
+         (declare (dynamic-extent #',open #',function))
+         (call-with-messages #',open #',function))
        ,result)))
 
 (defmethod cancel ((call call) &optional (text "cancelled by the caller"))
@@ -102,17 +126,17 @@ lost its connection. A handler that computes for long asks now and then. From an
   (when (and (client-p call) (null (call-status call)))
     (operate post call (lambda () (abort-as call :caller-lost-interest)))))
 
-(defun call-with-call (call function)
-  (declare (type function function))
-  (unwind-protect (funcall function call)
-    (operate leave call)))
+(defun call-with-call (open function)
+  "Call FUNCTION with the call that OPEN returns, and leave the call afterwards."
+  (call-with-opened open function nil))
 
 (defmacro with-call ((variable call) &body body)
   "Evaluate BODY with VARIABLE bound to CALL, a client's call; on exit cancel what is left of it."
-  (let ((function (gensym "BODY")))
-    `(flet ((,function (,variable) ,@body))
-       (declare (dynamic-extent #',function))
-       (call-with-call ,call #',function))))
+  (let ((open (gensym "OPEN")) (function (gensym "BODY")))
+    `(flet ((,open () ,call)
+            (,function (,variable) ,@body))
+       (declare (dynamic-extent #',open #',function))
+       (call-with-call #',open #',function))))
 
 (defun await-fields (call)
   "The operation AWAIT-METADATA: a client waits for the headers of the answer."

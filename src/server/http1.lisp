@@ -444,7 +444,8 @@ time that a turn has for them. Return where that is, and true if there is more."
                                 :server
                                 :max-head-octets (options-max-http1-head-octets options)
                                 :max-fields (options-max-http1-fields options)))))
-    (setf (state-timer state) (make-timer #'state-due state)
+    (setf (state-timer state)
+          (loop:make-lasting-timer (link-loop (state-link state)) #'state-due state)
           (state-since-ns state) (wire:link-born-ns link)
           (state-sent-ns state) (state-now state)
           (wire:link-speech link) state)

@@ -64,6 +64,7 @@ log and tell the observer. On HUB's loop."
                        wait)))))
     (cond ((null wait))
           ((plusp wait)
-           (schedule-timer (loop:event-loop-wheel loop) (make-timer #'tell-refusals server)
+           (schedule-timer (loop:event-loop-wheel loop)
+                           (loop:make-lasting-timer loop #'tell-refusals server)
                            (+ (loop:event-loop-now loop) wait)))
           (t (tell-refusals server)))))

@@ -33,7 +33,7 @@
         (setf (detour-place (ensure-detour call)) place)
         (enter-ring place (hub-roomless hub)))
       (unless (hub-room-timer hub)
-        (setf (hub-room-timer hub) (make-timer #'look-for-room hub)))
+        (setf (hub-room-timer hub) (loop:make-lasting-timer loop #'look-for-room hub)))
       (unless (timer-pending-p (hub-room-timer hub))
         (schedule-timer (loop:event-loop-wheel loop) (hub-room-timer hub)
                         (+ now +room-look-ns+))

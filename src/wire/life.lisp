@@ -23,7 +23,7 @@ its loop."))
           ;; so that connections made at once do not end at once
           (link-age-ns link)
           (round (* age-ns (+ 0.9 (random 0.2 (loop:event-loop-random (link-loop link))))))
-          (link-life link) (make-timer #'live-on link))
+          (link-life link) (loop:make-lasting-timer (link-loop link) #'live-on link))
     (live-on link)))
 
 (defun end-life (link)

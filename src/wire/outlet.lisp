@@ -195,11 +195,12 @@ baton lent, and WRITE-ENCODED. On the loop; CALL has a stream and its headers ar
   "Post FUNCTION, which sends something of SIZE octets, at least 1, to CALL's loop, also from that.
 Until it is called CALL is charged with SIZE, so nothing overtakes it."
   (let ((outlet (ensure-outlet call)))
-    (sb-ext:atomic-incf (wire-outlet-unsent-octets outlet) size)
-    (loop:post (wire-call-loop call)
-               (lambda ()
-                 (sb-ext:atomic-decf (wire-outlet-unsent-octets outlet) size)
-                 (funcall function)))))
+    (sb-sys:without-interrupts          ; what is charged is posted
+      (sb-ext:atomic-incf (wire-outlet-unsent-octets outlet) size)
+      (loop:post (wire-call-loop call)
+                 (lambda ()
+                   (sb-ext:atomic-decf (wire-outlet-unsent-octets outlet) size)
+                   (funcall function))))))
 
 (defun post-in-turn (call size function)
   "As WIRE-POST, but behind what other threads have sent on CALL before. FUNCTION sends something of

@@ -67,3 +67,35 @@
       (update core "[{\"rash\":{}}]" 1)
       (is (eq :transient-failure (state core)))
       (is (search "in a hurry" (client:failure-text (pick core)))))))
+
+(grpc:define-balancer sleepy "sleepy" ())
+
+(defmethod grpc:update-backends ((balancer sleepy) backends config)
+  (declare (ignore backends config))
+  (grpc:publish balancer :idle nil))
+
+(defmethod grpc:subchannel-changed ((balancer sleepy) subchannel)
+  (declare (ignore subchannel)))
+
+(defmethod grpc:exit-idle ((balancer sleepy))
+  (error "not yet"))
+
+(test an-error-of-a-policy-that-is-to-connect-ends-the-calls
+  (with-log (:balancer-failed)
+    (with-core (core)
+      (update core "[{\"sleepy\":{}}]" 1)
+      (client::exit-idle (client::core-balancer core))
+      (is (eq :transient-failure (state core)))
+      (is (search "not yet" (client:failure-text (pick core)))))))
+
+(test timers-of-policies-outlive-errors
+  (with-log (:timer-function-error)
+    (with-core (core)
+      (update core "[{\"round_robin\":{}}]" 1)
+      (let ((rung 0))
+        (balance::start-timer (client::switch-child (client::core-balancer core)) 0
+                              (lambda (balancer)
+                                (declare (ignore balancer))
+                                (when (= 1 (incf rung)) (error "overslept"))))
+        (elapse core 10)
+        (is (= 2 rung))))))

@@ -77,6 +77,16 @@
     (is (eq :closed (push-inbox inbox :c)))
     (is (search "closed" (princ-to-string inbox)))))
 
+(test closing-an-inbox-waits-no-longer-than-it-may-for-a-waker
+  "A thread that was stopped in the middle of a push holds up nobody for good."
+  (let ((inbox (make-inbox)))
+    (doze-inbox inbox)
+    (is (eq t (push-inbox inbox :a)))   ; and is not confirmed
+    (is-false (close-inbox inbox))
+    (is (eq :closed (push-inbox inbox :b)))
+    (confirm-wake inbox)
+    (is-true (close-inbox inbox))))
+
 (defun consume (inbox bell count)
   "Sleep and drain until COUNT items have come; return them in their order. BELL wakes us."
   (let ((items '()) (taken 0))

@@ -47,3 +47,74 @@ machine was too slow for that."
       (when (eq ending :status)
         (is (search "UNKNOWN from the server: context deadline exceeded"
                     (grpc:rpc-error-cause error)))))))
+
+;;; Errors in what is called for a call, or for a server
+
+(test an-error-in-what-follows-a-failed-attempt-ends-the-call
+  (with-probe (channel :events (:call-failed)) (:chat #'echo :ask #'double)
+    (let ((call (chat channel :open)))
+      (speak call 1)
+      (loop:post (client::wire-call-loop call)
+                 (lambda () (client::attempt-failed call nil :no-setback)))
+      (let ((error (caught (grpc:receive call))))
+        (is (typep error 'grpc:internal))
+        (is (search "the channel has failed" (grpc:rpc-error-message error))))
+      (is (eql 4 (number-of (ask channel (note 2)))) "others go on"))))
+
+(test an-error-in-another-attempt-ends-the-call
+  (with-probe (channel :events (:call-failed)) (:chat #'echo)
+    (let ((call (chat channel :open)))
+      (speak call 1)
+      (loop:post (client::wire-call-loop call)
+                 (lambda ()
+                   (client::await-retry call 0 (lambda (call)
+                                                 (declare (ignore call))
+                                                 (error "no luck")))))
+      (is (typep (caught (grpc:receive call)) 'grpc:internal)))))
+
+(test errors-of-listeners-tear-nothing
+  "What hears of the ends of attempts fails each time: the connection and its calls go on, and the
+next that is to hear does."
+  (with-probe (channel :events (:balancer-failed)) (:ask #'double)
+    (is (eql 2 (number-of (ask channel (note 1)))))
+    (let* ((subchannel (the-subchannel channel))
+           (links (client::subchannel-links subchannel))
+           (heard 0))
+      (flet ((refuse (&rest arguments)
+               (declare (ignore arguments))
+               (error "too much to hear"))
+             (hear (&rest arguments)
+               (declare (ignore arguments))
+               (incf heard)))
+        (loop:call-in-loop (client::trunk-loop subchannel)
+                           (lambda ()
+                             (client:add-listener subchannel #'refuse)
+                             (client:add-listener subchannel #'hear))))
+      (dotimes (i 30) (is (eql 4 (number-of (ask channel (note 2))))))
+      (wait-until (lambda () (= 30 heard)))
+      (is (equal links (client::subchannel-links subchannel))))))
+
+(test errors-of-watchers-keep-no-state-from-the-balancer
+  (with-log (:balancer-failed)
+    (with-core (core puppet :round-robin)
+      (client::leave-idle core)
+      (tell-backends puppet "10.0.0.1:1")
+      (let ((subchannel (first (client::core-subchannels core))))
+        (push (lambda (subchannel)
+                (declare (ignore subchannel))
+                (error "seen too much"))
+              (client::subchannel-watchers subchannel))
+        (client::change-state subchannel :ready)
+        (is (eq :ready (client::core-state core)))))))
+
+(test an-error-with-new-addresses-is-a-failure-to-resolve
+  (with-log (:resolver-error)
+    (with-core (core puppet :round-robin)
+      (let ((told '()))
+        (client::run-resolver puppet (client::core-loop core)
+                              (lambda (backends failure config)
+                                (declare (ignore backends config))
+                                (unless failure (error "too many"))
+                                (push failure told)))
+        (tell-backends puppet "10.0.0.1:1")
+        (is (equal '("too many") told))))))

@@ -237,6 +237,10 @@ its name in the model, made a step."
                  (sb-thread:barrier `(ask-value :barrier ,(first (first arguments))))
                  (sb-ext:spin-loop-hint '(ask-value :spin))
                  (unwind-protect `(prog1 ,@(mapcar #'walk arguments)))
+                 (with-undoing
+                  (destructuring-bind ((begin . undo) . body) arguments
+                    `(progn ,(walk begin)
+                            (prog1 (progn ,@(mapcar #'walk body)) ,@(mapcar #'walk undo)))))
                  (sb-sys:with-interrupts `(progn ,@(mapcar #'walk arguments)))
                  (sb-sys:without-interrupts `(progn ,@(mapcar #'walk arguments)))
                  (t (if (place form)

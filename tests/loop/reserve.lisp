@@ -55,6 +55,14 @@
     (is-true (await done) "and start again")
     (is-true (close-reserve reserve 10))))
 
+(test a-reserve-that-is-asked-by-interrupted-threads-counts-right
+  "A thread that is unwound as it asks for a reserve thread has asked for one, or has not."
+  (let ((reserve (make-reserve :threads 4 :idle-seconds 0)))
+    (support:interrupt-again-and-again (lambda () (run-on-reserve reserve #'list)) 300)
+    (is-true (close-reserve reserve 10))
+    (is (= 0 (reserve-thread-count reserve)))
+    (is (= 0 (clgrpc.loop::reserve-busy reserve)))))
+
 (test reserve-survives-errors
   (with-events (events)
     (let ((reserve (make-reserve :threads 1)) (done (sb-thread:make-semaphore)))

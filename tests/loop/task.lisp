@@ -106,6 +106,30 @@
       (is (= 6 ran))
       (is (= 1 wakes) "A loop that is awake needs no waking."))))
 
+(test a-post-is-not-left-half-done
+  "Who interrupts a thread that posts does so before or after: the loop is woken, and nobody is left
+who is about to wake it."
+  (let ((inside (sb-thread:make-semaphore)) (released nil) (woken nil) (thread nil))
+    (with-still-loop (loop :note (lambda (what)
+                                   (cond ((not (eq what :wake)))
+                                         ((eq sb-thread:*current-thread* thread)
+                                          (sb-thread:signal-semaphore inside)
+                                          (loop until released)
+                                          (setf woken t)))))
+      (clgrpc.base:doze-inbox (clgrpc.loop::event-loop-inbox loop))
+      (setf thread (sb-thread:make-thread (lambda ()
+                                            (catch 'out
+                                              (loop until thread)
+                                              (post loop (constantly nil))
+                                              (loop (sb-thread:thread-yield))))))
+      (is-true (await inside))
+      (sb-thread:interrupt-thread thread (lambda () (throw 'out nil)))
+      (loop repeat 100 do (sb-thread:thread-yield))
+      (setf released t)
+      (sb-thread:join-thread thread)
+      (is-true woken)
+      (is (zerop (clgrpc.base::inbox-wakers (clgrpc.loop::event-loop-inbox loop)))))))
+
 (test a-stopped-loop-takes-no-posts
   (let ((loop (make-event-loop :name "stopped" :poller (still-poller #'identity))))
     (stop-event-loop loop)

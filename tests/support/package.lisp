@@ -11,4 +11,5 @@
            #:call-with-program #:with-program #:run-to-end #:server-address
            #:with-server-program #:set-descriptor-limit #:foreign-octets
            #:suite-tests #:test-layer #:tests-failed #:tests-failed-suites
-           #:at-length #:patient-seconds #:exhausting-a-stack #:skip-on-slow-machine))
+           #:at-length #:patient-seconds #:exhausting-a-stack #:skip-on-slow-machine
+           #:interrupt-again-and-again))
