@@ -26,7 +26,7 @@
   :description "gRPC for Common Lisp: HTTP/2, protobuf, client and server, native and fast."
   :depends-on ("clgrpc/client" "clgrpc/balance" "clgrpc/inproc" "clgrpc/server"
                "clgrpc/services" "clgrpc/logs" "clgrpc/metrics" "clgrpc/channelz"
-               "clgrpc/trace" "clgrpc/otlp" "clgrpc/console")
+               "clgrpc/trace" "clgrpc/otlp" "clgrpc/console" "clgrpc/program")
   :pathname "src/"
   :serial t
   :components ((:file "package"))
@@ -69,6 +69,7 @@
                (:file "queue")
                (:file "fifo")
                (:file "visible")
+               (:file "likely")
                (:file "chronicle")
                (:file "log")
                (:file "trace")
@@ -696,7 +697,7 @@
 
 (defsystem "clgrpc/discovery"
   :description "Servers that register themselves in etcd, and channels that find them there."
-  :depends-on ("clgrpc/etcd" "clgrpc/server" "clgrpc/metrics")
+  :depends-on ("clgrpc/etcd" "clgrpc/server" "clgrpc/metrics" "clgrpc/command")
   :pathname "src/discovery/"
   :serial t
   :components ((:file "package")
@@ -709,7 +710,8 @@
                (:file "listing")
                (:file "host")
                (:file "finder")
-               (:file "resolver")))
+               (:file "resolver")
+               (:file "program")))
 
 (defsystem "clgrpc/memory"
   :description "An engine in memory that serves etcd's services, for demonstrations and tests."
@@ -835,6 +837,32 @@
                (:static-file "page/console.css")
                (:static-file "page/console.js")
                (:file "page")))
+
+(defsystem "clgrpc/command"
+  :description "Command lines: arguments, their parsers, complaints and help texts."
+  :depends-on ("clgrpc/loop")
+  :pathname "src/command/"
+  :serial t
+  :components ((:file "package")
+               (:file "usage")
+               (:file "parser")
+               (:file "argument")
+               (:file "group")
+               (:file "line")
+               (:file "help")))
+
+(defsystem "clgrpc/program"
+  :description "A server as a program, from its command line to the signal that ends it."
+  :depends-on ("clgrpc/command" "clgrpc/server" "clgrpc/services" "clgrpc/metrics" "clgrpc/console"
+               "clgrpc/trace" "clgrpc/otlp" "clgrpc/logs" "clgrpc/channelz")
+  :pathname "src/program/"
+  :serial t
+  :components ((:file "package")
+               (:file "ending")
+               (:file "credentials")
+               (:file "telemetry")
+               (:file "serve")
+               (:file "run")))
 
 (defsystem "clgrpc/sim"
   :description "Servers and clients as they are on a virtual network and clock, from a seed."
@@ -962,7 +990,6 @@
                (:file "interop")
                (:file "interop-case")
                (:file "interop-client")
-               (:file "telemetry")
                (:file "serve")
                (:file "bench-client")
                (:file "client")
@@ -1018,6 +1045,7 @@
                "clgrpc/tests/raft"
                "clgrpc/tests/workflow"
                "clgrpc/tests/cluster"
+               "clgrpc/tests/command" "clgrpc/tests/program"
                "clgrpc/tests/faults"
                "sb-posix" "sb-introspect")
   :pathname "tests/"
@@ -1300,6 +1328,28 @@
   :components ((:file "status")
                (:file "timeout")
                (:file "metadata")))
+
+(defsystem "clgrpc/tests/command"
+  :depends-on ("clgrpc/command" "fiveam")
+  :pathname "tests/command/"
+  :serial t
+  :components ((:file "package")
+               (:file "parser")
+               (:file "line"))
+  :perform (test-op (operation system)
+             (symbol-call '#:fiveam '#:run! :clgrpc.command)))
+
+(defsystem "clgrpc/tests/program"
+  :depends-on ("clgrpc/examples" "clgrpc/tests/support" "fiveam")
+  :pathname "tests/program/"
+  :serial t
+  :components ((:file "package")
+               (:static-file "greeter.lisp")
+               (:static-file "late.lisp")
+               (:file "run")
+               (:file "example"))
+  :perform (test-op (operation system)
+             (symbol-call '#:fiveam '#:run! :clgrpc.program)))
 
 (defsystem "clgrpc/tests/config"
   :class layer-tests

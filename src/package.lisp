@@ -124,6 +124,7 @@
                 #:health-service #:health-status #:health-handler #:set-health-status
                 #:reflection-services #:metrics-handler)
   (:import-from #:clgrpc.channelz #:channelz-service)
+  (:import-from #:clgrpc.program #:run-server)
   (:import-from #:clgrpc.otlp
                 #:otlp-exporter #:make-otlp-exporter #:flush-exporter #:stop-exporter
                 #:exporter-statistics))

@@ -22,7 +22,8 @@
     #:clgrpc.calling
     #:clgrpc.serving #:clgrpc.wire #:clgrpc.config #:clgrpc.client #:clgrpc.balance
     #:clgrpc.server #:clgrpc.inproc #:clgrpc.services #:clgrpc.logs
-    #:clgrpc.metrics #:clgrpc.channelz #:clgrpc.trace #:clgrpc.otlp #:clgrpc.console)
+    #:clgrpc.metrics #:clgrpc.channelz #:clgrpc.trace #:clgrpc.otlp #:clgrpc.console
+    #:clgrpc.command #:clgrpc.program)
   "The other packages of src/, whose structures document what is exported of them.")
 
 (defun documented-structure-p (name package)

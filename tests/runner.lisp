@@ -183,7 +183,7 @@ of programs that are started, too: other runs of tests choose the same names."
 
 (defparameter *waiting-suites*
   '("abuse" "discovery" "etcd" "workflow" "base" "loop" "loop.poll" "faults" "cluster" "channelz"
-    "console" "memory" "logs")
+    "console" "memory" "logs" "program")
   "The suites that mostly wait, those that take longest first. Two of them do not run at once while
 another is left.")
 

@@ -106,11 +106,12 @@ whose sessions last SECONDS; or nil, if that is. FUNCTION stops the worker."
                                                                  :session-seconds seconds)))
       (cluster:close-workflow-service service))))
 
-(defun note-loss (condition stop)
-  "Say that the node is no member, by CONDITION; if another has its name, call STOP."
+(defun note-loss (condition ending)
+  "Say that the node is no member, by CONDITION; if another has its name, the process is to end, by
+ENDING."
   (format t "no member: ~A~%" (shown (princ-to-string condition)))
   (finish-output)
-  (when (typep condition 'cluster:superseded) (funcall stop)))
+  (when (typep condition 'cluster:superseded) (program:end ending)))
 
 (defun note-join (node)
   (format t "member ~A of ~A, generation ~D~%" (cluster:node-name node)
@@ -118,20 +119,6 @@ whose sessions last SECONDS; or nil, if that is. FUNCTION stops the worker."
   (finish-output))
 
 (defun superseded-p (node) (eq :superseded (cluster:node-state node)))
-
-(defun be-member (node lines prepare)
-  "Say that NODE is a member, and then LINES; return when the process is told to end, or another has
-its name. PREPARE is as for AWAIT-ENDING-SIGNAL."
-  (let ((end nil))
-    (await-ending-signal
-     (lambda ()
-       (format t "~{listening on ~A~%~}~{~A~%~}"
-               (grpc:server-addresses (cluster:node-server node)) lines)
-       (when (superseded-p node) (funcall end)))
-     nil
-     (lambda (function)
-       (setf end function)
-       (funcall prepare function)))))
 
 (defun end-node (node worker drain)
   "Stop WORKER, or nil, which needs the service of workflows that NODE has, then NODE, within DRAIN
@@ -141,20 +128,24 @@ seconds."
     (cluster:stop-node node :drain (max 0 (ns-seconds (- end (monotonic-ns)))))))
 
 (defun run-node (name worker drain lines arguments)
-  "Be the node NAME, of START-NODE with ARGUMENTS, until the process is told to end, then for DRAIN
-seconds at most, in which WORKER, or nil, is stopped, too. LINES are printed once it is a member.
-Return the exit code."
-  (let* ((stop (lambda ()))
-         (node (handler-case (apply #'cluster:start-node name
-                                    :on-join #'note-join
-                                    :on-loss (lambda (condition) (note-loss condition stop))
-                                    arguments)
-                 (misuse (condition) (refuse "~A" condition)))))
-    (unwind-protect
-         (progn
-           (be-member node lines (lambda (end) (setf stop end)))
-           (if (superseded-p node) +superseded-code+ 0))
-      (end-node node worker drain))))
+  "Be the node NAME, of START-NODE with ARGUMENTS, until the process is told to end or another has its
+name, then for DRAIN seconds at most, in which WORKER, or nil, is stopped, too. LINES are printed
+once it is a member. Return the exit code."
+  (program:call-with-ending
+   (lambda (ending)
+     (setf (program:ending-seconds ending) (+ drain program:+ending-seconds+))
+     (let ((node (handler-case (apply #'cluster:start-node name
+                                      :on-join #'note-join
+                                      :on-loss (lambda (condition)
+                                                 (note-loss condition ending))
+                                      arguments)
+                   (misuse (condition) (refuse "~A" condition)))))
+       (unwind-protect
+            (progn
+              (program:announce (cluster:node-server node) lines)
+              (program:await-end ending)
+              (if (superseded-p node) +superseded-code+ 0))
+         (end-node node worker drain))))))
 
 (define-command "cluster-node"
     (()
@@ -194,8 +185,8 @@ Return the exit code."
               "Work on workflows as well, with steps to try: echo returns its input, sleep does so
       after as many seconds as that says, fail fails.")
       (drain "SECONDS" #'parse-seconds 10 "How long calls may go on when it is told to end.")
-      telemetry
-      server-tls))
+      program:telemetry
+      program:server-tls))
     "Be a node of a cluster: serve clgrpc.cluster.v1.Cluster, clgrpc.workflow.v1.Workflow, health
 and reflection, and be a member until SIGTERM or SIGINT. Prints `listening on ADDRESS` when it is
 one. With --client-ca those who join through it have to be whom their certificates say. Exits with
@@ -204,9 +195,9 @@ if another process has taken its name. See doc/cluster.md."
   (unless name (refuse "--name is missing"))
   (unless store (refuse "--store is missing"))
   (tune-collector)
-  (begin-logging log-level log-format access-log)
+  (program:begin-logging log-level log-format access-log)
   (let* ((counted (and (or otlp metrics) (grpc:make-metrics)))
-         (tracing (make-tracing trace-sample otlp))
+         (tracing (program:make-tracing-as-asked trace-sample otlp))
          (access-log (and access-log (grpc:make-access-log :ratio access-log)))
          (health (make-instance 'grpc:health-service))
          (credentials (store-credentials store-ca store-cert store-key))
@@ -215,8 +206,8 @@ if another process has taken its name. See doc/cluster.md."
     (refuse-access store credentials store-user)
     (unwind-protect
          (progn
-           (setf exporter (begin-exporting otlp counted tracing))
-           (call-with-pages
+           (setf exporter (program:begin-exporting otlp counted tracing))
+           (program:call-with-pages
             metrics nil counted nil health
             (lambda (metrics-url console-url)
               (declare (ignore console-url))
@@ -227,17 +218,17 @@ if another process has taken its name. See doc/cluster.md."
                     (run-node name worker drain
                               (append (when metrics-url
                                         (list (format nil "metrics at ~A" metrics-url)))
-                                      (telemetry-lines trace-sample otlp))
+                                      (program:telemetry-lines trace-sample otlp))
                               (list :store store :cluster cluster :listen listen
                                     :address advertise :labels label
                                     :lease-seconds lease-seconds :if-taken if-taken
                                     :identity-required require-identity :metrics counted
                                     :observer (remove nil (list tracing access-log))
-                                    :credentials (server-credentials tls-cert tls-key tls-other
+                                    :credentials (program:server-credentials tls-cert tls-key tls-other
                                                                      client-ca)
                                     :services (list* health workflows
                                                      (append engines
                                                              (grpc:reflection-services))))))
                   store namespace counted health (and worker name) lease-seconds))
                store options))))
-      (end-exporting exporter))))
+      (program:end-exporting exporter))))

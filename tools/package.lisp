@@ -1,8 +1,9 @@
 ;;;; The command `clgrpc`.
 
 (defpackage #:clgrpc.tools
-  (:use #:cl #:clgrpc.base)
-  (:local-nicknames (#:grpc #:clgrpc) (#:rpc #:clgrpc.rpc) (#:service #:clgrpc.service)
+  (:use #:cl #:clgrpc.base #:clgrpc.command)
+  (:local-nicknames (#:grpc #:clgrpc) (#:program #:clgrpc.program)
+                    (#:command #:clgrpc.command) (#:rpc #:clgrpc.rpc) (#:service #:clgrpc.service)
                     (#:loop #:clgrpc.loop) (#:http1 #:clgrpc.http1) (#:config #:clgrpc.config)
                     (#:load #:clgrpc.load) (#:report #:clgrpc.report)
                     (#:os #:clgrpc.os) (#:profile #:clgrpc.profile) (#:protobuf #:clgrpc.protobuf)

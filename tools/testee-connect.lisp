@@ -164,6 +164,18 @@
                          :key (octets-string (connect:tls-creds-key own))))
                  (when (plusp (length roots)) (list :roots (octets-string roots))))))
 
+(defun serialized-compat-response (server request credentials)
+  "The octets that tell the suite where SERVER, which REQUEST with CREDENTIALS has asked for, is."
+  (let* ((address (grpc:server-address server))
+         (colon (position #\: address :from-end t)))
+    (grpc:serialize
+     (connect:make-server-compat-response
+      :host (subseq address 0 colon)
+      :port (parse-integer address :start (1+ colon))
+      :pem-cert (if (connect:server-compat-request-use-tls request)
+                    (connect:tls-creds-cert credentials)
+                    (make-octets 0))))))
+
 (defun serve-connect-suite (input output)
   "Start the server that the one request on INPUT asks for, say on OUTPUT where it is, and serve
 until told to end."
@@ -176,20 +188,14 @@ until told to end."
                         :credentials (when (connect:server-compat-request-use-tls request)
                                        (suite-credentials credentials roots))
                         (when (plusp limit) (list :max-receive-octets limit)))))
-    (unwind-protect
-         (let* ((address (grpc:server-address server))
-                (colon (position #\: address :from-end t)))
-           (await-ending-signal
-            (lambda ()
-              (write-framed (grpc:serialize
-                             (connect:make-server-compat-response
-                              :host (subseq address 0 colon)
-                              :port (parse-integer address :start (1+ colon))
-                              :pem-cert (if (connect:server-compat-request-use-tls request)
-                                            (connect:tls-creds-cert credentials)
-                                            (make-octets 0))))
-                            output #'(setf u32be)))))
-      (grpc:stop-server server)))
+    (program:call-with-ending
+     (lambda (ending)
+       (unwind-protect
+            (progn
+              (write-framed (serialized-compat-response server request credentials) output
+                            #'(setf u32be))
+              (program:await-end ending))
+         (grpc:stop-server server)))))
   0)
 
 ;;; The client

@@ -26,7 +26,7 @@ certain."
   "Serve, and do what the lines of the stream INPUT ask for until it ends, as BE-DRIVEN does."
   (let ((metrics (grpc:make-metrics :enable '("grpc.subchannel" "grpc.lb.wrr")
                                     :optional-labels '("grpc.disconnect_error"))))
-    (call-with-pages
+    (program:call-with-pages
      "127.0.0.1:0" nil metrics nil (make-instance 'grpc:health-service)
      (lambda (metrics-url console-url)
        (declare (ignore console-url))

@@ -1,16 +1,6 @@
-;;;; The options by which commands speak TLS, as a server and as a client.
+;;;; The options by which commands speak TLS as a client.
 
 (in-package #:clgrpc.tools)
-
-(define-shared-options server-tls
-  (tls-cert "FILE" #'identity nil
-            "Speak TLS, and show the certificates in FILE (PEM; renewed files are noticed).")
-  (tls-key "FILE" #'identity nil "The private key of --tls-cert; without it, in that file.")
-  ((tls-other "--tls-other") "CERT[,KEY]" #'parse-certificate '()
-   "The files of another certificate, for clients that ask for its names (SNI), and of its key;
-      may be given several times.")
-  (client-ca "FILE" #'identity nil
-             "Require of clients certificates that those in FILE vouch for."))
 
 (define-shared-options client-tls
   (tls-ca "FILE" #'identity nil
@@ -18,26 +8,6 @@
   (tls-cert "FILE" #'identity nil "The certificates to show a server that asks for some.")
   (tls-key "FILE" #'identity nil "The private key of --tls-cert; without it, in that file.")
   (tls-name "NAME" #'identity nil "The name that the server's certificate must be for."))
-
-(defun parse-certificate (string)
-  "A list of the files, those of a certificate and, behind a comma, of its key, that STRING names."
-  (let ((comma (position #\, string)))
-    (when (member "" (list (subseq string 0 comma) (if comma (subseq string (1+ comma)) "key"))
-                  :test #'string=)
-      (refuse "CERT[,KEY] is wanted, not ~S" string))
-    (list (subseq string 0 comma) (and comma (subseq string (1+ comma))))))
-
-(defun server-credentials (certificate key others client-roots)
-  "The credentials that the options SERVER-TLS mean, nil without them."
-  (flet ((credentials (certificate key &rest more)
-           (apply #'grpc:tls-credentials :certificate certificate :key key
-                  (if client-roots (list* :roots client-roots more) more))))
-    (cond (certificate
-           (credentials certificate key
-                        :others (loop for (certificate key) in others
-                                      collect (credentials certificate key))))
-          ((or key others client-roots)
-           (refuse "--tls-key, --tls-other and --client-ca go with --tls-cert")))))
 
 (defun client-credentials (roots certificate key name)
   "The credentials that the options CLIENT-TLS mean, nil without them."

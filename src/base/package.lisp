@@ -116,6 +116,8 @@
    ;; fifo.lisp
    #:fifo #:make-fifo #:fifo-items #:enqueue #:enqueue-first #:enqueue-in-order #:dequeue
    #:remove-from-fifo #:clear-fifo
+   ;; likely.lisp
+   #:likely-name
    ;; visible.lisp
    #:visible-text #:write-visible #:unsafe-char-p #:bounded-text #:with-bounded-text
    ;; chronicle.lisp

@@ -1,13 +1,14 @@
 ;;;; Servers that register themselves in etcd, and channels that find them there. The files, from
 ;;;; the ground up: what is said of a server; keys; which etcd; what is known of a name; what is
 ;;;; counted; registrations; listings; names of hosts; what follows a name; the resolver of the
-;;;; scheme etcd.
+;;;; scheme etcd; options of servers' command lines.
 
 (defpackage #:clgrpc.discovery
   (:use #:cl #:clgrpc.base)
   (:local-nicknames (#:loop #:clgrpc.loop) (#:os #:clgrpc.os) (#:etcd #:clgrpc.etcd)
                     (#:config #:clgrpc.config) (#:client #:clgrpc.client)
-                    (#:server #:clgrpc.server) (#:metrics #:clgrpc.metrics))
+                    (#:server #:clgrpc.server) (#:metrics #:clgrpc.metrics)
+                    (#:command #:clgrpc.command))
   (:export
    ;; endpoint.lisp
    #:endpoint #:endpoint-p #:endpoint-address #:endpoint-weight #:endpoint-zone
@@ -23,4 +24,6 @@
    ;; listing.lisp
    #:list-endpoints #:put-service-config
    ;; resolver.lisp
-   #:etcd-resolver))
+   #:etcd-resolver
+   ;; program.lisp
+   #:registration-options))

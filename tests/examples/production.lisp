@@ -47,26 +47,31 @@
   (is-true (taken-p (rest (unit-command))))
   (is-true (notany (lambda (word) (search "${" word)) (unit-command))))
 
-(test systemd-takes-the-unit
-  (support:need-program "systemd-analyze")
+(defun check-unit (source name program)
+  "Check that systemd takes the file SOURCE as the unit NAME, with /bin/true for PROGRAM, a path."
   (let* ((folder (format nil "/tmp/clgrpc-unit-~36R/" (random (expt 36 8)
                                                               (make-random-state t))))
-         (file (concatenate 'string folder "clgrpc-node@a.service")))
+         (file (concatenate 'string folder name)))
     (unwind-protect
          (progn
            (ensure-directories-exist folder)
            (with-open-file (stream file :direction :output)
-             (write-string (replace-all (production-text "clgrpc-node@.service")
-                                        "/usr/local/bin/clgrpc" "/bin/true")
+             (write-string (replace-all (uiop:read-file-string (support:root-file source))
+                                        program "/bin/true")
                            stream))
            (multiple-value-bind (output error-output code)
                (uiop:run-program (list "systemd-analyze" "verify" "--man=no" file)
                                  :output :string :error-output :string
                                  :ignore-error-status t)
              (is (eql 0 code) "~A" error-output)
-             (is (null (search "clgrpc-node" error-output)) "~A~A" output error-output)))
-      (uiop:delete-directory-tree (pathname folder) :validate t
-                                                    :if-does-not-exist :ignore))))
+             (is (null (search name error-output)) "~A~A" output error-output)))
+      (uiop:delete-directory-tree (pathname folder) :validate t :if-does-not-exist :ignore))))
+
+(test systemd-takes-the-units
+  (support:need-program "systemd-analyze")
+  (check-unit "examples/production/clgrpc-node@.service" "clgrpc-node@a.service"
+              "/usr/local/bin/clgrpc")
+  (check-unit "examples/program/greeter.service" "greeter.service" "/usr/local/bin/greeter"))
 
 (defun yaml-documents (name)
   "How many documents of YAML the file NAME has, by Python's parser; nil if it has faults, or that is

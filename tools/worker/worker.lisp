@@ -131,10 +131,9 @@ loop or at random times, and round trips in streams, with payloads of messages. 
                          'worker-service
                          :host (subseq listen 0 (position #\: listen :from-end t))
                          :server-port server-port
-                         :server-credentials (server-credentials tls-cert tls-key '() nil)
+                         :server-credentials (program:server-credentials tls-cert tls-key '() nil)
                          :client-credentials (client-credentials tls-ca nil nil tls-name)
                          :quit #'end-this-process))
                   :listen listen)))
-    (unwind-protect (serve-until-signal server '())
-      (grpc:stop-server server)))
+    (serve-until-told server))
   0)

@@ -1,7 +1,7 @@
 ;;;; What servers tell of themselves, as options of commands that serve: the log, pages with metrics
 ;;;; and the console, metrics and spans for an OpenTelemetry collector.
 
-(in-package #:clgrpc.tools)
+(in-package #:clgrpc.program)
 
 (define-shared-options telemetry
   (log-level "LEVEL" (choice-parser :debug :info :warning :error :none) :warning
@@ -24,46 +24,49 @@
       log's events have the ids of traces, recorded or not."))
 
 (defun begin-logging (level format access-log)
-  "Log events from LEVEL on, in FORMAT; from :info on at least if calls are logged, by ACCESS-LOG."
-  (setf *log-function* (log-writer :level (if (and access-log (not (eq :debug level))) :info level)
-                                   :format format)))
+  "Log events from LEVEL on, in FORMAT; from :info on at least if calls are logged, by ACCESS-LOG. The
+log is left as it is if LEVEL is nil."
+  (when level
+    (setf *log-function* (log-writer :level (if (and access-log (not (eq :debug level))) :info level)
+                                     :format format))))
 
 (defun call-with-web (addresses handlers url function)
   "Call FUNCTION with what URL, a function of a server, returns for one on ADDRESSES that answers
 HTTP by HANDLERS; with nil if ADDRESSES are nil."
   (if (null addresses)
       (funcall function nil)
-      (let ((server (grpc:start-server '() :listen addresses :http handlers)))
+      (let ((server (server:start-server '() :listen addresses :http handlers)))
         (unwind-protect (funcall function (funcall url server))
-          (grpc:stop-server server :drain 0)))))
+          (server:stop-server server :drain 0)))))
 
 (defun call-with-pages (metrics-addresses console-addresses metrics console health function)
   "Call FUNCTION with where METRICS, with HEALTH beside them, and CONSOLE are shown, each on its
 addresses; with nil for what has none."
   (call-with-web
    metrics-addresses (and metrics-addresses
-                          (list (grpc:metrics-handler metrics) (grpc:health-handler health)))
-   (lambda (server) (format nil "http://~A/metrics" (grpc:server-address server)))
+                          (list* (services:metrics-handler metrics)
+                                 (and health (list (services:health-handler health)))))
+   (lambda (server) (format nil "http://~A/metrics" (server:server-address server)))
    (lambda (metrics-url)
      (call-with-web
-      console-addresses (and console (list (grpc:console-handler console)))
-      (lambda (server) (grpc:console-url console server))
+      console-addresses (and console (list (console:console-handler console)))
+      (lambda (server) (console:console-url console server))
       (lambda (console-url) (funcall function metrics-url console-url))))))
 
-(defun make-tracing (trace-sample otlp)
+(defun make-tracing-as-asked (trace-sample otlp)
   "Tracing that records TRACE-SAMPLE, a ratio, of the traces that begin here, all of them if only
 OTLP is there, and nil without either. Without OTLP nobody takes the spans, so few are kept."
   (when (or trace-sample otlp)
-    (apply #'grpc:make-tracing :sampler `(:parent-based (:trace-id-ratio ,(or trace-sample 1)))
+    (apply #'trace:make-tracing :sampler `(:parent-based (:trace-id-ratio ,(or trace-sample 1)))
            (if otlp '() '(:max-queued-spans 1)))))
 
 (defun begin-exporting (otlp metrics tracing)
   "Tell the collector at OTLP of METRICS and of TRACING's spans, from now on; nil if OTLP is nil."
-  (and otlp (grpc:make-otlp-exporter otlp :metrics metrics :tracing tracing)))
+  (and otlp (otlp:make-otlp-exporter otlp :metrics metrics :tracing tracing)))
 
 (defun end-exporting (exporter)
   "Tell the collector of EXPORTER, or nil, what it has not been told, for five seconds at most."
-  (when exporter (grpc:stop-exporter exporter :timeout 5)))
+  (when exporter (otlp:stop-exporter exporter :timeout 5)))
 
 (defun telemetry-lines (trace-sample otlp)
   "Lines that say how many traces are recorded, as MAKE-TRACING has it, and what goes to the

@@ -1,0 +1,30 @@
+;;;; Names that somebody is likely to have meant, for messages such as "is it --listen?".
+
+(in-package #:clgrpc.base)
+
+(defun edit-distance (one other)
+  "How many characters are to be put in, left out or replaced to make the string OTHER of ONE."
+  (let ((row (loop for i from 0 to (length other) collect i)))
+    (loop for char across one
+          for above = row
+          do (setf row (list (1+ (first above))))
+             (loop for expected across other
+                   for (corner over) on above
+                   do (push (min (1+ (first row)) (1+ over)
+                                 (+ corner (if (char= char expected) 0 1)))
+                            row))
+             (setf row (nreverse row)))
+    (first (last row))))
+
+(defun likely-name (name names)
+  "That of NAMES, strings, which somebody who wrote NAME is likely to have meant, or nil: the only
+one that begins so, or the one nearest to it."
+  (let ((begun (remove-if-not (lambda (known) (uiop:string-prefix-p name known)) names)))
+    (if (and begun (null (rest begun)) (< 3 (length name)))
+        (first begun)
+        (let ((nearest (first (sort (copy-list names) #'<
+                                    :key (lambda (known) (edit-distance name known))))))
+          (and nearest
+               (<= 4 (length name))
+               (<= (edit-distance name nearest) (max 2 (floor (length name) 4)))
+               nearest)))))

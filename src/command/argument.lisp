@@ -1,0 +1,82 @@
+;;;; Arguments of commands, declared as rows: the parameters and options of a command, and sets of
+;;;; options that several commands share.
+
+(in-package #:clgrpc.command)
+
+(defstruct argument
+  "A parameter or option of a command."
+  (key :none :type keyword)             ; of the command's function
+  (name "" :type string)                ; as users write it
+  (aliases '() :type list)              ; other names of an option
+  (value "" :type string)               ; what its value is called, in brackets if it may be left out
+  (parser #'identity :type function)    ; of the string; returns the value, or refuses
+  (default nil)                         ; the value where it is not given
+  (repeated nil :type boolean)          ; true if its values come as a list
+  (documentation "" :type string))      ; for the help text
+
+(defstruct (command (:copier nil))
+  "A command: a command line's first words, and what may follow them."
+  (name "" :type string)                ; a word
+  (invocation "" :type string)          ; the words that run it, such as "clgrpc serve"
+  (documentation "" :type string)       ; for the help text
+  (parameters '() :type list)           ; ARGUMENTs
+  (options '() :type list)              ; ARGUMENTs
+  (function #'identity :type function)) ; called with the keyword arguments of the line
+
+(eval-when (:compile-toplevel :load-toplevel :execute)
+  (defvar *shared-options* '() "A plist from a name to the rows that it stands for.")
+
+  (defun expand-options (rows)
+    "ROWS of options, each as ((variable name . aliases) value parser default documentation), with
+those of DEFINE-SHARED-OPTIONS in the place of names."
+    (loop for row in rows
+          append (if (symbolp row)
+                     (expand-options (or (getf *shared-options* row)
+                                         (error "There are no shared options ~S." row)))
+                     (destructuring-bind (variable . rest) row
+                       (list (cons (if (consp variable) variable (list variable)) rest)))))))
+
+(defmacro define-shared-options (name &body rows)
+  "Have NAME stand for ROWS, as OPTION-LIST has them."
+  `(eval-when (:compile-toplevel :load-toplevel :execute)
+     (setf (getf *shared-options* ',name) ',rows)))
+
+(defun option-variables (rows)
+  "The variables of ROWS, as OPTION-LIST has them, as symbols of the current package."
+  (loop for ((variable)) in (expand-options rows)
+        collect (intern (string variable))))
+
+(defun argument-key-of (variable)
+  "The keyword for VARIABLE, a symbol."
+  (intern (string variable) :keyword))
+
+(defmacro option-list (&rest rows)
+  "Make a list of ARGUMENTs from ROWS: lists (variable VALUE parser default documentation), named like
+the variable, and names of DEFINE-SHARED-OPTIONS. An option whose VALUE is in brackets may stand
+without one and then means \"true\". With (variable name) for the variable it has that name and may be
+given several times; with (variable nil alias…) it is known by the ALIASES too."
+  (flet ((option-name (variable name)
+           (or name
+               (format nil "~:[--~;-~]~(~A~)" (= 1 (length (string variable))) variable))))
+    `(list ,@(loop for ((variable name . aliases) value parser default documentation)
+                     in (expand-options rows)
+                   collect `(make-argument :key ,(argument-key-of variable)
+                                           :name ,(option-name variable name)
+                                           :aliases ',aliases
+                                           :value ,value :parser ,parser
+                                           :default ,default
+                                           :repeated ,(and name t)
+                                           :documentation ,documentation)))))
+
+(defmacro parameter-list (&rest rows)
+  "Make a list of ARGUMENTs from ROWS, lists (variable VALUE parser documentation) of parameters."
+  `(list ,@(loop for (variable value parser documentation) in rows
+                 collect `(make-argument :key ,(argument-key-of variable) :name ,value
+                                         :value ,value :parser ,parser
+                                         :documentation ,documentation))))
+
+(defun option-with-default (option default)
+  "An option as OPTION, with another DEFAULT."
+  (let ((copy (copy-argument option)))
+    (setf (argument-default copy) default)
+    copy))

@@ -1,0 +1,49 @@
+;;;; Options of servers' command lines that other systems bring: a system that is loaded adds a group;
+;;;; an option of one that is not is refused with the name of the system to load.
+
+(in-package #:clgrpc.command)
+
+(defstruct (group (:copier nil))
+  "Options that a system brings."
+  (system "" :type string)              ; its name
+  (options '() :type list)              ; ARGUMENTs
+  ;; called with a server, the plist of the command line and a function of a list of lines, which
+  ;; it calls while the server has what the line asks for
+  (around nil :type (or symbol function)))
+
+(defglobal **groups** '())              ; GROUPs; the list is replaced, never changed
+
+(defparameter *absent-options*
+  '(("--register" "clgrpc/discovery") ("--register-as" "clgrpc/discovery")
+    ("--weight" "clgrpc/discovery") ("--zone" "clgrpc/discovery"))
+  "Options, each with the system that brings it.")
+
+(defun add-group (system options around)
+  "Have the command lines of servers take OPTIONS, a list of ARGUMENTs, which SYSTEM brings. AROUND
+is a function, or a symbol that names one: see CALL-WITH-GROUPS. From any thread."
+  (let ((group (make-group :system system :options options :around around)))
+    (sb-ext:atomic-update **groups**
+                          (lambda (groups)
+                            (append (remove system groups :key #'group-system :test #'string=)
+                                    (list group))))
+    group))
+
+(defun all-group-options ()
+  "The options of all groups."
+  (loop for group in **groups** append (group-options group)))
+
+(defun refuse-absent (name)
+  "Refuse the option NAME if it is of a system that is not loaded, which is named."
+  (let ((system (second (find name *absent-options* :key #'first :test #'string=))))
+    (when system
+      (refuse "~A needs the system ~A: load it before, (asdf:load-system ~S)" name system system))))
+
+(defun call-with-groups (server given function)
+  "Call FUNCTION with a list of lines that say what SERVER has of what GIVEN, the plist of a command
+line, asks of the groups; it has that until FUNCTION returns."
+  (labels ((call-with (groups lines)
+             (if groups
+                 (funcall (group-around (first groups)) server given
+                          (lambda (more) (call-with (rest groups) (append lines more))))
+                 (funcall function lines))))
+    (call-with **groups** '())))

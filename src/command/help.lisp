@@ -1,0 +1,51 @@
+;;;; The help text of a command.
+
+(in-package #:clgrpc.command)
+
+(defun write-usage (command stream)
+  "How COMMAND is called, in lines of at most 80 columns."
+  (let ((column 0))
+    (flet ((write-word (word)
+             (cond ((< (+ column 1 (length word)) 80) (format stream " "))
+                   (t (format stream "~%        ")
+                      (setf column 7)))
+             (write-string word stream)
+             (incf column (1+ (length word)))))
+      (write-string "usage:" stream)
+      (incf column 6)
+      (write-word (command-invocation command))
+      (dolist (parameter (command-parameters command)) (write-word (argument-name parameter)))
+      (dolist (option (command-options command))
+        (write-word (format nil "[~A~A~A]~:[~;…~]" (argument-name option)
+                            ;; `--name=VALUE` where it may stand without one
+                            (if (optional-p option) "" " ")
+                            (if (optional-p option)
+                                (format nil "[=~A" (subseq (argument-value option) 1))
+                                (argument-value option))
+                            (argument-repeated option))))
+      (terpri stream))))
+
+(defun default-text (argument)
+  "The default of the option ARGUMENT as a user would write it, or nil without one."
+  (let ((default (argument-default argument)))
+    (cond ((null default) nil)
+          ((keywordp default) (string-downcase default))
+          ((string/= "DURATION" (argument-value argument)) (princ-to-string default))
+          ((integerp default) (format nil "~Ds" default))
+          (t (format nil "~Dms" (* 1000 default))))))
+
+(defun write-command-help (command stream)
+  (write-usage command stream)
+  (format stream "~%~A~%" (command-documentation command))
+  (flet ((describe-arguments (title arguments)
+           (when arguments
+             (format stream "~%~A~%" title)
+             (dolist (argument arguments)
+               (format stream "  ~{~A, ~}~A~@[ ~A~]~%      ~A~@[ (default ~A)~]~%"
+                       (argument-aliases argument) (argument-name argument)
+                       (unless (string= (argument-name argument) (argument-value argument))
+                         (argument-value argument))
+                       (argument-documentation argument)
+                       (default-text argument))))))
+    (describe-arguments "Parameters:" (command-parameters command))
+    (describe-arguments "Options:" (command-options command))))

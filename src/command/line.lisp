@@ -1,0 +1,91 @@
+;;;; From a command line to the plist that it means. Options are `--name VALUE` or `--name=VALUE`,
+;;;; anywhere, and those whose value may be left out `--name` or `--name=VALUE`; `--` ends them. An
+;;;; option --config says more arguments.
+
+(in-package #:clgrpc.command)
+
+(defun parse-value (argument string)
+  (handler-case (funcall (argument-parser argument) string)
+    (usage-error (error) (refuse "~A: ~A" (argument-name argument) (usage-error-text error)))))
+
+(defun option-token-p (token)
+  (and (< 1 (length token)) (char= #\- (char token 0))))
+
+(defun option-names (command)
+  (loop for option in (command-options command)
+        collect (argument-name option)
+        append (argument-aliases option)))
+
+(defun parse-option (command token rest)
+  "Parse the option that TOKEN begins, with REST behind it. Return its key, its value and what of
+REST is left."
+  (let* ((equals (position #\= token))
+         (name (subseq token 0 equals))
+         (option (find-if (lambda (option)
+                            (or (string= name (argument-name option))
+                                (find name (argument-aliases option) :test #'string=)))
+                          (command-options command))))
+    (cond ((null option)
+           (refuse-absent name)
+           (refuse "there is no option ~A~@[ (is it ~A?)~]; `~A --help` tells those there are"
+                   name (likely-name name (option-names command)) (command-invocation command)))
+          (equals (values (argument-key option) (parse-value option (subseq token (1+ equals)))
+                          rest))
+          ((optional-p option) (values (argument-key option) (parse-value option "true") rest))
+          ((null rest) (refuse "~A needs a value, ~A" name (argument-value option)))
+          (t (values (argument-key option) (parse-value option (first rest)) (rest rest))))))
+
+(defun split-arguments (command arguments)
+  "Return what is positional in the strings ARGUMENTS of COMMAND, in order, and the plist of the
+options that are given; or :help."
+  (let ((given '()) (positional '()) (open t))
+    (loop while arguments
+          do (let ((token (pop arguments)))
+               (cond ((not (and open (option-token-p token))) (push token positional))
+                     ((string= token "--") (setf open nil))
+                     ((member token '("--help" "-h") :test #'string=)
+                      (return-from split-arguments :help))
+                     (t (multiple-value-bind (key value left) (parse-option command token arguments)
+                          (setf given (give command given key value)
+                                arguments left))))))
+    (values (nreverse positional) given)))
+
+(defun parse-arguments (command arguments)
+  "Return the keyword arguments that the strings ARGUMENTS mean to COMMAND, or :help. What the value
+of an option --config, a list of further arguments, says counts where ARGUMENTS say nothing. Refuse a
+wrong argument: signal a USAGE-ERROR."
+  (multiple-value-bind (positional given) (split-arguments command arguments)
+    (if (eq :help positional)
+        :help
+        (multiple-value-bind (more-positional more) (split-arguments command (getf given :config))
+          (append (parse-positional command (or positional more-positional))
+                  given
+                  more
+                  (loop for option in (command-options command)
+                        collect (argument-key option)
+                        collect (argument-default option)))))))
+
+(defun give (command given key value)
+  "The plist GIVEN with VALUE for KEY, behind earlier ones if the option of COMMAND is repeated."
+  (let ((option (find key (command-options command) :key #'argument-key)))
+    (list* key (if (argument-repeated option) (append (getf given key) (list value)) value)
+           given)))
+
+(defun parse-positional (command tokens)
+  (append (loop for parameter in (command-parameters command)
+                until (and (null tokens) (optional-p parameter))
+                unless tokens
+                  do (refuse "~A is missing" (argument-name parameter))
+                collect (argument-key parameter)
+                collect (if (takes-all-p parameter)
+                            (loop while tokens collect (parse-value parameter (pop tokens)))
+                            (parse-value parameter (pop tokens))))
+          (when tokens (refuse "there is one argument too many: ~S" (first tokens)))))
+
+(defun takes-all-p (parameter)
+  "True if PARAMETER, the last, takes all arguments that are left; then its value is a list."
+  (uiop:string-suffix-p (argument-value parameter) "…"))
+
+(defun optional-p (argument)
+  "True if the parameter ARGUMENT, or the value of the option, may be left out."
+  (char= #\[ (char (argument-value argument) 0)))

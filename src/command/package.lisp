@@ -1,0 +1,26 @@
+;;;; Command lines: what arguments there are, declared once, from which parsers, complaints and help
+;;;; texts are made. The command `clgrpc` and the programs of users (RUN-SERVER) have it in common.
+;;;; A wrong argument is a USAGE-ERROR: a line on the standard error and exit code 2.
+
+(defpackage #:clgrpc.command
+  (:use #:cl #:clgrpc.base)
+  (:import-from #:sb-ext #:defglobal)
+  (:local-nicknames (#:loop #:clgrpc.loop))
+  (:export
+   ;; usage.lisp
+   #:usage-error #:usage-error-text #:refuse
+   ;; parser.lisp
+   #:integer-parser #:parse-boolean #:parse-decimal #:parse-seconds #:parse-ratio #:choice-parser
+   #:limit-parser #:parse-limits #:address-parser #:addresses-parser
+   ;; argument.lisp
+   #:argument #:argument-default #:argument-key #:argument-name
+   #:command #:make-command #:command-name #:command-documentation #:command-function
+   #:command-options #:command-parameters
+   #:define-shared-options #:option-variables #:option-list #:parameter-list
+   #:option-with-default
+   ;; group.lisp
+   #:add-group #:all-group-options #:call-with-groups
+   ;; line.lisp
+   #:parse-arguments
+   ;; help.lisp
+   #:write-command-help))

@@ -1,0 +1,86 @@
+;;;; Parsers of the values of arguments: functions of a string that return what it means, or refuse it.
+
+(in-package #:clgrpc.command)
+
+(defun integer-parser (minimum maximum)
+  "Return a parser of integers from MINIMUM to MAXIMUM."
+  (lambda (string)
+    (let ((value (and (<= 1 (length string) 19)
+                      (every (lambda (char) (char<= #\0 char #\9)) string)
+                      (parse-integer string))))
+      (unless (and value (<= minimum value maximum))
+        (refuse "an integer from ~D to ~D is wanted, not ~S" minimum maximum string))
+      value)))
+
+(defun parse-boolean (string)
+  (cond ((string= string "true") t)
+        ((string= string "false") nil)
+        (t (refuse "true or false is wanted, not ~S" string))))
+
+(defun parse-decimal (string what)
+  "The rational that the decimal STRING says; if it is none, refuse it since WHAT is wanted."
+  (let* ((dot (or (position #\. string) (length string)))
+         (digits (remove #\. string :count 1))
+         (fraction (max 0 (- (length string) dot 1))))
+    (unless (and (<= 1 (length digits) 12) (every (lambda (char) (char<= #\0 char #\9)) digits))
+      (refuse "~A, not ~S" what string))
+    (/ (parse-integer digits) (expt 10 fraction))))
+
+(defun parse-seconds (string)
+  "The seconds, a rational, that the decimal STRING says."
+  (let* ((what "seconds are wanted, such as 2 or 0.5")
+         (seconds (parse-decimal string what)))
+    (unless (plusp seconds) (refuse "~A, not ~S" what string))
+    seconds))
+
+(defun parse-ratio (string)
+  "The share, a rational from 0 to 1, that the decimal STRING says; \"true\" means all."
+  (let* ((what "a number from 0 to 1 is wanted, such as 0.01")
+         (ratio (if (string= string "true") 1 (parse-decimal string what))))
+    (unless (<= ratio 1) (refuse "~A, not ~S" what string))
+    ratio))
+
+(defun choice-parser (&rest choices)
+  "Return a parser of the names of CHOICES, keywords."
+  (lambda (string)
+    (or (find string choices :test #'string-equal)
+        (refuse "it is one of ~{~(~A~)~^, ~}, not ~S" choices string))))
+
+(defun limit-parser (name)
+  "Return a parser of values for the row NAME, a keyword, of the options table."
+  (let ((row (find-option-row name)))
+    (cond ((typep (option-row-default row) 'boolean) #'parse-boolean)
+          ((string= "seconds" (option-row-unit row))
+           (lambda (string)
+             (let ((value (if (string= "0" string) 0 (parse-seconds string))))
+               (handler-case (check-option row value)
+                 (misuse (condition) (refuse "~A" condition)))
+               value)))
+          (t (integer-parser (option-row-minimum row) (option-row-maximum row))))))
+
+(defun parse-limits (string)
+  "The plist that STRING, NAME=VALUE with commas between, means: rows of the options table."
+  (loop for word in (or (uiop:split-string string :separator ",") '(""))
+        append (let* ((equals (or (position #\= word)
+                                  (refuse "NAME=VALUE is wanted, not ~S" word)))
+                      (name (subseq word 0 equals))
+                      (rows (remove :channel (option-table) :key #'option-row-scope))
+                      (row (or (find name rows :key #'option-row-name :test #'string-equal)
+                               (refuse "servers have no option ~S; they have ~{~(~A~)~^, ~}" name
+                                       (mapcar #'option-row-name rows)))))
+                 (list (option-row-name row)
+                       (funcall (limit-parser (option-row-name row))
+                                (subseq word (1+ equals)))))))
+
+(defun address-parser (minimum-port)
+  "Return a parser of addresses as doc/addresses.md has them, with a port of MINIMUM-PORT at least."
+  (lambda (string)
+    (handler-case (loop:parse-target string :smallest-port minimum-port)
+      (misuse (error) (refuse "~A" (string-right-trim "." (princ-to-string error)))))
+    string))
+
+(defun addresses-parser (minimum-port)
+  "Return a parser of lists of such addresses, with commas between."
+  (lambda (string)
+    (mapcar (address-parser minimum-port)
+            (or (uiop:split-string string :separator ",") '("")))))

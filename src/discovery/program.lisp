@@ -1,0 +1,43 @@
+;;;; Options by which a server's command line has it registered in etcd.
+
+(in-package #:clgrpc.discovery)
+
+(defstruct (place (:copier nil))
+  "Where a server is registered."
+  (endpoints nil :type (or string list)) ; of an etcd, for MAKE-ETCD
+  (name "" :type string))                ; under which it is found there
+
+(defun parse-place (string)
+  "The PLACE that STRING, a target such as etcd://127.0.0.1:2379/greeter, means."
+  (handler-case
+      (multiple-value-bind (endpoints name) (parse-etcd-target string)
+        (unless endpoints (command:refuse "~A says of no etcd where it is" string))
+        (make-place :endpoints endpoints :name name))
+    (misuse (error) (command:refuse "~A" (string-right-trim "." (princ-to-string error))))))
+
+(defun call-with-registration (server given function)
+  "Call FUNCTION while SERVER is registered where GIVEN, the plist of a command line, says, with a
+list of a line that says so; with nil if that says nothing. FUNCTION stops SERVER."
+  (destructuring-bind (&key register register-as weight zone &allow-other-keys) given
+    (if (null register)
+        (funcall function '())
+        (etcd:with-etcd (etcd (place-endpoints register))
+          (let ((registration (register server (place-name register)
+                                        :etcd etcd :address register-as
+                                        :weight weight :zone zone)))
+            (funcall function
+                     (list (format nil "~:[to be registered~;registered~] as ~A"
+                                   (await-registration registration :timeout 5)
+                                   (registration-key registration)))))))))
+
+(command:define-shared-options registration-options
+  (register "TARGET" #'parse-place nil
+            "Register the server in etcd: etcd://HOST:PORT/NAME is also the target by which
+      clients find it. At the end it is said to drain there before it stops, and then withdrawn.")
+  (register-as "ADDRESS" (command:address-parser 1) nil
+               "The address by which clients reach it, if it is not the first it listens on.")
+  (weight "N" (command:integer-parser 1 65535) nil "The weight with which it is registered.")
+  (zone "NAME" #'identity nil "The zone with which it is registered."))
+
+(command:add-group "clgrpc/discovery" (command:option-list registration-options)
+                   'call-with-registration)

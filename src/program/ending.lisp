@@ -1,0 +1,82 @@
+;;;; How a process is told to end: by SIGTERM, by SIGINT or by its own code.
+;;;;
+;;;;   first signal    AWAIT-END returns, and the caller ends what it does
+;;;;   second signal   the process ends at once, with the code of one that the signal has ended
+;;;;   late            so it does, with 1, if the end takes longer than it may
+;;;;
+;;;; Signals come on a loop of their own, so an idle process makes no system calls.
+
+(in-package #:clgrpc.program)
+
+(defconstant +ending-seconds+ 10
+  "How long the end of a program may take beside the draining of its server.")
+
+(defstruct (ending (:copier nil))
+  "Whether the process has been told to end."
+  (loop nil :type loop:event-loop)      ; on which signals come
+  (told (sb-thread:make-semaphore :name "clgrpc ending") :type sb-thread:semaphore) ; is signalled
+  (seconds +ending-seconds+ :type (real 0)) ; how long the end may take
+  (begun nil :type boolean))            ; true once it has been told; its loop's
+
+(declaim (sb-ext:freeze-type ending))
+
+(defconstant +signal-code+ 128 "An exit code above this says which signal has ended a process.")
+(defconstant +last-words-seconds+ 1 "How long the log may take when the process ends at once.")
+
+(defun end-at-once (code reason)
+  "End the process with CODE, without waiting for anything but the log. On the loop of an ENDING."
+  (sb-thread:make-thread (lambda ()
+                           (log-event :warning :ended-at-once :reason reason)
+                           (flush-log :timeout +last-words-seconds+)
+                           (sb-ext:exit :code code :abort t))
+                         :name "clgrpc ending at once"))
+
+(defun begin-end (ending)
+  "Have AWAIT-END of ENDING return. On its loop."
+  (unless (shiftf (ending-begun ending) t)
+    (let ((loop (ending-loop ending)))
+      (schedule-timer (loop:event-loop-wheel loop)
+                      (make-timer (lambda (ending)
+                                    (declare (ignore ending))
+                                    (end-at-once 1 "the end took too long"))
+                                  ending)
+                      (+ (loop:event-loop-now loop) (seconds-ns (ending-seconds ending)))))
+    (sb-thread:signal-semaphore (ending-told ending))))
+
+(defun take-signal (ending number)
+  "The process has got the signal NUMBER. On the loop of ENDING."
+  (if (ending-begun ending)
+      (end-at-once (+ +signal-code+ number) "a second signal")
+      (begin-end ending)))
+
+(defun end (ending)
+  "Have AWAIT-END of ENDING return. From any thread."
+  (loop:post (ending-loop ending) (lambda () (begin-end ending)))
+  nil)
+
+(defun await-end (ending)
+  "Wait until the process is told to end. What is done then, until the function of CALL-WITH-ENDING
+returns, may take the ENDING-SECONDS."
+  (sb-thread:wait-on-semaphore (ending-told ending))
+  nil)
+
+(defun call-at-report (ending function)
+  "Call FUNCTION, on the loop of ENDING, whenever the process gets SIGUSR1."
+  (loop:on-signal (ending-loop ending) os:+sigusr1+ function))
+
+(defun call-with-ending (function)
+  "Call FUNCTION with an ENDING, for AWAIT-END and its like, while SIGTERM and SIGINT tell this
+process to end."
+  (let* ((loop (loop:make-event-loop :name "clgrpc signals"))
+         (ending (make-ending :loop loop))
+         (signals (list os:+sigterm+ os:+sigint+)))
+    (unwind-protect
+         (progn
+           (loop:launch-event-loop loop)
+           (dolist (signal signals)
+             (let ((signal signal))
+               (loop:on-signal loop signal (lambda () (take-signal ending signal)))))
+           (funcall function ending))
+      (dolist (signal (cons os:+sigusr1+ signals)) (loop:on-signal loop signal nil))
+      (loop:stop-event-loop loop)
+      (loop:join-event-loop loop))))

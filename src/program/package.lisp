@@ -1,0 +1,23 @@
+;;;; A server as a program: from its command line, by which it tells of itself, to its end, which a
+;;;; signal brings. RUN-SERVER is what programs of users call; `clgrpc serve` and its like use the
+;;;; parts.
+
+(defpackage #:clgrpc.program
+  (:use #:cl #:clgrpc.base #:clgrpc.command)
+  (:local-nicknames (#:loop #:clgrpc.loop) (#:os #:clgrpc.os) (#:serving #:clgrpc.serving)
+                    (#:server #:clgrpc.server)
+                    (#:services #:clgrpc.services) (#:metrics #:clgrpc.metrics)
+                    (#:console #:clgrpc.console) (#:trace #:clgrpc.trace) (#:otlp #:clgrpc.otlp)
+                    (#:logs #:clgrpc.logs) (#:channelz #:clgrpc.channelz))
+  (:export
+   ;; ending.lisp
+   #:+ending-seconds+ #:ending-seconds #:call-with-ending #:await-end #:end #:call-at-report
+   ;; credentials.lisp
+   #:server-tls #:server-credentials
+   ;; telemetry.lisp
+   #:telemetry #:begin-logging #:call-with-pages #:make-tracing-as-asked #:begin-exporting
+   #:end-exporting #:telemetry-lines
+   ;; serve.lisp
+   #:serving #:serve-as-asked #:announce
+   ;; run.lisp
+   #:run-server))

@@ -1,0 +1,87 @@
+;;;; RUN-SERVER, the body of a program's main function.
+
+(in-package #:clgrpc.program)
+
+(defun program-name ()
+  "What this program is called on its command line."
+  (let ((path (first sb-ext:*posix-argv*)))
+    (if path (file-namestring (sb-ext:parse-native-namestring path)) "server")))
+
+(defparameter *own-keywords* '(:arguments :exit)
+  "The keyword arguments of RUN-SERVER that are neither options of the command line nor
+START-SERVER's.")
+
+(defun server-command (defaults)
+  "The command line of a program that serves. DEFAULTS, a plist, go before those of the options."
+  (flet ((with-default (option)
+           (let ((default (getf defaults (argument-key option) option)))
+             (if (eq default option)
+                 option
+                 (option-with-default option default)))))
+    (make-command :name (program-name) :invocation (program-name)
+                  :documentation "Serve until SIGTERM or SIGINT, then let running calls end."
+                  :options (mapcar #'with-default
+                                   (append (option-list serving) (all-group-options))))))
+
+(defun start-arguments (options command)
+  "What of OPTIONS, a plist, is START-SERVER's alone: no option of COMMAND."
+  (loop for (key value) on options by #'cddr
+        unless (or (member key *own-keywords*)
+                   (find key (command-options command) :key #'argument-key))
+          append (list key value)))
+
+(defun log-default ()
+  "The level of the log that is begun, nil where the program has chosen a log itself."
+  (and (member *log-function* (list 'log-errors #'log-errors)) :info))
+
+(defun run-as-asked (services arguments options)
+  "Do what RUN-SERVER does, and return the exit code."
+  (flet ((complain (error code)
+           (format *error-output* "~A: ~A~%" (program-name) error)
+           code))
+    (handler-case
+        (let* ((command (server-command (append options (list :log-level (log-default)))))
+               (given (parse-arguments command arguments)))
+          (if (eq :help given)
+              (write-command-help command *standard-output*)
+              (progn
+                (tune-collector)
+                (call-with-ending
+                 (lambda (ending)
+                   (serve-as-asked (as-list services) given ending
+                                   (start-arguments options command))))))
+          0)
+      (usage-error (error) (complain error 2))
+      (clgrpc-error (error) (complain error 1)))))
+
+(defun write-everything ()
+  "Have the log and the standard streams written."
+  (flush-log)
+  (dolist (stream (list *standard-output* *error-output*))
+    (handler-case (finish-output stream)
+      (stream-error ()))))              ; nobody reads it any more
+
+(defconstant +exit-seconds+ 2 "How long other threads may take to end when the process exits.")
+
+(defun run-server (services &rest options &key arguments (exit t) &allow-other-keys)
+  "Serve SERVICES, as START-SERVER has them, until SIGTERM or SIGINT; then let running calls end, as
+STOP-SERVER does, write what is left of the log and of the standard output, and exit with 0. For the
+main function of a program.
+ARGUMENTS   a list of strings, such as (uiop:command-line-arguments): options of the command line,
+            those of `clgrpc serve` (--listen, --metrics, --console, --tls-cert and more; --help
+            lists them). A wrong one is a line on the standard error and exit code 2. Options of
+            other systems, such as --register of clgrpc/discovery, are there once it is loaded.
+EXIT        true by default; if false, return the exit code instead of exiting
+Each option of the command line is a keyword argument as well (:LOG-LEVEL :WARNING), whose value is
+what ARGUMENTS do not say; all others are START-SERVER's. It listens on 127.0.0.1:50051 by default.
+The log goes to the standard error, from :info on, unless *LOG-FUNCTION* has been set. Prints
+\"listening on ADDRESS\" for each address once it serves. A second signal ends the process at once,
+with the code 128 and the signal's number; so does, with 1, an end that takes ten seconds longer than
+:DRAIN-SECONDS. Exiting unwinds the calling thread and runs SB-EXT:*EXIT-HOOKS*. An error of
+START-SERVER, such as a port in use, is a line on the standard error and exit code 1. In the main
+thread."
+  (let ((code (unwind-protect (run-as-asked services arguments options)
+                (write-everything))))
+    (if exit
+        (sb-ext:exit :code code :timeout +exit-seconds+)
+        code)))

@@ -1,0 +1,36 @@
+;;;; Command lines as users write them.
+
+(in-package #:clgrpc.tests.command)
+(in-suite :clgrpc.command)
+
+(defun sample-command ()
+  (command:make-command
+   :name "sample" :invocation "clgrpc sample"
+   :options (command:option-list
+             (listen "ADDRESS" #'identity "here" "Where.")
+             (loud "[true|false]" #'command:parse-boolean nil "Whether.")
+             ((label "--label") "NAME" #'identity '() "Any number."))))
+
+(defun parsed (&rest arguments)
+  (command:parse-arguments (sample-command) arguments))
+
+(test options-in-all-forms
+  (is (equal "there" (getf (parsed "--listen" "there") :listen)))
+  (is (equal "there" (getf (parsed "--listen=there") :listen)))
+  (is (equal "last" (getf (parsed "--listen=there" "--listen" "last") :listen)))
+  (is (equal "here" (getf (parsed) :listen)))
+  (is (eq t (getf (parsed "--loud") :loud)))
+  (is (equal '("a" "b") (getf (parsed "--label" "a" "--label=b") :label)))
+  (is (eq :help (parsed "--help" "--nonsense"))))
+
+(test what-is-refused
+  (flet ((complaint-of (&rest arguments) (complaint (lambda () (apply #'parsed arguments)))))
+    (is (search "there is no option --listne (is it --listen?); `clgrpc sample --help` tells"
+                (complaint-of "--listne" "x")))
+    (is (search "--listen needs a value" (complaint-of "--listen")))
+    (is (search "one argument too many" (complaint-of "more")))))
+
+(test options-of-systems-that-are-not-loaded
+  "They are refused with the name of the system."
+  (is (search "--register needs the system clgrpc/discovery"
+              (complaint (lambda () (parsed "--register" "x"))))))

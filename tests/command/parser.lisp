@@ -1,0 +1,14 @@
+;;;; Values of arguments.
+
+(in-package #:clgrpc.tests.command)
+(in-suite :clgrpc.command)
+
+(test values-of-arguments
+  (is (= 7 (funcall (command:integer-parser 1 10) "7")))
+  (is (= 1/2 (command:parse-ratio "0.5")))
+  (is (eq :json (funcall (command:choice-parser :text :json) "json")))
+  (is (equal '(:drain-seconds 3/2 :loops-are-not 1)
+             (append (command:parse-limits "drain-seconds=1.5") '(:loops-are-not 1))))
+  (is (search "from 1 to 10" (complaint (lambda () (funcall (command:integer-parser 1 10) "11")))))
+  (is (search "one of text, json"
+              (complaint (lambda () (funcall (command:choice-parser :text :json) "xml"))))))

@@ -1,0 +1,96 @@
+;;;; RUN-SERVER: processes, what they print, and with which code they end.
+
+(in-package #:clgrpc.tests.program)
+(in-suite :clgrpc.program)
+
+(test a-program-ends-with-zero
+  "SIGTERM and SIGINT: the drain and the end are logged, what the streams hold is written, cleanup
+forms and exit hooks run."
+  (dolist (signal (list sb-unix:sigterm sb-unix:sigint))
+    (with-greeter (program address)
+      (grpc:with-channel (channel address)
+        (is (string= "Hello, Ada!" (greet channel "Ada"))))
+      (support:signal-program program signal)
+      (let ((text (last-lines program)))
+        (is (= 0 (support:program-exit-code program)))
+        (dolist (expected '("greeting Ada, " "server-draining" "server-stopped" "unwound"
+                            "exit hook"))
+          (is (search expected text) "~A is not in ~A" expected text))))))
+
+(test a-second-signal-ends-at-once
+  (with-greeter (program address "--limits" "drain-seconds=600")
+    (grpc:with-channel (channel address)
+      (let ((call (grpc:call-async #'helloworld.greeter:say-hello channel
+                                   (helloworld:make-hello-request :name "forever"))))
+        (loop until (search "for ever" (support:program-line program)))
+        (support:signal-program program sb-unix:sigterm)
+        (loop until (search "server-draining" (support:program-line program)))
+        (support:signal-program program sb-unix:sigterm)
+        (let ((text (last-lines program)))
+          (is (= (+ 128 sb-unix:sigterm) (support:program-exit-code program)))
+          (is (search "ended-at-once" text))
+          (is (null (search "server-stopped" text))))
+        (signals grpc:unavailable (grpc:await call))))))
+
+(test the-end-of-the-drain-ends-calls
+  (with-greeter (program address "--limits" "drain-seconds=0")
+    (grpc:with-channel (channel address)
+      (let ((call (grpc:call-async #'helloworld.greeter:say-hello channel
+                                   (helloworld:make-hello-request :name "forever"))))
+        (loop until (search "for ever" (support:program-line program)))
+        (support:signal-program program sb-unix:sigterm)
+        (let ((text (last-lines program)))
+          (is (= 0 (support:program-exit-code program)))
+          (is (search "server-stopped" text)))
+        (signals grpc:unavailable (grpc:await call))))))
+
+(test an-end-that-takes-too-long-is-given-up
+  (multiple-value-bind (code lines)
+      (support:run-to-end sb-ext:*runtime-pathname* (script-arguments "late.lisp"))
+    (is (= 1 code))
+    (is (search "the end took too long" (format nil "~{~A~%~}" lines)))))
+
+(test the-flags-of-serve
+  (with-greeter (program address "--metrics" "127.0.0.1:0" "--access-log" "--channelz"
+                                 "--log-format" "json")
+    (let ((lines (loop for line = (support:program-line program)
+                       collect line
+                       until (uiop:string-prefix-p "metrics at " line))))
+      (is (find (format nil "channelz on ~A" address) lines :test #'string=))
+      (grpc:with-channel (channel address)
+        (greet channel "Ada"))
+      (support:signal-program program sb-unix:sigterm)
+      (is (search "\"event\":\"call\"" (last-lines program))))))
+
+(test keywords-are-defaults-of-flags
+  "The program says 1,000 octets; a flag goes before it."
+  (flet ((longest (&rest arguments)
+           (let ((program-arguments (apply #'script-arguments "greeter.lisp"
+                                           "--listen" "127.0.0.1:0" arguments)))
+             (support:call-with-program
+              (lambda (program)
+                (grpc:with-channel (channel (support:server-address program))
+                  (handler-case (length (greet channel (make-string 2000 :initial-element #\a)))
+                    (grpc:resource-exhausted () :refused))))
+              sb-ext:*runtime-pathname* program-arguments))))
+    (is (eq :refused (longest)))
+    (is (= 2008 (longest "--max-receive-octets" "5000")))))
+
+(test wrong-command-lines
+  (flet ((ended (&rest arguments)
+           (multiple-value-bind (code lines)
+               (support:run-to-end sb-ext:*runtime-pathname*
+                                   (apply #'script-arguments "greeter.lisp" arguments))
+             (list code (format nil "~{~A~%~}" lines)))))
+    (destructuring-bind (code text) (ended "--listne" "127.0.0.1:0")
+      (is (= 2 code))
+      (is (search "there is no option --listne (is it --listen?)" text)))
+    (destructuring-bind (code text) (ended "--register" "etcd://127.0.0.1:1/x")
+      (is (= 2 code))
+      (is (search "--register needs the system clgrpc/discovery" text)))
+    (destructuring-bind (code text) (ended "--help")
+      (is (= 0 code))
+      (is (search "usage: " text)))
+    (destructuring-bind (code text) (ended "--listen" "192.0.2.1:50051")
+      (is (= 1 code))
+      (is (search "192.0.2.1" text)))))
