@@ -128,9 +128,9 @@ seconds."
     (cluster:stop-node node :drain (max 0 (ns-seconds (- end (monotonic-ns)))))))
 
 (defun run-node (name worker drain lines arguments)
-  "Be the node NAME, of START-NODE with ARGUMENTS, until the process is told to end or another has its
-name, then for DRAIN seconds at most, in which WORKER, or nil, is stopped, too. LINES are printed
-once it is a member. Return the exit code."
+  "Be the node NAME, of START-NODE with ARGUMENTS, until the process is told to end or another has
+its name, then for DRAIN seconds at most, in which WORKER, or nil, is stopped, too. LINES are
+printed once it is a member. Return the exit code."
   (program:call-with-ending
    (lambda (ending)
      (setf (program:ending-seconds ending) (+ drain program:+ending-seconds+))
@@ -185,8 +185,8 @@ once it is a member. Return the exit code."
               "Work on workflows as well, with steps to try: echo returns its input, sleep does so
       after as many seconds as that says, fail fails.")
       (drain "SECONDS" #'parse-seconds 10 "How long calls may go on when it is told to end.")
-      program:telemetry
-      program:server-tls))
+      :telemetry
+      :server-tls))
     "Be a node of a cluster: serve clgrpc.cluster.v1.Cluster, clgrpc.workflow.v1.Workflow, health
 and reflection, and be a member until SIGTERM or SIGINT. Prints `listening on ADDRESS` when it is
 one. With --client-ca those who join through it have to be whom their certificates say. Exits with
@@ -224,8 +224,8 @@ if another process has taken its name. See doc/cluster.md."
                                     :lease-seconds lease-seconds :if-taken if-taken
                                     :identity-required require-identity :metrics counted
                                     :observer (remove nil (list tracing access-log))
-                                    :credentials (program:server-credentials tls-cert tls-key tls-other
-                                                                     client-ca)
+                                    :credentials (program:server-credentials
+                                                  tls-cert tls-key tls-other client-ca)
                                     :services (list* health workflows
                                                      (append engines
                                                              (grpc:reflection-services))))))

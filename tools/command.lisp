@@ -1,7 +1,7 @@
 ;;;; The commands of `clgrpc`. DEFINE-COMMAND declares one: its parameters, its options with their
 ;;;; defaults and parsers, and what it does; help texts and complaints come from that declaration
-;;;; (src/command). A wrong argument is a USAGE-ERROR: a line on standard error and exit code 2; what
-;;;; was tried and failed is a FAILURE, with code 1.
+;;;; (src/command). A wrong argument is a USAGE-ERROR: a line on standard error and exit code 2;
+;;;; what was tried and failed is a FAILURE, with code 1.
 
 (in-package #:clgrpc.tools)
 
@@ -27,10 +27,10 @@
 
 (defmacro define-command (name (parameters options) documentation &body body)
   "Define the command NAME, a string. PARAMETERS are lists (variable VALUE parser documentation);
-those whose VALUE is in brackets may be left out, and one whose VALUE ends in … takes all arguments
-that are left, as a list. OPTIONS are rows as COMMAND:OPTION-LIST has them. BODY returns the exit
-code. NAME may be a list (name variable): then that VARIABLE, not one for each, is bound to the plist
-of parameters and options, keywords and values."
+those whose VALUE is in brackets may be left out, and one whose VALUE ends in … takes all that are
+left, as a list. OPTIONS are rows as COMMAND:OPTION-LIST has them. BODY returns the exit code. NAME
+may be a list (name variable): then that VARIABLE, not one for each, is bound to the plist of
+parameters and options, keywords and values."
   `(add-command
     (command:make-command
      :name ,(if (consp name) (first name) name)

@@ -73,8 +73,8 @@ START-SERVER. Refuses offers of the same service."
     (finish-output)))
 
 (defun serve-until-told (server)
-  "Say where SERVER listens, and print its statistics at each SIGUSR1; return when the process has been
-told to end and SERVER has stopped."
+  "Say where SERVER listens, and print its statistics at each SIGUSR1; return when the process has
+been told to end and SERVER has stopped."
   (program:call-with-ending
    (lambda (ending)
      (program:call-at-report ending (lambda () (print-statistics server)))
@@ -104,8 +104,8 @@ told to end and SERVER has stopped."
      ((collect "[true|false]" #'parse-boolean nil
                "For measurements: for each line on standard input collect all garbage and print
       `heap=N milliseconds=N`, the octets in use after it and how long it took.")
-      program:serving
-      discovery:registration-options))
+      :serving
+      :registration))
     "Serve gRPC, with health and reflection beside the services named. At SIGTERM or SIGINT lets
 running calls end and exits with 0. Prints `listening on ADDRESS` for each when ready, and at
 SIGUSR1 a line `turns=N calls=N`: the turns of the event loops and the calls served."

@@ -1,5 +1,6 @@
 ;;;; A server as a program of one's own: what is served, and the main function. build.lisp makes an
-;;;; executable of it, greeter.service and Containerfile run that (doc/servers.md, doc/production.md).
+;;;; executable of it, greeter.service and Containerfile run that (doc/servers.md and
+;;;; doc/production.md).
 
 (require :asdf)
 (asdf:load-system "clgrpc")

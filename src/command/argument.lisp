@@ -8,7 +8,7 @@
   (key :none :type keyword)             ; of the command's function
   (name "" :type string)                ; as users write it
   (aliases '() :type list)              ; other names of an option
-  (value "" :type string)               ; what its value is called, in brackets if it may be left out
+  (value "" :type string)               ; what its value is called; in brackets if it may go
   (parser #'identity :type function)    ; of the string; returns the value, or refuses
   (default nil)                         ; the value where it is not given
   (repeated nil :type boolean)          ; true if its values come as a list
@@ -37,7 +37,7 @@ those of DEFINE-SHARED-OPTIONS in the place of names."
                        (list (cons (if (consp variable) variable (list variable)) rest)))))))
 
 (defmacro define-shared-options (name &body rows)
-  "Have NAME stand for ROWS, as OPTION-LIST has them."
+  "Have NAME, a keyword or another symbol, stand for ROWS, as OPTION-LIST has them."
   `(eval-when (:compile-toplevel :load-toplevel :execute)
      (setf (getf *shared-options* ',name) ',rows)))
 
@@ -51,10 +51,10 @@ those of DEFINE-SHARED-OPTIONS in the place of names."
   (intern (string variable) :keyword))
 
 (defmacro option-list (&rest rows)
-  "Make a list of ARGUMENTs from ROWS: lists (variable VALUE parser default documentation), named like
-the variable, and names of DEFINE-SHARED-OPTIONS. An option whose VALUE is in brackets may stand
-without one and then means \"true\". With (variable name) for the variable it has that name and may be
-given several times; with (variable nil alias…) it is known by the ALIASES too."
+  "Make a list of ARGUMENTs from ROWS: lists (variable VALUE parser default documentation), named
+like the variable, and names of DEFINE-SHARED-OPTIONS. An option whose VALUE is in brackets may
+stand without one and then means \"true\". With (variable name) for the variable it has that name
+and may be given several times; with (variable nil alias…) it is known by the ALIASES too."
   (flet ((option-name (variable name)
            (or name
                (format nil "~:[--~;-~]~(~A~)" (= 1 (length (string variable))) variable))))

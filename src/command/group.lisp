@@ -1,5 +1,5 @@
-;;;; Options of servers' command lines that other systems bring: a system that is loaded adds a group;
-;;;; an option of one that is not is refused with the name of the system to load.
+;;;; Options of servers' command lines that other systems bring: a system that is loaded adds a
+;;;; group; an option of one that is not is refused with the name of the system to load.
 
 (in-package #:clgrpc.command)
 

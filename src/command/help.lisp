@@ -35,6 +35,7 @@
           (t (format nil "~Dms" (* 1000 default))))))
 
 (defun write-command-help (command stream)
+  "Write to STREAM how COMMAND is called, what it does and what its arguments are."
   (write-usage command stream)
   (format stream "~%~A~%" (command-documentation command))
   (flet ((describe-arguments (title arguments)

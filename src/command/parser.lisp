@@ -1,4 +1,5 @@
-;;;; Parsers of the values of arguments: functions of a string that return what it means, or refuse it.
+;;;; Parsers of the values of arguments: functions of a string that return what it means, or refuse
+;;;; it.
 
 (in-package #:clgrpc.command)
 
@@ -13,6 +14,7 @@
       value)))
 
 (defun parse-boolean (string)
+  "The boolean that STRING, \"true\" or \"false\", says."
   (cond ((string= string "true") t)
         ((string= string "false") nil)
         (t (refuse "true or false is wanted, not ~S" string))))

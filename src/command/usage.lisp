@@ -10,3 +10,6 @@
 (defun refuse (control &rest arguments)
   "Signal a USAGE-ERROR."
   (error 'usage-error :text (format nil "~?" control arguments)))
+
+(document-functions
+  usage-error-text "What is wrong with the command line, in one line.")

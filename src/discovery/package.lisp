@@ -24,6 +24,4 @@
    ;; listing.lisp
    #:list-endpoints #:put-service-config
    ;; resolver.lisp
-   #:etcd-resolver
-   ;; program.lisp
-   #:registration-options))
+   #:etcd-resolver))

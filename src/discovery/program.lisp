@@ -30,7 +30,7 @@ list of a line that says so; with nil if that says nothing. FUNCTION stops SERVE
                                    (await-registration registration :timeout 5)
                                    (registration-key registration)))))))))
 
-(command:define-shared-options registration-options
+(command:define-shared-options :registration
   (register "TARGET" #'parse-place nil
             "Register the server in etcd: etcd://HOST:PORT/NAME is also the target by which
       clients find it. At the end it is said to drain there before it stops, and then withdrawn.")
@@ -39,5 +39,5 @@ list of a line that says so; with nil if that says nothing. FUNCTION stops SERVE
   (weight "N" (command:integer-parser 1 65535) nil "The weight with which it is registered.")
   (zone "NAME" #'identity nil "The zone with which it is registered."))
 
-(command:add-group "clgrpc/discovery" (command:option-list registration-options)
+(command:add-group "clgrpc/discovery" (command:option-list :registration)
                    'call-with-registration)

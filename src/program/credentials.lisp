@@ -2,7 +2,7 @@
 
 (in-package #:clgrpc.program)
 
-(define-shared-options server-tls
+(define-shared-options :server-tls
   (tls-cert "FILE" #'identity nil
             "Speak TLS, and show the certificates in FILE (PEM; renewed files are noticed).")
   (tls-key "FILE" #'identity nil "The private key of --tls-cert; without it, in that file.")

@@ -13,11 +13,11 @@
    ;; ending.lisp
    #:+ending-seconds+ #:ending-seconds #:call-with-ending #:await-end #:end #:call-at-report
    ;; credentials.lisp
-   #:server-tls #:server-credentials
+   #:server-credentials
    ;; telemetry.lisp
-   #:telemetry #:begin-logging #:call-with-pages #:make-tracing-as-asked #:begin-exporting
+   #:begin-logging #:call-with-pages #:make-tracing-as-asked #:begin-exporting
    #:end-exporting #:telemetry-lines
    ;; serve.lisp
-   #:serving #:serve-as-asked #:announce
+   #:serve-as-asked #:announce
    ;; run.lisp
    #:run-server))

@@ -21,7 +21,7 @@ START-SERVER's.")
     (make-command :name (program-name) :invocation (program-name)
                   :documentation "Serve until SIGTERM or SIGINT, then let running calls end."
                   :options (mapcar #'with-default
-                                   (append (option-list serving) (all-group-options))))))
+                                   (append (option-list :serving) (all-group-options))))))
 
 (defun start-arguments (options command)
   "What of OPTIONS, a plist, is START-SERVER's alone: no option of COMMAND."
@@ -76,8 +76,8 @@ Each option of the command line is a keyword argument as well (:LOG-LEVEL :WARNI
 what ARGUMENTS do not say; all others are START-SERVER's. It listens on 127.0.0.1:50051 by default.
 The log goes to the standard error, from :info on, unless *LOG-FUNCTION* has been set. Prints
 \"listening on ADDRESS\" for each address once it serves. A second signal ends the process at once,
-with the code 128 and the signal's number; so does, with 1, an end that takes ten seconds longer than
-:DRAIN-SECONDS. Exiting unwinds the calling thread and runs SB-EXT:*EXIT-HOOKS*. An error of
+with the code 128 and the signal's number; so does, with 1, an end that takes ten seconds longer
+than :DRAIN-SECONDS. Exiting unwinds the calling thread and runs SB-EXT:*EXIT-HOOKS*. An error of
 START-SERVER, such as a port in use, is a line on the standard error and exit code 1. In the main
 thread."
   (let ((code (unwind-protect (run-as-asked services arguments options)

@@ -2,7 +2,7 @@
 
 (in-package #:clgrpc.program)
 
-(define-shared-options serving
+(define-shared-options :serving
   (listen "ADDRESSES" (addresses-parser 0) "127.0.0.1:50051"
           "Where to listen: HOST:PORT, [IPV6]:PORT, unix:PATH or unix-abstract:NAME, several
       with commas between; port 0 picks a free one.")
@@ -13,7 +13,7 @@
                       "The largest message accepted, in octets.")
   (limits "NAME=VALUE" #'parse-limits '()
           "Any options that doc/limits.md has for servers, several with commas between.")
-  telemetry
+  :telemetry
   (binary-log "FILE" #'identity nil
               "Write a binary log (gRFC A16) to FILE, of all calls or of those that
       GRPC_BINARY_LOG_FILTER is for; `clgrpc binlog FILE` prints it.")
@@ -23,7 +23,7 @@
   (console "ADDRESSES" (addresses-parser 0) nil
            "Show in a browser what the process does, where these are; prints the address to
       open, which has a secret in it. If others than this machine reach ADDRESSES, they may look.")
-  server-tls)
+  :server-tls)
 
 (defun first-of (class things)
   "The first of THINGS that is of CLASS, or nil."
@@ -85,7 +85,7 @@
           (telemetry-lines (getf given :trace-sample) (getf given :otlp))))
 
 (defun serve-as-asked (services given ending options &optional report)
-  "Serve SERVICES, a list, as GIVEN, the plist of a command line with the options SERVING and those
+  "Serve SERVICES, a list, as GIVEN, the plist of a command line with the options :SERVING and those
 of the groups, and OPTIONS, arguments of START-SERVER, say. Print where, and what else there is to
 know; call REPORT, if there is one, with the server at each SIGUSR1. Once the process is told to
 end, by ENDING, let running calls end, and return."

@@ -3,7 +3,7 @@
 
 (in-package #:clgrpc.program)
 
-(define-shared-options telemetry
+(define-shared-options :telemetry
   (log-level "LEVEL" (choice-parser :debug :info :warning :error :none) :warning
              "What is logged, to the standard error: events from debug, info, warning or error
       on, or none. GRPC_TRACE switches on tracers, as doc/observability.md has them.")
@@ -24,11 +24,11 @@
       log's events have the ids of traces, recorded or not."))
 
 (defun begin-logging (level format access-log)
-  "Log events from LEVEL on, in FORMAT; from :info on at least if calls are logged, by ACCESS-LOG. The
-log is left as it is if LEVEL is nil."
+  "Log events from LEVEL on, in FORMAT; from :info on at least if calls are logged, by ACCESS-LOG.
+The log is left as it is if LEVEL is nil."
   (when level
-    (setf *log-function* (log-writer :level (if (and access-log (not (eq :debug level))) :info level)
-                                     :format format))))
+    (let ((level (if (and access-log (not (eq :debug level))) :info level)))
+      (setf *log-function* (log-writer :level level :format format)))))
 
 (defun call-with-web (addresses handlers url function)
   "Call FUNCTION with what URL, a function of a server, returns for one on ADDRESSES that answers

@@ -9,8 +9,8 @@
 (defun built-example (folder)
   "Build the example in FOLDER, a path that ends with a slash; return the path of the program."
   (uiop:run-program (list "sh" "-c" "cd \"$0\" && exec \"$@\"" folder
-                          sb-ext:*runtime-pathname* "--noinform" "--non-interactive"
-                          "--no-sysinit" "--no-userinit"
+                          (uiop:native-namestring sb-ext:*runtime-pathname*)
+                          "--noinform" "--non-interactive" "--no-sysinit" "--no-userinit"
                           "--load" (support:root-file "scripts/load.lisp")
                           "--load" (example-file "build.lisp"))
                     :output nil :error-output :output)
