@@ -52,8 +52,8 @@ options that are given; or :help."
 
 (defun parse-arguments (command arguments)
   "Return the keyword arguments that the strings ARGUMENTS mean to COMMAND, or :help. What the value
-of an option --config, a list of further arguments, says counts where ARGUMENTS say nothing. Signal a
-USAGE-ERROR for a wrong argument."
+of an option --config, a list of further arguments, says counts where ARGUMENTS say nothing. Signal
+a USAGE-ERROR for a wrong argument."
   (multiple-value-bind (positional given) (split-arguments command arguments)
     (if (eq :help positional)
         :help
