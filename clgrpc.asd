@@ -1330,16 +1330,16 @@
                (:file "metadata")))
 
 (defsystem "clgrpc/tests/command"
+  :class layer-tests
   :depends-on ("clgrpc/command" "fiveam")
   :pathname "tests/command/"
   :serial t
   :components ((:file "package")
                (:file "parser")
-               (:file "line"))
-  :perform (test-op (operation system)
-             (symbol-call '#:fiveam '#:run! :clgrpc.command)))
+               (:file "line")))
 
 (defsystem "clgrpc/tests/program"
+  :class layer-tests
   :depends-on ("clgrpc/examples" "clgrpc/tests/support" "fiveam")
   :pathname "tests/program/"
   :serial t
@@ -1347,9 +1347,7 @@
                (:static-file "greeter.lisp")
                (:static-file "late.lisp")
                (:file "run")
-               (:file "example"))
-  :perform (test-op (operation system)
-             (symbol-call '#:fiveam '#:run! :clgrpc.program)))
+               (:file "example")))
 
 (defsystem "clgrpc/tests/config"
   :class layer-tests
