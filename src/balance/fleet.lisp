@@ -103,10 +103,13 @@ members that are ready."))
                   (client:close-several fleet gone "its address is the servers' no more"))))
 
 (defun update-members (fleet backends)
-  "FLEET's members are those of BACKENDS from now on. Return those that are new."
+  "FLEET's members are those of BACKENDS from now on, as far as the channel has room for them. Return
+those that are new."
   (let ((kept (make-hash-table :test #'equal :size (length backends)))
         (members (fleet-members fleet))
-        (new '()))
+        (new '())
+        (left-out nil))
+    (when (null backends) (setf (fleet-trouble fleet) "there are no servers"))
     (dolist (backend backends)
       (let ((key (backend-key backend)))
         (unless (gethash key kept)
@@ -115,10 +118,15 @@ members that are ready."))
                    (setf (subchannel-attributes subchannel) (backend-attributes backend))
                    ;; the same ones, perhaps in another order
                    (client:change-addresses subchannel (backend-addresses backend)))
-                  (t (push (setf subchannel (add-member fleet backend)) new)))
-            (setf (gethash key kept) subchannel)))))
-    (when (> (hash-table-count members) (hash-table-count kept)) (drop-others fleet kept))
-    (nreverse new)))
+                  ((client:room-for-subchannel-p (balancer-core fleet))
+                   (push (setf subchannel (add-member fleet backend)) new))
+                  (t (setf left-out t
+                           (fleet-trouble fleet)
+                           "the channel may have no more servers (max-subchannels)")))
+            (when subchannel (setf (gethash key kept) subchannel))))))
+    (cond ((= (hash-table-count members) (hash-table-count kept)) (nreverse new))
+          (t (drop-others fleet kept)
+             (nreconc new (when left-out (update-members fleet backends)))))))
 
 (defun update-health (fleet)
   "Have the members' servers asked whether they serve, as the channel's service config says now."
@@ -194,9 +202,7 @@ members that are ready."))
 (defun publish-failure (fleet)
   "Publish that no member of FLEET can be used."
   (publish fleet :transient-failure
-           (make-failure (if (zerop (hash-table-count (fleet-members fleet)))
-                             "there are no servers"
-                             (fleet-trouble fleet)))))
+           (make-failure (fleet-trouble fleet))))
 
 (defmethod review ((fleet fleet))
   (let ((ready (ready-members fleet)))

@@ -424,6 +424,13 @@ asked. Within that time it is asked three times.")
    (resolve-interval-seconds 30 0 3600 "seconds"
     "A channel that has lost a server, or cannot reach one, looks its target's name up again, but
 not sooner after the last look-up that had an answer than this.")
+   (max-addresses 1000 1 1000000 "addresses"
+    "How many addresses of its target a channel uses, the first ones that a resolver tells of. It
+warns of more: with round_robin and its like, each has a connection.")
+   (max-subchannels 4000 1 1000000 "subchannels"
+    "How many servers all balancers of a channel together may have, those included that leave with
+their last calls: a service config may have many targets with all addresses each. What is beyond
+that is left out, with a warning.")
    (dns-service-config nil
     "Whether a channel to a name takes its service config from the TXT records of _grpc_config.NAME
 (gRFC A2). Most names have none, and asking costs a query each time the name is looked up.")

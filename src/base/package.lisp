@@ -77,6 +77,7 @@
    #:options-breaker-max-calls #:options-breaker-max-waiting #:options-breaker-failure-percent
    #:options-breaker-min-calls #:options-breaker-window-seconds #:options-breaker-open-seconds
    #:options-dns-timeout-seconds #:options-resolve-interval-seconds #:options-dns-service-config
+   #:options-max-addresses #:options-max-subchannels
    ;; seed.lisp
    #:hash-seed #:renew-hash-seed #:+golden-step+ #:+signed-golden-step+ #:mixed-word
    ;; heap.lisp

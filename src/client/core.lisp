@@ -133,9 +133,9 @@ that is picked for CALL is, as CALL starts on whichever has a stream first (gRFC
           until (ask-for-link other))))
 
 (defun start-at (core place picked)
-  "Start the call of PLACE, which is queued and for which PICKED was picked, if that is a server that
-has a stream; end it if PICKED is a failure that it does not outlast. Return true if it waits there
-no more."
+  "Start the call of PLACE, which is queued and for which PICKED was picked, if that is a server
+that has a stream; end it if PICKED is a failure that it does not outlast. Return true if it waits
+there no more."
   (let ((call (place-call place)))
     (typecase picked
       (null nil)
@@ -273,6 +273,15 @@ if they hold up others only until one finds no stream."
 (defconstant +told-backends+ 8
   "An event of a channel names so many of its servers at most.")
 
+(defun usable-backends (core backends)
+  "Those of BACKENDS that CORE's channel uses: the first, with as many addresses as it may have."
+  (let ((most (min (options-max-addresses (core-options core))
+                   (options-max-subchannels (core-options core)))))
+    (loop for rest on backends
+          sum (length (backend-addresses (first rest))) into count
+          when (> count most) return (ldiff backends rest)
+          finally (return backends))))
+
 (defun note-backends (core backends)
   "The resolver of CORE has told of BACKENDS: note that if they are others than before."
   (let ((keys (sort (mapcar #'backend-key backends) #'string<)))
@@ -282,6 +291,11 @@ if they hold up others only until one finds no stream."
                                      ~{~A~^, ~}~@[ and ~D more~]~]"
                          (length keys) (subseq keys 0 (min +told-backends+ (length keys)))
                          (and (plusp more) more)))
+      (let ((used (length (usable-backends core backends))))
+        (when (< used (length backends))
+          (log-event :warning :too-many-addresses :target (core-name core) :used used
+                                                  :left-out (- (length backends) used))
+          (note-core-event core :warning "only ~D of these servers are used (max-addresses)" used)))
       (setf (core-backend-keys core) keys))))
 
 (defun receive-backends (core backends pushed)
@@ -293,7 +307,8 @@ takes it."
   (let ((config (selected-config core pushed)))
     (cond (config
            (adopt-config core config)
-           (use-backends core backends))
+           (setf (core-crowded core) nil)
+           (use-backends core (usable-backends core backends)))
           (t (receive-failure core (princ-to-string pushed))))))
 
 (defun use-backends (core backends)
@@ -301,7 +316,8 @@ takes it."
   (when backends
     (stop-back-off (core-back-off core) (core-loop core))
     (forget-failures (core-back-off core)))
-  (setf (core-resolved core) (and backends t))
+  (setf (core-resolved core) (and backends t)
+        (core-backends core) backends)
   (update-backends (core-balancer core) backends (core-policy core))
   (cond ((null backends)
          (fail-resolving core (format nil "~A has no servers" (core-name core)))
@@ -396,6 +412,7 @@ it, which of its connections beyond the first to a server have."
   (quit-resolver (core-resolver core))
   (setf (core-resolving core) nil
         (core-resolved core) nil
+        (core-backends core) '()
         (core-awaiting core) nil)
   (close-balancer (core-balancer core))
   (setf (core-balancer core) (make-instance 'switch :parent core))

@@ -127,8 +127,8 @@ to the breaker by itself."
           (core-observer core) (guard-observer core))))
 
 (defun refuse-to-wait (core place)
-  "The FAILURE for the call of PLACE, which has begun to wait for a stream, if too many wait that the
-same server was picked for, or as for that none; it waits no more then. Else nil."
+  "The FAILURE for the call of PLACE, which has begun to wait for a stream, if too many wait that
+the same server was picked for, or as for that none; it waits no more then. Else nil."
   (let ((most (options-breaker-max-waiting (core-options core)))
         (server (place-server place)))
     (when (and (plusp most)

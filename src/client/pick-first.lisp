@@ -2,7 +2,9 @@
 ;;;; to the first that answers (RFC 8305, gRFC A61). Its state is the subchannel's, but that once
 ;;;; all addresses have failed it stays in :transient-failure until it is ready, and tries again
 ;;;; without being asked (gRFC A62). The subchannel itself is the picker. The first list of
-;;;; addresses is connected to at once. With shuffleAddressList each list is shuffled first.
+;;;; addresses is connected to at once. With shuffleAddressList each list is shuffled first, by
+;;;; weight (gRFC A113). What the resolver says of a server is said of its addresses: of those that
+;;;; it is connected to the subchannel has the attributes.
 
 (in-package #:clgrpc.client)
 
@@ -20,11 +22,14 @@
 (config:register-policy :pick-first '("pick_first") 'pick-first 'parse-pick-first)
 
 (defun shuffled (backends random-state)
-  "BACKENDS, in an order that RANDOM-STATE gives."
-  (let ((vector (coerce backends 'simple-vector)))
-    (loop for last from (1- (length vector)) above 0
-          do (rotatef (svref vector last) (svref vector (random (1+ last) random-state))))
-    (coerce vector 'list)))
+  "BACKENDS, in an order that RANDOM-STATE gives. The first is each of them as often as its weight,
+the attribute :weight or 1, says; so is the second among the others, and so on."
+  (flet ((lot (backend)
+           (let ((weight (getf (backend-attributes backend) :weight)))
+             (/ (- (log (- 1d0 (random 1d0 random-state))))
+                (if (typep weight '(integer 1)) (min weight (expt 2 32)) 1)))))
+    (mapcar #'rest (sort (mapcar (lambda (backend) (cons (lot backend) backend)) backends)
+                         #'< :key #'first))))
 
 (defmethod update-backends ((balancer pick-first) backends config)
   (let* ((backends (if config
@@ -34,17 +39,32 @@
                      (mapcan (lambda (backend) (copy-list (backend-addresses backend))) backends)
                      :test #'equalp :from-end t))
          (subchannel (pick-first-subchannel balancer)))
-    (cond ((and subchannel addresses) (change-addresses subchannel addresses))
+    (cond ((and subchannel addresses)
+           (setf (subchannel-backends subchannel) backends)
+           (change-addresses subchannel addresses)
+           (note-attributes subchannel))
+          ((and addresses (not (room-for-subchannel-p (balancer-core balancer))))
+           (publish balancer :transient-failure
+                    (make-failure "the channel may have no more servers (max-subchannels)")))
           (addresses
-           (setf (pick-first-failed balancer) nil
-                 (pick-first-subchannel balancer)
-                 (open-subchannel balancer (make-backend :addresses addresses)))
-           (connect (pick-first-subchannel balancer)))
+           (let ((subchannel (open-subchannel balancer (make-backend :addresses addresses))))
+             (setf (pick-first-failed balancer) nil
+                   (pick-first-subchannel balancer) subchannel
+                   (subchannel-backends subchannel) backends)
+             (connect subchannel)))
           (t
            (setf (pick-first-subchannel balancer) nil)
            (when subchannel
              (close-subchannel subchannel "its addresses are the servers' no more"))
            (publish balancer :transient-failure (make-failure "there are no servers"))))))
+
+(defun note-attributes (subchannel)
+  "SUBCHANNEL, if it is connected, has the attributes of the server that it is connected to."
+  (let ((link (first (trunk-links (trunk-of subchannel)))))
+    (when link
+      (setf (subchannel-attributes subchannel)
+            (attributes-at (find-address subchannel (wire:link-peer link))
+                           (subchannel-backends subchannel))))))
 
 (defmethod exit-idle ((balancer pick-first))
   (let ((subchannel (pick-first-subchannel balancer)))
@@ -53,7 +73,8 @@
 (defmethod subchannel-changed ((balancer pick-first) subchannel)
   (let ((state (subchannel-state subchannel)))
     (case state
-      (:ready (setf (pick-first-failed balancer) nil))
+      (:ready (setf (pick-first-failed balancer) nil)
+       (note-attributes subchannel))
       (:transient-failure (setf (pick-first-failed balancer) t)))
     (cond ((eq :transient-failure state)
            (publish balancer state (make-failure (trouble-text subchannel))))

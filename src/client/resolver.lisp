@@ -41,6 +41,13 @@
   "The backend that has ADDRESSES, the kernel's."
   (make-backend :addresses addresses :attributes attributes :key (addresses-key addresses)))
 
+(defun attributes-at (address backends)
+  "What the resolver says of that of BACKENDS which has ADDRESS, the kernel's."
+  (let ((backend (find-if (lambda (backend)
+                            (member address (backend-addresses backend) :test #'equalp))
+                          backends)))
+    (and backend (backend-attributes backend))))
+
 (defun backend-with (backend name value)
   "BACKEND, whose attribute NAME is VALUE."
   (make-backend :addresses (backend-addresses backend) :key (backend-key backend)
@@ -102,6 +109,13 @@ END-RESOLVING. On its loop."))
   (:documentation "The channel of RESOLVER is closed, or idle. On its loop.")
   (:method ((resolver resolver)) nil))
 
+(defgeneric certificate-name (resolver address)
+  (:documentation "The name that the certificate of the server at ADDRESS, one of RESOLVER's, must
+have, text.")
+  (:method ((resolver resolver) address)
+    (declare (ignore address))
+    (resolver-host resolver)))
+
 (defgeneric answers-p (resolver)
   (:documentation "True if RESOLVER soon answers each RESOLVE-AGAIN, so that an attempt to connect
 waits for the answer.")
@@ -147,6 +161,12 @@ waits for the answer.")
 (defmethod resolve-again ((resolver fixed-resolver))
   nil)
 
+(defmethod certificate-name ((resolver fixed-resolver) address)
+  "Of several addresses in the target each is the name of its own server."
+  (or (and (os:make-address (resolver-host resolver) 0)
+           (os:address-host address))
+      (resolver-host resolver)))
+
 ;;; Resolvers of users
 
 (defclass user-resolver (resolver)
@@ -162,9 +182,9 @@ waits for the answer.")
 
 (defgeneric start-resolver (resolver)
   (:documentation "A channel needs the addresses of its servers, for the first time or for the first
-time since STOP-RESOLVER: begin to PUSH-ADDRESSES, at once or later, also if they are those that were
-pushed before. Each class of DEFINE-RESOLVER has a method. An error in it is told to the channel as
-by PUSH-FAILURE. On a thread that may block."))
+time since STOP-RESOLVER: begin to PUSH-ADDRESSES, at once or later, also if they are those that
+were pushed before. Each class of DEFINE-RESOLVER has a method. An error in it is told to the
+channel as by PUSH-FAILURE. On a thread that may block."))
 
 (defgeneric resolve-now (resolver)
   (:documentation "The channel has lost a server, or cannot reach one: addresses may have changed. A

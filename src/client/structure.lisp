@@ -58,7 +58,8 @@
   (encoding nil :type (or null wire:encoding) :read-only t) ; of requests, if nobody says otherwise
   (resolver nil :type (or null resolver)) ; that finds the backends
   (resolving nil :type boolean)         ; the resolver has begun
-  (resolved nil :type boolean)          ; it has told of backends
+  (resolved nil :type boolean)          ; it has told of backends, and
+  (backends '() :type list)             ; which of them were used last
   (awaiting nil :type boolean)          ; its next answer is to be connected to
   (back-off (make-back-off) :type back-off :read-only t) ; of a resolver that fails
   (config nil :type (or null config:service-config)) ; in force, once the resolver has answered
@@ -75,6 +76,8 @@
   (idle-since-ns 0 :type nanoseconds)   ; and when that was
   (state :idle :type connectivity)      ; of the channel
   (subchannels '() :type list)          ; those in use, and those that have calls still
+  (subchannel-count 0 :type index)      ; how many these are
+  (crowded nil :type boolean)           ; there was no room for another, since the last update
   ;; what it shares with channels that are alike, if it does; see trunk.lisp
   (commons nil :type (or null commons) :read-only t)
   ;; calls without a stream, see stream-queue.lisp: heads of lists of PLACEs,
@@ -221,7 +224,9 @@ them. If it has a SHARED-TRUNK, its LINK-STATE is what it has asked for and hear
   (shared-calls 0 :type index)          ; its attempts of calls that are under way there
   (shared-picks 0 :type (unsigned-byte 62)) ; how many it has had there
   (key "" :type string :read-only t)    ; of the backend that it is for, if it is for one
-  (attributes '() :type list)           ; a plist, the backend's
+  (attributes '() :type list)           ; a plist, the backend's, or of several that of the last one
+                                        ; it was connected to
+  (backends '() :type list)             ; that it is for, if it is for several
   (vetoes '() :type list)               ; on its being ready, newest first
   (state :idle :type connectivity)      ; what the two come to, as its balancer sees it
   (watchers '() :type list)             ; functions of the subchannel: LINK-STATE has changed

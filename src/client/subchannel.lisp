@@ -10,8 +10,21 @@
 
 (in-package #:clgrpc.client)
 
+(defun room-for-subchannel-p (core)
+  "True if CORE's channel may have another subchannel; if not it warns of that, once for an update."
+  (let ((most (options-max-subchannels (core-options core))))
+    (cond ((< (core-subchannel-count core) most))
+          ((not (shiftf (core-crowded core) t))
+           (log-event :warning :too-many-subchannels :target (core-name core)
+                                                     :max-subchannels most)
+           (note-core-event core :warning "there are more servers than ~D (max-subchannels)" most)
+           nil))))
+
 (defun open-subchannel (balancer backend)
-  "Return a new subchannel of BALANCER's to the server BACKEND. It is idle. On the channel's loop."
+  "Return a new subchannel of BALANCER's to the server BACKEND. It is idle. Signal an error if the
+channel has as many as it may. On the channel's loop."
+  (unless (room-for-subchannel-p (balancer-core balancer))
+    (error "The channel may have no more subchannels (max-subchannels)."))
   (let* ((core (balancer-core balancer))
          (subchannel (make-subchannel
                       :core core :balancer balancer :key (backend-key backend)
@@ -21,6 +34,7 @@
     (note-child-event subchannel "subchannel created")
     (when (core-commons core) (join-trunk subchannel))
     (push subchannel (core-subchannels core))
+    (incf (core-subchannel-count core))
     (map-ancestors (lambda (ancestor) (subchannel-opened ancestor subchannel)) balancer)
     subchannel))
 
@@ -128,8 +142,8 @@ SINCE-NS, the newest first."
     (rpc:observe subchannel-failed (core-observer (trunk-core trunk)) (getf plist :reason))
     (note-failure trunk (getf plist :reason))))
 
-(defun address-p (trunk peer)
-  "True if PEER, text, is one of TRUNK's addresses."
+(defun find-address (trunk peer)
+  "That of TRUNK's addresses which PEER, text, is; nil if none is."
   (find peer (trunk-addresses trunk) :key #'os:address-text :test #'string=))
 
 (defun keepalive-ns (core)
@@ -175,15 +189,19 @@ acknowledge what we send in the time that it has for an answer (gRFC A18)."
          (credentials (core-credentials core)))
     (if credentials
         (loop:make-tls-transport (core-loop core) transport credentials :client
-                                 :server-name (server-name trunk))
+                                 :server-name (server-name trunk (loop:transport-peer transport)))
         transport)))
 
-(defun server-name (trunk)
-  "The name that the certificate of TRUNK's server must have, unless credentials say: the host of
-the target, or what a resolver says of this server as :server-name."
-  (let ((owner (first (owners trunk))))
-    (or (and owner (getf (subchannel-attributes owner) :server-name))
-        (resolver-host (core-resolver (trunk-core trunk))))))
+(defun server-name (trunk peer)
+  "The name that the certificate of TRUNK's server at PEER, an address as text, must have, unless
+credentials say: the host of the target, or what a resolver says of this server as :server-name."
+  (let ((address (find-address trunk peer))
+        (owner (first (owners trunk))))
+    (or (and owner (getf (if (subchannel-backends owner)
+                             (attributes-at address (subchannel-backends owner))
+                             (subchannel-attributes owner))
+                         :server-name))
+        (certificate-name (core-resolver (trunk-core trunk)) address))))
 
 (defun endeavour-of (trunk link)
   "The endeavour of TRUNK's that LINK is a candidate of, or nil."
@@ -335,7 +353,7 @@ is nobody else's. If it is connected to one of them SUBCHANNEL stays, until that
              (register-trunk trunk)
              (follow-addresses trunk old)))
           ((not (and (eq :ready (trunk-link-state trunk))
-                     (every (lambda (link) (address-p subchannel (wire:link-peer link)))
+                     (every (lambda (link) (find-address subchannel (wire:link-peer link)))
                             (trunk-links trunk))))
            (let ((engaged (member subchannel (engaged-owners trunk))))
              (move-to-trunk subchannel)
@@ -358,7 +376,7 @@ is nobody else's. If it is connected to one of them SUBCHANNEL stays, until that
 (defun leave-addresses (trunk)
   "Use the links of TRUNK, which is ready, no more that are to other addresses than its own."
   (dolist (link (trunk-links trunk))
-    (unless (address-p trunk (wire:link-peer link))
+    (unless (find-address trunk (wire:link-peer link))
       (setf (wire:link-draining link) t
             (trunk-useless trunk) 0)    ; the server is not to blame
       (leave-link trunk link "its address is the server's no more")))
@@ -474,7 +492,9 @@ second time in a row the next attempt waits."
                                   (format nil "~A takes connections and ends them: ~A"
                                           (core-name (trunk-core trunk)) text)))))
 
-(defconstant +longest-keepalive-ns+ (* 1000000000 +ns-per-second+))
+(defconstant +longest-keepalive-ns+ (* 2 60 60 +ns-per-second+)
+  "No server has links wait longer, also those to other servers: it is what servers themselves wait
+unless they are told otherwise (gRFC A8).")
 
 (defun ping-less (trunk link)
   "The server of LINK finds that it asks too often whether it is alive: new links of the channels
@@ -537,11 +557,25 @@ that use TRUNK wait twice as long (gRFC A8)."
        (null (subchannel-leaving subchannel))
        (zerop (subchannel-shared-calls subchannel))))
 
+(defun use-room (core)
+  "CORE's channel, which has had no room for all subchannels, may have some now."
+  (when (and (shiftf (core-crowded core) nil) (core-resolved core)
+             (not (eq :shutdown (core-state core))))
+    (update-backends (core-balancer core) (core-backends core) (core-policy core))))
+
+(defun keep-subchannels (core kept-p)
+  "Of CORE's subchannels those for which the function KEPT-P is false are its no more."
+  (let ((kept (remove-if-not kept-p (core-subchannels core)))
+        (before (core-subchannel-count core)))
+    (setf (core-subchannels core) kept
+          (core-subchannel-count core) (length kept))
+    (when (and (core-crowded core) (< (length kept) before))
+      (loop:defer (core-loop core) #'use-room core))))
+
 (defun forget-if-ended (subchannel)
   "SUBCHANNEL, if it has ended, is its channel's no more."
   (when (ended-p subchannel)
-    (let ((core (subchannel-core subchannel)))
-      (setf (core-subchannels core) (remove subchannel (core-subchannels core))))))
+    (keep-subchannels (subchannel-core subchannel) (lambda (other) (not (eq other subchannel))))))
 
 (defun look-after-end (subchannel)
   "A link of SUBCHANNEL, or a call of it on a shared one, has ended: it may have been the last."
@@ -601,7 +635,7 @@ channel's loop."
   "Give up SUBCHANNELS of BALANCER, a list, because of TEXT; together, since there may be many."
   (let ((core (balancer-core balancer)))
     (dolist (subchannel subchannels) (give-up subchannel text))
-    (setf (core-subchannels core) (remove-if #'ended-p (core-subchannels core)))))
+    (keep-subchannels core (complement #'ended-p))))
 
 (defun close-subchannels (balancer text)
   "Give up all subchannels of BALANCER because of TEXT."

@@ -524,11 +524,12 @@ transport takes."
 (defun make-tls-transport (loop transport credentials role &key server-name http1)
   "Return a transport with TLS over TRANSPORT, a connected one, which now belongs to it, for ROLE
 with CREDENTIALS. A client calls its server SERVER-NAME, a host name or numeric address, unless
-CREDENTIALS have a name for it. With HTTP1 a server agrees to HTTP/1.1 as well. The first read or
-write begins the handshake. Signal TLS-ERROR, with TRANSPORT unchanged, if there is no OpenSSL or
-CREDENTIALS cannot be used. On LOOP."
+CREDENTIALS have a name for it; a dot at its end, which certificates never have, is left out. With
+HTTP1 a server agrees to HTTP/1.1 as well. The first read or write begins the handshake. Signal
+TLS-ERROR, with TRANSPORT unchanged, if there is no OpenSSL or CREDENTIALS cannot be used. On LOOP."
   (let* ((name (and (eq role :client)
                     (or (tls-credentials-server-name credentials) server-name)))
+         (name (and name (string-right-trim "." name)))
          (server (and name (format nil "~A at ~A" name (transport-peer transport))))
          (area (loop-area loop)))
     (with-context (context credentials (if http1 :http-server role))

@@ -110,3 +110,35 @@ take a hundred times as long and picks ten times; processors' caches allow of no
                    (mapcar #'clgrpc.os:address-text (client:subchannel-addresses server))))
         (is (not (eq server (tell 2 3))) "other addresses are another server")
         (is (= 1 (length (live core))))))))
+
+(test a-channel-has-so-many-subchannels
+  "However many targets a config has with all addresses each: those that have servers are used. When
+servers go there is room for others."
+  (tests::with-core (core puppet :pick-first :options (:max-subchannels 5))
+    (let ((targets (parse (format nil "[{\"weighted_target_experimental\":{\"targets\":{~{~A~^,~}}}}]"
+                                  (loop for i from 1 to 9
+                                        collect (format nil "\"t~D\":{\"weight\":1,\"childPolicy\":~
+                                                             [{\"~A\":{}}]}"
+                                                        i (if (= i 3) "pick_first" "round_robin"))))))
+          (switch (client::core-balancer core)))
+      (flet ((update (config &rest numbers)
+               (setf (client::core-crowded core) nil)
+               (client:update-backends switch (mapcar #'backend numbers) config)
+               (length (client::core-subchannels core))))
+        (is (= 5 (update targets 1 2 3)))
+        (is (= 5 (client::core-subchannel-count core)))
+        (dolist (subchannel (live core)) (client::change-state subchannel :ready))
+        (is (eq :ready (client::core-state core)))
+        (let ((round-robin (parse "[{\"round_robin\":{}}]")))
+          ;; the targets are used until there is another, which has no room while they are
+          (setf (client::core-resolved core) t
+                (client::core-backends core) (mapcar #'backend '(1 2))
+                (client::core-balancing core) (parse "[{\"round_robin\":{}}]"))
+          (update round-robin 1 2)
+          (settle core)
+          (is (= 2 (length (live core))))
+          (is (= 4 (update round-robin 1 2 3 4)))
+          (is (= 4 (update round-robin 5 6 7 8)))
+          (is (= 5 (update round-robin 5 6 7 8 9 10)))
+          (is (zerop (update round-robin)))
+          (is (zerop (client::core-subchannel-count core))))))))

@@ -95,7 +95,7 @@
   (<= (* 0.98 share) (/ part whole) (* 1.02 share)))
 
 (defmacro with-core ((core) &body body)
-  `(tests::with-core (,core puppet :pick-first)
+  `(tests::with-core (,core puppet :pick-first :options (:max-subchannels 100000))
      (declare (ignorable puppet))
      (setf (client::core-state ,core) :connecting)
      (unwind-protect (progn ,@body)

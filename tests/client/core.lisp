@@ -141,3 +141,21 @@ another picker is published."
       (is (eq :unavailable (grpc:call-status (begin-ask core)))))
     (is-true (puppet-ended puppet-of))
     (is (equal '(:cancelled :cancelled) (mapcar #'grpc:call-status calls)))))
+
+(test so-many-addresses-are-used
+  "The first ones, whatever the policy; the channel tells that there are more."
+  (dolist (policy '(:round-robin :pick-first))
+    (with-core (core puppet policy :options (:max-addresses 3))
+      (client::wake core)
+      (flet ((used (&rest items)
+               (apply #'tell-backends puppet items)
+               (sort (loop for subchannel in (client::core-subchannels core)
+                           append (mapcar #'clgrpc.os:address-text
+                                          (client:subchannel-addresses subchannel)))
+                     #'string<)))
+        (is (equal '("127.0.0.1:1" "127.0.0.1:2" "127.0.0.1:3")
+                   (used "127.0.0.1:1" "127.0.0.1:2" "127.0.0.1:3")))
+        (is (equal '("127.0.0.1:2" "127.0.0.1:3" "127.0.0.1:4")
+                   (used "127.0.0.1:4" "127.0.0.1:2" "127.0.0.1:3" "127.0.0.1:1")))
+        (is (equal '("127.0.0.1:2" "127.0.0.1:4")
+                   (used '(("127.0.0.1:4" "127.0.0.1:2")) '(("127.0.0.1:3" "127.0.0.1:1")))))))))

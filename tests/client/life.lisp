@@ -46,10 +46,18 @@
               (declare (ignore call))
               (when (= 1 (number-of note)) (sleep 0.4))
               note))
-    (let* ((error (caught (ask channel (note 1))))
+    (grpc:ensure-connected channel)
+    (let* ((subchannel (the-subchannel channel))
+           (link (first (client::subchannel-links subchannel)))
+           (error (caught (ask channel (note 1))))
            (core (client::channel-core channel)))
       (is (typep error 'grpc:unavailable))
       (is (= 20000000 (client::core-keepalive-ns core)))
+      ;; however often servers say so, others' connections are still looked after
+      (loop repeat 60
+            do (setf (wire:link-keepalive-ns link) (client::core-keepalive-ns core))
+               (client::ping-less subchannel link))
+      (is (= (seconds-ns 7200) (client::core-keepalive-ns core)))
       (setf (client::core-keepalive-ns core) 0)
       (is (= 1 (number-of (ask channel (note 1))))))))
 

@@ -150,3 +150,35 @@ away (gRFC A61: the other subchannels, and their back-off, end with the first th
                  (is (string= address (grpc:call-peer call))))))
         (grpc:stop-server first)
         (grpc:stop-server second)))))
+
+(test pick-first-knows-what-is-said-of-its-server
+  "That which it is connected to, as the resolver has last said."
+  (with-core (core puppet :pick-first)
+    (client::wake core)
+    (tell-backends puppet '("127.0.0.1:1" :hash-key "a") '("127.0.0.1:2" :hash-key "b" :weight 5))
+    (let ((subchannel (first (client::core-subchannels core))))
+      (is (null (client::subchannel-attributes subchannel)))
+      (flet ((attributes (peer)
+               (client::attributes-at (client::find-address subchannel peer)
+                                      (client::subchannel-backends subchannel))))
+        (is (equal '(:hash-key "a") (attributes "127.0.0.1:1")))
+        (is (equal '(:hash-key "b" :weight 5) (attributes "127.0.0.1:2")))
+        (tell-backends puppet '("127.0.0.1:1" :hash-key "c") "127.0.0.1:2")
+        (is (equal '(:hash-key "c") (attributes "127.0.0.1:1")))
+        (is (null (attributes "127.0.0.1:2")))
+        (is (null (attributes "127.0.0.1:3")))))))
+
+(test shuffling-minds-weights
+  "The first of the list is each server as often as its weight says."
+  (let ((backends (mapcar #'client::parse-backend
+                          '(("127.0.0.1:1" :weight 6) "127.0.0.1:2" ("127.0.0.1:3" :weight 3)
+                            ("127.0.0.1:4" :weight "none"))))
+        (random-state (sb-ext:seed-random-state 5))
+        (firsts (make-hash-table :test #'equal)))
+    (loop repeat 11000
+          for shuffled = (client::shuffled backends random-state)
+          do (incf (gethash (client::backend-key (first shuffled)) firsts 0))
+             (assert (null (set-exclusive-or backends shuffled))))
+    (loop for (key expected) in '(("127.0.0.1:1" 6000) ("127.0.0.1:2" 1000) ("127.0.0.1:3" 3000)
+                                  ("127.0.0.1:4" 1000))
+          do (is (< (* 9/10 expected) (gethash key firsts 0) (* 11/10 expected))))))

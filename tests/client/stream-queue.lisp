@@ -84,8 +84,8 @@
       (is (notany #'grpc:call-status calls)))))
 
 (defun count-picks (channel count choosy)
-  "Make COUNT calls on CHANNEL at a time; return how many picks that takes, by a picker that is CHOOSY
-or not and always picks the only server."
+  "Make COUNT calls on CHANNEL at a time; return how many picks that takes, by a picker that is
+CHOOSY or not and always picks the only server."
   (grpc:ensure-connected channel)
   (let ((picks 0) (subchannel (the-subchannel channel)) (core (client::channel-core channel)))
     (client::look-at core
@@ -103,8 +103,8 @@ or not and always picks the only server."
     picks))
 
 (test the-end-of-a-stream-concerns-as-many-calls-as-it-frees-streams-for
-  "Picks are as many as calls, not as calls times calls that wait, be the picker choosy or the channel
-guarded."
+  "Picks are as many as calls, not as calls times calls that wait, be the picker choosy or the
+channel guarded."
   (loop for (choosy . options) in '((nil)
                                     (t)
                                     (nil :max-concurrent-requests 100000)

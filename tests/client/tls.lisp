@@ -284,3 +284,49 @@
           (is (< (- (support:foreign-octets) octets) 500000))
           (is-true (wait-until (lambda () (<= (os:open-descriptor-count) descriptors)))))))
     (is (= sessions (os:tls-session-count)))))
+
+;;; Which name a server's certificate must have
+
+(test tls-names-may-end-with-a-dot
+  "As those do that no search list is for; certificates have none."
+  (dolist (name '("localhost." "A.test.example."))
+    (with-tls-probe (channel :client-credentials (trusting nil :server-name name)) (:ask #'double)
+      (is (= 2 (number-of (ask channel (note 1))))))))
+
+(test tls-several-addresses-have-a-name-each
+  "Nobody listens at the first; the second has a certificate for itself, not for the first."
+  (with-tls-probe (kept :server server) (:ask #'double)
+    (let ((address (grpc:server-address server)))
+      (grpc:with-channel (channel (format nil "ipv4:127.0.0.2:~A,~A"
+                                          (subseq address (1+ (position #\: address))) address)
+                                  :credentials (trusting nil))
+        (is (= 2 (number-of (ask channel (note 1)))))
+        (is (equal "127.0.0.1" (grpc:security-server-name
+                                (grpc:call-security (nth-value 1 (ask channel (note 1)))))))))))
+
+(grpc:define-resolver named-place "named-place" ())
+
+(defvar *named-places* '() "What NAMED-PLACE pushes.")
+
+(defmethod grpc:start-resolver ((resolver named-place))
+  (grpc:push-addresses resolver *named-places*))
+
+(test tls-names-that-a-resolver-says
+  "Each address has its own, whatever the policy, and what is said is told."
+  (with-tls-probe (kept :server server :server-credentials (credentials "elsewhere"))
+      (:ask #'double)
+    (let ((address (grpc:server-address server)))
+      (dolist (balance '(:pick-first :round-robin))
+        (flet ((outcome (&rest places)
+                 (setf *named-places* places)
+                 (grpc:with-channel (channel "named-place:x" :credentials (trusting nil)
+                                                             :balance balance)
+                   (handler-case (progn (ask channel (note 1) :wait-for-ready nil)
+                                        (getf (find :ready (grpc:channel-addresses channel)
+                                                    :key (lambda (facts) (getf facts :state)))
+                                              :attributes))
+                     (grpc:unavailable () :unavailable)))))
+          (is (equal '(:server-name "elsewhere.example" :zone "a")
+                     (outcome (list "127.0.0.2:9" :server-name "a.test.example")
+                              (list address :server-name "elsewhere.example" :zone "a"))))
+          (is (eq :unavailable (outcome (list address :server-name "a.test.example")))))))))

@@ -74,8 +74,8 @@ are none."
 ;;; Channels to names, when the DNS is away
 
 (defun call-with-named-server (function options)
-  "Call FUNCTION with a DNS server, a host that serves, and a channel with OPTIONS to its name, which
-has been used."
+  "Call FUNCTION with a DNS server, a host that serves, and a channel with OPTIONS to its name,
+which has been used."
   (sim:with-simulation (simulation)
     (multiple-value-bind (names address) (add-name-server)
       (let ((server (sim:add-host "server" #'start-echo)))
