@@ -1,29 +1,41 @@
 ;;;; Compression as the client has it (gRPC's document "Compression"): requests go compressed as
-;;;; channel or call ask for, until the server has said that it does not accept that; what we accept
-;;;; goes with every request.
+;;;; channel or call ask for. A server that has said that it does not accept that gets them
+;;;; uncompressed (FITTING); if all servers that have said something do not, no request is
+;;;; compressed. What we accept goes with every request.
 
 (in-package #:clgrpc.client)
 
 (defun begin-compression (call encoding)
-  "Have CALL, which has not begun, compress with ENCODING if all servers of its channel may accept
+  "Have CALL, which has not begun, compress with ENCODING if some server of its channel may accept
 that."
-  (flet ((refuses-p (subchannel)
-           (let ((accepted (trunk-accepted (trunk-of subchannel))))
-             (not (or (eq :unknown accepted) (member encoding accepted))))))
-    (unless (some #'refuses-p (core-subchannels (client-call-core call)))
-      (setf (wire:compression-outgoing (wire:ensure-compression call)) encoding))))
+  (unless (member encoding (core-refused (client-call-core call)))
+    (setf (wire:compression-outgoing (wire:ensure-compression call)) encoding)))
 
 (defun client-change-encoding (call name)
   "The operation CHANGE-ENCODING."
   (declare (ignore name))
   (misuse "~A has begun; its stub takes :compression." call))
 
+(defun review-refused (core)
+  "A server of CORE has said what it accepts, which is news."
+  (let ((known (loop for subchannel in (core-subchannels core)
+                     append (loop for link in (trunk-links (trunk-of subchannel))
+                                  unless (eq :unknown (wire:link-accepted link))
+                                    collect (wire:link-accepted link)))))
+    (setf (core-refused core)
+          (and known
+               (remove-if (lambda (encoding)
+                            (some (lambda (accepted) (member encoding accepted)) known))
+                          (mapcar #'wire:find-encoding '(:gzip :deflate)))))))
+
 (defun note-accepted-encodings (link list)
   "Remember what LINK's server accepts, if the header LIST says."
-  (let ((field (hpack:find-field list "grpc-accept-encoding")))
-    (when field
-      (setf (trunk-accepted (link-owner link))
-            (wire:accepted-encodings field)))))
+  (let* ((field (hpack:find-field list "grpc-accept-encoding"))
+         (accepted (and field (wire:accepted-encodings field))))
+    (when (and field (not (equal accepted (wire:link-accepted link))))
+      (setf (wire:link-accepted link) accepted)
+      (dolist (owner (owners (link-owner link)))
+        (review-refused (subchannel-core owner))))))
 
 (defun response-encoding (list)
   "The encoding of the response that begins with the header LIST, nil or :unknown; and its field."

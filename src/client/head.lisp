@@ -44,7 +44,7 @@ METADATA, an alist."
     (hpack:encode-field encoder buffer **content-type** :index)
     (hpack:encode-field encoder buffer **user-agent** :index)
     (wire:encode-accepted-encodings encoder buffer)
-    (wire:encode-encodings call encoder buffer)
+    (when (wire:reads-compressed-p stream call) (wire:encode-encodings call encoder buffer))
     (when (plusp number)
       (hpack:encode-field encoder buffer (attempts-field number) :index))
     (wire:encode-metadata metadata encoder buffer)

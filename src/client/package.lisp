@@ -62,7 +62,8 @@
    #:subchannel #:subchannel-p #:subchannel-core #:subchannel-state #:subchannel-link-state
    #:subchannel-key #:subchannel-addresses #:subchannel-attributes #:subchannel-note
    #:subchannel-watchers #:subchannel-vetoes #:subchannel-balancer
-   #:room-for-subchannel-p #:open-subchannel #:connect #:close-subchannel #:close-several #:change-addresses
+   #:room-for-subchannel-p #:open-subchannel #:connect #:close-subchannel #:close-several
+   #:change-addresses
    #:trouble-text #:room-p #:subchannel-calls
    #:impose-veto #:lift-veto #:veto-name #:veto-state #:add-listener
    ;; side-call.lisp

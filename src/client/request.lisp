@@ -17,8 +17,10 @@
   "Send the only request of CALL, which goes on to have it."
   (let ((request (client-call-request call)))
     (cond ((typep request '(or octets wire:parcel))
-           (wire:note-first-sent call request)
-           (wire:write-kept (the http2:stream (wire-call-stream call)) request t))
+           (let* ((stream (the http2:stream (wire-call-stream call)))
+                  (fitting (wire:fitting call stream request)))
+             (wire:note-first-sent call fitting)
+             (wire:write-kept stream fitting t)))
           (t (wire:write-message call request t))))
   nil)
 
@@ -52,8 +54,9 @@
 (defun write-again (call stream)
   "Send on STREAM what CALL has sent so far."
   (cond ((client-call-request call)
-         (wire:note-sent call stream (encoded-request call))
-         (wire:write-kept stream (encoded-request call) t))
+         (let ((fitting (wire:fitting call stream (encoded-request call))))
+           (wire:note-sent call stream fitting)
+           (wire:write-kept stream fitting t)))
         (t (wire:write-replay call stream)
            (when (wire-call-send-closed call) (wire:end-side stream)))))
 

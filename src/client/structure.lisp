@@ -56,6 +56,8 @@
   (pool (http2:make-pool) :type http2:pool :read-only t) ; of all links
   (authority nil :type hpack:field :read-only t) ; the field :authority of calls
   (encoding nil :type (or null wire:encoding) :read-only t) ; of requests, if nobody says otherwise
+  (refused '() :type list)              ; the encodings that no server is known to read, as one is
+                                        ; known not to; changed by one store
   (resolver nil :type (or null resolver)) ; that finds the backends
   (resolving nil :type boolean)         ; the resolver has begun
   (resolved nil :type boolean)          ; it has told of backends, and
@@ -204,7 +206,6 @@ those of channels that share connections have a SHARED-TRUNK in place of that."
   (endeavours '() :type list)           ; to connect: those under way
   (links '() :type list)                ; in use, oldest first
   (leaving '() :type list)              ; links that take no more calls and still have some
-  (accepted :unknown :type (or list (eql :unknown))) ; the encodings that the server can read
   (proven nil :type boolean)            ; the last connection was a working one
   (useless 0 :type (integer 0 2))       ; so many connections in a row were of no use, or more
   (back-off (make-back-off) :type back-off :read-only t) ; between attempts to connect

@@ -166,8 +166,7 @@ acknowledge what we send in the time that it has for an answer (gRFC A18)."
   "ENDEAVOUR has TRANSPORT, a connected one. It has led to something when the peer's SETTINGS come."
   (let* ((trunk (endeavour-trunk endeavour))
          (core (trunk-core trunk)))
-    (setf (trunk-accepted trunk) :unknown
-          (endeavour-met endeavour) t)
+    (setf (endeavour-met endeavour) t)
     (enter-stages trunk :handshake)
     (trace-event :subchannel :connected :target (core-name core)
                                         :peer (loop:transport-peer transport))

@@ -47,6 +47,7 @@ take its answers."
   (goaway nil :type (or null string))   ; what a GOAWAY of the peer's has said, if it was an error
   (farewell nil :type (or null string)) ; the name of the error code of the peer's first GOAWAY
   (greeted nil :type boolean)           ; a client's: the peer's SETTINGS made it one to use
+  (accepted :unknown :type (or list (eql :unknown))) ; a client's: the encodings that the peer reads
   ;; a server's, until it is known what the link speaks: (link octets start end) returns what
   ;; OPENING-DIALECT does
   (opening nil :type (or null function))

@@ -145,13 +145,15 @@ baton lent, and WRITE-ENCODED. On the loop; CALL has a stream and its headers ar
   "As WRITE-ENCODED, but keep ENCODED for CALL as well if its messages are kept (replay.lisp)."
   (let ((replay (call-replay call)))
     (cond ((and replay (keep-for-replay call replay encoded))
-           (note-first-sent call encoded)
-           (write-kept (wire-call-stream call) encoded last)
+           (let ((own (fitting call (wire-call-stream call) encoded)))
+             (note-first-sent call own)
+             (write-kept (wire-call-stream call) own last))
            (dolist (attempt (call-attempts call))
-             (note-sent call (attempt-stream attempt) encoded)
-             (write-kept (attempt-stream attempt) encoded last)))
+             (let ((other (fitting call (attempt-stream attempt) encoded)))
+               (note-sent call (attempt-stream attempt) other)
+               (write-kept (attempt-stream attempt) other last))))
           (t (commit-call call)         ; other attempts could not have the rest
-             (write-encoded call encoded last)))))
+             (write-encoded call (fitting call (wire-call-stream call) encoded) last)))))
 
 (define-hot wire-room ((call wire-call)) fixnum
   "The operation ROOM."

@@ -38,6 +38,7 @@
    #:retries-timer #:retries-over #:retries-last #:retries-kept-octets #:retries-since-ns
    #:encoded-length
    #:call-replay #:begin-replay #:drop-replay #:write-replay #:write-kept
+   #:fitting #:reads-compressed-p #:link-accepted
    #:end-side #:call-wire-parts #:ensure-wire-parts #:**wire-operations** #:wire-parts-aside
    #:wire-parts-wait #:wire-parts-place #:call-wire-outlet #:ensure-wire-outlet #:wire-outlet-begun
    #:wire-outlet-over #:wire-outlet-spoken

@@ -35,6 +35,38 @@ whatever it was told before."
   "The octets of ENCODED, of ENCODE-MESSAGE, from its prefix on."
   (if (typep encoded 'parcel) (parcel-octets encoded) encoded))
 
+(defun reads-compressed-p (stream call)
+  "True if the peer of STREAM can read what CALL compresses, as far as is known."
+  (let* ((compression (compression-of call))
+         (encoding (and compression (compression-outgoing compression)))
+         (accepted (link-accepted (http2:connection-user (http2:stream-connection stream)))))
+    (or (null encoding)
+        (eq :unknown accepted)
+        (and (member encoding accepted) t))))
+
+(defun uncompressed (call encoded)
+  "ENCODED, of ENCODE-MESSAGE for CALL, as fresh octets that are not compressed. It stays as it is."
+  (multiple-value-bind (outcome octets length)
+      (os:inflate-octets (encoding-name (compression-outgoing (compression-of call)))
+                         (parcel-octets encoded) +prefix-octets+ (parcel-end encoded)
+                         (parcel-plain encoded))
+    (assert (eq :ok outcome))
+    (let ((plain (make-octets (+ +prefix-octets+ length))))
+      (setf (u32be plain 1) length)
+      (copy-octets octets 0 length plain +prefix-octets+)
+      (give-octets-back octets)
+      plain)))
+
+(define-hot (fitting :inline t) ((call wire-call) (stream http2:stream) (encoded (or octets parcel)))
+    (or octets parcel)
+  "ENCODED, of ENCODE-MESSAGE for CALL, as the peer of STREAM can read it."
+  (if (and (compression-of call)
+           (typep encoded 'parcel)
+           (parcel-plain encoded)
+           (not (reads-compressed-p stream call)))
+      (uncompressed call encoded)
+      encoded))
+
 (defun sent-encoding (call encoded)
   "How ENCODED, of ENCODE-MESSAGE for CALL, is compressed, a keyword, or nil."
   (and (= 1 (aref (the octets (encoded-octets encoded)) 0))
@@ -73,6 +105,7 @@ nothing of CALL any more and return false."
   "Send on STREAM the messages that CALL has sent so far."
   (let ((replay (call-replay call)))
     (when replay
-      (dolist (encoded (reverse (replay-messages replay)))
-        (note-sent call stream encoded)
-        (write-kept stream encoded nil)))))
+      (dolist (kept (reverse (replay-messages replay)))
+        (let ((encoded (fitting call stream kept)))
+          (note-sent call stream encoded)
+          (write-kept stream encoded nil))))))
