@@ -279,7 +279,7 @@ returns them, define to the names of the files that do."
     ("serving" "service" 10) ("serving" "rpc" 10)
     ("wire" "base" 80) ("wire" "os" 10) ("wire" "loop" 40) ("wire" "hpack" 20) ("wire" "http2" 50)
     ("wire" "protobuf" 10) ("wire" "status" 10) ("wire" "service" 10) ("wire" "rpc" 70)
-    ("client" "base" 90) ("client" "dns" 10) ("client" "os" 10) ("client" "loop" 55)
+    ("client" "base" 95) ("client" "dns" 10) ("client" "os" 10) ("client" "loop" 55)
     ("client" "hpack" 20)
     ("client" "http2" 40) ("client" "protobuf" 10) ("client" "status" 20) ("client" "service" 10)
     ("client" "rpc" 50) ("client" "calling" 55) ("client" "wire" 160) ("client" "config" 40)

@@ -103,8 +103,8 @@ members that are ready."))
                   (client:close-several fleet gone "its address is the servers' no more"))))
 
 (defun update-members (fleet backends)
-  "FLEET's members are those of BACKENDS from now on, as far as the channel has room for them. Return
-those that are new."
+  "FLEET's members are those of BACKENDS from now on, as far as the channel has room for them.
+Return those that are new."
   (let ((kept (make-hash-table :test #'equal :size (length backends)))
         (members (fleet-members fleet))
         (new '())

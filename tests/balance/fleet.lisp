@@ -115,11 +115,13 @@ take a hundred times as long and picks ten times; processors' caches allow of no
   "However many targets a config has with all addresses each: those that have servers are used. When
 servers go there is room for others."
   (tests::with-core (core puppet :pick-first :options (:max-subchannels 5))
-    (let ((targets (parse (format nil "[{\"weighted_target_experimental\":{\"targets\":{~{~A~^,~}}}}]"
+    (let ((targets (parse (format nil "[{\"weighted_target_experimental\":~
+                                         {\"targets\":{~{~A~^,~}}}}]"
                                   (loop for i from 1 to 9
-                                        collect (format nil "\"t~D\":{\"weight\":1,\"childPolicy\":~
-                                                             [{\"~A\":{}}]}"
-                                                        i (if (= i 3) "pick_first" "round_robin"))))))
+                                        for policy = (if (= i 3) "pick_first" "round_robin")
+                                        collect (format nil "\"t~D\":{\"weight\":1,~
+                                                             \"childPolicy\":[{\"~A\":{}}]}"
+                                                        i policy)))))
           (switch (client::core-balancer core)))
       (flet ((update (config &rest numbers)
                (setf (client::core-crowded core) nil)
