@@ -8,6 +8,7 @@ LISP = $(SBCL) --noinform --dynamic-space-size $(HEAP_MB) \
 SOURCES := clgrpc.asd scripts/load.lisp scripts/build.lisp \
            $(shell find src tools proto examples -name '*.lisp' -o -name '*.proto' \
              -o -name '*.json' -o -name 'console.*' -o -name 'page.css')
+TESTS := $(shell find tests \( -name '*.lisp' -o -name '*.proto' -o -path '*/vectors/*' \) -type f)
 
 BENCH_PARTS := unary streams client matrix openloop bulk allocation protobuf tls connections \
                live echo http inproc cluster loops
@@ -32,13 +33,18 @@ FORCE:
 install:
 	@scripts/install
 
-test: bin/clgrpc
+bin/tests.core: bin/clgrpc scripts/test.lisp $(TESTS)
+	@CLGRPC_OUTPUT=bin/tests.new $(LISP) --load scripts/test.lisp >bin/tests.log 2>&1 </dev/null \
+	  || { cat bin/tests.log >&2; exit 1; }
+	@mv bin/tests.new $@
+
+test: bin/tests.core
 	@scripts/install --test
 	@CLGRPC_SUITES="$(SUITES)" CLGRPC_PROGRAM=$${CLGRPC_PROGRAM:-$(CURDIR)/bin/clgrpc} \
-	  $(LISP) --load scripts/test.lisp </dev/null
+	  $(SBCL) --core bin/tests.core --noinform --dynamic-space-size $(HEAP_MB) </dev/null
 
 endurance: export CLGRPC_ENDURANCE = 1
-endurance: SUITES = promise.soak abuse
+endurance: SUITES = promise.memory abuse
 endurance: test
 
 demo: bin/clgrpc

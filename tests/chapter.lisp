@@ -104,7 +104,6 @@ exit code 1 if there was one."
 what is wrong with them, a list of texts."
   (multiple-value-bind (lines error-output code)
       (uiop:run-program (list (uiop:native-namestring sb-ext:*runtime-pathname*) "--noinform"
-                              "--core" (uiop:native-namestring sb-ext:*core-pathname*)
                               "--no-sysinit" "--no-userinit" "--disable-debugger"
                               "--eval" "(require :asdf)"
                               "--eval" "(asdf:load-asd (truename \"clgrpc.asd\"))"

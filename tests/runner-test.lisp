@@ -12,15 +12,17 @@
 
 (test suites-of-the-runner-s-lists-exist
   (let ((words (mapcar #'tests::suite-word (tests::chosen-suites '()))))
-    (dolist (word (append tests::*waiting-suites* tests::*lonely-suites*))
-      (is-true (member word words :test #'string=) "~A is no suite" word))
-    (is (null (intersection tests::*waiting-suites* tests::*lonely-suites* :test #'string=)))))
+    (let ((named (append tests::*waiting-suites* tests::*long-suites* tests::*lonely-suites*)))
+      (dolist (word named)
+        (is-true (member word words :test #'string=) "~A is no suite" word))
+      (is (= (length named) (length (remove-duplicates named :test #'string=)))))))
 
-(defun played (suites end)
-  "The pairs of suites that run at once, and those that run alone, if SUITES run in two processes
-and END chooses which of two ends first."
+(defun played (suites end count)
+  "The lists of suites that run at once if SUITES run in COUNT processes and END chooses which of
+those that run ends first."
   (let ((left suites) (running '()) (moments '()))
-    (loop (loop for suite = (and (< (length running) 2) (tests::next-suite left running))
+    (loop (loop for suite = (and (< (length running) count)
+                                 (tests::next-suite left running))
                 while suite
                 do (setf left (remove suite left))
                    (push suite running))
@@ -30,19 +32,21 @@ and END chooses which of two ends first."
 
 (test all-suites-run-and-some-of-them-alone
   (let ((suites (tests::chosen-suites '())))
-    (dolist (end (list #'first (lambda (running) (first (last running)))))
-      (let ((moments (played suites end)))
-        (is (null (set-exclusive-or suites (reduce #'union moments))))
-        (is (every (lambda (running) (or (notany #'tests::lonely-p running) (null (rest running))))
-                   moments))
-        ;; one that waits runs beside one that computes while there are both
-        (let ((mixed (loop for running in moments
-                           until (every #'tests::waits-p running) ; those that compute are through
-                           until (notany #'tests::waits-p running)
-                           collect running)))
-          (is (< 5 (length mixed)))
-          (is (equal "abuse" (tests::suite-word (find-if #'tests::waits-p (first mixed)))))
-          (is (loop for running in mixed always (= 2 (length running)))))))))
+    (dolist (count '(2 3))
+      (dolist (end (list #'first (lambda (running) (first (last running)))))
+        (let ((moments (played suites end count)))
+          (is (null (set-exclusive-or suites (reduce #'union moments))))
+          (is (every (lambda (running)
+                       (or (notany #'tests::lonely-p running) (null (rest running))))
+                     moments))
+          ;; one computes, and the others wait, while there are both
+          (let ((mixed (loop for running in moments
+                             while (= (1- count) (count-if #'tests::waits-p running))
+                             collect running)))
+            (is (< 5 (length mixed)))
+            (is-true (member "abuse" (mapcar #'tests::suite-word (first mixed)) :test #'string=))
+            (is-true (member "tools" (mapcar #'tests::suite-word (first mixed)) :test #'string=))
+            (is (loop for running in mixed always (= count (length running))))))))))
 
 (test a-process-that-dies-is-a-failure
   (let ((tally (tests::job-tally (tests::make-job :suite (first (tests::chosen-suites '()))

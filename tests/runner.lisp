@@ -6,8 +6,8 @@
 ;;;; than *SLOW-SECONDS* is named with its time; one that takes longer than *TEST-LIMIT-SECONDS*
 ;;;; ends its process, since nothing can stop it safely.
 ;;;;
-;;;; Given several processors, two suites run at once, each in a process of its own, forked when all
-;;;; is loaded: one that mostly waits beside one that computes, as long as there are both. What a
+;;;; Given several processors, three suites run at once, each in a process of its own, forked when
+;;;; all is loaded: two that mostly wait beside one that computes, as long as there are both. What a
 ;;;; process prints is kept and printed when it ends. A process that dies is a failure of its suite.
 
 (in-package #:clgrpc.tests)
@@ -182,10 +182,14 @@ of programs that are started, too: other runs of tests choose the same names."
 ;;; Processes
 
 (defparameter *waiting-suites*
-  '("abuse" "discovery" "etcd" "workflow" "base" "loop" "loop.poll" "faults" "cluster" "channelz"
-    "console" "memory" "logs" "program")
-  "The suites that mostly wait, those that take longest first. Two of them do not run at once while
-another is left.")
+  '("abuse" "discovery" "etcd" "workflow" "faults" "loop" "base" "cluster" "loop.poll" "console"
+    "promise.memory" "memory" "channelz" "logs" "program")
+  "The suites that mostly wait, those that take longest first.")
+
+(defparameter *long-suites*
+  '("tools" "client" "protobuf" "chapters" "interop" "transports" "server" "fuzz" "balance" "sim"
+    "promise.image" "report")
+  "Of the suites that compute those that take longest, and begin before the others.")
 
 (defparameter *lonely-suites* '("profile" "load" "promise")
   "The suites that nothing runs beside, since it would be seen in what they measure.")
@@ -196,18 +200,23 @@ another is left.")
 (defun lonely-p (suite)
   (member (suite-word suite) *lonely-suites* :test #'string=))
 
+(defun in-order (suites words)
+  "SUITES, those that WORDS name first, in their order."
+  (stable-sort (copy-list suites) #'<
+               :key (lambda (suite)
+                      (or (position (suite-word suite) words :test #'string=)
+                          most-positive-fixnum))))
+
 (defun next-suite (left running)
-  "Which of the suites LEFT to start beside those RUNNING, or nil if it is better to wait."
-  (flet ((first-that (predicate)
-           (find-if (lambda (suite) (and (not (lonely-p suite)) (funcall predicate suite))) left))
-         (longest-p (a b)
-           (< (position (suite-word a) *waiting-suites* :test #'string=)
-              (position (suite-word b) *waiting-suites* :test #'string=))))
+  "Which of the suites LEFT to start beside those RUNNING, or nil if it is better to wait: one at a
+time computes while others wait, and two when none is left that does."
+  (let* ((social (remove-if #'lonely-p left))
+         (waiting (in-order (remove-if-not #'waits-p social) *waiting-suites*))
+         (computing (in-order (remove-if #'waits-p social) *long-suites*)))
     (cond ((some #'lonely-p running) nil)
-          ((and (notany #'waits-p running)
-                (first (sort (remove-if-not #'waits-p left) #'longest-p))))
-          ((first-that (complement #'waits-p)))
-          ((first-that #'identity))
+          ((and computing (every #'waits-p running)) (first computing))
+          (waiting (first waiting))
+          ((and computing (< (length running) 2)) (first computing))
           (running nil)
           (t (first left)))))
 

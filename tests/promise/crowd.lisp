@@ -3,7 +3,7 @@
 ;;;; ends of a connection take of the heap, as the slope between few and many, has a bound.
 
 (in-package #:clgrpc.tests.promise)
-(in-suite :clgrpc.promise)
+(in-suite :clgrpc.promise.memory)
 
 (defconstant +few+ 50)
 (defconstant +many+ 450 "With both ends here, fewer than the usual 1,024 descriptors.")

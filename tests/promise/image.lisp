@@ -2,7 +2,7 @@
 ;;;; time with a hash seed of its own.
 
 (in-package #:clgrpc.tests.promise)
-(in-suite :clgrpc.promise)
+(in-suite :clgrpc.promise.image)
 
 (defun save-image (core)
   "Have an image save itself as CORE while it serves and calls; return its exit code and output."

@@ -2,7 +2,7 @@
 ;;;; handlers, messages and services, a hundred times each beside 5,000 calls a second.
 
 (in-package #:clgrpc.tests.promise)
-(in-suite :clgrpc.promise)
+(in-suite :clgrpc.promise.image)
 
 (defun evaluate (form)
   "EVAL without the notices that something is defined anew."

@@ -9,7 +9,7 @@
 ;;;; the shifts warms up; what grows over the second has leaked.
 
 (in-package #:clgrpc.tests.promise)
-(in-suite :clgrpc.promise)
+(in-suite :clgrpc.promise.memory)
 
 (defparameter *shift-seconds* '(8 120)
   "How long a shift may be.")
@@ -389,8 +389,6 @@ about once a second with a text that says how far things are."
         (min 240 (max 5 (parse-integer told)))
         (support:at-length 10 120))))
 
-(def-suite :clgrpc.promise.soak :description "Everything at once for a while.")
-
-(test (soak :suite :clgrpc.promise.soak)
+(test soak
   (let ((problems (soak (soak-seconds))))
     (is (null problems) "~{~A~^ ~}" problems)))
