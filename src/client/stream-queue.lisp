@@ -43,6 +43,7 @@ others."
 (defun count-waiting (core server change)
   "CHANGE more calls of CORE wait, for which SERVER, or nil, was picked."
   (incf (core-waiting-count core) change)
+  (when (core-commons core) (incf (commons-waiting-count (core-commons core)) change))
   (if server
       (incf (subchannel-waiting-count server) change)
       (incf (core-unpicked-count core) change)))

@@ -28,6 +28,7 @@
 (defstruct (commons (:constructor make-commons (likeness)) (:copier nil))
   "What channels that are alike share on their loop; see trunk.lisp."
   (likeness '() :type list :read-only t) ; what these channels have EQUAL
+  (waiting-count 0 :type index)         ; how many calls of all of them wait for a stream
   ;; from lists of addresses, text, to the trunks for them
   (trunks (make-hash-table :test #'equal) :type hash-table :read-only t)
   ;; from streams of those that are under way to the subchannels that they are of

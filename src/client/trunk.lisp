@@ -134,7 +134,7 @@ shares TRUNK first at times."
   (flet ((waits-p (owner) (waiting-p (subchannel-core owner)))
          (serve (owner) (serve-waiting (subchannel-core owner) owner)))
     (cond ((subchannel-p trunk) (when (waits-p trunk) (serve trunk)))
-          ((some #'waits-p (shared-trunk-owners trunk))
+          ((plusp (commons-waiting-count (core-commons (trunk-core trunk))))
            (let ((owners (shared-trunk-owners trunk)))
              (setf (shared-trunk-owners trunk) (append (rest owners) (list (first owners))))
              (dolist (owner owners)

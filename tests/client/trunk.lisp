@@ -187,13 +187,16 @@ none is passed by for ever."
                                     collect (grpc:call-async #'lab.bench:ask
                                                              (if (evenp i) first second) (note i)
                                                              :timeout 20))))
-                 (is (wait-until (lambda ()
-                                   (client::waiting-calls (client::channel-core second)))))
-                 (is (notany #'grpc:future-done-p futures))
-                 (grpc:close-send call)
-                 (is (equal (loop for i below 20 collect (* 2 i))
-                            (mapcar (lambda (future) (number-of (grpc:await future)))
-                                    futures))))))
+                 (flet ((waiting ()
+                          (client::commons-waiting-count
+                           (client::core-commons (client::channel-core first)))))
+                   (is (wait-until (lambda () (= 20 (waiting)))))
+                   (is (notany #'grpc:future-done-p futures))
+                   (grpc:close-send call)
+                   (is (equal (loop for i below 20 collect (* 2 i))
+                              (mapcar (lambda (future) (number-of (grpc:await future)))
+                                      futures)))
+                   (is (zerop (waiting)))))))
         (mapc #'grpc:close-channel channels)))))
 
 (test failures-are-told-to-the-channel-that-had-them
