@@ -147,7 +147,7 @@ not have returned for the next to run elsewhere. Neither do quick ones bring the
     (with-stalled (address handler :reserve-threads 4 :reserve-wait-seconds 60)
       (with-attacker (attacker address)
         (dotimes (i 10) (demand attacker "/lab.Bench/Ask" (note-octets 77)))
-        (throw-and-reset attacker 200 1000000)
+        (throw-and-reset attacker (support:at-length 50 200) 1000000)
         (with-attacker (decent address) (is-true (served-p decent)))))))
 
 (test requests-of-calls-that-were-held-up
@@ -162,7 +162,7 @@ not have returned for the next to run elsewhere. Neither do quick ones bring the
     (with-attacker (attacker address :settings '((:initial-window-size 0)))
       (ask-for-much attacker 2 100)
       (is-true (wait-until (lambda () (< 65536 (queued-octets server)))))
-      (throw-and-reset attacker 200 1000000)
+      (throw-and-reset attacker (support:at-length 50 200) 1000000)
       (with-attacker (decent address) (is-true (served-p decent)))
       (let ((answers (clgrpc.wire::link-answers
                       (find-if #'clgrpc.wire::link-answers

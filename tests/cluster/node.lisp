@@ -193,7 +193,8 @@ client that it was given lives on."
   (let ((port (free-port)))
     (etcd:with-etcd (*etcd* (format nil "127.0.0.1:~D" port) :timeout 0.3
                      :backoff-initial-seconds 0.05 :backoff-maximum-seconds 0.2)
-      (let* ((engine (memory:make-engine)) (listen (format nil "127.0.0.1:~D" port))
+      (let* ((engine (memory:make-engine)) (reader (memory:connect engine))
+             (listen (format nil "127.0.0.1:~D" port))
              (server (grpc:start-server engine :listen listen))
              (node (start-node "a" :store *etcd* :lease-seconds 2)))
         (unwind-protect
@@ -201,9 +202,10 @@ client that it was given lives on."
                (grpc:stop-server server :drain 0)
                (is-true (stop-node node))
                (setf server (grpc:start-server engine :listen listen))
-               (is-true (wait-until (lambda () (null (fetch-members *etcd* "default"))))))
+               (is-true (wait-until (lambda () (null (fetch-members reader "default"))))))
           (stop-node node)
           (grpc:stop-server server :drain 0)
+          (etcd:close-etcd reader)
           (memory:close-engine engine))))))
 
 (test members-go-with-their-leases

@@ -153,6 +153,7 @@ has it again when that goes."
 ever."
   (let* ((offset 0)
          (loop:*world* (loop:make-world :clock (lambda () (+ offset (clgrpc.base:monotonic-ns)))
+                                        :make-random (lambda () (make-random-state t))
                                         :network (loop:make-network))))
     (with-memory (engine :class 'slow-engine)
       (let ((registration (clgrpc.discovery::%make-registration

@@ -22,6 +22,7 @@
 calls; its watchers are told, and the thread that did it ends with the last lease and watch."
   (let* ((offset 0)
          (loop:*world* (loop:make-world :clock (lambda () (+ offset (base:monotonic-ns)))
+                                        :make-random (lambda () (make-random-state t))
                                         :network (loop:make-network)))
          (told '()))
     (with-engine (engine)
