@@ -651,6 +651,7 @@
                (:file "access")
                (:file "filter")
                (:file "entry")
+               (:file "entry-file")
                (:file "binary")))
 
 (defsystem "clgrpc/channelz"
@@ -982,6 +983,7 @@
   :components ((:file "protos")
                (:file "testee-protos")
                (:file "package")
+               (:file "standard-output")
                (:file "command")
                (:file "tls")
                (:file "payload")
@@ -1510,6 +1512,7 @@
   :components ((:file "package")
                (:file "access")
                (:file "filter")
+               (:file "entry-file")
                (:file "binary")))
 
 (defsystem "clgrpc/tests/channelz"

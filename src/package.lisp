@@ -118,7 +118,8 @@
                 #:metrics #:make-metrics #:metrics-text #:make-counter #:make-up-down-counter
                 #:make-gauge #:make-histogram #:add #:record)
   (:import-from #:clgrpc.logs #:access-log #:make-access-log
-                #:binary-log #:make-binary-log #:close-binary-log #:binary-log-dropped
+                #:binary-log #:make-binary-log #:close-binary-log #:rotate-binary-log
+                #:binary-log-dropped
                 #:read-binary-log)
   (:import-from #:clgrpc.services
                 #:health-service #:health-status #:health-handler #:set-health-status

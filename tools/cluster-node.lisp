@@ -200,6 +200,7 @@ if another process has taken its name. See doc/cluster.md."
          (tracing (program:make-tracing-as-asked trace-sample otlp))
          (access-log (and access-log (grpc:make-access-log :ratio access-log)))
          (health (make-instance 'grpc:health-service))
+         (tls (program:server-credentials tls-cert tls-key tls-other client-ca))
          (credentials (store-credentials store-ca store-cert store-key))
          (options (store-options credentials store-user store-password-file counted tracing))
          (exporter nil))
@@ -208,7 +209,7 @@ if another process has taken its name. See doc/cluster.md."
          (progn
            (setf exporter (program:begin-exporting otlp counted tracing))
            (program:call-with-pages
-            metrics nil counted nil health
+            metrics nil tls counted nil health
             (lambda (metrics-url console-url)
               (declare (ignore console-url))
               (call-with-named-store
@@ -224,8 +225,7 @@ if another process has taken its name. See doc/cluster.md."
                                     :lease-seconds lease-seconds :if-taken if-taken
                                     :identity-required require-identity :metrics counted
                                     :observer (remove nil (list tracing access-log))
-                                    :credentials (program:server-credentials
-                                                  tls-cert tls-key tls-other client-ca)
+                                    :credentials tls
                                     :services (list* health workflows
                                                      (append engines
                                                              (grpc:reflection-services))))))

@@ -89,23 +89,9 @@ parameters and options, keywords and values."
                                (bounded-text condition :limit *longest-text*)))))
   (finish-output *error-output*))
 
-(defconstant +exit-broken-pipe+ 141 "Who reads our output has gone, such as `head`: the code of a
-process that SIGPIPE has ended.")
-
-(defun complain-of-stream (command-name error)
-  "Say that reading or writing failed as ERROR, a STREAM-ERROR, says; return the exit code. Nobody
-needs to be told that the reader of our own output has gone."
-  (let ((own (eq *standard-output* (stream-error-stream error)))
-        (reason (report:error-reason error)))
-    (cond ((and own (string= reason (os:errno-text (- os:+epipe+)))) +exit-broken-pipe+)
-          (t (complain command-name (if own
-                                        (format nil "cannot write to standard output: ~A" reason)
-                                        error))
-             1))))
-
 (defun run-command (arguments)
   "Do what the command line ARGUMENTS, a list of strings, says; return the exit code: 0, 1 if it was
-tried and failed, 2 if the arguments are wrong, 141 if nobody reads the output any more."
+tried and failed, 2 if the arguments are wrong."
   (let* ((name (first arguments))
          (command (and name (find-command name))))
     (handler-case
@@ -121,7 +107,6 @@ tried and failed, 2 if the arguments are wrong, 141 if nobody reads the output a
                    (cond ((eq :help parsed) (write-command-help command *standard-output*) 0)
                          (t (apply (command-function command) parsed))))))
       (usage-error (error) (complain (and command name) error) 2)
-      (clgrpc-error (error)
+      ((or clgrpc-error stream-error) (error)
         (complain (and command name) error)
-        1)
-      (stream-error (error) (complain-of-stream (and command name) error)))))
+        1))))

@@ -54,7 +54,7 @@ DIR/foo/bar.lisp, which needs clgrpc but not the .proto file. Prints the files t
 the response to the standard output; bin/protoc-gen-clgrpc does so too:
 `protoc --plugin=bin/protoc-gen-clgrpc --clgrpc_out=DIR x.proto`. The parameter `imports`
 (--clgrpc_opt=imports) has the sources of imported files written too."
-  (let ((output (octet-stream 1 :output)))
-    (write-sequence (protobuf:answer-request (read-all (octet-stream 0 :input))) output)
+  (let ((output (make-standard-output)))
+    (write-sequence (protobuf:answer-request (read-all (octet-input))) output)
     (finish-output output)
     0))

@@ -2,15 +2,10 @@
 
 (in-package #:clgrpc.tools)
 
-(defun text-stream (descriptor direction)
-  "A stream that reads or writes UTF-8 at DESCRIPTOR, whatever the locale; DIRECTION is :input or
-:output."
-  (sb-sys:make-fd-stream descriptor :input (eq direction :input) :output (eq direction :output)
-                                    :name (aref #("standard input" "standard output"
-                                                  "standard error")
-                                                descriptor)
-                                    :buffering (if (eq direction :input) :full :line)
-                                    :external-format '(:utf-8 :replacement #\?)))
+(defun make-standard-input ()
+  "A stream that reads UTF-8 from the standard input, whatever the locale."
+  (sb-sys:make-fd-stream 0 :input t :name "standard input" :buffering :full
+                           :external-format '(:utf-8 :replacement #\?)))
 
 (defun open-standard-descriptors ()
   "Have those of descriptors 0 to 2 that the caller closed be /dev/null, open to read: input is at
@@ -20,20 +15,26 @@ would get its number."
         while (and descriptor (<= descriptor 2))
         finally (when descriptor (sb-unix:unix-close descriptor))))
 
+(defun finish-command (code)
+  "Write what is left of the output; return CODE, or 1 if that fails."
+  (handler-case (progn (finish-output) code)
+    (stream-error (error) (complain nil error) 1)))
+
 (defun main ()
   "Run the command line of this process and exit with its code. This is the toplevel function of
 bin/clgrpc."
   (sb-ext:disable-debugger)
   (open-standard-descriptors)
-  (setf *standard-input* (text-stream 0 :input)
-        *standard-output* (text-stream 1 :output)
-        *error-output* (text-stream 2 :output))
+  (setf *standard-input* (make-standard-input)
+        *standard-output* (make-standard-output)
+        *error-output* (make-standard-error))
   (profile:start-agent-if-asked)
-  (let ((code (handler-case (run-command (called-arguments sb-ext:*posix-argv*))
-                (sb-sys:interactive-interrupt ()
-                  ;; what is in the streams may have been written: it was being so, perhaps
-                  (sb-ext:exit :code 130 :abort t)))))
+  (let ((code (with-unread-output
+                (handler-case (finish-command (run-command
+                                               (called-arguments sb-ext:*posix-argv*)))
+                  (sb-sys:interactive-interrupt ()
+                    ;; what is in the streams may have been written: it was being so, perhaps
+                    (sb-ext:exit :code 130 :abort t))))))
     (flush-log)
-    (ignore-errors (finish-output))
     (ignore-errors (finish-output *error-output*))
     (sb-ext:exit :code code :abort t)))

@@ -27,7 +27,7 @@ certain."
   (let ((metrics (grpc:make-metrics :enable '("grpc.subchannel" "grpc.lb.wrr")
                                     :optional-labels '("grpc.disconnect_error"))))
     (program:call-with-pages
-     "127.0.0.1:0" nil metrics nil (make-instance 'grpc:health-service)
+     "127.0.0.1:0" nil nil metrics nil (make-instance 'grpc:health-service)
      (lambda (metrics-url console-url)
        (declare (ignore console-url))
        (let ((server (grpc:start-server (make-instance 'interop-service) :observer metrics

@@ -6,10 +6,9 @@
 
 (in-package #:clgrpc.tools)
 
-(defun octet-stream (descriptor direction)
-  "A stream of octets at DESCRIPTOR, for DIRECTION :input or :output."
-  (sb-sys:make-fd-stream descriptor :input (eq direction :input) :output (eq direction :output)
-                                    :element-type 'octet :buffering :full))
+(defun octet-input ()
+  "A stream of the octets of the standard input."
+  (sb-sys:make-fd-stream 0 :input t :element-type 'octet :buffering :full))
 
 (defun read-framed (stream reader)
   "Read a length, which READER takes from four octets, and as many octets from STREAM; nil at its
@@ -101,4 +100,4 @@ end."
      ())
     "Be judged by a public conformance suite on standard input and output. `make conformance`
 fetches and runs the suites."
-  (funcall role (octet-stream 0 :input) (octet-stream 1 :output)))
+  (funcall role (octet-input) (make-standard-output)))

@@ -2,7 +2,8 @@
 ;;;; queue of entries, bounded in number and by +JOURNAL-OCTETS+, and a thread that gives the
 ;;;; entries to a function one by one. Entries that come when the queue is full are dropped and
 ;;;; counted. The thread is made when there is something to do and ends when there has been nothing
-;;;; for a while.
+;;;; for a while. A thread that waits until its entries are written leaves a function, which is
+;;;; called when they have been given to the function of the journal, whether that failed or not.
 ;;;;
 ;;;; LOG-WRITER is a journal of lines, as text for people or JSON for programs. The lines are made
 ;;;; where the event happens, since the objects in an event may have changed a moment later; the
@@ -30,6 +31,7 @@ wake it for each would cost more than the entries.")
   (wake (sb-thread:make-semaphore) :read-only t) ; tells the thread that there is something to do
   (hurry (sb-thread:make-semaphore) :read-only t) ; tells the thread to make no pause
   (entries '() :type list)              ; those that wait, newest first
+  (waiters '() :type list)              ; functions to be called behind them, newest first
   (count 0 :type fixnum)                ; how many these are
   (octets 0 :type fixnum)               ; what they take, about
   (dropped 0 :type (unsigned-byte 62))  ; those that found it full
@@ -46,8 +48,7 @@ wake it for each would cost more than the entries.")
 
 (defun open-journal (consumer limit)
   "A journal of LIMIT entries at most. CONSUMER, a function, is called on its thread with a list of
-entries, the oldest first, and how many were dropped before them; functions among the entries are to
-be called in their turn. From any thread."
+entries, the oldest first, and how many were dropped before them. From any thread."
   (let ((journal (make-journal :consumer consumer :limit limit)))
     (setf (gethash journal **journals**) t)
     journal))
@@ -64,23 +65,37 @@ be called in their turn. From any thread."
                 sum (+ 16 (if (consp (car rest)) 64 (entry-octets (car rest))))))
     (t 16)))
 
-(defun add-to-journal (journal entry &key insist)
-  "Queue ENTRY for the thread of JOURNAL, unless too many wait; with INSIST even then."
-  (let ((start nil) (first nil) (octets (entry-octets entry)))
+(defun call-with-journal (journal function)
+  "Call FUNCTION, which adds something to JOURNAL and then returns true, with the lock held. Have
+the thread look at what was added."
+  (let ((start nil) (first nil))
     (sb-thread:with-mutex ((journal-lock journal))
-      (cond ((and (not insist)
-                  (or (>= (journal-count journal) (journal-limit journal))
-                      (> (+ octets (journal-octets journal)) +journal-octets+)))
-             (incf (journal-dropped journal)))
-            (t (setf first (null (journal-entries journal)))
-               (push entry (journal-entries journal))
-               (incf (journal-count journal))
-               (incf (journal-octets journal) octets)
-               (setf start (not (shiftf (journal-running journal) t))))))
+      (let ((empty (not (or (journal-entries journal) (journal-waiters journal)))))
+        (when (funcall function)
+          (setf first empty
+                start (not (shiftf (journal-running journal) t))))))
     (cond (start (start-journal journal))
           (first (sb-thread:signal-semaphore (journal-wake journal))))
-    (when insist (sb-thread:signal-semaphore (journal-hurry journal))))
-  nil)
+    nil))
+
+(defun add-to-journal (journal entry &optional (octets (entry-octets entry)))
+  "Queue ENTRY, which takes OCTETS, for the thread of JOURNAL, unless too many wait."
+  (flet ((add ()
+           (cond ((or (>= (journal-count journal) (journal-limit journal))
+                      (> (+ octets (journal-octets journal)) +journal-octets+))
+                  (incf (journal-dropped journal))
+                  nil)
+                 (t (push entry (journal-entries journal))
+                    (incf (journal-count journal))
+                    (incf (journal-octets journal) octets)))))
+    (declare (dynamic-extent #'add))
+    (call-with-journal journal #'add)))
+
+(defun call-when-written (journal function)
+  "Have FUNCTION called on the thread of JOURNAL, soon, when its consumer has returned from the
+entries that wait now: with true, or with nil if the consumer has failed. From any thread."
+  (call-with-journal journal (lambda () (push function (journal-waiters journal))))
+  (sb-thread:signal-semaphore (journal-hurry journal)))
 
 (defun start-journal (journal)
   (let ((started nil))
@@ -89,31 +104,41 @@ be called in their turn. From any thread."
       (unless started (setf (journal-running journal) nil)))))
 
 (defun take-entries (journal)
-  "The entries that wait in JOURNAL, oldest first, and how many were dropped before them."
+  "The entries that wait in JOURNAL, oldest first, how many were dropped before them, and the
+waiters behind them."
   (sb-thread:with-mutex ((journal-lock journal))
     (setf (journal-count journal) 0
           (journal-octets journal) 0)
     (values (nreverse (shiftf (journal-entries journal) '()))
-            (shiftf (journal-dropped journal) 0))))
+            (shiftf (journal-dropped journal) 0)
+            (nreverse (shiftf (journal-waiters journal) '())))))
 
 (defun leave-journal-p (journal)
   "True if the thread of JOURNAL may end, since nothing waits."
   (sb-thread:with-mutex ((journal-lock journal))
-    (unless (journal-entries journal)
+    (unless (or (journal-entries journal) (journal-waiters journal))
       (setf (journal-running journal) nil)
       t)))
+
+(defun consume-entries (journal entries dropped waiters)
+  "Give ENTRIES and DROPPED to the consumer of JOURNAL, then call WAITERS."
+  (flet ((call (function &rest arguments)
+           (handler-case (progn (apply function arguments) t)
+             (serious-condition () nil))))
+    (let ((written (or (not (or entries (plusp dropped)))
+                       (call (journal-consumer journal) entries dropped))))
+      (dolist (waiter waiters) (call waiter written)))))
 
 (defun run-journal (journal)
   (let ((*log-function* #'log-nothing))
     (loop
-      (multiple-value-bind (entries dropped) (take-entries journal)
-        (when (or entries (plusp dropped))
-          (handler-case (funcall (journal-consumer journal) entries dropped)
-            (serious-condition () nil))
-          (unless (journal-ending journal)
-            (sb-thread:wait-on-semaphore (journal-hurry journal)
-                                         :timeout +journal-pause-seconds+)))
+      (multiple-value-bind (entries dropped waiters) (take-entries journal)
+        (consume-entries journal entries dropped waiters)
+        (when (and (or entries (plusp dropped)) (not (journal-ending journal)))
+          (sb-thread:wait-on-semaphore (journal-hurry journal)
+                                       :timeout +journal-pause-seconds+))
         (unless (or entries
+                    waiters
                     (and (not (journal-ending journal))
                          (sb-thread:wait-on-semaphore (journal-wake journal)
                                                       :timeout +journal-idle-seconds+)))
@@ -121,15 +146,19 @@ be called in their turn. From any thread."
 
 (defun flush-log (&key (timeout 5))
   "Wait until what has been logged so far has been written by the functions that LOG-WRITER and
-LOG-IN-BACKGROUND have returned, TIMEOUT seconds at most. Return true if it has. From any thread but
+LOG-IN-BACKGROUND have returned, and by binary logs, TIMEOUT seconds at most. Return true if it has;
+nil if that was too short, or if some of what still waited could not be written. From any thread but
 an event loop's."
-  (let ((done (sb-thread:make-semaphore)) (waiting 0))
+  (let ((done (sb-thread:make-semaphore)) (waiting 0) (failed nil))
     (loop for journal being the hash-keys of **journals**
           when (journal-running journal)
-            do (add-to-journal journal (lambda () (sb-thread:signal-semaphore done)) :insist t)
+            do (call-when-written journal (lambda (written)
+                                            (unless written (setf failed t))
+                                            (sb-thread:signal-semaphore done)))
                (incf waiting))
     (or (zerop waiting)
-        (and (sb-thread:wait-on-semaphore done :n waiting :timeout timeout) t))))
+        (and (sb-thread:wait-on-semaphore done :n waiting :timeout timeout)
+             (not failed)))))
 
 (defun end-journals ()
   "End the threads of all journals, once they have written the entries that wait; the image is about
@@ -154,11 +183,8 @@ them; those that come meanwhile are dropped, and FUNCTION is told how many by th
   (check-type function (or symbol function))
   (check-type limit (integer 1 *))
   (let ((journal (open-journal (lambda (entries dropped)
-                                 (flet ((tell (entry)
-                                          (handler-case
-                                              (if (functionp entry)
-                                                  (funcall entry)
-                                                  (apply function entry))
+                                 (flet ((tell (event)
+                                          (handler-case (apply function event)
                                             (serious-condition () nil))))
                                    (when (plusp dropped)
                                      (tell (list :warning :events-dropped :count dropped)))
@@ -364,11 +390,8 @@ move a cursor or look like another line are escaped. See FLUSH-LOG."
                      (when (plusp dropped)
                        (write-string (funcall line :warning :events-dropped (list :count dropped))
                                      stream))
-                     (let ((flushes (remove-if-not #'functionp entries))
-                           (lines (remove-if #'functionp entries)))
-                       (dolist (line lines) (write-string line stream))
-                       (when lines (finish-output stream))
-                       (mapc #'funcall flushes)))
+                     (dolist (line entries) (write-string line stream))
+                     (finish-output stream))
                    limit)))
     (lambda (level event &rest plist)
       (when (or (eq :trace level) (<= rank (position level *log-levels*)))

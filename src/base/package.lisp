@@ -132,7 +132,7 @@
    #:tracers #:tracer-table #:tracer #:tracer-name #:tracer-text #:tracer-aliases #:tracer-meaning
    #:tracing-p #:trace-event
    #:log-writer #:log-value-text #:log-errors #:log-in-background #:flush-log #:read-environment
-   #:open-journal #:add-to-journal
+   #:open-journal #:add-to-journal #:call-when-written
    ;; decimal.lisp
    #:digits-double #:digits-single #:rational-double #:rational-single
    #:decimal-digits #:float-decimal

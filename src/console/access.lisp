@@ -104,16 +104,17 @@ machine by one of its own names."
           (apply #'safe-headers "text/plain; charset=utf-8" more)
           (format nil "~A~%" text)))
 
-(defun move-token (console)
-  "Answer a request that has the token of CONSOLE in its address: have it in a cookie from now on."
+(defun move-token (console request)
+  "Answer REQUEST, which has the token of CONSOLE in its address: have it in a cookie from now on."
   (values 303
           (safe-headers "text/plain; charset=utf-8"
                         (cons "location" (console-path console))
                         ;; Lax: who follows a link to the console comes with the cookie
                         (cons "set-cookie"
-                              (format nil "~A=~A; Path=~A; HttpOnly; SameSite=Lax"
+                              (format nil "~A=~A; Path=~A; HttpOnly; SameSite=Lax~:[~;; Secure~]"
                                       (cookie-name console) (console-token console)
-                                      (console-path console))))
+                                      (console-path console)
+                                      (server:http-request-secure-p request))))
           nil))
 
 (defun call-if-allowed (console request function)
@@ -124,6 +125,6 @@ machine by one of its own names."
          (refuse 403 "This console is for the machine it runs on: ask for 127.0.0.1."))
         (t (ecase (token-place console request)
              (:header (funcall function))
-             (:address (move-token console))
+             (:address (move-token console request))
              ((nil) (refuse 401 "The console wants its token: open the address that has it."
                             '("www-authenticate" . "Bearer realm=\"clgrpc console\"")))))))

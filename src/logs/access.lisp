@@ -5,6 +5,10 @@
 ;;;; Which calls are logged is decided when they end, so that failures can be logged whatever the
 ;;;; ratio is. A call that is not costs a test of its status and a random number: that of its loop,
 ;;;; or within the image, where threads have no loop in common, a hash of a shared count.
+;;;;
+;;;; A peer can make calls that fail at some millions a second, and each event costs more than such
+;;;; a call. So of the failures that chance has not chosen a loop logs +FAILURES-PER-SECOND+ of each
+;;;; peer, and counts the others: an event a second says how many there were.
 
 (in-package #:clgrpc.logs)
 
@@ -24,7 +28,8 @@
   "Return an access log, for :observer of START-SERVER, MAKE-CHANNEL or SERVER-CHANNEL: when a call
 ends, the event :CALL of the level :info goes to FUNCTION, called as *LOG-FUNCTION* is, or if that
 is nil to the log of the process. RATIO, a real from 0 to 1, is the share of calls that are logged,
-at random; with FAILURES all those with another status than :ok are, too. EXEMPLAR is nil or a
+at random; with FAILURES those with another status than :ok are, too, 10 a second of each peer on
+each loop: the event :CALLS-NOT-LOGGED says how many more there were. EXEMPLAR is nil or a
 function of a call that returns an alist of names and texts, such as the user's name, which are
 added to the event, as are the ids of its trace. Both are called on the call's loop, so they must
 not wait; an error in them goes to the log. doc/observability.md lists what the event says. Signal
@@ -67,6 +72,65 @@ called on EVENT-LOOP; from any thread if that is nil."
                                 (ldb (byte 64 0) (+ (aref count 0) +golden-step+))))
               -32)
          threshold))))
+
+;;; Failures
+
+(defconstant +failures-per-second+ 10
+  "How many failures of a peer a loop logs in a second.")
+(defconstant +peers-per-second+ 64
+  "How many peers have failures of their own in a second; all others are counted together.")
+
+(defstruct (failures (:copier nil))
+  "The failures that a loop has logged, and not logged, in this second."
+  (loop nil :type loop:event-loop :read-only t) ; whose they are
+  (tell nil :type (or symbol function) :read-only t) ; as a log function
+  ;; how many each peer has had, by its address without the port
+  (counts (make-hash-table :test 'equal) :type hash-table :read-only t)
+  (end-ns 0 :type (unsigned-byte 62))   ; when the second is over
+  (scheduled nil :type boolean))        ; a timer will tell what was not logged
+
+(declaim (sb-ext:freeze-type failures))
+
+(defmethod print-object ((failures failures) stream)
+  (print-unreadable-object (failures stream :type t)
+    (format stream "of ~D peers" (hash-table-count (failures-counts failures)))))
+
+(defun tell-failures (failures)
+  "The second of FAILURES is over: log how many were not logged, and forget them."
+  (let ((counts (failures-counts failures)))
+    (setf (failures-scheduled failures) nil)
+    (let ((rows (loop for peer being the hash-keys of counts using (hash-value count)
+                      when (< +failures-per-second+ count)
+                        collect (format nil "~D of ~A" (- count +failures-per-second+) peer))))
+      (clrhash counts)
+      (when rows
+        (loop:guarding (:observer-error)
+          (funcall (failures-tell failures) :warning :calls-not-logged
+                   :what (format nil "~{~A~^, ~}" rows)))))))
+
+(defun peer-host (peer)
+  "PEER, an address or nil, without its port."
+  (let ((colon (and peer (position #\: peer :from-end t))))
+    (cond ((null peer) "no peer")
+          ((or (null colon) (uiop:string-prefix-p "unix" peer)) peer)
+          (t (subseq peer 0 colon)))))
+
+(defun log-failure-p (failures call)
+  "True if the failure of CALL is to be logged; if not it is counted. On the loop of FAILURES."
+  (let* ((counts (failures-counts failures))
+         (loop (failures-loop failures))
+         (now (loop:event-loop-now loop))
+         (host (peer-host (rpc:call-peer call))))
+    (unless (or (< now (failures-end-ns failures)) (failures-scheduled failures))
+      (clrhash counts)
+      (setf (failures-end-ns failures) (+ now +ns-per-second+)))
+    (unless (or (gethash host counts) (< (hash-table-count counts) +peers-per-second+))
+      (setf host "others"))
+    (or (<= (incf (the fixnum (gethash host counts 0))) +failures-per-second+)
+        (progn (unless (shiftf (failures-scheduled failures) t)
+                 (schedule-timer (loop:event-loop-wheel loop) (make-timer #'tell-failures failures)
+                                 (failures-end-ns failures)))
+               nil))))
 
 ;;; The event
 
@@ -139,10 +203,14 @@ EXEMPLAR that of its access log."
         (function (or (access-log-function source) #'log-event))
         (exemplar (access-log-exemplar source)))
     (declare (type function draw))
+    ;; who calls within the image is no stranger
+    (when (and failures loop) (setf failures (make-failures :loop loop :tell function)))
     (rpc:make-trusted-observer
      :call-ended (lambda (call)
-                   (when (if (eq :ok (call-status call))
-                             (funcall draw)
-                             (or failures (funcall draw)))
+                   (when (or (funcall draw)
+                             (and failures
+                                  (not (eq :ok (call-status call)))
+                                  (or (not (failures-p failures))
+                                      (log-failure-p failures call))))
                      (loop:guarding (:observer-error)
                        (apply function :info :call (call-plist call target exemplar))))))))

@@ -4,20 +4,24 @@
 ;;;;
 ;;;; What is logged of a call at one of its ends is kept in a RECORD, a value on the call. A call
 ;;;; that the filter leaves out has none. An entry is serialised where it happens, cut as the filter
-;;;; says, and put into a journal, whose thread writes it; so a full disk or a slow function of the
-;;;; user delays no call. What finds the journal full is dropped and counted.
+;;;; says, and put into a journal, whose thread writes it (entry-file.lisp); so a full disk or a
+;;;; slow function of the user delays no call. What finds the journal full is dropped and counted.
+;;;;
+;;;; A compressed message is put into the journal as it came, and decompressed on the journal's
+;;;; thread, one at a time, as far as it is logged: some octets of it may become thousands of times
+;;;; as many. So an attacker of loops or of the heap gains nothing by it.
 ;;;;
 ;;;; Of a call that is made again, each message of the client is logged once, when the first attempt
-;;;; sends it, and of the server what the attempt that counts brings. A file is a row of entries,
-;;;; each behind four octets of its length, the highest first, as grpc-go writes them.
+;;;; sends it, and of the server what the attempt that counts brings.
 
 (in-package #:clgrpc.logs)
 
 (defclass binary-log ()
   ((filter :initarg :filter :reader binary-log-filter) ; a FILTER
-   (stream :initarg :stream :reader binary-log-stream) ; of octets, or nil
+   (file :initarg :file :reader binary-log-file) ; an ENTRY-FILE, or nil
    (function :initarg :function :reader binary-log-function) ; of an entry, or nil
-   (journal :accessor binary-log-journal) ; of octets, one vector for each entry
+   (journal :accessor binary-log-journal) ; of entries, octets or DENSE ones
+   (quiet-until-ns :initform 0 :accessor binary-log-quiet-until-ns) ; no loss is told before
    ;; how many calls were logged, and how many entries were lost; atomic
    (counts :initform (make-array 2 :element-type 'sb-ext:word :initial-element 0)
            :reader binary-log-counts))
@@ -39,80 +43,86 @@
 
 (declaim (sb-ext:freeze-type record))
 
+(defconstant +quiet-ns+ 10000000000
+  "How long nothing more is logged of entries that are lost.")
+
+(defun note-lost (log count why)
+  "COUNT entries of LOG were lost because of WHY, a text or condition: count them, and log that, but
+not again and again."
+  (sb-ext:atomic-incf (aref (the (simple-array sb-ext:word (2)) (binary-log-counts log)) 1) count)
+  (let ((now (monotonic-ns)))
+    (when (<= (binary-log-quiet-until-ns log) now)
+      (setf (binary-log-quiet-until-ns log) (+ now +quiet-ns+))
+      ;; a journal's thread logs nothing, since it may be the log's own
+      (let ((*log-function* (sb-ext:symbol-global-value '*log-function*)))
+        (log-event :warning :binary-log-failed :reason why :dropped (binary-log-dropped log))))))
+
 (defun write-entries (log entries dropped)
-  "Give ENTRIES, the oldest first, to the sink of LOG. DROPPED were lost before them."
-  (let ((stream (binary-log-stream log))
-        (function (binary-log-function log))
-        (lost dropped))
-    (flet ((lose (condition)
-             (when (= lost dropped)     ; once for all ENTRIES
-               ;; a journal's thread logs nothing, since it may be the log's own
-               (let ((*log-function* (sb-ext:symbol-global-value '*log-function*)))
-                 (log-event :warning :binary-log-failed :condition condition)))
-             (incf lost)))
+  "Give ENTRIES, the oldest first, to the file and the function of LOG. DROPPED were lost before
+them. On its journal's thread."
+  (let ((file (binary-log-file log)) (function (binary-log-function log)))
+    (flet ((note (lost why) (when (plusp lost) (note-lost log lost why))))
+      (note dropped "too many entries waited")
       (dolist (entry entries)
         (handler-case
-            (cond ((functionp entry)    ; somebody waits until all before it is written
-                   (when stream (finish-output stream))
-                   (funcall entry))
-                  (t (when stream (write-entry entry stream))
-                     (when function
-                       (funcall function (protobuf:parse-message 'binlog:grpc-log-entry entry)))))
-          (serious-condition (condition) (lose condition))))
-      (when stream
-        (handler-case (finish-output stream)
-          (serious-condition (condition) (lose condition)))))
-    (sb-ext:atomic-incf (aref (the (simple-array sb-ext:word (2)) (binary-log-counts log)) 1)
-                        lost)))
-
-(defun write-entry (octets stream)
-  "Write the entry OCTETS, behind its length, to STREAM."
-  (let ((prefix (make-octets 4)))
-    (setf (u32be prefix 0) (length octets))
-    (write-sequence prefix stream)
-    (write-sequence octets stream)))
+            (let ((octets (if (dense-p entry) (expand entry) entry)))
+              (when file (multiple-value-call #'note (add-entry file octets)))
+              (when function
+                (funcall function (protobuf:parse-message 'binlog:grpc-log-entry octets))))
+          (serious-condition (condition) (note 1 condition))))
+      (when file (multiple-value-call #'note (write-gathered file))))))
 
 (defun make-binary-log (&key (filter (or (sb-ext:posix-getenv "GRPC_BINARY_LOG_FILTER") ""))
-                          file function (limit 10000))
+                          file (max-octets 100000000) (kept-files 4) function (limit 10000))
   "Return a binary log (gRFC A16), for :observer of START-SERVER, MAKE-CHANNEL or SERVER-CHANNEL: of
 each call that FILTER is for, what it sends and receives is logged. FILTER, a string, is as
 GRPC_BINARY_LOG_FILTER has it, whose value it is by default, such as \"*\" or
-\"shop.Orders/*{h;m:256},-shop.Orders/Pay\"; the empty one logs nothing. Entries are written to
-FILE, a pathname, which is replaced, each behind four octets of its length, as gRPC's tools read
-them; and FUNCTION, or nil, is called with each, a GRPC.BINARYLOG.V1:GRPC-LOG-ENTRY, on a thread of
-the log. At most LIMIT entries wait to be written, and 16 MB of them; further ones are dropped, see
-BINARY-LOG-DROPPED. Messages and metadata may hold what nobody else should read: the file is for its
-owner alone. Signal MISUSE for a FILTER that is wrong. From any thread; see CLOSE-BINARY-LOG."
+\"shop.Orders/*{h;m:256},-shop.Orders/Pay\"; the empty one logs nothing. Of a message 8 MB are
+logged at most. Entries are written to FILE, a pathname, each behind four octets of its length, as
+gRPC's tools read them. FILE is begun anew, also before it has more than MAX-OCTETS; what was there
+is kept as FILE.1, what was there before that as FILE.2, and so on, KEPT-FILES of them. FILE may be
+a device or a pipe. FUNCTION, or nil, is called with each entry, a GRPC.BINARYLOG.V1:GRPC-LOG-ENTRY,
+on a thread of the log. At most LIMIT entries wait to be written, and 16 MB of them; further ones
+are dropped, see BINARY-LOG-DROPPED. Messages and metadata may hold what nobody else should read:
+the file is for its owner alone. Signal MISUSE for a FILTER that is wrong, and if FILE cannot be
+written. From any thread; see CLOSE-BINARY-LOG and ROTATE-BINARY-LOG."
   (unless (stringp filter) (misuse ":filter is a string, not ~S." filter))
   (unless (typep function '(or function symbol)) (misuse ":function is no function: ~S." function))
-  (unless (typep limit '(integer 1)) (misuse ":limit is a positive integer, not ~S." limit))
+  (loop for (name number least) in `((:limit ,limit 1) (:max-octets ,max-octets 1)
+                                     (:kept-files ,kept-files 0))
+        unless (typep number `(integer ,least 1000000000000))
+          do (misuse "~S is an integer from ~D to 1000000000000, not ~S." name least number))
   (let* ((filter (parse-filter filter))
          (log (make-instance 'binary-log
                              :filter filter :function function
-                             :stream (and file (open-log-file file)))))
+                             :file (and file (open-entry-file file max-octets kept-files)))))
     (setf (binary-log-journal log)
           (open-journal (lambda (entries dropped) (write-entries log entries dropped)) limit))
     log))
 
-(defun open-log-file (file)
-  "A stream to FILE, new and for its owner alone from the start, that takes octets. Refuse to write
-over what is no regular file."
-  (let* ((name (sb-ext:native-namestring (merge-pathnames file)))
-         (path (string-octets name)))
-    (when (os:regular-file-p path)
-      (os:remove-file path))
-    (let ((descriptor (os:create-file path #o600)))
-      (when (os:failed-p descriptor)
-        (misuse "Cannot write ~A: ~A" name (os:errno-text descriptor)))
-      (sb-sys:make-fd-stream descriptor :output t :buffering :full :file name
-                                        :element-type '(unsigned-byte 8)))))
-
 (defun close-binary-log (log)
-  "Write what waits to be written of LOG and close its file. Give LOG to nothing that goes on.
-Closing again does nothing. From any thread but an event loop's."
-  (flush-log)
-  (when (binary-log-stream log) (close (binary-log-stream log)))
-  nil)
+  "Write what waits to be written of LOG, for 5 seconds at most, and close its file. Give LOG to
+nothing that goes on. Closing again does nothing. From any thread but an event loop's."
+  (let ((file (binary-log-file log)) (done (sb-thread:make-semaphore)))
+    (call-when-written (binary-log-journal log)
+                       (lambda (written)
+                         (declare (ignore written))
+                         (when file (close-entry-file file))
+                         (sb-thread:signal-semaphore done)))
+    (sb-thread:wait-on-semaphore done :timeout 5)
+    nil))
+
+(defun rotate-binary-log (log)
+  "Begin the file of LOG anew, as soon as what waits is written; what is at its place is kept, as
+MAKE-BINARY-LOG says. Call this after a program such as logrotate has given the file another name,
+or to look at what it has; FLUSH-LOG waits until it is done. From any thread."
+  (let ((file (binary-log-file log)))
+    (when file
+      (call-when-written (binary-log-journal log)
+                         (lambda (written)
+                           (declare (ignore written))
+                           (rotate-entry-file file))))
+    nil))
 
 (defun binary-log-dropped (log)
   "How many entries of LOG were lost so far, since too many waited to be written or they could not
@@ -122,7 +132,7 @@ be. From any thread."
 (defmethod print-object ((log binary-log) stream)
   (print-unreadable-object (log stream :type t)
     (format stream "~:[~;of ~:*~A, ~]~D dropped"
-            (and (binary-log-stream log) (ignore-errors (pathname (binary-log-stream log))))
+            (and (binary-log-file log) (entry-file-name (binary-log-file log)))
             (binary-log-dropped log))))
 
 (defconstant +longest-entry+ (expt 2 26)
@@ -143,18 +153,21 @@ MISUSE if STREAM ends within it."
 
 ;;; Entries
 
+(defun entry-octets (record type payload)
+  "An entry of TYPE with PAYLOAD, keywords and values of MAKE-GRPC-LOG-ENTRY, as octets. RECORD's
+lock is held."
+  (protobuf:serialize
+   (apply #'binlog:make-grpc-log-entry
+          :timestamp (ns-timestamp (real-time-ns))
+          :call-id (record-id record)
+          :sequence-id-within-call (incf (record-sequence record))
+          :type type
+          :logger (if (record-client-p record) :logger-client :logger-server)
+          payload)))
+
 (defun add-log-entry (record type &rest payload)
-  "Log an entry of TYPE with PAYLOAD, keywords and values of MAKE-GRPC-LOG-ENTRY. RECORD's lock is
-held."
-  (add-to-journal (binary-log-journal (record-log record))
-             (protobuf:serialize
-              (apply #'binlog:make-grpc-log-entry
-                     :timestamp (ns-timestamp (real-time-ns))
-                     :call-id (record-id record)
-                     :sequence-id-within-call (incf (record-sequence record))
-                     :type type
-                     :logger (if (record-client-p record) :logger-client :logger-server)
-                     payload))))
+  "Log an entry of TYPE with PAYLOAD, as ENTRY-OCTETS has it. RECORD's lock is held."
+  (add-to-journal (binary-log-journal (record-log record)) (entry-octets record type payload)))
 
 (defun peer-payload (record call)
   "The keywords that say who the peer of CALL is, once."
@@ -226,31 +239,40 @@ held."
   (unless (shiftf (record-half-closed record) t)
     (add-log-entry record :event-type-client-half-close)))
 
-(defun inflated (octets start end encoding)
-  "The message that OCTETS from START to END, compressed by ENCODING, are, and where it begins and
-ends; the arguments if they cannot be decompressed."
-  (multiple-value-bind (outcome result length)
-      (if encoding
-          (os:inflate-octets encoding octets start end +longest-entry+)
-          (values :plain octets end))
-    (if (eq :ok outcome)
-        (values result 0 length)
-        (values octets start end))))
+;;; Messages
 
-(defun log-content (record type octets start end encoding)
-  "Log a message as an entry of TYPE."
-  (multiple-value-bind (octets start end) (inflated octets start end encoding)
-    (multiple-value-bind (message truncated)
-        (log-message octets start end (limits-message (record-limits record)))
-      (add-log-entry record type :message message :payload-truncated truncated))))
+(defconstant +longest-content+ (expt 2 23)
+  "The most octets of a message that are logged, whatever a filter says.")
+
+(defun log-dense-content (record call type octets start end encoding limit)
+  "Log a message of CALL that is compressed by ENCODING as an entry of TYPE, LIMIT octets of it."
+  ;; of so many octets LIMIT come if the peer has compressed them with any sense
+  (let* ((last (min end (+ start 65536 (* 2 limit))))
+         (told (operate told-size call))
+         (dense (make-dense :head (entry-octets record type '())
+                            :octets (subseq-octets octets start last) :cut (< last end)
+                            :encoding encoding :limit limit
+                            :told (if (integerp told) told 0))))
+    (add-to-journal (binary-log-journal (record-log record)) dense
+                    (+ (length (dense-head dense)) (length (dense-octets dense))))))
+
+(defun log-content (record call type octets start end encoding)
+  "Log a message of CALL as an entry of TYPE."
+  (let ((limit (min (limits-message (record-limits record)) +longest-content+))
+        (received (eq (record-client-p record) (eq :event-type-server-message type))))
+    (if encoding
+        (log-dense-content record call type octets start end encoding
+                           (if received (min limit (operate receive-limit call)) limit))
+        (multiple-value-bind (message truncated) (log-message octets start end limit)
+          (add-log-entry record type :message message :payload-truncated truncated)))))
 
 (defun log-client-message (record call octets start end encoding)
   "Log a message of CALL's client; if it is the only one, once, and that no more will come."
   (if (member (service:rpc-method-kind (call-rpc-method call)) '(:unary :server-streaming))
       (unless (shiftf (record-requested record) t)
-        (log-content record :event-type-client-message octets start end encoding)
+        (log-content record call :event-type-client-message octets start end encoding)
         (log-half-close record))
-      (log-content record :event-type-client-message octets start end encoding)))
+      (log-content record call :event-type-client-message octets start end encoding)))
 
 (defun log-sent (call octets start end encoding)
   "CALL has sent a message."
@@ -258,14 +280,14 @@ ends; the arguments if they cannot be decompressed."
     (cond ((record-client-p record)
            (log-client-message record call octets start end encoding))
           (t (log-answer record call)   ; within the image nothing else tells of headers
-             (log-content record :event-type-server-message octets start end encoding)))))
+             (log-content record call :event-type-server-message octets start end encoding)))))
 
 (defun log-received (call octets start end encoding)
   "CALL has received a message."
   (with-record (record call)
     (cond ((record-client-p record)
            (log-answer record call)
-           (log-content record :event-type-server-message octets start end encoding))
+           (log-content record call :event-type-server-message octets start end encoding))
           (t (log-client-message record call octets start end encoding)))))
 
 (defun log-end (call)

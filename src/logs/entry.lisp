@@ -68,3 +68,39 @@ all of it."
   "NS as a duration."
   (multiple-value-bind (seconds nanos) (truncate ns +ns-per-second+)
     (google.protobuf:make-duration :seconds seconds :nanos nanos)))
+
+;;; Compressed messages
+
+(defstruct (dense (:copier nil))
+  "An entry with a compressed message, as it came."
+  (head nil :type octets :read-only t)  ; the entry without its message
+  (octets nil :type octets :read-only t) ; the message, or its beginning
+  (cut nil :type boolean :read-only t)  ; OCTETS are only that
+  (encoding nil :type os:zlib-format :read-only t) ; how they are compressed
+  (limit 0 :type index :read-only t)    ; so many of its octets are logged
+  (told 0 :type index :read-only t))    ; how long the peer says the message is, or 0
+
+(declaim (sb-ext:freeze-type dense))
+
+(defmethod print-object ((dense dense) stream)
+  (print-unreadable-object (dense stream :type t)
+    (format stream "~D octets of ~(~A~)" (length (dense-octets dense)) (dense-encoding dense))))
+
+(defun expand (dense)
+  "The whole entry DENSE as octets."
+  (multiple-value-bind (outcome octets count)
+      (os:inflate-beginning (dense-encoding dense) (dense-octets dense) 0
+                            (length (dense-octets dense)) (dense-limit dense))
+    (multiple-value-bind (message truncated)
+        (if (or (member outcome '(:ok :too-long)) (and (eq :truncated outcome) (dense-cut dense)))
+            (values (binlog:make-message
+                     :length (if (eq :ok outcome) count (max (1+ count) (dense-told dense)))
+                     :data (subseq-octets octets 0 count))
+                    (not (eq :ok outcome)))
+            ;; it is no compressed message
+            (log-message (dense-octets dense) 0 (length (dense-octets dense)) (dense-limit dense)))
+      (when octets (give-octets-back octets))
+      ;; what is behind an entry in octets is part of it
+      (concatenate 'octets (dense-head dense)
+                   (protobuf:serialize
+                    (binlog:make-grpc-log-entry :message message :payload-truncated truncated))))))

@@ -11,4 +11,5 @@
    ;; access.lisp
    #:access-log #:make-access-log #:call-plist
    ;; binary.lisp
-   #:binary-log #:make-binary-log #:close-binary-log #:binary-log-dropped #:read-binary-log))
+   #:binary-log #:make-binary-log #:close-binary-log #:rotate-binary-log
+   #:binary-log-dropped #:read-binary-log))

@@ -134,8 +134,8 @@ appended is lost. On the loop."
         (buffer-for-output connection))))
 
 (define-hot (connection-unsent :inline t) ((connection connection)) index
-  "How many octets of CONNECTION's output have not been sent. On the loop; from other threads this is
-about how many they are."
+  "How many octets of CONNECTION's output have not been sent. On the loop; from other threads this
+is about how many they are."
   (let ((buffer (connection-buffer connection)))
     (if buffer (buffer-fill buffer) 0)))
 

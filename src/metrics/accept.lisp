@@ -21,13 +21,16 @@
 
 (defmacro do-wishes ((name parameters weight header) &body body)
   "Evaluate BODY for each element of HEADER, the value of a header or nil: with NAME, its
-PARAMETERS, texts, and its WEIGHT."
+PARAMETERS, texts, and its WEIGHT. An element without a name is passed over (RFC 9110 section
+5.6.1.2)."
   (let ((element (gensym "ELEMENT")))
     `(dolist (,element (uiop:split-string (or ,header "") :separator ","))
-       (destructuring-bind (,name . ,parameters) (uiop:split-string ,element :separator ";")
+       (destructuring-bind (&optional (,name "") &rest ,parameters)
+           (uiop:split-string ,element :separator ";")
          (declare (ignorable ,parameters))
-         (let ((,name (string-trim " " ,name)) (,weight (quality ,parameters)))
-           ,@body)))))
+         (let ((,name (string-trim '(#\Space #\Tab) ,name)) (,weight (quality ,parameters)))
+           (unless (string= "" ,name)
+             ,@body))))))
 
 (defun version-understood-p (parameters)
   "True if PARAMETERS of OpenMetrics' media type ask for its version 1.0, or for none."

@@ -1,6 +1,7 @@
-;;;; The files that stand for unix sockets: their identity, their mode, removing them; and files
-;;;; that are for their owner alone from the start. Paths are octets, as the kernel takes them. File
-;;;; data come from statx(2), since its structure is the same on all processors.
+;;;; The files that stand for unix sockets: their identity, their mode, removing them; files that
+;;;; are for their owner alone from the start, and writing to them and to other descriptors. Paths
+;;;; are octets, as the kernel takes them. File data come from statx(2), since its structure is the
+;;;; same on all processors.
 
 (in-package #:clgrpc.os)
 
@@ -11,15 +12,26 @@
   (+statx-octets+ "sizeof (struct statx)" 256)
   (+statx-mode+ "offsetof (struct statx, stx_mode)" 28)
   (+statx-inode+ "offsetof (struct statx, stx_ino)" 32)
+  (+statx-size+ "offsetof (struct statx, stx_size)" 40)
   (+statx-device+ "offsetof (struct statx, stx_dev_major)" 136)
   (+file-type-mask+ "S_IFMT" #o170000)
   (+file-type-socket+ "S_IFSOCK" #o140000)
   (+file-type-regular+ "S_IFREG" #o100000)
+  (+file-type-link+ "S_IFLNK" #o120000)
+  (+file-type-device+ "S_IFCHR" #o020000)
+  (+file-type-pipe+ "S_IFIFO" #o010000)
+  (+file-type-directory+ "S_IFDIR" #o040000)
   (+o-wronly+ "O_WRONLY" 1)
   (+o-creat+ "O_CREAT" #o100)
   (+o-excl+ "O_EXCL" #o200)
+  (+o-noctty+ "O_NOCTTY" #o400)
+  (+o-append+ "O_APPEND" #o2000)
+  (+o-nonblock+ "O_NONBLOCK" #o4000)
   (+o-cloexec+ "O_CLOEXEC" #o2000000)
-  (+enoent+ "ENOENT" 2))
+  (+f-setfl+ "F_SETFL" 4)
+  (+enoent+ "ENOENT" 2)
+  (+seek-end+ "SEEK_END" 2)
+  (+enxio+ "ENXIO" 6))
 
 (defmacro with-path ((sap path) &body body)
   "Evaluate BODY with SAP pointing to the octets PATH and a NUL."
@@ -39,34 +51,85 @@
   (with-path (sap path)
     (syscall ("chmod" int) (system-area-pointer sap) ((unsigned 32) mode))))
 
+(defun rename-file-to (path new)
+  "Have the file PATH be called NEW, in the place of what is there."
+  (with-path (sap path)
+    (with-path (new-sap new)
+      (syscall ("rename" int) (system-area-pointer sap) (system-area-pointer new-sap)))))
+
 (defun create-file (path mode)
   "Make the file PATH, which there must not be yet, for the users whom MODE names, less the
-process's umask. Return a descriptor to write to it, or a failed result."
+process's umask. Return a descriptor, which writes to its end, or a failed result."
   (with-path (sap path)
     (syscall ("open" int) (system-area-pointer sap)
-             (int (logior +o-wronly+ +o-creat+ +o-excl+ +o-cloexec+)) ((unsigned 32) mode))))
+             (int (logior +o-wronly+ +o-creat+ +o-excl+ +o-append+ +o-cloexec+))
+             ((unsigned 32) mode))))
+
+(defun open-to-write (path)
+  "Return a descriptor that writes to what is at PATH, a device or a pipe, or a failed result: of a
+pipe that nobody reads -ENXIO."
+  (with-path (sap path)
+    (let ((descriptor (syscall ("open" int) (system-area-pointer sap)
+                               (int (logior +o-wronly+ +o-noctty+ +o-nonblock+ +o-cloexec+))
+                               ((unsigned 32) 0))))
+      ;; only the opening must not wait
+      (unless (failed-p descriptor)
+        (syscall ("fcntl" int) (int descriptor) (int +f-setfl+) (int 0)))
+      descriptor)))
+
+(defun write-octets (descriptor octets start end)
+  "Write the octets START to END to DESCRIPTOR. Return how many were written, or a failed result."
+  (declare (type octets octets) (type index start end))
+  (with-pinned-objects (octets)
+    (retrying
+      (syscall ("write" (signed 64)) (int descriptor)
+               (system-area-pointer (sap+ (vector-sap octets) start))
+               ((unsigned 64) (- end start))))))
+
+(defun truncate-file (descriptor size)
+  "Cut the file of DESCRIPTOR off behind SIZE octets."
+  (retrying (syscall ("ftruncate" int) (int descriptor) ((signed 64) size))))
+
+(defun file-size (descriptor)
+  "How many octets the file of DESCRIPTOR has; a failed result if that cannot be known."
+  (syscall ("lseek" (signed 64)) (int descriptor) ((signed 64) 0) (int +seek-end+)))
 
 (defun set-socket-mode (socket mode)
   "Let the file that SOCKET, a unix one, will be bound to get MODE, less the process's umask."
   (syscall ("fchmod" int) (int socket) ((unsigned 32) mode)))
 
-(defun file-identity (path type)
-  "The identity of the file at PATH, a list that differs from those of all other files, now and
-later; NIL if what is there is not of TYPE, of +FILE-TYPE-MASK+."
+(defun file-status (path)
+  "What statx says of PATH itself, octets; nil if there is nothing."
   (let ((status (make-octets +statx-octets+)))
     (with-path (sap path)
       (with-pinned-objects (status)
         (let ((result (syscall ("statx" int) (int +at-fdcwd+) (system-area-pointer sap)
                                (int +at-symlink-nofollow+) ((unsigned 32) +statx-basic-stats+)
                                (system-area-pointer (vector-sap status)))))
-          (unless (or (failed-p result)
-                      (/= type (logand +file-type-mask+ (u32le status +statx-mode+))))
-            (list (u64le status +statx-inode+) (u64le status +statx-device+))))))))
+          (if (failed-p result) nil status))))))
+
+(defun status-type (status)
+  (logand +file-type-mask+ (u32le status +statx-mode+)))
 
 (defun socket-file-identity (path)
-  "The identity of the socket at PATH, as of FILE-IDENTITY; NIL if PATH is no socket."
-  (file-identity path +file-type-socket+))
+  "The identity of the socket at PATH, a list that differs from those of all other files, now and
+later; NIL if PATH is no socket."
+  (let ((status (file-status path)))
+    (and status
+         (= +file-type-socket+ (status-type status))
+         (list (u64le status +statx-inode+) (u64le status +statx-device+)))))
 
-(defun regular-file-p (path)
-  "Whether a regular file is at PATH, no link to one."
-  (and (file-identity path +file-type-regular+) t))
+(defun file-type (path)
+  "What is at PATH: :regular, :link, :device, :pipe, :directory, :other, or NIL for nothing; and how
+many octets that has."
+  (let ((status (file-status path)))
+    (if status
+        (values (let ((type (status-type status)))
+                  (cond ((= type +file-type-regular+) :regular)
+                        ((= type +file-type-link+) :link)
+                        ((= type +file-type-device+) :device)
+                        ((= type +file-type-pipe+) :pipe)
+                        ((= type +file-type-directory+) :directory)
+                        (t :other)))
+                (u64le status +statx-size+))
+        (values nil 0))))

@@ -36,8 +36,8 @@
    #:look-up-name
    #:resolve-host #:interleave-families
    ;; file.lisp
-   #:remove-file #:create-file #:set-file-mode #:set-socket-mode #:socket-file-identity
-   #:regular-file-p
+   #:remove-file #:rename-file-to #:create-file #:open-to-write #:write-octets #:truncate-file
+   #:file-size #:set-file-mode #:set-socket-mode #:socket-file-identity #:file-type #:+enxio+
    ;; epoll.lisp
    #:open-epoll #:watch-descriptor #:forget-descriptor #:make-event-area #:wait-for-events
    #:wait-for-events-until #:set-timer-slack
@@ -61,7 +61,8 @@
    ;; library.lisp
    #:define-library #:open-library
    ;; zlib.lisp
-   #:open-zlib #:zlib-format #:deflate-octets #:inflation #:inflate-octets #:zlib-stream-count
+   #:open-zlib #:zlib-format #:deflate-octets #:inflation #:inflate-octets
+   #:inflate-beginning #:zlib-stream-count
    #:end-idle-streams
    ;; openssl.lisp
    #:tls-error #:tls-error-text #:open-openssl #:openssl-instance #:openssl-open-p

@@ -194,18 +194,26 @@ for none, or in a way that OpenSSL is going to refuse."
                (= 8 length))
       (ldb (byte 62 0) (sb-sys:sap-ref-64 (int-sap octets) 0)))))
 
+(defun session-span (end begin timeout)
+  "When a session shall have begun, and its time-out, so that it is no longer good at END, when a
+certificate is not either. It has begun at BEGIN, with TIMEOUT. All are seconds since 1970."
+  ;; the last second that OpenSSL takes it in is begin + time-out; there is one at least, which may
+  ;; be earlier than the session
+  (let* ((last (max 2 (1- end)))
+         (begin (min begin (1- last))))
+    (values begin (min (- last begin) timeout))))
+
 (define-callable limit-ticket int ((ssl (unsigned 64)) (nil (unsigned 64)))
   (let* ((session (ssl-get-session ssl))
          (end (or (chain-end (ssl-get0-verified-chain ssl)) (ticket-end session))))
     (when end
       (with-alien ((datum (signed 64) end))
         (ssl-session-set1-ticket-datum session (sap-int (sb-alien:alien-sap (addr datum))) 8))
-      (let* ((end (max 2 (- end +unix-epoch+)))
-             ;; a session cannot be good for no second at all, but may have begun earlier
-             (begin (min (ssl-session-get-time session) (1- end))))
+      (multiple-value-bind (begin timeout)
+          (session-span (- end +unix-epoch+) (ssl-session-get-time session)
+                        (ssl-session-get-timeout session))
         (ssl-session-set-time session begin)
-        (ssl-session-set-timeout session
-                                 (min (- end begin) (ssl-session-get-timeout session)))))
+        (ssl-session-set-timeout session timeout)))
     1))
 
 ;;; Contexts

@@ -218,20 +218,26 @@ them are the message. One octet more than LIMIT is made room for, to see that th
     (give-octets-back octets)
     longer))
 
-(define-hot inflate-octets ((format zlib-format) (from octets) (start message-octets)
-                            (end message-octets) (limit message-octets))
+(define-hot inflate-beginning ((format zlib-format) (from octets) (start message-octets)
+                               (end message-octets) (limit message-octets))
     (values inflation (or null octets) message-octets)
-  "Decompress the octets START to END of FROM, a message in FORMAT. Return :ok, octets of
-BORROW-OCTETS and how many of them are the result; or :too-long if that has more than LIMIT octets,
-:truncated, :corrupt or :no-memory, nil and 0. libz must be open. From any thread."
+  "As INFLATE-OCTETS, but whatever the outcome is, return octets of BORROW-OCTETS, or nil, and how
+many of them, LIMIT at most, are the beginning of the result."
   ;; the function that WITH-ZLIB-STREAM makes of its body is called once a message
   (declare (sb-ext:muffle-conditions sb-ext:compiler-note))
   (let ((outcome :no-memory) (octets nil) (length 0))
     (declare (type message-octets length) (type (or null octets) octets))
     (with-zlib-stream (sap (if (eq format :gzip) 2 3) 0)
       (setf (values outcome octets length) (inflate-on sap format from start end limit)))
-    (unless (eq outcome :ok)
-      (when octets (give-octets-back octets))
-      (setf octets nil
-            length 0))
     (values outcome octets length)))
+
+(define-hot inflate-octets ((format zlib-format) (from octets) (start message-octets)
+                            (end message-octets) (limit message-octets))
+    (values inflation (or null octets) message-octets)
+  "Decompress the octets START to END of FROM, a message in FORMAT. Return :ok, octets of
+BORROW-OCTETS and how many of them are the result; or :too-long if that has more than LIMIT octets,
+:truncated, :corrupt or :no-memory, nil and 0. libz must be open. From any thread."
+  (multiple-value-bind (outcome octets length) (inflate-beginning format from start end limit)
+    (cond ((eq outcome :ok) (values :ok octets length))
+          (t (when octets (give-octets-back octets))
+             (values outcome nil 0)))))

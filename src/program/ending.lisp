@@ -16,7 +16,8 @@
   (loop nil :type loop:event-loop)      ; on which signals come
   (told (sb-thread:make-semaphore :name "clgrpc ending") :type sb-thread:semaphore) ; is signalled
   (seconds +ending-seconds+ :type (real 0)) ; how long the end may take
-  (begun nil :type boolean))            ; true once it has been told; its loop's
+  (begun nil :type boolean)             ; true once it has been told; its loop's
+  (signals '() :type list))             ; those that mean something else
 
 (declaim (sb-ext:freeze-type ending))
 
@@ -60,9 +61,18 @@ returns, may take the ENDING-SECONDS."
   (sb-thread:wait-on-semaphore (ending-told ending))
   nil)
 
+(defun call-at-signal (ending signal function)
+  "Call FUNCTION, on the loop of ENDING, whenever the process gets SIGNAL. Before AWAIT-END."
+  (push signal (ending-signals ending))
+  (loop:on-signal (ending-loop ending) signal function))
+
 (defun call-at-report (ending function)
   "Call FUNCTION, on the loop of ENDING, whenever the process gets SIGUSR1."
-  (loop:on-signal (ending-loop ending) os:+sigusr1+ function))
+  (call-at-signal ending os:+sigusr1+ function))
+
+(defun call-at-hang-up (ending function)
+  "Call FUNCTION, on the loop of ENDING, whenever the process gets SIGHUP."
+  (call-at-signal ending os:+sighup+ function))
 
 (defun call-with-ending (function)
   "Call FUNCTION with an ENDING, for AWAIT-END and its like, while SIGTERM and SIGINT tell this
@@ -77,6 +87,7 @@ process to end."
              (let ((signal signal))
                (loop:on-signal loop signal (lambda () (take-signal ending signal)))))
            (funcall function ending))
-      (dolist (signal (cons os:+sigusr1+ signals)) (loop:on-signal loop signal nil))
+      (dolist (signal (append (ending-signals ending) signals))
+        (loop:on-signal loop signal nil))
       (loop:stop-event-loop loop)
       (loop:join-event-loop loop))))

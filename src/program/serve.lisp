@@ -16,30 +16,49 @@
   :telemetry
   (binary-log "FILE" #'identity nil
               "Write a binary log (gRFC A16) to FILE, of all calls or of those that
-      GRPC_BINARY_LOG_FILTER is for; `clgrpc binlog FILE` prints it.")
+      GRPC_BINARY_LOG_FILTER is for; `clgrpc binlog FILE` prints it. FILE is begun anew at the
+      start, when it has --binary-log-octets, and at SIGHUP; what was there becomes FILE.1.")
+  (binary-log-octets "N" (integer-parser 1 1000000000000) 100000000 "How long FILE may get.")
+  (binary-log-files "N" (integer-parser 0 1000000) 4
+                    "How many older files are kept: FILE.1, FILE.2 and so on.")
   (channelz "[true|false]" #'parse-boolean nil
             "Serve channelz as well, which tells whoever asks what the channels, servers and
       connections of the process are and do.")
   (console "ADDRESSES" (addresses-parser 0) nil
            "Show in a browser what the process does, where these are; prints the address to
-      open, which has a secret in it. If others than this machine reach ADDRESSES, they may look.")
+      open, which has a secret in it. If others than this machine reach ADDRESSES, they may look,
+      over HTTPS: that needs --tls-cert.")
   :server-tls)
 
 (defun first-of (class things)
   "The first of THINGS that is of CLASS, or nil."
   (find-if (lambda (thing) (typep thing class)) things))
 
-(defun open-binary-log (file)
-  "A binary log to FILE of the calls that GRPC_BINARY_LOG_FILTER is for, all if it is not set."
+(defun open-binary-log (file max-octets kept-files)
+  "A binary log to FILE, of MAX-OCTETS, with KEPT-FILES older ones, of the calls that
+GRPC_BINARY_LOG_FILTER is for, all if it is not set."
   (handler-case
       (logs:make-binary-log :file (sb-ext:parse-native-namestring file)
+                            :max-octets max-octets :kept-files kept-files
                             :filter (or (sb-ext:posix-getenv "GRPC_BINARY_LOG_FILTER") "*"))
     (misuse (condition) (refuse "~A" condition))))
 
-(defun asked-observers (given own)
-  "The observers that GIVEN, the plist of a command line, asks for, beside a program's OWN."
+(defun open-console (addresses metrics credentials)
+  "A console of METRICS to be shown on ADDRESSES. It has a secret, which other machines may send
+only if there are CREDENTIALS."
+  (let ((remote (notevery #'console:loopback-address-p addresses)))
+    (when (and remote (null credentials))
+      (refuse "--console ~{~A~^,~}: others than this machine would send its secret over the ~
+               network as it is; give --tls-cert, or an address of this machine such as ~
+               127.0.0.1:0"
+              addresses))
+    (console:make-console :metrics metrics :remote remote)))
+
+(defun asked-observers (given own credentials)
+  "The observers that GIVEN, the plist of a command line, asks for, beside a program's OWN, of a
+server with CREDENTIALS."
   (destructuring-bind (&key metrics console otlp trace-sample access-log binary-log
-                       &allow-other-keys)
+                         binary-log-octets binary-log-files &allow-other-keys)
       given
     (let ((counted (or (first-of 'metrics:metrics own)
                        (and (or otlp metrics console) (metrics:make-metrics)))))
@@ -48,28 +67,28 @@
                        (or (first-of 'trace:tracing own)
                            (make-tracing-as-asked trace-sample otlp))
                        (and access-log (logs:make-access-log :ratio access-log))
-                       (and binary-log (open-binary-log binary-log))
+                       (and binary-log (open-binary-log binary-log binary-log-octets
+                                                        binary-log-files))
                        (or (first-of 'console:console own)
                            (and console
-                                (console:make-console
-                                 :metrics counted
-                                 :remote (notevery #'console:loopback-address-p
-                                                   (as-list console))))))))))
+                                (open-console (as-list console) counted credentials))))))))
 
 (defun as-list (thing)
   (if (listp thing) thing (list thing)))
 
-(defun server-arguments (given observers options)
-  "What START-SERVER is given: OPTIONS, with OBSERVERS, and what GIVEN says."
-  (destructuring-bind (&key listen loops limits max-receive-octets tls-cert tls-key tls-other
-                         client-ca &allow-other-keys)
-      given
-    (let ((credentials (server-credentials tls-cert tls-key tls-other client-ca)))
-      (append (list :listen listen :loops loops :observer observers)
-              (and credentials (list :credentials credentials))
-              limits
-              (list :max-receive-octets max-receive-octets)
-              options))))
+(defun asked-credentials (given options)
+  "The credentials of OPTIONS, arguments of START-SERVER, or those that GIVEN asks for, or nil."
+  (destructuring-bind (&key tls-cert tls-key tls-other client-ca &allow-other-keys) given
+    (or (server-credentials tls-cert tls-key tls-other client-ca)
+        (getf options :credentials))))
+
+(defun server-arguments (given observers credentials options)
+  "What START-SERVER is given: OPTIONS, with OBSERVERS and CREDENTIALS, and what GIVEN says."
+  (destructuring-bind (&key listen loops limits max-receive-octets &allow-other-keys) given
+    (append (list :listen listen :loops loops :observer observers :credentials credentials)
+            limits
+            (list :max-receive-octets max-receive-octets)
+            options)))
 
 (defun announce (server lines)
   "Print where SERVER listens, and LINES."
@@ -90,23 +109,27 @@ of the groups, and OPTIONS, arguments of START-SERVER, say. Print where, and wha
 know; call REPORT, if there is one, with the server at each SIGUSR1. Once the process is told to
 end, by ENDING, let running calls end, and return."
   (let* ((own (as-list (getf options :observer)))
-         (asked (asked-observers given own))
+         (credentials (asked-credentials given options))
+         (asked (asked-observers given own credentials))
+         (binary-log (first-of 'logs:binary-log asked))
          (observers (append own asked))
          (metrics (first-of 'metrics:metrics observers)))
     (begin-logging (getf given :log-level) (getf given :log-format) (getf given :access-log))
     (call-with-pages
-     (getf given :metrics) (getf given :console) metrics (first-of 'console:console observers)
-     (first-of 'services:health-service services)
+     (getf given :metrics) (getf given :console) credentials metrics
+     (first-of 'console:console observers) (first-of 'services:health-service services)
      (lambda (metrics-url console-url)
        (let ((server (apply #'server:start-server
                             (if (getf given :channelz)
                                 (cons (make-instance 'channelz:channelz-service) services)
                                 services)
-                            (server-arguments given observers options)))
+                            (server-arguments given observers credentials options)))
              (exporter nil))
          (unwind-protect
               (progn
                 (when report (call-at-report ending (lambda () (funcall report server))))
+                (when binary-log
+                  (call-at-hang-up ending (lambda () (logs:rotate-binary-log binary-log))))
                 (setf (ending-seconds ending)
                       (+ (options-drain-seconds (serving:server-options server)) +ending-seconds+)
                       exporter (begin-exporting (getf given :otlp) metrics
@@ -119,6 +142,5 @@ end, by ENDING, let running calls end, and return."
                    (await-end ending)
                    (server:stop-server server))))
            (server:stop-server server)
-           (let ((log (first-of 'logs:binary-log asked)))
-             (when log (logs:close-binary-log log)))
+           (when binary-log (logs:close-binary-log binary-log))
            (end-exporting exporter)))))))

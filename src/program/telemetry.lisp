@@ -14,7 +14,7 @@
       doc/observability.md has what the events say. The level of the log is info at least.")
   (metrics "ADDRESSES" (addresses-parser 0) nil
            "Tell Prometheus of metrics, at /metrics, and others of health, at /healthz, where
-      these are, over HTTP. Whoever reaches ADDRESSES may look.")
+      these are, over HTTP, or HTTPS with --tls-cert. Whoever reaches ADDRESSES may look.")
   (otlp "ADDRESS" (address-parser 1) nil
         "Tell the OpenTelemetry collector there of metrics and spans, as doc/monitoring.md has
       it; variables such as OTEL_SERVICE_NAME are obeyed.")
@@ -30,26 +30,29 @@ The log is left as it is if LEVEL is nil."
     (let ((level (if (and access-log (not (eq :debug level))) :info level)))
       (setf *log-function* (log-writer :level level :format format)))))
 
-(defun call-with-web (addresses handlers url function)
+(defun call-with-web (addresses credentials handlers url function)
   "Call FUNCTION with what URL, a function of a server, returns for one on ADDRESSES that answers
-HTTP by HANDLERS; with nil if ADDRESSES are nil."
+HTTP by HANDLERS, over TLS if there are CREDENTIALS; with nil if ADDRESSES are nil."
   (if (null addresses)
       (funcall function nil)
-      (let ((server (server:start-server '() :listen addresses :http handlers)))
+      (let ((server (server:start-server '() :listen addresses :http handlers
+                                             :credentials credentials)))
         (unwind-protect (funcall function (funcall url server))
           (server:stop-server server :drain 0)))))
 
-(defun call-with-pages (metrics-addresses console-addresses metrics console health function)
+(defun call-with-pages (metrics-addresses console-addresses credentials metrics console health
+                        function)
   "Call FUNCTION with where METRICS, with HEALTH beside them, and CONSOLE are shown, each on its
-addresses; with nil for what has none."
+addresses, over TLS if there are CREDENTIALS; with nil for what has none."
   (call-with-web
-   metrics-addresses (and metrics-addresses
-                          (list* (services:metrics-handler metrics)
+   metrics-addresses credentials
+   (and metrics-addresses (list* (services:metrics-handler metrics)
                                  (and health (list (services:health-handler health)))))
-   (lambda (server) (format nil "http://~A/metrics" (server:server-address server)))
+   (lambda (server)
+     (format nil "http~:[~;s~]://~A/metrics" credentials (server:server-address server)))
    (lambda (metrics-url)
      (call-with-web
-      console-addresses (and console (list (console:console-handler console)))
+      console-addresses credentials (and console (list (console:console-handler console)))
       (lambda (server) (console:console-url console server))
       (lambda (console-url) (funcall function metrics-url console-url))))))
 

@@ -64,6 +64,10 @@
   (declare (ignore call))
   (values 0 0 0 0))
 
+(defun no-limit (call)
+  (declare (ignore call))
+  most-positive-fixnum)
+
 (defun no-compression (call)
   "The operation COMPRESSION of a transport that compresses nothing."
   (declare (ignore call))
@@ -182,6 +186,8 @@ began, of a call on the wire by its loop's clock.")
   (told-size (call) (:thread :loop :default #'nothing)
     "How many octets the message that observers are being told of has if it is compressed on the
 wire, t if that is not known yet; nil if it is not compressed.")
+  (receive-limit (call) (:default #'no-limit)
+    "The most octets that a message for the call may have.")
   (repeats (call) (:thread :loop :end :client :default #'no-repeats)
     "Of a call that has just ended, four values: how many of its attempts were retries, hedges, and
 made again since their server had not seen them; and the nanoseconds in which none was under way.")

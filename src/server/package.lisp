@@ -39,6 +39,7 @@
    ;; site.lisp, request.lisp, response.lisp
    #:http-handler #:http-request #:http-request-p #:http-request-method #:http-request-target
    #:http-request-path #:http-request-query #:http-request-headers #:http-request-header
-   #:http-request-parameter #:http-request-body #:http-request-peer #:begin-response #:send-chunk
+   #:http-request-parameter #:http-request-body #:http-request-peer #:http-request-secure-p
+   #:begin-response #:send-chunk
    #:end-response #:response-open-p #:on-response-end #:prompt-handler #:fixed-answer
    #:query-parameter))

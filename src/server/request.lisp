@@ -193,6 +193,10 @@ with \"/events?token=a%20b\" and \"token\"; nil if there is none."
   "The address of the peer that sent REQUEST, as a string."
   (rpc:call-peer (http-request-call request)))
 
+(defun http-request-secure-p (request)
+  "True if REQUEST has come over TLS."
+  (and (rpc:call-security (http-request-call request)) t))
+
 (defstruct (request (:copier nil))
   "What the headers of a request said, on its way to a call."
   (table nil :type (or null route-table)) ; by whose routes

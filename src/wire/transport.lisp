@@ -10,6 +10,7 @@
   :new-parts #'new-wire-parts :new-inlet #'new-wire-inlet :new-outlet #'new-wire-outlet
   :metadata #'wire-metadata :compression #'wire-compression
   :received-compressed #'wire-received-compressed :told-size #'wire-told-size
+  :receive-limit #'receive-limit
   :crowded #'wire-crowded
   :now #'wire-now :peer #'wire-peer :security #'wire-security :observer #'call-observer
   :traffic #'wire-traffic

@@ -164,6 +164,42 @@
           (is-true (caught (ask channel (note 4))))
           (is (= expected (length (logged :client expected)))))))))
 
+(test failures-of-a-peer-are-logged-ten-times-a-second
+  "All others are counted, and told together."
+  (with-log ()
+    (let ((log (grpc:make-access-log :ratio 0)) (calls 0))
+      (with-probe (channel :options (list :observer log)) (:ask #'refuse)
+        (flet ((told ()
+                 (loop for plist in (events-of :calls-not-logged)
+                       for what = (getf plist :what)
+                       do (assert (search " of 127.0.0.1" what))
+                       sum (parse-integer what :junk-allowed t))))
+          (is-true (wait-until (lambda ()
+                                 (loop repeat 20 do (caught (ask channel (note 4))))
+                                 (incf calls 20)
+                                 (plusp (told)))))
+          (is-true (wait-until (lambda ()
+                                 (= calls (+ (told) (length (logged :server 0)))))))
+          (is (>= (length (logged :server 0)) 10)))))))
+
+(test peers-that-fail-are-counted-without-their-ports-and-not-all
+  (let ((event-loop (loop:make-event-loop :name "failures")) (told '()))
+    (unwind-protect
+         (let ((failures (logs::make-failures :loop event-loop
+                                              :tell (lambda (&rest event) (push event told)))))
+           (is (equal '("127.0.0.1" "[::1]" "unix:/a:b" "no peer")
+                      (mapcar #'logs::peer-host '("127.0.0.1:5" "[::1]:5" "unix:/a:b" nil))))
+           (dotimes (i 1000) (setf (gethash (format nil "10.0.0.~D" i) ; as many as there may be
+                                            (logs::failures-counts failures))
+                                   (if (< i logs::+peers-per-second+)
+                                       1
+                                       (return))))
+           (setf (gethash "10.0.0.0" (logs::failures-counts failures)) 15)
+           (logs::tell-failures failures)
+           (is (equal '((:warning :calls-not-logged :what "5 of 10.0.0.0")) told))
+           (is (zerop (hash-table-count (logs::failures-counts failures)))))
+      (loop:stop-event-loop event-loop))))
+
 (test a-share-of-the-calls-is-logged
   "Of 100,000 draws 1,000 win at 1 %; five standard deviations are 157."
   (flet ((wins (threshold event-loop)

@@ -234,6 +234,57 @@ HANDLERS; both ends have LOG."
               (is (= size (binlog:message-length message)))
               (is (= size (length (binlog:message-data message)))))))))))
 
+;;; Messages that become much longer
+
+(defun zeros (count)
+  "COUNT zeros as gzip has them."
+  (multiple-value-bind (octets end)
+      (os:deflate-octets :gzip 9 (make-octets count) 0 count 0)
+    (subseq octets 0 end)))
+
+(test a-message-is-expanded-as-far-as-it-is-logged
+  "64 MB of zeros take 65 KB, and cost no more than the octets that are logged."
+  (is-true (os:open-zlib))
+  (let ((bomb (zeros (expt 2 26))))
+    (flet ((expanded (limit octets &rest options)
+             (let ((entry (grpc:parse-message
+                           'binlog:grpc-log-entry
+                           (logs::expand (apply #'logs::make-dense
+                                                :head (grpc:serialize
+                                                       (binlog:make-grpc-log-entry :call-id 5))
+                                                :octets octets :encoding :gzip :limit limit
+                                                options)))))
+               (is (= 5 (binlog:grpc-log-entry-call-id entry)))
+               (let ((message (binlog:grpc-log-entry-message entry)))
+                 (list (length (binlog:message-data message)) (binlog:message-length message)
+                       (binlog:grpc-log-entry-payload-truncated entry))))))
+      (is (equal (list 1000 (expt 2 26) t) (expanded 1000 bomb :told (expt 2 26))))
+      (is (equal '(0 1 t) (expanded 0 bomb)))
+      (is (equal (list (expt 2 23) (1+ (expt 2 23)) t) (expanded (expt 2 23) bomb)))
+      (is (equal '(10 10 nil) (expanded 10 (zeros 10) :told 5)))
+      ;; what is cut off here ends early; what came so is no message, and is shown as it is
+      (is (equal (list 1000 (expt 2 26) t)
+                 (expanded 1000 (subseq bomb 0 40000) :told (expt 2 26) :cut t)))
+      (is (equal '(15 15 nil) (expanded 1000 (subseq (zeros 10) 0 15))))
+      (is (equal '(100 100 nil) (expanded 1000 (make-octets 100))))
+      (let ((before (sb-ext:get-bytes-consed)))
+        (dotimes (i 100) (expanded 100 bomb :told 1000))
+        (is (> 10000000 (- (sb-ext:get-bytes-consed) before)))))))
+
+(test a-message-over-the-limit-is-logged-as-far-as-that
+  (with-binary-log (log entries :filter "*")
+    (with-probe (channel :options (list :observer log :max-receive-octets 100000)
+                         :channel-options (list :compression :gzip :max-send-octets 30000000))
+        (:ask #'double)
+      (is (eq :resource-exhausted
+              (grpc:rpc-error-status (caught (ask channel (note 4 :body 20000000))))))
+      (is-true (wait-until (lambda () (entry-of (funcall entries) :server :client-message))))
+      (let* ((entry (entry-of (funcall entries) :server :client-message))
+             (message (binlog:grpc-log-entry-message entry)))
+        (is-true (binlog:grpc-log-entry-payload-truncated entry))
+        (is (= 100000 (length (binlog:message-data message))))
+        (is (= (grpc:serialized-size (note 4 :body 20000000)) (binlog:message-length message)))))))
+
 (test entries-are-cut-as-the-filter-says
   (with-binary-log (log entries :filter "lab.Bench/*,lab.Bench/Ask{h:8;m:3},-lab.Bench/Collect")
     (with-probe (channel :channel-options (list :observer log))
@@ -335,10 +386,3 @@ HANDLERS; both ends have LOG."
         (is-true (wait-until (lambda () (= 6 (grpc:binary-log-dropped log)))))
         (is-true (wait-until (lambda () (events-of :binary-log-failed)))))
       (grpc:close-binary-log log))))
-
-(test a-log-goes-to-a-file-for-its-owner-alone-and-never-over-a-device
-  (uiop:with-temporary-file (:pathname file)
-    (grpc:close-binary-log (grpc:make-binary-log :filter "*" :file file))
-    (is (= #o600 (logand #o777 (sb-posix:stat-mode (sb-posix:stat file))))))
-  (signals grpc:misuse (grpc:make-binary-log :filter "*" :file "/dev/full"))
-  (is-true (probe-file "/dev/full")))

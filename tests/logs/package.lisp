@@ -3,7 +3,7 @@
 (defpackage #:clgrpc.tests.logs
   (:use #:cl #:clgrpc.base #:fiveam #:clgrpc.tests.server)
   (:local-nicknames (#:grpc #:clgrpc) (#:logs #:clgrpc.logs) (#:loop #:clgrpc.loop)
-                    (#:binlog #:grpc.binarylog.v1)))
+                    (#:os #:clgrpc.os) (#:binlog #:grpc.binarylog.v1)))
 
 (in-package #:clgrpc.tests.logs)
 

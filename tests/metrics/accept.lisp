@@ -19,6 +19,16 @@
                       "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,application/openmetrics-text;version=0.0.1;q=0.5,text/plain;version=1.0.0;escaping=allow-utf-8;q=0.4,text/plain;version=0.0.4;q=0.3,*/*;q=0.2"))
       (is-true (open-p accept) "~S" accept))))
 
+(test empty-elements-are-passed-over
+  "As RFC 9110 section 5.6.1.2 has it: they are no error, and say nothing."
+  (dolist (empty '("," ",," " , " ";" ";q=1" ",;q=1," "text/plain," ",text/plain" "text/plain, ,"))
+    (is-false (metrics::open-metrics-wanted-p empty) "~S" empty)
+    (is-false (metrics:gzip-wanted-p empty) "~S" empty)
+    (is-true (metrics::open-metrics-wanted-p
+              (format nil "~A,~Capplication/openmetrics-text" empty #\Tab))
+             "~S" empty)
+    (is-true (metrics:gzip-wanted-p (format nil "~A,gzip,~A" empty empty)) "~S" empty)))
+
 (test gzip-if-it-is-preferred
   (dolist (accept '(nil "" "identity" "br, deflate" "gzip;q=0" "gzip;q=0, *" "*;q=0"
                     "gzip;q=0.4, identity;q=0.5"))

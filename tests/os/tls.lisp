@@ -266,3 +266,15 @@ NAMES becomes the list of those it was asked for, and CHOICE is what is answered
           (let ((outcome (shake server)))
             (is (or (eq outcome :more) (stringp outcome)) "seed ~D: ~S" seed outcome))
           (os:empty-area area))))))
+
+(test sessions-end-with-their-certificates
+  "A session is good for the last second that its time-out counts; a certificate is not."
+  (loop for (end begin timeout) in '((1000 500 7200) (1000 500 400) (1000 999 7200) (1000 1000 7200)
+                                     (1000 2000 7200) (501 500 7200) (502 500 7200))
+        do (multiple-value-bind (new-begin new-timeout) (os::session-span end begin timeout)
+             (is (plusp new-timeout))
+             (is (<= new-timeout timeout))
+             (is (< (+ new-begin new-timeout) end))
+             (is (<= new-begin begin))
+             ;; no less than that
+             (is (= (+ new-begin new-timeout) (min (1- end) (+ begin timeout)))))))

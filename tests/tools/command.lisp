@@ -77,12 +77,62 @@ written is."
              (list code error-output))))
     (is (equal '(0 "") (said "$0 load --help | head -n 1 >/dev/null")))
     ;; a pipe that has no reader from the start, whatever is fast
-    (is (equal '(0 "141") (said "{ sleep 1; $0 load --help; echo -n $? >&2; } | :")))
+    (dolist (command '("load --help" "--help" "--version" "help serve" "list 127.0.0.1:1 --help"))
+      (is (equal '(0 "141") (said (format nil "{ sleep 1; $0 ~A; echo -n $? >&2; } | :" command)))
+          "~A" command))
     (when (probe-file "/dev/full")
       (destructuring-bind (code text) (said "$0 load --help >/dev/full")
         (is (= 1 code))
         (is (search "cannot write to standard output: " text))
         (is (one-line-p text))))))
+
+(defun read-some-and-go (arguments)
+  "Run clgrpc with ARGUMENTS, whose output fills a pipe; then read a part of it and close the pipe.
+Return its exit code and what it says on the standard error, once it has ended."
+  (multiple-value-bind (read-end write-end) (sb-posix:pipe)
+    (sb-posix:fcntl write-end 1031 8192) ; F_SETPIPE_SZ, two pages
+    (let* ((output (sb-sys:make-fd-stream write-end :output t))
+           (process (sb-ext:run-program (support:clgrpc-program) arguments
+                                        :output output :error :stream :wait nil)))
+      (close output)
+      (flet ((waiting ()
+               (sb-alien:with-alien ((count sb-alien:int 0))
+                 (sb-unix:unix-ioctl read-end #x541B ; FIONREAD
+                                     (sb-alien:alien-sap (sb-alien:addr count)))
+                 count)))
+        (assert (wait-until (lambda () (< 7000 (waiting)))))
+        ;; there is room for a part of what is being written
+        (let ((area (base:make-octets 4096)))
+          (sb-sys:with-pinned-objects (area)
+            (sb-unix:unix-read read-end (sb-sys:vector-sap area) 4096)))
+        (sb-posix:close read-end))
+      (unless (wait-until (lambda () (not (sb-ext:process-alive-p process))))
+        (sb-ext:process-kill process sb-unix:sigkill))
+      (sb-ext:process-wait process)
+      (unwind-protect (values (sb-ext:process-exit-code process)
+                              (uiop:slurp-stream-string (sb-ext:process-error process)))
+        (sb-ext:process-close process)))))
+
+(test the-reader-goes-while-the-pipe-is-full
+  "It is nobody's trouble either, whichever the command; SBCL would wait for ever."
+  (uiop:with-temporary-file (:pathname log)
+    (with-open-file (out log :direction :output :if-exists :supersede :element-type 'base:octet)
+      (let ((entry (grpc:serialize
+                    (grpc.binarylog.v1:make-grpc-log-entry
+                     :message (grpc.binarylog.v1:make-message :data (base:make-octets 10000)))))
+            (prefix (base:make-octets 4)))
+        (setf (base:u32be prefix 0) (length entry))
+        (dotimes (i 100)
+          (write-sequence prefix out)
+          (write-sequence entry out))))
+    (with-serve (program address "greeter")
+      (dolist (arguments (list (list "binlog" (namestring log))
+                               (list "load" "--help")
+                               (list "load" address "helloworld.Greeter/SayHello" "-n" "4000"
+                                     "-O" "csv")
+                               (list "load" address "helloworld.Greeter/SayHello" "-n" "10"
+                                     "-O" "html")))
+        (is (equal '(141 "") (multiple-value-list (read-some-and-go arguments))) "~A" arguments)))))
 
 (test wrong-options-of-serve
   (is-true (refused-p "SERVICES is missing" "serve"))

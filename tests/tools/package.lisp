@@ -2,7 +2,7 @@
 
 (defpackage #:clgrpc.tests.tools
   (:use #:cl #:fiveam)
-  (:import-from #:clgrpc.tests.etcd #:with-store #:*etcd* #:store-address)
+  (:import-from #:clgrpc.tests.etcd #:with-store #:*etcd* #:store-address #:wait-until)
   (:local-nicknames (#:grpc #:clgrpc) (#:base #:clgrpc.base) (#:tools #:clgrpc.tools)
                     (#:load #:clgrpc.load) (#:etcd #:clgrpc.etcd)
                     (#:examples #:clgrpc.tests.examples) (#:support #:clgrpc.tests.support)

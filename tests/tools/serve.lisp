@@ -255,6 +255,31 @@
                       when (search "method=/helloworld.Greeter/SayHello" line) return line)))
       (is (search "trace-id=" line) "~A" line))))
 
+(test serve-tells-nothing-in-the-clear-if-it-has-a-certificate
+  "The console and the metrics are shown over TLS as well, and the cookie goes nowhere else."
+  (flet ((certificate (name) (support:certificate-file name)))
+    (support:with-program (program (support:clgrpc-program) "serve" "greeter" "--listen"
+                                   "127.0.0.1:0" "--metrics" "127.0.0.1:0" "--console" "127.0.0.1:0"
+                                   "--tls-cert" (certificate "server.pem")
+                                   "--tls-key" (certificate "server.key"))
+      (let ((lines (loop for line = (support:program-line program)
+                         collect line
+                         until (search "console at" line))))
+        (flet ((url-behind (words)
+                 (let ((line (find-if (lambda (line) (search words line)) lines)))
+                   (subseq line (length words))))
+               (curl (url &rest arguments)
+                 (uiop:run-program (list* "curl" "-qsS" "--noproxy" "*" "--max-time" "20"
+                                          "--cacert" (certificate "ca.pem") url arguments)
+                                   :output :string :error-output nil :ignore-error-status t)))
+          (let ((metrics (url-behind "metrics at ")) (console (url-behind "console at ")))
+            (is (search "clgrpc_server_connections" (curl metrics)))
+            (is (search "; Secure" (curl console "-D" "-")))
+            (dolist (url (list metrics console))
+              (is (uiop:string-prefix-p "https://127.0.0.1:" url))
+              (is (string= "" (curl (concatenate 'string "http" (subseq url 5)))))))))
+      (is (= 0 (support:terminate-program program))))))
+
 (test serve-shows-a-console
   "On an address of its own, which is printed with the token."
   (support:with-program (program (support:clgrpc-program) "serve" "greeter" "--listen"

@@ -50,6 +50,9 @@
     (loop for (wanted text . arguments)
             in '((2 "go with --tls-cert" "serve" "greeter" "--tls-key" "x")
                  (2 "go with --tls-cert" "serve" "greeter" "--client-ca" "x")
+                 (2 "give --tls-cert, or an address of this machine"
+                  "serve" "greeter" "--console" "0.0.0.0:0")
+                 (2 "give --tls-cert" "serve" "greeter" "--console" "127.0.0.1:0,[::]:0")
                  (2 "go with --tls-cert" "serve" "greeter" "--tls-other" "x")
                  (2 "CERT[,KEY] is wanted" "serve" "greeter" "--tls-other" "x,")
                  (1 "does not exist" "serve" "greeter" "--tls-cert" "no-such-file")
