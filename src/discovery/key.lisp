@@ -11,7 +11,8 @@
   (unless (and (stringp name)
                (<= 1 (length name) +longest-name+)
                (every (lambda (char) (char< #\Space char #\Rubout)) name)
-               (char/= #\/ (char name 0) (char name (1- (length name)))))
+               (char/= #\/ (char name 0))
+               (char/= #\/ (char name (1- (length name)))))
     (misuse "The name of a service is ASCII without spaces, 1 to ~D characters, no slash at its ~
              ends; not ~S." +longest-name+ name))
   name)
