@@ -72,6 +72,17 @@ members that are ready."))
   "The loop of BALANCER's channel."
   (client:core-loop (balancer-core balancer)))
 
+;;; What a resolver says of backends
+
+(defconstant +most-said-weight+ #xFFFFFFFF
+  "The largest weight that a resolver can say, as in gRPC's protocols.")
+
+(defun said-weight (attributes)
+  "The weight that a resolver says of a backend with ATTRIBUTES, from 1, or nil."
+  (let ((weight (getf attributes :weight)))
+    (and (typep weight '(integer 1))
+         (min weight +most-said-weight+))))
+
 ;;; Members
 
 (defun begin-health-check (fleet subchannel)

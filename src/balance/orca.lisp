@@ -1,5 +1,11 @@
 ;;;; Load reports of servers (gRFC A51): in the trailers of calls, as endpoint-load-metrics-bin, or
 ;;;; out of band, on a stream of OpenRcaService that is kept up while the server is connected.
+;;;;
+;;;; What a server reports need not make sense: 0 / 0 on the first sample of a meter is a NaN. So
+;;;; numbers of a report are taken by LOAD-NUMBER only: a NaN and an infinity are ignored, as gRFC
+;;;; A114 says, and so is what is not above 0; anything else is moved into the range from
+;;;; +LEAST-LOAD+ to +MOST-LOAD+. The weight of a server is in that range as well. So no product,
+;;;; quotient or sum of a few of them can overflow.
 
 (in-package #:clgrpc.balance)
 
@@ -17,6 +23,30 @@
     (when field
       (handler-case (parse-report (decode-base64 (hpack:field-value-string field)))
         (invalid-base64 () nil)))))
+
+;;; What a report says
+
+(defconstant +least-load+ 1d-9)
+(defconstant +most-load+ 1d9)
+
+(defun load-number (number)
+  "NUMBER, a double that a server reports, from +LEAST-LOAD+ to +MOST-LOAD+; nil if it is to be
+ignored."
+  (and (finite-p number)
+       (plusp number)
+       (clamp number +least-load+ +most-load+)))
+
+(defun report-weight (report penalty)
+  "The weight that REPORT, an ORCA load report, gives a server (gRFC A58), from +LEAST-LOAD+ to
++MOST-LOAD+; nil if it gives none. An error per call counts as the utilization PENALTY, a double
+from 0 to +MOST-LOAD+."
+  (let ((utilization (or (load-number (orca:orca-load-report-application-utilization report))
+                         (load-number (orca:orca-load-report-cpu-utilization report))))
+        (calls (load-number (orca:orca-load-report-rps-fractional report)))
+        (errors (load-number (orca:orca-load-report-eps report))))
+    (when (and utilization calls)
+      (clamp (/ calls (+ utilization (if errors (* penalty (/ errors calls)) 0)))
+             +least-load+ +most-load+))))
 
 (defun watch-load (subchannel interval-ns function)
   "Have FUNCTION called with a load report of SUBCHANNEL's server each INTERVAL-NS, if it gives any.

@@ -51,10 +51,11 @@
 
 (defun parse-detection (object path)
   "The DETECTION that OBJECT is."
-  (flet ((ns (name default) (config:duration-field object name path :default default)))
+  (flet ((ns (name default &optional (least 0))
+           (config:duration-field object name path :default default :least least)))
     (let ((base-ns (ns "baseEjectionTime" (seconds-ns 30))))
       (make-detection
-       :interval-ns (ns "interval" (seconds-ns 10))
+       :interval-ns (ns "interval" (seconds-ns 10) +least-period-ns+)
        :base-ns base-ns
        :most-ns (max base-ns (ns "maxEjectionTime" (seconds-ns 300)))
        :most-percent (percent-field object "maxEjectionPercent" path 10)
@@ -117,15 +118,10 @@
 (defun endpoint-of (balancer subchannel)
   (gethash (subchannel-key subchannel) (detection-endpoints balancer)))
 
-(defun cancelled-by-server-p (call)
-  "True if CALL has ended with CANCELLED, and its server said so."
-  (and (eq :cancelled (rpc:call-status call))
-       (eq :peer (status:rpc-error-ended-by (rpc:call-condition call)))))
-
 (defun count-attempt (endpoint call status)
   "An attempt of CALL at ENDPOINT has ended with STATUS."
   (cond ((eq :ok status) (incf (endpoint-successes endpoint)))
-        ((or (null status) (and (eq :cancelled status) (not (cancelled-by-server-p call)))))
+        ((or (null status) (and (eq :cancelled status) (not (client:cancelled-by-server-p call)))))
         (t (incf (endpoint-failures endpoint)))))
 
 (defmethod subchannel-opened ((ancestor outlier-detection) subchannel)

@@ -69,10 +69,6 @@
   "What the policy knows of a server."
   (share 0 :type (integer 0)))          ; its weight, the sum of those of its backends
 
-(defun backend-weight (backend)
-  (let ((weight (getf (backend-attributes backend) :weight)))
-    (if (typep weight '(integer 1)) weight 1)))
-
 (defun server-share (subchannel)
   (note-share (subchannel-note subchannel)))
 
@@ -181,7 +177,7 @@ list. At most LIMIT."
   (map-members (lambda (subchannel) (setf (note-share (subchannel-note subchannel)) 0)) fleet)
   (dolist (backend backends)
     (incf (note-share (subchannel-note (gethash (backend-key backend) (fleet-members fleet))))
-          (backend-weight backend))))
+          (or (said-weight (backend-attributes backend)) 1))))
 
 (defmethod update-backends ((fleet ring-hash) backends config)
   (configure fleet config)
@@ -288,12 +284,14 @@ is connected for that, and none if CONNECTING, one does already."
     (values idle connecting ready failed)))
 
 (defun connect-an-idle (fleet)
-  "Calls get no further by themselves, for servers have failed: connect another, unless one does."
-  (map-members (lambda (subchannel)
-                 (when (eq :idle (member-state subchannel))
-                   (connect-from-picker fleet subchannel)
-                   (return-from connect-an-idle)))
-               fleet))
+  "Calls get no further by themselves, for servers have failed: connect another that is idle, by
+chance, so that not all clients come to the same (gRFC A117)."
+  (let ((idle '()))
+    (map-members (lambda (subchannel)
+                   (when (eq :idle (member-state subchannel)) (push subchannel idle)))
+                 fleet)
+    (when idle
+      (connect-from-picker fleet (nth (random (length idle) (balancer-random fleet)) idle)))))
 
 (defmethod review ((fleet ring-hash))
   (if (zerop (hash-table-count (fleet-members fleet)))

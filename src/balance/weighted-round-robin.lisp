@@ -18,18 +18,22 @@
   (blackout-ns 0 :type nanoseconds :read-only t) ; from the first report until it counts
   (expiration-ns 0 :type nanoseconds :read-only t) ; from the last report until it counts no more
   (update-ns 0 :type nanoseconds :read-only t) ; between two looks at the weights
-  (penalty 0 :type (rational 0) :read-only t)) ; what errors per call add to the utilization
+  ;; what an error per call adds to the utilization
+  (penalty 1d0 :type (double-float 0d0 #.+most-load+) :read-only t))
 
 (defun parse-weighting (object path)
   "The WEIGHTING that OBJECT is."
-  (flet ((ns (name default) (config:duration-field object name path :default (seconds-ns default))))
+  (flet ((ns (name default &optional (least 0))
+           (config:duration-field object name path :default (seconds-ns default) :least least)))
     (make-weighting
      :out-of-band (config:boolean-field object "enableOobLoadReport" path)
-     :interval-ns (ns "oobReportingPeriod" 10)
+     :interval-ns (ns "oobReportingPeriod" 10 +least-period-ns+)
      :blackout-ns (ns "blackoutPeriod" 10)
      :expiration-ns (ns "weightExpirationPeriod" 180)
-     :update-ns (max (seconds-ns 1/10) (ns "weightUpdatePeriod" 1))
-     :penalty (config:number-field object "errorUtilizationPenalty" path :default 1 :minimum 0))))
+     :update-ns (ns "weightUpdatePeriod" 1 +least-period-ns+)
+     :penalty (rational-double (config:number-field object "errorUtilizationPenalty" path
+                                                    :default 1 :minimum 0
+                                                    :most (rational +most-load+))))))
 
 (defstruct (weighted-note (:include member-note) (:conc-name note-) (:copier nil))
   "What the policy knows of a server."
@@ -55,24 +59,11 @@
 
 ;;; Reports
 
-(defun report-weight (report penalty)
-  "The weight that REPORT, an ORCA load report, gives, with errors weighed by PENALTY; nil if it
-gives none."
-  (let* ((application (orca:orca-load-report-application-utilization report))
-         (utilization (if (plusp application)
-                          application
-                          (orca:orca-load-report-cpu-utilization report)))
-         (calls (orca:orca-load-report-rps-fractional report))
-         (errors (orca:orca-load-report-eps report)))
-    (when (and (< 0 utilization 1d100) (< 0 calls 1d100))
-      (/ calls (+ utilization
-                  (if (< 0 errors 1d100) (* penalty (/ errors calls)) 0))))))
-
 (defun note-report (note report weighting now-ns)
   "The server of NOTE reports REPORT."
   (let ((weight (report-weight report (weighting-penalty weighting))))
     (when weight
-      (setf (note-weight note) (coerce weight 'double-float)
+      (setf (note-weight note) weight
             (note-last-ns note) now-ns)
       (unless (note-first-ns note) (setf (note-first-ns note) now-ns)))))
 
@@ -134,9 +125,7 @@ gives none."
 
 (defun said-weights (fleet)
   "The weights that the resolver has said of the members of FLEET that are ready, scaled, or nil."
-  (flet ((said (subchannel)
-           (let ((weight (getf (subchannel-attributes subchannel) :weight)))
-             (if (typep weight '(integer 1)) weight 0))))
+  (flet ((said (subchannel) (or (said-weight (subchannel-attributes subchannel)) 0)))
     (scaled-weights (map 'vector #'said (weighted-ready fleet)))))
 
 (defun look-at-weights (fleet)
@@ -161,9 +150,10 @@ gives none."
   "Put the weights in force each update period while FLEET has members that are ready."
   (stop-timer fleet (shiftf (weighted-timer fleet) nil))
   (when (plusp (length (weighted-ready fleet)))
-    (look-at-weights fleet)
+    ;; first, lest an error in the look be the last one
     (setf (weighted-timer fleet)
-          (start-timer fleet (weighting-update-ns (weighting fleet)) #'look-again))))
+          (start-timer fleet (weighting-update-ns (weighting fleet)) #'look-again))
+    (look-at-weights fleet)))
 
 (defmethod fleet-picker ((fleet weighted-round-robin) ready)
   (declare (type simple-vector ready))

@@ -64,3 +64,9 @@ largest value."
 (defun ns-seconds (ns)
   "NS nanoseconds, an integer, in seconds, a double-float."
   (/ ns 1d9))
+
+(declaim (inline time-after))
+(defun time-after (ns now)
+  "The time NS nanoseconds, an integer from 0, after NOW, or the latest that NANOSECONDS have room
+for."
+  (min (+ now ns) most-positive-fixnum))

@@ -346,9 +346,7 @@ for a line."
     (typecase value
       (string (line-text value +visible-characters+))
       (integer (decf *line-room* 8) value)
-      (float (if (or (sb-ext:float-infinity-p value) (sb-ext:float-nan-p value))
-                 (text)
-                 value))
+      (float (if (finite-p value) value (text)))
       (null :null)
       ((eql t) :true)
       (cons (decf *line-room* 8)

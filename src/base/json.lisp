@@ -455,7 +455,7 @@ octets each. Return the position after them."
 
 (defun append-json-float (buffer float)
   "Append FLOAT, which is finite, to BUFFER in the fewest digits that read back alike."
-  (when (or (sb-ext:float-infinity-p float) (sb-ext:float-nan-p float))
+  (unless (finite-p float)
     (misuse "JSON has no number for ~A." float))
   (append-ascii buffer (float-decimal float)))
 

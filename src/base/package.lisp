@@ -97,7 +97,9 @@
    #:encode-base64 #:decode-base64 #:base64-p #:invalid-base64 #:invalid-base64-position
    ;; clock.lisp
    #:clock #:nanoseconds #:monotonic-ns #:suspended-ns #:thread-time-ns #:real-time-ns
-   #:+ns-per-second+ #:seconds-ns #:ns-seconds
+   #:+ns-per-second+ #:seconds-ns #:ns-seconds #:time-after
+   ;; number.lisp
+   #:finite-p #:clamp
    ;; timer.lisp
    #:timer #:make-timer #:timer-wheel #:make-timer-wheel #:timer-pending-p #:timer-due-ns
    #:schedule-timer #:cancel-timer #:advance-wheel #:next-due-ns #:wheel-count

@@ -107,9 +107,20 @@ if that is nil what CALL has sent before, and what has waited for a stream."
           (wire:retries-began-ns (wire:ensure-retries call)) (wire:attempt-began-ns attempt)
           (http2:stream-user (wire:attempt-stream attempt)) call)))
 
+(defun tell-overtaken (attempts began-ns)
+  "An attempt that began at BEGAN-NS is answered first: tell of those of ATTEMPTS that began
+before."
+  (dolist (attempt attempts)
+    (when (< (wire:attempt-began-ns attempt) began-ns)
+      (attempt-overtaken (wire:attempt-call attempt)
+                         (stream-subchannel (wire:attempt-stream attempt)
+                                            (wire:attempt-link attempt))))))
+
 (defun commit (attempt)
   "The answer to ATTEMPT begins: its call goes on with it. Return the call."
   (let ((own (set-aside (wire:attempt-call attempt))))
+    (tell-overtaken (cons own (call-attempts (wire:attempt-call attempt)))
+                    (wire:attempt-began-ns attempt))
     (trace-event :call :attempt-committed :method (rpc:call-path (wire:attempt-call attempt))
                  :peer (wire:link-peer (wire:attempt-link attempt))
                  :stream (http2:stream-id (wire:attempt-stream attempt)))

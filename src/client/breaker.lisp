@@ -6,6 +6,10 @@
 ;;;; The window is cut into parts, of which the oldest goes when a new one begins: what is counted
 ;;;; is of the last nine to ten tenths of the window.
 ;;;;
+;;;; A call that is cancelled says nothing of the server. But if it is hedged and the answer came to
+;;;; an attempt that began later, then the server of an earlier one has failed: it was given longer,
+;;;; and a server that hangs would otherwise never be found out.
+;;;;
 ;;;; Pure: time is an argument. Which calls go to which server is decided in guard.lisp.
 
 (in-package #:clgrpc.client)
@@ -99,5 +103,6 @@ Return the new state of BREAKER if it has another now."
       (and (not (eq before after)) after))))
 
 (defun forget-trial (breaker call)
-  "CALL, which may have been let through to be tried, has ended without having been sent."
+  "CALL, which may have been let through to be tried, has ended and said nothing of the server: it
+was not sent, or was cancelled. Another may be tried."
   (when (eq call (breaker-trial breaker)) (setf (breaker-trial breaker) nil)))

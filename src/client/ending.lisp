@@ -93,7 +93,7 @@
     (setf (wire:retries-timer (wire:ensure-retries call)) timer
           (gethash call (core-retrying core)) t)
     (schedule-timer (loop:event-loop-wheel (core-loop core)) timer
-                    (+ (core-now core) delay-ns))))
+                    (time-after delay-ns (core-now core)))))
 
 (defun end-retries (call)
   "CALL has ended, or is committed: there are no further attempts, and nothing is kept for them."
@@ -193,6 +193,10 @@ deadline is that of the deadline, and what was said of it its cause."
     (setf (rpc:ending-trailer-fields (rpc:ensure-ending call)) (setback-trailers setback)))
   (apply #'end-client-call call (setback-status setback) (setback-message setback)
          (setback-how setback)))
+
+(defgeneric attempt-overtaken (call subchannel)
+  (:documentation "An attempt of CALL on SUBCHANNEL has no answer, while one that began later has:
+the former is about to be reset."))
 
 (defgeneric attempt-failed (call attempt setback)
   (:documentation "ATTEMPT of CALL, one that CALL goes on without, or nil if it had no stream, has

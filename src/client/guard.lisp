@@ -37,15 +37,31 @@
   '(:unavailable :deadline-exceeded :resource-exhausted :internal :unknown :data-loss)
   "The statuses of attempts that a breaker takes for the server's fault.")
 
+(defun cancelled-by-server-p (call)
+  "True if CALL has ended with CANCELLED, and its server said so."
+  (and (eq :cancelled (call-status call))
+       (eq :peer (status:rpc-error-ended-by (rpc:call-condition call)))))
+
+(defun note-outcome (breaker call subchannel failed)
+  "An attempt of CALL on SUBCHANNEL, which has BREAKER, has ended; FAILED, if that was the server's
+fault."
+  (let ((new (note-end breaker call failed (core-now (subchannel-core subchannel)))))
+    (when new
+      (log-event :warning :circuit-breaker :state new
+                                           :target (core-name (subchannel-core subchannel))
+                                           :address (addresses-text subchannel)))))
+
 (defun note-attempt (breaker call subchannel status)
   "An attempt of CALL on SUBCHANNEL, which has BREAKER, has ended with STATUS."
-  (unless (or (null status) (side-call-p call))
-    (let ((new (note-end breaker call (and (member status *faults*) t)
-                         (core-now (subchannel-core subchannel)))))
-      (when new
-        (log-event :warning :circuit-breaker :state new
-                                             :target (core-name (subchannel-core subchannel))
-                                             :address (addresses-text subchannel))))))
+  (cond ((side-call-p call))
+        ((or (null status)
+             (and (eq :cancelled status) (not (cancelled-by-server-p call))))
+         (forget-trial breaker call))
+        (t (note-outcome breaker call subchannel (and (member status *faults*) t)))))
+
+(defmethod attempt-overtaken (call (subchannel subchannel))
+  (when (subchannel-breaker subchannel)
+    (note-outcome (subchannel-breaker subchannel) call subchannel t)))
 
 (defun ensure-breaker (subchannel)
   "The breaker of SUBCHANNEL, made now if it has none."

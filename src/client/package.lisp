@@ -74,5 +74,7 @@
    #:trunk-failure #:all-links
    #:subchannel-chronicle #:subchannel-picks #:subchannel-failures #:subchannel-cancellations
    #:addresses-text #:state-text
+   ;; guard.lisp
+   #:cancelled-by-server-p
    ;; channel.lisp
    #:wire-channel #:make-channel #:with-channel))

@@ -145,9 +145,9 @@ there."
 ;;; Numbers
 
 (defun number-of (value)
-  "The rational that VALUE, a number or a string of one without white space, is, or nil."
+  "The rational that VALUE, a finite number or a string of one without white space, is, or nil."
   (typecase value
-    (real (rational value))
+    (real (and (finite-p value) (rational value)))
     (string (let ((number (ignore-errors (parse-json value :max-length 100))))
               (and (realp number)
                    (not (find-if (lambda (char) (find char '(#\Space #\Tab #\Newline #\Return)))
@@ -169,12 +169,15 @@ MINIMUM nor over MAXIMUM and more than ABOVE, each nil for no limit."
                   (and maximum (number-text maximum)) (shown value)))
   number)
 
-(defun number-field (object name path &key default required minimum maximum above (text t))
+(defun number-field (object name path &key default required minimum maximum above least most
+                                        (text t))
   "The field NAME of OBJECT, a rational from MINIMUM to MAXIMUM and more than ABOVE, where these are
-given, which may stand in a string if TEXT is true; or DEFAULT, unless it is REQUIRED."
+given, which may stand in a string if TEXT is true; or DEFAULT, unless it is REQUIRED. One that is
+less than LEAST or more than MOST, where these are given, becomes that."
   (with-field (value object name path (missing name path required default))
-    (check-number (and (or text (realp value)) (number-of value)) value "a number" minimum maximum
-                  above path)))
+    (let ((number (check-number (and (or text (realp value)) (number-of value)) value "a number"
+                                minimum maximum above path)))
+      (clamp number least most))))
 
 (defun integer-field (object name path &key default required (minimum 0) (maximum #xFFFFFFFF)
                                          (text t))
@@ -222,19 +225,20 @@ as \"1.5s\" or \".1s\"; nil if it is none."
 (defun duration-of (value)
   "The nanoseconds that VALUE is, or nil."
   (let ((ns (cond ((stringp value) (parse-duration value))
-                  ((and *lisp-source* (realp value))
+                  ((and *lisp-source* (realp value) (finite-p value))
                    (round (* (rational value) +ns-per-second+))))))
     (and ns
          (<= (abs ns) (* +longest-seconds+ +ns-per-second+))
          ns)))
 
-(defun duration-field (object name path &key default required (minimum 0) maximum)
+(defun duration-field (object name path &key default required (minimum 0) maximum least)
   "The field NAME of OBJECT, a duration such as \"1.5s\" from MINIMUM to MAXIMUM, in nanoseconds; or
-DEFAULT, unless it is REQUIRED. One that NANOSECONDS have no room for becomes the longest."
+DEFAULT, unless it is REQUIRED. One that is less than LEAST becomes that, one that NANOSECONDS have
+no room for the longest."
   (with-field (value object name path (missing name path required default))
     (let ((ns (duration-of value)))
       (unless (and ns (>= ns minimum) (or (null maximum) (<= ns maximum)))
         (config-error path "must be a duration such as \"1.5s\"~@[ from ~A~]~@[ to ~A~], not ~A"
                       (and (plusp minimum) (duration-text minimum))
                       (and maximum (duration-text maximum)) (shown value)))
-      (min ns most-positive-fixnum))))
+      (clamp ns least most-positive-fixnum))))

@@ -12,7 +12,8 @@
   (max-attempts 2 :type (unsigned-byte 32) :read-only t) ; all of a call, as the config has it
   (initial-ns 0 :type nanoseconds :read-only t) ; the longest wait before the second attempt
   (maximum-ns 0 :type nanoseconds :read-only t) ; the longest wait of all
-  (multiplier 1 :type rational :read-only t) ; by which the wait grows
+  ;; by which the wait grows
+  (multiplier 1 :type (rational (0) #.(expt 10 6)) :read-only t)
   (codes 0 :type status-mask :read-only t)) ; after which another attempt is made
 
 (defstruct (hedging-policy (:copier nil))
@@ -86,6 +87,10 @@ keyword."
 
 ;;; Policies
 
+(defconstant +most-multiplier+ 1000000
+  "The largest backoffMultiplier that counts: by it the first wait is followed by the longest. One
+below its inverse counts as that, which is as good as no wait.")
+
 (defun parse-retry-policy (object path)
   "The RETRY-POLICY that OBJECT, at PATH, is."
   (let ((codes (statuses-field object "retryableStatusCodes" path)))
@@ -95,8 +100,9 @@ keyword."
      :max-attempts (integer-field object "maxAttempts" path :required t :minimum 2 :text nil)
      :initial-ns (duration-field object "initialBackoff" path :required t :minimum 1)
      :maximum-ns (duration-field object "maxBackoff" path :required t :minimum 1)
-     :multiplier (number-field object "backoffMultiplier" path :required t :above 0
-                                                             :text nil)
+     :multiplier (number-field object "backoffMultiplier" path
+                               :required t :above 0 :text nil
+                               :least (/ +most-multiplier+) :most +most-multiplier+)
      :codes codes)))
 
 (defun parse-hedging-policy (object path)

@@ -7,7 +7,7 @@
   "When calls are not made again since too many fail (gRFC A6)."
   ;; in thousandths of a token
   (max-tokens 1000 :type (integer 1000 1000000) :read-only t) ; where their count begins
-  (token-ratio 1 :type (integer 1) :read-only t)) ; what a call adds that ends well
+  (token-ratio 1 :type (integer 1 1000000) :read-only t)) ; what a call adds that ends well
 
 (defstruct (service-config (:copier nil))
   "What a service config says. Immutable."
@@ -45,7 +45,7 @@ but for the last of them."
    :max-tokens (* 1000 (integer-field object "maxTokens" path :required t :minimum 1
                                                               :maximum 1000 :text nil))
    :token-ratio (let ((ratio (number-field object "tokenRatio" path :required t :above 0
-                                                                    :text nil)))
+                                                                    :most 1000 :text nil)))
                   ;; a double is only near the decimal that was meant
                   (max 1 (floor (round (* ratio 1000000000)) 1000000)))))
 

@@ -81,11 +81,22 @@ may wait, but calls no CLOSE-ETCD. From any thread."
   (sb-thread:with-mutex ((lease-lock lease))
     (setf (lease-mourners lease) (remove function (lease-mourners lease)))))
 
+(defconstant +longest-lease-seconds+ 9000000000 "No lease of etcd lasts longer.")
+
+(defun lease-time (seconds)
+  "SECONDS that etcd says a lease has, or -1 if it has ended, whatever they are."
+  (clamp seconds -1 +longest-lease-seconds+))
+
+(defun granted-seconds (response)
+  "The seconds that a lease lasts, of which etcd tells by RESPONSE, a LeaseTimeToLiveResponse."
+  (max 0 (lease-time (pb:lease-time-to-live-response-granted-ttl response))))
+
 (defun extend-lease (lease asked-ns seconds)
   "LEASE was renewed for SECONDS by a request that was made at ASKED-NS. Of two the later end
 counts."
   (sb-thread:with-mutex ((lease-lock lease))
-    (setf (lease-until-ns lease) (max (lease-until-ns lease) (+ asked-ns (seconds-ns seconds))))))
+    (setf (lease-until-ns lease) (max (lease-until-ns lease)
+                                      (time-after (seconds-ns seconds) asked-ns)))))
 
 (defun ask-for-renewal (lease seconds metadata)
   "What etcd answers within SECONDS when it is asked to renew LEASE. Signal an RPC-ERROR or
@@ -108,7 +119,7 @@ ended, or another ETCD-ERROR. From any thread."
                               (lambda (seconds metadata)
                                 (setf asked (lease-now-ns))
                                 (ask-for-renewal lease seconds metadata))))
-         (seconds (pb:lease-keep-alive-response-ttl response)))
+         (seconds (lease-time (pb:lease-keep-alive-response-ttl response))))
     (unless (plusp seconds)
       (error 'lease-not-found :text (format nil "the lease ~(~X~) has ended" (lease-id lease))))
     (extend-lease lease asked seconds)
@@ -220,10 +231,10 @@ the one that was asked for. One with ID may be somebody else's, so that is not a
                                 (pb:make-lease-grant-request :ttl seconds :id (or random id))
                                 (loop:seconds-until end))))
              (values (pb:lease-grant-response-id response)
-                     (pb:lease-grant-response-ttl response)))
+                     (max 0 (lease-time (pb:lease-grant-response-ttl response)))))
          (lease-exists (error)
            (unless (and random perhaps-done) (error error))
-           (values random (pb:lease-time-to-live-response-granted-ttl
+           (values random (granted-seconds
                            (time-to-live etcd random nil (loop:seconds-until end)))))
          (etcd-error (error)
            (when (etcd-error-perhaps-done-p error) (setf perhaps-done t))
@@ -249,7 +260,7 @@ ETCD-ERROR-PERHAPS-DONE-P says whether it may be there. From any thread."
   (check-type seconds (integer 1 9000000000))
   (let ((asked (lease-now-ns)) (end (loop:notice-end (or timeout (etcd-timeout etcd)))))
     (multiple-value-bind (number granted) (ask-for-lease etcd seconds id end)
-      (let ((lease (%make-lease etcd number granted (+ asked (seconds-ns granted)))))
+      (let ((lease (%make-lease etcd number granted (time-after (seconds-ns granted) asked))))
         (freshen-lease lease end)
         (when on-loss (on-lease-loss lease on-loss))
         (when keep-alive (begin-keeping lease))
@@ -261,11 +272,11 @@ before it was restarted. KEEP-ALIVE and ON-LOSS are as for GRANT-LEASE. Signal L
 has ended, or another ETCD-ERROR. From any thread."
   (let* ((asked (lease-now-ns))
          (response (time-to-live etcd id nil timeout))
-         (seconds (pb:lease-time-to-live-response-ttl response)))
+         (seconds (lease-time (pb:lease-time-to-live-response-ttl response))))
     (when (minusp seconds)
       (error 'lease-not-found :text (format nil "the lease ~(~X~) has ended" id)))
-    (let ((lease (%make-lease etcd id (pb:lease-time-to-live-response-granted-ttl response)
-                              (+ asked (seconds-ns seconds)))))
+    (let ((lease (%make-lease etcd id (granted-seconds response)
+                              (time-after (seconds-ns seconds) asked))))
       (renew-lease lease :timeout timeout)
       (when on-loss (on-lease-loss lease on-loss))
       (when keep-alive (begin-keeping lease))

@@ -104,7 +104,7 @@ one depends on the seed."
 
 (defun notice-end (seconds)
   "The END-NS of AWAIT-NOTICE that is SECONDS, a real, from now."
-  (+ (world-now) (seconds-ns seconds)))
+  (time-after (seconds-ns seconds) (world-now)))
 
 (defun seconds-until (end-ns &optional (least 1/1000))
   "The seconds from now until END-NS, a time of NOTICE-END; LEAST, a real, if that is later."

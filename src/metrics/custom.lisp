@@ -159,12 +159,15 @@ its instruments. Return nil if METRICS is nil. From any thread, but not from FUN
     (unless (zerop rest)
       (sb-ext:atomic-incf (aref (the cells cells) (1+ at)) (round (* rest +billion+))))))
 
+(defun countable-p (number)
+  "True if NUMBER, whatever it is, is a real of up to 18 digits."
+  (and (realp number)
+       (finite-p number)
+       (< (abs number) 1000000000000000000)))
+
 (defun check-number (custom number)
-  "Signal MISUSE unless NUMBER is a real of up to 18 digits, which CUSTOM can take."
-  (unless (and (realp number)
-               (not (and (floatp number)
-                         (or (sb-ext:float-infinity-p number) (sb-ext:float-nan-p number))))
-               (< (abs number) 1000000000000000000))
+  "Signal MISUSE unless NUMBER is one that CUSTOM can take."
+  (unless (countable-p number)
     (misuse "~S is no number for ~A." number (custom-name custom))))
 
 (defun add (counter number &rest values)
@@ -230,7 +233,7 @@ ADD. From any thread."
   (loop:guarding (:gauge-function-error :name (custom-name custom))
     (let ((answer (funcall (the function (custom-function custom)))))
       (loop for (number . values) in (if (custom-attributes custom) answer (list (list answer)))
-            when (realp number)
+            when (countable-p number)
               collect (make-point :attributes (named-values custom (mapcar #'value-text values))
                                   :value number)))))
 

@@ -6,18 +6,14 @@
 (defun double-nan ()
   (bits-double #x7FF8000000000000))
 
-(defun infinite-or-nan-p (value)
-  (or (sb-ext:float-infinity-p value) (sb-ext:float-nan-p value)))
-
 (defun to-double (value)
   "VALUE, a real, as a double; a rational that is too large becomes an infinity."
   (typecase value
     (double-float value)
-    (single-float (if (infinite-or-nan-p value)
-                      (cond ((sb-ext:float-nan-p value) (double-nan))
-                            ((plusp value) sb-ext:double-float-positive-infinity)
-                            (t sb-ext:double-float-negative-infinity))
-                      (coerce value 'double-float)))
+    (single-float (cond ((finite-p value) (coerce value 'double-float))
+                        ((sb-ext:float-nan-p value) (double-nan))
+                        ((plusp value) sb-ext:double-float-positive-infinity)
+                        (t sb-ext:double-float-negative-infinity)))
     (fixnum (coerce value 'double-float))
     (t (or (rational-double (the rational value))
            (if (plusp value)

@@ -118,9 +118,9 @@
 
 (defun append-json-number (output value)
   (let ((text (float-text value)))
-    (if (infinite-or-nan-p value)
-        (append-json-string (output-buffer output) text)
-        (append-ascii (output-buffer output) (coerce text 'simple-base-string)))))
+    (if (finite-p value)
+        (append-ascii (output-buffer output) (coerce text 'simple-base-string))
+        (append-json-string (output-buffer output) text))))
 
 (defun append-enum (output type number)
   (let ((name (and (not (output-enum-numbers output)) (enum-value-name type number))))
@@ -240,7 +240,7 @@
                        (layout-slots (message-layout message)))))
     (unless slot (fail-writing output "a Value holds nothing"))
     (let ((stored (present-stored message slot)))
-      (when (and (floatp stored) (infinite-or-nan-p stored))
+      (unless (or (not (floatp stored)) (finite-p stored))
         (fail-writing output "a Value cannot be ~A" (float-text stored)))
       (append-stored output slot stored))))
 

@@ -23,7 +23,7 @@
 (defun default-float-text (value)
   "VALUE, a single or double float, as descriptor.proto writes a default."
   (cond ((sb-ext:float-nan-p value) "nan")
-        ((infinite-or-nan-p value) (if (plusp value) "inf" "-inf"))
+        ((not (finite-p value)) (if (plusp value) "inf" "-inf"))
         ((zerop value) (if (minusp (float-sign value)) "-0" "0"))
         (t
          (let ((sign (if (minusp value) "-" "")) (magnitude (rational (abs value))))

@@ -100,7 +100,7 @@ anything else, and for a number that JSON does not have."
 
 (defun finite-double (number)
   (let ((double (to-double number)))
-    (when (or (sb-ext:float-infinity-p double) (sb-ext:float-nan-p double))
+    (unless (finite-p double)
       (misuse "A google.protobuf.Value cannot be ~A." number))
     double))
 

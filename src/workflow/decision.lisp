@@ -136,6 +136,7 @@ left, the workflow is completed."
                       (list (pb:step-wait-ms step) (pb:step-until-unix-ms step)
                             (pb:step-backoff-ms step) (pb:step-max-backoff-ms step)
                             (pb:step-attempt-timeout-ms step) (pb:step-timeout-ms step)))
+               (finite-p (pb:step-backoff-factor step))
                (or (zerop (pb:step-backoff-factor step)) (<= 1 (pb:step-backoff-factor step) 1000)))
     (refuse :too-large "a step's time is negative or too far away, or its factor is not 1 to 1000"))
   step)

@@ -53,3 +53,53 @@
           (is (null (vigil "")))
           (is (null (balance::vigil-watcher second)))
           (is (null (client:subchannel-watchers (member-to core 1)))))))))
+
+;;; What reports say
+
+(defparameter *bad-doubles*
+  (list (sb-kernel:make-double-float #x7FF80000 0) (sb-kernel:make-double-float #x7FF00000 1)
+        sb-ext:double-float-positive-infinity sb-ext:double-float-negative-infinity
+        -1d0 -0d0 0d0 most-negative-double-float)
+  "What a report may have where it is to be ignored: NaNs, infinities, what is not above 0.")
+
+(defparameter *wild-doubles*
+  (list least-positive-double-float 1d-310 6d-209 1d-9 0.5d0 1d9 9d99 1d300
+        most-positive-double-float)
+  "What a report may have that counts, whatever it means.")
+
+(defun round-trip (report)
+  "REPORT as a server's trailers bring it."
+  (balance::trailers-report
+   (report-trailers (encode-base64 (clgrpc.protobuf:serialize report)))))
+
+(test any-report-gives-a-weight-in-range-or-none
+  "Every mixture of doubles in the four fields that count; in the others they do not matter."
+  (let ((all (append *bad-doubles* *wild-doubles*)) (given 0))
+    (dolist (application all)
+      (dolist (cpu all)
+        (dolist (calls all)
+          (dolist (errors all)
+            (let ((weight (balance::report-weight
+                           (orca:make-orca-load-report
+                            :application-utilization application :cpu-utilization cpu
+                            :rps-fractional calls :eps errors)
+                           1d9)))
+              (when weight (incf given))
+              (unless (if (and (member calls *wild-doubles*)
+                               (or (member application *wild-doubles*)
+                                   (member cpu *wild-doubles*)))
+                          (typep weight '(double-float 1d-9 1d9))
+                          (null weight))
+                (fail "~S of ~S" weight (list application cpu calls errors))))))))
+    ;; 17 × 17 utilizations, but for those of which neither counts; 9 rates of calls, 17 of errors
+    (is (= (* (- (* 17 17) (* 8 8)) 9 17) given))))
+
+(test what-else-a-report-has-does-not-matter
+  (dolist (double (append *bad-doubles* *wild-doubles*))
+    (let ((map (list (cons "x" double))))
+      (is (= 200 (balance::report-weight
+                  (round-trip (orca:make-orca-load-report
+                               :cpu-utilization 0.5d0 :rps-fractional 100d0 :mem-utilization double
+                               :request-cost map :utilization map :named-metrics map))
+                  1d0))
+          "~S" double))))

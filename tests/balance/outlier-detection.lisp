@@ -94,6 +94,14 @@
       (is (null (balance::detection-timer old))))))
 
 (test configs-of-outlier-detection
+  (dolist (interval '("0s" "0.000000001s" "0.1s"))
+    (is (= (seconds-ns 1/10)
+           (balance::detection-interval-ns
+            (config:policy-config-value
+             (parse (format nil "[{\"outlier_detection_experimental\":{\"interval\":~S,
+                                  \"childPolicy\":[{\"round_robin\":{}}]}}]"
+                            interval)))))
+        "a look costs something"))
   (flet ((path (fields) (config-error-path (outliers fields))))
     (is (null (path "")))
     (is (search "maxEjectionPercent" (path "\"maxEjectionPercent\":101,")))

@@ -107,6 +107,19 @@
           (is (eq :ready (state core)))
           (is (eq last (pick core (call-with-key core)))))))))
 
+(test which-server-is-tried-is-chance
+  "gRFC A117: else all clients whose servers fail would come to the same one."
+  (let ((tried '()))
+    (dotimes (i 40)
+      (with-core (core)
+        (update core *ring* 1 2 3 4 5 6 7 8)
+        (client:connect (member-to core 1))
+        (bring core :transient-failure 1)
+        (pushnew (client:subchannel-key
+                  (find :connecting (live core) :key #'client:subchannel-state))
+                 tried :test #'string=)))
+    (is (<= 3 (length tried)) "~D others of 7 were tried, in 40 channels" (length tried))))
+
 (test configs-of-rings
   (dolist (row '(("{\"minRingSize\":0}" "minRingSize")
                  ("{\"maxRingSize\":8388609}" "maxRingSize")

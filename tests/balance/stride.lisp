@@ -21,3 +21,13 @@
               (balance::scaled-weights (vector 1000000000 1000 1000 1000)))
       "only what they are to each other counts")
   (is (every #'plusp (balance::scaled-weights (vector 1000000 1 1 1)))))
+
+(test weights-of-any-size-are-scaled
+  "Those of reports are from 1e-9 to 1e9, those that a resolver says integers up to 32 bits."
+  (dolist (weights '(#(1d-9 1d9) #(1d9 1d9 1d9) #(1d-9 1d-9) #(1 4294967295)
+                     #(4294967295 4294967295 1 0)))
+    (let ((scaled (balance::scaled-weights weights)))
+      (is (every #'plusp scaled))
+      (is (= 65535 (reduce #'max scaled)))))
+  (is (every #'plusp (balance::scaled-weights
+                      (make-array 8000 :initial-element 1d9)))))

@@ -24,3 +24,12 @@
           (is (equal '(3 1) (mapcar #'car rung)))
           (elapse core 10)
           (is (= 2 (length rung))))))))
+
+(test no-period-is-too-long-for-a-timer
+  (with-core (core)
+    (update core "[{\"outlier_detection_experimental\":{\"interval\":\"315576000000s\",
+                   \"failurePercentageEjection\":{},
+                   \"childPolicy\":[{\"weighted_round_robin\":
+                     {\"weightUpdatePeriod\":\"315576000000s\"}}]}}]" 1)
+    (bring core :ready 1)
+    (is (eq :ready (state core)))))

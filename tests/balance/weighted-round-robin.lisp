@@ -77,7 +77,7 @@
 
 (test weights-of-reports
   (flet ((weight (penalty &rest fields)
-           (balance::report-weight (apply #'report fields) penalty)))
+           (balance::report-weight (apply #'report fields) (float penalty 1d0))))
     (is (= 1000 (weight 1 :cpu-utilization 0.5d0 :rps-fractional 500d0)))
     (is (= 2000 (weight 1 :cpu-utilization 0.5d0 :application-utilization 0.25d0
                           :rps-fractional 500d0)))
@@ -118,6 +118,45 @@
       (tell 0.0)
       (is (not (even-p core)) "or with the next update"))))
 
+(test one-servers-report-stops-nothing
+  "Whatever it reports: the weights of the others go on, and servers come and go."
+  (dolist (wild (append *bad-doubles* *wild-doubles*))
+    (with-core (core)
+      (flet ((tell (&rest numbers)
+               (apply #'update core "[{\"weighted_round_robin\":{\"blackoutPeriod\":\"0s\",
+                                      \"errorUtilizationPenalty\":1e300}}]"
+                      numbers)
+               (make-room core (live core)))
+             (hear (number utilization calls)
+               (funcall (client::subchannel-listener (member-to core number)) :a
+                        (member-to core number) :ok
+                        (report-trailers
+                         (encode-base64
+                          (clgrpc.protobuf:serialize
+                           (report :cpu-utilization utilization :rps-fractional calls
+                                   :eps wild)))))))
+        (tell 1 2 3)
+        (bring core :ready 1 2 3)
+        (hear 1 wild 9d99)
+        (hear 2 6d-209 wild)
+        (hear 3 0.5d0 100d0)
+        (elapse core 3)
+        (is-true (balance::weighted-timer (client::switch-child (client::core-balancer core)))
+                 "they are looked at again")
+        (tell 1 2 4)
+        (bring core :ready 4)
+        (is (eq :ready (state core)))
+        (is (client:subchannel-p (pick core)) "~S" wild)))))
+
+(test weights-that-a-resolver-says-have-a-range
+  (with-core (core)
+    (update core "[{\"weighted_round_robin\":{}}]" (backend 1 :weight (expt 10 400))
+            (backend 2 :weight #xFFFFFFFF) (backend 3 :weight 1d300) (backend 4 :weight -1))
+    (make-room core (live core))
+    (bring core :ready 1 2 3 4)
+    (let ((tally (tally core 1000)))
+      (loop for number from 1 to 4 do (is (= 250 (picks core number tally)))))))
+
 (test weighting-configs
   (flet ((weighting (json)
            (config:policy-config-value
@@ -130,7 +169,14 @@
       (is (= (seconds-ns 1) (balance::weighting-update-ns all)))
       (is (= 1 (balance::weighting-penalty all))))
     (is (= (seconds-ns 1/10)
-           (balance::weighting-update-ns (weighting "{\"weightUpdatePeriod\":\"0.01s\"}")))))
+           (balance::weighting-update-ns (weighting "{\"weightUpdatePeriod\":\"0.01s\"}"))
+           (balance::weighting-update-ns (weighting "{\"weightUpdatePeriod\":\"0s\"}"))
+           (balance::weighting-interval-ns (weighting "{\"oobReportingPeriod\":\"0s\"}"))))
+    (is (= 1d9 (balance::weighting-penalty
+                (weighting "{\"errorUtilizationPenalty\":1e300}"))))
+    (is (= most-positive-fixnum
+           (balance::weighting-update-ns
+            (weighting "{\"weightUpdatePeriod\":\"315576000000s\"}")))))
   (is (search "errorUtilizationPenalty"
               (config-error-path
                "[{\"weighted_round_robin\":{\"errorUtilizationPenalty\":-1}}]"))))

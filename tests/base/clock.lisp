@@ -20,6 +20,12 @@
   (signals type-error (seconds-ns -1))
   (is (= 0.25d0 (ns-seconds 250000000))))
 
+(test times-have-an-end
+  (is (= 12 (time-after 5 7)))
+  (is (= (1- most-positive-fixnum) (time-after 1 (- most-positive-fixnum 2))))
+  (is (= most-positive-fixnum (time-after 1 most-positive-fixnum)
+         (time-after most-positive-fixnum 1))))
+
 (test clock-allocates-nothing
   (let ((before (sb-ext:get-bytes-consed)))
     (dotimes (i 20000) (monotonic-ns))

@@ -111,6 +111,17 @@
                      (calling:retry-delay-ns policy count random)
                      (* 120000000 expected))))))
 
+(test back-off-has-a-result-whatever-the-config-says
+  (let ((random (sb-ext:seed-random-state 1)))
+    (dolist (multiplier (list 1d308 (expt 10 400) 5d-324 (/ (expt 10 400)) 1))
+      (dolist (seconds '((1/1000000000 315576000000) (315576000000 315576000000)
+                         (315576000000 1/1000000000)))
+        (let ((policy (retrying :initial (first seconds) :maximum (second seconds)
+                                :multiplier multiplier)))
+          (dolist (count '(0 1 2 3 4 1000))
+            (is (<= 0 (calling:retry-delay-ns policy count random)
+                    (* 1000000000 +ns-per-second+)))))))))
+
 (test pushbacks-are-32-bit-numbers
   (is (eql 0 (calling:parse-pushback "0")))
   (is (eql 25000000 (calling:parse-pushback "25")))

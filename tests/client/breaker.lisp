@@ -45,6 +45,30 @@
     (client::forget-trial breaker :a)
     (is (admitted-p breaker :b 2))))
 
+(test a-trial-that-was-cancelled-decides-nothing
+  (let ((breaker (a-breaker :breaker-failure-percent 100 :breaker-min-calls 1
+                            :breaker-open-seconds 1)))
+    (with-core (core puppet nil)
+      (let* ((backend (client::parse-backend "127.0.0.1:1"))
+             (subchannel (client::make-subchannel
+                          :core core :balancer (client::core-balancer core)
+                          :key (client::backend-key backend)
+                          :addresses (client::backend-addresses backend)))
+             (call (begin-ask core))
+             (next (begin-ask core)))
+        (is (eq :open (end-calls breaker 1 t)))
+        (is (admitted-p breaker call 2))
+        (is (not (admitted-p breaker next 2)))
+        (client::note-attempt breaker call subchannel :cancelled)
+        (is (eq :half-open (client::breaker-state breaker)) "nothing is known of the server")
+        (is (admitted-p breaker next 2) "another is tried")
+        (client::note-attempt breaker next subchannel nil)
+        (is (eq :half-open (client::breaker-state breaker)))
+        (is (admitted-p breaker call 2))
+        (with-log (:circuit-breaker)
+          (client::note-attempt breaker call subchannel :ok))
+        (is (eq :closed (client::breaker-state breaker)))))))
+
 (test a-breakers-window-moves
   (let ((breaker (a-breaker :breaker-failure-percent 60 :breaker-min-calls 5
                             :breaker-window-seconds 10)))

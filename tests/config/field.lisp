@@ -25,7 +25,9 @@
     (is (= 1 (read-with "0.000000001s" :minimum 1)))
     (signals config:service-config-error (read-with "0s" :minimum 1))
     (signals config:service-config-error (read-with "2s" :maximum +ns-per-second+))
-    (is (= -5000000000 (read-with "-5s" :minimum (* -10 +ns-per-second+))))))
+    (is (= -5000000000 (read-with "-5s" :minimum (* -10 +ns-per-second+))))
+    (is (= 100 (read-with "0s" :least 100) (read-with "0.000000099s" :least 100)))
+    (is (= 101 (read-with "0.000000101s" :least 100)))))
 
 (defun integer-read (value &rest arguments)
   "VALUE read as an integer, or :wrong."
@@ -54,6 +56,12 @@
     (is (eq :wrong (number-read "Infinity")))
     (is (eq :wrong (number-read 0 :above 0)))
     (is (eq :wrong (number-read 3 :maximum 2)))
+    (is (eql 2 (number-read 1d300 :most 2)))
+    (is (eql 2 (number-read (expt 10 400) :least 1 :most 2)))
+    (is (eql 1 (number-read 1/2 :least 1 :most 2)))
+    (is (eql 3/2 (number-read 1.5d0 :least 1 :most 2)))
+    (is (eq :wrong (number-read sb-ext:double-float-positive-infinity :most 2)))
+    (is (eq :wrong (number-read (sb-kernel:make-double-float #x7FF80000 0))))
     (is (eq :wrong (number-read :null :required t)))))
 
 (test names-may-be-written-in-snake-case

@@ -18,7 +18,8 @@
             (config:parse-service-config (format nil "{\"retryThrottling\":~A}" fields)))))
     (loop for (tokens ratio thousandths) in '((10 "0.1" 100) (1000 "2" 2000) (1 "0.001" 1)
                                               (5 "1.9999" 1999) (5 "0.3" 300) (5 "0.0001" 1)
-                                              (7 "0.007" 7) (7 "1.1" 1100))
+                                              (7 "0.007" 7) (7 "1.1" 1100)
+                                              (7 "1e308" 1000000))
           for throttling = (throttling (format nil "{\"maxTokens\":~D,\"tokenRatio\":~A}" tokens
                                                ratio))
           do (is (= (* 1000 tokens) (config:throttling-max-tokens throttling)))

@@ -48,6 +48,28 @@
       (is (not (eq (instrument metrics) (instrument (grpc:make-metrics)))))
       (is (null (instrument nil))))))
 
+(test a-gauge-s-number-that-is-none-is-left-out
+  "A NaN or an infinity would keep the others from being read as well."
+  (let* ((metrics (grpc:make-metrics))
+         (level (grpc:make-gauge metrics "level"))
+         (counter (grpc:make-counter metrics "counter"))
+         (wild (list (sb-kernel:make-double-float #x7FF80000 0)
+                     (sb-kernel:make-single-float #x7FC00000)
+                     sb-ext:double-float-positive-infinity
+                     sb-ext:single-float-negative-infinity
+                     1d300 (expt 10 400) :none))
+         (number nil))
+    (grpc:make-gauge metrics "asked" :function (lambda () number))
+    (grpc:make-gauge metrics "row" :attributes '("x")
+                                   :function (lambda () (list (list number "a") (list 1 "b"))))
+    (dolist (next wild)
+      (setf number next)
+      (is (equal '() (points metrics "asked")))
+      (is (equal '(("b" 1)) (points metrics "row")))
+      (signals grpc:misuse (grpc:record level next))
+      (signals grpc:misuse (grpc:add counter next)))
+    (is (plusp (length (grpc:metrics-text metrics))))))
+
 (test a-gauge-s-function-that-fails-is-told
   (with-log (:gauge-function-error)
     (let ((metrics (grpc:make-metrics)))

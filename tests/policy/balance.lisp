@@ -65,6 +65,42 @@
              (mapcar #'load-interval
                      (side-calls "/xds.service.orca.v3.OpenRcaService/StreamCoreMetrics")))))
 
+;;; What a server reports that makes no sense
+
+(defparameter *senseless-loads*
+  (let ((nan (sb-kernel:make-double-float #x7FF80000 0)))
+    (list (list :cpu-utilization nan :rps-fractional 100d0)
+          (list :cpu-utilization 0.5d0 :rps-fractional nan :eps nan)
+          (list :application-utilization nan :cpu-utilization 0.5d0 :rps-fractional 100d0
+                :utilization (list (cons "x" nan)))
+          (list :cpu-utilization least-positive-double-float :rps-fractional 100d0)
+          (list :cpu-utilization 6d-209 :rps-fractional 9d99)
+          (list :cpu-utilization sb-ext:double-float-positive-infinity :rps-fractional -1d308
+                :eps most-positive-double-float))))
+
+(define-scenario wrr-bears-any-report
+    ("A114: a NaN is ignored. Whatever b1 reports, with calls or on a stream, no call fails, no
+connection is lost, and b2 is replaced by b3." :backends 3)
+  (change 2 :load (load-of 0.1d0) :load-stream (load-of 0.1d0))
+  (change 3 :load (load-of 0.1d0) :load-stream (load-of 0.1d0))
+  (server-tests:with-log ()
+    (dolist (more '("" ",'enableOobLoadReport':true,'oobReportingPeriod':'0.1s'"))
+      (change 2 :mode :accept)
+      (let* ((before (length (lines)))
+             (channel (open-weighted (format nil "'blackoutPeriod':'0s'~A" more))))
+        (dolist (load *senseless-loads*)
+          (change 1 :load load :load-stream load)
+          (all-ok (make-calls channel 40) 40)
+          (sim:wait-for 0.7))
+        (set-names 1 3)
+        (kill 2)
+        (sim:wait-for 2)
+        (let ((results (make-calls channel 200)))
+          (all-ok results 200)
+          (is (plusp (of-backend results 3)))
+          (is (= 200 (+ (of-backend results 1) (of-backend results 3)))))
+        (is (= 3 (- (length (lines)) before)))))))
+
 ;;; ring_hash
 
 (defun open-ring (&rest numbers)

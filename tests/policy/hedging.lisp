@@ -52,3 +52,25 @@
     (sim:wait-for 1/2)
     (came 1 "x")
     (is (sent-again-p channel))))
+
+(defun breaker-states (channel)
+  "An alist from the addresses of CHANNEL to the states of their circuit breakers."
+  (loop for plist in (grpc:channel-addresses channel)
+        collect (cons (getf plist :address) (getf plist :breaker))))
+
+(define-scenario hedging-finds-a-server-that-hangs
+    ("A breaker hears of attempts that one which began later was faster than; not of the others."
+     :backends 2)
+  (change 1 :rules '((:stall t)))
+  (set-names 1 2)
+  (let ((channel (open-channel (name-target)
+                               (json "{'loadBalancingConfig':[{'round_robin':{}}],~
+                                       'methodConfig':[{'name':[{}],'hedgingPolicy':~
+                                       {'maxAttempts':2,'hedgingDelay':'0.05s'}}]}")
+                               :breaker-failure-percent 50 :breaker-open-seconds 60)))
+    (connect channel)
+    (await-connections 1 2)
+    (all-ok (make-calls channel 100) 100)
+    (is (equal (list (address 1)) (mapcar #'car (remove :closed (breaker-states channel)
+                                                        :key #'cdr))))
+    (is (= 20 (count (backend 1) (attempts) :key #'attempt-backend)))))

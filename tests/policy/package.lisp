@@ -8,7 +8,8 @@
 (defpackage #:clgrpc.tests.policy
   (:use #:cl #:clgrpc.base #:fiveam)
   (:local-nicknames (#:grpc #:clgrpc) (#:sim #:clgrpc.sim) (#:dns #:clgrpc.dns)
-                    (#:sim-tests #:clgrpc.tests.sim) (#:dns-tests #:clgrpc.tests.dns)
+                    (#:sim-tests #:clgrpc.tests.sim)
+                    (#:server-tests #:clgrpc.tests.server) (#:dns-tests #:clgrpc.tests.dns)
                     (#:dialogue #:clgrpc.tests.dialogue) (#:support #:clgrpc.tests.support)
                     (#:health #:grpc.health.v1)
                     (#:orca #:xds.data.orca.v3) (#:orca-service #:xds.service.orca.v3)))

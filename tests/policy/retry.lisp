@@ -113,3 +113,42 @@
     (all-ok (make-calls channel 3) 3)
     (ended (make-call channel :call "c") :unavailable)
     (came 2 "c")))
+
+;;; Numbers of a config that make no sense
+
+(define-scenario retry-bears-any-multiplier
+    ("A6: with a factor of 1e308 the second wait is the longest; the call ends, its connection stays."
+     :rules '((:status :unavailable)))
+  (dolist (factor (list "1e308" (format nil "1~400,,,'0A" "") "5e-324"))
+    (let ((config (method-config
+                   (format nil "'retryPolicy':{'maxAttempts':4,'initialBackoff':'0.05s',~
+                                'maxBackoff':'0.2s','backoffMultiplier':~A,~
+                                'retryableStatusCodes':['UNAVAILABLE']}"
+                           factor)))
+          (before (length (attempts))))
+      (ended (make-call (open-channel (address 1) config) :timeout nil) :unavailable)
+      (is (= 4 (- (length (attempts)) before)))))
+  (is (= 3 (length (lines 1)))))
+
+(define-scenario hedges-may-be-ten-thousand-years-apart
+    ("A6: the longest hedgingDelay that a config can have is longer than our clock.")
+  (ok (make-call (open-channel (address 1) (hedging-config 3 "315576000000"))))
+  (came 1))
+
+(define-scenario a-failure-in-what-follows-an-attempt-ends-the-call
+    ("No call is left with nothing that could end it, nor a connection lost to the others."
+     :rules '((:call "x" :status :unavailable) (:call "y" :delay 1)))
+  (let* ((channel (open-channel (address 1) (retry-config 3 0.05 0.2)))
+         (other (start-call channel :call "y")))
+    (server-tests:with-log (:call-failed)
+      (sb-int:encapsulate 'clgrpc.calling:retry-delay-ns 'fail
+                          (lambda (function &rest arguments)
+                            (declare (ignore function arguments))
+                            (error "There is no such delay.")))
+      (unwind-protect
+           (let ((result (make-call channel :call "x" :timeout nil)))
+             (ended result :internal)
+             (is (search "There is no such delay." (result-message result))))
+        (sb-int:unencapsulate 'clgrpc.calling:retry-delay-ns 'fail)))
+    (ok (result-of other))
+    (is (= 1 (length (lines 1))))))

@@ -16,7 +16,7 @@
   (with-seed ()
     (dotimes (i 500)
       (let* ((value (sb-kernel:make-double-float (random (ash 1 31)) (random (ash 1 32))))
-             (text (and (not (protobuf::infinite-or-nan-p value))
+             (text (and (finite-p value)
                         (protobuf::default-float-text value))))
         (when text
           (is (= value (protobuf::decimal-double text)) "~S ~A" value text))))))

@@ -276,7 +276,10 @@ b"))
     (signals too-large (begun '("a") :id id)))
   (signals too-large (begun '()))
   (signals too-large (begun (list (pb:make-step))))
-  (signals too-large (begun (list (pb:make-step :wait-ms -1)))))
+  (signals too-large (begun (list (pb:make-step :wait-ms -1))))
+  (dolist (factor (list -1 0.5 1001 1d308 sb-ext:double-float-positive-infinity
+                        (sb-kernel:make-double-float #x7FF80000 0)))
+    (signals too-large (begun (list (pb:make-step :task "a" :backoff-factor factor))))))
 
 (test states-stay-storable
   "Texts are kept in part, so many octets of them; a workflow whose state grows too large fails,

@@ -1,0 +1,20 @@
+;;;; Numbers that somebody else has said: a peer, a resolver, a service config, a user's function.
+;;;; SBCL traps overflow, division by zero and invalid operations, and a comparison with a NaN is
+;;;; one, so that such a number can signal an error wherever it is used. Hence the rule: it is
+;;;; checked finite and moved into a range once, where it is read; what is computed of it later is
+;;;; safe by that range.
+
+(in-package #:clgrpc.base)
+
+(declaim (inline finite-p))
+(defun finite-p (number)
+  "True if NUMBER, a real, is neither an infinity nor a NaN."
+  (not (and (floatp number)
+            (or (sb-ext:float-infinity-p number) (sb-ext:float-nan-p number)))))
+
+(defun clamp (number least most)
+  "NUMBER, a real, moved into the range from LEAST to MOST, each nil for no limit; nil if it is an
+infinity or a NaN."
+  (and (finite-p number)
+       (let ((number (if least (max least number) number)))
+         (if most (min most number) number))))
