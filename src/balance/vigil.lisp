@@ -1,7 +1,14 @@
 ;;;; A vigil: a side call that is kept up on a subchannel for as long as its links are ready. When
-;;;; the call ends it is made again: at once if it has brought messages, else after a back-off, as
-;;;; for connections (gRFC A17). A server that does not implement the method is not asked again
-;;;; until there is another connection.
+;;;; the call ends it is made again (gRFC A17):
+;;;;
+;;;;   at once              if it has brought a message, but only once until a call has lasted
+;;;;   after a back-off     else, as for connections: longer each time, until a call has lasted
+;;;;   not at all           if the server does not implement the method, until there is another
+;;;;                        connection
+;;;;
+;;;; A call has lasted if it has brought a message and ran for as long as the first wait of a
+;;;; back-off. So a server that ends
+;;;; every call after one message is asked about as often as one that does not answer.
 
 (in-package #:clgrpc.balance)
 
@@ -15,6 +22,8 @@
   (watcher nil :type (or null function)) ; among those of the subchannel
   (call nil)                            ; that is under way, or nil
   (heard nil :type boolean)             ; it has brought a message
+  (began-ns 0 :type nanoseconds)        ; when it began
+  (hasty nil :type boolean)             ; one was made at once, and none has lasted since
   (vain nil :type boolean)              ; the server does not implement it
   (back-off (client:make-back-off) :type back-off :read-only t)) ; between calls
 
@@ -24,6 +33,26 @@
 
 (defun vigil-core (vigil)
   (client:subchannel-core (vigil-subchannel vigil)))
+
+(defun vigil-now (vigil)
+  (loop:event-loop-now (client:core-loop (vigil-core vigil))))
+
+(defun lasted-p (vigil)
+  "True if the call of VIGIL, which has ended, has lasted."
+  (and (vigil-heard vigil)
+       (>= (- (vigil-now vigil) (vigil-began-ns vigil))
+           (seconds-ns (options-backoff-initial-seconds
+                        (client:core-options (vigil-core vigil)))))))
+
+(defun renew-at-once (vigil)
+  (setf (vigil-hasty vigil) t)
+  (resume-vigil vigil))
+
+(defun renew-later (vigil)
+  (let ((loop (client:core-loop (vigil-core vigil))))
+    (client:start-back-off (vigil-back-off vigil) loop (client:core-options (vigil-core vigil))
+                    (lambda () (resume-vigil vigil))
+                    :since-ns (loop:event-loop-now loop))))
 
 (defun linked-p (vigil)
   (eq :ready (subchannel-link-state (vigil-subchannel vigil))))
@@ -35,7 +64,8 @@
 (defun resume-vigil (vigil)
   "Make the call of VIGIL, if there is none."
   (when (and (linked-p vigil) (vigil-watcher vigil) (null (vigil-call vigil)))
-    (setf (vigil-heard vigil) nil)
+    (setf (vigil-heard vigil) nil
+          (vigil-began-ns vigil) (vigil-now vigil))
     (tell-of-vigil vigil :begun)
     (let ((call nil))
       (setf call (open-side-call (vigil-subchannel vigil) (vigil-method vigil)
@@ -43,7 +73,6 @@
                                  :on-message (lambda (message)
                                                (when (eq call (vigil-call vigil))
                                                  (setf (vigil-heard vigil) t)
-                                                 (client:forget-failures (vigil-back-off vigil))
                                                  (tell-of-vigil vigil :message message)))
                                  :on-end (lambda (status)
                                            (when (eq call (vigil-call vigil))
@@ -58,18 +87,17 @@
         ((eq :unimplemented status)
          (setf (vigil-vain vigil) t)
          (tell-of-vigil vigil :unimplemented))
-        ((vigil-heard vigil)
-         (tell-of-vigil vigil :lost status)
-         (resume-vigil vigil))
         (t (tell-of-vigil vigil :lost status)
-           (let ((loop (client:core-loop (vigil-core vigil))))
-             (client:start-back-off (vigil-back-off vigil) loop
-                                    (client:core-options (vigil-core vigil))
-                                    (lambda () (resume-vigil vigil))
-                                    :since-ns (loop:event-loop-now loop))))))
+           (when (lasted-p vigil)
+             (client:forget-failures (vigil-back-off vigil))
+             (setf (vigil-hasty vigil) nil))
+           (if (and (vigil-heard vigil) (not (vigil-hasty vigil)))
+               (renew-at-once vigil)
+               (renew-later vigil)))))
 
 (defun suspend-vigil (vigil)
   "End the call of VIGIL: its links are not ready any more, or nobody wants to know."
+  (setf (vigil-hasty vigil) nil)
   (client:stop-back-off (vigil-back-off vigil) (client:core-loop (vigil-core vigil)))
   (let ((call (shiftf (vigil-call vigil) nil)))
     (when call (close-side-call call))))

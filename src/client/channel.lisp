@@ -6,10 +6,7 @@
 (defclass wire-channel (service:channel)
   ((target :initarg :target :reader channel-target) ; as it was given
    (core :initarg :core :reader channel-core
-         :documentation "What the channel is on its loop.")
-   ;; true if credentials go without TLS
-   (plaintext-credentials :initarg :plaintext-credentials :initform nil
-                          :reader channel-plaintext-credentials))
+         :documentation "What the channel is on its loop."))
   (:documentation "A channel over the network; made by MAKE-CHANNEL, ended by CLOSE-CHANNEL."))
 
 (defclass intercepted-channel (interception wire-channel) ()
@@ -19,10 +16,24 @@
   (print-unreadable-object (channel stream :type t)
     (format stream "~A ~(~A~)" (channel-target channel) (channel-state channel))))
 
-(defmethod channel-secure-p ((channel wire-channel))
-  (let ((credentials (core-credentials (channel-core channel))))
-    ;; whoever is not asked who he is may be in between
+;;; Of cores as well, whose side calls have call credentials
+
+(defmethod channel-secure-p ((channel core))
+  (let ((credentials (core-credentials channel)))
+    ;; a server that does not prove its name may be anybody
     (and credentials (loop:tls-credentials-verify credentials))))
+
+(defmethod channel-secure-p ((channel wire-channel))
+  (channel-secure-p (channel-core channel)))
+
+(defmethod channel-plaintext-credentials ((channel core))
+  (core-plaintext-credentials channel))
+
+(defmethod channel-plaintext-credentials ((channel wire-channel))
+  (core-plaintext-credentials (channel-core channel)))
+
+(defmethod channel-target ((channel core))
+  (core-name channel))
 
 (defun make-channel (target &rest arguments &key credentials compression interceptors
                                              call-credentials plaintext-credentials observer
@@ -92,7 +103,9 @@ WITH-CHANNEL."
                                                         :role :client
                                                         :target (canonical-target target)
                                                         :loop (client-loop-loop client-loop))
-                            :credentials credentials :sink **client-sink**
+                            :credentials credentials :call-credentials call-credentials
+                            :plaintext-credentials (and plaintext-credentials t)
+                            :sink **client-sink**
                             :encoding encoding :authority authority :resolver resolver
                             :balancing balancing :default-config config
                             :receive-limit (getf arguments :max-receive-octets)
@@ -111,7 +124,6 @@ WITH-CHANNEL."
                               'intercepted-channel
                               'wire-channel)
                           :target target :core core
-                          :plaintext-credentials plaintext-credentials
                           (when (or interceptors call-credentials)
                             (list :interceptors interceptors
                                   :call-credentials call-credentials)))))

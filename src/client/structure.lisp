@@ -53,6 +53,8 @@
   ;; STATE has, or FAILED-ATTEMPTS
   (changed (sb-thread:make-waitqueue :name "clgrpc channel state") :read-only t)
   (credentials nil :type (or null loop:tls-credentials) :read-only t) ; for TLS, or nil
+  (call-credentials nil :read-only t)   ; a function of the paths of methods, or nil
+  (plaintext-credentials nil :type boolean :read-only t) ; those go without TLS as well
   (sink nil :type (or null http2:sink) :read-only t) ; what links tell of their streams
   (pool (http2:make-pool) :type http2:pool :read-only t) ; of all links
   (authority nil :type hpack:field :read-only t) ; the field :authority of calls

@@ -414,7 +414,7 @@ that it is left."
     (dolist (link (subchannel-links subchannel)) ; its own
       (incf calls (wire:link-calls link)))
     (dolist (call (subchannel-side-calls subchannel) calls)
-      (unless (call-status call) (decf calls)))))
+      (when (and (wire-call-stream call) (null (call-status call))) (decf calls)))))
 
 (defun leave-full-links (trunk)
   "Use those links of TRUNK no more that have used up their streams' identifiers."
@@ -448,8 +448,9 @@ that it is left."
            (eq :shutdown (trunk-link-state trunk)))))
 
 (defun link-streams (link)
-  "How many streams LINK has had."
-  (http2:counters-streams-opened (http2:connection-counters (wire:link-http2 link))))
+  "How many streams LINK has had, other than those of side calls."
+  (- (http2:counters-streams-opened (http2:connection-counters (wire:link-http2 link)))
+     (wire:link-side-streams link)))
 
 (defun all-links (trunk)
   "The links of TRUNK, with those that take no more calls. On its loop."
@@ -462,8 +463,8 @@ that it is left."
      (reduce #'+ (all-links subchannel) :key #'link-streams)))
 
 (defun useful-p (trunk link)
-  "True if LINK, which has worked, had a call, other than such as the peer's GOAWAY says it has not
-seen, or lasted as long as the first wait between attempts."
+  "True if LINK, which has worked, had a call of a user's, other than such as the peer's GOAWAY says
+it has not seen, or lasted as long as the first wait between attempts."
   (let ((http2 (wire:link-http2 link)))
     (or (and (plusp (link-streams link)) (/= 0 (http2:connection-goaway-received http2)))
         (>= (- (core-now (trunk-core trunk)) (wire:link-born-ns link))

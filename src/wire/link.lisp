@@ -48,6 +48,7 @@ take its answers."
   (farewell nil :type (or null string)) ; the name of the error code of the peer's first GOAWAY
   (greeted nil :type boolean)           ; a client's: the peer's SETTINGS made it one to use
   (accepted :unknown :type (or list (eql :unknown))) ; a client's: the encodings that the peer reads
+  (side-streams 0 :type index)          ; a client's: how many streams side calls have had
   ;; a server's, until it is known what the link speaks: (link octets start end) returns what
   ;; OPENING-DIALECT does
   (opening nil :type (or null function))

@@ -57,7 +57,8 @@
    #:link-keepalive-ns #:link-last-fields #:link-late #:link-loop #:link-options
    #:link-output #:link-owner #:link-peer #:link-place #:link-seat #:link-security
    #:link-share #:link-socket #:link-speech
-   #:link-number #:link-stream-ns #:link-messages-sent #:link-sent-ns #:link-messages-received
+   #:link-number #:link-side-streams #:link-stream-ns #:link-messages-sent #:link-sent-ns
+   #:link-messages-received
    #:link-received-ns #:link-keepalives
    #:list-custom-fields #:make-answers #:make-wait-clock #:mark-call #:marked-p
    #:metadata-fields #:metadata-octets #:open-link #:parcel #:parcel-end #:parcel-octets

@@ -53,6 +53,30 @@ it, and a function that returns what has been told since it was called last."
     (elapse core 0.5)
     (is (null (told)))))
 
+(test vigils-that-are-ended-after-a-message-again-and-again-wait
+  "gRFC A17: the next attempt at once, any subsequent one after a back-off, until one has lasted."
+  (with-vigil (core vigil told)
+    (bring core :ready 1)
+    (told)
+    (let ((begun 0))
+      (flet ((end-after (seconds)
+               "The call under way ends that has brought a message, SECONDS after it began."
+               (client::stop-back-off (balance::vigil-back-off vigil) (client:core-loop core))
+               (setf (balance::vigil-heard vigil) t
+                     (balance::vigil-began-ns vigil)
+                     (- (client::core-now core) (seconds-ns seconds)))
+               (balance::vigil-ended vigil :unavailable)
+               (setf begun (count :begun (told)))))
+        (end-after 0.01)
+        (is (= 1 begun) "the first at once")
+        (dotimes (i 20)
+          (end-after 0.01)
+          (is (= 0 begun) "another later"))
+        (end-after 1)
+        (is (= 1 begun) "one has lasted")
+        (end-after 0.01)
+        (is (= 0 begun))))))
+
 (test vigils-that-nobody-implements-end
   "Until there is another connection."
   (with-vigil (core vigil told)

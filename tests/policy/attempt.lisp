@@ -155,6 +155,12 @@
   (unless (attempt-complete attempt)
     (tell (attempt-line attempt) `(:rst-stream ,(attempt-id attempt) :no-error))))
 
+(defun may-call-p (attempt)
+  "True if ATTEMPT has the token that its backend asks for, if it asks for one."
+  (let ((token (backend-token (attempt-backend attempt))))
+    (or (null token)
+        (equal token (attempt-field attempt "authorization")))))
+
 (defun go-on (attempt)
   "Do what ATTEMPT asks for, once enough of it has come."
   (let* ((rule (or (attempt-rule attempt) (make-rule)))
@@ -164,7 +170,8 @@
                    (and (integerp on) (<= on (length (attempt-messages attempt))))))
       (setf (attempt-begun attempt) t)
       (let ((path (attempt-field attempt ":path")))
-        (cond ((string= path "/grpc.health.v1.Health/Watch") (tell-health attempt))
+        (cond ((not (may-call-p attempt)) (end-answer attempt :unauthenticated))
+              ((string= path "/grpc.health.v1.Health/Watch") (tell-health attempt))
               ((string= path "/xds.service.orca.v3.OpenRcaService/StreamCoreMetrics")
                (tell-load attempt))
               (t (follow rule attempt)))))))
@@ -214,6 +221,7 @@
     (cond ((attempt-ended attempt))
           ((null load) (end-answer attempt :unimplemented))
           (t (send-answer attempt (load-report load))
+             (end-side-call attempt)
              (sim:at (load-interval attempt) (lambda () (tell-load attempt)))))))
 
 (defun load-interval (attempt)
@@ -232,7 +240,13 @@
          (status (if (equal service (first health)) (second health) :service-unknown)))
     (cond ((null health) (end-answer attempt :unimplemented))
           ((not (eq status (shiftf (attempt-watched attempt) status)))
-           (send-answer attempt (health:make-health-check-response :status status))))))
+           (send-answer attempt (health:make-health-check-response :status status))
+           (end-side-call attempt)))))
+
+(defun end-side-call (attempt)
+  "End ATTEMPT, which has sent a message, if its backend ends all of its kind."
+  (let ((status (backend-side-end (attempt-backend attempt))))
+    (when status (end-answer attempt status))))
 
 (defun tell-all-health (line)
   "Say how the backend is to who watches it on LINE."

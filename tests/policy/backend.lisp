@@ -17,12 +17,15 @@
   (listener nil)                        ; what takes its connections, or nil if it refuses them
   (lines '() :type list)                ; its connections, newest first
   ;; what it does, see SET-BACKEND
-  (mode :accept :type (member :accept :refuse :silent :close))
+  (mode :accept :type (member :accept :refuse :silent :close :greet))
   (rules '() :type list)                ; RULEs
   (max-streams nil)                     ; its MAX_CONCURRENT_STREAMS, or nil for none
   (settings-delay 0)                    ; seconds until its SETTINGS
   (mute nil :type boolean)              ; it writes nothing any more
   (health nil)                          ; what it says of itself, or nil: it has no such service
+  ;; the status that each call for that or LOAD-STREAM ends with after a message, or nil
+  (side-end nil)
+  (token nil)                           ; the authorization without which calls fail, or nil
   (load nil)                            ; the report in its trailers, a plist, or nil
   (load-stream nil))                    ; the report it sends by itself, or nil: no such service
 
@@ -106,7 +109,9 @@
                  (tell line '(:window-update 0 8388608))
                  (understand line))))
       (:silent)
-      (:close (close-line line)))))
+      (:close (close-line line))
+      (:greet (offer-settings line)     ; and goes
+       (sim:at 1/1000 (lambda () (close-line line)))))))
 
 (defun hear-line (line)
   "Take in what has come on LINE."
@@ -177,12 +182,15 @@
 
 (defun set-backend (backend &key (mode nil mode-p) (rules nil rules-p) (max-streams nil streams-p)
                               (settings-delay nil delay-p) (mute nil mute-p)
-                              (health nil health-p) (load nil load-p) (load-stream nil stream-p))
+                              (health nil health-p) (load nil load-p) (load-stream nil stream-p)
+                              (side-end nil side-p) (token nil token-p))
   "From now on BACKEND does what is given here; what is not, stays. RULES is a list of what
 MAKE-RULE-OF takes; HEALTH is a list of a service and its status, such as (\"svc\" :serving)."
   (when rules-p (setf (backend-rules backend) (mapcar #'make-rule-of rules)))
   (when delay-p (setf (backend-settings-delay backend) settings-delay))
   (when mute-p (setf (backend-mute backend) mute))
+  (when side-p (setf (backend-side-end backend) side-end))
+  (when token-p (setf (backend-token backend) token))
   (when load-p (setf (backend-load backend) load))
   (when stream-p (setf (backend-load-stream backend) load-stream))
   (when streams-p
