@@ -1,7 +1,9 @@
 ;;;; What balancers have in common that have several children, each called by a name of the config:
-;;;; weighted_target and priority. A child is a branch: a switch, what it has published last, and
-;;;; the time that it is kept for when the config does not name it any more, so that one that comes
-;;;; back finds its connections (gRFC A56: 15 minutes).
+;;;; weighted_target and priority. A child is a branch: a switch, and what it has published last.
+;;;; One that the config names no more ends with that config's update (gRFC A115): else a resolver
+;;;; that gives new names each time would have the channel collect connections. One that the config
+;;;; names and that is not needed now is kept for a while, so that it finds its connections when it
+;;;; is needed again (gRFC A56: 15 minutes).
 ;;;;
 ;;;; Which backend is of which child its attribute :path says, a list of names: the first is the
 ;;;; child's, the rest is the path there. A backend without one is of every child.
@@ -18,7 +20,7 @@
    (picker :initform nil :accessor branch-picker
            :documentation "What it has published last.")
    (timer :initform nil :accessor branch-timer
-          :documentation "While it is not in use: of its end."))
+          :documentation "While it is not needed: of its end."))
   (:documentation "A child with a name."))
 
 (defclass tree (balancer)
@@ -41,7 +43,7 @@ after it."))
   (gethash name (tree-branches tree)))
 
 (defun ensure-branch (tree name)
-  "The branch of TREE called NAME, in use from now on; true as second value if it is new."
+  "The branch of TREE called NAME, needed from now on; true as second value if it is new."
   (let ((branch (find-branch tree name)))
     (cond (branch
            (stop-timer tree (shiftf (branch-timer branch) nil))
@@ -51,13 +53,21 @@ after it."))
                      t)))))
 
 (defun cut (tree branch)
-  "BRANCH of TREE is not needed any more."
+  "BRANCH of TREE ends."
   (stop-timer tree (shiftf (branch-timer branch) nil))
   (remhash (branch-name branch) (tree-branches tree))
   (close-balancer branch))
 
+(defun cut-others (tree names)
+  "Those branches of TREE end that are not called by one of NAMES; after TREE has published what
+the others come to."
+  (loop for branch being the hash-values of (tree-branches tree)
+        unless (member (branch-name branch) names :test #'string=)
+          collect branch into others
+        finally (dolist (branch others) (cut tree branch))))
+
 (defun retire (tree branch)
-  "BRANCH of TREE is not in use: it ends after a while, unless it is by then."
+  "BRANCH of TREE is not needed now: it ends after a while, unless it is by then."
   (unless (branch-timer branch)
     (setf (branch-timer branch)
           (start-timer tree +retention-ns+ (lambda (tree) (cut tree branch))))))

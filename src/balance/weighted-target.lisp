@@ -1,7 +1,7 @@
 ;;;; The policy weighted_target (gRFC A28): calls are spread over children, the targets, by weight,
 ;;;; among those that are ready; a ready child's picker picks on. It is ready while one is, else
 ;;;; connecting while one is, else idle while one is, else failed. A target that is idle is to
-;;;; connect. One that the config does not name any more is kept for a while.
+;;;; connect. One that the config does not name any more ends.
 
 (in-package #:clgrpc.balance)
 
@@ -46,11 +46,9 @@
     (let ((name (target-name target)))
       (update-backends (ensure-branch balancer name) (branch-backends name backends)
                        (target-child target))))
-  (loop for branch being the hash-values of (tree-branches balancer)
-        unless (find (branch-name branch) config :key #'target-name :test #'string=)
-          do (retire balancer branch))
   (setf (tree-busy balancer) nil)
-  (choose balancer))
+  (choose balancer)
+  (cut-others balancer (mapcar #'target-name config)))
 
 (defun shares-picker (pickers weights random-state)
   "A picker that asks one of PICKERS, as often as WEIGHTS say."
@@ -93,4 +91,4 @@
 (defmethod child-published :after ((parent weighted-target) (child branch) state picker)
   "A child that is idle would have no calls while others are ready, so it is to connect."
   (declare (ignore picker))
-  (when (and (eq :idle state) (null (branch-timer child))) (exit-idle child)))
+  (when (eq :idle state) (exit-idle child)))
