@@ -33,6 +33,7 @@ enter_root() { # ROOT USER GO COMMAND…: run COMMAND as USER there; GO, true or
   shift 3
   home=$(sed -n "s/^$user:[^:]*:[^:]*:[^:]*:[^:]*:\([^:]*\):.*/\1/p" "$root/etc/passwd")
   cp /etc/resolv.conf "$root/etc/"
+  printf '127.0.0.1 localhost\n::1 localhost\n127.0.1.1 %s\n' "$(uname -n)" >"$root/etc/hosts"
   local variables=(HOME="$home" USER="$user" PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin)
   local name
   for name in TERM http_proxy https_proxy no_proxy; do
