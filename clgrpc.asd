@@ -1303,6 +1303,7 @@
                (:file "http2")
                (:file "grpc")
                (:file "tls")
+               (:file "cost")
                (:file "driver")
                (:file "suite")))
 

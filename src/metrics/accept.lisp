@@ -19,12 +19,19 @@
                        0))
         finally (return 1)))
 
+(defconstant +longest-wishes+ 500
+  "A longer header is as none: who scrapes has 200 characters.")
+
+(defun taken-header (header)
+  "HEADER, the value of a header or nil, or the empty text."
+  (if (and header (<= (length header) +longest-wishes+)) header ""))
+
 (defmacro do-wishes ((name parameters weight header) &body body)
   "Evaluate BODY for each element of HEADER, the value of a header or nil: with NAME, its
 PARAMETERS, texts, and its WEIGHT. An element without a name is passed over (RFC 9110 section
 5.6.1.2)."
   (let ((element (gensym "ELEMENT")))
-    `(dolist (,element (uiop:split-string (or ,header "") :separator ","))
+    `(dolist (,element (uiop:split-string (taken-header ,header) :separator ","))
        (destructuring-bind (&optional (,name "") &rest ,parameters)
            (uiop:split-string ,element :separator ";")
          (declare (ignorable ,parameters))

@@ -26,6 +26,6 @@
    #:point #:point-attributes #:point-value #:point-bounds #:point-buckets #:point-sum
    #:point-count #:point-exemplars
    ;; accept.lisp
-   #:gzip-wanted-p
+   #:gzip-wanted-p #:open-metrics-wanted-p
    ;; text.lisp
    #:metrics-text))

@@ -320,8 +320,11 @@ if there is neither. EXECUTION is what START-SERVER was given."
                      (ascii-octets "not with this method")))
 
 (defun target-entry (site target)
-  "The entry of SITE, or nil, for TARGET."
-  (and site (find-entry site (subseq target 0 (query-start target)))))
+  "The entry of SITE, or nil, for TARGET, of which no more is looked at than matters."
+  (when site
+    (let* ((enough (min (length target) (1+ (site-longest site))))
+           (query (position #\? target :end enough)))
+      (find-entry site (subseq target 0 (or query enough))))))
 
 (defun look-up-route (site http-method target)
   "The route of SITE for a plain request with HTTP-METHOD for TARGET, or nil."

@@ -144,32 +144,27 @@ without one."
 (defun decodes-as-p (query start end name)
   (string= name (decoded-query query start end)))
 
-(define-hot parameter-named-p ((query simple-string) (start index) (end index)
-                               (name simple-string))
+(define-hot (escape-p :inline t) ((character character)) boolean
+  (or (char= #\% character) (char= #\+ character)))
+
+(define-hot (parameter-named-p :inline t) ((query simple-string) (start index) (end index)
+                                           (name simple-string))
     boolean
   "True if NAME is what QUERY says from START to END. Most parameters are somebody else's, and some
 are there to cost us time: one is only decoded if it may well be that."
-  (flet ((escape-p (character) (or (char= #\% character) (char= #\+ character))))
-    (let ((escaped (loop for i of-type index from start below end
-                         thereis (escape-p (char query i)))))
-      (if escaped
-          (and (<= (length name) (- end start))
-               (or (zerop (length name))
-                   (escape-p (char query start))
-                   (char= (char name 0) (char query start)))
-               (decodes-as-p query start end name))
-          (and (= (length name) (- end start))
-               (loop for i of-type index from start below end
-                     for character across name
-                     always (char= character (char query i))))))))
+  (if (loop for i of-type index from start below end thereis (escape-p (char query i)))
+      (and (<= (length name) (- end start))
+           (or (zerop (length name))
+               (escape-p (char query start))
+               (char= (char name 0) (char query start)))
+           (decodes-as-p query start end name))
+      (and (= (length name) (- end start))
+           (loop for i of-type index from start below end
+                 for character across name
+                 always (char= character (char query i))))))
 
-(defun query-parameter (query name)
-  "The decoded value of the first parameter of QUERY, a string or nil, that is called NAME; nil if
-there is none."
-  (when query
-    (find-parameter (coerce query 'simple-string) (coerce name 'simple-string))))
-
-(define-hot find-parameter ((query simple-string) (name simple-string)) (or null string)
+(define-hot (find-parameter :inline t) ((query simple-string) (name simple-string))
+    (or null string)
   "As QUERY-PARAMETER."
   (let ((start 0))
     (declare (type index start))
@@ -183,6 +178,16 @@ there is none."
           (return (decoded-query query (if equals (1+ equals) end) end)))
         (when (= end (length query)) (return nil))
         (setf start (1+ end))))))
+
+(defun query-parameter (query name)
+  "The decoded value of the first parameter of QUERY, a string or nil, that is called NAME; nil if
+there is none."
+  (when query
+    (let ((query (coerce query 'simple-string)) (name (coerce name '(simple-array character (*)))))
+      ;; compiled for each, since a peer may have a long query read by a few octets
+      (etypecase query
+        (simple-base-string (find-parameter query name))
+        ((simple-array character (*)) (find-parameter query name))))))
 
 (defun http-request-parameter (request name)
   "The decoded value of the first parameter of REQUEST's query that is called NAME, a string, as

@@ -59,6 +59,7 @@ is to be told of it: PROMPT does not wait and does not fail. From any thread."
 (defstruct (site (:copier nil))
   "Who answers the plain requests of a server."
   (entries (make-hash-table :test 'equal) :type hash-table :read-only t) ; by path
+  (longest 0 :type index)               ; how long the longest path of ENTRIES is
   (trees '() :type list)                ; the entries whose paths end with a slash, longest first
   (fallback nil :type (or null server-route))) ; of all other requests
 
@@ -73,7 +74,8 @@ is to be told of it: PROMPT does not wait and does not fail. From any thread."
   (let ((path (http-handler-path (site-entry-handler entry))))
     (when (gethash path (site-entries site))
       (misuse "There are two handlers for ~A." path))
-    (setf (gethash path (site-entries site)) entry)
+    (setf (gethash path (site-entries site)) entry
+          (site-longest site) (max (length path) (site-longest site)))
     (when (char= #\/ (char path (1- (length path))))
       (setf (site-trees site)
             (sort (cons entry (site-trees site)) #'>

@@ -11,21 +11,66 @@
       (when compressed
         (prog1 (subseq-octets compressed 0 end) (give-octets-back compressed))))))
 
-(defun tell-metrics (metrics request)
+(defun make-metrics-answer (metrics accept gzip)
+  "The answer with what METRICS have counted now, as ACCEPT, the header, asks; compressed if GZIP:
+an HTTP status, headers and octets."
+  (multiple-value-bind (text type) (metrics:metrics-text metrics :accept accept)
+    (let ((compressed (and gzip (gzip text)))
+          (headers `(("content-type" . ,type) ("cache-control" . "no-store")
+                     ("vary" . "accept, accept-encoding"))))
+      (list 200
+            (if compressed (acons "content-encoding" "gzip" headers) headers)
+            (or compressed text)))))
+
+;;; To make an answer takes milliseconds, to ask for it some octets. So a handler makes no more than
+;;; some; who asks more often gets the last answer once more.
+
+(defconstant +answers-at-once+ 50
+  "So many answers are made for those who ask one after the other.")
+(defconstant +answers-a-second+ 5
+  "So many are made while more are asked for.")
+
+(defstruct (scrapes (:copier nil))
+  "What a handler of metrics has answered."
+  (lock (sb-thread:make-mutex :name "clgrpc scrapes") :read-only t) ; for the other slots
+  (left +answers-at-once+ :type real)   ; how many answers may be made
+  (since-ns 0 :type (unsigned-byte 62)) ; when that was so
+  ;; the last of each kind: in Prometheus's format, OpenMetrics, and both with gzip
+  (answers (make-array 4 :initial-element nil) :type simple-vector :read-only t))
+
+(defmethod print-object ((scrapes scrapes) stream)
+  (print-unreadable-object (scrapes stream :type t)
+    (format stream "~D left" (floor (scrapes-left scrapes)))))
+
+(defun answer-anew-p (scrapes now-ns)
+  "True if an answer may be made at NOW-NS, which is counted."
+  (sb-thread:with-mutex ((scrapes-lock scrapes))
+    (let ((left (min +answers-at-once+
+                     (+ (scrapes-left scrapes)
+                        (* +answers-a-second+
+                           (ns-seconds (max 0 (- now-ns (scrapes-since-ns scrapes)))))))))
+      (setf (scrapes-since-ns scrapes) now-ns
+            (scrapes-left scrapes) (if (<= 1 left) (1- left) left))
+      (<= 1 left))))
+
+(defun tell-metrics (metrics scrapes request)
   "Answer REQUEST, an HTTP-REQUEST, with what METRICS have counted."
   (flet ((header (name) (server:http-request-header request name)))
-    (multiple-value-bind (text type) (metrics:metrics-text metrics :accept (header "accept"))
-      (let ((compressed (and (metrics:gzip-wanted-p (header "accept-encoding")) (gzip text)))
-            (headers `(("content-type" . ,type) ("cache-control" . "no-store")
-                       ("vary" . "accept, accept-encoding"))))
-        (values 200
-                (if compressed (acons "content-encoding" "gzip" headers) headers)
-                (or compressed text))))))
+    (let* ((accept (header "accept"))
+           (gzip (metrics:gzip-wanted-p (header "accept-encoding")))
+           (place (+ (if (metrics:open-metrics-wanted-p accept) 1 0) (if gzip 2 0)))
+           (answers (scrapes-answers scrapes)))
+      (values-list (if (or (answer-anew-p scrapes (loop:world-now)) (null (aref answers place)))
+                       (setf (aref answers place) (make-metrics-answer metrics accept gzip))
+                       (aref answers place))))))
 
 (defun metrics-handler (metrics &key (path "/metrics"))
   "Return a handler for START-SERVER's :http that tells over HTTP/1.1 and HTTP/2, at PATH, a string,
 what METRICS, of MAKE-METRICS, have counted: in OpenMetrics, with exemplars, or in Prometheus's own
 format, as the request's accept header asks, and in gzip if accept-encoding does. The handler may be
-given to any server, also to several; it need not be one that METRICS observe. From any thread."
+given to any server, also to several; it need not be one that METRICS observe. Who asks more than
+fifty times at once, and five times a second after that, gets the last answer once more. From any
+thread."
   (check-type metrics metrics:metrics)
-  (server:http-handler path (lambda (request) (tell-metrics metrics request))))
+  (let ((scrapes (make-scrapes)))
+    (server:http-handler path (lambda (request) (tell-metrics metrics scrapes request)))))

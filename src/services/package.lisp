@@ -4,7 +4,7 @@
 (defpackage #:clgrpc.services
   (:use #:cl #:clgrpc.base)
   (:local-nicknames (#:os #:clgrpc.os) (#:protobuf #:clgrpc.protobuf) (#:rpc #:clgrpc.rpc)
-                    (#:status #:clgrpc.status) (#:metrics #:clgrpc.metrics)
+                    (#:loop #:clgrpc.loop) (#:status #:clgrpc.status) (#:metrics #:clgrpc.metrics)
                     (#:server #:clgrpc.server) (#:health #:grpc.health.v1)
                     (#:health-methods #:grpc.health.v1.health))
   (:export #:health-service #:health-handler #:health-status #:set-health-status

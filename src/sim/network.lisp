@@ -279,8 +279,13 @@ for that."
   (and (= 10 (aref address 4))
        (find (aref address 7) (simulation-hosts simulation) :key #'host-number)))
 
+(defconstant +first-port+ 40000 "The first that a host chooses by itself.")
+
 (defun free-port (host)
-  (loop for port = (incf (host-next-port host))
+  (loop for port = (setf (host-next-port host)
+                         (if (= 65535 (host-next-port host))
+                             +first-port+
+                             (1+ (host-next-port host))))
         unless (gethash port (host-ports host)) return port))
 
 (defun connect-socket (host descriptor address)

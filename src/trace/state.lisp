@@ -7,7 +7,8 @@
 ;;;; members with the same key the first, which is the newest, stays. A list that is longer than 512
 ;;;; characters loses members until it is not: first those of more than 128 characters, then the
 ;;;; last. A list is also wrong, and nothing in it is looked at, if it is longer than 2,048
-;;;; characters: every request may bring one, and a peer repeats it by a few octets.
+;;;; characters, or in several headers than 512: every request may bring one, and a peer repeats it
+;;;; by a few octets.
 
 (in-package #:clgrpc.trace)
 
@@ -16,7 +17,8 @@
 (defconstant +long-member-octets+ 128
   "Members longer than this are the first that a tracestate which is too long loses.")
 (defconstant +longest-state-octets+ 2048
-  "A longer tracestate is not read.")
+  "A longer tracestate is not read; one that comes in several headers, which is read each time, not
+if it is longer than +MOST-STATE-OCTETS+.")
 
 (deftype state-text () "Text that may be a tracestate." '(simple-array character (*)))
 
@@ -142,7 +144,8 @@ or one is none."
   "The tracestate in TEXTS, the values of its headers in their order, as one text; empty if there is
 none or something in it is wrong."
   (if (or (null texts)
-          (< +longest-state-octets+ (loop for text in texts sum (length (the simple-string text)))))
+          (< (if (rest texts) +most-state-octets+ +longest-state-octets+)
+             (loop for text in texts sum (length (the simple-string text)))))
       ""
       (let* ((text (join-states texts))
              (members (find-members text)))

@@ -183,19 +183,43 @@ each PROGRESS-SECONDS."
 ;;; The command
 
 (defparameter *usage* "usage: scripts/fuzz [DECODER…] [--inputs N] [--seed S] [--first I]
+       scripts/fuzz cost [SUBJECT…] [--seconds N] [--seed S]
 
 Give each DECODER (~{~A~^, ~}; default: all)
 N mutated inputs (default 100,000), the same for the same seed S (default: the time),
 beginning with input I (default 0). Exit code: 0, or 1 if something was found, 3 if an
 input hangs, 2 for wrong arguments.
+
+With cost, search each SUBJECT (~{~A~^, ~}; default: all) for the inputs that
+take most processor time for each octet, for N seconds in all (default 60), and write them
+as a table. Exit code: 0, or 1 if one costs more than ~D times an ordinary call.
 ")
 
 (defun usage (code)
-  (format t *usage* (mapcar #'target-name *targets*))
+  (format t *usage* (mapcar #'target-name *targets*) (mapcar #'subject-name *subjects*)
+          +most-units+)
   code)
+
+(defun main-cost (arguments)
+  "Do what ARGUMENTS, the words after scripts/fuzz cost, say; return the exit code."
+  (let ((seconds 60) (seed (get-universal-time)) (subjects '()))
+    (loop while arguments
+          do (let* ((word (pop arguments))
+                    (subject (find word *subjects* :key #'subject-name :test #'string=))
+                    (option (find word '("--seconds" "--seed") :test #'string=))
+                    (number (and option arguments
+                                 (parse-integer (pop arguments) :junk-allowed t))))
+               (cond (subject (push subject subjects))
+                     ((null number) (return-from main-cost (usage 2)))
+                     ((string= word "--seconds") (setf seconds number))
+                     (t (setf seed number)))))
+    (format t "seed ~D~%" seed)
+    (if (find-dearest seconds seed :subjects (or (reverse subjects) *subjects*)) 0 1)))
 
 (defun main (arguments)
   "Do what ARGUMENTS, the words after scripts/fuzz, say; return the exit code."
+  (when (equal "cost" (first arguments))
+    (return-from main (main-cost (rest arguments))))
   (let ((targets '()) (inputs 100000) (seed (get-universal-time)) (first 0))
     (flet ((number ()
              (let ((number (and arguments (parse-integer (pop arguments) :junk-allowed t))))

@@ -11,7 +11,7 @@
                     (#:server #:clgrpc.server) (#:client #:clgrpc.client) (#:grpc #:clgrpc)
                     (#:support #:clgrpc.tests.support) (#:dialogue #:clgrpc.tests.dialogue)
                     (#:ends #:clgrpc.tests.loop) (#:sim #:clgrpc.sim)
-                    (#:messages #:clgrpc.tests.protobuf))
+                    (#:messages #:clgrpc.tests.protobuf) (#:wire #:clgrpc.wire))
   (:export #:main))
 
 (in-package #:clgrpc.tests.fuzz)

@@ -37,6 +37,36 @@
 (test tls-server-withstands (withstands "tls-server" 3000))
 (test tls-client-withstands (withstands "tls-client" 3000))
 
+(defparameter *subject-seconds* 1 "How long each subject is searched here for dear inputs.")
+
+(test no-input-is-dear
+  "Nothing that a peer says costs more than twenty times an ordinary call of as many octets."
+  (let ((seed (suite-seed)))
+    (format t "~&seed ~D~%" seed)
+    (dolist (subject *subjects*)
+      (let ((dear (first (dearest subject *subject-seconds* seed))))
+        (when (> (dear-units dear) +most-units+) (confirmed dear 20))
+        (is (<= (dear-units dear) +most-units+) "seed ~D, ~A: ~,1F units an octet of ~D: ~A" seed
+            (subject-name subject) (dear-units dear) (dear-octets dear) (show-dear dear))))))
+
+(test dear-inputs-are-found
+  "What takes time with the square of its length, which its seed does not show."
+  (flet ((units (measure)
+           (dear-units (first (dearest (make-subject
+                                        :name "test" :show #'shown
+                                        :seeds (lambda () (list (octets-of 1 2 3)))
+                                        :vary (lambda (octets other)
+                                                (vary-octets octets (vector other)))
+                                        :measure measure)
+                                       1/2 1)))))
+    (is (< +most-units+
+           (units (lambda (octets)
+                    (let ((octets (subseq octets 0 (min 1000 (length octets)))))
+                      (values (ns-of (lambda ()
+                                       (loop for a across octets
+                                             sum (loop for b across octets count (= a b)))))
+                              (max 1 (length octets)) 0))))))))
+
 (test every-target-is-run
   (dolist (target *targets*)
     (is-true (fiveam:get-test (intern (format nil "~:@(~A~)-WITHSTANDS" (target-name target))

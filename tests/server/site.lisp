@@ -14,10 +14,20 @@
                                    ("/tree/x/y" "/tree/") ("/tree/deep/x" "/tree/deep/")
                                    ("/tree/own" "/tree/own") ("/tree/own/x" "/tree/") ("/A" "/")
                                    ("*" nil))
-          for entry = (server::find-entry site path)
-          do (is (equal expected
-                        (and entry (server::http-handler-path
-                                    (server::site-entry-handler entry))))))))
+          do (dolist (target (list path (format nil "~A?x=/tree/" path)))
+               (let ((entry (server::target-entry site target)))
+                 (is (equal expected
+                            (and entry (server::http-handler-path
+                                        (server::site-entry-handler entry))))
+                     "~A" target))))
+    ;; a path that is longer than any handler's is not read to its end: a peer may repeat it by an
+    ;; octet
+    (let ((target (format nil "/tree/own~A" (make-string 10000 :initial-element #\x)))
+          (before (sb-ext:get-bytes-consed)))
+      (is (string= "/tree/" (server::http-handler-path
+                             (server::site-entry-handler (server::target-entry site target)))))
+      (loop repeat 10 do (server::target-entry site target))
+      (is (> 200000 (- (sb-ext:get-bytes-consed) before))))))
 
 (test no-handlers
   (signals grpc:misuse (grpc:http-handler "a" 'tell-target))

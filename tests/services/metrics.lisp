@@ -34,6 +34,26 @@
            (has "405" (get-metrics "-i" "-d" "x")))
       (grpc:stop-server server :drain 0))))
 
+(test metrics-are-not-made-for-each-request
+  "A scrape takes milliseconds; who asks for thousands gets the last once more, and soon a new one."
+  (let* ((metrics (grpc:make-metrics))
+         (counter (grpc:make-counter metrics "shop.orders"))
+         (scrapes (services::make-scrapes)))
+    (flet ((scrape (&rest headers)
+             (nth-value 2 (services::tell-metrics
+                           metrics scrapes
+                           (server::make-http-request :carrier server::**http1-carrier**
+                                                      :method "GET" :target "/metrics"
+                                                      :source headers)))))
+      (let* ((answers (loop repeat 200
+                            do (grpc:add counter 1)
+                            collect (scrape)))
+             (different (length (remove-duplicates answers))))
+        (is (<= services::+answers-at-once+ different 150) "~D are different" different)
+        (is (not (eq (first (last answers))
+                     (scrape '("accept" . "application/openmetrics-text")))))
+        (is (wait-until (lambda () (not (eq (first (last answers)) (scrape))))))))))
+
 (test metrics-are-at-the-path-that-is-said
   (let ((handler (grpc:metrics-handler (grpc:make-metrics) :path "/internal/metrics")))
     (is (string= "/internal/metrics" (server::http-handler-path handler))))
