@@ -229,8 +229,8 @@ service has if it is none of them."
 (define-command "call"
     (((address "ADDRESS" #'parse-channel-target "Where the server listens.")
       (method "METHOD" #'split-method "What to call: package.Service/Method."))
-     ((d "JSON" #'identity nil
-         "The request, or of a stream all requests, one after another; @ reads them from the
+     (((data nil "-d") "JSON" #'identity nil
+      "The request, or of a stream all requests, one after another; @ reads them from the
       standard input. Without it, one empty request, or of a stream none.")
       (emit-defaults "[BOOLEAN]" #'parse-boolean nil
                      "Print fields also if they are zero or empty.")
@@ -254,9 +254,9 @@ arguments are wrong."
                            :options (append (when timeout (list :timeout timeout))
                                             (when wait-for-ready (list :wait-for-ready t))
                                             (when headers (list :metadata headers)))
-                           :requests (if (equal d "@")
+                           :requests (if (equal data "@")
                                          *standard-input*
-                                         (make-string-input-stream (or d ""))))
+                                         (make-string-input-stream (or data ""))))
               (reflector-channel reflector))))
          address (list* :credentials credentials (fleet-arguments service-config balance))
          headers timeout :patient wait-for-ready)

@@ -10,7 +10,7 @@
   ((headers "-H") "'NAME: VALUE'" #'parse-header '()
                   "Metadata to send, also with questions to reflection; may be given several times.
       The value of a name that ends in -bin is in base64.")
-  (timeout "SECONDS" #'parse-seconds nil "How long it may take, by default as long as it takes.")
+  (timeout "DURATION" #'parse-seconds nil "How long it may take, by default as long as it takes.")
   (proto "FILE" #'identity nil
          "The .proto file that declares the service; without it, the server's reflection is asked.")
   (import-path "DIR[:DIR…]" #'parse-directories nil

@@ -184,7 +184,7 @@ printed once it is a member. Return the exit code."
       (worker "[true|false]" #'parse-boolean nil
               "Work on workflows as well, with steps to try: echo returns its input, sleep does so
       after as many seconds as that says, fail fails.")
-      (drain "SECONDS" #'parse-seconds 10 "How long calls may go on when it is told to end.")
+      (drain "DURATION" #'parse-seconds 10 "How long calls may go on when it is told to end.")
       :telemetry
       :server-tls))
     "Be a node of a cluster: serve clgrpc.cluster.v1.Cluster, clgrpc.workflow.v1.Workflow, health

@@ -99,7 +99,7 @@ not nil. Gives up TIMEOUT seconds after the last node went that could be reached
               "Show workflows of this status.")
       (count "N" (integer-parser 1 (expt 10 9)) nil
              "Stop watching after so many changes; show so many workflows at most.")
-      (timeout "SECONDS" #'parse-seconds 10
+      (timeout "DURATION" #'parse-seconds 10
                "How long an answer is waited for; of watch, how long no node may be reached.")
       client-tls))
     "Show the members of a cluster or its workflows, or watch the members: each change is printed

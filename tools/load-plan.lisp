@@ -6,33 +6,6 @@
 
 ;;; Parsers
 
-(defun parse-duration (string)
-  "The seconds, a rational, that STRING says: as Go writes durations, such as 1m30s, 1.5s or 200ms,
-or a plain number of seconds."
-  (let ((at 0) (total 0))
-    (flet ((wrong () (refuse "a duration is wanted, such as 10s, 200ms or 1m30s, not ~S" string)))
-      (when (string= "" string) (wrong))
-      (loop while (< at (length string))
-            do (let* ((end (or (position-if-not (lambda (char)
-                                                  (or (char<= #\0 char #\9) (char= #\. char)))
-                                                string :start at)
-                               (length string)))
-                      (next (or (position-if (lambda (char) (char<= #\0 char #\9)) string
-                                             :start end)
-                                (length string)))
-                      (unit (assoc (subseq string end next)
-                                   '(("ns" . 1/1000000000) ("us" . 1/1000000) ("µs" . 1/1000000)
-                                     ("ms" . 1/1000) ("s" . 1) ("m" . 60) ("h" . 3600) ("" . 1))
-                                   :test #'string=)))
-                 (when (or (= at end) (null unit)
-                           (and (string= "" (car unit)) (or (plusp at) (< next (length string)))))
-                   (wrong))
-                 (incf total (* (cdr unit) (handler-case (parse-decimal (subseq string at end) "")
-                                             (usage-error () (wrong)))))
-                 (setf at next)))
-      (when (< 31536000 total) (wrong))
-      total)))
-
 (defun parse-rate (string)
   "The positive number that STRING says."
   (let* ((what "a number above 0 is wanted")
@@ -193,13 +166,16 @@ nil."
   (load-schedule "load" load-schedule rps load-start load-step load-end load-step-duration
                  load-max-duration))
 
+(defconstant +default-workers+ 50 "So many workers there are if nothing says otherwise.")
+
 (defun load-workers (rate &key async concurrency concurrency-schedule concurrency-start
                        concurrency-step concurrency-end concurrency-step-duration
                        concurrency-max-duration &allow-other-keys)
   "The schedule of the workers of a run at RATE, a schedule or nil; nil for as many as are due."
   (unless (and rate async)
     (load-schedule "concurrency" concurrency-schedule
-                   (or concurrency (and (null rate) (eq :const concurrency-schedule) 50))
+                   (or concurrency
+                       (and (null rate) (eq :const concurrency-schedule) +default-workers+))
                    concurrency-start concurrency-step concurrency-end concurrency-step-duration
                    concurrency-max-duration)))
 
@@ -250,6 +226,20 @@ them all."
     (if (or (null policy) (string-equal "pick_first" (substitute #\_ #\- (string policy))))
         (list parsed)
         (load:single-targets parsed (seconds-ns connect-timeout)))))
+
+(defun with-connections (options addresses)
+  "OPTIONS with the number of connections to ADDRESSES: by default one to each, as far as there are
+workers for them. Say on standard error if some of ADDRESSES have none."
+  (let* ((count (length addresses))
+         (most (if (eq :const (getf options :concurrency-schedule))
+                   (or (getf options :concurrency) +default-workers+)
+                   count))
+         (connections (or (getf options :connections) (max 1 (min count most)))))
+    (when (< connections count)
+      (format *error-output* "clgrpc load: ~D of the ~D addresses are called, as there are no more ~
+                              connections~%" connections count)
+      (finish-output *error-output*))
+    (list* :connections connections options)))
 
 (defun shorter-timeout (timeout config path)
   "The seconds that calls of the method at PATH may take, 0 for no limit: TIMEOUT, or less if CONFIG
@@ -392,6 +382,8 @@ PLAN, a plist, has made of them."
          (path (method-path method))
          (tags (and tags (parse-string-object tags "--tags")))
          (credentials (apply #'loads-credentials options))
+         (route (apply #'load-route config options))
+         (options (with-connections options (getf route :addresses)))
          (width (apply #'load-width options)))
     (when config
       (refuse-retries config path)
@@ -402,5 +394,5 @@ PLAN, a plist, has made of them."
                         (apply #'load-streams options)
                         (apply #'load-request credentials (shorter-timeout timeout config path)
                                options)
-                        (apply #'load-route config options))))
+                        route)))
       (apply #'load:make-plan :options (told-options plan options) plan))))

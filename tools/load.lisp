@@ -119,7 +119,7 @@ one; those that are left are not made once the user has interrupted one."
       (refuse "--workers goes with -z, for how long they are to call"))
     (handler-case
         (drive-workers workers target
-                       :streaming streaming :rate rps :connections connections
+                       :streaming streaming :rate rps :connections (or connections 1)
                        :concurrency (or concurrency 50) :seconds (ceiling duration)
                        :warm-up-seconds (if (plusp warm-up) warm-up 1)
                        :progress (if (progress-wanted-p quiet)
@@ -212,7 +212,9 @@ one; those that are left are not made once the user has interrupted one."
       (protoset "FILE" #'identity nil "The same as a compiled FileDescriptorSet.")
       ((import-path nil "-i" "--import-paths") "DIR[:DIR…]" #'parse-directories nil
        "Where the imports of --proto are found first.")
-      (connections "N" (integer-parser 1 100000) 1 "Connections; workers are spread over them.")
+      (connections "N" (integer-parser 1 100000) nil
+                   "Connections; workers are spread over them. By default 1, or with a --balance
+      that shares calls one to each address.")
       ((loops nil "--cpus") "N" (integer-parser 1 256) 1
        "Event loops, each with a thread and its share of the connections.")
       ((timeout nil "-t") "DURATION" #'parse-duration 20

@@ -56,7 +56,7 @@
             "What puts load on the server meanwhile, a shell's command; {address} in it stands for
       where the server listens. By default, for services of `serve`, a client of ours.")
       (in-flight "N" (integer-parser 1 10000) 100 "Calls at once of the load by default.")
-      (seconds "SECONDS" #'parse-seconds 3 "How long CPU is sampled; system calls are followed for
+      (seconds "DURATION" #'parse-seconds 3 "How long CPU is sampled; system calls are followed for
       a second more.")
       (rounds "N" (integer-parser 1 100) 1 "How often to measure under one load. Figures that are
       compared are then means, and the noise is what the rounds differ by.")

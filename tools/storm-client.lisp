@@ -97,12 +97,12 @@ than GRACE seconds after the first was known."
 (define-command "storm-client"
     (((address "ADDRESS" #'parse-channel-target "Where servers of BenchmarkService listen."))
      ((rate "N" (integer-parser 1 1000000) 2000 "How many calls are begun a second.")
-      (seconds "SECONDS" #'parse-seconds 30 "For how long.")
-      (timeout "SECONDS" #'parse-seconds 2 "The time-out of each call.")
-      (keepalive "SECONDS" #'parse-seconds nil
+      (seconds "DURATION" #'parse-seconds 30 "For how long.")
+      (timeout "DURATION" #'parse-seconds 2 "The time-out of each call.")
+      (keepalive "DURATION" #'parse-seconds nil
                  "Ask a server that is silent for so long whether it is there, and give it up
       after as long again.")
-      (grace "SECONDS" #'parse-seconds 1/10
+      (grace "DURATION" #'parse-seconds 1/10
              "Calls that fail and were due later than this after the first failure was known are
       counted.")
       fleet client-tls))

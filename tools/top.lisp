@@ -181,7 +181,7 @@ seconds until somebody types q."
      ((metrics "URL" #'parse-url nil
                "Where it tells Prometheus of metrics, http://HOST:PORT/metrics; without this,
       /metrics at ADDRESS if that answers. Without metrics there is no table of methods.")
-      (interval "SECONDS" #'parse-seconds 1 "How often to look.")
+      (interval "DURATION" #'parse-seconds 1 "How often to look.")
       (once "[true|false]" #'parse-boolean nil
             "Look twice, an interval apart, print one table and end; also where the output is no
       terminal.")

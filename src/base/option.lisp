@@ -117,13 +117,39 @@ takes.")
                    (option-row-name row) (eq 'integer (first type)) (option-row-minimum row)
                    (option-row-maximum row) (option-row-unit row) value)))))
 
+(defparameter *other-keywords*
+  '("listen" "loops" "execution" "credentials" "compression" "interceptors" "http" "fallback"
+    "observer" "balance" "service-config" "call-credentials" "attempt-interceptors"
+    "plaintext-credentials")
+  "Names of keywords of START-SERVER and MAKE-CHANNEL that are no options.")
+
+(defparameter *keyword-hints*
+  '((:port "it is a part of the address, \"HOST:PORT\"") (:host :port) (:address :port)
+    (:tls ":credentials makes it TLS, see TLS-CREDENTIALS") (:ssl :tls) (:secure :tls)
+    (:timeout "it is a keyword of each call") (:deadline :timeout) (:metadata :timeout)
+    (:max-message-size ":max-receive-octets and :max-send-octets are the limits"))
+  "What to say of keywords that others have: a text, or the keyword of which the same is said.")
+
+(defun keyword-hint (name)
+  "What somebody who wrote the keyword NAME is likely to have meant, as text, or nil."
+  (let ((hint (second (assoc name *keyword-hints*))))
+    (if (keywordp hint)
+        (keyword-hint hint)
+        (or hint
+            (let ((likely (likely-name (string-downcase name)
+                                       (append *other-keywords*
+                                               (loop for row in (option-table)
+                                                     collect (string-downcase
+                                                              (option-row-name row)))))))
+              (and likely (format nil "is it :~A?" likely)))))))
+
 (defun check-options (taker arguments)
   "Signal MISUSE unless ARGUMENTS, a plist, names options of TAKER and good values."
   (loop for (name value) on arguments by #'cddr
         for row = (find-option-row name)
         do (cond ((null row)
-                  (misuse "There is no keyword or option ~S; (clgrpc:option-table) lists the ~
-                          options." name))
+                  (misuse "There is no keyword or option ~S~@[ (~A)~]; (clgrpc:option-table) lists ~
+                           the options." name (keyword-hint name)))
                  ((not (takes-option-p taker row))
                   (misuse "The option ~S is for ~A, not for ~A." name (takers-text row)
                           (second (assoc taker **takers**))))

@@ -23,11 +23,15 @@
   "Make the call (FUNCTION CHANNEL REQUEST . OPTIONS) without waiting; FUNCTION is a unary stub, or
 a client-streaming one with a sequence or generator for REQUEST. Return a future, which is the call.
 From any thread."
+  (let ((method (stub-method function)))
+    (when (and method
+               (or (eq :open request)
+                   (member (rpc-method-kind method) '(:server-streaming :bidi))))
+      (misuse "CALL-ASYNC is for stubs that return a reply; ~A~:[ is of the kind ~(~S~)~; with ~
+               :open~] returns a call at once."
+              (rpc-method-path method) (eq :open request) (rpc-method-kind method))))
   (let ((call (apply function channel request :async t options)))
-    (unless (and (typep call 'call)
-                 (operate future-p call)
-                 (member (rpc-method-kind (call-rpc-method call)) '(:unary :client-streaming))
-                 (not (eq :open request)))
+    (unless (and (typep call 'call) (operate future-p call))
       (when (typep call 'call) (cancel call))
       (misuse "CALL-ASYNC is for stubs that return a reply; ~S with ~S returned ~S."
               function request call))

@@ -15,7 +15,7 @@
                 #:reply #:retry-call #:send #:try-send #:verdict-error #:wait-for-call)
   (:import-from #:clgrpc.service
                 #:*call* #:channel #:invoke #:rpc-method #:rpc-method-kind #:rpc-method-path
-                #:rpc-method-request-type)
+                #:rpc-method-request-type #:stub-method)
   (:import-from #:clgrpc.status
                 #:check-metadata #:refusal-error #:deadline #:deadline-in #:earlier-deadline
                 #:failure-p #:make-rpc-error #:rpc-error #:rpc-error-trailers)

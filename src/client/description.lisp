@@ -112,7 +112,8 @@ children's, such as a weight, for people. On its channel's loop.")
   (destructuring-bind (&key address state connections calls picks failures failed-connects trouble
                          next-attempt attributes shared-by &allow-other-keys)
       facts
-    (let ((known '(:address :state :connections :calls :picks :failures :failed-connects :trouble
+    (let ((*print-pretty* nil)
+          (known '(:address :state :connections :calls :picks :failures :failed-connects :trouble
                    :next-attempt :attributes :shared-by)))
       (format nil "~A ~(~A~), ~D connection~:P~@[ shared by ~D channel~:P~], ~D call~:P, ~
                    ~D picked, ~D failed~

@@ -10,8 +10,8 @@
    ;; usage.lisp
    #:usage-error #:usage-error-text #:refuse
    ;; parser.lisp
-   #:integer-parser #:parse-boolean #:parse-decimal #:parse-seconds #:parse-ratio #:choice-parser
-   #:limit-parser #:parse-limits #:address-parser #:addresses-parser
+   #:integer-parser #:parse-boolean #:parse-decimal #:parse-duration #:parse-seconds
+   #:parse-ratio #:choice-parser #:limit-parser #:parse-limits #:address-parser #:addresses-parser
    ;; argument.lisp
    #:argument #:argument-default #:argument-key #:argument-name
    #:command #:make-command #:command-name #:command-documentation #:command-function

@@ -28,11 +28,37 @@
       (refuse "~A, not ~S" what string))
     (/ (parse-integer digits) (expt 10 fraction))))
 
+(defun parse-duration (string)
+  "The seconds, a rational, that STRING says: as Go writes durations, such as 1m30s, 1.5s or 200ms,
+or a plain number of seconds."
+  (let ((at 0) (total 0))
+    (flet ((wrong () (refuse "a duration is wanted, such as 10s, 200ms or 1m30s, not ~S" string)))
+      (when (string= "" string) (wrong))
+      (loop while (< at (length string))
+            do (let* ((end (or (position-if-not (lambda (char)
+                                                  (or (char<= #\0 char #\9) (char= #\. char)))
+                                                string :start at)
+                               (length string)))
+                      (next (or (position-if (lambda (char) (char<= #\0 char #\9)) string
+                                             :start end)
+                                (length string)))
+                      (unit (assoc (subseq string end next)
+                                   '(("ns" . 1/1000000000) ("us" . 1/1000000) ("µs" . 1/1000000)
+                                     ("ms" . 1/1000) ("s" . 1) ("m" . 60) ("h" . 3600) ("" . 1))
+                                   :test #'string=)))
+                 (when (or (= at end) (null unit)
+                           (and (string= "" (car unit)) (or (plusp at) (< next (length string)))))
+                   (wrong))
+                 (incf total (* (cdr unit) (handler-case (parse-decimal (subseq string at end) "")
+                                             (usage-error () (wrong)))))
+                 (setf at next)))
+      (when (< 31536000 total) (wrong))
+      total)))
+
 (defun parse-seconds (string)
-  "The seconds, a rational, that the decimal STRING says."
-  (let* ((what "seconds are wanted, such as 2 or 0.5")
-         (seconds (parse-decimal string what)))
-    (unless (plusp seconds) (refuse "~A, not ~S" what string))
+  "As PARSE-DURATION, for a time that is longer than 0."
+  (let ((seconds (parse-duration string)))
+    (unless (plusp seconds) (refuse "a duration above 0 is wanted, such as 2s, not ~S" string))
     seconds))
 
 (defun parse-ratio (string)

@@ -1,6 +1,7 @@
 ;;;; Fields of the objects in a service config, read as Protocol Buffers' JSON mapping reads them:
 ;;;; by their lowerCamelCase name or in_snake_case, null as absent, integers as numbers or strings,
-;;;; durations as strings ("1.5s"). Fields of other names are ignored. Each reader takes the OBJECT,
+;;;; durations as strings ("1.5s"). Fields of other names are ignored, but in a plist, which a
+;;;; programmer has written: there they are wrong. Each reader takes the OBJECT,
 ;;;; the NAME of the field in lowerCamelCase, and the PATH of the object, for errors.
 ;;;;
 ;;;; A config is also read from Lisp data. There an object is a plist whose keywords are the names
@@ -71,9 +72,36 @@
   (or (eq :null value)
       (and *lisp-source* (null value))))
 
+(defvar *fields-read* '()
+  "While a config that is Lisp data is read, for each plist in it a list of the plist, its path and
+the names of the fields that were asked for.")
+
+(defun note-field (object name path)
+  "The field NAME of OBJECT, at PATH, is asked for."
+  (when (plist-p object)
+    (let ((row (find object *fields-read* :key #'first :test #'eq)))
+      (if row
+          (pushnew name (cddr row) :test #'string=)
+          (push (list object path name) *fields-read*)))))
+
+(defun check-names ()
+  "Signal SERVICE-CONFIG-ERROR if a plist that was read has a field that nothing asked for."
+  (loop for (object path . names) in *fields-read*
+        for keywords = (loop for name in names
+                             collect (substitute #\- #\_ (snake-case name)))
+        do (loop for (key) on object by #'cddr
+                 for given = (substitute #\- #\_ (key-name key))
+                 unless (or (member (key-name key) names :test #'string=)
+                            (member given keywords :test #'string=))
+                   do (config-error path "has no field ~(~S~)~@[ (is it :~A?)~]; its fields are ~
+                                          ~{:~A~^, ~}"
+                                    key (likely-name given keywords)
+                                    (sort keywords #'string<)))))
+
 (defun find-field (object name path)
   "The value of the field NAME of OBJECT, be it null, and true if there is one. Signal
 SERVICE-CONFIG-ERROR if it is there twice, under whatever names."
+  (note-field object name path)
   (let ((found (loop with snake = (snake-case name)
                      for member in (object-members object)
                      for text = (key-name (car member))

@@ -66,9 +66,10 @@ but for the last of them."
 (defun parse-config-balancing (object)
   "The POLICY-CONFIG of the config OBJECT, or nil."
   (multiple-value-bind (list present) (field object "loadBalancingConfig")
-    (if present
-        (parse-balancing list "loadBalancingConfig")
-        (parse-deprecated-balancing object))))
+    (cond (present
+           (field object "loadBalancingPolicy") ; may be beside it, for others
+           (parse-balancing list "loadBalancingConfig"))
+          (t (parse-deprecated-balancing object)))))
 
 (defun parse-config (object source)
   "The SERVICE-CONFIG that OBJECT is, which SOURCE says."
@@ -101,11 +102,15 @@ but for the last of them."
   "The SERVICE-CONFIG that SOURCE is: a JSON text as gRPC's service_config.proto has it, or the same
 as a plist, such as (:method-config ((:name ((:service \"a.B\")) :timeout 1.5))). Signal
 SERVICE-CONFIG-ERROR, a MISUSE, with the path of what is wrong. Fields that are not known are
-ignored. From any thread."
-  (check-type source (or string list))
+ignored in JSON, which others write for other versions, and wrong in a plist. From any thread."
+  (unless (typep source '(or string list))
+    (misuse "A service config is a JSON text or a plist, not ~S~:[~;; UIOP:READ-FILE-STRING reads ~
+             a file~]." source (pathnamep source)))
   (if (stringp source)
       (parse-config (parse-text source) source)
-      (let ((*lisp-source* t)) (parse-config source source))))
+      (let ((*lisp-source* t) (*fields-read* '()))
+        (prog1 (parse-config source source)
+          (check-names)))))
 
 (defun find-method-config (config path)
   "The METHOD-CONFIG in CONFIG for the method whose path is PATH, \"/S/M\": its own, that of its

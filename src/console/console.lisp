@@ -1,6 +1,6 @@
 ;;;; The console object. Given to servers and channels as :observer it keeps the calls that are
-;;;; worth a look, in an album for each loop, and has its metrics count, unless those are the
-;;;; user's. It hears of the log until it is garbage.
+;;;; worth a look, in an album for each loop, and has its metrics count. It hears of the log until
+;;;; it is garbage.
 
 (in-package #:clgrpc.console)
 
@@ -8,7 +8,6 @@
 
 (defclass console ()
   ((metrics :initarg :metrics :reader console-metrics) ; whose counts it shows
-   (counts :initarg :counts :reader console-counts-p) ; true if it tells METRICS what it observes
    (token :initarg :token :reader console-token) ; a string that who looks must have, or nil
    (name :initform (random-text 4) :reader console-name) ; tells its cookie from others of the host
    (path :initarg :path :reader console-path) ; of its page, which ends with a slash
@@ -57,12 +56,13 @@
                        (token (random-text +token-octets+)))
   "Return a console, for :observer of START-SERVER, MAKE-CHANNEL and SERVER-CHANNEL; all that have
 it are shown together. CONSOLE-HANDLER makes the page that shows it, CONSOLE-URL says where that is.
-METRICS, what MAKE-METRICS returns, are whose counts it shows: give them to :observer as well,
-beside it. Without them it has its own, see CONSOLE-METRICS. EXEMPLAR, such as TRACE-EXEMPLAR, is a
-function of a call that has ended, which returns an alist of strings to be shown with it, or nil; it
-is called on the call's loop and must not wait. PATH is that of the page, with a slash at both ends.
-Unless REMOTE is true only this machine may look. TOKEN is what the page must be asked for with, 16
-to 256 letters, digits and -_., random by default; nil means that anybody on this machine may look.
+METRICS, what MAKE-METRICS returns, are whose counts it shows; without them it has its own, see
+CONSOLE-METRICS. They count what the console observes, once if they are given to :observer as well.
+EXEMPLAR, such as TRACE-EXEMPLAR, is a function of a call that has ended, which returns an alist of
+strings to be shown with it, or nil; it is called on the call's loop and must not wait. PATH is that
+of the page, with a slash at both ends. Unless REMOTE is true only this machine may look. TOKEN is
+what the page must be asked for with, 16 to 256 letters, digits and -_., random by default; nil
+means that anybody on this machine may look.
 Signal MISUSE for a wrong argument, as REMOTE without a TOKEN is. From any thread."
   (unless (typep metrics '(or null metrics:metrics))
     (misuse ":metrics is what MAKE-METRICS returns, not ~S." metrics))
@@ -71,7 +71,7 @@ Signal MISUSE for a wrong argument, as REMOTE without a TOKEN is. From any threa
   (when (and remote (null token))
     (misuse "A console that others than this machine may look at has a token."))
   (let ((console (make-instance 'console :metrics (or metrics (metrics:make-metrics))
-                                         :counts (null metrics) :token (check-token token)
+                                         :token (check-token token)
                                          :path (check-path path) :remote (and remote t)
                                          :exemplar exemplar)))
     (listen-to-log (console-tail console))
@@ -126,9 +126,8 @@ their channel, or nil."
                (sb-thread:with-mutex (lock :wait-p nil)
                  (note-call album call (eq :ok (call-status call)) ns now #'describe-call)))))))))
 
-(defmethod rpc:check-observer ((source console)) source)
+(defmethod rpc:check-observer ((source console))
+  (list (console-metrics source) source))
 
-(defmethod rpc:observer-for ((source console) &rest options &key target loop &allow-other-keys)
-  (rpc:join-observers (and (console-counts-p source)
-                           (apply #'rpc:observer-for (console-metrics source) options))
-                      (keeping-observer source target loop)))
+(defmethod rpc:observer-for ((source console) &key target loop &allow-other-keys)
+  (keeping-observer source target loop))

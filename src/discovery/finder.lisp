@@ -153,9 +153,13 @@ last. A failure is not told to those to come if addresses are known."
   "Changes of KINDS, texts, have come to FINDER."
   (dolist (kind kinds) (note (finder-meter finder) #'meter-changes 1 (finder-name finder) kind)))
 
+(defconstant +reach-seconds+ 5 "How long etcd may take to be connected, until that is told.")
+
 (defun fetch-roster (finder)
   "Have FINDER's roster be what the store says now. Return the revision of that, and the entry that
 was changed last, if there is one; or nil if FINDER ends."
+  ;; a fetch would wait for etcd until its own deadline, and callers would not learn why
+  (etcd:reach (finder-etcd finder) :timeout +reach-seconds+)
   (let ((roster (make-roster (finder-name finder))) (etcd (finder-etcd finder)) (newest nil))
     (flet ((note-entry (entry)
              (when (finder-ended finder) (return-from fetch-roster nil))

@@ -190,3 +190,10 @@ a member that has none refuses it."
                                           (if leader
                                               (append *require-leader* metadata)
                                               metadata))))))))
+
+(defun reach (etcd &key timeout)
+  "Have a member of ETCD connected within TIMEOUT seconds, or those of ETCD. Signal UNAVAILABLE,
+with the reason, as soon as connecting has failed, though it is tried again. From any thread."
+  (with-etcd-errors
+    (calling:ensure-connected (etcd-channel etcd) :timeout (or timeout (etcd-timeout etcd))))
+  nil)

@@ -109,15 +109,24 @@ passes or that other members have not.")
   "The name of the condition that TEXT of etcd's stands for, or nil."
   (second (find-if (lambda (row) (search (first row) text)) *texts*)))
 
+(defun message-text (error)
+  "What ERROR, an RPC-ERROR, says; of a deadline that has passed here also what was waited for."
+  (let ((message (or (status:rpc-error-message error) "")))
+    (format nil "~A~@[ (~A)~]"
+            (if (string= "" message)
+                (string-downcase (status:rpc-error-status error))
+                message)
+            (and (eq :deadline-exceeded (status:rpc-error-status error))
+                 (eq :local (status:rpc-error-ended-by error))
+                 (status:rpc-error-reason error)))))
+
 (defun etcd-condition (error)
   "The condition that ERROR, an RPC-ERROR, is of etcd's."
-  (let ((text (or (status:rpc-error-message error) "")))
+  (let ((text (message-text error)))
     (make-condition (or (text-condition text)
                         (second (assoc (status:rpc-error-status error) *statuses*))
                         'etcd-error)
-                    :text (if (string= "" text)
-                              (format nil "~(~A~)" (status:rpc-error-status error))
-                              text)
+                    :text text
                     :cause error :perhaps-done (uncertain-p error))))
 
 (defun refused-p (condition)

@@ -25,6 +25,8 @@
    ;; client.lisp
    #:etcd #:make-etcd #:close-etcd #:with-etcd #:as-user #:etcd-channel #:etcd-user #:etcd-metrics
    #:add-ending #:remove-ending
+   ;; call.lisp
+   #:reach
    ;; lease.lisp
    #:lease #:grant-lease #:adopt-lease #:lease-by-number #:revoke-lease #:renew-lease
    #:on-lease-loss #:lease-id #:lease-seconds #:lease-alive-p #:lease-seconds-left #:lease-keys

@@ -193,6 +193,11 @@ EXEMPLAR that of its access log."
               (added-plist exemplar call)
               (list :stages (stages-plist stages))))))
 
+(defun quiet-p (call)
+  "True if CALL is left out unless it fails."
+  (let ((method (call-rpc-method call)))
+    (and method (service:rpc-method-quiet method))))
+
 ;;; The source of observers
 
 (defmethod rpc:check-observer ((source access-log)) source)
@@ -207,7 +212,7 @@ EXEMPLAR that of its access log."
     (when (and failures loop) (setf failures (make-failures :loop loop :tell function)))
     (rpc:make-trusted-observer
      :call-ended (lambda (call)
-                   (when (or (funcall draw)
+                   (when (or (and (not (quiet-p call)) (funcall draw))
                              (and failures
                                   (not (eq :ok (call-status call)))
                                   (or (not (failures-p failures))

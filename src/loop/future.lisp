@@ -184,7 +184,10 @@ From any thread but one that runs a loop.")
     (let ((value (promise-value promise)))
       (if (consp value)
           (values-list (rest value))
-          (error value)))))
+          (error value))))
+  (:method (future &key timeout)
+    (declare (ignore timeout))
+    (misuse "~S is no future: AWAIT takes what CALL-ASYNC, for example, returns." future)))
 
 ;;; Several
 

@@ -95,6 +95,9 @@ there is none; or nil, if one must be given."
          (second-colon (and colon (position #\: host-and-port :start (1+ colon)))))
     (cond ((and bracket (not (eql end (or colon (length host-and-port)))))
            (no-target text "after a bracket comes a colon and the port"))
+          ((find #\, host-and-port)
+           (no-target text "several addresses are written with a scheme, ~
+                            ipv4:10.0.0.1:50051,10.0.0.2:50051; to listen, in a list"))
           ((and second-colon (not bracket))
            (if (and default (os:make-address host-and-port 0))
                (values host-and-port default) ; an IPv6 address alone
@@ -166,9 +169,20 @@ there is none; or nil, if one must be given."
 (register-scheme "unix" :parse #'parse-path-target)
 (register-scheme "unix-abstract" :parse #'parse-abstract-target)
 
+(defparameter *absent-schemes* '(("etcd" "clgrpc/discovery"))
+  "Schemes, each with the system that brings it.")
+
 (defun no-such-scheme (text)
-  (no-target text "there is no scheme ~A; there are ~{~A~^, ~}, or none at all"
-             (string-downcase (subseq text 0 (position #\: text))) (scheme-names)))
+  (let* ((name (string-downcase (subseq text 0 (position #\: text))))
+         (system (second (find name *absent-schemes* :key #'first :test #'string=))))
+    (cond (system
+           (no-target text "the scheme ~A is of the system ~A, which is not loaded: ~
+                            (asdf:load-system ~S)" name system system))
+          ((member name '("http" "https" "grpc" "grpcs") :test #'string=)
+           (no-target text "leave ~A:// out~@[, and give :credentials for TLS~]" name
+                      (char= #\s (char name (1- (length name))))))
+          (t (no-target text "there is no scheme ~A; there are ~{~A~^, ~}, or none at all"
+                        name (scheme-names))))))
 
 (defun parse-dns-server (text scheme authority for-channel)
   "The address of the DNS server that TEXT, of SCHEME, names as its AUTHORITY, or nil if it has no

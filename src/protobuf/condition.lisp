@@ -23,6 +23,7 @@ changed. FIELD is the field's full name; EXPECTED-TYPE and DATUM are those of TY
   (cond ((eq 'string type) "a string")
         ((eq 'real type) "a real number")
         ((eq 'sequence type) "a sequence")
+        ((equal '(and sequence (not string)) type) "a list or a vector, since it is repeated")
         ((eq 'octet-sequence type)
          "octets (of a text those of (sb-ext:string-to-octets text :external-format :utf-8))")
         ((member 'hash-table (and (listp type) type)) "an alist, a hash table or another map")

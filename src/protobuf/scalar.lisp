@@ -213,6 +213,7 @@ the conversion can tell."
     (if (and (not (eq element t)) (typep value `(simple-array ,element (*))))
         value
         (naming-field (field)           ; also if VALUE is no proper list
+          (when (stringp value) (refuse-value value '(and sequence (not string)) field))
           (let ((vector (make-array (length value) :element-type element)) (i 0))
             (map nil (lambda (item)
                        (setf (aref vector i) (to-kind kind item type))

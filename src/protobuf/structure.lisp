@@ -163,11 +163,54 @@ code, so they are compiled in half the time without care."
          (parameters (loop for slot in (plan-slots plan)
                            for name = (intern (slot-name slot) package)
                            collect (list name nil (make-symbol (format nil "~A-GIVEN" name))))))
-    `(define-function ,(public-name "MAKE-~A" symbol) (&key ,@parameters)
-       ,(format nil "Return a fresh ~A with the fields given." (plan-full-name plan))
-       (let ((message (,(plan-maker plan))))
-         ,@(loop for slot in (plan-slots plan)
-                 for (name nil given) in parameters
-                 collect `(when ,given
-                            (let ((value ,name)) ,(write-form slot))))
-         message))))
+    `(progn
+       (setf (compiler-macro-function ',(public-name "MAKE-~A" symbol)) #'checked-construction)
+       (define-function ,(public-name "MAKE-~A" symbol) (&key ,@parameters)
+         ,(format nil "Return a fresh ~A with the fields given." (plan-full-name plan))
+         (let ((message (,(plan-maker plan))))
+           ,@(loop for slot in (plan-slots plan)
+                   for (name nil given) in parameters
+                   collect `(when ,given
+                              (let ((value ,name)) ,(write-form slot))))
+           message)))))
+
+;;; A keyword that is no field of the message is refused with the fields that there are. The
+;;; compiler sees it, in calls that spell it out; others get SBCL's own error.
+
+(defun constructor-keywords (name)
+  "The keywords that the constructor NAME takes, or :any if it is none."
+  (let ((parameters (and (fboundp name)
+                         (member '&key (sb-kernel:%fun-lambda-list (fdefinition name))))))
+    (if parameters
+        (loop for parameter in (rest parameters)
+              collect (intern (string (if (consp parameter) (first parameter) parameter))
+                              '#:keyword))
+        :any)))
+
+(defun unknown-keyword-text (name keyword)
+  "Why the constructor NAME does not take KEYWORD, or nil if it does."
+  (let ((known (constructor-keywords name)))
+    (unless (or (eq :any known) (member keyword known))
+      (let ((names (mapcar #'string-downcase known)))
+        (format nil "~(~S~) has no field ~(~S~)~@[ (is it :~A?)~]; it has~:[ none~;~:*~{ :~A~^,~}~]"
+                name keyword (likely-name (string-downcase keyword) names) names)))))
+
+(defun refuse-unknown-keyword (name keyword)
+  "Signal MISUSE unless the constructor NAME takes KEYWORD by now."
+  (let ((text (unknown-keyword-text name keyword)))
+    (when text (misuse "~A." text))))
+
+(defun checked-construction (form environment)
+  "The compiler macro of constructors: FORM, or one that refuses a keyword in it that is no field."
+  (declare (ignore environment))
+  (let* ((name (first form))
+         (wrong (and (evenp (length (rest form)))
+                     (loop for (keyword) on (rest form) by #'cddr
+                           when (eq :allow-other-keys keyword) return nil
+                           when (and (keywordp keyword) (unknown-keyword-text name keyword))
+                             return keyword))))
+    (cond (wrong
+           (sb-int:style-warn "~A" (unknown-keyword-text name wrong))
+           `(progn (refuse-unknown-keyword ',name ,wrong)
+                   (locally (declare (notinline ,name)) ,form)))
+          (t form))))

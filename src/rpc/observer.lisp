@@ -201,7 +201,8 @@ given a channel as :observer, needs.")
                                    source)))
 
 (defgeneric check-observer (source)
-  (:documentation "Return SOURCE; signal MISUSE if it is nothing for :observer.")
+  (:documentation "Return SOURCE, or a list of the sources that it stands for, each once, for
+OBSERVER-FOR; signal MISUSE if it is nothing for :observer.")
   (:method (source)
     (misuse ":observer is what MAKE-OBSERVER or MAKE-METRICS returns, or a list of such, not ~S."
             source))
@@ -210,7 +211,10 @@ given a channel as :observer, needs.")
   (:method ((source cons))
     (unless (null (cdr (last source)))
       (misuse ":observer is a list of observers, not ~S." source))
-    (mapc #'check-observer source)))
+    (remove-duplicates (loop for one in source
+                             for checked = (check-observer one)
+                             append (if (listp checked) checked (list checked)))
+                       :from-end t)))
 
 (defmethod print-object ((observer observer) stream)
   (print-unreadable-object (observer stream :type t)

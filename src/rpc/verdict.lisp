@@ -40,8 +40,10 @@
   (:not-to-be-compressed :internal "compressed message without grpc-encoding")
   (:unknown-flag :internal "invalid compressed flag ~D")
   ;; limits
-  (:too-long-to-send :resource-exhausted "message of ~D octets to send, limit ~D")
-  (:too-long-received :resource-exhausted "message of ~D octets received, limit ~D")
+  (:too-long-to-send :resource-exhausted
+   "message of ~D octets to send, limit ~D (max-send-octets or service config)")
+  (:too-long-received :resource-exhausted
+   "message of ~D octets received, limit ~D (max-receive-octets or service config)")
   (:no-room :resource-exhausted "no room for a message of ~D octets (room-wait-seconds)")
   (:no-room-for-answer :resource-exhausted "no room for another long answer (room-wait-seconds)")
   (:no-room-in-heap :resource-exhausted "no room in the heap for a message of ~D octets")

@@ -86,10 +86,20 @@ false: then POST-REPLY is to be called with the baton lent. On the loop."
   "The operation FINISH."
   (wire:post-in-turn call 0 (lambda () (server-finish call status message details trailers))))
 
+(defun tell-of-forgotten (call status)
+  "CALL is about to end with STATUS. If its handler has returned it, to answer later, and has not
+done so by its deadline, tell the log whose it is."
+  (let ((detour (server-call-detour call)))
+    (when (and (eq :deadline-exceeded status) detour (detour-later detour))
+      (apply #'log-event :info :call-unanswered
+             :method (service:rpc-method-path (call-rpc-method call))
+             (funcall rpc:**call-ids** call)))))
+
 (defun server-abort (call status text ended-by)
   "The operation ABORT: end CALL with STATUS, telling peer and handler."
   (declare (ignore ended-by))
   (unless (call-status call)
+    (tell-of-forgotten call status)
     (server-finish call status text nil '())
     (when (rpc:callbacks-p call) (wire:wire-schedule call))))
 

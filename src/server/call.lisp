@@ -10,6 +10,7 @@
                                         ; somebody has used it; NIL without a ticket
   (place nil :type (or null ring))      ; among the calls of its loop that wait for room
   (undecoded nil :type (or null wire:parcel wire:packed)) ; its request, if that is long
+  (later nil :type boolean)             ; the handler has returned the call, to answer later
   ;; whether the handler, which began on the loop and lost it, is charged to its link
   (late nil :type (member nil :charged :returned)))
 

@@ -289,9 +289,13 @@ debugger. Return the RPC-ERROR that ends CALL."
          (funcall rpc:**call-ids** call))
   (rpc:verdict-error :handler-error '()))
 
+(defun note-later (call)
+  "CALL's handler has returned CALL, which it is to answer later. From any thread."
+  (when (answers-once-p call) (setf (detour-later (ensure-detour call)) t)))
+
 (define-hot conclude ((call server-call) value) null
   "CALL's handler has returned VALUE, or VALUE is the RPC-ERROR that ended it. On the loop."
-  (cond ((eq value call))               ; answers later
+  (cond ((eq value call) (note-later call))
         ((or (status:failure-p value) (not (answers-once-p call)))
          (if (wire:in-turn-p call)
              (end-with call value)
@@ -319,7 +323,7 @@ on CALL."
 
 (defun conclude-elsewhere (call value)
   "As CONCLUDE, on a thread that does not run the loop."
-  (cond ((eq value call))
+  (cond ((eq value call) (note-later call))
         ((or (status:failure-p value) (not (answers-once-p call))) (post-end call value))
         (t (post-reply call value))))
 

@@ -263,11 +263,11 @@ answered later; T if that has been begun, and so is to end; else a PLAIN-ANSWER.
 
 ;;; Routes
 
-(defun plain-method (name)
-  "The method of calls that NAME, a string, answers. Its types are of no meaning, but a method has
-some."
+(defun plain-method (name &optional quiet)
+  "The method of calls that NAME, a string, answers, QUIET or not. Its types are of no meaning, but
+a method has some."
   (let ((none (protobuf:intern-message-type "google.protobuf.Empty")))
-    (service:make-rpc-method :name name :path name :kind :unary
+    (service:make-rpc-method :name name :path name :kind :unary :quiet quiet
                              :request-type none :response-type none)))
 
 (define-load-time-global **fallback-method** (plain-method "the fallback"))
@@ -295,7 +295,7 @@ returns what HANDLER-ANSWER does."
 (defun handler-route (server handler execution)
   "The route to HANDLER, an HTTP-HANDLER of SERVER, run as EXECUTION says unless HANDLER does."
   (let ((function (http-handler-function handler)))
-    (plain-route server (plain-method (http-handler-path handler))
+    (plain-route server (plain-method (http-handler-path handler) (http-handler-quiet handler))
                  (execution-of (or (http-handler-execution handler) execution) nil)
                  (lambda (request)
                    (handler-answer request (multiple-value-list (funcall function request)))))))
@@ -307,7 +307,8 @@ if there is neither. EXECUTION is what START-SERVER was given."
         (execution (execution-of (if (listp execution) :auto execution) nil)))
     (dolist (handler handlers)
       (unless (http-handler-p handler)
-        (misuse "~S is no handler of HTTP: give what HTTP-HANDLER returns." handler))
+        (misuse "~S is no handler of HTTP: give what HTTP-HANDLER returns; a function that answers ~
+                 all requests is for :fallback." handler))
       (add-entry site (make-site-entry handler (handler-route server handler execution))))
     (when fallback
       (setf (site-fallback site) (fallback-route server fallback execution)))

@@ -76,34 +76,42 @@ duplicates. From any thread."
                                                 interceptors http fallback observer
                      &allow-other-keys)
   "Start serving SERVICES, a service object or a list of them, and return the server.
-LISTEN is an address, \"HOST:PORT\", \"[IPV6]:PORT\", \"unix:PATH\", \"inproc:NAME\" or any other
-form that doc/addresses.md has, or a list of such; port 0 picks a free one (see SERVER-ADDRESS).
-LOOPS, 1 to 1024, is how many event loops, each a thread, share the connections. EXECUTION says
-where handlers run: :inline always on the loop that received the call; :blocking on a reserve
-thread; :auto, the default, on the loop until a handler overstays, or waits while others are due.
-Then handlers of its method run on reserve threads, until 64 in a row have returned within 100 µs; a
-handler of a method that only waited still begins on the loop if there is no other call there. An
-alist from method, the symbol of its generic function, to one of these says it for each method.
-Whatever EXECUTION says, a handler that blocks does not hold up others for long: another thread
-takes the loop over. CREDENTIALS, what TLS-CREDENTIALS returns, makes the server speak TLS, and only
-that; nil, the default, is plaintext. COMPRESSION, :gzip, :deflate or :identity, the default, is how
-answers are compressed for clients that accept that, unless a handler sets the CALL-COMPRESSION.
-INTERCEPTORS is a list of functions (call request next), the first the outermost. Each is called
-around every handler, on the handler's thread; (funcall next request) returns what the handler
-returns. What the interceptor returns or signals takes the place of that. A list (WHERE . functions)
-among them is for some methods only: those of the service whose full name WHERE is, a string, or the
-one whose symbol it is. HTTP is a list of handlers, see HTTP-HANDLER, for requests that are not
-gRPC, each for its path. FALLBACK answers those that none of them is for: a function (http-method
-path headers body) of two strings, an alist of strings, and octets, :max-fallback-body-octets at
-most. It returns an HTTP status, an alist of headers, and a body: a string, octets or nil. It runs
-as handlers do, as EXECUTION says unless that is an alist. An error in it is answered with 500 and
-goes to the log; FAIL in it is answered with the closest HTTP status. With either, HTTP/1.1 is
-spoken on the same addresses (see the option :http1); without both such requests are answered with
-415 or 405. OBSERVER, what MAKE-OBSERVER or MAKE-METRICS returns, or a list of such, is told of the
-server's calls, messages, connections and refusals. All other keywords are rows of the options
-table. Signal MISUSE for a
-wrong argument, TLS-ERROR if CREDENTIALS cannot be used, and a socket error if an address cannot be
-had. From any thread."
+LISTEN        an address, \"HOST:PORT\", \"[IPV6]:PORT\", \"unix:PATH\", \"inproc:NAME\" or any
+              other form that doc/addresses.md has, or a list of such; port 0, the default, picks a
+              free one (see SERVER-ADDRESS)
+LOOPS         how many event loops, each a thread, share the connections: 1 to 1024
+EXECUTION     where handlers run. :inline: always on the loop that received the call. :blocking: on
+              a reserve thread. :auto, the default: on the loop until a handler overstays, or waits
+              while others are due; then handlers of its method run on reserve threads, until 64
+              in a row have returned within 100 µs; a handler of a method that only waited still
+              begins on the loop if there is no other call there. An alist from method, the symbol
+              of its generic function, to one of these says it for each method. Whatever EXECUTION
+              says, a handler that blocks does not hold up others for long: another thread takes
+              the loop over
+CREDENTIALS   what TLS-CREDENTIALS returns makes the server speak TLS, and only that; nil, the
+              default, is plaintext
+COMPRESSION   :gzip, :deflate or :identity, the default: how answers are compressed for clients
+              that accept that, unless a handler sets the CALL-COMPRESSION
+INTERCEPTORS  a list of functions (call request next), the first the outermost. Each is called
+              around every handler, on the handler's thread; (funcall next request) returns what
+              the handler returns. What the interceptor returns or signals takes the place of
+              that. A list (WHERE . functions) among them is for some methods only: those of the
+              service whose full name WHERE is, a string, or the one whose symbol it is
+HTTP          a handler or a list of such, see HTTP-HANDLER, for requests that are not gRPC, each
+              for its path
+FALLBACK      answers those that none of them is for: a function (http-method path headers body)
+              of two strings, an alist of strings, and octets, :max-fallback-body-octets at most.
+              It returns an HTTP status, an alist of headers, and a body: a string, octets or nil.
+              It runs as handlers do, as EXECUTION says unless that is an alist. An error in it is
+              answered with 500 and goes to the log; FAIL in it is answered with the closest HTTP
+              status. With FALLBACK or HTTP, HTTP/1.1 is spoken on the same addresses (see the
+              option :http1); without both such requests are answered with 415 or 405
+OBSERVER      what MAKE-OBSERVER, MAKE-METRICS, MAKE-TRACING, MAKE-ACCESS-LOG or MAKE-CONSOLE
+              returns, or a list of such, is told of the server's calls, messages, connections and
+              refusals
+All other keywords are rows of the options table, see OPTION-TABLE. Signal MISUSE for a wrong
+argument, TLS-ERROR if CREDENTIALS cannot be used, and a socket error if an address cannot be had.
+From any thread."
   (let* ((services (check-services (if (listp services) services (list services))))
          (addresses (or (if (listp listen) listen (list listen))
                         (misuse "LISTEN names no address.")))
@@ -136,7 +144,8 @@ had. From any thread."
     (handler-bind ((error (lambda (error) (declare (ignore error)) (stop-server server :drain 0))))
       (unless (loop:simulated-p)        ; where descriptors cost nothing
         (setf (server-census server) (make-census options (allowed-connections options))))
-      (loop with site = (make-server-site server http fallback execution)
+      (loop with site = (make-server-site server (if (listp http) http (list http)) fallback
+                                          execution)
             for i from 1 to loops
             do (add-hub server routes site i))
       (dolist (hub (server-hubs server)) (loop:launch-event-loop (hub-loop hub)))

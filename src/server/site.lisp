@@ -3,7 +3,7 @@
 
 (in-package #:clgrpc.server)
 
-(defstruct (http-handler (:constructor %make-http-handler (path function methods execution
+(defstruct (http-handler (:constructor %make-http-handler (path function methods execution quiet
                                                            &optional prompt))
                          (:copier nil))
   "What answers requests for a path: see the function HTTP-HANDLER."
@@ -11,6 +11,7 @@
   (function nil :type (or function symbol) :read-only t) ; of an HTTP-REQUEST
   (methods '() :type list :read-only t) ; of HTTP, strings
   (execution nil :type (member nil :inline :blocking :auto) :read-only t) ; nil: as the server's
+  (quiet nil :type boolean :read-only t) ; logs and traces leave its requests out
   (prompt nil :type (or null function) :read-only t)) ; of the query, see PROMPT-HANDLER
 
 (declaim (sb-ext:freeze-type http-handler))
@@ -19,7 +20,7 @@
   (print-unreadable-object (handler stream :type t)
     (format stream "~{~A~^, ~} ~A" (http-handler-methods handler) (http-handler-path handler))))
 
-(defun http-handler (path function &key (methods '("GET" "HEAD")) execution)
+(defun http-handler (path function &key (methods '("GET" "HEAD")) execution quiet)
   "Return a handler for START-SERVER's :http, which has FUNCTION answer requests over HTTP/1.1 and
 HTTP/2 for PATH, a string such as \"/metrics\". If PATH ends with a slash, as \"/console/\" does, it
 is for all paths that begin with it and have no handler of their own.
@@ -30,8 +31,9 @@ chunks: see BEGIN-RESPONSE. It runs as handlers of calls do. EXECUTION, :inline,
 says where, as that of START-SERVER, which it is by default. An error in it is answered with 500 and
 goes to the log; FAIL in it is answered with the closest HTTP status.
 METHODS is a list of HTTP methods, strings; requests with others are answered with 405. What a GET
-is answered with, a HEAD is, without the body. Signal MISUSE for a wrong argument. From any
-thread."
+is answered with, a HEAD is, without the body. With QUIET traces have no span of a request, and
+access logs none that ends well, as of probes that come every few seconds. Signal MISUSE for a wrong
+argument. From any thread."
   (unless (and (stringp path) (plusp (length path)) (char= #\/ (char path 0))
                (not (find #\? path)))
     (misuse "~S is no path: it begins with a slash and has no query." path))
@@ -41,15 +43,16 @@ thread."
     (misuse "METHODS is a list of strings such as \"GET\", not ~S." methods))
   (unless (member execution '(nil :inline :blocking :auto))
     (misuse "~S is no execution: :inline, :blocking or :auto." execution))
-  (%make-http-handler path function methods execution))
+  (%make-http-handler path function methods execution (and quiet t)))
 
-(defun prompt-handler (path prompt)
+(defun prompt-handler (path prompt &key quiet)
   "Return a handler for START-SERVER's :http that has PROMPT answer GET and HEAD for PATH, a string:
 a function of the query, a string or nil, that returns what FIXED-ANSWER does. It is called on the
 loop, for a GET over HTTP/1.1 as soon as that is read, and then without a call, unless an observer
-is to be told of it: PROMPT does not wait and does not fail. From any thread."
+is to be told of it: PROMPT does not wait and does not fail. QUIET is as for HTTP-HANDLER. From any
+thread."
   (%make-http-handler path (lambda (request) (funcall prompt (http-request-query request)))
-                      '("GET" "HEAD") :inline prompt))
+                      '("GET" "HEAD") :inline (and quiet t) prompt))
 
 (defstruct (site-entry (:constructor make-site-entry (handler route)) (:copier nil))
   "A handler of a server."

@@ -22,6 +22,7 @@
   (request-type nil :type protobuf:message-type) ; of the messages to the handler
   (response-type nil :type protobuf:message-type) ; of those to the client
   (function-name nil :type symbol)      ; of the generic function
+  (quiet nil :type boolean)             ; logs and traces leave out calls that end well
   (number 0 :type (unsigned-byte 16)))  ; of PATH, see NUMBER-OF-PATH; 0 if no code was made for it
 
 (declaim (sb-ext:freeze-type rpc-method))
@@ -30,6 +31,7 @@
   rpc-method-path "The :path of METHOD, \"/package.Service/Method\"."
   rpc-method-name "The name of METHOD within its service, such as \"SayHello\"."
   rpc-method-service-name "The full name of METHOD's service, such as \"helloworld.Greeter\"."
+  rpc-method-quiet "True if logs and traces leave METHOD's calls out that end well."
   rpc-method-kind "The kind of METHOD: :unary, :client-streaming, :server-streaming or :bidi.")
 
 (defmethod print-object ((method rpc-method) stream)
@@ -88,6 +90,13 @@ has a method. From any thread.")
    (stubs :initform '() :accessor method-function-stubs)) ; the methods that define-proto made
   (:metaclass sb-mop:funcallable-standard-class)
   (:documentation "The class of the generic functions that stand for RPC methods."))
+
+(defun stub-method (function)
+  "The RPC-METHOD that FUNCTION, a stub or its name, stands for; nil if it is something else."
+  (let ((function (if (and (symbolp function) (fboundp function))
+                      (fdefinition function)
+                      function)))
+    (and (typep function 'method-function) (method-function-rpc-method function))))
 
 (defmacro with-bindings-lock (() &body body)
   "Evaluate BODY while no other thread changes bindings. The lock is the one that the compiler, the
@@ -167,7 +176,10 @@ changes of FUNCTION's methods do not touch."
           binding))))
 
 (defmethod add-method :around ((function method-function) method)
-  (declare (ignore method))
+  (unless (intersection '(&key &rest) (sb-mop:method-lambda-list method))
+    (misuse "A handler of ~S has &key at the end of its lambda list, (service request &key), not ~
+             ~(~S~)." (rpc-method-function-name (method-function-rpc-method function))
+            (sb-mop:method-lambda-list method)))
   ;; to replace a method is to remove it first: no binding may be made in between
   (with-bindings-lock ()
     (multiple-value-prog1 (let ((*publishing* t)) (call-next-method))
@@ -215,7 +227,8 @@ process; 0 if there are too many. It stays when the method is defined anew."
 that channels take. The generic function cannot name these itself, since then all handlers would
 have to take them."
   (if (typep function 'method-function)
-      '(target request &key timeout deadline metadata wait-for-ready call-credentials compression)
+      '(target request &key timeout deadline metadata wait-for-ready call-credentials compression
+        values)
       (funcall look function)))
 
 (sb-int:encapsulate 'sb-introspect:function-lambda-list 'define-service #'shown-lambda-list)
@@ -282,7 +295,7 @@ thread."
   (defun usage (kind)
     "How a method of KIND is called and implemented, as text."
     (format nil "With a channel: ~A.~%The keywords are :timeout (seconds), :deadline, :metadata, ~
-                 :wait-for-ready, :call-credentials and~%:compression.~2%A handler ~A."
+                 :wait-for-ready, :call-credentials,~%:compression and :values.~2%A handler ~A."
             (ecase kind
               (:unary "returns the reply and, as second value, the call")
               (:server-streaming "returns a call, to iterate with DO-MESSAGES or RECEIVE from")

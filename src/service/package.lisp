@@ -10,6 +10,7 @@
    #:*call* #:binding #:binding-function #:call #:channel #:current-call #:descriptor-rpc-method
    #:direct-channel #:ensure-binding #:find-rpc-method #:forget-watcher #:invoke #:make-binding
    #:make-rpc-method #:rpc-method #:rpc-method-function-name #:rpc-method-kind #:rpc-method-name
-   #:rpc-method-number #:rpc-method-path #:rpc-method-path-field #:rpc-method-request-type
-   #:rpc-method-response-type #:rpc-method-route #:rpc-method-service-name #:service
+   #:rpc-method-number #:rpc-method-path #:rpc-method-path-field #:rpc-method-quiet
+   #:rpc-method-request-type #:rpc-method-response-type #:rpc-method-route
+   #:rpc-method-service-name #:service #:stub-method
    #:service-methods #:service-target #:watch-services))

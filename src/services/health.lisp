@@ -243,11 +243,11 @@ with some that come meanwhile. Now and then the lock is given to others."
                (:unknown **health-unknown**)
                ((nil) **no-such-service**))))))
 
-(defun health-handler (service &key (path "/healthz"))
+(defun health-handler (service &key (path "/healthz") (quiet t))
   "Return a handler for START-SERVER's :http that tells over HTTP/1.1 and HTTP/2, at PATH, a string,
 what SERVICE, a health service, says of the whole server, or of the service that the parameter
 \"service\" of the query names: 200 while it is :serving, 503 while it is not, 503 and \"draining\"
 once a server that SERVICE is served with stops, 404 for a name that it does not know. The handler
-need not be given to the same server: on one of its own it answers while the other drains. From any
-thread."
-  (server:prompt-handler path (lambda (query) (tell-health service query))))
+need not be given to the same server: on one of its own it answers while the other drains. Requests
+are in traces and, if they end well, in access logs only if QUIET is false. From any thread."
+  (server:prompt-handler path (lambda (query) (tell-health service query)) :quiet quiet))

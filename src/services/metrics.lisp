@@ -64,13 +64,14 @@ an HTTP status, headers and octets."
                        (setf (aref answers place) (make-metrics-answer metrics accept gzip))
                        (aref answers place))))))
 
-(defun metrics-handler (metrics &key (path "/metrics"))
+(defun metrics-handler (metrics &key (path "/metrics") (quiet t))
   "Return a handler for START-SERVER's :http that tells over HTTP/1.1 and HTTP/2, at PATH, a string,
 what METRICS, of MAKE-METRICS, have counted: in OpenMetrics, with exemplars, or in Prometheus's own
 format, as the request's accept header asks, and in gzip if accept-encoding does. The handler may be
 given to any server, also to several; it need not be one that METRICS observe. Who asks more than
-fifty times at once, and five times a second after that, gets the last answer once more. From any
-thread."
+fifty times at once, and five times a second after that, gets the last answer once more. Requests
+are in traces and, if they end well, in access logs only if QUIET is false. From any thread."
   (check-type metrics metrics:metrics)
   (let ((scrapes (make-scrapes)))
-    (server:http-handler path (lambda (request) (tell-metrics metrics scrapes request)))))
+    (server:http-handler path (lambda (request) (tell-metrics metrics scrapes request))
+                         :quiet quiet)))

@@ -20,7 +20,7 @@
    ;; fault.lisp
    #:cut #:partition #:heal #:slow #:restart-host #:stop-host
    ;; simulation.lisp
-   #:with-simulation #:call-with-simulation #:add-host #:on-host #:idle-p
+   #:with-simulation #:call-with-simulation #:add-host #:on-host #:current-host #:idle-p
    #:make-simulation #:call-in-simulation #:close-simulation #:settle #:forget-history
    ;; peer.lisp
    #:peer #:connect-peer #:listen-as-peer #:accept-peer #:say #:hear #:left-p #:hang-up

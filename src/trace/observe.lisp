@@ -158,6 +158,11 @@ it is not known."
             (note-server-record call (begin-record tracing queue nil low) t)))))
   nil)
 
+(define-hot (quiet-p :inline t) ((call call)) boolean
+  "True if CALL, a server's, has no span."
+  (let ((method (rpc:call-rpc-method call)))
+    (and method (service:rpc-method-quiet (the service:rpc-method method)))))
+
 (defun unrecorded-record (tracing call)
   "The record of CALL, a server's on the wire of which TRACING records nothing, for those who ask
 for its context. From any thread."
@@ -220,7 +225,8 @@ PLAIN is what TOLD-SIZE says of it."
   "The observer of a server's loop, QUEUE's."
   (rpc:make-trusted-observer
    :late (and (queue-loop queue) (lambda (call) (unrecorded-record tracing call)))
-   :call-begun (lambda (call) (begin-server-record tracing queue call))
+   :call-begun (lambda (call)
+                 (unless (quiet-p call) (begin-server-record tracing queue call)))
    :message-sent #'note-sent
    :message-received #'note-received
    :call-ended #'end-record-span))

@@ -22,7 +22,9 @@
   "The operation STAGE."
   (let ((marks (wire-call-marks call)))
     (if (client-p call)
-        (cond ((not (marked-p marks +headers+))
+        (cond ((and (call-status call) (not (marked-p marks +headers+)) (null (call-waits call)))
+               :begin)
+              ((not (marked-p marks +headers+))
                (let ((clock (endpoint-clock (wire-call-endpoint call))))
                  (if clock (wait-clock-stage clock) :queue)))
               ((stuck-p call) :send)

@@ -11,16 +11,21 @@
   (with-workflow-errors
     (values (funcall stub channel request :timeout (or timeout +call-seconds+)))))
 
-(defun start-workflow (channel id steps &key input (type "") timeout call-timeout)
+(defun type-of-steps (steps)
+  "What a workflow of STEPS, a list or the name of a workflow, is called if its user does not say."
+  (if (and steps (symbolp steps)) (string-downcase steps) ""))
+
+(defun start-workflow (channel id steps &key input type timeout call-timeout)
   "Start the workflow ID, a string that is the caller's choice, at the service CHANNEL leads to.
 STEPS are those of DEFINE-WORKFLOW, as a list or by the name of a workflow; INPUT, a string, octets
-or a message, is what the first gets; TYPE, a string, is for people; the workflow fails when TIMEOUT
+or a message, is what the first gets; TYPE, a string, is for people, by default the name of the
+workflow in lower case, if STEPS is one; the workflow fails when TIMEOUT
 seconds are over. Return true if it has begun by this, false if it had by the same call before.
 Signal WORKFLOW-EXISTS if there is another one with this id, TOO-LARGE, BACKLOG-FULL or another
 WORKFLOW-ERROR, after CALL-TIMEOUT seconds (10) in any case. From any thread."
   (pb:start-reply-began
    (ask #'methods:start channel
-        (pb:make-start-request :id id :type type :steps (steps-of steps)
+        (pb:make-start-request :id id :type (or type (type-of-steps steps)) :steps (steps-of steps)
                                :input (payload-octets input) :timeout-ms (duration-ms timeout))
         call-timeout)))
 

@@ -59,7 +59,12 @@
               (refusal #'make-channel-options :backlog 1)))
   (is (search "The option :KEEPALIVE-SECONDS is for servers and channels, not for channels within"
               (refusal #'make-inproc-options :keepalive-seconds 1)))
-  (is (search "There is no keyword or option :BAKLOG" (refusal #'make-server-options :baklog 1)))
+  (is (search "There is no keyword or option :BAKLOG (is it :backlog?)"
+              (refusal #'make-server-options :baklog 1)))
+  (is (search "(is it :service-config?)" (refusal #'make-channel-options :service-confg 1)))
+  (is (search ":TLS (:credentials makes it TLS" (refusal #'make-channel-options :tls t)))
+  (is (search "\"HOST:PORT\"" (refusal #'make-server-options :port 80)))
+  (is (search "a keyword of each call" (refusal #'make-channel-options :timeout 5)))
   (is (search "Option :REUSE-PORT must be T or NIL, not 1."
               (refusal #'make-server-options :reuse-port 1)))
   (is (search "Option :BACKLOG must be an integer from 1 to 65535 (connections), not 1.5."

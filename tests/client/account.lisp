@@ -245,3 +245,14 @@
         (check-account (first accounts) :at :answer)
         (is (wait-until (lambda () error)))
         (check-error error 'grpc:cancelled :answer 0 "waiting for the handler" "received: 1")))))
+
+(test a-deadline-that-has-passed-waits-for-nothing
+  "The error does not say that all streams are open."
+  (with-probe (channel) (:ask #'double)
+    (flet ((reason ()
+             (grpc:rpc-error-reason (caught (ask channel (note 1) :timeout 0)))))
+      (is (search "before it was sent" (reason)) "never connected")
+      (ask channel (note 1))
+      (let ((reason (reason)))
+        (is (search "before it was sent" reason))
+        (is (null (search "stream" reason)) "~A" reason)))))

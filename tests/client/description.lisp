@@ -112,3 +112,11 @@
     (is (string= (format nil "  outlier_detection (:EJECTED 1)~%    round_robin~%~
                               ~2@Tto be followed by~%    pick_first~%")
                  text))))
+
+(test an-address-is-described-in-one-line
+  "Whatever its attributes are, and whoever prints prettily."
+  (let ((*print-pretty* t) (*print-right-margin* 40))
+    (is (null (find #\Newline (client::address-line
+                               '(:address "127.0.0.1:50051" :state :ready :connections 1 :calls 0
+                                 :picks 4 :failures 0 :failed-connects 0
+                                 :attributes (:weight 3 :zone "zone-a"))))))))

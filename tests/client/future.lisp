@@ -112,13 +112,21 @@ once."
       (is (= (* 4 1225) sum)))))
 
 (test call-async-misuse
-  (with-probe (channel :server server)
-      (:ask #'double :watch #'count-up :chat #'echo :collect #'add-up)
-    (signals grpc:misuse (grpc:call-async #'lab.bench:watch channel (note 1)))
-    (signals grpc:misuse (grpc:call-async #'lab.bench:chat channel :open))
-    (signals grpc:misuse (grpc:call-async #'lab.bench:collect channel :open))
-    (signals grpc:misuse (grpc:call-async #'list channel (note 1)))
-    (is (= 2 (number-of (ask channel (note 1)))))))
+  "A stub that returns no reply is refused before there is a call."
+  (let ((calls 0))
+    (with-probe (channel :server server
+                 :channel-options (list :observer (grpc:make-observer
+                                                   :call-made (lambda (call)
+                                                                (declare (ignore call))
+                                                                (incf calls)))))
+        (:ask #'double :watch #'count-up :chat #'echo :collect #'add-up)
+      (signals grpc:misuse (grpc:call-async #'lab.bench:watch channel (note 1)))
+      (signals grpc:misuse (grpc:call-async 'lab.bench:watch channel (note 1)))
+      (signals grpc:misuse (grpc:call-async #'lab.bench:chat channel :open))
+      (signals grpc:misuse (grpc:call-async #'lab.bench:collect channel :open))
+      (signals grpc:misuse (grpc:call-async #'list channel (note 1)))
+      (is (= 0 calls))
+      (is (= 2 (number-of (ask channel (note 1))))))))
 
 (test future-and-call-are-one
   "What CALL-ASYNC returns is a future and its own call; other calls are no futures to wait for."

@@ -101,7 +101,25 @@
                                  ((:method-config) "")
                                  ((1 2) ""))
           do (is (equal path (wrong source)) "~S" source))
-    (signals type-error (config:parse-service-config 3))))
+    (signals misuse (config:parse-service-config 3))
+    (is (search "UIOP:READ-FILE-STRING reads a file"
+                (handler-case (config:parse-service-config #p"fleet.json")
+                  (misuse (error) (princ-to-string error)))))))
+
+(test unknown-names-are-wrong-in-a-plist
+  "In JSON, which others write for other versions, they are ignored."
+  (flet ((complaint (source)
+           (multiple-value-bind (path text) (wrong source)
+             (and path (list path text)))))
+    (is (search "has no field :method-configs (is it :method-config?); its fields are :"
+                (second (complaint '(:method-configs ())))))
+    (is (equal "methodConfig[0]"
+               (first (complaint '(:method-config ((:name (()) :time-out 5)))))))
+    (is (search "is it :timeout?" (second (complaint '(:method-config ((:name (()) :time-out 5)))))))
+    (is (null (complaint '(:method-config ((:name (()) :timeout 5))))))
+    (is (null (complaint '(:load-balancing-config ((:plain nil))
+                           :load-balancing-policy "odd"))))
+    (is (null (complaint "{\"methodConfigs\":[],\"methodConfig\":[{\"name\":[{}],\"odd\":1}]}")))))
 
 (test errors-say-where-and-what
   (let ((text (handler-case (config:parse-service-config (retry-with '|maxAttempts| "1"))

@@ -50,6 +50,13 @@
       (is-true (wait-until (lambda () (kept-plists console))))
       (is (= 1 (counted metrics "grpc.server.call.duration"))))))
 
+(test metrics-of-the-users-need-not-be-given-twice
+  (let* ((metrics (grpc:make-metrics)) (console (grpc:make-console :metrics metrics)))
+    (with-probe (channel :options (list :observer console)) (:ask #'double)
+      (ask channel (note 1))
+      (is-true (wait-until (lambda () (kept-plists console))))
+      (is (= 1 (counted metrics "grpc.server.call.duration"))))))
+
 (test channels-and-calls-within-the-image
   (let ((console (grpc:make-console)))
     (with-probe (channel :channel-options (list :observer console)) (:ask #'double)

@@ -216,6 +216,17 @@ meanwhile."
           (register (second servers))
           (is-true (answers-p channel '(0 1) :seconds +patience+)))))))
 
+(test etcd-that-is-away-is-the-reason
+  "Calls on a channel whose etcd cannot be connected say so at once, and no finder stays behind."
+  (grpc:with-channel (channel (format nil "etcd://127.0.0.1:~D/shop" (free-port)))
+    (handler-case (progn (helloworld.greeter:say-hello channel (helloworld:make-hello-request)
+                                                       :timeout 20)
+                         (fail "it was answered"))
+      (grpc:unavailable (error)
+        (is (search "Connection refused" (princ-to-string error))))))
+  (is (null (find "clgrpc finder" (sb-thread:list-all-threads) :key #'sb-thread:thread-name
+                                                               :test #'string=))))
+
 (test etcd-comes-late
   "A channel made while etcd is away finds its servers when it comes."
   (with-store (store)

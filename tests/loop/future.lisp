@@ -38,6 +38,10 @@
                                                                   (loop:await cancelled))))))
     (signals await-timeout (loop:await (make-future) :timeout 0.01))))
 
+(test what-is-no-future-is-not-awaited
+  (signals misuse (loop:await 5))
+  (signals misuse (loop:await '() :timeout 1)))
+
 (test attached-to-futures
   (let ((seen '()) (future (make-future)))
     (flet ((note (name)

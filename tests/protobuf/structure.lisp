@@ -39,6 +39,7 @@
                                          (:m1 ((5 . 5)) "takes a string, not 5")
                                          (:f17 5 "takes a message of type")
                                          (:r3 5 "takes a sequence, not 5")
+                                         (:r14 "PG" "takes a list or a vector, since it is repeated, not \"PG\"")
                                          (:m1 5 "takes an alist, a hash table or another map"))
           do (destructuring-bind (field text) (complaint (lambda () (all keyword value)))
                (is (string-equal field (format nil "clgrpc.test.All.~A" keyword)))
@@ -50,6 +51,21 @@
                                                                       (format nil "ALL-~A" keyword)
                                                                       '#:clgrpc.test)))
                                                 value (all))))))))))
+
+(test keywords-that-are-no-fields
+  "The compiler and the call say which field was likely meant, and which there are; a field that the
+message has got meanwhile is taken."
+  (let ((function nil) (warned nil))
+    (handler-bind ((style-warning (lambda (warning)
+                                    (setf warned (princ-to-string warning))
+                                    (muffle-warning warning))))
+      (setf function (compile nil '(lambda () (clgrpc.test:make-all :f14x "a")))))
+    (is (search "has no field :f14x (is it :f14?); it has :f1," warned))
+    (handler-case (progn (funcall function) (fail "it was made"))
+      (misuse (error)
+        (is (search "clgrpc.test:make-all has no field :f14x" (princ-to-string error)))))
+    (is (equal "a" (clgrpc.test:all-f14
+                    (funcall (compile nil '(lambda () (clgrpc.test:make-all :f14 "a")))))))))
 
 (test enums-are-documented
   (is (search ":red (0)" (documentation 'clgrpc.test:color 'type))))

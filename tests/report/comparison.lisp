@@ -37,7 +37,7 @@
     (is (string= "rps rose from 100 to 200 (+100 %): better"
                  (words "rps" :rate :more '(100 100) '(200 200))))
     (is (string= "errors rose from 0 to 5: worse" (words "errors" :count :less '(0 0) '(5 5))))
-    (is (string= "p50 is the same: 1.00 ms and 1.00 ms"
+    (is (string= "p50 differs by no more than noise: 1.00 ms and 1.00 ms"
                  (words "p50" :time :less '(1000000) '(1000000))))
     (is (string= "p50 fell from 2.00 ms to 1.00 ms (−50 %): noise is unknown"
                  (words "p50" :time :less '(2000000) '(1000000))))))

@@ -92,3 +92,12 @@
                  (report:write-comparison (sample-run :seconds 2 :rate 100)
                                           (sample-run :seconds 2 :rate 200) stream))
                "They differ in rps: 100 and 200." "unknown with one round"))
+
+(test a-comparison-does-not-say-that-nothing-has-changed
+  "It says that nothing is beyond the noise, which is another thing."
+  (let ((text (with-output-to-string (stream)
+                (report::write-comparisons
+                 (list (report:compare-values "p50" :time :less '(100 300 90) '(50 280 40)))
+                 stream))))
+    (check-parts text "within noise" "Nothing is beyond the noise")
+    (is (null (search "changed" text)))))

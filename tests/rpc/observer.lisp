@@ -13,7 +13,9 @@
     (is (equal '((:max-calls "x")) told))
     (is (search "refused" (princ-to-string observer)))
     (is (eq observer (rpc:check-observer observer)))
-    (is (null (rpc:check-observer nil)))))
+    (is (null (rpc:check-observer nil)))
+    (is (equal (list observer) (rpc:check-observer (list observer nil (list observer))))
+        "each once")))
 
 (test observers-are-joined-in-their-order
   (let* ((told '())

@@ -6,7 +6,8 @@
 (test verdicts-have-a-status-and-a-text
   (is (equal '(:deadline-exceeded "the deadline passed")
              (multiple-value-list (rpc:verdict :deadline-passed))))
-  (is (equal '(:resource-exhausted "message of 5 octets received, limit 4")
+  (is (equal '(:resource-exhausted
+               "message of 5 octets received, limit 4 (max-receive-octets or service config)")
              (multiple-value-list (rpc:verdict :too-long-received 5 4))))
   (signals misuse (rpc:verdict :unheard-of))
   (loop for row across rpc::**verdicts**
@@ -45,7 +46,10 @@
                                   (declare (ignore call))
                                   (push how ends)))))
     (rpc:abort-as call :too-long-received 5 4)
-    (is (equal '((:resource-exhausted "message of 5 octets received, limit 4" :local)) ends))
+    (is (equal '((:resource-exhausted
+                  "message of 5 octets received, limit 4 (max-receive-octets or service config)"
+                  :local))
+               ends))
     (let ((error (rpc:verdict-error :no-room '(9) :call call)))
       (is (typep error 'status:resource-exhausted))
       (is (eq call (status:rpc-error-call error)))

@@ -59,12 +59,21 @@ service Teller { rpc Tell(Word) returns (Word);~%  rpc TellAll(Word) returns (st
 (test stubs-show-their-keywords
   (let ((shown (sb-introspect:function-lambda-list 'words.speaker:echo)))
     (is (equal '("TARGET" "REQUEST" "&KEY" "TIMEOUT" "DEADLINE" "METADATA" "WAIT-FOR-READY"
-                 "CALL-CREDENTIALS" "COMPRESSION")
+                 "CALL-CREDENTIALS" "COMPRESSION" "VALUES")
                (mapcar #'symbol-name shown)))
     (let ((described (with-output-to-string (out) (describe 'words.speaker:echo out))))
       (dolist (keyword (rest (member '&key shown)))
         (is (search (format nil ":~(~A~)" keyword) described) "~A is not in ~A" keyword
             described)))))
+
+(test handlers-have-keywords
+  "A method without them is refused with the lambda list that is wanted."
+  (handler-case (progn (evaluate '(defmethod words.speaker:echo ((service (eql 'nobody)) request)
+                                   request))
+                       (fail "it was defined"))
+    (misuse (error)
+      (is (search "WORDS.SPEAKER:ECHO has &key" (princ-to-string error)))
+      (is (search "(service request &key)" (princ-to-string error))))))
 
 (test several-services
   "A class of two services has the methods of both."

@@ -58,3 +58,25 @@
   (let ((handler (grpc:metrics-handler (grpc:make-metrics) :path "/internal/metrics")))
     (is (string= "/internal/metrics" (server::http-handler-path handler))))
   (signals error (grpc:metrics-handler nil)))
+
+(test scrapes-and-probes-are-in-no-trace-and-no-log
+  "Unless they are asked for; one that fails is logged."
+  (with-client-program ("curl")
+    (flet ((seen (&rest options)
+             (let* ((events '()) (tracing (grpc:make-tracing))
+                    (log (grpc:make-access-log :function (lambda (&rest event)
+                                                           (push event events))))
+                    (metrics (grpc:make-metrics)) (health (make-instance 'grpc:health-service))
+                    (server (grpc:start-server
+                             health :observer (list tracing log)
+                             :http (list (apply #'grpc:metrics-handler metrics options)
+                                         (apply #'grpc:health-handler health options)))))
+               (unwind-protect (progn (curl server "/metrics")
+                                      (curl server "/healthz")
+                                      (curl server "/healthz?service=none"))
+                 (grpc:stop-server server))
+               (list (length (clgrpc.trace:drain tracing))
+                     (sort (mapcar (lambda (event) (getf (cddr event) :status)) events)
+                           #'string<)))))
+      (is (equal '(0 ("NOT_FOUND")) (seen)))
+      (is (equal '(3 ("NOT_FOUND" "OK" "OK")) (seen :quiet nil))))))

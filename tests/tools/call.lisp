@@ -124,7 +124,10 @@
     (fails-p 2 "package.Service/Method" "call" address "Nothing")
     (fails-p 2 "name: value" "call" address "a.B/C" "-H" "nothing")
     (fails-p 2 "base64" "call" address "a.B/C" "-H" "x-bin: !")
-    (fails-p 2 "seconds" "call" address "a.B/C" "--timeout" "1s"))
+    (fails-p 2 "a duration is wanted" "call" address "a.B/C" "--timeout" "1x")
+    (fails-p 2 "a duration above 0" "call" address "a.B/C" "--timeout" "0s")
+    (is (= 0 (run-line "call" "--data" "{}" address "routeguide.RouteGuide/GetFeature"
+                       "--timeout" "20s"))))
   ;; without reflection: types from the file, and none without
   (with-reflected (address :reflection '())
     (fails-p 1 "no reflection" "list" address)

@@ -50,7 +50,19 @@ each of SEEDS, with latencies about MEDIAN-NS."
                             ("explained" . 1) ("frames" . 1) ("unknownFrames" . 0)
                             ("periodNs" . 250000) ("source" . "perf")
                             ("areas" . #((("name" . "http2") ("ns" . ,ns) ("share" . 1))))
-                            ("phases" . #()) ("functions" . #()) ("threads" . #())))))
+                            ("phases" . #()) ("functions" . #()) ("threads" . #())
+                            ("userFunctions" . #((("name" . "shop::find-book") ("ns" . 1000000)
+                                                  ("wholeNs" . ,ns) ("share" . 1))))))))
+
+(test a-profile-lists-the-users-functions-with-their-callees
+  (let ((text (with-output-to-string (stream)
+                (clgrpc.profile::write-profile
+                 (clgrpc.profile::parse-profile (profile-text 500000000)) stream))))
+    (is (search "function of yours" text))
+    (let ((line (find "shop::find-book" (uiop:split-string text :separator '(#\Newline))
+                      :test #'search)))
+      (is (search "500.0" line))
+      (is (search "1.0" line)))))
 
 (test compare-profiles
   (call-with-file

@@ -306,6 +306,17 @@ standard input."
                                "helloworld.Greeter/SayHello" "-n" "8" "-c" "4" "--connections" "4"
                                "--loops" "2" options)))))
         (is (= 1 (backends)))
+        (is (= 2 (length (load:run-backends
+                          (load-line (format nil "ipv4:~A,~A" one other)
+                                     "helloworld.Greeter/SayHello" "-n" "8"
+                                     "--balance" "round_robin"))))
+            "without --connections one to each")
+        (multiple-value-bind (run code error-output)
+            (load-line (format nil "ipv4:~A,~A" one other) "helloworld.Greeter/SayHello" "-n" "8"
+                       "--balance" "round_robin" "--connections" "1")
+          (declare (ignore run))
+          (is (= 0 code))
+          (is (search "1 of the 2 addresses" error-output)))
         (is (= 2 (backends "--balance" "round_robin")))
         (is (= 2 (backends "--service-config"
                            "{\"loadBalancingConfig\": [{\"round_robin\": {}}]}")))))))

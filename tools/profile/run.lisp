@@ -69,6 +69,19 @@ switched no sample of it can be taken."
                                    (float (/ (* samples period-ns) calls) 1d0))))
         :most 200))
 
+(defun user-function-rows (sums period-ns)
+  "The functions of users, by the time that is spent in them and in what they call."
+  (let ((whole (make-hash-table :test 'equal)))
+    (maphash (lambda (name samples)
+               (when (equal "user code" (lisp-area name)) (setf (gethash name whole) samples)))
+             (sums-whole sums))
+    (rows whole
+          (lambda (name samples)
+            (object "name" name "wholeNs" (* samples period-ns)
+                    "share" (share samples (sums-samples sums))
+                    "ns" (* (gethash name (sums-own sums) 0) period-ns)))
+          :most 50)))
+
 (defun thread-rows (sums pid period-ns)
   (let ((names (make-hash-table :test 'equal)))
     (maphash (lambda (thread samples)
@@ -120,6 +133,7 @@ PID."
      "areas" (cpu-rows (sums-areas sums) period-ns calls "kernel: switch" unsampled-ns kernel-ns)
      "phases" (cpu-rows (sums-phases sums) period-ns calls "switch" unsampled-ns kernel-ns)
      "functions" (function-rows sums period-ns calls)
+     "userFunctions" (user-function-rows sums period-ns)
      "threads" (thread-rows sums pid period-ns)
      "flame" (node-data (sums-root sums) period-ns
                         (max 1 (floor (sums-samples sums) 2000))))))

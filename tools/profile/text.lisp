@@ -71,6 +71,13 @@
     (write-cpu-rows stream "phase of a call" (phases-in-order (member-of cpu "phases")))
     (format stream "  The phases add up to ~A of what the kernel counted.~2%"
             (percent (share (total-ns (member-of cpu "phases")) kernel-ns)))
+    (when (plusp (length (member-of cpu "userFunctions")))
+      (write-rows stream '("function of yours" "share with callees" "with callees, ms" "itself, ms")
+                  (mapcar (lambda (row)
+                            (list (member-of row "name") (percent (member-of row "share"))
+                                  (milliseconds (member-of row "wholeNs"))
+                                  (milliseconds (member-of row "ns"))))
+                          (first-rows (member-of cpu "userFunctions") 15))))
     (write-rows stream '("function" "share" "µs/call" "with callees, ms")
                 (mapcar (lambda (row)
                           (list (member-of row "name") (percent (member-of row "share"))

@@ -104,7 +104,7 @@ least one real. Return a COMPARISON."
          (name (comparison-name comparison))
          (difference (difference-text comparison)))
     (if (eq :same (comparison-verdict comparison))
-        (format nil "~A is the same: ~A and ~A" name before after)
+        (format nil "~A differs by no more than noise: ~A and ~A" name before after)
         (format nil "~A ~:[rose~;fell~] from ~A to ~A~@[ (~A)~]: ~A" name
                 (< (comparison-after comparison) (comparison-before comparison)) before after
                 (and (plusp (length difference)) difference)

@@ -237,6 +237,10 @@ that one slow call does not press all others into one, and the slowest."
 
 ;;; Comparisons
 
+(defun verdict-text (verdict)
+  "VERDICT of a comparison as a word for people."
+  (if (eq :same verdict) "within noise" (string-downcase verdict)))
+
 (defun write-comparisons (comparisons stream)
   "Write COMPARISONS as a table, and what has changed in words."
   (write-columns stream
@@ -248,13 +252,14 @@ that one slow call does not press all others into one, and the slowest."
                                            (value-text unit (comparison-after comparison))
                                            (difference-text comparison)
                                            (noise-text comparison)
-                                           (string-downcase (comparison-verdict comparison)))))
+                                           (verdict-text (comparison-verdict comparison)))))
                  :left '(0 5))
   (terpri stream)
   (dolist (comparison comparisons)
     (unless (eq :same (comparison-verdict comparison))
       (format stream "  ~A~%" (comparison-words comparison))))
-  (format stream "  ~:[Nothing else has changed.~;Nothing has changed.~]~%"
+  (format stream "  ~:[Nothing else~;Nothing~] is beyond the noise; more rounds would show smaller ~
+                  differences.~%"
           (every (lambda (comparison) (eq :same (comparison-verdict comparison))) comparisons)))
 
 (defun write-comparison (before after stream)
