@@ -40,30 +40,36 @@
                                              balance service-config attempt-interceptors
                      &allow-other-keys)
   "Return a channel to TARGET, \"HOST:PORT\", \"[IPV6]:PORT\", \"unix:PATH\" or any other form that
-doc/addresses.md has. CREDENTIALS, what TLS-CREDENTIALS returns, has it speak TLS; nil, the default,
-is plaintext. COMPRESSION, :gzip, :deflate or :identity, the default, is how requests are compressed
-unless a stub's :compression says otherwise or the server does not accept it. INTERCEPTORS is a list
-of functions (method request options next), the first the outermost, each called around every stub,
-in the caller's thread: METHOD is an RPC-METHOD, OPTIONS a plist of the stub's keywords; what it
-returns is what the stub returns, which (funcall next request options) gives. CALL-CREDENTIALS is a
-function of a method's path, called in the caller's thread, that returns metadata, such as
-(bearer-token TOKEN); stubs take :call-credentials as well. They are refused with :unauthenticated
-on a channel without TLS, or with TLS that verifies nothing, unless PLAINTEXT-CREDENTIALS is true.
-BALANCE says which of TARGET's addresses have the calls, whatever a service config says of it:
-:pick-first, the default, the one that the channel is connected to; :round-robin all that can be
-reached, by turns. SERVICE-CONFIG says how calls are made if the resolver does not: a text in JSON
-as gRPC's service_config.proto has it, or the same as a plist; see doc/fleets.md. OBSERVER, what
-MAKE-OBSERVER or MAKE-METRICS returns, or a list of such, is told of the channel's calls, messages
-and connections.
-ATTEMPT-INTERCEPTORS is a list of functions of an ATTEMPT, called in order before each attempt of a
-call goes to its server, on the loop, so they must not wait. They may change its metadata
-(ATTEMPT-REQUEST-METADATA), have it fail (FAIL), and ask to be told of its end (ON-ATTEMPT-END);
-with another error in one it fails with :internal. A list (WHERE . functions) among either kind of
-interceptors is for some methods only: those of the service whose full name WHERE is, a string, or
-the one whose symbol it is. All other ARGUMENTS are rows of the options table as keywords. Connects
-nothing yet. Signal MISUSE for a wrong target or option, TLS-ERROR if CREDENTIALS cannot be used.
-From any thread; end it with CLOSE-CHANNEL, or use
-WITH-CHANNEL."
+doc/addresses.md has. It connects nothing yet; end it with CLOSE-CHANNEL, or use WITH-CHANNEL.
+CREDENTIALS            what TLS-CREDENTIALS returns has it speak TLS; nil, the default, is plaintext
+COMPRESSION            :gzip, :deflate or :identity, the default: how requests are compressed unless
+                       a stub's :compression says otherwise or the server does not accept it
+INTERCEPTORS           a list of functions (method request options next), the first the outermost,
+                       each called around every stub, in the caller's thread. METHOD is an
+                       RPC-METHOD, OPTIONS a plist of the stub's keywords; what it returns is what
+                       the stub returns, which (funcall next request options) gives
+CALL-CREDENTIALS       a function of a method's path, called in the caller's thread, that returns
+                       metadata, such as (bearer-token TOKEN); stubs take :call-credentials as
+                       well. They are refused with :unauthenticated on a channel without TLS, or
+                       with TLS that verifies nothing
+PLAINTEXT-CREDENTIALS  true has them sent there all the same
+BALANCE                which of TARGET's addresses have the calls, whatever a service config says of
+                       it: :pick-first, the default, the one that the channel is connected to;
+                       :round-robin all that can be reached, by turns; doc/fleets.md has the others
+SERVICE-CONFIG         how calls are made if the resolver does not say: a text in JSON as gRPC's
+                       service_config.proto has it, or the same as a plist; see doc/fleets.md
+OBSERVER               what MAKE-OBSERVER, MAKE-METRICS, MAKE-TRACING, MAKE-ACCESS-LOG or
+                       MAKE-CONSOLE returns, or a list of such, is told of the channel's calls,
+                       messages and connections
+ATTEMPT-INTERCEPTORS   a list of functions of an ATTEMPT, called in order before each attempt of a
+                       call goes to its server, on the loop, so they must not wait. They may change
+                       its metadata (ATTEMPT-REQUEST-METADATA), have it fail (FAIL), and ask to be
+                       told of its end (ON-ATTEMPT-END); with another error in one it fails with
+                       :internal
+A list (WHERE . functions) among either kind of interceptors is for some methods only: those of the
+service whose full name WHERE is, a string, or the one whose symbol it is. All other keywords are
+rows of the options table, see OPTION-TABLE. Signal MISUSE for a wrong target or option, TLS-ERROR
+if CREDENTIALS cannot be used. From any thread."
   (declare (ignore observer attempt-interceptors))
   (let ((scheme (loop:find-scheme target)))
     (if (and scheme (loop:scheme-open scheme))

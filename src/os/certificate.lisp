@@ -41,7 +41,9 @@ the text as WHAT, if there is none or one is damaged."
     (let ((key (pem-read-bio-private-key bio 0 0 (or password ""))))
       (when (zerop key)
         (let ((failure (or (openssl-failure) "unknown reason")))
-          (cond ((not (encrypted-key-p text))
+          (cond ((not (search "PRIVATE KEY-----" text))
+                 (tls-error "There is no private key in ~A; :key says where it is." what))
+                ((not (encrypted-key-p text))
                  (tls-error "The private key in ~A cannot be read: ~A." what failure))
                 (password
                  (tls-error "The private key in ~A is encrypted, and :password does not open it: ~

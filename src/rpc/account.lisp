@@ -16,8 +16,8 @@ Stages of a client's call: :RESOLVE (the name was looked up), :CONNECT, :HANDSHA
 HTTP/2), :BACK-OFF (until the next attempt to connect), :RETRY (until its last attempt began, if
 others have failed before), :QUEUE (for a stream of the connection, past the server's limit), :WAIT
 (from the request's headers to the first of the response), :RECEIVE (the rest of the response).
-:SEND as :STAGE means that the peer does not take what there is to send, :BEGIN that the call ended
-before it waited for anything, for example with a deadline that had passed.
+:SEND as :STAGE means that the peer does not take what there is to send, :BEGIN that the call's
+deadline had passed before it waited for anything.
 Stages of a handler's call: :RECEIVE (until the handler may start), :QUEUE (for a thread, or its
 turn on the loop), :ANSWER (from the start of the handler to the first of its answer), :SEND (the
 rest).

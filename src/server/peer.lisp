@@ -314,7 +314,7 @@ OPTIONS say so; log a warning if there may be fewer connections than OPTIONS say
          (allowed (max 1 (min wanted (- limit open spare)))))
     (cond ((< allowed wanted)
            (log-event (if (< (* 2 allowed) wanted) :warning :info)
-                      :few-descriptors :limit limit :open open :spare spare
+                      :max-connections-lowered :limit limit :open open :spare spare
                       :max-connections allowed
                       :max-connections-per-peer (min (options-max-connections-per-peer options)
                                                      (ceiling allowed 2))))

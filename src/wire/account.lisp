@@ -22,7 +22,7 @@
   "The operation STAGE."
   (let ((marks (wire-call-marks call)))
     (if (client-p call)
-        (cond ((and (call-status call) (not (marked-p marks +headers+)) (null (call-waits call)))
+        (cond ((and (overdue-p call) (not (marked-p marks +headers+)) (null (call-waits call)))
                :begin)
               ((not (marked-p marks +headers+))
                (let ((clock (endpoint-clock (wire-call-endpoint call))))

@@ -21,6 +21,7 @@
                   #:charged-arrival #:check-compression #:client-p #:define-shared-operations
                   #:due-callback #:incoming-type
                   #:may-send-p #:message-due-p #:notify #:operate #:outcome #:outcome-stage
+                  #:overdue-p
                   #:outcome-unsent #:outgoing #:outgoing-type #:pop-incoming #:push-arrival
                   #:push-incoming #:room-p #:sends-one-p #:uncharge #:verdict-error
                   #:wait-for-call #:with-user-code)

@@ -145,7 +145,7 @@ connections, and one peer has half of that."
         (let ((server (start-probe (list :ask #'answer) :raise-descriptor-limit nil)))
           (unwind-protect
                (let ((allowed (server::census-max-connections (census-of server)))
-                     (event (first (events-of :few-descriptors))))
+                     (event (first (events-of :max-connections-lowered))))
                  (is (<= (- 400 open 110) allowed (- 400 open 90)))
                  (is (= (ceiling allowed 2) (server::census-max-per-peer (census-of server))))
                  (is (= allowed (getf event :max-connections)))

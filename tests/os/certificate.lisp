@@ -70,7 +70,8 @@
                 (complaint "locked.key" "wrong")))
     (is (equal "The private key in locked.key is encrypted; :password opens it."
                (complaint "locked.key" nil)))
-    (is (search "client.pem cannot be read" (complaint "client.pem" nil)))))
+    (is (equal "There is no private key in client.pem; :key says where it is."
+               (complaint "client.pem" nil)))))
 
 (defun certificate-with (text replacement)
   "The server's certificate with the octets of REPLACEMENT, as long as TEXT, in place of those of

@@ -196,7 +196,7 @@
         ;; what is said of descriptors depends on how many the machine allows
         (is (equal '("server-started" "server-draining" "server-stopped")
                    (remove-if (lambda (event)
-                                (member event '("few-descriptors" "descriptor-limit-raised")
+                                (member event '("max-connections-lowered" "descriptor-limit-raised")
                                         :test #'equal))
                               events))))))
   (multiple-value-bind (code output error-output)
