@@ -117,8 +117,9 @@
                (first (complaint '(:method-config ((:name (()) :time-out 5)))))))
     (is (search "is it :timeout?" (second (complaint '(:method-config ((:name (()) :time-out 5)))))))
     (is (null (complaint '(:method-config ((:name (()) :timeout 5))))))
-    (is (null (complaint '(:load-balancing-config ((:plain nil))
-                           :load-balancing-policy "odd"))))
+    (with-policies
+      (is (null (complaint '(:load-balancing-config ((:plain nil))
+                             :load-balancing-policy "odd")))))
     (is (null (complaint "{\"methodConfigs\":[],\"methodConfig\":[{\"name\":[{}],\"odd\":1}]}")))))
 
 (test errors-say-where-and-what

@@ -224,8 +224,10 @@ meanwhile."
                          (fail "it was answered"))
       (grpc:unavailable (error)
         (is (search "Connection refused" (princ-to-string error))))))
-  (is (null (find "clgrpc finder" (sb-thread:list-all-threads) :key #'sb-thread:thread-name
-                                                               :test #'string=))))
+  (is-true (wait-until (lambda ()
+                         (notany (lambda (thread)
+                                   (equal "clgrpc finder" (sb-thread:thread-name thread)))
+                                 (sb-thread:list-all-threads))))))
 
 (test etcd-comes-late
   "A channel made while etcd is away finds its servers when it comes."

@@ -63,8 +63,9 @@ the etcd that THE-SERVICE-ON-ETCD has started for all of them."
              (is-false (start-workflow channel "w1" '("a" "b") :input "in" :type "letter"))
              (signals workflow-exists (start-workflow channel "w1" '("a") :input "in"))
              (is-true (start-workflow channel "w-named" 'parcel))
-             (is (equal "parcel" (pb:get-workflow-state-reply-type
-                                   (workflow-state channel "w-named"))))
+             (is (equal "parcel" (pb:workflow-state-type
+                                  (pb:get-workflow-state-reply-state
+                                   (workflow-state channel "w-named")))))
              (cancel-workflow channel "w-named")
              (signals workflow-not-found (workflow-state channel "w2"))
              (signals workflow-not-found (cancel-workflow channel "w2"))
