@@ -115,12 +115,14 @@
                 (second (complaint '(:method-configs ())))))
     (is (equal "methodConfig[0]"
                (first (complaint '(:method-config ((:name (()) :time-out 5)))))))
-    (is (search "is it :timeout?" (second (complaint '(:method-config ((:name (()) :time-out 5)))))))
+    (is (search "is it :timeout?"
+                (second (complaint '(:method-config ((:name (()) :time-out 5)))))))
     (is (null (complaint '(:method-config ((:name (()) :timeout 5))))))
     (with-policies
       (is (null (complaint '(:load-balancing-config ((:plain nil))
                              :load-balancing-policy "odd")))))
-    (is (null (complaint "{\"methodConfigs\":[],\"methodConfig\":[{\"name\":[{}],\"odd\":1}]}")))))
+    (is (null (complaint
+               "{\"methodConfigs\":[],\"methodConfig\":[{\"name\":[{}],\"odd\":1}]}")))))
 
 (test errors-say-where-and-what
   (let ((text (handler-case (config:parse-service-config (retry-with '|maxAttempts| "1"))

@@ -39,7 +39,7 @@
                                          (:m1 ((5 . 5)) "takes a string, not 5")
                                          (:f17 5 "takes a message of type")
                                          (:r3 5 "takes a sequence, not 5")
-                                         (:r14 "PG" "takes a list or a vector, since it is repeated, not \"PG\"")
+                                         (:r14 "PG" "takes a list or a vector, since it is")
                                          (:m1 5 "takes an alist, a hash table or another map"))
           do (destructuring-bind (field text) (complaint (lambda () (all keyword value)))
                (is (string-equal field (format nil "clgrpc.test.All.~A" keyword)))

@@ -451,7 +451,8 @@ that, until the answer is there (wait)."))))
                                     (value-text unit (comparison-after comparison))
                                     (list :cell class (difference-text comparison))
                                     (noise-text comparison)
-                                    (list :cell class (verdict-text (comparison-verdict comparison)))))
+                                    (list :cell class
+                                          (verdict-text (comparison-verdict comparison)))))
                 :label "Figures before and after")
     (let ((differences (option-differences before after)))
       (when differences
