@@ -282,7 +282,7 @@ returns them, define to the names of the files that do."
     ("client" "base" 95) ("client" "dns" 10) ("client" "os" 10) ("client" "loop" 55)
     ("client" "hpack" 20)
     ("client" "http2" 40) ("client" "protobuf" 10) ("client" "status" 20) ("client" "service" 10)
-    ("client" "rpc" 50) ("client" "calling" 55) ("client" "wire" 160) ("client" "config" 40)
+    ("client" "rpc" 50) ("client" "calling" 55) ("client" "wire" 165) ("client" "config" 40)
     ("config" "base" 20) ("config" "status" 10)
     ("balance" "base" 40) ("balance" "loop" 10) ("balance" "hpack" 10) ("balance" "protobuf" 10)
     ("balance" "status" 10) ("balance" "service" 10) ("balance" "rpc" 10) ("balance" "config" 30)

@@ -57,7 +57,8 @@ whatever it was told before."
       (give-octets-back octets)
       plain)))
 
-(define-hot (fitting :inline t) ((call wire-call) (stream http2:stream) (encoded (or octets parcel)))
+(define-hot (fitting :inline t) ((call wire-call) (stream http2:stream)
+                                 (encoded (or octets parcel)))
     (or octets parcel)
   "ENCODED, of ENCODE-MESSAGE for CALL, as the peer of STREAM can read it."
   (if (and (compression-of call)
