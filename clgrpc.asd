@@ -1617,6 +1617,7 @@
                (:file "definition")
                (:file "decision")
                (:file "change")
+               (:file "claim")
                (:file "model")
                (:file "service")
                (:file "interleaving")

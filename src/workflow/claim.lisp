@@ -249,7 +249,9 @@ list of it, or an empty one."
   (count 1 :type (integer 1) :read-only t) ; of tasks, at most
   ;; the kind and the id of the task that it was woken for, and what ARRIVALS said then; or nil
   (woken nil :type list)
-  (over nil :type boolean))             ; it is answered, or nobody wants an answer; under the lock
+  ;; under the lock
+  (tickets '() :type list)              ; while it is parked: its places in the queues
+  (over nil :type boolean))             ; it is answered, or nobody wants an answer
 
 (defun arrival-place (kind)
   "The place of KIND in the arrivals of a desk. Kinds that share one only cause looks in vain."
@@ -262,21 +264,59 @@ list of it, or an empty one."
 (defun arrivals-now (desk kinds)
   (sb-thread:with-mutex ((desk-lock desk)) (arrivals desk kinds)))
 
+;;; The queues; the lock is held
+
+(defun kind-queue (desk kind)
+  "The head of the queue of KIND at DESK, made now if there is none."
+  (let ((queues (desk-queues desk)))
+    (or (gethash kind queues)
+        (setf (gethash kind queues) (make-ring)))))
+
+(defun enter-desk (desk waiting)
+  "WAITING is parked, behind all others."
+  (flet ((enter (kind queue)
+           (let ((ticket (make-ticket waiting kind)))
+             (isolate-ring ticket)
+             (enter-ring ticket queue)
+             ticket)))
+    (incf (desk-parked desk))
+    (setf (waiting-tickets waiting)
+          (cons (enter nil (desk-queue desk))
+                (loop for kind in (waiting-kinds waiting)
+                      collect (enter kind (kind-queue desk kind)))))))
+
+(defun quit-desk (desk waiting)
+  "WAITING, if it is parked, is so no more."
+  (when (waiting-tickets waiting)
+    (decf (desk-parked desk))
+    (dolist (ticket (shiftf (waiting-tickets waiting) '()))
+      (quit-ring ticket)
+      (let ((kind (ticket-kind ticket)))
+        (unless (or (null kind) (ring-first (kind-queue desk kind)))
+          (remhash kind (desk-queues desk)))))))
+
+(defun take-first (desk &optional kind)
+  "Take the first claim that is parked, of those for KIND if it is given, and return it; or nil."
+  (let* ((queue (if kind (gethash kind (desk-queues desk)) (desk-queue desk)))
+         (ticket (and queue (ring-first queue))))
+    (when ticket
+      (quit-desk desk (ticket-waiting ticket))
+      (ticket-waiting ticket))))
+
+;;; Who is woken
+
 (defun retry-waiting (desk waiting &optional kind id)
   "WAITING is to be tried again, for the task of ID, of KIND, or to look for any. The lock is held."
   (setf (waiting-woken waiting) (and kind (list kind id (arrivals desk (waiting-kinds waiting)))))
-  (push waiting (desk-retries desk))
+  (enqueue waiting (desk-retries desk))
   (sb-thread:condition-notify (desk-bell desk)))
 
 (defun wake-claim (desk kind id)
   "The task of ID, of KIND, can perhaps be claimed: the first claim that waits for one of this kind
 is to try it. The lock is held."
   (incf (svref (desk-arrivals desk) (arrival-place kind)))
-  (let ((waiting (find-if (lambda (waiting) (find kind (waiting-kinds waiting) :test #'string=))
-                          (desk-parked desk))))
-    (when waiting
-      (setf (desk-parked desk) (delete waiting (desk-parked desk) :count 1))
-      (retry-waiting desk waiting kind id))))
+  (let ((waiting (take-first desk kind)))
+    (when waiting (retry-waiting desk waiting kind id))))
 
 (defun pass-wake-up (desk waiting)
   "WAITING does not see to the task that it was woken for; another one is to."
@@ -293,9 +333,9 @@ BACKLOG-FULL if too many wait."
             ((desk-closed desk) (refuse :store-unavailable "the node is stopping"))
             ((not (equal seen (arrivals desk (waiting-kinds waiting))))
              (retry-waiting desk waiting))
-            ((<= most (length (desk-parked desk)))
+            ((<= most (desk-parked desk))
              (refuse-size :backlog-full :max-waiting-claims most nil "too many claims wait"))
-            (t (setf (desk-parked desk) (append (desk-parked desk) (list waiting))))))))
+            (t (enter-desk desk waiting))))))
 
 (defun note-ready (node kind id)
   "The task of ID, of KIND, can be claimed."
@@ -307,13 +347,14 @@ BACKLOG-FULL if too many wait."
   (let ((desk (node-desk node)))
     (sb-thread:with-mutex ((desk-lock desk))
       (map-into (desk-arrivals desk) #'1+ (desk-arrivals desk))
-      (dolist (waiting (shiftf (desk-parked desk) '()))
-        (retry-waiting desk waiting)))))
+      (loop for waiting = (take-first desk)
+            while waiting
+            do (retry-waiting desk waiting)))))
 
 (defun end-waiting (desk waiting)
   "WAITING is to be answered, or nobody wants an answer. Return true for the first who says so."
   (sb-thread:with-mutex ((desk-lock desk))
-    (setf (desk-parked desk) (delete waiting (desk-parked desk) :count 1))
+    (quit-desk desk waiting)
     (not (shiftf (waiting-over waiting) t))))
 
 (defun return-tasks (node tasks)
@@ -367,10 +408,8 @@ was woken for."
   (sb-thread:with-mutex ((desk-lock desk))
     (loop
       (when (desk-closed desk) (return nil))
-      (when (desk-retries desk)
-        (let ((waiting (first (last (desk-retries desk)))))
-          (setf (desk-retries desk) (butlast (desk-retries desk)))
-          (return waiting)))
+      (let ((waiting (dequeue (desk-retries desk))))
+        (when waiting (return waiting)))
       (loop:await-notice (desk-bell desk) (desk-lock desk) (loop:notice-end 60)))))
 
 (defun run-claimer (node)
@@ -396,5 +435,8 @@ was woken for."
          (all (sb-thread:with-mutex ((desk-lock desk))
                 (setf (desk-closed desk) t)
                 (sb-thread:condition-broadcast (desk-bell desk))
-                (append (shiftf (desk-parked desk) '()) (shiftf (desk-retries desk) '())))))
+                (append (loop for waiting = (take-first desk)
+                              while waiting
+                              collect waiting)
+                        (clear-fifo (desk-retries desk))))))
     (dolist (waiting all) (answer-waiting node waiting '()))))

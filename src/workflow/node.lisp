@@ -4,12 +4,21 @@
 
 (in-package #:clgrpc.workflow)
 
+(defstruct (ticket (:include ring) (:constructor make-ticket (waiting kind)) (:copier nil))
+  "The place of a claim that waits in a queue of the desk."
+  (waiting nil :read-only t)            ; the claim
+  (kind nil :type (or null string) :read-only t)) ; whose queue it is; nil: the queue of all
+
 (defstruct (desk (:copier nil))
-  "Where claims wait. LOCK guards the rest."
+  "Where claims wait. LOCK guards the rest. A claim is in the queue of all and in that of each of
+its kinds, so that the first of a kind is found, and one that waits no more is taken out, at once."
   (lock (sb-thread:make-mutex :name "clgrpc workflow desk") :read-only t) ; of all below
   (bell (sb-thread:make-waitqueue :name "clgrpc workflow desk") :read-only t) ; RETRIES has one more
-  (parked '() :type list)               ; claims that wait for a task, the first one first
-  (retries '() :type list)              ; claims for which there may be one now, the last one first
+  (parked 0 :type index)                ; how many claims wait for a task
+  (queue (make-ring) :type ring :read-only t) ; the head of the TICKETs of all, first to last
+  ;; from a kind for which claims wait to the head of their TICKETs
+  (queues (make-hash-table :test 'equal) :type hash-table :read-only t)
+  (retries (make-fifo) :type fifo :read-only t) ; claims for which there may be a task now
   ;; how often tasks of some kinds could be claimed, by ARRIVAL-PLACE of the kind
   (arrivals (make-array 256 :initial-element 0) :type simple-vector :read-only t)
   ;; ids that this node is about to claim, and the kind of each; nil once it can be claimed no more

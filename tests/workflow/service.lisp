@@ -127,7 +127,7 @@ is over. It names a session that lives."
                                         (pb:make-claim-request :session session :kinds '("b" "a")
                                                                :wait-ms 20000))))
         (is-true (wait-until (lambda ()
-                               (workflow::desk-parked (workflow::node-desk node)))))
+                               (plusp (workflow::desk-parked (workflow::node-desk node))))))
         (start-workflow other "w" '("a") :input "in")
         (let ((task (elt (pb:claim-reply-tasks (clgrpc.loop:await future :timeout +patience+)) 0)))
           (is (string= "w" (pb:task-id task)))
@@ -138,10 +138,10 @@ is over. It names a session that lives."
                                         (pb:make-claim-request :session session :kinds '("c")
                                                                :wait-ms 20000))))
         (is-true (wait-until (lambda ()
-                               (workflow::desk-parked (workflow::node-desk node)))))
+                               (plusp (workflow::desk-parked (workflow::node-desk node))))))
         (rpc:cancel future)
         (is-true (wait-until (lambda ()
-                               (null (workflow::desk-parked (workflow::node-desk node)))))))
+                               (zerop (workflow::desk-parked (workflow::node-desk node)))))))
       (start-workflow other "w2" '("c"))
       (is (= 1 (length (claim node session '("c")))))
       (signals session-lost (claim node "7b" '("a")))
@@ -152,11 +152,11 @@ is over. It names a session that lives."
 (defun claim-later (node session kinds)
   "A call that claims a task of KINDS and waits at NODE by now."
   (let* ((desk (workflow::node-desk node))
-         (count (length (workflow::desk-parked desk)))
+         (count (workflow::desk-parked desk))
          (call (calling:call-async #'methods:claim node
                                    (pb:make-claim-request :session session :kinds kinds
                                                           :wait-ms 60000))))
-    (is-true (wait-until (lambda () (< count (length (workflow::desk-parked desk))))))
+    (is-true (wait-until (lambda () (< count (workflow::desk-parked desk)))))
     call))
 
 (defun ids-claimed (call)
@@ -173,7 +173,9 @@ is over. It names a session that lives."
       ;; nobody waits for its answer any more
       (let ((call (claim-later node session '("a"))))
         (sb-thread:with-mutex ((workflow::desk-lock desk))
-          (push (workflow::make-waiting :kinds '("a") :over t) (workflow::desk-parked desk)))
+          (let ((other (workflow::take-first desk)))
+            (workflow::enter-desk desk (workflow::make-waiting :kinds '("a") :over t))
+            (workflow::enter-desk desk other)))
         (start-workflow node "w1" '("a"))
         (is (equal '("w1") (ids-claimed call))))
       ;; its session has ended
@@ -714,7 +716,8 @@ by which changes would be passed by."
                                    (pb:make-claim-request :session session :kinds '("a")
                                                           :wait-ms 20000))))
         (let ((first (claim-later)))
-          (is-true (wait-until (lambda () (workflow::desk-parked (workflow::node-desk node)))))
+          (is-true (wait-until (lambda ()
+                                 (plusp (workflow::desk-parked (workflow::node-desk node))))))
           (signals backlog-full (claim node session '("a") :wait 1))
           (rpc:cancel first))))
     (let ((watcher (watch-workflow (constantly nil) node "w0")))

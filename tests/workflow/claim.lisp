@@ -1,0 +1,67 @@
+;;;; Claims that wait at the desk of a node, without a store: who is found first, and what it costs.
+
+(in-package #:clgrpc.tests.workflow)
+(in-suite :clgrpc.workflow)
+
+(defun node-with-desk ()
+  (make-instance 'workflow-service :root "" :limits (workflow::make-limits)))
+
+(defun park (node &rest kinds)
+  "A claim for KINDS that waits at NODE."
+  (let ((waiting (workflow::make-waiting :kinds kinds)))
+    (workflow::park-claim node waiting
+                          (workflow::arrivals-now (workflow::node-desk node) kinds))
+    waiting))
+
+(defun woken (node kind)
+  "Who is woken for a task of KIND, or nil."
+  (workflow::note-ready node kind "id")
+  (base:dequeue (workflow::desk-retries (workflow::node-desk node))))
+
+(test the-first-claim-of-a-kind-is-woken
+  (let* ((node (node-with-desk)) (desk (workflow::node-desk node))
+         (first (park node "a" "b")) (second (park node "b")) (third (park node "b" "c" "a"))
+         (fourth (park node "c")))
+    (is (= 4 (workflow::desk-parked desk)))
+    (is (null (woken node "d")))
+    (is (eq first (woken node "b")))
+    (is (= 3 (workflow::desk-parked desk)))
+    (is (eq third (woken node "a")) "the first waits for nothing any more")
+    (is (null (woken node "a")))
+    (is-true (workflow::end-waiting desk second))
+    (is (not (workflow::end-waiting desk second)) "once")
+    (is (null (woken node "b")) "it has left")
+    (workflow::retry-all-claims node)
+    (is (eq fourth (base:dequeue (workflow::desk-retries desk))))
+    (is (zerop (workflow::desk-parked desk)))
+    (is (zerop (hash-table-count (workflow::desk-queues desk))) "nothing is left of the kinds")))
+
+(test too-many-claims-do-not-wait
+  (let ((node (make-instance 'workflow-service
+                             :root "" :limits (workflow::make-limits :max-waiting-claims 2))))
+    (park node "a")
+    (let ((second (park node "b")))
+      (signals backlog-full (park node "a"))
+      (workflow::end-waiting (workflow::node-desk node) second)
+      (is-true (park node "a")))))
+
+(defun cost-of-claims (count)
+  "The nanoseconds of this thread and the octets that it takes to park COUNT claims, of which half
+are woken, from the last kind on, and half end, the last first."
+  (let* ((node (node-with-desk)) (desk (workflow::node-desk node)) (claims '())
+         (octets (sb-ext:get-bytes-consed)) (since (base:thread-time-ns)))
+    (dotimes (i count) (push (park node (format nil "~D" (floor i 2))) claims))
+    (loop for i from (1- (floor count 2)) downto 0
+          do (workflow::note-ready node (princ-to-string i) "id"))
+    (dolist (claim claims) (workflow::end-waiting desk claim))
+    (loop while (base:dequeue (workflow::desk-retries desk)))
+    (is (zerop (workflow::desk-parked desk)))
+    (values (- (base:thread-time-ns) since) (- (sb-ext:get-bytes-consed) octets))))
+
+(test a-claim-costs-the-same-however-many-wait
+  "With eight times as many all takes eight times as long, not 64 times."
+  (cost-of-claims 1000)
+  (multiple-value-bind (few few-octets) (cost-of-claims 1000)
+    (multiple-value-bind (many many-octets) (cost-of-claims 8000)
+      (is (< many (* 24 few)) "~D and ~D ns" few many)
+      (is (< many-octets (* 16 few-octets)) "~D and ~D octets" few-octets many-octets))))
