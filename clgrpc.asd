@@ -136,6 +136,7 @@
                (:file "resolver")
                (:file "datagram")
                (:file "connector")
+               (:file "back-off")
                (:file "future")))
 
 (defsystem "clgrpc/dns"
@@ -491,7 +492,6 @@
   :pathname "src/client/"
   :serial t
   :components ((:file "package")
-               (:file "back-off")
                (:file "resolver")
                (:file "choice")
                (:file "naming")
@@ -1195,6 +1195,7 @@
                (:file "unix")
                (:file "listener")
                (:file "connector")
+               (:file "back-off")
                (:file "share")
                (:file "reserve")
                (:file "future")
@@ -1706,7 +1707,6 @@
                (:file "runtime")
                (:file "channel")
                (:file "target")
-               (:file "back-off")
                (:file "resolver")
                (:file "choice")
                (:file "naming")

@@ -21,5 +21,7 @@
                 #:subchannel-attributes
                 #:subchannel-key #:subchannel-note #:subchannel-watchers #:trouble-text #:room-p
                 #:subchannel-calls #:impose-veto #:lift-veto #:add-listener
-                #:switch #:open-side-call #:close-side-call #:back-off)
+                #:switch #:open-side-call #:close-side-call)
+  (:import-from #:clgrpc.loop
+                #:back-off #:make-back-off #:start-back-off #:stop-back-off #:forget-failures)
   (:export #:xxh64))

@@ -25,7 +25,7 @@
   (began-ns 0 :type nanoseconds)        ; when it began
   (hasty nil :type boolean)             ; one was made at once, and none has lasted since
   (vain nil :type boolean)              ; the server does not implement it
-  (back-off (client:make-back-off) :type back-off :read-only t)) ; between calls
+  (back-off (make-back-off) :type back-off :read-only t)) ; between calls
 
 (defmethod print-object ((vigil vigil) stream)
   (print-unreadable-object (vigil stream :type t)
@@ -50,7 +50,7 @@
 
 (defun renew-later (vigil)
   (let ((loop (client:core-loop (vigil-core vigil))))
-    (client:start-back-off (vigil-back-off vigil) loop (client:core-options (vigil-core vigil))
+    (start-back-off (vigil-back-off vigil) loop (client:core-options (vigil-core vigil))
                     (lambda () (resume-vigil vigil))
                     :since-ns (loop:event-loop-now loop))))
 
@@ -89,7 +89,7 @@
          (tell-of-vigil vigil :unimplemented))
         (t (tell-of-vigil vigil :lost status)
            (when (lasted-p vigil)
-             (client:forget-failures (vigil-back-off vigil))
+             (forget-failures (vigil-back-off vigil))
              (setf (vigil-hasty vigil) nil))
            (if (and (vigil-heard vigil) (not (vigil-hasty vigil)))
                (renew-at-once vigil)
@@ -98,7 +98,7 @@
 (defun suspend-vigil (vigil)
   "End the call of VIGIL: its links are not ready any more, or nobody wants to know."
   (setf (vigil-hasty vigil) nil)
-  (client:stop-back-off (vigil-back-off vigil) (client:core-loop (vigil-core vigil)))
+  (stop-back-off (vigil-back-off vigil) (client:core-loop (vigil-core vigil)))
   (let ((call (shiftf (vigil-call vigil) nil)))
     (when call (close-side-call call))))
 

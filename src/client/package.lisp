@@ -10,6 +10,9 @@
   (:import-from #:sb-ext #:compare-and-swap #:defglobal #:define-load-time-global)
   (:import-from #:clgrpc.status
                   #:rpc-error-message)
+  (:import-from #:clgrpc.loop
+                  #:back-off #:make-back-off #:back-off-seconds #:back-off-timer #:next-back-off
+                  #:start-back-off #:stop-back-off #:forget-failures)
   (:import-from #:clgrpc.service
                   #:rpc-method #:rpc-method-kind #:rpc-method-path)
   (:import-from #:clgrpc.rpc
@@ -45,8 +48,6 @@
    #:quit-resolver #:deliver #:make-resolver
    #:backend #:backend-addresses #:backend-key #:backend-attributes #:make-backend #:backend-with
    #:first-address
-   ;; back-off.lisp
-   #:back-off #:make-back-off #:start-back-off #:stop-back-off #:forget-failures
    ;; balancer.lisp
    #:balancer #:balancer-core #:balancer-parent #:balancer-now #:balancer-random
    #:update-backends #:subchannel-changed #:exit-idle #:close-balancer #:child-published

@@ -60,7 +60,8 @@ to older data, all members come again. Returns only by a non-local exit of FUNCT
 or an RPC-ERROR: one that does not pass, or the last, UNAVAILABLE if there was none, when for
 PATIENCE-SECONDS no node has answered that was asked. That a node hangs which has answered, only the
 keepalive-seconds of CHANNEL tell. From any thread but a loop's."
-  (let ((end nil))                      ; when patience ends; nil while a node answers
+  (let ((end nil)                       ; when patience ends; nil while a node answers
+        (pauses (loop:make-pauses +follow-pause-seconds+ +follow-pause-seconds+)))
     (loop
       (unless end (setf end (loop:notice-end patience-seconds)))
       (handler-case
@@ -84,4 +85,4 @@ keepalive-seconds of CHANNEL tell. From any thread but a loop's."
                        :status :unavailable
                        :message (format nil "no node has answered for ~D s" patience-seconds))
                 (error condition)))))
-      (loop:world-sleep +follow-pause-seconds+))))
+      (loop:world-sleep (loop:next-pause pauses)))))

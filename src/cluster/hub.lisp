@@ -36,6 +36,8 @@
   (refused '() :type list)              ; those that get none: their calls end once LOCK is free
   (beginning (sb-thread:make-mutex :name "clgrpc cluster mirror") :read-only t) ; of MIRROR's change
   (mirror nil :type (or null etcd:mirror)) ; of the store
+  ;; before the store is asked again that failed
+  (pauses (loop:make-pauses +pause-seconds+ +pause-seconds+) :type loop:pauses :read-only t)
   (closed nil :type boolean))           ; it is to end
 
 (declaim (sb-ext:freeze-type watcher hub))
@@ -307,8 +309,8 @@ ETCD-ERROR."
       (etcd:cancel-mirror mirror))))
 
 (defun pause-hub (hub)
-  "Wait for +PAUSE-SECONDS+ or until HUB is closed."
-  (let ((end (loop:notice-end +pause-seconds+)))
+  "Wait for about +PAUSE-SECONDS+ or until HUB is closed."
+  (let ((end (loop:notice-end (loop:next-pause (hub-pauses hub)))))
     (with-hub (hub)
       (loop until (or (hub-closed hub)
                       (<= end (loop:world-now)))

@@ -227,8 +227,8 @@ entry meanwhile."
 
 (defun run-joiner (node)
   "What the thread does that has NODE join again."
-  (loop with pause = +first-pause-seconds+
-        while (pause-node node pause)
+  (loop with pauses = (loop:make-pauses +first-pause-seconds+ +longest-pause-seconds+)
+        while (pause-node node (loop:next-pause pauses))
         do (handler-case (return (join-node node))
              (superseded ()
                (return (supersede node (or (handler-case
@@ -239,8 +239,7 @@ entry meanwhile."
                                            (node-asked node)))))
              ((or cluster-error etcd:etcd-error) (condition)
                (log-event :info :cluster-node-not-joined :node (node-name node)
-                                                         :condition (princ-to-string condition))
-               (setf pause (min +longest-pause-seconds+ (* 2 pause)))))))
+                                                         :condition (princ-to-string condition))))))
 
 (defun begin-joining (node)
   (with-node-lock (node)

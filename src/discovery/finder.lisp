@@ -270,19 +270,18 @@ ETCD-ERROR if it cannot be fetched."
 
 (defun run-finder (finder)
   "What the thread of FINDER does."
-  (loop with pause-ms = +first-pause-ms+
+  (loop with pauses = (loop:make-pauses +first-pause-seconds+ +longest-pause-seconds+)
         until (finder-ended finder)
         do (handler-case (progn (follow-name finder)
-                                (setf pause-ms +first-pause-ms+))
+                                (loop:forget-failures pauses))
              (error (condition)
                (note (finder-meter finder) #'meter-failures 1 (finder-name finder) "read")
                (log-event (if (typep condition 'etcd:etcd-error) :warning :error)
                           :discovery-failed :name (finder-name finder)
                                             :condition (princ-to-string condition))
                (tell finder :failure (princ-to-string condition))
-               (setf (finder-page finder) (max +shortest-page+ (floor (finder-page finder) 8)))
-               (setf pause-ms (min +longest-pause-ms+ (* 2 pause-ms)))))
-           (pause-finder finder pause-ms)
+               (setf (finder-page finder) (max +shortest-page+ (floor (finder-page finder) 8)))))
+           (pause-finder finder (* 1000 (loop:next-pause pauses)))
         finally (tell finder :failure "the client of etcd is closed")))
 
 ;;; Whose they are

@@ -32,6 +32,8 @@
   (resolve nil :type function :read-only t) ; (host port): addresses and, if there are none, why
   (lock (sb-thread:make-mutex :name "clgrpc hosts") :read-only t) ; of what follows
   (table (make-hash-table :test #'equal) :type hash-table) ; from address to look-up
+  (pauses (loop:make-pauses +failure-seconds+ +failure-seconds+) ; before a name is asked for again
+   :type loop:pauses :read-only t)
   (asking 0 :type (integer 0)))         ; how many look-ups are under way
 
 (declaim (sb-ext:freeze-type look-up hosts))
@@ -71,7 +73,7 @@ anything, and true if the failure is a new one."
       (setf (look-up-failure look-up) failure
             (look-up-asking look-up) nil
             (look-up-due-ns look-up) (loop:notice-end (if failure
-                                                          +failure-seconds+
+                                                          (loop:next-pause (hosts-pauses hosts))
                                                           +look-up-seconds+)))
       (decf (hosts-asking hosts))
       (values (or new-addresses new-failure) new-failure))))

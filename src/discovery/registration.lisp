@@ -20,8 +20,8 @@
 (defconstant +write-seconds+ 2 "How long a request of a registration's may take.")
 (defconstant +last-seconds+ 1/2 "How long the last one may take if the one before has failed.")
 (defconstant +withdraw-seconds+ 3 "How long WITHDRAW takes at most.")
-(defconstant +first-pause-ms+ 50 "How long one waits before it is made again.")
-(defconstant +longest-pause-ms+ 2000 "The longest such wait.")
+(defconstant +first-pause-seconds+ 1/20 "How long one waits before it is made again.")
+(defconstant +longest-pause-seconds+ 2 "The longest such wait.")
 (defconstant +own-leases+ 4 "So many leases are remembered under which the key may stand.")
 
 (defstruct (registration (:constructor %make-registration) (:copier nil))
@@ -211,10 +211,10 @@ since it was gone; :left if somebody else has it; nil if REGISTRATION is to be k
 
 (defun keep-registered (registration)
   "What the thread of REGISTRATION does."
-  (loop with pause-ms = +first-pause-ms+
+  (loop with pauses = (loop:make-pauses +first-pause-seconds+ +longest-pause-seconds+)
         while (await-work registration)
         do (handler-case (progn (write-registration registration)
-                                (setf pause-ms +first-pause-ms+))
+                                (loop:forget-failures pauses))
              (etcd:etcd-error (condition)
                (with-registration (registration)
                  (setf (registration-trouble registration) condition))
@@ -223,8 +223,7 @@ since it was gone; :left if somebody else has it; nil if REGISTRATION is to be k
                (log-event :warning :server-not-registered
                           :key (registration-key registration)
                           :condition (princ-to-string condition))
-               (await registration (loop:notice-end (/ pause-ms 1000)) (constantly nil))
-               (setf pause-ms (min +longest-pause-ms+ (* 2 pause-ms)))))))
+               (await registration (loop:notice-end (loop:next-pause pauses)) (constantly nil))))))
 
 ;;; What users do
 

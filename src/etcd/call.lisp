@@ -68,17 +68,19 @@
   "Return what FUNCTION, a call, returns, and call it until END-NS again and again while it signals
 UNAVAILABLE: if TWICE is true, since it may be done twice; else only after a member has refused it."
   (declare (type function function))
-  (let ((pause +first-repetition-seconds+))
+  (let ((pauses nil))
     (loop
       (handler-case (return (funcall function))
         (unavailable (error)
-          (let ((next (loop:notice-end pause)))
+          (unless pauses
+            (setf pauses (loop:make-pauses +first-repetition-seconds+
+                                           +longest-repetition-seconds+)))
+          (let ((next (loop:notice-end (loop:next-pause pauses))))
             (unless (and (or twice (refused-p error))
                          (typep (etcd-error-cause error) 'status:rpc-error)
                          (< next end-ns)
                          (pause-errand next))
-              (error error))
-            (setf pause (min +longest-repetition-seconds+ (* 2 pause)))))))))
+              (error error))))))))
 
 (defun call-stub (etcd stub request seconds metadata)
   "What STUB, a unary one, answers to REQUEST within SECONDS."

@@ -187,7 +187,8 @@ renewed. The others come first the next time."
   "What the thread of LEASE does."
   (let* ((third (/ (lease-seconds lease) 3))
          (tenth (/ (lease-seconds lease) 10))
-         (wait third) (patience tenth))
+         (wait third) (patience tenth)
+         (pauses (loop:make-pauses 1/2 1/2)))
     (loop while (pause-lease lease wait)
           do (handler-case
                  (with-errand ((lease-errand lease))
@@ -198,7 +199,7 @@ renewed. The others come first the next time."
                (etcd-error (error)
                  (unless (lease-alive-p lease) (lose-lease lease error))
                  ;; longer each time, since etcd may be slow
-                 (setf wait (min 1/2 (/ third 4) (seconds-until lease))
+                 (setf wait (min (loop:next-pause pauses) (/ third 4) (seconds-until lease))
                        patience (min third (* 2 patience))))))))
 
 (defun begin-keeping (lease)

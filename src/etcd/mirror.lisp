@@ -15,6 +15,9 @@
   (on-end nil :type (or null function) :read-only t) ; of the condition that has ended it
   (lock (sb-thread:make-mutex :name "clgrpc mirror") :read-only t) ; of what follows
   (bell (sb-thread:make-waitqueue :name "clgrpc mirror") :read-only t) ; it has ended
+  ;; before it fetches entries again
+  (pauses (loop:make-pauses +mirror-pause-seconds+ +mirror-pause-seconds+)
+   :type loop:pauses :read-only t)
   (watch nil :type (or null watch))     ; its present one, on whose thread it is mended
   (ending nil :type (or null function)) ; ends it
   (ended nil :type boolean))            ; it was cancelled, or has failed
@@ -74,7 +77,7 @@ seconds."
         (unless begun (set-mirror-watch mirror before))))))
 
 (defun pause-mirror (mirror)
-  (let ((end (loop:notice-end +mirror-pause-seconds+)))
+  (let ((end (loop:notice-end (loop:next-pause (mirror-pauses mirror)))))
     (sb-thread:with-mutex ((mirror-lock mirror))
       (loop until (or (mirror-ended mirror) (<= end (loop:world-now)))
             do (loop:await-notice (mirror-bell mirror) (mirror-lock mirror) end)))))

@@ -98,13 +98,13 @@
 (defun call-patiently (place end-ns function)
   "What FUNCTION, which may be called again, returns, though members may be missing meanwhile; until
 END-NS."
-  (loop
-    (handler-case (return (funcall function (step-timeout place end-ns)))
-      (etcd-error (error)
-        (let ((next (loop:notice-end +place-pause-seconds+)))
-          (when (or (not (passing-p error)) (<= end-ns next)) (error error))
-          (pause-place place next)
-          (check-waiting place end-ns))))))
+  (loop with pauses = (loop:make-pauses +place-pause-seconds+ +place-pause-seconds+)
+        do (handler-case (return (funcall function (step-timeout place end-ns)))
+             (etcd-error (error)
+               (let ((next (loop:notice-end (loop:next-pause pauses))))
+                 (when (or (not (passing-p error)) (<= end-ns next)) (error error))
+                 (pause-place place next)
+                 (check-waiting place end-ns))))))
 
 ;;; Joining the queue, and leaving it
 

@@ -12,8 +12,9 @@
 
 (in-package #:clgrpc.etcd)
 
-(defconstant +first-pause-ms+ 50 "How long a watch waits before it asks again the first time.")
-(defconstant +longest-pause-ms+ 2000 "How long it waits at most.")
+(defconstant +first-pause-seconds+ 1/20
+  "How long a watch waits before it asks again the first time.")
+(defconstant +longest-pause-seconds+ 2 "How long it waits at most.")
 (defconstant +progress-seconds+ 1/4 "How long progress is waited for before it is asked for again.")
 
 (defstruct (change (:constructor make-change (kind entry previous)) (:copier nil))
@@ -53,8 +54,9 @@ compacted; nil if it was not there.")
   (fragments '() :type list)            ; changes of a response whose last fragment is not there
   (token nil :type (or null string))    ; that its stream was opened with
   (denied nil :type boolean)            ; since it was last open etcd has denied it
-  (pause-ms +first-pause-ms+ :type (integer 0 10000)) ; before the next stream
-  (random (loop:new-random-state) :type random-state :read-only t) ; for pauses
+  ;; before the next stream
+  (pauses (loop:make-pauses +first-pause-seconds+ +longest-pause-seconds+)
+   :type loop:pauses :read-only t)
   (errand (make-errand) :type errand :read-only t) ; what its thread waits for but its stream
   (ending nil :type (or null function)) ; ends the thread
   (lock (sb-thread:make-mutex :name "clgrpc watch") :read-only t) ; of what follows
@@ -278,8 +280,8 @@ goes on with a response that has HEADER."
               while (and response (watch-open-p watch))
               do (note-store watch response)
                  (let ((changes (note-response watch response)))
-                   (setf (watch-pause-ms watch) +first-pause-ms+
-                         (watch-denied watch) nil)
+                   (loop:forget-failures (watch-pauses watch))
+                   (setf (watch-denied watch) nil)
                    (set-watch watch (lambda () (setf (watch-state watch) :open
                                                      (watch-begun watch) t)))
                    (tell-or-fail watch changes)))))
@@ -300,9 +302,7 @@ go on at once, since it has a new token."
 
 (defun pause-watch (watch)
   "Wait before the next stream of WATCH, longer each time, or until it ends."
-  (let* ((pause (watch-pause-ms watch))
-         (end (loop:notice-end (/ (+ pause (random pause (watch-random watch))) 1000))))
-    (setf (watch-pause-ms watch) (min +longest-pause-ms+ (* 2 pause)))
+  (let ((end (loop:notice-end (loop:next-pause (watch-pauses watch)))))
     (sb-thread:with-mutex ((watch-lock watch))
       (loop while (and (watch-open-p watch) (< (loop:world-now) end))
             do (loop:await-notice (watch-bell watch) (watch-lock watch) end)))))

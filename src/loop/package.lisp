@@ -90,6 +90,9 @@
    #:exchange #:open-exchange #:send-datagram #:close-exchange #:route-p
    ;; connector.lisp
    #:connector #:connect-addresses #:candidate-failed #:end-connecting #:connect-to
+   ;; back-off.lisp
+   #:back-off #:make-back-off #:back-off-seconds #:back-off-timer #:next-back-off #:start-back-off
+   #:stop-back-off #:forget-failures #:pauses #:make-pauses #:next-pause
    ;; future.lisp
    #:cancel #:future #:**carrier**
    #:make-future #:future-done-p #:resolve-future #:reject-future #:await #:attach

@@ -115,13 +115,13 @@ END-NS."
 (defun send-until-installed (peer header source chunk-octets end-ns)
   "Send SOURCE, on one stream after another, until END-NS; return the last response."
   (loop with losses = 0
-        for seconds = 1/20 then (min 1 (* 2 seconds))
+        with pauses = (loop:make-pauses 1/20 1)
         do (handler-case
                (return (send-snapshot peer header source chunk-octets (loop:seconds-until end-ns)))
              (status:rpc-error (error)
                (when (eq :data-loss (status:rpc-error-status error)) (incf losses))
                (when (or (not (passing-p error losses))
-                         (pause peer (min seconds (loop:seconds-until end-ns)))
+                         (pause peer (min (loop:next-pause pauses) (loop:seconds-until end-ns)))
                          (>= (loop:world-now) end-ns))
                  (error error))))))
 

@@ -80,6 +80,7 @@ twice. Signal a WORKFLOW-ERROR. From any thread."
   (told '() :type list)                 ; (id . number) of changes of all at REVISION that were told
   (end-function nil :type (or null function) :read-only t) ; of what has ended it, or nil
   (call nil)                            ; while there is one
+  (pauses (loop:make-pauses 1/5 1/5) :type loop:pauses :read-only t) ; between two of them
   (ended nil :type boolean)             ; nothing more is to be told
   (lock (sb-thread:make-mutex :name "clgrpc workflow watcher") :read-only t) ; see below
   ;; CALL and ENDED are changed under the lock, and waiters told of ENDED and of the first REVISION
@@ -150,7 +151,7 @@ FUNCTION-FAILED."
                      '(:unavailable :deadline-exceeded :cancelled :internal :unknown))))))
 
 (defun pause-watcher (watcher)
-  (let ((end (loop:notice-end 1/5)))
+  (let ((end (loop:notice-end (loop:next-pause (watcher-pauses watcher)))))
     (sb-thread:with-mutex ((watcher-lock watcher))
       (loop until (watcher-ended watcher)
             while (loop:await-notice (watcher-bell watcher) (watcher-lock watcher) end)))))

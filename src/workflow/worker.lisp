@@ -8,7 +8,8 @@
 (in-package #:clgrpc.workflow)
 
 (defconstant +claim-wait-seconds+ 20 "How long a claim waits at a node.")
-(defconstant +longest-pause-seconds+ 2 "Between tries of what a node does not answer.")
+(defconstant +first-pause-seconds+ 1/20 "Between tries of what a node does not answer.")
+(defconstant +longest-pause-seconds+ 2 "The longest such wait.")
 
 (defstruct (worker (:copier nil))
   "A worker that runs, see START-WORKER. LOCK guards what is not read-only."
@@ -177,7 +178,7 @@ that there is no use in another attempt."
 
 (defun send-report (worker task request)
   "Send REQUEST, which reports TASK, until it is answered. Return the Task that follows, or nil."
-  (let ((pause 1/20))
+  (let ((pauses (loop:make-pauses +first-pause-seconds+ +longest-pause-seconds+)))
     (loop
       (with-worker (worker)
         (setf (pb:report-request-session request) (or (worker-session worker) "")
@@ -193,8 +194,8 @@ that there is no use in another attempt."
                                         :permanent t)))
                 ((or (closed-p worker) (not (passing-p condition)))
                  (return (note-refused worker task condition)))
-                (t (await-worker worker pause (lambda () (closed-p worker)))
-                   (setf pause (min +longest-pause-seconds+ (* 2 pause))))))))))
+                (t (await-worker worker (loop:next-pause pauses)
+                                 (lambda () (closed-p worker))))))))))
 
 (defun note-refused (worker task condition)
   "The report of TASK was refused with CONDITION: what was done is not recorded."
@@ -254,23 +255,24 @@ stopped."
 (defun run-hand (worker)
   "What a thread does that claims tasks and does them, until WORKER is stopped."
   (unwind-protect
-       (let ((pause 1/20))
+       (let ((pauses (loop:make-pauses +first-pause-seconds+ +longest-pause-seconds+)))
          (loop while (worker-open-p worker)
                do (handler-case (let ((message (claim-one worker)))
-                                  (setf pause 1/20)
+                                  (loop:forget-failures pauses)
                                   (when message (do-task worker message)))
                     (workflow-error (condition)
                       (when (worker-open-p worker)
                         (log-event :warning :workflow-claim-refused
                                    :worker (worker-name worker)
                                    :condition (princ-to-string condition))
-                        (await-worker worker pause (lambda () (not (worker-open-p worker))))
-                        (setf pause (min +longest-pause-seconds+ (* 2 pause)))))
+                        (await-worker worker (loop:next-pause pauses)
+                                      (lambda () (not (worker-open-p worker))))))
                     (error (condition)
                       (log-event :error :workflow-worker-error
                                  :worker (worker-name worker)
                                  :condition (princ-to-string condition))
-                      (await-worker worker 1 (lambda () (not (worker-open-p worker))))))))
+                      (await-worker worker (loop:next-pause pauses)
+                                    (lambda () (not (worker-open-p worker))))))))
     (with-worker (worker) (decf (worker-working worker)))))
 
 (defun kinds-alist (kinds)

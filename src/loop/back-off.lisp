@@ -1,0 +1,85 @@
+;;;; Waiting between attempts that fail, as gRPC's document on connection back-off says: each wait
+;;;; is longer than the one before, up to a limit, and random by a part of itself, so that the
+;;;; clients of a server that comes back do not all come at once. All that is tried again has this
+;;;; back-off:
+;;;;
+;;;;   BACK-OFF   of a channel, by its options; the wait is a timer on a loop
+;;;;   PAUSES     of a thread, between two numbers of seconds; the thread waits as it does for
+;;;;              anything else
+
+(in-package #:clgrpc.loop)
+
+(defstruct (back-off (:copier nil))
+  "How long to wait before the next attempt, and the wait that is under way."
+  (seconds 0 :type real)                ; what the last wait was derived from; 0 before the first
+  (timer nil :type (or null timer)))    ; while somebody waits
+
+(document-functions
+  make-back-off "Return a back-off after whose next failure the first wait is due."
+  back-off-seconds "What the last wait of BACK-OFF was derived from, in seconds, or 0."
+  back-off-timer "The timer of BACK-OFF while somebody waits for the next attempt, or nil.")
+
+(defmethod print-object ((back-off back-off) stream)
+  (print-unreadable-object (back-off stream :type t)
+    (format stream "~,3F s~:[~; runs~]" (back-off-seconds back-off) (back-off-timer back-off))))
+
+(defun next-wait (back-off first most factor jitter random-state)
+  "The seconds until the next attempt: FIRST, then FACTOR times as many after each failure, MOST at
+most; more or less by up to the part JITTER of them."
+  (let* ((base (if (zerop (back-off-seconds back-off))
+                   first
+                   (min (* (back-off-seconds back-off) factor) most)))
+         (jitter (* base jitter)))
+    (setf (back-off-seconds back-off) base)
+    (max 0.001d0 (+ base (- (random (+ 1d-9 (* 2 jitter)) random-state) jitter)))))
+
+(defun forget-failures (back-off)
+  "An attempt was of use: the next wait is the first again."
+  (setf (back-off-seconds back-off) 0))
+
+;;; Of a channel
+
+(defun next-back-off (back-off options random-state)
+  "The seconds until the next attempt, as OPTIONS, a channel's, say."
+  (next-wait back-off (options-backoff-initial-seconds options)
+             (options-backoff-maximum-seconds options) (options-backoff-factor options)
+             (options-backoff-jitter options) random-state))
+
+(defun start-back-off (back-off loop options function &key (since-ns (read-clock loop)))
+  "Call FUNCTION without arguments on LOOP when the next attempt is due, which is counted from
+SINCE-NS, when the last began; return the seconds between the two. On LOOP."
+  (let ((seconds (next-back-off back-off options (event-loop-random loop)))
+        (timer (make-lasting-timer loop
+                                   (lambda (back-off)
+                                     (setf (back-off-timer back-off) nil)
+                                     (funcall (the function function)))
+                                   back-off)))
+    (setf (back-off-timer back-off) timer)
+    (schedule-timer (event-loop-wheel loop) timer (time-after (seconds-ns seconds) since-ns))
+    seconds))
+
+(defun stop-back-off (back-off loop)
+  "Nobody waits for the next attempt any more. On LOOP."
+  (let ((timer (shiftf (back-off-timer back-off) nil)))
+    (when timer (cancel-timer (event-loop-wheel loop) timer))))
+
+;;; Of a thread
+
+(defconstant +pause-jitter+ 1/2
+  "A pause is longer or shorter by up to this part: a thousand clients of a store that was away
+for a while come back one after the other.")
+
+(defstruct (pauses (:include back-off) (:constructor make-pauses (first most)) (:copier nil))
+  "The waits of a thread between attempts, each twice the one before."
+  (first 1/20 :type (real (0)) :read-only t) ; the seconds after one failure
+  (most 2 :type (real (0)) :read-only t) ; the seconds after many; FIRST if all are alike
+  (random nil :type (or null random-state))) ; the thread's own, from the first failure on
+
+(document-functions
+  make-pauses "Return the PAUSES of a thread: FIRST seconds after one failure, MOST after many.")
+
+(defun next-pause (pauses)
+  "The seconds until the next attempt. For the thread that PAUSES are of."
+  (next-wait pauses (pauses-first pauses) (pauses-most pauses) 2 +pause-jitter+
+             (or (pauses-random pauses)
+                 (setf (pauses-random pauses) (new-random-state)))))
