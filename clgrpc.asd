@@ -1803,7 +1803,8 @@
                (:file "course")
                (:file "retry")
                (:file "hedging")
-               (:file "interceptor")))
+               (:file "interceptor")
+               (:file "interruption")))
 
 (defsystem "clgrpc/tests/promise"
   :class layer-tests

@@ -1,12 +1,16 @@
 ;;;; The baton: the right to run a loop. A loop is data; a thread runs it only while it holds the
-;;;; baton. Code touches the baton only through TAKE, OVERTAKE, LEND, RESUME, HAND-OVER and RETIRE.
+;;;; baton. Code touches the baton only through TAKE, OVERTAKE, LEND, LEND-TO-WAIT, RESUME,
+;;;; HAND-OVER and RETIRE.
 ;;;;
 ;;;; The baton is one word: three bits of state, and above them a sequence number that grows with
-;;;; every change but the one from lent to held. THREAD is the thread that runs the loop.
+;;;; every change but from lent to held and between held and waiting. THREAD is the thread that runs
+;;;; the loop.
 ;;;;   free    nobody runs the loop                        TAKE: free → taking → held
 ;;;;   held    THREAD runs it                              LEND: held → lent
-;;;;   lent    THREAD is in user code and may be overtaken RESUME: lent → held, for THREAD alone
-;;;;   taking  another thread is about to be THREAD        OVERTAKE: lent → taking → held
+;;;;   lent    THREAD is in user code and may be overtaken LEND-TO-WAIT: held → waiting
+;;;;   waiting THREAD waits for events, and may be         RESUME: lent or waiting → held, for
+;;;;           overtaken                                     THREAD alone
+;;;;   taking  another thread is about to be THREAD        OVERTAKE: lent or waiting → taking → held
 ;;;;   retired the loop has stopped for good               HAND-OVER: held → free
 ;;;;                                                       RETIRE: held → retired
 ;;;;
@@ -27,7 +31,9 @@
 ;;;;   take a loop over names the lent baton that was seen, and only that baton is overtaken.
 ;;;; - Only the loop closes descriptors; tokens carry a generation.
 ;;;; - Interrupts are off from before a thread takes the baton until it has none, but for user code
-;;;;   and the wait for events.
+;;;;   and the wait for events. An interrupt in that wait may open a debugger, which then stays open
+;;;;   for long. So a thread that was woken and does not come may be overtaken there, too; see
+;;;;   watchdog.lisp and SLEEP-AS-LENDER.
 
 (in-package #:clgrpc.loop)
 
@@ -36,6 +42,7 @@
 (defconstant +lent+ 2)
 (defconstant +taking+ 3)
 (defconstant +retired+ 4)
+(defconstant +waiting+ 5)
 
 (deftype baton ()
   "The state of a baton and, above it, its sequence number."
@@ -45,12 +52,37 @@
   "Return the state in the word BATON: one of the constants above."
   (ldb (byte 3 0) baton))
 
+(define-hot (lent-p :inline t) ((baton baton)) boolean
+  "True if BATON may be overtaken, and taken back by the thread that runs the loop."
+  (or (= +lent+ (baton-state baton))
+      (= +waiting+ (baton-state baton))))
+
 (define-hot (next-baton :inline t) ((baton baton) (state (integer 0 4))) baton
   "The word after BATON, with STATE."
   (logior state (ash (ldb (byte 60 0) (1+ (ash baton -3))) 3)))
 
 (defvar *event-loop* nil
   "The loop that this thread runs or ran last; others may run it since.")
+
+(defvar *interruptible* nil
+  "True if the thread that runs a loop allows interrupts where it runs user code or waits for
+events. It allows them nowhere else: SBCL would take them wherever the loop's code waits for a
+lock.")
+
+(defmacro with-user-interrupts (() &body body)
+  "Do BODY, user code or the wait for events, with interrupts if this thread allows them."
+  `(let ((sb-sys:*allow-with-interrupts* *interruptible*))
+     (sb-sys:with-interrupts ,@body)))
+
+(defmacro allowing-user-interrupts (&body body)
+  "Do BODY, which runs a loop, so that WITH-USER-INTERRUPTS allows what was allowed outside of the
+SB-SYS:WITHOUT-INTERRUPTS that this stands in."
+  `(let ((*interruptible* (sb-sys:allow-with-interrupts sb-sys:*allow-with-interrupts*)))
+     ,@body))
+
+(defun runs-loop-p ()
+  "True if this thread runs a loop."
+  (and *event-loop* (in-event-loop-p *event-loop*)))
 
 ;;; How often; the thread that has the baton counts
 
@@ -84,7 +116,7 @@ has stopped."
 (define-hot overtake ((loop event-loop) (baton baton)) boolean
   "Take the baton of LOOP, seen lent as BATON, away from the thread that lent it, unless it was
 taken back since."
-  (and (= +lent+ (baton-state baton))
+  (and (lent-p baton)
        (seize loop baton)
        (count-lost loop)))
 
@@ -97,6 +129,14 @@ taken back since."
   (when **watchdog-asleep** (wake-watchdog))
   nil)
 
+(define-hot (lend-to-wait :inline t) ((loop event-loop)) null
+  "Allow another thread to take the baton of LOOP, which this thread holds, while it waits for
+events. The watchdog does not hear of it."
+  (sb-thread:barrier (:read))
+  (sb-thread:barrier (:write))
+  (setf (event-loop-baton loop) (logior +waiting+ (logandc2 (event-loop-baton loop) 7)))
+  nil)
+
 (define-hot resume ((loop event-loop)) boolean
   "Take back the baton that this thread lent. Return false if it is lost; then IN-EVENT-LOOP-P is
 false."
@@ -104,7 +144,7 @@ false."
     (let ((old (event-loop-baton loop)))
       (sb-thread:barrier (:read))
       (cond ((not (in-event-loop-p loop)) (return nil))
-            ((and (= +lent+ (baton-state old))
+            ((and (lent-p old)
                   (= old (compare-and-swap (event-loop-baton loop) old
                                            (logior +held+ (logandc2 old 7)))))
              (return t))
@@ -139,7 +179,7 @@ function."
   (let ((value nil) (kept nil))
     (setf (event-loop-user loop) argument)
     (lend loop)
-    (unwind-protect (setf value (sb-sys:with-interrupts (funcall function argument)))
+    (unwind-protect (setf value (with-user-interrupts () (funcall function argument)))
       (setf kept (resume loop)))
     (values value (if kept :kept :lost))))
 
@@ -183,6 +223,11 @@ thread run LOOP from now on, if there is one."
   (unless (request-runner loop)
     (when (take loop) (lend loop))))
 
+(define-hot resume-wait ((loop event-loop)) boolean
+  "Take the baton of LOOP back if this thread has lent it to wait for events. Return true if so."
+  (and (= +waiting+ (baton-state (event-loop-baton loop)))
+       (resume loop)))
+
 (defmacro with-baton ((loop) on-loop &body elsewhere)
   "Evaluate the form ON-LOOP if this thread runs LOOP, with the baton taken back meanwhile if it is
 lent; otherwise evaluate ELSEWHERE. Return the first value."
@@ -194,12 +239,12 @@ lent; otherwise evaluate ELSEWHERE. Return the first value."
 
 (defmacro with-taken-loop ((loop taking) &body body)
   "Evaluate TAKING, a form that takes the baton of LOOP for this thread. If it is true, evaluate
-BODY, which must give the baton up, with *EVENT-LOOP* bound to LOOP and interrupts off where BODY
-does not allow them. Return the value of BODY, or NIL."
+BODY, which must give the baton up, with *EVENT-LOOP* bound to LOOP and interrupts off but in
+WITH-USER-INTERRUPTS. Return the value of BODY, or NIL."
   `(sb-sys:without-interrupts
      (when ,taking
        (let ((*event-loop* ,loop))
-         (sb-sys:allow-with-interrupts ,@body)))))
+         (allowing-user-interrupts ,@body)))))
 
 ;;; Asking other threads to run a loop
 
@@ -209,7 +254,7 @@ does not allow them. Return the value of BODY, or NIL."
     (let ((baton (event-loop-baton loop)))
       (sb-thread:barrier (:read))
       (cond ((not (in-event-loop-p loop)) (return nil))
-            ((= +lent+ (baton-state baton)) (return baton))
+            ((lent-p baton) (return baton))
             ;; the thread that takes it will be THREAD at once
             ((= +taking+ (baton-state baton)) (sb-ext:spin-loop-hint))
             (t (misuse "~A would wait for itself." loop))))))
@@ -242,7 +287,8 @@ RUN-ON-RESERVE. Return true if one will try."
                              ;; from now on the runner is a thread like others: none waits for it
                              (setf (event-loop-overtaken loop) t)
                              (trace-event :loop :overtaken :loop loop)
-                             (note-late (event-loop-user loop))
+                             (when (= +lent+ (baton-state baton)) ; else it was in no user code
+                               (note-late (event-loop-user loop)))
                              (funcall (event-loop-run loop) loop)))
                          :if-busy if-busy))))
 

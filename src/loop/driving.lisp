@@ -88,7 +88,7 @@ that LEFT-TO-DRIVE-P; otherwise nil."
 (define-hot may-drive-p ((loop event-loop)) boolean
   "True if LOOP is caller-driven and this thread, which runs no other loop, may be a driver."
   (and (event-loop-driving loop)
-       (or (null *event-loop*) (not (in-event-loop-p *event-loop*)))))
+       (not (runs-loop-p))))
 
 (define-hot drivable-p ((loop event-loop)) boolean
   "True if this thread, whose call is under way on LOOP, may run that if nobody does."
@@ -183,7 +183,7 @@ a thread that continues waits in another way."
          (block driving
            (handler-bind ((sb-sys:interactive-interrupt
                             (lambda (interrupt)
-                              (when (holds-baton-p loop) ; in user code the watchdog sees to it
+                              (when (resume-wait loop) ; in user code the watchdog sees to it
                                 (enter-debugger loop interrupt)
                                 (return-from driving)))))
              (drive-as-holder loop done-p argument)))
@@ -227,7 +227,7 @@ of a simulated world."
     (when (and (not (world-wait (event-loop-world loop)))
                (eq :lent (claim loop)))
       (unwind-protect
-           (sb-sys:allow-with-interrupts (drive-on-as-holder loop done-p argument))
+           (allowing-user-interrupts (drive-on-as-holder loop done-p argument))
         (when (in-event-loop-p loop) (lend loop)))
       t)))
 

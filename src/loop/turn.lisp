@@ -61,20 +61,58 @@ Unless it is 0, the inbox counts as asleep."
                (funcall (poller-add poller) poller (source-descriptor source)
                         (source-token source)))))
 
-(define-hot fetch-events ((loop event-loop) (wait (signed-byte 62))) (integer 0 256)
-  "Have the poller of LOOP fetch events, waiting for the first as long as WAIT says; return how
-many. If an interrupt unwinds this, events that were fetched are lost, and the next call asks for
-all anew."
-  (when (event-loop-blind loop) (watch-anew loop))
-  (let ((poller (event-loop-poller loop))
+(defconstant +slice-ns+ +ns-per-second+
+  "A driver that was overtaken just before it slept finds out after so long, since what it waits for
+does not wake it any more.")
+
+(define-hot sleep-for-events ((loop event-loop) (wait (signed-byte 62))) (integer 0 256)
+  "Have the poller of LOOP, whose baton this thread has lent, wait as long as WAIT says, with
+interrupts; return how many events it has fetched."
+  (let* ((poller (event-loop-poller loop))
+         (driving (event-loop-driving loop))
+         (driven (and driving (driving-owner driving) t))
+         (left wait))
+    (declare (type (signed-byte 62) left))
+    (loop
+      (let* ((slice (cond ((not driven) left)
+                          ((minusp left) +slice-ns+)
+                          (t (min left +slice-ns+))))
+             (count (with-user-interrupts ()
+                      (values (funcall (poller-wait poller) poller slice)))))
+        (declare (type (signed-byte 62) slice) (type (integer 0 256) count))
+        (when (or (= slice left)
+                  (plusp count)
+                  (not (inbox-asleep-p (event-loop-inbox loop)))
+                  (not (in-event-loop-p loop)))
+          (return count))
+        (when (plusp left) (decf left slice))))))
+
+(define-hot sleep-as-lender ((loop event-loop) (wait (signed-byte 62))) (integer 0 256)
+  "As FETCH-EVENTS, which is to wait. Events are lost that this thread has fetched when an interrupt
+unwinds it, when it was overtaken, or when it has run LOOP in the middle of an interrupt; then LOOP
+asks for all anew."
+  (let ((turns (event-loop-turns loop))
         (count -1))
     (declare (type (integer -1 256) count))
-    (unwind-protect
-         (setf count (if (zerop wait)
-                         (funcall (poller-wait poller) poller 0)
-                         (sb-sys:with-interrupts (funcall (poller-wait poller) poller wait))))
-      (when (minusp count) (setf (event-loop-blind loop) t)))
+    (lend-to-wait loop)
+    (unwind-protect (setf count (sleep-for-events loop wait))
+      (cond ((resume loop)
+             (unless (and (<= 0 count) (= turns (event-loop-turns loop)))
+               (setf (event-loop-blind loop) t
+                     count 0)))
+            ((/= 0 count)
+             (setf (event-loop-blind loop) t)
+             (post loop (constantly nil))))) ; the thread that runs it may sleep
     (max 0 count)))
+
+(define-hot fetch-events ((loop event-loop) (wait (signed-byte 62))) (integer 0 256)
+  "Have the poller of LOOP fetch events, waiting for the first as long as WAIT says; return how
+many. After a wait this thread may have lost the baton."
+  (when (event-loop-blind loop) (watch-anew loop))
+  (let ((poller (event-loop-poller loop)))
+    (if (zerop wait)
+        (the (values (integer 0 256) &optional) (funcall (poller-wait poller) poller 0))
+        (sleep-as-lender loop wait))))
 
 (define-hot note-events ((loop event-loop) (count (integer 0 256))) null
   "A turn begins with the COUNT events that were fetched."
@@ -124,7 +162,7 @@ is one that does not pay."
                 (t (fetch-events loop wait)))))))
 
 (define-hot wait-and-dispatch ((loop event-loop)) boolean
-  "Wait for events and note them. Return false if an interrupt has given the baton away meanwhile."
+  "Wait for events and note them. Return false if the baton was lost meanwhile."
   (let* ((wait (wait-time-ns loop))
          (begin (if (and (event-loop-timed loop) (/= 0 wait))
                     (funcall (event-loop-clock loop))

@@ -16,6 +16,10 @@
 ;;;; but not the same function, LONG-TURN tells the loop that quick functions have made the turn
 ;;;; long: from then on the loop looks at the clock after each function.
 ;;;;
+;;;; A thread that waits for events and was woken by a post answers that bell at once, unless an
+;;;; interrupt has it do something else, such as show a debugger. When +BELL-LOOKS+ looks in a row
+;;;; find the same wait and the bell not answered, a reserve thread overtakes the loop.
+;;;;
 ;;;; A tick ends no later than the first timer may be due: then a loop that was left alone a moment
 ;;;; ago gets a thread, and user code that overstays is found at the next look.
 ;;;;
@@ -38,6 +42,10 @@
   "The longest time that ticks stay short after an overstay. After so long without an overstay, the
 next one counts as a first.")
 
+(defconstant +bell-looks+ 4
+  "So many looks in a row find a bell unanswered before the thread that waits is overtaken: woken on
+a busy machine, it may have no processor yet.")
+
 (defconstant +idle-ns+ 8000000000
   "After so long without a turn of any loop the process gives memory back.")
 
@@ -46,6 +54,7 @@ next one counts as a first.")
   (loop nil :type event-loop)           ; that is watched
   (seen 0 :type sb-ext:word)            ; its baton
   (asked 0 :type sb-ext:word)           ; the baton that a reserve thread has been asked to take
+  (unanswered 0 :type index)            ; looks in a row that have found its bell unanswered
   (turns 0 :type (unsigned-byte 62))    ; how many it had made
   (at 0 :type index))                   ; which deferred function was next
 
@@ -175,10 +184,25 @@ true if no garbage has been collected since the last look."
                      (setf (event-loop-asked loop) baton))
                    (ask asked)))
                 ((= state +lent+) (setf lent t))
+                ((= state +waiting+)
+                 (when (bell-unanswered-p watched loop unread comparable)
+                   (setf moved t)
+                   (when (plusp (watched-unanswered watched)) (setf lent t)) ; look again soon
+                   (when (and comparable (= +bell-looks+ (watched-unanswered watched)))
+                     (request-takeover loop baton :first))))
                 ((and (= state +free+)
                       (event-loop-driving loop)
                       (or still unread (timer-may-be-due-p loop)))
                  (ask (request-runner loop)))))))))
+
+(defun bell-unanswered-p (watched loop same-wait comparable)
+  "True if something was posted to LOOP, whose runner waits for events, and has not been taken yet.
+Count such looks in a row that find the SAME-WAIT, but for one that is not COMPARABLE."
+  (let* ((inbox (event-loop-inbox loop))
+         (rung (not (or (inbox-asleep-p inbox) (inbox-empty-p inbox)))))
+    (cond ((not (and rung same-wait)) (setf (watched-unanswered watched) 0))
+          (comparable (incf (watched-unanswered watched))))
+    rung))
 
 (defun timer-may-be-due-p (loop)
   (timers-due-p (event-loop-wheel loop) (funcall (event-loop-clock loop))))

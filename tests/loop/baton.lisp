@@ -11,7 +11,8 @@
     (clgrpc.loop::**watchdog-asleep** . :asleep)))
 
 (defparameter *baton-functions*
-  '(clgrpc.loop::baton-state clgrpc.loop::next-baton clgrpc.loop::seize take overtake lend resume
+  '(clgrpc.loop::baton-state clgrpc.loop::lent-p clgrpc.loop::next-baton clgrpc.loop::seize take
+    overtake lend clgrpc.loop::lend-to-wait resume
     clgrpc.loop::give-up hand-over retire clgrpc.loop::claim in-event-loop-p
     clgrpc.loop::own-lending))
 
@@ -84,6 +85,12 @@
                                (section)
                                (lend loop)
                                (when (resume loop) (leave)))))
+    ;; it waits for events twice; who saw the first wait may overtake the second
+    (:sleeper . (progn (clgrpc.loop::lend-to-wait loop)
+                       (when (resume loop)
+                         (section)
+                         (clgrpc.loop::lend-to-wait loop)
+                         (when (resume loop) (leave)))))
     ;; overtaken, it takes the loop from within the same user code, as a nested call does
     (:nested-runner . (progn (lend loop)
                              (cond ((in-event-loop-p loop) (when (resume loop) (leave)))
@@ -119,7 +126,7 @@
                                (explore-batons state thread (baton-programs names) check)))))
              (is (null complaint) "~S: ~A" names complaint))))
     (check 0 nil #'check-free :taker :taker :taker)
-    (loop for runner in '(:runner :quick-runner :steady-runner :nested-runner :waiter)
+    (loop for runner in '(:runner :quick-runner :steady-runner :sleeper :nested-runner :waiter)
           do (check 1 0 #'check-free runner :overtaker)
              (check 1 0 #'check-free runner :busy-overtaker)
              (check 1 0 #'check-free runner :overtaker :taker)
@@ -148,5 +155,6 @@
            :waiter :overtaker)
     (check 'clgrpc.loop::give-up '(sb-thread:barrier (:write)) :runner :overtaker :taker)
     (check 'lend '(sb-thread:barrier (:write)) :runner :overtaker)
+    (check 'clgrpc.loop::lend-to-wait '(sb-thread:barrier (:write)) :sleeper :overtaker)
     (check 'overtake '(clgrpc.loop::seize loop clgrpc.loop::baton) :runner :overtaker)
     (check 'resume '((not (in-event-loop-p loop)) (return nil)) :runner :busy-overtaker)))
