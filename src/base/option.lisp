@@ -430,7 +430,7 @@ does not want a call says so at its beginning, and each message that is kept cos
     "How much all calls of a channel together keep of their requests (replay-octets and
 resend-octets). Above it a call keeps nothing.")
    (connect-timeout-seconds 20 0.01 600 "seconds"
-    "How long one attempt to connect may take (gRPC connection back-off document).")
+    "How long an attempt to connect to one address may take (gRPC connection back-off document).")
    (connection-attempt-delay-seconds 0.25 0.1 2 "seconds"
     "How long an attempt to connect to one of several addresses is waited for before one to the next
 address begins beside it (gRFC A61).")

@@ -127,6 +127,7 @@ SINCE-NS, the newest first."
            (lambda (transport condition)
              (declare (ignore transport)) ; it is a candidate first
              (endeavour-failed endeavour condition))
+           :limit-each t
            :delay-ns (seconds-ns (options-connection-attempt-delay-seconds options))
            :on-candidate (lambda (transport) (begin-link endeavour transport))
            :on-progress (lambda (event &rest plist)

@@ -1,8 +1,13 @@
 ;;;; Connecting, without blocking the loop. A list of addresses is tried in turn, the next one as
 ;;;; soon as an attempt fails or has taken a quarter of a second, so that several may be under way,
 ;;;; families alternating (RFC 8305 sections 4 and 5); the first that takes the connection has it,
-;;;; the others are given up. All of it has one time limit. The owner is called exactly once, on the
-;;;; loop. CONNECT-TO looks a target up first, within the same limit.
+;;;; the others are given up. The owner is called exactly once, on the loop. CONNECT-TO looks a
+;;;; target up first.
+;;;;
+;;;; Either all of it has one time limit, the look-up included, or each attempt has one
+;;;; (LIMIT-EACH): then every address has its turn, however many before it are silent, as gRFCs A61
+;;;; and A62 have it. Attempts begin one after the other, so the oldest is the first whose time is
+;;;; up.
 ;;;;
 ;;;; An owner that has more to do before a connection is one, such as a handshake, takes each that
 ;;;; comes about as a candidate (ON-CANDIDATE). Its attempt counts as under way until the owner says
@@ -22,11 +27,14 @@
   (on-candidate nil :type (or null function)) ; (transport)
   (untried '() :type list)              ; addresses
   (attempts '() :type list)             ; those under way
-  (candidates '() :type list)           ; peers, text, of those that the owner has
+  (candidates '() :type list)           ; those that the owner has: (peer . due-ns), newest first
+  (each nil :type boolean)              ; TIMEOUT-NS is for each attempt, not for all
+  (timeout-ns 0 :type nanoseconds)      ; the time limit
+  (end-ns 0 :type nanoseconds)          ; when that is over, if it is for all
   (failures '() :type list)             ; texts, newest first
   (failure-class 'connect-error :type symbol) ; of the last of them
   (delay-ns +attempt-delay-ns+ :type nanoseconds) ; that an attempt is waited for
-  (deadline nil :type (or null timer))  ; when it rings, the time is up
+  (deadline nil :type (or null timer))  ; when it rings, the time of all or of an attempt is up
   (delay nil :type (or null timer))     ; when it rings, the next attempt begins
   (done nil :type boolean))             ; ON-DONE has been called
 
@@ -36,6 +44,7 @@
   "An attempt of a connector to connect to one address."
   (connector nil :type connector)       ; whose it is
   (address "" :type string)             ; as text
+  (due-ns 0 :type nanoseconds)          ; when its time is up
   (socket -1 :type fixnum))             ; the descriptor that is being connected; -1 once given up
 
 (declaim (sb-ext:freeze-type attempt))
@@ -48,9 +57,11 @@
     (write-string (connector-name connector) stream)))
 
 (defun connect-addresses (loop name addresses timeout-ns on-done
-                          &key on-progress on-candidate (delay-ns +attempt-delay-ns+))
+                          &key on-progress on-candidate limit-each
+                            (delay-ns +attempt-delay-ns+))
   "Connect to one of ADDRESSES, those of the kernel that NAME, a text, has, within TIMEOUT-NS
-nanoseconds. Then (ON-DONE transport nil) or (ON-DONE nil condition), a CONNECT-ERROR, is called on
+nanoseconds, or if LIMIT-EACH is true within as much for each attempt. Then (ON-DONE transport nil)
+or (ON-DONE nil condition), a CONNECT-ERROR, is called on
 LOOP, exactly once and never before this returns. ON-PROGRESS is a function that is told on LOOP how
 it goes: for each attempt (:attempt :address text), and for those that fail (:attempt-failed
 :address text :reason text). ON-CANDIDATE is a function of a transport that is called on LOOP for
@@ -60,13 +71,14 @@ any thread."
   (let ((connector (%make-connector
                     :loop loop :name name :on-done on-done :on-progress on-progress
                     :on-candidate on-candidate :delay-ns delay-ns
+                    :each (and limit-each t) :timeout-ns timeout-ns
                     :untried (os:interleave-families addresses)
                     :on-release (lambda (connector)
                                   (note-failure connector "the event loop has stopped" nil)
                                   (fail-connector connector)))))
     (setf (connector-deadline connector) (make-timer #'connecting-timed-out connector)
           (connector-delay connector) (make-timer #'try-next-address connector))
-    (unless (post loop (lambda () (start-connector connector timeout-ns)))
+    (unless (post loop (lambda () (start-connector connector)))
       (misuse "~A has stopped; it cannot connect." loop))
     connector))
 
@@ -86,13 +98,22 @@ or LOOP has stopped. From any thread."
                          (connect-addresses loop (target-text target) addresses
                                             (max 0 (- end (event-loop-now loop))) on-done))))))))
 
-(defun start-connector (connector timeout-ns)
+(defun start-connector (connector)
   (unless (connector-done connector)
     (let ((loop (connector-loop connector)))
       (push connector (event-loop-unconnected loop))
+      (setf (connector-end-ns connector) (due-from-now connector))
       (schedule-timer (event-loop-wheel loop) (connector-deadline connector)
-                      (+ (event-loop-now loop) timeout-ns))
+                      (connector-end-ns connector))
       (try-next-address connector))))
+
+(defun due-from-now (connector)
+  "When what begins now and has all of CONNECTOR's time limit is to have succeeded."
+  (+ (event-loop-now (connector-loop connector)) (connector-timeout-ns connector)))
+
+(defun attempt-end-ns (connector)
+  "When the time of an attempt of CONNECTOR that begins now is up."
+  (if (connector-each connector) (due-from-now connector) (connector-end-ns connector)))
 
 (defun tell-progress (connector event &rest plist)
   (when (connector-on-progress connector)
@@ -137,6 +158,7 @@ for."
     (when (or (not (os:failed-p result)) (= result (- os:+einprogress+)))
       (let ((attempt (%make-attempt :loop (connector-loop connector) :connector connector
                                     :address text :socket socket :on-event #'attempt-event
+                                    :due-ns (attempt-end-ns connector)
                                     :on-release #'identity))) ; the connector gives it up
         (setf result (add-source attempt socket))
         (unless (os:failed-p result)
@@ -169,7 +191,7 @@ for."
              (let ((transport (funcall (network-transport network) socket
                                        (attempt-address attempt))))
                (if (connector-on-candidate connector)
-                   (add-candidate connector transport)
+                   (add-candidate connector transport (attempt-due-ns attempt))
                    (end-connector connector transport nil))))
             (t (funcall (network-close network) socket)
                (note-errno connector (- (abs errno)) (attempt-address attempt))
@@ -177,9 +199,9 @@ for."
 
 ;;; Candidates
 
-(defun add-candidate (connector transport)
-  "Give the owner of CONNECTOR TRANSPORT, a connected one."
-  (push (transport-peer transport) (connector-candidates connector))
+(defun add-candidate (connector transport due-ns)
+  "Give the owner of CONNECTOR TRANSPORT, a connected one, whose time is up at DUE-NS."
+  (push (cons (transport-peer transport) due-ns) (connector-candidates connector))
   (let ((failure (nth-value 1 (guarding (:connect-function-error :connector connector)
                                 (funcall (connector-on-candidate connector) transport)))))
     (when failure
@@ -191,17 +213,39 @@ for."
 the other addresses. On the loop."
   (unless (connector-done connector)
     (setf (connector-candidates connector)
-          (remove peer (connector-candidates connector) :test #'string= :count 1))
+          (remove peer (connector-candidates connector) :key #'car :test #'string= :count 1))
     (note-failure connector text peer)
     (try-next-address connector)))
 
 ;;; The end
 
+(defun give-up-late (connector)
+  "Give up the attempts of CONNECTOR whose time is up, and wait no longer for such candidates; they
+are their owner's."
+  (let* ((loop (connector-loop connector))
+         (now (event-loop-now loop)))
+    (flet ((late-p (due-ns) (<= due-ns now))
+           (note (peer) (note-failure connector "no answer in time" peer 'connect-timeout)))
+      (dolist (attempt (remove-if-not #'late-p (connector-attempts connector)
+                                      :key #'attempt-due-ns))
+        (funcall (network-close (event-loop-network loop)) (leave-attempt attempt))
+        (note (attempt-address attempt)))
+      (dolist (candidate (remove-if-not #'late-p (connector-candidates connector) :key #'cdr))
+        (setf (connector-candidates connector)
+              (delete candidate (connector-candidates connector)))
+        (note (car candidate))))))
+
 (defun connecting-timed-out (connector)
-  (dolist (peer (append (mapcar #'attempt-address (connector-attempts connector))
-                        (connector-candidates connector)))
-    (note-failure connector "no answer in time" peer 'connect-timeout))
-  (fail-connector connector))
+  "The time of an attempt of CONNECTOR may be up, or that of all it does. While others are under way
+the next one begins when it would have begun."
+  (give-up-late connector)
+  (unless (connector-each connector) (setf (connector-untried connector) '()))
+  (unless (or (connector-attempts connector) (connector-candidates connector))
+    (try-next-address connector))
+  (unless (connector-done connector)
+    (schedule-timer (event-loop-wheel (connector-loop connector)) (connector-deadline connector)
+                    (reduce #'min (append (mapcar #'attempt-due-ns (connector-attempts connector))
+                                          (mapcar #'cdr (connector-candidates connector)))))))
 
 (defun end-connecting (connector)
   "Give up the attempts of CONNECTOR that are under way, but for candidates, which are their

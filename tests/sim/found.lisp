@@ -144,3 +144,18 @@ is found to be lost after keepalive-timeout-seconds, and not after both."
       (sim:wait-for 100)
       (sim:partition client server)
       (is (<= 5 (seconds-of (is (eq :unavailable (status-of-asking asking)))) 6)))))
+
+(test an-address-behind-silent-ones-has-its-turn
+  "Each attempt has the time limit, not all of them together."
+  (dolist (silent '(3 4 20))
+    (sim:with-simulation (simulation)
+      (let ((hosts (loop for i below silent
+                         collect (sim:add-host (format nil "silent-~D" i))))
+            (server (sim:add-host "server" #'start-echo)))
+        (dolist (host hosts) (sim:partition (first (sim::simulation-hosts simulation)) host))
+        (grpc:with-channel (channel (format nil "ipv4:~{10.0.0.~D:50051~^,~}"
+                                            (mapcar #'sim::host-number
+                                                    (append hosts (list server))))
+                                    :connect-timeout-seconds 1)
+          (is (< (* silent 0.24) (seconds-of (ask channel 1 :timeout 60)) (+ 0.5 (* silent 0.25)))
+              "behind ~D" silent))))))
