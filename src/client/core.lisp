@@ -149,7 +149,8 @@ there no more."
            (when stream
              (leave-place place)
              (stop-waiting call)
-             (start-attempt call link stream)
+             ;; it is in no queue, and others wait for their turn
+             (guarding-call (call) (start-attempt call link stream))
              t))))))
 
 (defun start-first (core)

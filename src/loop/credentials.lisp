@@ -3,6 +3,10 @@
 ;;;; Certificate files that were renewed are noticed when a connection begins; open connections go
 ;;;; on with the old ones. A renewal that cannot be used is logged, and the old context stays.
 ;;;;
+;;;; A file may lie on a disk that hangs. So a thread of its own looks at the files, without the
+;;;; lock, and the loop on which the connection begins waits for that no longer than +LOOK-NS+;
+;;;; then, and until the thread comes back, connections get the old context.
+;;;;
 ;;;; Contexts are freed by finalizers, since each open session needs its own. A client's context
 ;;;; keeps a ticket for each server, with which the next session is resumed.
 
@@ -10,6 +14,11 @@
 
 (defconstant +tickets+ 256
   "For so many servers a client keeps a ticket.")
+
+(defconstant +look-ns+ 100000000
+  "So long a loop waits for a look at files, which takes a millisecond.")
+(defconstant +patient-look-ns+ (* 10 +ns-per-second+)
+  "So long a thread waits for one that runs no loop.")
 
 (defstruct (context (:copier nil))
   "An OpenSSL context made of credentials, for one role."
@@ -37,7 +46,7 @@
 
 (defstruct (tls-credentials (:constructor %make-tls-credentials) (:copier nil))
   "What one end shows of itself and whom it trusts. The function TLS-CREDENTIALS has an argument for
-each slot but the last two, and says what it means."
+each slot but the last four, and says what it means."
   (certificate nil :type (or null string pathname) :read-only t) ; PEM or a file
   (key nil :type (or null string pathname) :read-only t) ; PEM or a file
   (password nil :type (or null string) :read-only t) ; of the key
@@ -50,6 +59,9 @@ each slot but the last two, and says what it means."
   (alpn t :type boolean :read-only t)   ; HTTP/2 is agreed on by ALPN
   ;; the client's, the server's, and that of servers which speak HTTP/1.1 as well
   (contexts (list nil nil nil) :type list :read-only t)
+  (looking nil :type boolean)           ; a thread looks at the files
+  ;; told when it has
+  (looked (sb-thread:make-waitqueue :name "clgrpc credentials looked at") :read-only t)
   (lock (sb-thread:make-mutex :name "clgrpc credentials") :read-only t)) ; of what reloading changes
 
 (document-functions
@@ -126,7 +138,8 @@ a client that asks for a name (SNI, RFC 6066) it shows the first of OTHERS whose
 that, and trusts whom that does; its own to everybody else. Sessions are resumed only under the
 credentials that they began with, and while all certificates that vouched for the peer are valid.
 Every CHECK-SECONDS seconds (a real, default 10; nil: never), when a connection begins, the files
-are looked at, and used if they have changed; see RELOAD-CREDENTIALS.
+are looked at, and used if they have changed; if that takes longer than a tenth of a second, by the
+connections that begin afterwards. See RELOAD-CREDENTIALS.
 With ALPN nil no protocol is agreed on by ALPN: that is for TCP-SERVER and TCP-CONNECT of
 CLGRPC.ASYNC, since gRPC needs HTTP/2. Signal MISUSE for a wrong argument. Files are first read, and
 TLS-ERROR signalled if they cannot be used, when a channel or server is made. From any thread."
@@ -219,27 +232,58 @@ used."
   `(nth (ecase ,role (:client 0) (:server 1) (:http-server 2))
         (tls-credentials-contexts ,credentials)))
 
-(defun stale-p (credentials context)
-  "True if the files of CONTEXT have changed, as far as it is time to look."
+(defun look-due-p (credentials context)
+  "True if it is time to look at the files of CONTEXT; the next time is counted from now."
   (let ((interval (tls-credentials-check-seconds credentials))
         (now (monotonic-ns)))
     (when (and interval (>= now (+ (context-checked-ns context) (seconds-ns interval))))
       (setf (context-checked-ns context) now)
-      (not (equal (file-digests credentials) (context-digests context))))))
+      t)))
+
+(defun renewed-context (credentials context role)
+  "A new context of CREDENTIALS for ROLE if their files are others than CONTEXT was made of, else
+nil. Without the lock."
+  (handler-case (unless (equal (file-digests credentials) (context-digests context))
+                  (build-context credentials role))
+    (os:tls-error (error)
+      (log-event :warning :credentials-not-reloaded :credentials credentials :condition error)
+      nil)))
+
+(defun look-at-files (credentials context role)
+  "Have CREDENTIALS use what their files are now, for ROLE in the place of CONTEXT. Without the
+lock."
+  (let ((new nil))
+    (unwind-protect (setf new (renewed-context credentials context role))
+      (sb-thread:with-mutex ((tls-credentials-lock credentials))
+        (when (and new (eq context (role-context credentials role)))
+          (setf (role-context credentials role) new))
+        (setf (tls-credentials-looking credentials) nil)
+        (sb-thread:condition-broadcast (tls-credentials-looked credentials))))))
+
+(defun have-files-looked-at (credentials context role)
+  "Have a thread look at the files, unless one does, and wait for it for a while. With the lock."
+  (flet ((look () (look-at-files credentials context role)))
+    (when (and (not (tls-credentials-looking credentials))
+               (setf (tls-credentials-looking credentials)
+                     (and (run-on-reader #'look) t)))
+      (let ((end (+ (monotonic-ns)
+                    (if (runs-loop-p) +look-ns+ +patient-look-ns+))))
+        (loop while (and (tls-credentials-looking credentials)
+                         (await-notice (tls-credentials-looked credentials)
+                                       (tls-credentials-lock credentials) end)))))))
 
 (defun current-context (credentials role)
   "The context of CREDENTIALS for ROLE, made anew if there is none or its files have changed. With
-the lock."
+the lock, which is given up meanwhile."
   (let ((context (role-context credentials role)))
     (cond ((or (null context) (/= (context-instance context) (os:openssl-instance)))
            (setf (role-context credentials role) (build-context credentials role)))
-          ((stale-p credentials context)
-           (handler-case (setf (role-context credentials role) (build-context credentials role))
-             (os:tls-error (error)
-               (log-event :warning :credentials-not-reloaded :credentials credentials
-                                                             :condition error)
-               context)))
-          (t context))))
+          ((not (look-due-p credentials context)) context)
+          ((simulated-p)                ; where there are no such threads, nor such files
+           (setf (role-context credentials role)
+                 (or (renewed-context credentials context role) context)))
+          (t (have-files-looked-at credentials context role)
+             (role-context credentials role)))))
 
 (defmacro with-context ((context credentials role) &body body)
   "Do BODY with CONTEXT bound to the context of CREDENTIALS to use for ROLE now."
@@ -280,11 +324,14 @@ and TLS-ERROR if they cannot be used. From any thread."
   "Read the files of CREDENTIALS again, now, for the connections that begin from now on; those that
 are open go on. Signal TLS-ERROR if they cannot be used: then everything stays as it was. From any
 thread."
-  (sb-thread:with-mutex ((tls-credentials-lock credentials))
-    (replace (tls-credentials-contexts credentials)
-             (loop for role in '(:client :server :http-server)
+  (let ((new (loop for role in '(:client :server :http-server)
+                   ;; not with the lock: loops would wait for the files as well
                    collect (and (role-context credentials role)
                                 (build-context credentials role)))))
+    (sb-thread:with-mutex ((tls-credentials-lock credentials))
+      (loop for context in new
+            for place on (tls-credentials-contexts credentials)
+            do (when context (setf (first place) context)))))
   (mapc #'reload-credentials (tls-credentials-others credentials))
   nil)
 

@@ -19,7 +19,10 @@
 
 (declaim (sb-ext:freeze-type worker))
 
-(defstruct (reserve (:constructor %make-reserve (max-threads max-queue idle-seconds)) (:copier nil))
+(defstruct (reserve (:constructor %make-reserve
+                        (max-threads max-queue idle-seconds
+                         &aux (root (make-share)) (look-ups (make-share :whole root))))
+                    (:copier nil))
   "See MAKE-RESERVE."
   (world *world* :type world :read-only t) ; that has its threads
   (max-threads 0 :type index :read-only t) ; more are started only with :EXCEED
@@ -29,7 +32,8 @@
   ;; told when a thread ends
   (ended (sb-thread:make-waitqueue :name "clgrpc reserve ended") :read-only t)
   (idle '() :type list)                 ; workers, the one that went idle last first
-  (root (make-share) :type share :read-only t) ; the share of all its threads
+  (root nil :type share :read-only t)   ; the share of all its threads
+  (look-ups nil :type share :read-only t) ; that of names that are looked up
   (count 0 :type index)                 ; threads, with those that are about to start
   (busy 0 :type index)                  ; how many of them are not IDLE
   (threads '() :type list)              ; those that run; once it is closed, those that have run

@@ -1,36 +1,120 @@
-;;;; Looking names up: a few threads ask the system's resolver (getaddrinfo), which may take long.
-;;;; They start when there is something to look up and end when there is nothing. A loop with a
-;;;; reserve asks on a thread of that.
+;;;; Looking names up: threads ask the system's resolver (getaddrinfo), which may take long, and
+;;;; cannot be interrupted. A loop with a reserve asks on threads of that, up to the share that
+;;;; look-ups have of them, half of what is free; others on some threads that start when there is
+;;;; something to look up and end when there is nothing. What finds no thread waits, and is not
+;;;; begun when nobody wants the answer any more.
+;;;;
+;;;; Who asks for a name that is being looked up gets the answer to that, unless it has taken very
+;;;; long: retries of a name that hangs take few further threads.
 
 (in-package #:clgrpc.loop)
 
 (defconstant +resolver-threads+ 4
-  "How many look-ups are under way at once; others wait.")
+  "How many look-ups of loops without a reserve are under way at once; others wait.")
 (defconstant +waiting-look-ups+ 10000
-  "How many may wait.")
+  "How many of those may wait.")
 
 (sb-ext:define-load-time-global **resolvers**
   (make-reserve :threads +resolver-threads+ :queue +waiting-look-ups+ :idle-seconds 0))
 
+(defconstant +reader-threads+ 4
+  "How many threads look at certificate files at once; others wait.")
+(defconstant +waiting-readers+ 1000
+  "How many may wait.")
+
+(sb-ext:define-load-time-global **readers**
+  (make-reserve :threads +reader-threads+ :queue +waiting-readers+ :idle-seconds 0))
+
+(defun run-on-reader (function)
+  "Call FUNCTION, which reads files, on a thread for that. Return false if too many wait."
+  (run-on-reserve **readers** function))
+
 (defun run-on-resolver (loop function)
   "Call FUNCTION, which may block, on a thread for look-ups of LOOP. Return false if too many wait."
   (let ((reserve (event-loop-reserve loop)) (world (event-loop-world loop)))
-    (cond ((and reserve (run-on-reserve reserve function :if-busy :exceed)))
+    (cond (reserve (run-on-reserve reserve function :share (reserve-look-ups reserve)))
           ((simulated-p world) (start-thread world function) t)
           (t (run-on-reserve **resolvers** function)))))
 
-(defun look-up-host (loop host port function)
+;;; Questions to the system's resolver
+
+(defconstant +question-ns+ (* 60 +ns-per-second+)
+  "A question that is older is asked once more.")
+
+(defstruct (question (:constructor make-question (key since-ns)) (:copier nil))
+  "The addresses of a host that are asked for."
+  (key nil :type cons :read-only t)     ; the host's name and the port
+  (since-ns 0 :type nanoseconds :read-only t) ; when it was asked first
+  (askers '() :type list))              ; conses of functions: gets the answer, is it wanted still
+
+(declaim (sb-ext:freeze-type question))
+
+(defmethod print-object ((question question) stream)
+  (print-unreadable-object (question stream :type t)
+    (format stream "~A, ~D asker~:P" (car (question-key question))
+            (length (question-askers question)))))
+
+(declaim (type list **questions**))
+(defglobal **questions** '())           ; those without an answer
+(defglobal **questions-lock** (sb-thread:make-mutex :name "clgrpc look-ups"))
+
+(defun add-asker (host port answer wanted-p)
+  "Have ANSWER called with the answer to the question for the addresses of HOST. Return the question
+if it is a new one."
+  (let ((key (cons host port)) (asker (cons answer wanted-p)) (now (monotonic-ns)))
+    (sb-thread:with-mutex (**questions-lock**)
+      (let ((old (find-if (lambda (question)
+                            (and (equal key (question-key question))
+                                 (< now (+ (question-since-ns question) +question-ns+))))
+                          **questions**)))
+        (cond (old
+               (setf (question-askers old)
+                     (cons asker (remove-if-not #'asker-waits-p (question-askers old))))
+               nil)
+              (t (let ((new (make-question key now)))
+                   (push asker (question-askers new))
+                   (push new **questions**)
+                   new)))))))
+
+(defun asker-waits-p (asker)
+  (funcall (the function (cdr asker))))
+
+(defun end-question (question addresses failure)
+  "Tell whoever has asked QUESTION the answer."
+  (dolist (asker (sb-thread:with-mutex (**questions-lock**)
+                   (setf **questions** (delete question **questions**))
+                   (shiftf (question-askers question) '())))
+    (funcall (the function (car asker)) addresses failure)))
+
+(defun drop-if-unwanted (question)
+  "If nobody waits for the answer to QUESTION, forget it and return true."
+  (sb-thread:with-mutex (**questions-lock**)
+    (when (notany #'asker-waits-p (question-askers question))
+      (setf **questions** (delete question **questions**))
+      t)))
+
+(defun ask-question (question network)
+  "Ask the resolver of NETWORK, if somebody waits for the answer."
+  (unless (drop-if-unwanted question)
+    (let ((addresses '()) (failure "the look-up has failed"))
+      (unwind-protect
+           (destructuring-bind (host . port) (question-key question)
+             (setf (values addresses failure) (funcall (network-resolve network) host port)))
+        (end-question question addresses failure)))))
+
+(defun look-up-host (loop host port function &optional (wanted-p (constantly t)))
   "Ask for the addresses of HOST, each with PORT. Then (FUNCTION addresses failure) is called on
-LOOP; FAILURE is nil or why there are none, as text."
-  (flet ((answer (addresses failure)
-           (post loop (lambda () (funcall function addresses failure)))))
-    (flet ((ask ()
-             (multiple-value-bind (addresses failure)
-                 (funcall (network-resolve (event-loop-network loop)) host port)
-               (answer addresses failure))))
-      (cond ((simulated-p (event-loop-world loop)) (ask))
-            ((run-on-resolver loop #'ask))
-            (t (answer '() "too many look-ups are waiting"))))))
+LOOP; FAILURE is nil or why there are none, as text. WANTED-P is a function that says whether the
+answer still is of use; from any thread."
+  (let ((network (event-loop-network loop)))
+    (flet ((answer (addresses failure)
+             (post loop (lambda () (funcall function addresses failure)))))
+      (if (simulated-p (event-loop-world loop))
+          (multiple-value-call #'answer (funcall (network-resolve network) host port))
+          (let ((question (add-asker host port #'answer wanted-p)))
+            (when question
+              (unless (run-on-resolver loop (lambda () (ask-question question network)))
+                (end-question question '() "too many look-ups are waiting"))))))))
 
 (defstruct (look-up (:include source) (:constructor %make-look-up) (:copier nil))
   "A look-up of the addresses of TARGET, with a time limit."
@@ -75,7 +159,8 @@ returns. Signal MISUSE if LOOP has stopped. From any thread."
                       (lambda (addresses failure)
                         (if failure
                             (fail-look-up look-up 'dns-error failure)
-                            (end-look-up look-up addresses nil)))))))
+                            (end-look-up look-up addresses nil)))
+                      (lambda () (not (look-up-done look-up)))))))
 
 (defun fail-look-up (look-up class reason)
   (end-look-up look-up '() (make-condition class

@@ -222,6 +222,68 @@
         (is (search "no answer to the look-up in time" (princ-to-string condition))))
       (sb-thread:signal-semaphore go-on loop::+resolver-threads+))))
 
+(defun call-with-busy-resolver (loop function)
+  "Call FUNCTION while every thread that looks names up for LOOP, which has no reserve, is busy."
+  (let ((asked (sb-thread:make-semaphore)) (go-on (sb-thread:make-semaphore)))
+    (loop repeat loop::+resolver-threads+
+          do (loop:run-on-resolver loop (lambda ()
+                                          (sb-thread:signal-semaphore asked)
+                                          (await go-on))))
+    (loop repeat loop::+resolver-threads+ do (is-true (await asked)))
+    (unwind-protect (funcall function)
+      (sb-thread:signal-semaphore go-on loop::+resolver-threads+))))
+
+(test a-name-is-looked-up-once-for-all-who-ask
+  "While it is looked up others get the same answer, and take no thread of their own."
+  (with-loops (loop) ()
+    (let ((answered (sb-thread:make-semaphore)) (addresses '()))
+      (call-with-busy-resolver
+       loop
+       (lambda ()
+         (dotimes (i 100)
+           (loop:look-up-host loop "localhost" 5 (lambda (found failure)
+                                                   (declare (ignore failure))
+                                                   (push found addresses)
+                                                   (sb-thread:signal-semaphore answered))))
+         (is (= 1 (loop::share-waiting (loop::reserve-root loop::**resolvers**))))))
+      (is-true (await answered 100))
+      (is (= 1 (length (remove-duplicates addresses :test #'equalp))))
+      (is (null loop::**questions**)))))
+
+(test what-nobody-waits-for-is-not-looked-up
+  (with-loops (loop) ()
+    (let ((answers 0))
+      (call-with-busy-resolver
+       loop
+       (lambda ()
+         (loop:look-up-host loop "nobody.invalid" 1 (lambda (found failure)
+                                                      (declare (ignore found failure))
+                                                      (incf answers))
+                            (constantly nil))))
+      (loop while loop::**questions** do (settle loop))
+      (is (zerop answers)))))
+
+(test names-that-hang-take-a-share-of-the-threads
+  "Six hundred names, say: the others of a reserve's threads are for what else needs them."
+  (let* ((reserve (make-reserve :threads 32))
+         (event-loop (make-event-loop :reserve reserve))
+         (hung (sb-thread:make-semaphore)) (done (sb-thread:make-semaphore)))
+    (launch-event-loop event-loop)
+    (unwind-protect
+         (progn
+           (dotimes (i 600)
+             (is-true (loop:run-on-resolver event-loop (lambda ()
+                                                         (await hung)
+                                                         (sb-thread:signal-semaphore done)))))
+           (is (<= 4 (reserve-thread-count reserve) 17))
+           (is (eq t (run-on-reserve reserve #'list :if-busy :refuse
+                                     :share (make-share :whole (reserve-root reserve)))))
+           (sb-thread:signal-semaphore hung 600)
+           (is-true (await done 600)))
+      (stop-event-loop event-loop)
+      (join-event-loop event-loop)
+      (is-true (close-reserve reserve 10)))))
+
 (test stopping-while-looking-up
   (let ((answers '()))
     (with-loops (loop) ()

@@ -94,6 +94,38 @@
          (uiop:copy-file (certificate-file "server.pem") certificate)
          (is (/= second (server-context-of credentials))))))))
 
+(test files-that-hang-hold-no-loop-up
+  "A certificate on a disk that hangs, for which a pipe stands: connections get what there was."
+  (with-events (events)
+    (call-with-certificate-copy
+     (lambda (certificate key install)
+       (declare (ignore install))
+       (let* ((credentials (tls-credentials :certificate certificate :key key :check-seconds 0))
+              (first (server-context-of credentials))
+              (asked (sb-thread:make-semaphore)) (contexts '()))
+         (delete-file certificate)
+         (sb-posix:mkfifo (uiop:native-namestring certificate) #o600)
+         (with-loops (loop) ()
+           (unwind-protect
+                (progn
+                  (dotimes (i 20)
+                    (post loop (lambda ()
+                                 (push (server-context-of credentials) contexts)
+                                 (sb-thread:signal-semaphore asked))))
+                  (is-true (await asked 20))
+                  (is (equal (list first) (remove-duplicates contexts))))
+             ;; the reader, which has opened the pipe, finds its end
+             (loop while (clgrpc.loop::tls-credentials-looking credentials)
+                   do (let ((writer (ignore-errors
+                                     (sb-posix:open (uiop:native-namestring certificate)
+                                                    (logior sb-posix:o-wronly
+                                                            sb-posix:o-nonblock)))))
+                        (when writer (sb-posix:close writer)))
+                      (sb-thread:thread-yield))
+             (delete-file certificate)
+             (uiop:copy-file (certificate-file "server.pem") certificate)))
+         (is (= first (server-context-of credentials))))))))
+
 (test credentials-from-the-future
   ;; files that are newer than now, since the clock was set back, are not taken for changed ones
   (call-with-certificate-copy
