@@ -266,7 +266,7 @@ returns them, define to the names of the files that do."
     ("hpack" "base" 30)
     ("http1" "base" 20) ("http1" "hpack" 10)
     ("http2" "base" 50) ("http2" "hpack" 30)
-    ("protobuf" "kernel" 20) ("protobuf" "base" 90)
+    ("protobuf" "kernel" 20) ("protobuf" "base" 95)
     ("status" "base" 20) ("status" "protobuf" 20)
     ("service" "base" 10) ("service" "protobuf" 20) ("service" "status" 10)
     ("rpc" "base" 30) ("rpc" "os" 10) ("rpc" "loop" 10) ("rpc" "protobuf" 10) ("rpc" "status" 20)
