@@ -61,6 +61,7 @@
     ("src/base/heap.lisp" "sb-vm" "what an entry of the table of pages consists of is not exported")
     ("src/base/heap.lisp" "sb-kernel" "that a collection has taken place has no exported name")
     ("src/base/collector.lisp" "sb-alien" "the C library's allocation, not the kernel's")
+    ("src/base/collector.lisp" "sb-vm" "what an entry of the table of pages has is not exported")
     ("src/base/collector.lisp" "sb-kernel" "that a collection has taken place has no exported name")
     ("src/kernel/processor.lisp" "sb-alien" "a variable of SBCL's runtime says what there is")
     ("src/kernel/processor.lisp" "sb-vm" "what the processor says of itself is not exported")

@@ -2,9 +2,13 @@
 ;;;; collection is that of the objects that survive it and hardly depends on how much was consed
 ;;;; before, so fewer collections are less work.
 ;;;;
-;;;; A process that has been idle for a while gives memory back (loop/watchdog.lisp sees when).
-;;;; First it collects young objects and returns all free pages. Then, if it is still idle and the
-;;;; gain is worth the time, it makes a full collection.
+;;;; A process that has little to do gives memory back (loop/watchdog.lisp calls what is here): one
+;;;; that is CALM, since it conses little, and one that is idle. It collects young objects and
+;;;; returns all free pages; then, if the gain is worth the time, it makes a full collection, which
+;;;; a process that is only calm does if that takes 20 ms at most. Free pages are returned by
+;;;; STEPS of a few milliseconds, each with the world stopped, and between two steps others run.
+;;;; SBCL would return all of them at the end of a collection, for which a process that had a
+;;;; gigabyte stands still for 60 ms.
 ;;;;
 ;;;; A collection stops all threads while it copies the small objects that live on, half a second
 ;;;; for each gigabyte; long vectors stay where they are. Objects that are alive when the collector
@@ -15,22 +19,25 @@
 
 (in-package #:clgrpc.base)
 
-(defconstant +nursery-octets+ (* 200 1024 1024))
+(defconstant +nursery-octets+ (* 200 1024 1024)
+  "So much is consed between two collections.")
+(defconstant +young-octets+ (* 64 1024 1024)
+  "So much of what has survived a collection or two is copied once more, in a fifteenth of a second,
+before it counts as old.")
 
 (declaim (type boolean **tuned**))
 (defglobal **tuned** nil)
 
 (defun set-release-generation (generation)
-  "Let only collections of GENERATION and older ones give freed memory back to the system.
-Return the generation it was, or nil if this SBCL has no such limit."
+  "Let only collections of generations above GENERATION give freed memory back to the system, if
+this SBCL has such a limit."
   (let ((limit (sb-sys:find-foreign-symbol-address "small_generation_limit"))) ; unsigned char
-    (and limit
-         (shiftf (sb-sys:sap-ref-8 (sb-sys:int-sap limit) 0) generation))))
+    (when limit
+      (setf (sb-sys:sap-ref-8 (sb-sys:int-sap limit) 0) generation))))
 
 (defun keep-free-memory ()
-  "Let only full collections give freed memory back to the system. SBCL's do from the
-second generation on, for which a process that had a gigabyte stands still for 60 ms, and 7 ms for
-each 16 MB that it then faults in again."
+  "Let only full collections give freed memory back to the system. SBCL's do from the second
+generation on, and 7 ms are needed for each 16 MB that are then faulted in again."
   (set-release-generation sb-vm:+highest-normal-generation+))
 
 (declaim (type heap-octets **live**))
@@ -39,18 +46,24 @@ each 16 MB that it then faults in again."
 (defun tune-collector ()
   "Make this process collect garbage more seldom, and keep the memory that it once had until a full
 collection. For servers, and for clients with much to do; not for a library to call. Between two
-collections 200 MB are consed, or a fifth of the heap if that is less; objects that are not old yet
-may take a quarter of the heap more. Once no event loop of the process has had anything to do for
-eight seconds, memory is given back; after eight more, a full collection may give back the rest.
+collections 200 MB are consed, or a tenth of the heap if that is less; objects that have survived
+one or two may take 64 MB more, and those that are older an eighth of the heap, before they are
+looked at again. Once the process has consed less than 4 MB a second for five
+seconds, or no event loop of it has had anything to do for eight, memory is given back, in steps
+that stop other threads for 10 ms at most.
 
 This makes a full collection, half a second for each gigabyte that is alive, so that objects that
 are alive already are not copied again: call it when the data is there that stays. From any
 thread."
   (keep-free-memory)
   (setf (sb-ext:bytes-consed-between-gcs)
-        (min +nursery-octets+ (floor (sb-ext:dynamic-space-size) 5))
+        (min +nursery-octets+ (floor (sb-ext:dynamic-space-size) 10))
         (sb-ext:generation-bytes-consed-between-gcs 1)
-        (floor (sb-ext:dynamic-space-size) 4))
+        (min +young-octets+ (floor (sb-ext:dynamic-space-size) 16))
+        ;; what is copied, in one go, is copied once
+        (sb-ext:generation-number-of-gcs-before-promotion 1) 0
+        (sb-ext:generation-bytes-consed-between-gcs 2)
+        (floor (sb-ext:dynamic-space-size) 8))
   (sb-ext:gc :full t)
   (setf **live** (heap-used)
         **tuned** t)
@@ -77,14 +90,78 @@ garbage since the last time, or made some."
   (setf **given-epoch** sb-kernel::*gc-epoch*
         **given-used** (heap-used)))
 
-(defun give-memory-back ()
-  "Collect what is young, and give all free pages back to the system, those of the store and of the
-C library among them. From any thread without locks; all threads stand still meanwhile, 60 ms for
-each gigabyte that is given back."
-  (clear-store)
-  (let ((before (set-release-generation 1)))
-    (unwind-protect (sb-ext:gc :gen 2)
-      (when before (set-release-generation before))))
+(defconstant +step-octets+ (* 4 1024 1024)
+  "Free pages are returned in ranges of so many octets, which takes a quarter of a millisecond.")
+(defconstant +step-ns+ 4000000
+  "A step ends with the first range after so long.")
+(defconstant +pause-seconds+ 0.005
+  "So long others run between two steps.")
+
+(defmacro with-stopped-world (&body body)
+  "Do BODY, which neither conses nor signals, while all other threads stand still, unless garbage is
+being collected. Return whether it was done."
+  (if (and (known-pages-p) (sb-sys:find-foreign-symbol-address "try_acquire_gc_lock"))
+      (flet ((call (name)
+               `(sb-alien:alien-funcall (sb-alien:extern-alien ,name (function sb-alien:int)))))
+        `(sb-sys:without-interrupts
+           (sb-sys:without-gcing
+             (when (= 1 ,(call "try_acquire_gc_lock"))
+               ,(call "gc_stop_the_world")
+               (progn ,@body)
+               ,(call "gc_start_the_world")
+               ,(call "release_gc_lock")
+               t))))
+      '(progn nil)))
+
+(defmacro return-pages (first end)
+  "Return those of the pages from FIRST to END to the system that are free."
+  (if (known-pages-p)
+      `(let ((page ,first))
+         (declare (type heap-octets page))
+         (flet ((free-p (page)
+                  (or (<= used-pages page)
+                      (zerop (page-slot (sb-alien:deref sb-vm:page-table page) sb-vm::flags)))))
+           (declare (inline free-p))
+           (loop while (< page ,end)
+                 do (let ((start page))
+                      (declare (type heap-octets start))
+                      (loop while (and (< page ,end) (free-p page)) do (incf page))
+                      (when (< start page)
+                        (sb-alien:alien-funcall
+                         (sb-alien:extern-alien "madvise"
+                                                (function sb-alien:int sb-alien:unsigned-long
+                                                          sb-alien:unsigned-long sb-alien:int))
+                         (+ sb-vm:dynamic-space-start
+                            (* start sb-vm:gencgc-page-bytes))
+                         (* (- page start) sb-vm:gencgc-page-bytes)
+                         4))            ; MADV_DONTNEED
+                      (loop while (and (< page ,end) (not (free-p page))) do (incf page))))))
+      nil))
+
+(defun return-some-pages (page)
+  "Return free pages of the heap from PAGE on to the system, for some milliseconds. Return the page
+to go on with, or nil if that was the last."
+  (declare (type heap-octets page) (optimize speed) (sb-ext:muffle-conditions sb-ext:compiler-note))
+  (let ((last (floor (heap-size) sb-vm:gencgc-page-bytes))
+        (step (floor +step-octets+ sb-vm:gencgc-page-bytes))
+        (due (+ (monotonic-ns) +step-ns+)))
+    (declare (type heap-octets last step))
+    (with-stopped-world
+      (let ((used-pages (floor (the heap-octets (heap-extent)) sb-vm:gencgc-page-bytes)))
+        (declare (type heap-octets used-pages) (ignorable used-pages))
+        (loop
+          (let ((end (min last (+ page step))))
+            (return-pages page end)
+            (setf page end)
+            (when (or (= page last) (< due (monotonic-ns))) (return))))))
+    (if (< page last) page nil)))
+
+(defun return-free-pages ()
+  "Return all free pages to the system, those of the C library among them."
+  (loop with page = 0
+        do (setf page (return-some-pages page))
+        while page
+        do (sleep +pause-seconds+))
   (let ((trim (sb-sys:find-foreign-symbol-address "malloc_trim")))
     (when trim
       (sb-alien:alien-funcall
@@ -92,21 +169,66 @@ each gigabyte that is given back."
        0)))
   (note-given))
 
-(defun full-collection-due-p ()
+(defun give-memory-back ()
+  "Collect what is young, and give all free pages back to the system, those of the store among them.
+From any thread without locks. All threads stand still while what is young and alive is copied, and
+for some milliseconds at a time after that."
+  (clear-store)
+  (sb-ext:gc :gen 2)
+  (return-free-pages))
+
+(defun full-collection-due-p (&key quick)
   "True if a full collection is worth the time for which it stops all threads. If that is 20 ms at
-most, the heap must be a quarter larger than after the last full collection; if it is longer, twice
-as large. There must be room for the copies."
+most, the heap must be a quarter larger than after the last full collection; if it is longer, which
+it may not be if QUICK, twice as large. There must be room for the copies."
   (and **tuned**
-       (let ((survey (recent-survey)))
-         (and (> (heap-used)
-                 (+ **live** (max +worth-giving-octets+
-                                  (if (<= (survey-copied survey) +quickly-copied-octets+)
-                                      (ash **live** -2)
-                                      **live**))))
+       (let* ((survey (recent-survey))
+              (quickly (<= (survey-copied survey) +quickly-copied-octets+)))
+         (and (or quickly (not quick))
+              (> (heap-used)
+                 (+ **live** (max +worth-giving-octets+ (if quickly (ash **live** -2) **live**))))
               (plusp (survey-spare survey))))))
 
 (defun collect-everything ()
   "Make a full collection, and give all free pages back to the system. As GIVE-MEMORY-BACK."
   (sb-ext:gc :full t)
   (setf **live** (heap-used))
-  (note-given))
+  (return-free-pages))
+
+;;; Calm
+
+(defconstant +calm-ns+ (* 5 +ns-per-second+)
+  "For so long a process has consed little when it is calm.")
+(defconstant +calm-octets+ (* 20 1024 1024)
+  "What a calm process has consed in that time at most.")
+
+(defstruct (calm (:copier nil) (:predicate nil))
+  "Since when the process has consed little, for one thread that looks now and then."
+  (since-ns 0 :type nanoseconds)        ; when that time began
+  (used 0 :type heap-octets)            ; what was allocated then
+  (epoch nil))                          ; of the collection before
+
+(document-functions
+  make-calm "Return what is known of how much is consed: nothing yet.")
+
+(defun calm-p (calm)
+  "True if little was consed for +CALM-NS+. Then the next such time begins."
+  (let ((now (monotonic-ns)) (used (heap-used)))
+    (flet ((begin ()
+             (setf (calm-since-ns calm) now
+                   (calm-used calm) used
+                   (calm-epoch calm) (collection-epoch))))
+      (cond ((not (and (eq (collection-epoch) (calm-epoch calm))
+                       (<= used (+ (calm-used calm) +calm-octets+))))
+             (begin)
+             nil)
+            ((< now (+ (calm-since-ns calm) +calm-ns+)) nil)
+            (t (begin)
+               t)))))
+
+(defun give-back-if-calm (calm)
+  "If the process is calm, and has memory to give back, do so. As GIVE-MEMORY-BACK; for CALM see
+CALM-P."
+  (when (and **tuned** (calm-p calm) (memory-to-give-p))
+    (give-memory-back)
+    (when (full-collection-due-p :quick t) (collect-everything))))

@@ -152,6 +152,15 @@ would be copied."
         survey
         (setf **survey** (make-new-survey)))))
 
+(defun heap-spare ()
+  "How many octets of the heap are free at the worst moment of a full collection, by what is
+allocated now, garbage included; the collector is lost if that is negative."
+  (survey-spare (recent-survey)))
+
+(define-hot (collection-epoch :inline t) () t
+  "An object that is another after each collection."
+  (sb-ext:symbol-global-value 'sb-kernel::*gc-epoch*))
+
 (define-hot hole-p ((octets heap-octets)) boolean
   "True if OCTETS can be allocated as long vectors before the next collection."
   (or (<= octets (heap-tail))
@@ -208,6 +217,25 @@ holds none of our locks."
       (let ((end (monotonic-ns)))
         (setf **next-collection** (+ end (min 200000000 (max 10000000 (* 4 (- end start))))))))
     nil))
+
+(declaim (type nanoseconds **next-search**))
+(defglobal **next-search** 0)           ; SEARCH-DUE-P is false before that time
+
+(defun search-due-p ()
+  "True, to one thread, if all garbage may be collected again, as far as time is concerned."
+  (let ((now (monotonic-ns)) (due **next-search**))
+    (and (<= due now)
+         (eql due (compare-and-swap (symbol-value '**next-search**)
+                                    due (+ now (* 60 +ns-per-second+)))))))
+
+(defun search-for-garbage ()
+  "Collect all garbage, if there is room for the copies. For four times as long as this takes
+SEARCH-DUE-P is false. From any thread that holds none of our locks."
+  (let ((start (monotonic-ns)))
+    (when (plusp (heap-spare)) (sb-ext:gc :full t))
+    (let ((end (monotonic-ns)))
+      (setf **next-search** (+ end (* 4 (- end start))))))
+  nil)
 
 ;;; Vectors without a promise
 

@@ -230,6 +230,9 @@ or more.")
     "Size of a header list, counted as RFC 9113 6.5.2 says, that we advertise and enforce. A
 server does not send longer ones either, whatever its handlers ask for. gRPC peers send 8 to 16 KB
 at most.")
+   (max-header-fields 128 8 10000 "fields"
+    "How many fields a header list may have; a list with more counts as one that is too large. Each
+takes 150 octets of memory beside those that max-header-list-octets counts.")
    (stream-window-octets 2621440 65535 16777216 "octets"
     "What a peer may send on one stream before we read it: a message of 1 MB goes out in one go. It
 bounds the memory of a call that does not read."))
@@ -243,18 +246,28 @@ encoding (RFC 7541 4.2).")
     "What a peer may send on all streams of a connection before we read it. The window is given
 back as octets arrive, even if their calls do not read, until half of max-held-octets waits.")
    (max-held-octets 67108864 65536 1099511627776 "octets"
-    "Memory for received messages of one connection that are not whole yet (with the buffers made
-for them, up to 32 times what has come) or that nobody has taken. Up to half of it, only the
-calls that do not read stop getting window; above half, the connection gets none either, so that
-the rest is left for messages under way; a call that would exceed it ends with
+    "Memory that one connection may hold: header lists of open calls, received messages that are not
+whole yet (with the buffers made for them, up to 32 times what has come) or that nobody has taken,
+output, tables and caches (doc/limits.md, \"One account\"). While messages that nobody takes are up
+to half of it, only their calls stop getting window; above half, the connection gets none either,
+so that the rest is left for messages under way; a call that would exceed it ends with
 :resource-exhausted. Two messages of max-receive-octets are always allowed.")
    (max-total-held-octets 0 0 1099511627776 "octets"
     "What max-held-octets counts, for all connections of a server or of a channel together; 0
-means a quarter of the Lisp heap. Above half of it, each connection is limited to two of the
-largest messages; a call that would exceed it ends with :resource-exhausted.")
+means a quarter of the Lisp heap, but at most 512 MB, since collections copy most of it. Above half
+of it, each connection is limited to two of the largest messages and to 64 KB of output. A peer may
+hold three times what is left; a call that would exceed that ends with :resource-exhausted. An
+eighth above it, the connection that holds most of the peer that holds most is ended.")
    (max-unsent-octets 1048576 16384 67108864 "octets"
     "A connection whose output is longer is not read, and none of its calls are begun, until the
-peer takes the output.")
+peer takes the output. While the connections of a server together hold half of
+max-total-held-octets, each is limited to 64 KB.")
+   (send-timeout-seconds 60 0.1 86400 "seconds"
+    "How long the peer of a connection may take nothing of output that waits for it. Then the
+connection is closed.")
+   (frame-timeout-seconds 60 0.1 86400 "seconds"
+    "How long the rest of a frame, or of a header block with CONTINUATIONs, may take once a part of
+it has come. Then the connection is closed.")
    (max-queued-control-frames 1000 10 1000000 "frames"
     "Answers to PING and SETTINGS, and RST_STREAMs, that may wait for a peer that does not read.
 One more ends the connection.")
@@ -391,7 +404,7 @@ run at once.")
    (max-queued-octets 33554432 65536 1099511627776 "octets"
     "Answers of one connection that its peer has no window for or does not take. Above it, no more
 of its calls are begun until some answers have left. While the connections of a server together
-have half of max-total-held-octets queued, each is limited to 64 KB.")
+hold half of max-total-held-octets, each is limited to 64 KB.")
    (drain-seconds 10 0 3600 "seconds"
     "How long `stop-server` lets running calls end before it cancels them."))
   (:reserve

@@ -23,7 +23,7 @@
    #:borrow-octets #:give-octets-back #:clear-store #:stored-octets
    ;; collector.lisp
    #:tune-collector #:memory-to-give-p #:give-memory-back #:full-collection-due-p
-   #:collect-everything
+   #:collect-everything #:make-calm #:give-back-if-calm
    ;; condition.lisp
    #:clgrpc-error #:misuse #:misuse-text #:function-failed #:function-failed-cause
    #:limit-exceeded #:limit-exceeded-option #:limit-exceeded-limit #:limit-exceeded-actual
@@ -53,7 +53,8 @@
    #:options-ping-without-calls #:options-max-ping-strikes
    #:options-max-header-block-octets
    #:options-settings-timeout-seconds #:options-preface-timeout-seconds
-   #:options-max-total-held-octets #:options-max-connections-per-peer
+   #:options-max-total-held-octets #:options-send-timeout-seconds #:options-frame-timeout-seconds
+   #:options-max-header-fields #:options-max-connections-per-peer
    #:options-max-handshakes #:options-max-calls #:options-max-running-handlers
    #:options-max-connections #:options-max-fallback-body-octets
    #:options-http1 #:options-max-http1-head-octets #:options-max-http1-target-octets
@@ -82,7 +83,8 @@
    #:hash-seed #:renew-hash-seed #:+golden-step+ #:+signed-golden-step+ #:mixed-word
    ;; heap.lisp
    #:heap-full #:heap-full-octets #:heap-condition-p #:heap-used
-   #:heap-size #:hole-p
+   #:heap-size #:heap-spare #:collection-epoch #:hole-p #:search-due-p
+   #:search-for-garbage
    #:promise-octets #:settle-octets #:collect-for-room #:known-heap-p
    ;; raw.lisp
    #:make-raw-vector
@@ -109,6 +111,10 @@
    #:quit-ring
    #:standing #:make-standing #:standing-count #:standing-owner
    #:ranking #:make-ranking #:ranking-total #:change-standing #:greediest
+   ;; account.lisp
+   #:account #:make-account #:**process-account** #:account-whole #:account-sum
+   #:account-most #:account-on-excess #:charge-own #:charge-account #:discharge-account
+   #:close-account #:account-closed-p #:note-collected
    ;; replay.lisp
    #:ledger #:make-ledger #:ledger-held
    #:replay #:make-replay #:replay-messages #:keep-message #:release-replay

@@ -5,8 +5,7 @@
 (in-package #:clgrpc.base)
 
 (defstruct (ledger (:copier nil))
-  "The octets that several together are charged with: the links of a server or of a channel with
-what they hold, the calls of a channel with what they keep."
+  "The octets that the calls of a channel together are charged with, of what they keep."
   (held 0 :type sb-ext:word))           ; octets; atomic
 
 (declaim (sb-ext:freeze-type ledger))

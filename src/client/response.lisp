@@ -77,8 +77,8 @@ that is not nil."
 (defun response-fields (call list)
   "The metadata of the good response that begins with LIST."
   (let* ((link (wire-call-link call))
-         (fields (setf (wire:link-last-fields link)
-                       (wire:list-custom-fields list (wire:link-last-fields link)))))
+         (fields (wire:list-custom-fields list (wire:link-last-fields link))))
+    (unless (eq fields (wire:link-last-fields link)) (wire:keep-fields link fields))
     (unless (or (note-encodings call list) (not (wire:sound-metadata-p fields)))
       (setf (hpack:field-list-memo list) fields))
     fields))

@@ -175,7 +175,7 @@ acknowledge what we send in the time that it has for an answer (gRFC A18)."
     (handler-case
         (push (wire:open-link trunk (core-loop core) (secure-transport trunk transport) :client
                              (core-sink core) (core-options core) (core-pool core)
-                             :ledger (core-ledger core)
+                             :account (core-account core)
                              :keepalive-ns (keepalive-ns core))
               (endeavour-links endeavour))
       (clgrpc-error (error)

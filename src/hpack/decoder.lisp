@@ -9,26 +9,32 @@
 (in-package #:clgrpc.hpack)
 
 (defstruct (decoder (:include table)
-                    (:constructor %make-decoder (limit ceiling list-octets common))
+                    (:constructor %make-decoder (limit ceiling list-octets list-fields common))
                     (:copier nil))
   "Decodes the header blocks of one direction of one connection. See MAKE-DECODER."
   (ceiling 0 :type index)                  ; what a size update may raise the limit to
   (list-octets 0 :type index)           ; the most that the fields of a block may take
+  (list-fields 0 :type index)           ; how many fields a block may have
+  (kept-octets 0 :type index)           ; the memory of LITERALS and BLOCKS, about
   (common nil :type (or null simple-vector)) ; cache shared with other decoders
   (literals nil :type (or null simple-vector)) ; cache of literals, made when needed
   (blocks nil :type (or null simple-vector))) ; cache of whole blocks, likewise
 (declaim (freeze-type decoder))
 
-(defun make-decoder (&key (table-octets +initial-table-octets+) (list-octets 16384) common)
+(defun make-decoder (&key (table-octets +initial-table-octets+) (list-octets 16384)
+                          (list-fields 1000000) common)
   "Return a decoder whose peer may use a dynamic table of up to TABLE-OCTETS and whose lists hold
-fields of up to LIST-OCTETS (sizes of RFC 7541 section 4.1). A peer may use 4096 octets until it has
-seen our SETTINGS, so give less only through SET-DECODER-LIMIT, when it has acknowledged them.
-A decoder belongs to one connection and is used by one thread at a time; it grows with the table its
-peer really uses. Decoders may share what MAKE-COMMON-FIELDS returns, COMMON, and then the fields
-that peers have in common, such as content-type; only one thread at a time may use any of them."
+LIST-FIELDS fields of up to LIST-OCTETS (sizes of RFC 7541 section 4.1). A peer may use 4096 octets
+until it has seen our SETTINGS, so give less only through SET-DECODER-LIMIT, when it has
+acknowledged them. A decoder belongs to one connection and is used by one thread at a time; it grows
+with the table its peer really uses. Decoders may share what MAKE-COMMON-FIELDS returns, COMMON, and
+then the fields that peers have in common, such as content-type; only one thread at a time may use
+any of them."
   (check-type table-octets index)
   (check-type list-octets index)
-  (%make-decoder (min table-octets +initial-table-octets+) table-octets list-octets common))
+  (check-type list-fields index)
+  (%make-decoder (min table-octets +initial-table-octets+) table-octets list-octets list-fields
+                 common))
 
 (defmethod print-object ((decoder decoder) stream)
   (print-unreadable-object (decoder stream :type t :identity t)
@@ -46,7 +52,24 @@ it is acknowledged. A larger table is cut down at once; a smaller one waits for 
 (defun forget-repeats (decoder)
   "Let go of what DECODER remembers so that what its peer repeats costs less; it learns anew."
   (setf (decoder-literals decoder) nil
-        (decoder-blocks decoder) nil))
+        (decoder-blocks decoder) nil
+        (decoder-kept-octets decoder) 0))
+
+(defconstant +literal-octets+ 512
+  "The memory of a literal in a cache: its octets, and its field with strings.")
+(defconstant +repeat-octets+ 384
+  "The memory of a block in a cache, and of what the layers above make of it, beside its fields.")
+
+(define-hot note-remembered ((decoder decoder) (octets index)) null
+  "DECODER remembers something of OCTETS more. What it replaces counts on, up to full caches."
+  (setf (decoder-kept-octets decoder)
+        (min (+ octets (decoder-kept-octets decoder))
+             (* +cache-sets+ (+ +literal-octets+ +repeat-octets+ (* 16 +cache-octets+)))))
+  nil)
+
+(define-hot decoder-memory ((decoder decoder)) index
+  "How much memory DECODER keeps, about."
+  (+ (table-memory decoder) (decoder-kept-octets decoder)))
 
 ;;; Integers (section 5.1) and strings (section 5.2)
 
@@ -138,7 +161,9 @@ position after it."
               (values (the field known) after)
               (let ((field (read-literal decoder octets at end #x0F nil)))
                 (multiple-value-bind (cache twice) (note-miss cache hash)
-                  (when twice (store-raw cache hash octets at after field))
+                  (when twice
+                    (store-raw cache hash octets at after field)
+                    (note-remembered decoder +literal-octets+))
                   (setf (decoder-literals decoder) cache))
                 (values field after)))))))
 
@@ -200,7 +225,8 @@ is there, and the position after it."
         (at (if (and (< start end) (size-update-p (aref octets start)))
                 (read-size-updates decoder octets start end)
                 start))
-        (limit (decoder-list-octets decoder)))
+        (limit (decoder-list-octets decoder))
+        (most (decoder-list-fields decoder)))
     (declare (type index at))
     (loop while (< at end)
           do (let ((octet (aref octets at)))
@@ -211,7 +237,7 @@ is there, and the position after it."
                           (values (entry-at decoder (logand octet #x7F) at) (1+ at)))
                          (t
                           (read-long-index decoder octets at end)))
-                 (add-field list field limit)
+                 (add-field list field limit most)
                  (setf at after))))
     (trim-field-list list old-count)))
 
@@ -248,6 +274,8 @@ that changes the table never means the same twice."
             (let ((repeat (repeat-of list decoder)))
               (when repeat
                 (store-raw cache hash octets start end repeat)
+                ;; the layers above have a vector of them as well
+                (note-remembered decoder (+ +repeat-octets+ (* 16 (field-list-count list))))
                 (setf (field-list-repeat list) repeat))))))))
   nil)
 

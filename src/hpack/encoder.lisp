@@ -48,6 +48,10 @@ by one thread at a time; it grows with its table."
   "Let go of what ENCODER remembers so that ENCODE-FIELDS costs less; it learns anew."
   (setf (encoder-encoded encoder) nil))
 
+(define-hot encoder-memory ((encoder encoder)) index
+  "How much memory ENCODER keeps, about."
+  (+ (table-memory encoder) (* 16 (min +most-places+ (length (encoder-heads encoder))))))
+
 (defun set-encoder-limit (encoder octets)
   "Let ENCODER use a table of up to OCTETS, the peer's SETTINGS_HEADER_TABLE_SIZE, or less if its
 own limit is lower. The next block will announce the change."

@@ -23,7 +23,7 @@ changes nothing, while the dynamic table is in the state noted here."
   (fields #() :type simple-vector)      ; the first COUNT elements are the fields
   (count 0 :type index)                 ; how many there are
   (octets 0 :type index)                ; the sum of the sizes of all fields of the block
-  ;; whether that passed the decoder's limit: the fields past it are missing
+  ;; whether that, or the count, passed the decoder's limit: the fields past it are missing
   (overflow-p nil :type boolean)
   (repeat nil :type (or null repeat)))  ; what FIELDS are a copy of, if the block came before
 (declaim (freeze-type field-list))
@@ -35,7 +35,7 @@ of the block."
   field-list-count "How many fields the list holds."
   field-list-octets "The sum of FIELD-SIZE over all fields of the block, also those the list has no
 place for."
-  field-list-overflow-p "True if the block was larger than the decoder's limit for lists: the rest
+  field-list-overflow-p "True if the block was larger than the decoder's limits for lists: the rest
 is missing.")
 
 (defmethod print-object ((list field-list) stream)
@@ -65,13 +65,13 @@ is missing.")
   (let ((new (make-array (max 16 count (* 2 (field-list-count list))) :initial-element nil)))
     (setf (field-list-fields list) (replace new (field-list-fields list)))))
 
-(define-hot (add-field :inline t) ((list field-list) (field field) (limit index)) null
-  "Append FIELD to LIST unless the sum of sizes passes LIMIT."
+(define-hot (add-field :inline t) ((list field-list) (field field) (limit index) (most index)) null
+  "Append FIELD to LIST unless the sum of sizes passes LIMIT, or there are MOST fields already."
   (let ((octets (+ (field-list-octets list) (field-size field)))
         (count (field-list-count list))
         (fields (field-list-fields list)))
     (setf (field-list-octets list) octets)
-    (cond ((< limit octets)
+    (cond ((or (< limit octets) (<= most count))
            (setf (field-list-overflow-p list) t))
           (t
            (when (= count (length fields)) (setf fields (grow-field-list list (1+ count))))

@@ -20,7 +20,7 @@
    #:find-field
    ;; decoder.lisp
    #:decoder #:make-decoder #:make-common-fields #:decode-block #:set-decoder-limit
-   #:forget-repeats
+   #:forget-repeats #:decoder-memory
    ;; encoder.lisp
    #:encoder #:make-encoder #:set-encoder-limit #:begin-block #:encode-field #:encode-literal
-   #:encode-fields #:forget-encoded))
+   #:encode-fields #:forget-encoded #:encoder-memory))

@@ -29,6 +29,18 @@
   "The number of the oldest live entry."
   (1+ (- (table-inserted table) (table-count table))))
 
+(defconstant +field-memory+ 112
+  "The memory of a field beside its octets: the structure, and the heads of its vectors.")
+
+(defconstant +most-places+ 65536
+  "No ring of a table is longer than that.")
+
+(define-hot table-memory ((table table)) index
+  "How much memory TABLE keeps, about. A field's strings have up to four octets a character."
+  (+ (* 4 (table-octets table))
+     (* +field-memory+ (table-count table))
+     (* 8 (min +most-places+ (length (table-ring table))))))
+
 (define-hot evict-entries ((table table) (octets index)) null
   "Drop the oldest entries of TABLE until it holds at most OCTETS."
   (loop while (< octets (table-octets table))

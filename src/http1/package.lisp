@@ -22,7 +22,7 @@
    #:message-memo #:find-field
    ;; parser.lisp
    #:parser #:make-parser #:parse #:parse-end #:next-message #:expect-response #:parser-message
-   #:parser-body-start #:parser-body-end #:parser-trailers #:parser-begun-p
+   #:parser-body-start #:parser-body-end #:parser-trailers #:parser-begun-p #:parser-octets
    ;; writer.lisp
    #:write-request-head #:write-response-head #:response-head-octets #:last-head-octets
    #:write-chunk #:write-last-chunk))

@@ -61,9 +61,25 @@ requests before it."
         (append (parser-requests parser) (list (coerce http-method 'simple-string))))
   nil)
 
+(defconstant +kept-octets+ 1024
+  "A longer vector for the beginnings of heads is not kept for the next message.")
+(defconstant +repeated-octets+ 4096
+  "A longer head is not kept in case it is repeated.")
+
+(defun parser-octets (parser)
+  "How much memory PARSER keeps, but for its message."
+  (+ (length (parser-kept parser))
+     (let ((last (parser-last-head parser))) (if last (length last) 0))))
+
 (defun next-message (parser)
   "PARSER, whose message is whole, is to read the next one."
   (assert (eq :done (parser-state parser)))
+  (when (< +kept-octets+ (length (parser-kept parser)))
+    (setf (parser-kept parser) (make-octets 0)))
+  (let ((last (parser-last-head parser)))
+    (when (and last (< +repeated-octets+ (length last)))
+      (setf (parser-last-head parser) nil
+            (parser-message parser) nil)))
   (setf (parser-state parser) :start
         (parser-trailers parser) '())
   nil)

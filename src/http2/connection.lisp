@@ -16,6 +16,7 @@ next."
                     (hpack:make-decoder :table-octets (max +default-table-octets+
                                                            (options-header-table-octets options))
                                         :list-octets (options-max-header-list-octets options)
+                                        :list-fields (options-max-header-fields options)
                                         :common (pool-common pool))
                     (options-stream-window-octets options)
                     (options-connection-window-octets options)))
@@ -56,6 +57,34 @@ NIL."
           ((plusp preface) preface)
           ((plusp settings) settings)
           (t nil))))
+
+(defun connection-block-since-ns (connection)
+  "When the header block began of which CONTINUATIONs are to come, or nil if there is none."
+  (and (connection-block-buffer connection) (connection-block-ns connection)))
+
+(defconstant +bare-octets+ 2048
+  "The memory of a connection that has nothing, with its owner's structures.")
+(defconstant +stream-octets+ 1024
+  "The memory of an open stream, with what its owner keeps of it in any case.")
+
+(defconstant +most-places+ (ash 1 24)
+  "No vector of a connection has more.")
+
+(define-hot kept-octets ((connection connection)) index
+  "How much memory CONNECTION keeps, about: its tables, its streams, the DATA that is queued, and
+the header block that is not whole. Not what its owner keeps."
+  (let ((block (connection-block-buffer connection)))
+    (+ +bare-octets+
+       (* +stream-octets+ (connection-stream-count connection))
+       (* 8 (min +most-places+ (length (connection-table connection))))
+       (* 4 (min +most-places+ (length (connection-resets connection))))
+       ;; a client's are its own user's
+       (if (connection-server-p connection)
+           (counters-queued-octets (connection-counters connection))
+           0)
+       (if block (length (buffer-octets block)) 0)
+       (hpack:decoder-memory (connection-decoder connection))
+       (hpack:encoder-memory (connection-encoder connection)))))
 
 (defun shrink-connection (connection)
   "Release what CONNECTION keeps only for speed, if it has no streams. For connections that have

@@ -19,7 +19,6 @@
   (let ((connection (stream-connection stream)))
     (incf (stream-queued-octets stream) count)
     (incf (counters-queued-octets (connection-counters connection)) count)
-    (incf (pool-queued-octets (connection-pool connection)) count)
     nil))
 
 (define-hot (drop-queue :inline t) ((stream stream)) null

@@ -17,14 +17,14 @@
    #:+connect-error+ #:+enhance-your-calm+ #:+inadequate-security+ #:+http-1-1-required+
    ;; structure.lisp
    #:sink #:make-sink
-   #:pool #:make-pool #:pool-queued-octets
+   #:pool #:make-pool
    #:counters #:counters-queued-octets #:counters-control-frames #:counters-block-octets
    #:counters-streams-opened #:counters-streams-failed #:counters-streams-refused
    #:counters-resets-received
    #:counters-resets-sent #:counters-pings-received #:counters-settings-received
    #:counters-empty-frames #:counters-malformed-messages
    #:stream #:stream-p #:stream-id #:stream-connection #:stream-user #:stream-tally-in
-   #:stream-tally-out #:stream-queued-octets
+   #:stream-tally-out #:stream-charge #:stream-queued-octets
    #:stream-state-name #:stream-sendable-p #:stream-receivable-p #:stream-open-p
    #:connection #:connection-p #:connection-role #:connection-user #:connection-options
    #:connection-sink #:connection-output #:connection-counters #:connection-stream-count
@@ -61,4 +61,5 @@
    #:describe-frame #:skip-preface #:preface-p
    ;; connection.lisp
    #:make-connection #:start-connection #:open-stream #:available-streams #:send-goaway
-   #:receive-eof #:advance-time #:shrink-connection #:connection-stop-reading-p))
+   #:receive-eof #:advance-time #:shrink-connection #:kept-octets
+   #:connection-block-since-ns #:connection-stop-reading-p))

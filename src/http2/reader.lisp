@@ -281,6 +281,7 @@
         (connection-block-id connection) id
         (connection-block-flags connection) flags
         (connection-block-buffer connection) (make-buffer :size (* 2 (- end start)))
+        (connection-block-ns connection) (connection-last-receive-ns connection)
         (counters-block-octets (connection-counters connection)) 0)
   (collect-block connection octets start end))
 

@@ -83,7 +83,6 @@ began, and the state of its rate limits (patience.lisp)."
   "What the connections of one thread may share. Never used by two threads at once."
   (streams nil :type (or null stream))  ; streams to use again, chained by NEXT
   (stream-count 0 :type index)          ; how many these are
-  (queued-octets 0 :type index)         ; DATA queued on all connections together
   (field-list nil :type (or null hpack:field-list)) ; to decode a header block into
   (common (hpack:make-common-fields) :type simple-vector)) ; fields that many peers send
 
@@ -154,6 +153,7 @@ began, and the state of its rate limits (patience.lisp)."
   (block-id 0 :type stream-id)          ; the stream of the header block that is being collected
   (block-flags 0 :type (unsigned-byte 9)) ; the flags of its HEADERS
   (block-buffer nil :type (or null buffer)) ; what has come of it
+  (block-ns 0 :type time-ns)            ; when the first part came
   ;; Time; a deadline of 0 is none
   (settings-deadline 0 :type time-ns)   ; by which our SETTINGS must be acknowledged
   (preface-deadline 0 :type time-ns)    ; by which the peer's preface and SETTINGS must come
@@ -201,6 +201,7 @@ began, and the state of its rate limits (patience.lisp)."
   (queue-tail nil :type (or null segment)) ; the last one
   (queued-octets 0 :type index)         ; how many octets are queued
   (trailers-function nil :type (or null function)) ; writes the trailers behind the queue
+  (charge 0 :type index)                ; the owner's: octets that it has charged somebody with
   (tally-out 0 :type (unsigned-byte 62)) ; the owner's, if it counts: octets of messages sent
   (tally-in 0 :type (unsigned-byte 62))) ; likewise, of messages received
 
@@ -273,6 +274,8 @@ began, and the state of its rate limits (patience.lisp)."
    (stream-p "True if the argument is a STREAM.")
    (stream-id "The identifier of a stream: odd, as clients open them all (RFC 9113 section 5.1.1).")
    (stream-connection "The connection that a stream belongs to.")
+   (stream-charge "What the owner of a stream has charged an account with for it, 0 at first.
+SETFable.")
    (stream-tally-in "The octets of messages that came on a stream, if its owner counts. SETFable.")
   (stream-tally-out "The octets of messages sent on a stream, if its owner counts. SETFable.")
   (stream-user "Any object that the owner wants to find with a stream; NIL at first. SETFable.")
@@ -297,7 +300,6 @@ this to NIL. The owner does so each time it takes the buffer away to send it.")
     "The last stream that the peer's GOAWAY says it has seen, 0 for none; -1 without a GOAWAY.")
    (connection-send-window "How many octets of DATA the peer still takes on a connection.")
    (connection-receive-window "How many octets of DATA the peer may still send on a connection.")
-   (pool-queued-octets "DATA octets queued on all connections of a pool.")
    (counters-queued-octets "DATA octets queued on all streams, waiting for windows or a turn.")
    (counters-control-frames "Answers appended since the output was last empty.")
    (counters-block-octets "Octets of the header block that is being collected.")

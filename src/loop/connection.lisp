@@ -86,23 +86,51 @@ it hold descriptors without end. When descriptors run out none may.")
             (event-loop-dirty-count loop) (1+ count))))
   nil)
 
+;;; What is kept
+
+(defun kept-octets (connection)
+  "The memory of the buffers of CONNECTION."
+  (flet ((size (buffer) (if buffer (length (buffer-octets buffer)) 0)))
+    (+ (size (connection-leftover connection))
+       (size (connection-buffer connection))
+       (if (eq :closed (connection-state connection))
+           0
+           (transport-kept-octets (connection-transport connection))))))
+
+(defun charge-kept (connection)
+  "Charge the account of CONNECTION with what it keeps now."
+  (let ((account (connection-account connection))
+        (kept (kept-octets connection)))
+    (unless (or (null account) (account-closed-p account))
+      (charge-own account (- kept (shiftf (connection-kept connection) kept))))))
+
+(define-hot (note-kept :inline t) ((connection connection)) null
+  "CONNECTION has been flushed: charge its account with what it keeps from now on."
+  (when (or (connection-leftover connection)
+            (connection-buffer connection)
+            (plusp (connection-kept connection)))
+    (charge-kept connection))
+  nil)
+
 ;;; Making
 
-(defun make-connection (loop transport handler &key user (max-unsent-octets
-                                                          (options-max-unsent-octets
-                                                           **default-options**)))
+(defun make-connection (loop transport handler &key user account
+                                                (max-unsent-octets (options-max-unsent-octets
+                                                                    **default-options**)))
   "Return a connection on LOOP that owns TRANSPORT, a connected one, and calls the functions of
-HANDLER. USER is the owner's own datum. While more than MAX-UNSENT-OCTETS of its output are unsent
-it is not read. On the loop. Signal SOCKET-ERROR, and close TRANSPORT, if it cannot be watched."
+HANDLER. USER is the owner's own datum. ACCOUNT, if given, is charged with what the connection
+keeps. While more than MAX-UNSENT-OCTETS of its output are unsent it is not read. On the loop.
+Signal SOCKET-ERROR, and close TRANSPORT, if it cannot be watched."
   (declare (type event-loop loop) (type transport transport) (type handler handler))
   (let* ((connection (%make-connection :loop loop :transport transport :handler handler :user user
-                                       :max-unsent max-unsent-octets))
+                                       :account account :max-unsent max-unsent-octets))
          (result (add-source connection (transport-descriptor transport))))
     (when (os:failed-p result)
       (close-transport transport)
       (error 'socket-error :operation "watch the connection to" :reason (os:errno-text result)
                            :address (transport-peer transport)))
     (count-transport transport loop)
+    (charge-kept connection)
     connection))
 
 ;;; Output
@@ -245,6 +273,7 @@ the turn. Not from the handler's FILL. On the loop."
         (if (slow-work-left-p loop)
             (with-slow-work (loop) (end-flushed connection))
             (mark-dirty connection))))
+    (note-kept connection)
     nil))
 
 (defun end-flushed (connection)
@@ -382,6 +411,9 @@ the turn. Not from the handler's FILL. On the loop."
      (discard-input connection)))
   (unless (member (connection-state connection) '(:aborting :closed))
     (read-soon connection))
+  ;; output that is not there any more at the end of the turn does not count
+  (when (or (connection-leftover connection) (plusp (connection-kept connection)))
+    (charge-kept connection))
   nil)
 
 (define-hot note-event ((connection connection) (flags (unsigned-byte 32))) null
@@ -419,6 +451,14 @@ the turn. Not from the handler's FILL. On the loop."
   "Read no more of CONNECTION, from the next turn on, until START-READING. On the loop."
   (setf (connection-stopped connection) t)
   nil)
+
+(defun connection-blocked-p (connection)
+  "True if CONNECTION's peer has not taken all of the last write. On the loop."
+  (connection-blocked connection))
+
+(defun connection-stopped-p (connection)
+  "True between STOP-READING and START-READING. On the loop."
+  (connection-stopped connection))
 
 (defun start-reading (connection)
   "Undo STOP-READING. What the owner left unconsumed comes with the next octets. On the loop."
@@ -526,6 +566,7 @@ own. To close it before that might destroy octets that are still on their way to
       (when (connection-leftover connection)
         (give-buffer-back loop (connection-leftover connection))
         (setf (connection-leftover connection) nil))
+      (when (connection-account connection) (charge-kept connection))
       (when (connection-timer connection)
         (cancel-timer (event-loop-wheel loop) (connection-timer connection)))
       (remove-source connection)

@@ -47,7 +47,8 @@
    #:source #:add-source #:remove-source #:interest
    #:close-transport
    #:handler #:make-handler #:handler-input #:connection #:connection-loop #:connection-handler
-   #:connection-user #:connection-transport
+   #:connection-user #:connection-transport #:connection-max-unsent #:connection-account
+   #:connection-kept
    #:connection-peer #:connection-local #:connection-state
    ;; credentials.lisp
    #:tls-credentials #:tls-credentials-server-name #:tls-credentials-verify #:check-credentials
@@ -61,6 +62,7 @@
    #:*event-loop* #:call-user #:note-late #:with-baton #:holds-baton-p #:prepare-to-wait
    ;; connection.lisp
    #:make-connection #:connection-output #:connection-unsent #:connection-unread-p
+   #:connection-output-pending-p #:connection-blocked-p #:connection-stopped-p
    #:+most-lingering+ #:flush-connection
    #:begin-handshake #:stop-reading #:start-reading #:close-connection
    #:connections-closing-p

@@ -311,6 +311,8 @@ and so on together, or 0. For pollers that are level-triggered.")
   (leftover nil :type (or null buffer)) ; input that the handler has not consumed
   (buffer nil :type (or null buffer))   ; output that has not been sent
   (max-unsent 0 :type index)            ; with more octets than these unsent it is not read
+  (account nil :type (or null account)) ; charged with the memory of LEFTOVER and BUFFER,
+  (kept 0 :type index)                  ; so much
   (timer nil :type (or null timer))     ; ends the wait for the peer while it is being closed
   (local-text nil :type (or null string))) ; see CONNECTION-LOCAL
 
@@ -336,6 +338,9 @@ and so on together, or 0. For pollers that are level-triggered.")
   connection-transport "The transport of CONNECTION."
   connection-handler "The handler of CONNECTION. SETFable, on its loop."
   connection-user "The datum that CONNECTION's owner gave it. SETFable."
+  connection-max-unsent "How many octets may be unsent while CONNECTION is read. SETFable."
+  connection-kept "What CONNECTION's account is charged with for its buffers."
+  connection-account "The ACCOUNT that is charged with what CONNECTION keeps, or nil."
   connection-state "One of :open, :closing, :lingering, :aborting and :closed.")
 
 (defmethod print-object ((connection connection) stream)

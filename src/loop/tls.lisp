@@ -106,6 +106,16 @@ unless the credentials say that nothing is; nil if it has shown none.")
   (let ((tls (transport-state transport)))
     (and (typep tls 'tls) (member (tls-state tls) '(:new :handshaking)) t)))
 
+(defconstant +session-octets+ 24576
+  "What a session keeps in the memory of OpenSSL, about.")
+
+(defun transport-kept-octets (transport)
+  "How much memory TRANSPORT keeps of its own. On the loop."
+  (let ((tls (transport-state transport)))
+    (cond ((not (typep tls 'tls)) 0)
+          ((tls-tail tls) (+ +session-octets+ (length (buffer-octets (tls-tail tls)))))
+          (t +session-octets+))))
+
 (defun transport-security (transport)
   "The SECURITY of TRANSPORT, or NIL if it has no TLS or its handshake is not over. From any
 thread."

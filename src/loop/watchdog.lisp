@@ -26,9 +26,11 @@
 ;;;; When no baton has moved for a while the watchdog sleeps, and a thread that moves one wakes it.
 ;;;; LEND has no full barrier between its store and its look at **WATCHDOG-ASLEEP**, since that
 ;;;; would cost each call 20 ns. So the watchdog first says that it sleeps; waits one tick more, in
-;;;; which every store made before arrives; looks once more; and only then sleeps. Before it sleeps
-;;;; for good, it has the process give memory back (base/collector.lisp), once no loop has made a
-;;;; turn for a while.
+;;;; which every store made before arrives; looks once more; and only then sleeps.
+;;;;
+;;;; The watchdog also has the process give memory back (base/collector.lisp): while it ticks, if
+;;;; the process is calm, which it looks for once a second; and before it sleeps for good, once no
+;;;; loop has made a turn for a while.
 
 (in-package #:clgrpc.loop)
 
@@ -45,6 +47,9 @@ next one counts as a first.")
 (defconstant +bell-looks+ 4
   "So many looks in a row find a bell unanswered before the thread that waits is overtaken: woken on
 a busy machine, it may have no processor yet.")
+
+(defconstant +calm-look-ns+ +ns-per-second+
+  "How often it is looked whether the process is calm.")
 
 (defconstant +idle-ns+ 8000000000
   "After so long without a turn of any loop the process gives memory back.")
@@ -81,7 +86,7 @@ a busy machine, it may have no processor yet.")
 (defun run-watchdog ()
   "What the watchdog's thread does."
   (let ((tick +shortest-tick-ns+) (quiet 0) (since-overstay +longest-alert-ns+) (alert 0)
-        (collections nil))
+        (collections nil) (calm (make-calm)) (calm-look-ns 0))
     (sb-thread:with-mutex (**watchdog-lock**)
       (loop while (eq **watchdog** sb-thread:*current-thread*)
             do (multiple-value-bind (moved lent overstayed)
@@ -96,11 +101,21 @@ a busy machine, it may have no processor yet.")
                  (setf tick (if (or lent (< since-overstay alert))
                                 +shortest-tick-ns+
                                 (min (next-timer-ns) (* 2 tick)))))
+               (let ((now (monotonic-ns)))
+                 (when (<= calm-look-ns now)
+                   (setf calm-look-ns (+ now +calm-look-ns+))
+                   (without-lock (lambda () (give-back-if-calm calm)))))
                (cond ((<= quiet +doze-after-ns+) (pause tick))
                      (t (doze)
                         (setf quiet 0
                               tick +shortest-tick-ns+
                               collections nil)))))))
+
+(defun without-lock (function)
+  "Call FUNCTION without the lock, which is held."
+  (sb-thread:release-mutex **watchdog-lock**)
+  (unwind-protect (guarding (:giving-back-error) (funcall function))
+    (sb-thread:grab-mutex **watchdog-lock**)))
 
 (defun pause (tick-ns)
   "Let TICK-NS pass, or less if a timer is due before. The lock is held."
@@ -140,9 +155,7 @@ FUNCTION. The lock is held, but not while that runs."
              (loop while (and (asleep-p)
                               (await-notice **watchdog-bell** **watchdog-lock** end)))
              (when (and (asleep-p) (= turns (total-turns)))
-               (sb-thread:release-mutex **watchdog-lock**)
-               (unwind-protect (guarding (:giving-back-error) (funcall function))
-                 (sb-thread:grab-mutex **watchdog-lock**))
+               (without-lock function)
                (return)))))
 
 (defun next-timer-ns ()

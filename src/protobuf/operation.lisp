@@ -86,11 +86,12 @@ there is no room in INTO."
 (define-hot parse-received
     ((type message-type) (octets octets) (start index) (end index) (depth index)
      (decoded-octets index) (consume boolean) &key (partial t nil))
-    (values message boolean)
+    (values message boolean fixnum)
   "As PARSE-OCTETS, of octets that were received. With CONSUME, OCTETS belong to the message from
-now on if the second value is true."
+now on if the second value is true. The third value is how much memory the messages inside it take."
   (check-slice octets start end)
   (let* ((kept nil)
+         (inside 0)
          (message (truly-the message
                              (read-twice (reading (- end start)
                                                   :depth depth :decoded-octets decoded-octets
@@ -98,9 +99,12 @@ now on if the second value is true."
                                (let ((message (funcall (message-type-reader type)
                                                        octets start end reading)))
                                  (when (and consume message) (setf kept (keep-spare reading)))
+                                 (setf inside (- (+ decoded-octets (* 8 (- end start)))
+                                                 (reading-allowance reading)))
                                  message)))))
+    (declare (type fixnum inside))
     (unless partial (check-required type message))
-    (values message kept)))
+    (values message kept inside)))
 
 (define-hot parse-octets
     ((type message-type) (octets octets) (start index) (end index)

@@ -48,11 +48,12 @@
   (:no-room-for-answer :resource-exhausted "no room for another long answer (room-wait-seconds)")
   (:no-room-in-heap :resource-exhausted "no room in the heap for a message of ~D octets")
   (:connection-holds-too-much :resource-exhausted
-   "too many octets of the connection's messages wait (max-held-octets)")
+   "the connection holds too much memory (max-held-octets)")
   (:all-hold-too-much :resource-exhausted
-   "too many octets of all messages wait (max-total-held-octets)")
+   "all connections hold too much memory (max-total-held-octets)")
   (:waits-for-its-caller :resource-exhausted
    "the handler would wait for its own caller, who does not wait for it")
+  (:no-room-for-calls :resource-exhausted "the server's heap is nearly full of what it needs")
   (:too-many-calls :resource-exhausted "the server has too many calls (max-calls)")
   (:too-many-handlers :resource-exhausted
    "the connection has too many handlers (max-running-handlers)")

@@ -5,20 +5,42 @@
 
 (in-package #:clgrpc.server)
 
+(define-hot (unended-p :inline t) ((call server-call)) boolean
+  "True if the peer of CALL has not ended its side of the stream."
+  (let ((stream (wire-call-stream call)))
+    (and stream (http2:stream-receivable-p stream))))
+
+(defconstant +free-octets+ 1024
+  "A decoded request that takes no more counts with its call's stream.")
+
+(define-hot decode-request ((call server-call) (octets octets) (start index) (end index)) null
+  "Decode the octets, CALL's request, and charge its link with the result if that is long. It may
+take four times the memory of its octets, besides the messages inside it."
+  (multiple-value-bind (message kept inside)
+      (handler-case (wire:parse-incoming call octets start end nil)
+        (protobuf:protobuf-error (error)
+          (values (wire:unparsable-condition call error start) nil 0)))
+    (declare (ignore kept) (type fixnum inside))
+    (let ((memory (+ inside (* 4 (- end start)))))
+      (declare (type index memory))
+      (cond ((status:failure-p message) (rpc:abort-with call message))
+            ((or (<= memory +free-octets+)
+                 (null (wire-call-stream call))
+                 (wire:charge-call call memory))
+             (setf (server-call-request call) message)))))
+  nil)
+
 (define-hot deliver-request ((call server-call) (octets octets) (start index) (end index)) null
   "The operation DELIVER of methods that take one message."
   (cond ((or (server-call-request call) (server-call-undecoded call))
          (rpc:abort-as call (rpc:flaw call 2 nil)))
-        ((wire:to-keep-p call (- end start)) ; decoded by the handler's thread
+        ;; decoded by the handler's thread; or when the peer ends its side, so that what waits for
+        ;; that is as long as what has come
+        ((or (wire:to-keep-p call (- end start)) (unended-p call))
          (when (wire:hold call (- end start))
            (setf (detour-undecoded (ensure-detour call))
                  (wire:keep-octets call octets start end))))
-        (t (let ((message (handler-case (values (wire:parse-incoming call octets start end nil))
-                            (protobuf:protobuf-error (error)
-                              (wire:unparsable-condition call error start)))))
-             (if (status:failure-p message)
-                 (rpc:abort-with call message)
-                 (setf (server-call-request call) message)))))
+        (t (decode-request call octets start end)))
   nil)
 
 (define-hot half-close-request ((call server-call)) null

@@ -86,6 +86,18 @@ gRPC; or, if it is none of the registered dialects, the list of those."
         ((wire:dialect-read-head dialect)
          (funcall (wire:dialect-read-head dialect) request list))))
 
+(defconstant +free-metadata-octets+ 512
+  "Metadata that is no longer counts with the call's stream.")
+(define-hot read-fields ((request request) (list hpack:field-list) (link link)) null
+  "Note in REQUEST its metadata, which is in LIST, and what its call on LINK is charged with."
+  (let* ((last (wire:link-last-fields link))
+         (fields (wire:list-custom-fields list last)))
+    (unless (eq fields last) (wire:keep-fields link fields))
+    (let ((octets (wire:link-last-octets link)))
+      (setf (request-fields request) fields
+            (request-charge request) (if (<= octets +free-metadata-octets+) 0 octets))))
+  nil)
+
 (define-hot request-of ((hub hub) (list hpack:field-list) (link link)) request
   "The REQUEST that LIST, the headers of a request on LINK, says. If the peer repeats a block, LIST
 remembers it."
@@ -93,8 +105,7 @@ remembers it."
     (if (and (request-p memo) (eq (request-table memo) (hub-routes hub)))
         memo
         (let ((request (if (hpack:field-list-repeated-p list) (make-request) (hub-request hub))))
-          (setf (request-fields request) (wire:list-custom-fields list (wire:link-last-fields link))
-                (wire:link-last-fields link) (request-fields request))
+          (read-fields request list link)
           (read-request request (hub-routes hub) list)
           ;; dialects may come and go
           (unless (request-dialect request) (setf (hpack:field-list-memo list) request))
@@ -143,6 +154,26 @@ and return it."
   (let ((field (or (hpack:find-field list ":authority") (hpack:find-field list "host"))))
     (and field (hpack:field-value-string field))))
 
+(defun list-octets (list)
+  "The memory of the plain request that is made of LIST: strings in lists, beside fields."
+  (* 2 (+ (hpack:field-list-octets list) (* wire:+field-octets+ (hpack:field-list-count list)))))
+
+(define-hot room-for-call-p ((hub hub) (link link) (call server-call) (charge index)) boolean
+  "Charge LINK with what the header list of CALL takes, CHARGE. Return false if that is too much:
+CALL has been ended."
+  (or (zerop charge)
+      (wire:charge-call call charge)
+      (progn (complain hub :max-held-octets (link-peer-name link))
+             nil)))
+
+(define-hot (refuse-call-p :inline t) ((hub hub) (link link) (call server-call)) boolean
+  "Return true if CALL of LINK, which is new, may not begin: it has been ended."
+  (let ((verdict (refusal-of-call hub link (wire:link-guest link))))
+    (and verdict
+         (multiple-value-bind (status text) (rpc:verdict verdict)
+           (server-finish call status text nil '())
+           t))))
+
 (define-hot server-headers ((stream http2:stream) (list hpack:field-list) (ended boolean)) null
   "The sink's on-headers."
   (let* ((http2 (http2:stream-connection stream))
@@ -152,7 +183,9 @@ and return it."
          (dialect (request-dialect request))
          (plain (and (eq dialect **plain**) (read-plain-request list (request-refusal request))))
          (route (if plain (find-plain-route (hub-site hub) plain) (request-route request)))
-         (call (begin-server-call stream link hub request dialect route)))
+         (call (begin-server-call stream link hub request dialect route))
+         (charge (if plain (list-octets list) (request-charge request))))
+    (declare (type index charge))
     (when (wire:endpoint-observer hub) (wire:count-from-none stream))
     (rpc:observe call-begun (wire:endpoint-observer hub) call)
     (rpc:observe request-begun (wire:endpoint-observer hub) call (list-authority list))
@@ -161,9 +194,8 @@ and return it."
     (cond ((and (request-rejection request) (not plain))
            (destructuring-bind (status text) (request-rejection request)
              (server-finish call status text nil '())))
-          ((call-refused-p hub link (wire:link-guest link))
-           (multiple-value-bind (status text) (rpc:verdict :too-many-calls)
-             (server-finish call status text nil '())))
+          ((refuse-call-p hub link call))
+          ((not (room-for-call-p hub link call charge)))
           (t (wire:start-deadline call)
              (when (and route (eq :bidi (rpc-method-kind (the rpc-method (route-method route)))))
                (start-call call))))
@@ -247,6 +279,7 @@ its loop."
     (when call
       (let ((link (wire-call-link call)))
         (setf (wire-call-stream call) nil)
+        (wire:release-stream-charge link stream)
         (retire-call call link)
         (http2:release-stream stream)
         (unless (eq **plain** (wire:wire-call-dialect call)) ; which is no call

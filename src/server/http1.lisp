@@ -40,6 +40,9 @@
   "True if connections of HUB may speak HTTP/1.1."
   (and (hub-site hub) (options-http1 (hub-options hub))))
 
+(defconstant +http1-octets+ 1024
+  "The memory of a connection that speaks HTTP/1.1 and has no request.")
+
 (define-hot (state-now :inline t) ((state http1-state)) nanoseconds
   (loop:event-loop-now (link-loop (state-link state))))
 
@@ -178,6 +181,8 @@ the connection."
         (link (state-link state)))
     (cond (stays
            (http1:next-message (state-parser state))
+           ;; nil if it is too long to be kept
+           (setf (state-message state) (http1:parser-message (state-parser state)))
            (enter-phase state :idle)
            (when (shiftf (state-waits state) nil)
              (loop:start-reading (wire:link-socket link))))
@@ -351,9 +356,7 @@ told of it; else nil."
          (limit (options-max-fallback-body-octets (hub-options hub)))
          (call (make-http1-call state known)))
     (setf (state-call state) call)
-    (cond ((call-refused-p hub link (wire:link-guest link))
-           (multiple-value-bind (status text) (rpc:verdict :too-many-calls)
-             (server-finish call status text nil '())))
+    (cond ((refuse-call-p hub link call))
           ((eql 0 body))                ; it is whole
           ((not (answered-p call))
            (answer-plainly call (http-request-refusal (wire:call-dialect-state call))))
@@ -421,10 +424,12 @@ time that a turn has for them. Return where that is, and true if there is more."
     (values index boolean)
   "The handler's INPUT."
   (let ((state (wire:link-speech (the link (loop:connection-user socket)))))
-    (handler-case (read-requests state octets start end)
-      (http1:http1-error (error)
-        (refuse state (http1:http1-error-status error) (http1:http1-error-text error))
-        (values end nil)))))
+    (multiple-value-prog1
+        (handler-case (read-requests state octets start end)
+          (http1:http1-error (error)
+            (refuse state (http1:http1-error-status error) (http1:http1-error-text error))
+            (values end nil)))
+      (wire:measure-link (state-link state)))))
 
 ;;; The connection
 
@@ -455,6 +460,7 @@ time that a turn has for them. Return where that is, and true if there is more."
   "The handler's FILL: the peer takes output."
   (let ((state (wire:link-speech (the link (loop:connection-user socket)))))
     (setf (state-sent-ns state) (state-now state))
+    (wire:measure-link (state-link state))
     nil))
 
 (defun http1-closed (socket reason)
@@ -469,6 +475,18 @@ time that a turn has for them. Return where that is, and true if there is more."
       (lose-call call "the connection has ended")
       (retire-call call link))
     (wire:link-closed socket reason)))
+
+(defun http1-octets (link)
+  "The dialect's OCTETS."
+  (let* ((state (wire:link-speech link))
+         (message (and state (state-message state))))
+    (+ +http1-octets+
+       (if state (http1:parser-octets (state-parser state)) 0)
+       (if message
+           ;; its strings, and the headers of the request, which are made of the fields
+           (+ (* 8 (length (http1:message-target message)))
+              (* 2 (wire:fields-octets (http1:message-fields message))))
+           0))))
 
 (defun drain-http1 (link)
   "The dialect's DRAIN: the answer under way is the last."
@@ -488,4 +506,4 @@ time that a turn has for them. Return where that is, and true if there is more."
     (wire:make-connection-dialect
      :name 'http1 :alpn '("http/1.1") :opens #'opens-http1-p :begin #'begin-http1
      :handler (loop:make-handler :input #'http1-input :fill #'http1-fill :closed #'http1-closed)
-     :drain #'drain-http1 :abandon #'abandon-http1))
+     :octets #'http1-octets :drain #'drain-http1 :abandon #'abandon-http1))

@@ -3,7 +3,7 @@
 (in-package #:clgrpc.server)
 
 (defstruct (hub (:include wire:endpoint) (:copier nil))
-  "The state of one loop of a server. Only the loop touches it, but for ANSWERING."
+  "The state of one loop of a server. Only the loop touches it."
   (server nil)                          ; the SERVER
   (routes nil :type route-table)        ; swapped when a service is defined anew
   (site nil :type (or null site))       ; who answers requests that are no calls
@@ -19,7 +19,6 @@
   ;; the last lines of heads over HTTP/1.1: the date, for its second, and an empty line
   (date-lines (make-octets 0) :type octets)
   (date-due-ns 0 :type nanoseconds)     ; when to look at the date again
-  (answering 0 :type sb-ext:word)       ; octets of answers on their way to the loop; atomic
   (request (make-request) :type request) ; what headers are read into that no peer repeats
   (roomless (make-ring) :type ring)     ; the places of calls that wait for room, see room.lisp
   (probe nil :type (or null wire-call)) ; the one of these calls that has begun without it

@@ -23,14 +23,21 @@ the threads that its peer may use and that are not kept for other connections."
 
 ;;; Calls
 
-(define-hot (call-refused-p :inline t) ((hub hub) (link link) (guest guest)) boolean
-  "True if the newest call of LINK, of the peer GUEST, is one too many; it is counted already."
-  (and (> (hub-open hub) (ash (hub-max-open hub) -1))
-       (too-many-calls-p hub link guest)))
+(define-hot (refusal-of-call :inline t) ((hub hub) (link link) (guest guest)) (or null keyword)
+  "The verdict on the newest call of LINK, of the peer GUEST, if it may not begin, else nil. It is
+counted already."
+  (cond ((valve-shut-p hub)
+         (complain hub :heap (link-peer-name link))
+         :no-room-for-calls)
+        ((and (> (hub-open hub) (ash (hub-max-open hub) -1))
+              (too-many-calls-p hub link guest))
+         :too-many-calls)
+        (t nil)))
 
 (defun too-many-calls-p (hub link guest)
-  "As CALL-REFUSED-P, when more than half of the calls that may be are open. The rule is that of
-threads (loop/share.lisp). Let F be how many more calls there may be, and K a sixteenth of all:
+  "True if the newest call of LINK is one too many, when more than half of the calls that may be are
+open. The rule is that of threads (loop/share.lisp). Let F be how many more calls there may be, and
+K a sixteenth of all:
 - a peer with N calls may have another while N <= 7 (F - K);
 - a peer without calls may have one while F > 0;
 - a connection without calls may have one while F > K / 2.
@@ -51,12 +58,10 @@ is 1309."
   "How many octets each connection may have queued, however many are queued in all.")
 
 (defun queued-limit (link)
-  "How many octets of answers LINK may have queued: fewer while all links of its hub have many."
-  (let* ((hub (link-owner link))
-         (share (share-out (ash (wire:total-held-limit link) -1) (hub-server hub))))
-    (if (< (+ (hub-answering hub) (http2:pool-queued-octets (hub-pool hub))) share)
-        (options-max-queued-octets (wire:link-options link))
-        +least-queued-octets+)))
+  "How many octets of answers LINK may have queued: fewer while all links hold much."
+  (if (wire:pressed-p link)
+      +least-queued-octets+
+      (options-max-queued-octets (wire:link-options link))))
 
 (define-hot answers-wait-p ((link link)) boolean
   "True if so many answers wait for LINK's peer to take them that no more of its calls may begin."
@@ -70,8 +75,8 @@ is 1309."
 (define-hot (output-waits-p :inline t) ((link link)) boolean
   "True if so much of LINK's output is unsent that no more of its calls may begin. Unsent output may
 be header blocks, which no window holds back. On the loop."
-  (< (options-max-unsent-octets (wire:link-options link))
-     (loop:connection-unsent (the loop:connection (wire:link-socket link)))))
+  (let ((socket (the loop:connection (wire:link-socket link))))
+    (< (loop:connection-max-unsent socket) (loop:connection-unsent socket))))
 
 (defun ensure-answers (link)
   "The ANSWERS of LINK. From any thread."
@@ -83,7 +88,9 @@ be header blocks, which no window holds back. On the loop."
 (defun note-answering (link count)
   "COUNT octets of an answer are on their way to the loop of LINK; negative: have come there."
   (sb-ext:atomic-incf (wire:answers-coming (ensure-answers link)) count)
-  (sb-ext:atomic-incf (hub-answering (link-owner link)) count))
+  (if (minusp count)
+      (discharge-account (wire:link-account link) (- count))
+      (charge-account (wire:link-account link) count)))
 
 (defun ensure-share (link)
   "The share of the reserve that LINK has, made now if there is none. On its loop."

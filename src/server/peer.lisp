@@ -11,10 +11,12 @@
 
 (in-package #:clgrpc.server)
 
-(defstruct (peer-entry (:include ring) (:constructor make-peer-entry (name share)) (:copier nil))
+(defstruct (peer-entry (:include ring) (:constructor make-peer-entry (name share account))
+                       (:copier nil))
   "A peer, and what it has. The entry of a peer without connections is in the census's ring GONE."
   (name "" :type string :read-only t)   ; as PEER-NAME has it
   (share nil :type loop:share :read-only t) ; of the reserve; those of its links are parts
+  (account nil :type account :read-only t) ; of what its connections hold
   (connections nil :type (or null standing)) ; how many it has, among all peers
   (handshakes nil :type (or null standing)) ; how many of these are not ready
   (unready (make-ring) :type ring :read-only t) ; the seats of those, the oldest first
@@ -36,6 +38,7 @@
   (link nil :type (or null link))       ; the connection, once it is begun
   (ready nil :type boolean)             ; it has shown that it speaks what we do, or has ended
   (leaving nil :type boolean)           ; it is to go, and counts among the census's LEAVING
+  (octets-left 0 :type fixnum)          ; and so much among its LEAVING-OCTETS
   (drain nil :type (or null timer))     ; the loop's: see DRAIN-LINK
   (drain-end-ns 0 :type nanoseconds)    ; the loop's: until when it waits for the PING's answer
   (drain-busy-ns 0 :type nanoseconds))  ; the loop's: when there last was a reason to wait for it
@@ -50,6 +53,7 @@ options."
   (connections (make-ranking) :type ranking :read-only t) ; of all peers
   (handshakes (make-ranking) :type ranking :read-only t) ; of them, those that are not ready
   (leaving 0 :type index)               ; connections that are to go and have not ended
+  (leaving-octets 0 :type fixnum)       ; what those held that give way to what all hold
   (max-connections 0 :type index)       ; less than DERIVED while descriptors are short
   (max-per-peer 0 :type index)          ; connections of one peer
   (max-handshakes 0 :type index)        ; connections that are not ready
@@ -101,7 +105,8 @@ kept for other peers: its address may be a load balancer's and stand for many."
 (defun ensure-entry (server census name)
   "The entry of the peer called NAME. The lock is held."
   (or (gethash name (census-peers census))
-      (let ((entry (isolate-ring (make-peer-entry name (peer-share server)))))
+      (let ((entry (isolate-ring (make-peer-entry name (peer-share server)
+                                                  (make-account (server-account server))))))
         (setf (peer-entry-connections entry) (make-standing entry)
               (peer-entry-handshakes entry) (make-standing entry)
               (gethash name (census-peers census)) entry))))
@@ -271,6 +276,7 @@ On HUB's loop."
   "The connection of SEAT has ended, or could not be begun."
   (let ((census (server-census (hub-server hub))))
     (sb-thread:with-mutex ((census-lock census))
+      (decf (census-leaving-octets census) (shiftf (seat-octets-left seat) 0))
       (if (shiftf (seat-leaving seat) nil)
           (decf (census-leaving census))
           (uncount-seat census seat)))))

@@ -206,6 +206,7 @@ with \"/events?token=a%20b\" and \"token\"; nil if there is none."
   "What the headers of a request said, on its way to a call."
   (table nil :type (or null route-table)) ; by whose routes
   (fields #() :type simple-vector)      ; the metadata, as WIRE:LIST-CUSTOM-FIELDS has it
+  (charge 0 :type index)                ; octets that the call is charged with for them
   (route nil :type (or null server-route)) ; where the path leads; NIL without a path
   (timeout nil :type (or null (unsigned-byte 62))) ; nanoseconds
   (incoming nil :type (or symbol wire:encoding)) ; as BEGIN-COMPRESSION has it

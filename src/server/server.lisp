@@ -9,7 +9,8 @@
 
 (defmethod initialize-instance :after ((server wire-server) &key options)
   (setf (server-refusals server) (make-refusals)
-        (server-census server) (make-census options (options-max-connections options))))
+        (server-census server) (make-census options (options-max-connections options)))
+  (bound-account server))
 
 (defmethod print-object ((server wire-server) stream)
   (print-unreadable-object (server stream :type t)
@@ -180,7 +181,7 @@ From any thread."
     (push (make-hub :server server :loop event-loop :routes routes :site site
                     :options (server-options server) :encoding (server-encoding server)
                     :max-open (share-out (options-max-calls (server-options server)) server)
-                    :ledger (server-ledger server)
+                    :account (server-account server)
                     :observer (rpc:observer-for (server-observer server)
                                                 :role :server :loop event-loop))
           (server-hubs server))))
@@ -240,7 +241,8 @@ admitted; so their limit is higher, and holds only when too many connections hav
                                                  :http1 (speaks-http1-p hub))
                         transport))
          (link (wire:open-link hub (hub-loop hub) transport :server **server-sink**
-                              (hub-options hub) (hub-pool hub) :ledger (hub-ledger hub)
+                              (hub-options hub) (hub-pool hub)
+                              :account (peer-entry-account (seat-entry seat))
                               :opening #'open-speech)))
     (trace-event :server :connection-begun :peer (wire:link-peer link))
     (add-link hub link)

@@ -11,8 +11,11 @@
    (listeners :initform '() :accessor server-listeners) ; one for each address
    (execution :initarg :execution :reader server-execution) ; what START-SERVER was given
    (loop-count :initarg :loop-count :reader server-loop-count) ; how many loops it is to have
-   (ledger :initform (make-ledger) :reader server-ledger) ; of the octets all links hold
+   ;; of what all links hold
+   (account :initform (make-account **process-account**) :reader server-account)
    (census :accessor server-census)     ; of the peers: see peer.lisp
+   ;; a list of T while it has been asked to give way, else of NIL
+   (asked-to-give-way :initform (list nil) :reader server-asked-to-give-way)
    (refusals :accessor server-refusals) ; that the log is to hear of
    (encoding :initarg :encoding :reader server-encoding) ; of answers, if nobody says otherwise
    (chronicle :initarg :chronicle :reader server-chronicle) ; its number and what has happened to it

@@ -9,7 +9,7 @@
   (loop nil :type loop:event-loop)      ; that all of them are on
   (options nil :type options)           ; the channel's or server's
   (observer nil :type (or null observer)) ; who is told, or nil
-  (ledger (make-ledger) :type ledger)   ; of what their links hold
+  (account (make-account **process-account**) :type account) ; of what all its links hold
   (replays nil :type (or null ledger))  ; a channel's: octets of requests that are kept
   (clock nil :type (or null wait-clock)) ; a channel's
   ;; a channel's whose service config limits messages: of a call, returns how many octets one of its

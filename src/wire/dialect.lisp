@@ -78,6 +78,7 @@ connection's loop."
   (opens (constantly nil) :type function :read-only t)
   (begin #'identity :type function :read-only t) ; (link): it is its own
   (handler nil :type loop:handler :read-only t) ; what its connections do from then on
+  (octets nil :type (or null function) :read-only t) ; (link): how much memory it keeps, about
   (drain nil :type (or null function) :read-only t) ; (link): end when nothing is under way
   (abandon nil :type (or null function) :read-only t)) ; (link status text): end what is under way
 

@@ -1,7 +1,22 @@
-;;;; Octets that wait, for the rest of their message or for a reader, are charged to the link and to
-;;;; the ledger of all links. Without that, many streams with a full window each, or with all but
-;;;; the end of a message each, could hold any amount. A message that waits for its rest counts with
-;;;; the memory that it has been given.
+;;;; What a link holds is charged to its account (base/account.lisp), which is part of its peer's,
+;;;; its server's and the process's; or, at a client, of its channel's.
+;;;;
+;;;; - Charged where it begins and taken off where it ends: header lists of calls, messages that are
+;;;;   not whole, requests that wait for a handler (HOLD, CHARGE-CALL); messages that nobody has
+;;;;   taken, answers on their way to the loop (CHARGE-LINK).
+;;;; - Measured when the link is read and flushed: tables and caches, open streams, queued DATA,
+;;;;   header blocks that are not whole, what a dialect keeps (MEASURE-LINK); leftovers of input,
+;;;;   output, TLS (loop/connection.lisp).
+;;;;
+;;;; A message that waits for its rest counts with the memory that it has been given.
+;;;;
+;;;; Who gives way: let TOTAL be the limit of all links together, F what is left of it.
+;;;; - A link that holds a sixteenth of TOTAL, or 64 KB if that is less, is not refused anything.
+;;;; - Otherwise a call is refused what would make its link hold more than max-held-octets, or two
+;;;;   of the largest messages while half of TOTAL is held; or its peer more than 3 F. This is the
+;;;;   rule of loop/share.lisp: one peer alone may have three quarters of TOTAL, two 3/7 each.
+;;;; - Above 9/8 of TOTAL the link that holds most of the peer that holds most is ended
+;;;;   (server/valve.lisp).
 ;;;;
 ;;;; A call whose messages are not read should hold up only itself. So the connection's window is
 ;;;; given back for octets that are not read yet, until the link holds half of max-held-octets. Then
@@ -9,44 +24,95 @@
 
 (in-package #:clgrpc.wire)
 
-(define-hot total-held-limit ((link link)) index
-  "How much may be charged to all links of LINK's owner."
-  (let ((limit (options-max-total-held-octets (link-options link))))
-    (if (zerop limit) (ash (sb-ext:dynamic-space-size) -2) limit)))
+(defconstant +most-held-octets+ (* 512 1024 1024)
+  "The default limit of what all links together hold is no more than that, however large the heap.")
+(defconstant +little-held-octets+ 65536
+  "A link that holds no more is refused nothing.")
+(defconstant +least-unsent-octets+ 65536
+  "How much output a link may have unsent, however much is held in all.")
+
+(define-hot total-held-limit ((options options)) index
+  "How much all links of a server or channel with OPTIONS may hold."
+  (let ((limit (options-max-total-held-octets options)))
+    (if (zerop limit)
+        (min +most-held-octets+ (ash (sb-ext:dynamic-space-size) -2))
+        limit)))
+
+(define-hot (link-account :inline t) ((link link)) account
+  "The account of what LINK holds."
+  (loop:connection-account (the loop:connection (link-socket link))))
+
+(define-hot (all-account :inline t) ((account account)) account
+  "The account of all links of the server or channel that ACCOUNT, a link's, belongs to."
+  (let* ((whole (the account (account-whole account)))
+         (above (account-whole whole)))
+    (if (and above (account-whole above)) above whole)))
+
+(define-hot (link-held :inline t) ((link link)) index
+  "How much the calls of LINK hold."
+  (max 0 (- (account-sum (link-account link)) (link-measured link)
+            (loop:connection-kept (the loop:connection (link-socket link))))))
+
+(define-hot pressed-p ((link link)) boolean
+  "True if all links together hold half of what they may."
+  (< (ash (total-held-limit (link-options link)) -1)
+     (account-sum (all-account (link-account link)))))
 
 (define-hot link-held-limit ((link link)) index
-  "How much may be charged to LINK: less while all links together are charged with much."
+  "How much LINK may hold: less while all links together hold much."
   (let* ((options (link-options link))
          (least (* 2 (options-max-receive-octets options))))
-    (if (< (ledger-held (link-ledger link)) (ash (total-held-limit link) -1))
-        (max (options-max-held-octets options) least)
-        least)))
+    (if (pressed-p link)
+        least
+        (max (options-max-held-octets options) least))))
 
-(define-hot charge-link ((link link) (count index)) null
-  "Charge LINK with COUNT octets."
-  (sb-ext:atomic-incf (link-held link) count)
-  (sb-ext:atomic-incf (ledger-held (link-ledger link)) count)
-  nil)
+(define-hot all-hold-too-much-p ((account account) (total index)) boolean
+  "True if the peer of ACCOUNT, a link's, holds too much where all links may hold TOTAL."
+  (let* ((peer (the account (account-whole account)))
+         (all (all-account account))
+         (left (- total (account-sum all))))
+    (if (eq peer all)                   ; a channel's
+        (minusp left)
+        (< (* 3 left) (account-sum peer)))))
 
-(define-hot hold ((call wire-call) (count index)) boolean
-  "Charge COUNT octets that CALL keeps to its link. False if that is too much: CALL has been ended."
-  (let ((link (the link (wire-call-link call))))
-    (incf (wire-inlet-held (ensure-wire-inlet call)) count)
-    (charge-link link count)
-    (cond ((> (link-held link) (link-held-limit link))
-           (abort-as call :connection-holds-too-much)
-           nil)
-          ((> (ledger-held (link-ledger link)) (total-held-limit link))
-           (abort-as call :all-hold-too-much)
-           nil)
+(define-hot excess ((link link)) (member nil :connection-holds-too-much :all-hold-too-much)
+  "The verdict on a call that has just had LINK hold more; nil if that may be."
+  (let* ((total (total-held-limit (link-options link)))
+         (account (link-account link))
+         (sum (account-sum account)))
+    (cond ((<= sum (min +little-held-octets+ (ash total -4))) nil)
+          ((< (link-held-limit link) (link-held link)) :connection-holds-too-much)
+          ((all-hold-too-much-p account total) :all-hold-too-much)
+          (t nil))))
+
+(define-hot permit ((call wire-call)) boolean
+  "CALL has just had its link hold more. Return false if that is too much: CALL has been ended."
+  (let ((verdict (excess (the link (wire-call-link call)))))
+    (cond (verdict (abort-as call verdict) nil)
           (t t))))
 
+(define-hot hold ((call wire-call) (count index)) boolean
+  "Charge COUNT octets that CALL keeps to its link. False if that is too much: CALL has been ended.
+On the loop."
+  (incf (wire-inlet-held (ensure-wire-inlet call)) count)
+  (charge-own (link-account (the link (wire-call-link call))) count)
+  (permit call))
+
+(define-hot charge-call ((call wire-call) (count index)) boolean
+  "As HOLD, of COUNT octets that CALL, a server's with a stream, keeps until its stream is closed."
+  (incf (http2:stream-charge (the http2:stream (wire-call-stream call))) count)
+  (charge-own (link-account (the link (wire-call-link call))) count)
+  (permit call))
+
+(define-hot charge-link ((link link) (count index)) null
+  "Charge LINK with COUNT octets of messages that wait."
+  (charge-account (link-account link) count))
+
 (define-hot discharge ((call wire-call) (count index)) null
-  "Take COUNT octets of CALL off its link. If the link is dammed and holds little enough now, open
-its dam. From any thread."
+  "Take COUNT octets of CALL's messages off its link. If the link is dammed and holds little enough
+now, open its dam. From any thread."
   (let ((link (the link (wire-call-link call))))
-    (sb-ext:atomic-decf (link-held link) count)
-    (sb-ext:atomic-decf (ledger-held (link-ledger link)) count)
+    (discharge-account (link-account link) count)
     (when (and (link-dammed link) (drained-p link))
       (wire-post call (lambda () (open-dam link))))
     nil))
@@ -79,10 +145,13 @@ link if that holds too much."
     nil))
 
 (define-hot release-held ((call wire-call)) null
-  "Take what CALL holds off its link."
+  "Take what CALL holds off its link. On the loop."
   (let* ((inlet (call-wire-inlet call))
+         (link (the link (wire-call-link call)))
          (held (if inlet (shiftf (wire-inlet-held inlet) 0) 0)))
-    (when (plusp held) (discharge call held)))
+    (when (plusp held)
+      (charge-own (link-account link) (- held))
+      (when (link-dammed link) (open-dam link))))
   nil)
 
 (define-hot release-inlet ((call wire-call) (inlet wire-inlet)) null
@@ -93,7 +162,52 @@ link if that holds too much."
   nil)
 
 (define-hot (release-call :inline t) ((call wire-call)) null
-  "Take all that CALL, whose stream is closed, is charged with off its link."
+  "Take all that CALL, whose stream is closed, is charged with off its link, but for what that
+stream is charged with."
   (let ((inlet (call-wire-inlet call)))
     (when inlet (release-inlet call inlet)))
+  nil)
+
+(define-hot (release-stream-charge :inline t) ((link link) (stream http2:stream)) null
+  "Take what STREAM, which is closed, is charged with off LINK."
+  (let ((charge (http2:stream-charge stream)))
+    (unless (zerop charge)
+      (setf (http2:stream-charge stream) 0)
+      (charge-own (link-account link) (- charge))))
+  nil)
+
+;;; The metadata of the call before
+
+(defconstant +shared-octets+ 4096
+  "Metadata that is longer is not kept for the next call.")
+
+(define-hot keep-fields ((link link) (fields simple-vector)) null
+  "FIELDS are the metadata of a call of LINK: note how long they are, and keep them for the next
+call, which may have the same."
+  (let ((octets (fields-octets fields)))
+    (setf (link-last-fields link) (if (< +shared-octets+ octets) #() fields)
+          (link-last-octets link) octets))
+  nil)
+
+;;; What is measured
+
+(define-hot measured-octets ((link link)) index
+  "What LINK keeps beside its messages and its loop's buffers."
+  (let ((dialect (link-dialect link)))
+    (+ (http2:kept-octets (link-http2 link))
+       (min (link-last-octets link) +shared-octets+)
+       (if (and dialect (connection-dialect-octets dialect))
+           (the index (funcall (the function (connection-dialect-octets dialect)) link))
+           0))))
+
+(define-hot measure-link ((link link)) null
+  "Charge LINK with what it keeps from now on. On its loop."
+  (let ((measured (measured-octets link))
+        (socket (the loop:connection (link-socket link))))
+    (charge-own (link-account link) (- measured (shiftf (link-measured link) measured)))
+    ;; all give way together
+    (setf (loop:connection-max-unsent socket)
+          (if (pressed-p link)
+              (min +least-unsent-octets+ (options-max-unsent-octets (link-options link)))
+              (options-max-unsent-octets (link-options link)))))
   nil)

@@ -229,13 +229,14 @@ few if its link holds much."
 
 (define-hot parse-incoming ((call wire-call) (octets octets) (start index) (end index)
                             (consume boolean))
-    (values t boolean)
+    (values t boolean fixnum)
   "Decode the octets; return the message. With CONSUME, the message may keep OCTETS as a part of it:
-then the second value is true. Signal a PROTOBUF-ERROR if the octets are no message."
+then the second value is true. The third is how much memory the messages inside it take. Signal a
+PROTOBUF-ERROR if the octets are no message."
   (let ((options (wire-call-options call))
         (dialect (wire-call-dialect call)))
     (if (and dialect (dialect-parse dialect))
-        (values (funcall (the function (dialect-parse dialect)) call octets start end) nil)
+        (values (funcall (the function (dialect-parse dialect)) call octets start end) nil 0)
         (protobuf:parse-received (incoming-type call) octets start end
                                  (options-max-message-depth options)
                                  (options-max-decoded-octets options)
@@ -262,7 +263,8 @@ then the second value is true. Signal a PROTOBUF-ERROR if the octets are no mess
     (values t boolean)
   "Decode OCTETS from START to END; return the message. With CONSUME, the second value is true if
 the message has kept OCTETS. If they are no message, signal an RPC-ERROR, which ends CALL as well."
-  (handler-case (parse-incoming call octets start end consume)
+  (handler-case (multiple-value-bind (message kept) (parse-incoming call octets start end consume)
+                  (values message kept))
     (protobuf:protobuf-error (error)
       (end-undecodable call (unparsable-condition call error start)))))
 

@@ -20,6 +20,8 @@ its loop."))
   "Begin to watch LINK, which has been opened just now."
   (let ((age-ns (seconds-ns (options-max-connection-age-seconds (link-options link)))))
     (setf (link-born-ns link) (loop:event-loop-now (link-loop link))
+          (link-taken-ns link) (link-born-ns link)
+          (link-filled-ns link) (link-born-ns link)
           ;; so that connections made at once do not end at once
           (link-age-ns link)
           (round (* age-ns (+ 0.9 (random 0.2 (loop:event-loop-random (link-loop link))))))
@@ -33,7 +35,8 @@ its loop."))
   "Do what is due for LINK, and start the timer for the next time something may be."
   (let ((now (loop:event-loop-now (link-loop link)))
         (due nil))
-    (dolist (check '(check-opening advance-core keep-alive check-age check-idle))
+    (dolist (check '(check-opening advance-core keep-alive check-frame check-output check-age
+                     check-idle))
       (let ((next (and (null (link-failure link)) (funcall check link now))))
         (when next (setf due (if due (min due next) next)))))
     (when (and due (null (link-failure link)))
@@ -63,6 +66,27 @@ before they have asked they take for the answer."
 (defun advance-core (link now)
   "Let the core see to its own time-outs. Other dialects see to theirs themselves."
   (and (null (link-dialect link)) (http2:advance-time (link-http2 link) now)))
+
+(defun check-frame (link now)
+  "End LINK if its peer owes the rest of a frame, or of a header block, for too long."
+  (let* ((timeout (seconds-ns (options-frame-timeout-seconds (link-options link))))
+         (socket (link-socket link))
+         (since (cond ((or (link-dialect link) (link-opening link)) nil)
+                      ((loop:connection-output-pending-p socket) nil) ; we may not be reading
+                      ((http2:connection-block-since-ns (link-http2 link)))
+                      ((loop:connection-unread-p socket) (link-taken-ns link)))))
+    (cond ((or (null since) (loop:connection-stopped-p socket)) (+ now timeout))
+          ((< now (+ since timeout)) (+ since timeout))
+          (t (lose-link link "the rest of a frame did not come in time")))))
+
+(defun check-output (link now)
+  "End LINK if its peer has taken nothing of the output that waits for too long."
+  (let ((timeout (seconds-ns (options-send-timeout-seconds (link-options link)))))
+    (cond ((or (link-dialect link)      ; which sees to that itself
+               (not (loop:connection-blocked-p (link-socket link))))
+           (+ now timeout))
+          ((< now (+ (link-filled-ns link) timeout)) (+ (link-filled-ns link) timeout))
+          (t (lose-link link "the peer does not take our output")))))
 
 (defun keep-alive (link now)
   (let* ((options (link-options link))
@@ -122,7 +146,9 @@ once whether the peer is there, before the call goes out (gRFC A8)."
            (and (plusp grace-ns) (+ now grace-ns)))
           ((zerop grace-ns) nil)
           ((< now (+ old-ns grace-ns)) (+ old-ns grace-ns))
-          (t (link-due (link-owner link) link :grace) nil))))
+          (t (unless (shiftf (link-graced link) t)
+               (link-due (link-owner link) link :grace))
+             nil))))
 
 (defun check-idle (link now)
   (let ((limit (seconds-ns (options-max-connection-idle-seconds (link-options link))))
@@ -132,12 +158,16 @@ once whether the peer is there, before the call goes out (gRFC A8)."
           ((or (plusp (link-calls link)) (/= opened (link-quiet-opened link))
                (not (http2:connection-ready-p (link-http2 link)))) ; calls may wait for that
            (setf (link-quiet-opened link) opened
-                 (link-quiet-ns link) now)
+                 (link-quiet-ns link) now
+                 (link-idled link) nil)
            (+ now (ceiling limit 4)))
           ((< now (+ limit (link-quiet-ns link)))
            (http2:shrink-connection (link-http2 link))
-           (setf (link-last-fields link) #())
+           (setf (link-last-fields link) #()
+                 (link-last-octets link) 0)
+           (measure-link link)
            (+ limit (link-quiet-ns link)))
+          ((shiftf (link-idled link) t) nil)
           (t (trace-event :http-keepalive :connection-idle :peer (link-peer link))
              (link-due (link-owner link) link :idle)
              nil))))

@@ -13,16 +13,15 @@ take its answers."
 
 (declaim (sb-ext:freeze-type answers))
 
-(defstruct (link (:constructor %make-link (loop options owner ledger)) (:copier nil))
+(defstruct (link (:constructor %make-link (loop options owner)) (:copier nil))
   "One HTTP/2 connection, at either end."
   (loop nil :type loop:event-loop)      ; that all of it runs on
   (options nil :type options)           ; its owner's
   (owner nil)                           ; the server's hub, or the subchannel
-  (ledger nil :type ledger)             ; of all links of a server, or of a channel
   (socket nil :type (or null loop:connection)) ; the loop's connection
   (http2 nil :type (or null http2:connection)) ; the core
   (calls 0 :type fixnum)                ; open ones
-  (held 0 :type sb-ext:word)            ; octets of messages that wait, see held.lisp; atomic
+  (measured 0 :type index)              ; charged by MEASURE-LINK, see held.lisp
   (dammed nil :type boolean)            ; the connection's window is withheld
   (arriving '() :type list)             ; calls that the read under way has brought messages for
   (answers nil :type (or null answers)) ; of server/limit.lisp
@@ -30,6 +29,7 @@ take its answers."
   (stopped nil :type boolean)           ; the core wants nothing more read until output has left
   (place 0 :type index)                 ; where the owner keeps it
   (last-fields #() :type simple-vector) ; the metadata of the call before, to be shared
+  (last-octets 0 :type index)           ; their memory, about
   (seat nil)                            ; of server/peer.lisp: its place among the connections
   (guest nil)                           ; of server/peer.lisp: what its hub knows of the peer
   (late 0 :type fixnum)                 ; handlers and callbacks that have lost the loop and run
@@ -41,7 +41,11 @@ take its answers."
   (keepalive-ns 0 :type (unsigned-byte 62)) ; after such a silence we send a PING; 0 is never
   (dormant nil :type boolean)           ; a PING is due that only calls make welcome
   (pinged-ns 0 :type (unsigned-byte 62)) ; when we last asked whether the peer is there
+  (taken-ns 0 :type (unsigned-byte 62)) ; when what is no whole frame yet began to come
+  (filled-ns 0 :type (unsigned-byte 62)) ; when output was last offered to the peer
   (aged nil :type boolean)              ; the owner has been told that it is old
+  (graced nil :type boolean)            ; and that its calls have had time enough
+  (idled nil :type boolean)             ; and that it has been without calls
   (quiet-opened -1 :type fixnum)        ; how many calls it had had when it was last seen idle,
   (quiet-ns 0 :type (unsigned-byte 62)) ; and since when it has been
   (goaway nil :type (or null string))   ; what a GOAWAY of the peer's has said, if it was an error

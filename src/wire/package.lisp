@@ -51,12 +51,14 @@
    #:decode-status-message #:deliver-streamed #:encode-accepted-encodings #:encode-encodings
    #:encode-message #:encode-metadata #:encode-status-message #:encode-unless-short
    #:encoded-length #:encoding #:endpoint #:ensure-compression #:ensure-headers #:enter-stage
-   #:error-code-status #:expel-link #:fields-metadata #:find-encoding #:half-close-streamed
-   #:begin-on-link #:hold #:http-status-status #:keep-octets #:link #:link-answers
+   #:error-code-status #:expel-link #:fields-metadata #:fields-octets #:+field-octets+
+   #:find-encoding #:half-close-streamed
+   #:begin-on-link #:hold #:http-status-status #:keep-fields #:keep-octets #:link #:link-answers
    #:link-born-ns #:link-calls #:link-draining #:link-due #:link-ended #:link-failure
    #:link-farewell #:link-goaway #:link-greeted #:link-guest #:link-http2 #:link-http2-closed
    #:link-keepalive-ns #:link-last-fields #:link-late #:link-loop #:link-options
-   #:link-output #:link-owner #:link-peer #:link-place #:link-seat #:link-security
+   #:link-output #:link-owner #:link-peer #:link-last-octets #:link-place #:link-seat
+   #:link-security
    #:link-share #:link-socket #:link-speech
    #:link-number #:link-side-streams #:link-stream-ns #:link-messages-sent #:link-sent-ns
    #:link-messages-received
@@ -66,9 +68,11 @@
    #:parcel-taken
    #:parse-encoding #:parse-incoming #:queue-incoming #:quoted-octets #:read-clock-for-call
    #:read-enough-p
-   #:receive-data #:release-call #:seal-batch #:sound-metadata-p #:start-deadline #:status-number
+   #:receive-data #:release-call #:release-stream-charge #:charge-call #:pressed-p #:link-account
+   #:seal-batch #:sound-metadata-p #:start-deadline #:status-number
    #:stop-timers
-   #:stop-waiting #:to-keep-p #:total-held-limit #:undecoded-p #:unknown-encoding-text #:unmarked
+   #:stop-waiting #:to-keep-p #:total-held-limit #:measure-link #:undecoded-p
+   #:unknown-encoding-text #:unmarked
    #:unparsable-condition #:wait-clock-since-ns #:wait-clock-stage
    #:wake-callbacks #:wire-call
    #:wire-call-born-ns #:wire-call-endpoint #:wire-call-headers-sent #:wire-call-link

@@ -12,21 +12,23 @@ time carry 1.2 GB/s and 256 KB 3 GB/s (doc/decisions.md); a frame of another cal
 than this.")
 
 (defun open-link (owner loop transport role sink options pool
-                  &key ledger opening
+                  &key account opening
                     (keepalive-ns (seconds-ns (options-keepalive-seconds options))))
   "Make a link over TRANSPORT, which is connected, on LOOP, begin HTTP/2 in ROLE, and return the
-link. It shares http2's POOL and the LEDGER with its owner's other links. After a silence of
-KEEPALIVE-NS, unless that is 0, it asks the peer by a PING whether it is there. OPENING is given if
-it is not known yet what the link speaks: it is the function that finds out, and HTTP/2 begins only
-after it has returned nil."
-  (let ((link (%make-link loop options owner ledger)))
+link. It shares http2's POOL with its owner's other links. Its account is part of ACCOUNT. After a
+silence of KEEPALIVE-NS, unless that is 0, it asks the peer by a PING whether it is there. OPENING
+is given if it is not known yet what the link speaks: it is the function that finds out, and HTTP/2
+begins only after it has returned nil."
+  (let ((link (%make-link loop options owner)))
     (setf (link-keepalive-ns link) keepalive-ns
           (link-http2 link) (http2:make-connection role sink options :user link :pool pool)
           (link-opening link) opening
           (link-socket link) (loop:make-connection
                               loop transport (if opening **opening-handler** **link-handler**)
                               :user link
+                              :account (make-account account)
                               :max-unsent-octets (options-max-unsent-octets options)))
+    (measure-link link)
     (unless opening (http2:start-connection (link-http2 link) (loop:event-loop-now loop)))
     (begin-life link)
     (observe connection-begun (link-observer owner) (link-peer link))
@@ -107,6 +109,9 @@ the rest of OCTETS is left for the next turn."
                          (read-enough-p link))
                      (return (values at t)))))))
       (seal-arrivals link)
+      (when (or (< start at) (not (loop:connection-unread-p socket)))
+        (setf (link-taken-ns link) now))
+      (measure-link link)
       (when (http2:connection-stop-reading-p http2)
         (setf (link-stopped link) t)
         (loop:stop-reading socket)))))
@@ -118,7 +123,9 @@ the rest of OCTETS is left for the next turn."
     ;; a frame at least, since the loop asks again only if this adds something
     (http2:write-queued http2 (if (< unsent +fill-octets+) +fill-octets+ (1+ unsent)))
     ;; the loop takes its buffer back when it has flushed: the core asks for one anew
-    (setf (http2:connection-output http2) nil)
+    (setf (http2:connection-output http2) nil
+          (link-filled-ns link) (loop:event-loop-now (link-loop link)))
+    (measure-link link)
     (when (and (link-stopped link) (not (http2:connection-stop-reading-p http2)))
       (setf (link-stopped link) nil)
       (loop:start-reading socket))
@@ -144,6 +151,7 @@ the rest of OCTETS is left for the next turn."
               (t (princ-to-string reason)))))
     (end-life link)
     (http2:receive-eof (link-http2 link))
+    (close-account (link-account link))
     (observe connection-ended (link-observer (link-owner link))
              (link-peer link) (link-failure link))
     (link-ended (link-owner link) link)))

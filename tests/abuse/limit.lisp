@@ -206,10 +206,10 @@ not have returned for the next to run elsewhere. Neither do quick ones bring the
                                           `(:data ,id ,(subseq half at (min (+ at 16384)
                                                                             (length half)))))))))
              (with-attacker (decent address) (is-true (served-p decent)))
-             (is (<= (ledger-held (server::server-ledger server)) 450000)))
+             (is (<= (account-sum (server::server-account server)) 450000)))
         (dolist (attacker attackers) (close-socket (attacker-socket attacker))))
-      (is (wait-until (lambda () (zerop (ledger-held (server::server-ledger server)))))
-          "~D octets charged" (ledger-held (server::server-ledger server)))
+      (is (wait-until (lambda () (zerop (account-sum (server::server-account server)))))
+          "~D octets charged" (account-sum (server::server-account server)))
       (check-nothing-held server))))
 
 (test connections-that-cannot-be-begun-are-not-counted

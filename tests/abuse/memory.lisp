@@ -171,3 +171,25 @@ that it had before."
       (is (< (* 3 before) (process-octets "VmHWM" pid)) "It was no storm.")
       (check-memory-comes-back program before)
       (is-true (answered-p address 1000000)))))
+
+(defun call-now-and-then (address over)
+  "Make a hundred small calls a second until the signal OVER."
+  (with-attacker (decent address)
+    (loop until (await-signal over :seconds 0.01)
+          do (verdict decent (demand decent "/grpc.testing.TestService/EmptyCall"
+                                     (framed (octets-of)))))))
+
+(test memory-comes-back-to-the-watched
+  "A server that is asked a hundred times a second gives back what a storm needed, too."
+  (support:with-server-program (program address (support:clgrpc-program)
+                                        "serve" "interop" "--listen" "127.0.0.1:0"
+                                        "--log-level" "none")
+    (let ((before (forget-peak (support:program-pid program)))
+          (over (make-signal)))
+      (storm-of-answers address)
+      (is (< (* 3 before) (process-octets "VmHWM" (support:program-pid program)))
+          "It was no storm.")
+      (let ((thread (sb-thread:make-thread (lambda () (call-now-and-then address over)))))
+        (unwind-protect (check-memory-comes-back program before)
+          (signal-it over)
+          (sb-thread:join-thread thread))))))

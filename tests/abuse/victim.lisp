@@ -61,12 +61,12 @@ unless something goes wrong."
   (- (process-octets "VmHWM" (support:program-pid program)) before))
 
 (defun check-memory-comes-back (program before)
-  "Check that PROGRAM, which is left alone now, soon has twice as much memory as BEFORE at most."
+  "Check that PROGRAM, whose storm is over, soon has twice as much memory as BEFORE at most."
   (flet ((resident () (process-octets "VmRSS" (support:program-pid program))))
     (let ((pause (make-signal)) (after (resident)))
       (is-true (wait-until (lambda ()
                              (await-signal pause :seconds 0.1) ; which nobody signals
                              (< (resident) (* 2 before)))
-                           :seconds 30)
+                           :seconds 60)
                "~,1F MB before, ~,1F MB after it, ~,1F MB now" (/ before 1e6) (/ after 1e6)
                (/ (resident) 1e6)))))

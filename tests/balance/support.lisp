@@ -67,7 +67,7 @@
                                              (client:core-options core))))
     (dolist (subchannel subchannels)
       (let ((link (clgrpc.wire::%make-link (client:core-loop core) (client:core-options core)
-                                           subchannel (clgrpc.wire::endpoint-ledger core))))
+                                           subchannel)))
         (setf (clgrpc.wire:link-http2 link) http2
               (client::subchannel-links subchannel) (list link))))))
 

@@ -12,10 +12,14 @@
   "Call FUNCTION, which tunes the collector, and leave that as it was."
   (let ((nursery (sb-ext:bytes-consed-between-gcs))
         (second (sb-ext:generation-bytes-consed-between-gcs 1))
+        (third (sb-ext:generation-bytes-consed-between-gcs 2))
+        (times (sb-ext:generation-number-of-gcs-before-promotion 1))
         (limit (sb-sys:find-foreign-symbol-address "small_generation_limit")))
     (unwind-protect (funcall function)
       (setf (sb-ext:bytes-consed-between-gcs) nursery
-            (sb-ext:generation-bytes-consed-between-gcs 1) second)
+            (sb-ext:generation-bytes-consed-between-gcs 1) second
+            (sb-ext:generation-bytes-consed-between-gcs 2) third
+            (sb-ext:generation-number-of-gcs-before-promotion 1) times)
       (when limit (setf (sb-sys:sap-ref-8 (sb-sys:int-sap limit) 0) 1))
       (sb-ext:gc :gen 1))))
 
@@ -44,13 +48,49 @@ is due when there is twice as much."
       (is (= 3000000 (length more))))
     (setf *records* '())))
 
+(test free-pages-are-returned
+  "By steps, each of which goes on where the last has ended, and nothing that lives is lost."
+  (with-tuned-collector
+    (tune-collector)
+    (let ((kept (loop for i below 50 collect (fill (make-octets 100000) (mod i 256)))))
+      (dotimes (i 100) (fill (make-octets 1000000) 1))
+      (sb-ext:gc :gen 2)
+      (let ((before (resident-octets))
+            (steps (loop with page = 0
+                         while page
+                         count t
+                         do (setf page (clgrpc.base::return-some-pages page)))))
+        (is (<= 1 steps))
+        (is (< (resident-octets) (- before 50000000))))
+      (is (loop for octets in kept
+                for i from 0
+                always (every (lambda (octet) (= octet (mod i 256))) octets))))))
+
+(test calm-processes-give-back
+  "One that has consed little for five seconds is calm, one that has consed much is not."
+  (let ((calm (clgrpc.base::make-calm)))
+    (flet ((calm-p (&key (later 0))
+             (decf (clgrpc.base::calm-since-ns calm)
+                   (min later (clgrpc.base::calm-since-ns calm)))
+             (clgrpc.base::calm-p calm)))
+      (is-false (calm-p))
+      (is-false (calm-p :later (seconds-ns 4)))
+      (is-true (calm-p :later (seconds-ns 2)))
+      (is-false (calm-p))
+      (setf *records* (make-octets 30000000))
+      (is-false (calm-p :later (seconds-ns 6)))
+      (is-true (calm-p :later (seconds-ns 6)))
+      (setf *records* '())
+      (sb-ext:gc)
+      (is-false (calm-p :later (seconds-ns 6))))))
+
 (test tuned-collector
   "It has its sizes, keeps what it frees, and gives that back when it collects everything."
   (with-tuned-collector
     (tune-collector)
     (is (<= (sb-ext:bytes-consed-between-gcs) (* 200 1024 1024)))
-    (is (= (floor (sb-ext:dynamic-space-size) 4)
-           (sb-ext:generation-bytes-consed-between-gcs 1)))
+    (is (= (floor (sb-ext:dynamic-space-size) 8)
+           (sb-ext:generation-bytes-consed-between-gcs 2)))
     (dotimes (i 100) (fill (make-octets 1000000) 1))
     (sb-ext:gc :gen 2)
     (let ((kept (resident-octets)))

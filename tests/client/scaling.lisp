@@ -42,7 +42,7 @@
   (let ((core (client::subchannel-core subchannel)))
     (flet ((full-link ()
              (let ((link (wire::%make-link (client::core-loop core) (client::core-options core)
-                                           subchannel (wire::endpoint-ledger core)))
+                                           subchannel))
                    (http2 (http2:make-connection :client client::**client-sink**
                                                  (client::core-options core))))
                (setf (http2:connection-peer-max-streams http2) 0

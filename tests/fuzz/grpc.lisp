@@ -100,9 +100,9 @@
       (found "~D calls are open" (server::hub-open hub)))
     (unless (zerop (server::hub-link-count hub)) (found "a link is left"))
     (unless (zerop (loop:event-loop-connections (server::hub-loop hub)))
-      (found "a connection counts"))
-    (unless (zerop (http2:pool-queued-octets (server::hub-pool hub)))
-      (found "octets count as queued")))
+      (found "a connection counts")))
+  (unless (zerop (account-sum (server::server-account server)))
+    (found "~D octets are charged" (account-sum (server::server-account server))))
   (unless (zerop (ranking-total (server::census-handshakes (server::server-census server))))
     (found "a link counts as unready")))
 

@@ -6,7 +6,7 @@
 (test field-lists
   (let ((list (make-field-list))
         (fields (loop for i below 40 collect (string-field (format nil "name-~D" i) "x"))))
-    (dolist (field fields) (hpack::add-field list field 100000))
+    (dolist (field fields) (hpack::add-field list field 100000 1000))
     (is (= 40 (field-list-count list)))
     (is (= (reduce #'+ fields :key #'field-size) (field-list-octets list)))
     (is (equal fields (let ((seen '())) (do-fields (field list (reverse seen)) (push field seen)))))

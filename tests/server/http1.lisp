@@ -48,8 +48,7 @@
                                         (zerop (server::hub-open (first (server::server-hubs
                                                                          ,server)))))))
                  (is-true (wait-until (lambda ()
-                                        (zerop (ledger-held
-                                                (server::server-ledger ,server)))))))
+                                        (zerop (account-sum (server::server-account ,server)))))))
        (grpc:stop-server ,server :drain 0))))
 
 (defun answers (server text &key size (seconds +patience+))

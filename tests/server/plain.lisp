@@ -129,13 +129,11 @@ kept; nothing stays charged to the connection."
                                                           (make-octets 1000) 0 1000 nil)
                                          exchange))))
           (flush-peer peer)
-          (is-true (wait-until (lambda () (<= 50000 (ledger-held
-                                                     (server::server-ledger server))))))
+          (is-true (wait-until (lambda () (<= 50000 (held-octets server)))))
           (dolist (exchange exchanges)
             (http2:reset-stream (exchange-stream exchange) http2:+cancel+))
           (flush-peer peer))
-        (is-true (wait-until (lambda () (zerop (ledger-held
-                                                (server::server-ledger server))))))))))
+        (is-true (wait-until (lambda () (zerop (held-octets server)))))))))
 
 (defun ask-plainly-begun (peer)
   "A PUT without an end."

@@ -16,7 +16,7 @@
                                 :routes (serving:make-routes server services :inline
                                                          #'server::make-server-route)
                                 :max-open (options-max-calls options)
-                                :ledger (server::server-ledger server))))
+                                :account (server::server-account server))))
     (setf (server::server-hubs server) (list hub)
           (server::server-state server) :serving)
     hub))

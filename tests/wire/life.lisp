@@ -124,3 +124,40 @@ when it was accepted."
         (is (= 2 asked))
         (memory:passes 3.1)
         (is (search "no preface and SETTINGS in time" (second (first (told)))))))))
+
+(test frames-and-blocks-come-whole-in-time
+  "The rest of a frame, and the CONTINUATIONs of a header block, are not waited for any longer."
+  (let ((options '(:keepalive-seconds 0 :max-connection-idle-seconds 0 :frame-timeout-seconds 10)))
+    (flet ((check (beginning rest)
+             (with-link (link :options options)
+               (memory:passes 100)
+               (memory:say memory:*world* memory:*end* beginning)
+               (memory:passes 9)
+               (memory:say memory:*world* memory:*end* rest)
+               (memory:passes 100)
+               (is (null (told)) "It came in time."))
+             (with-link (link :options options)
+               (memory:say memory:*world* memory:*end* beginning)
+               (memory:passes 9)
+               (is (null (told)))
+               (memory:passes 12)
+               (is (search "the rest of a frame" (second (first (told)))))
+               (is-true (memory:end-closed memory:*end*)))))
+      (let ((ping (dialogue:frames-octets (dialogue:make-peer) '((:ping 7)))))
+        (check (subseq ping 0 12) (subseq ping 12)))
+      ;; :method POST, :scheme http and :path /
+      (check (coerce '(0 0 1 1 0 0 0 0 1 #x83) 'octets)
+             (coerce '(0 0 2 9 4 0 0 0 1 #x86 #x84) 'octets)))))
+
+(test output-is-taken-in-time
+  (with-link (link :options '(:keepalive-seconds 0 :max-connection-idle-seconds 0
+                              :send-timeout-seconds 10))
+    (memory:passes 100)
+    (is (null (told)))
+    (setf (memory:end-full memory:*end*) t)
+    (memory:hears '(:ping 1))
+    (memory:passes 9)
+    (is (null (told)))
+    (memory:passes 12)
+    (is (search "does not take our output" (second (first (told)))))
+    (is-true (memory:end-closed memory:*end*))))

@@ -94,7 +94,7 @@
        (setf (station-link *station*)
              (apply #'wire:open-link *station* (station-loop *station*) transport :server
                     (post-sink) options (http2:make-pool)
-                    :ledger (station-ledger *station*) keywords))))
+                    :account (station-account *station*) keywords))))
     (when shaken
       (memory:say memory:*world* memory:*end* dialogue:*preface*)
       (memory:hears '(:settings) '(:settings-ack))

@@ -1,0 +1,126 @@
+;;;; Accounts: what a peer makes us keep, in octets of memory. A connection has an account, which is
+;;;; part of its peer's, which is part of its server's, which is part of the process's. What is kept
+;;;; is charged to the connection where it begins to be kept, and taken off where it ends.
+;;;;
+;;;; The thread that owns a connection charges it by a plain addition (CHARGE-OWN). Other threads,
+;;;; which take messages or bring answers, do so atomically (CHARGE-ACCOUNT,
+;;;; DISCHARGE-ACCOUNT). The accounts above
+;;;; learn of it in steps: TELL-WHOLE passes on what has changed once that is more than
+;;;; +ACCOUNT-STEP+. So calls that begin and end between two steps cost the accounts above nothing;
+;;;; each connection may be a step ahead of what they know.
+;;;;
+;;;; Invariant: HELD of an account with parts is the sum of what its parts have TOLD. TOLD changes
+;;;; by compare-and-swap from a sum that was told to another that was read, so each change is told
+;;;; once, in whatever order threads do it.
+;;;;
+;;;; Who gives way when too much is held is not decided here: see doc/limits.md, wire/held.lisp and
+;;;; server/valve.lisp.
+
+(in-package #:clgrpc.base)
+
+(defconstant +account-step+ 16384
+  "A connection's change that is no larger is not told to the accounts above.")
+
+(defstruct (account (:constructor make-account (&optional whole)) (:copier nil))
+  "What is held by one connection, or by several together."
+  (whole nil :type (or null account) :read-only t) ; that it is part of; nil of the process's
+  (held 0 :type sb-ext:word)            ; charged by any thread, or told by parts; atomic
+  (own 0 :type (signed-byte 49))        ; charged by the thread that owns the connection
+  (told 0 :type sb-ext:word)            ; what WHOLE knows; see above
+  (step +account-step+ :type (unsigned-byte 32)) ; changes up to this are not told; 0 once closed
+  (most most-positive-fixnum :type fixnum) ; with more, ON-EXCESS is called
+  (on-excess nil :type (or null function))) ; without arguments, from any thread; it must not wait
+
+(declaim (sb-ext:freeze-type account))
+
+(document-functions
+  make-account "Return an account of nothing that is part of WHOLE, an account or nil."
+  account-whole "The account that ACCOUNT is part of, or nil."
+  account-most "With more octets than these ON-EXCESS of ACCOUNT is called. SETFable."
+  account-on-excess "The function that is called, without arguments and from any thread, when
+ACCOUNT is charged with more than ACCOUNT-MOST; nil for none. SETFable.")
+
+(define-hot (account-sum :inline t) ((account account)) (signed-byte 50)
+  "What ACCOUNT is charged with, in octets. From any thread."
+  (+ (ldb (byte 48 0) (account-held account))
+     (account-own account)))
+
+(defmethod print-object ((account account) stream)
+  (print-unreadable-object (account stream :type t)
+    (format stream "~D octets" (account-sum account))))
+
+(defun tell-accounts-above (account change)
+  "Charge the accounts that ACCOUNT is part of with CHANGE, which may be negative."
+  (loop for whole = (account-whole account) then (account-whole whole)
+        while whole
+        do (cond ((minusp change) (atomic-decf (account-held whole) (- change)))
+                 (t (atomic-incf (account-held whole) change)
+                    (when (and (account-on-excess whole)
+                               (< (account-most whole) (account-sum whole)))
+                      (funcall (account-on-excess whole)))))))
+
+(defun tell-change (account)
+  "Tell the accounts above what has changed of ACCOUNT."
+  (loop
+    (let* ((told (account-told account))
+           (sum (max 0 (account-sum account))))
+      (cond ((= told sum) (return nil))
+            ((= told (compare-and-swap (account-told account) told sum))
+             (return (tell-accounts-above account (- sum told))))))))
+
+(define-hot (tell-whole :inline t) ((account account)) null
+  "Tell the accounts above ACCOUNT, a connection's, what has changed, if that is much. From any
+thread."
+  (let ((change (- (account-sum account) (ldb (byte 48 0) (account-told account)))))
+    (unless (<= (- (account-step account)) change (account-step account))
+      (tell-change account)))
+  nil)
+
+(define-hot (charge-own :inline t) ((account account) (octets (signed-byte 49))) null
+  "Charge ACCOUNT with OCTETS, which may be negative. On the thread that owns the connection."
+  (setf (account-own account) (+ (account-own account) octets))
+  (tell-whole account))
+
+(define-hot charge-account ((account account) (octets index)) null
+  "Charge ACCOUNT with OCTETS. From any thread."
+  (atomic-incf (account-held account) octets)
+  (tell-whole account))
+
+(define-hot discharge-account ((account account) (octets index)) null
+  "Take OCTETS off ACCOUNT. From any thread."
+  (atomic-decf (account-held account) octets)
+  (tell-whole account))
+
+(defun account-closed-p (account)
+  "True once CLOSE-ACCOUNT was called for ACCOUNT."
+  (zerop (account-step account)))
+
+(defun close-account (account)
+  "The connection of ACCOUNT has ended: take off it what its thread has charged. What others have
+charged they still take off."
+  (setf (account-step account) 0
+        (account-own account) 0)
+  (tell-change account))
+
+;;; All of the process
+
+(sb-ext:define-load-time-global **process-account** (make-account)
+  "The account of all that the connections of the process hold.")
+(declaim (type account **process-account**))
+
+(defconstant +early-octets+ (* 48 1024 1024)
+  "So much more may be held than after the last collection.")
+
+(defun note-collected ()
+  "Garbage was collected just now."
+  (setf (account-most **process-account**)
+        (+ +early-octets+ (max 0 (account-sum **process-account**)))))
+
+(defun collect-early ()
+  "Much more is held than after the last collection: collect now, in a process whose collector is
+tuned, since what is held is copied. A twentieth of a second now is better than a fifth later."
+  (note-collected)
+  (when **tuned** (sb-ext:gc :gen 1)))
+
+(note-collected)
+(setf (account-on-excess **process-account**) #'collect-early)

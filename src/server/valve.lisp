@@ -1,0 +1,127 @@
+;;;; Who gives way. What connections hold is charged to accounts (base/account.lisp) by which
+;;;; calls are refused (wire/held.lisp). Two things end connections:
+;;;;
+;;;; - All of them together hold an eighth more than max-total-held-octets, since what is measured
+;;;;   cannot be refused: the peer that holds most gives up the connection that holds most, until
+;;;;   all hold no more than the limit.
+;;;; - The VALVE, which is behind all accounts and looks at what is really alive. After each
+;;;;   collection the first new call has a look. If a collection of all generations would leave less
+;;;;   than a fifth of the heap free at its worst moment, all garbage is collected, on a reserve
+;;;;   thread. If that changes nothing no new call is begun; below a tenth, a connection is ended as
+;;;;   above. For a heap of small objects, which are copied, these are 40 and 45 per cent of it.
+;;;;
+;;;; The collector leaves long vectors where they are, so a program may have more of the heap.
+
+(in-package #:clgrpc.server)
+
+;;; The connection that gives way; the census's lock is held
+
+(defun greediest-entry (census spared)
+  "The peer that holds most, but for what SPARED, a table from entries to octets, says."
+  (let ((greediest nil) (most 0))
+    (maphash (lambda (name entry)
+               (declare (ignore name))
+               (let ((held (- (account-sum (peer-entry-account entry)) (gethash entry spared 0))))
+                 (when (< most held)
+                   (setf greediest entry
+                         most held))))
+             (census-peers census))
+    greediest))
+
+(defun seat-octets (seat)
+  (account-sum (wire:link-account (seat-link seat))))
+
+(defun greediest-seat (entry)
+  "The seat of the peer with ENTRY whose connection holds most, or nil."
+  (let ((greediest nil) (most -1))
+    (flet ((look (seat)
+             (when (and (seat-link seat) (< most (seat-octets seat)))
+               (setf greediest seat
+                     most (seat-octets seat)))))
+      (mapc #'look (ring-list (peer-entry-ready entry)))
+      (mapc #'look (ring-list (peer-entry-unready entry))))
+    greediest))
+
+(defun dismiss-greediest (census octets)
+  "Dismiss seats whose connections hold OCTETS together, or one if that is 0; return them."
+  (let ((spared (make-hash-table :test 'eq)) (dismissed '()))
+    (loop
+      (let* ((entry (greediest-entry census spared))
+             (seat (and entry (greediest-seat entry)))
+             (held (if seat (seat-octets seat) 0)))
+        (unless (and seat (dismiss census seat)) (return dismissed))
+        (push seat dismissed)
+        (setf (seat-octets-left seat) held)
+        (incf (census-leaving-octets census) held)
+        (incf (gethash entry spared 0) held)
+        (when (minusp (decf octets held)) (return dismissed))))))
+
+(defun give-way (server least)
+  "End connections of SERVER so that all hold no more than they may: those that hold LEAST octets
+together, if that is more. On a loop of SERVER's."
+  (let* ((census (server-census server))
+         (hub (first (server-hubs server)))
+         (total (wire:total-held-limit (server-options server)))
+         (dismissed (sb-thread:with-mutex ((census-lock census))
+                      (let ((more (max (- (account-sum (server-account server)) total
+                                          (census-leaving-octets census))
+                                       least)))
+                        (if (minusp more) '() (dismiss-greediest census more))))))
+    (dolist (seat dismissed) (expel hub seat :max-total-held-octets))))
+
+(defun ask-to-give-way (server least)
+  "Have SERVER give way soon, unless it has been asked to and has not done so yet. From any thread."
+  (let ((asked (server-asked-to-give-way server)))
+    (when (and (eq :serving (server-state server))
+               (null (sb-ext:compare-and-swap (car asked) nil t)))
+      (loop:post (hub-loop (first (server-hubs server)))
+                 (lambda ()
+                   (setf (car asked) nil)
+                   (give-way server least))))))
+
+(defun bound-account (server)
+  "Have SERVER give way when all its connections hold too much."
+  (let ((total (wire:total-held-limit (server-options server)))
+        (account (server-account server)))
+    (setf (account-most account) (+ total (ash total -3))
+          (account-on-excess account) (lambda () (ask-to-give-way server -1)))))
+
+;;; The valve
+
+(defglobal **looked** nil)              ; the epoch of the collection after which we looked last
+(declaim (type boolean **shut**))
+(defglobal **shut** nil)                ; no calls may begin
+(defun greediest-server ()
+  "The server of the process whose connections hold most, or nil."
+  (let ((servers (remove :serving (registered **servers**) :key #'server-state :test-not #'eq)))
+    (first (sort servers #'> :key (lambda (server) (account-sum (server-account server)))))))
+
+(defun judge-heap (searched)
+  "Shut the valve, or open it, by what a collection would leave free. SEARCHED is true if all
+garbage has just been collected. Return true if it is to be."
+  (let* ((fifth (floor (heap-size) 5))
+         (spare (if (< (heap-used) (* 2 fifth)) fifth (heap-spare))))
+    (cond ((<= fifth spare) (setf **shut** nil))
+          ((or searched (< spare (ash fifth -1))) (setf **shut** t)))
+    (when (and searched (< spare (ash fifth -1)))
+      (let ((server (greediest-server)))
+        (when server (ask-to-give-way server 0))))
+    (and (< spare fifth) (not searched))))
+
+(defun search-and-judge ()
+  "Collect all garbage, and judge by what is left."
+  (search-for-garbage)
+  (setf **looked** (collection-epoch))
+  (judge-heap t))
+
+(defun look-at-heap (hub)
+  "Garbage has been collected since the last look: judge. On the loop of HUB."
+  (setf **looked** (collection-epoch))
+  (note-collected)
+  (when (and (judge-heap nil) (search-due-p))
+    (loop:run-on-reserve (server-reserve (hub-server hub)) #'search-and-judge :if-busy :exceed)))
+
+(define-hot (valve-shut-p :inline t) ((hub hub)) boolean
+  "True if no call may begin since the heap is full of what is alive. On the loop of HUB."
+  (unless (eq **looked** (collection-epoch)) (look-at-heap hub))
+  **shut**)

@@ -1,0 +1,58 @@
+;;;; Accounts tell those above in steps, nothing is lost, and who holds too much is told.
+
+(in-package #:clgrpc.tests.base)
+(in-suite :clgrpc.base)
+
+(test accounts-tell-in-steps
+  "What is above knows of a connection's charges up to a step, and of all of them once it is closed."
+  (let* ((all (make-account)) (peer (make-account all)) (link (make-account peer))
+         (step clgrpc.base::+account-step+))
+    (charge-own link step)
+    (is (= step (account-sum link)))
+    (is (zerop (account-sum peer)))
+    (charge-account link 1)
+    (is (= (1+ step) (account-sum link) (account-sum peer) (account-sum all)))
+    (charge-own link (- step))
+    (is (= (1+ step) (account-sum all)))
+    (discharge-account link 1)
+    (is (zerop (account-sum link)))
+    (is (zerop (account-sum all)))
+    (charge-own link 5)
+    (charge-account link 7)
+    (close-account link)
+    (is (= 7 (account-sum peer) (account-sum all)) "What others have charged they take off.")
+    (discharge-account link 7)
+    (is (zerop (account-sum peer)))))
+
+(test accounts-tell-of-excess
+  "As often as a part charges more than may be."
+  (let* ((all (make-account)) (link (make-account all)) (told 0))
+    (setf (account-most all) 100000
+          (account-on-excess all) (lambda () (incf told)))
+    (charge-own link 100000)
+    (is (zerop told))
+    (charge-own link 20000)
+    (is (= 1 told))
+    (charge-own link -60000)
+    (is (= 1 told))))
+
+(test accounts-add-up
+  "Whatever threads charge and take off at once, and though the connection is closed meanwhile."
+  (let* ((all (make-account))
+         (links (loop repeat 3 collect (make-account all)))
+         (threads (loop for i below 4
+                        collect (let ((seed i))
+                                  (sb-thread:make-thread
+                                   (lambda ()
+                                     (let ((random (sb-ext:seed-random-state seed)))
+                                       (loop repeat 20000
+                                             for link = (nth (random 3 random) links)
+                                             for octets = (random 40000 random)
+                                             do (charge-account link octets)
+                                                (discharge-account link octets)))))))))
+    (loop repeat 10000 do (charge-own (first links) 20000) (charge-own (first links) -20000))
+    (mapc #'close-account links)
+    (mapc #'sb-thread:join-thread threads)
+    (mapc #'close-account links)
+    (is (zerop (account-sum all)))
+    (is (every #'zerop (mapcar #'account-sum links)))))

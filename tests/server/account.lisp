@@ -1,0 +1,125 @@
+;;;; What a peer makes a server keep is charged to its connection, from where it begins to where it
+;;;; ends; and who gives way when all hold too much.
+
+(in-package #:clgrpc.tests.server)
+(in-suite :clgrpc.server)
+
+(defun octets-charged (link)
+  (account-sum (wire:link-account link)))
+
+(defun fat-fields (count)
+  "So many headers that a peer has never indexed."
+  (loop for i below count collect (list (format nil "a~D" i) "b")))
+
+(defun begins-to-ask (id &key (method "Ask") (fields '()))
+  "The peer begins to call METHOD with FIELDS besides on stream ID, and sends no request."
+  (memory:hears `(:headers ,id ((":method" "POST") (":scheme" "http")
+                                (":path" ,(format nil "/lab.Bench/~A" method))
+                                ("content-type" "application/grpc") ("te" "trailers")
+                                ,@fields))))
+
+(defun gets-plainly (id fields)
+  "The peer begins a plain request with FIELDS besides on stream ID, and does not end it."
+  (memory:hears `(:headers ,id ((":method" "GET") (":scheme" "http") (":path" "/") ,@fields))))
+
+(test header-lists-of-open-calls-are-charged
+  "With 150 octets a field beside what RFC 9113 counts, twice for plain requests, until the call
+ends."
+  (with-hub (hub) (:ask #'double)
+    (comes hub)
+    (let* ((link (link-of memory:*end* hub))
+           (before (octets-charged link)))
+      (flet ((charged () (wire::link-held link)))
+        (is (<= 2048 before 10000) "A new connection is charged with ~D octets." before)
+        (begins-to-ask 1 :fields (fat-fields 100))
+        (is (<= (* 100 180) (charged) (* 100 400)) "~D octets" (charged))
+        (memory:hears '(:rst-stream 1 :cancel))
+        (is (zerop (charged)) "~D octets are left" (charged))
+        (gets-plainly 3 (fat-fields 100))
+        (is (<= (* 100 360) (charged) (* 100 600)) "~D octets" (charged))
+        (memory:hears '(:rst-stream 3 :cancel))
+        (is (zerop (charged)) "~D octets are left" (charged))
+        ;; those that are the same as before
+        (loop for id from 5 below 25 by 2 do (begins-to-ask id :fields '(("x" "y"))))
+        (is (zerop (charged)))))))
+
+(test header-lists-have-so-many-fields
+  "One more is as a list that is too large."
+  (with-hub (hub :options '(:max-header-fields 20)) (:ask #'double)
+    (comes hub)
+    (begins-to-ask 1 :fields (fat-fields 15))
+    (is (equal '() (memory:said)))
+    (begins-to-ask 3 :fields (fat-fields 16))
+    (is (equal '((:rst-stream 3 :enhance-your-calm)) (memory:said)))))
+
+(test calls-that-hold-too-much-are-refused
+  "The connection that has little is served while another holds all that there is."
+  (with-hub (hub :options '(:max-total-held-octets 4000000 :max-receive-octets 10000
+                            :max-held-octets 100000000))
+      (:ask #'double)
+    (comes hub :peer "greedy")
+    (let ((link (link-of memory:*end* hub)))
+      (loop for id from 1 by 2 repeat 400
+            do (begins-to-ask id :fields (fat-fields 100)))
+      (is (<= 1000000 (octets-charged link) 3500000) "~D octets" (octets-charged link))
+      (is (< 100 (count :resource-exhausted (statuses) :key #'second)))
+      (comes hub :peer "other")
+      (asks 1 "Ask" 21)
+      (answered '(1 :ok))
+      (is (null (wire:link-failure link))))))
+
+(test requests-that-do-not-end-stay-as-they-came
+  "A whole message of a request without its end is charged as the octets that it has, and decoded
+when the end comes."
+  (with-hub (hub) (:ask #'double)
+    (comes hub)
+    (let* ((link (link-of memory:*end* hub))
+           (request (coerce (note-octets 21 :body 5000) 'octets)))
+      (begins-to-ask 1)
+      (memory:hears `(:data 1 ,request))
+      (let ((call (http2:stream-user (first (streams-of link)))))
+        (is (null (server::server-call-request call)))
+        (is-true (server::server-call-undecoded call))
+        (is (<= 5000 (wire::wire-inlet-held (rpc:call-inlet call)) 6000)))
+      (memory:said)
+      (memory:hears '(:data 1 "" :end-stream))
+      (answered '(1 :ok)))))
+
+(defun streams-of (link)
+  (let ((streams '()))
+    (http2:map-streams (lambda (stream) (push stream streams)) (wire:link-http2 link))
+    streams))
+
+(test the-greediest-gives-way
+  "Above an eighth more than all may hold, the connection that holds most of the peer that holds
+most is ended, and no other."
+  (with-hub (hub :options '(:max-total-held-octets 1000000)) (:ask #'double)
+    (let ((links '()))
+      (flet ((comes-with (peer octets)
+               (comes hub :peer peer)
+               (push (link-of memory:*end* hub) links)
+               (memory:call-in-world
+                memory:*world*
+                (lambda () (charge-own (wire:link-account (first links)) octets)))))
+        (comes-with "a" 300000)
+        (comes-with "b" 200000)
+        (comes-with "b" 250000)
+        (comes-with "c" 350000)
+        (is (every #'null (mapcar #'wire:link-failure links)))
+        (comes-with "b" 100000)
+        (memory:run-turns memory:*world*)
+        (destructuring-bind (b3 c b2 b1 a) links
+          (is (search "max-total-held-octets" (wire:link-failure b2)))
+          (is (equal '(nil nil nil nil) (mapcar #'wire:link-failure (list a b1 b3 c)))))))))
+
+(test no-calls-begin-while-the-heap-is-full
+  (with-hub (hub) (:ask #'double)
+    (comes hub)
+    (setf server::**looked** (collection-epoch)
+          server::**shut** t)
+    (unwind-protect
+         (progn (asks 1 "Ask" 1)
+                (is (member :resource-exhausted (mapcar #'second (statuses)))))
+      (setf server::**shut** nil))
+    (asks 3 "Ask" 21)
+    (answered '(3 :ok))))

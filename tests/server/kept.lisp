@@ -1,0 +1,121 @@
+;;;; All that hangs on a connection is charged to its account. A walk from the connection's
+;;;; structures through slots, vectors, lists and tables adds up what is there, whatever it is; what
+;;;; is charged must be as much, but for a factor.
+
+(in-package #:clgrpc.tests.server)
+(in-suite :clgrpc.server)
+
+(defparameter *others*
+  '(loop:event-loop server::hub server:wire-server options http2:sink http2:pool loop:handler timer
+    standing server::peer-entry server::guest loop:share account function symbol package class
+    service:rpc-method server::server-route wire:dialect wire:connection-dialect
+    rpc:observer loop:tls-credentials sb-thread:mutex rpc:operations server::route-table
+    server::site loop:transport)
+  "What is not a connection's, or is charged with it in any case: a walk passes it by.")
+
+(defun other-p (object)
+  (or (typep object '(or number character null))
+      (some (lambda (type) (typep object type)) *others*)
+      ;; constant fields, which all connections share
+      (find object hpack::**static-fields**)))
+
+(defun slot-values (structure)
+  "What the slots of STRUCTURE hold, but for numbers and for neighbours in a ring."
+  (loop for slot in (sb-kernel:dd-slots
+                     (sb-kernel:find-defstruct-description (type-of structure)))
+        when (and (eq t (sb-kernel:dsd-raw-type slot))
+                  (not (member (symbol-name (sb-kernel:dsd-name slot)) '("BEFORE" "AFTER")
+                               :test #'string=)))
+          collect (sb-kernel:%instance-ref structure (sb-kernel:dsd-index slot))))
+
+(defun walk-octets (root)
+  "How many octets the objects have that ROOT leads to. The second value says which: an alist from
+type to octets."
+  (let ((seen (make-hash-table :test 'eq)) (found (make-hash-table :test 'equal)) (sum 0)
+        (left (list root)))
+    (flet ((reach (object)
+             (unless (or (gethash object seen) (other-p object))
+               (setf (gethash object seen) t)
+               (push object left))))
+      (loop while left
+            do (let* ((object (pop left))
+                      (octets (sb-ext:primitive-object-size object)))
+                 (incf sum octets)
+                 (incf (gethash (if (arrayp object) 'vector (type-of object)) found 0) octets)
+                 (typecase object
+                   (cons (reach (car object)) (reach (cdr object)))
+                   (simple-vector (map nil #'reach object))
+                   (hash-table (maphash (lambda (key value) (reach key) (reach value)) object))
+                   (structure-object (mapc #'reach (slot-values object)))))))
+    (values sum (sort (loop for key being the hash-keys of found using (hash-value octets)
+                            collect (cons key octets))
+                      #'> :key #'cdr))))
+
+(defun check-kept (link what)
+  "What LINK leads to is charged to it: no more is there. Less may be, since calls may share
+their fields."
+  (multiple-value-bind (octets found) (walk-octets link)
+    (let ((charged (octets-charged link)))
+      (is (<= octets (+ 4096 (* 5/4 charged))) "~A: ~D octets, ~D charged: ~S" what octets charged
+          (subseq found 0 (min 6 (length found)))))))
+
+(test all-that-a-connection-keeps-is-charged
+  "Whatever its peer has stuffed it with."
+  (flet ((stuffed (what function &rest options)
+           (with-hub (hub :options options)
+               (:ask #'double :collect (lambda (stream call)
+                                         (declare (ignore stream))
+                                         call))
+             (comes hub)
+             (let ((link (link-of memory:*end* hub)))
+               (check-kept link "a new connection")
+               (funcall function)
+               (is (null (wire:link-failure link)))
+               (check-kept link what)))))
+    (stuffed "open calls" (lambda ()
+                            (loop for id from 1 by 2 repeat 50
+                                  do (begins-to-ask id :fields (fat-fields 100)))))
+    (stuffed "the same fields" (lambda ()
+                                 (loop for id from 1 by 2 repeat 50
+                                       do (begins-to-ask id :fields '(("authorization" "x"))))))
+    (stuffed "plain requests" (lambda ()
+                                (loop for id from 1 by 2 repeat 50
+                                      do (gets-plainly id (fat-fields 100)))))
+    (stuffed "half a frame" (lambda ()
+                              (memory:say memory:*world* memory:*end*
+                                          (concatenate 'octets '(0 64 0 0 0 0 0 0 1)
+                                                       (make-octets 16000)))))
+    (stuffed "half a block" (lambda ()
+                              (memory:say memory:*world* memory:*end*
+                                          (concatenate 'octets '(0 60 0 1 0 0 0 0 1)
+                                                       (make-octets 15360)
+                                                       '(0 60 0 9 0 0 0 0 1)
+                                                       (make-octets 15360)))))
+    (stuffed "half a message" (lambda ()
+                                (begins-to-ask 1)
+                                (memory:hears `(:data 1 ,(subseq (coerce (note-octets 1 :body 60000)
+                                                                         'octets)
+                                                                 0 16000)))))
+    (stuffed "whole messages that nobody takes"
+             (lambda ()
+               (begins-to-ask 1 :method "Collect")
+               (loop repeat 20
+                     do (memory:hears `(:data 1 ,(coerce (note-octets 1 :body 3000) 'octets))))))
+    (stuffed "requests without an end"
+             (lambda ()
+               (loop for id from 1 by 2 repeat 20
+                     do (begins-to-ask id)
+                        (memory:hears `(:data ,id ,(coerce (note-octets 1 :body 3000) 'octets))))))
+    (stuffed "output that is not taken"
+             (lambda ()
+               (setf (memory:end-full memory:*end*) t)
+               (loop for id from 1 by 2 repeat 200
+                     do (asks id "No.such.method.which.has.a.long.name" 1))))
+    (stuffed "answers without window"
+             (lambda ()
+               (memory:hears '(:settings (:initial-window-size 0)))
+               (loop for id from 1 by 2 repeat 20 do (asks id "Ask" 1 :body 5000))))
+    (stuffed "tables, after a call" (lambda ()
+                                      (asks 1 "Ask" 1)
+                                      (begins-to-ask 3 :fields (fat-fields 60))
+                                      (memory:hears '(:rst-stream 3 :cancel))))))
