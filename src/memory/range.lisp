@@ -46,6 +46,17 @@ many there are without limit."
          (within (pb:range-request-min-create-revision request) (item-created item)
                  (pb:range-request-max-create-revision request)))))
 
+(defun bounded-p (request)
+  "True if REQUEST, a RangeRequest, has bounds for revisions."
+  (or (/= 0 (pb:range-request-min-mod-revision request))
+      (/= 0 (pb:range-request-max-mod-revision request))
+      (/= 0 (pb:range-request-min-create-revision request))
+      (/= 0 (pb:range-request-max-create-revision request))))
+
+(defun whole-p (request)
+  "True if REQUEST, a RangeRequest, is answered from all items of its range, whatever its limit."
+  (or (bounded-p request) (not (eq :none (pb:range-request-sort-order request)))))
+
 (defun sort-items (items target order)
   "ITEMS, which are in the order of their keys, by TARGET and ORDER of a RangeRequest. Those that
 are the same in that stay in their order."
@@ -66,17 +77,12 @@ are the same in that stay in their order."
 (defun range-response (tree revision request)
   "The answer to REQUEST, a RangeRequest, from TREE, when the store is at REVISION."
   (let* ((order (pb:range-request-sort-order request))
-         (limit (let ((limit (pb:range-request-limit request))) (and (plusp limit) limit)))
-         (bounded (or (/= 0 (pb:range-request-min-mod-revision request))
-                      (/= 0 (pb:range-request-max-mod-revision request))
-                      (/= 0 (pb:range-request-min-create-revision request))
-                      (/= 0 (pb:range-request-max-create-revision request))))
-         (whole (or bounded (not (eq :none order)))))
+         (limit (let ((limit (pb:range-request-limit request))) (and (plusp limit) limit))))
     (multiple-value-bind (items count)
         (range-items tree (pb:range-request-key request) (pb:range-request-range-end request)
                      (cond ((pb:range-request-count-only request) 0)
-                           ((and limit (not whole)) (1+ limit))))
-      (when bounded
+                           ((and limit (not (whole-p request))) (1+ limit))))
+      (when (bounded-p request)
         (setf items (remove-if-not (lambda (item) (in-bounds-p item request)) items)))
       (setf items (sort-items items (pb:range-request-sort-target request) order))
       (let ((more (and limit (nthcdr limit items) t)))

@@ -7,7 +7,7 @@
 ;;;; revisions. With more revisions than that the oldest are compacted, as an operator of etcd would
 ;;;; have it do.
 ;;;;
-;;;; What it does not do is a REFUSAL: a status and a text, which are etcd's own.
+;;;; What it does not do is a REFUSAL: a status and a text, which are etcd's own but for one.
 
 (in-package #:clgrpc.memory)
 
@@ -73,6 +73,8 @@
   (:too-many-operations :invalid-argument "etcdserver: too many operations in txn request")
   (:duplicate-key :invalid-argument "etcdserver: duplicate key given in txn request")
   (:too-large :invalid-argument "etcdserver: request is too large")
+  (:too-much-read :resource-exhausted ; which etcd does not refuse
+   "etcdserver: more than 500000 keys are read at once")
   (:compacted :out-of-range "etcdserver: mvcc: required revision has been compacted")
   (:future-revision :out-of-range "etcdserver: mvcc: required revision is a future revision")
   (:no-space :resource-exhausted "etcdserver: mvcc: database space exceeded")

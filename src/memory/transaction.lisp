@@ -5,6 +5,12 @@
 (in-package #:clgrpc.memory)
 
 (defconstant +most-operations+ 128 "A transaction has at most this many in each of its lists.")
+(defconstant +most-steps+ 2048
+  "A transaction with those in it has at most so many operations and comparisons in all. etcd has
+no such limit, and a request of 1.5 MB has room for 200,000.")
+(defconstant +most-read+ 500000
+  "A request reads at most so many items, those that it reads twice counted twice: a short one could
+ask for all items 200,000 times.")
 
 ;;; Requests by themselves
 
@@ -76,6 +82,60 @@ they put, and their DeleteRangeRequests, with those of the transactions among th
       (dolist (request (requests-of :request-put operations))
         (add (pb:put-request-key request) '())))
     (values keys removals)))
+
+;;; What a request costs
+
+(defun items-read (tree key end &key limit (more 0))
+  "How many items of TREE, or of the MORE that come to it before, in the range of KEY and END are
+looked at, if LIMIT, unless it is nil, are enough."
+  (if (zerop (length end))
+      1
+      (multiple-value-bind (start end) (range-bounds key end)
+        (let ((count (+ more (count-range tree start end))))
+          (if limit (min limit count) count)))))
+
+(defun tree-there (store revision)
+  "The tree of STORE at REVISION, the newest if that is not positive; nil if there is none."
+  (cond ((<= revision 0) (newest store))
+        ((<= (store-compacted store) revision (store-revision store)) (tree-at store revision))))
+
+(defun items-of-range (store request &optional (more 0))
+  "How many items of STORE, or of the MORE that come to it before, are looked at to answer REQUEST,
+a RangeRequest."
+  (if (pb:range-request-count-only request)
+      1
+      (let ((limit (pb:range-request-limit request)))
+        (items-read (tree-there store (pb:range-request-revision request))
+                    (pb:range-request-key request) (pb:range-request-range-end request)
+                    :limit (and (plusp limit) (not (whole-p request)) limit) :more more))))
+
+(defun check-read (count)
+  (when (> count +most-read+) (refuse :too-much-read)))
+
+(defun check-cost (store request)
+  "Refuse REQUEST, a TxnRequest that may be done otherwise, if with those in it, it has too many
+operations, or reads too much of STORE."
+  (let ((steps 0) (puts 0) (read 0))
+    (labels ((note-step ()
+               (when (> (incf steps) +most-steps+) (refuse :too-many-operations)))
+             (note-read (items)
+               (check-read (incf read items)))
+             (note-comparison (comparison)
+               (note-step)
+               (note-read (items-read (newest store) (pb:compare-key comparison)
+                                      (pb:compare-range-end comparison))))
+             (note-operation (operation)
+               (note-step)
+               (let ((request (pb:request-op-request operation)))
+                 (typecase request
+                   (pb:put-request (incf puts))
+                   (pb:range-request (note-read (items-of-range store request puts)))
+                   (pb:txn-request (note-all request)))))
+             (note-all (request)
+               (map nil #'note-comparison (pb:txn-request-compare request))
+               (map nil #'note-operation (pb:txn-request-success request))
+               (map nil #'note-operation (pb:txn-request-failure request))))
+      (note-all request))))
 
 ;;; Comparisons
 
@@ -220,8 +280,9 @@ of nothing, whose revisions are 0 and whose value is no value."
 
 (defun answer-range (store request)
   (check-key (pb:range-request-key request))
-  (range-response (tree-at store (pb:range-request-revision request)) (store-revision store)
-                  request))
+  (let ((tree (tree-at store (pb:range-request-revision request))))
+    (check-read (items-of-range store request))
+    (range-response tree (store-revision store) request)))
 
 (defun answer-put (store request)
   (check-put request)
@@ -238,6 +299,7 @@ of nothing, whose revisions are 0 and whose value is no value."
 
 (defun answer-transaction (store request)
   (check-transaction request +most-operations+)
+  (check-cost store request)
   (check-overlaps (pb:txn-request-success request))
   (check-overlaps (pb:txn-request-failure request))
   (let ((plan (plan-transaction request (newest store))))

@@ -172,17 +172,22 @@ another one."
   (close-session node (pb:close-session-request-session request))
   (pb:make-close-session-reply))
 
+(defun kinds-claimed (request)
+  "The kinds of tasks that REQUEST, a ClaimRequest, asks for, each once. Refuse too many before
+anything is done with them: a message has room for a million."
+  (let* ((kinds (pb:claim-request-kinds request)) (count (length kinds)))
+    (when (zerop count) (refuse :too-large "a claim names kinds of tasks"))
+    (when (> count +most-payloads+)
+      (refuse-size :too-large :kinds +most-payloads+ count "too many kinds"))
+    (map nil (lambda (kind) (check-name kind "a kind of tasks")) kinds)
+    (remove-duplicates (coerce kinds 'list) :test #'string=)))
+
 (define-answer methods:claim (node request call)
   (let* ((session (pb:claim-request-session request))
-         (kinds (remove-duplicates (coerce (pb:claim-request-kinds request) 'list)
-                                   :test #'string=))
+         (kinds (kinds-claimed request))
          (count (max 1 (min (pb:claim-request-max-tasks request)
                             (limits-max-tasks (node-limits node)))))
          (wait (min (pb:claim-request-wait-ms request) +longest-wait-ms+)))
-    (when (null kinds) (refuse :too-large "a claim names kinds of tasks"))
-    (when (> (length kinds) +most-payloads+)
-      (refuse-size :too-large :kinds +most-payloads+ (length kinds) "too many kinds"))
-    (dolist (kind kinds) (check-name kind "a kind of tasks"))
     (session-key node session)          ; is it a name?
     (let* ((seen (arrivals-now (node-desk node) kinds))
            (tasks (claim-tasks node session kinds count)))

@@ -84,3 +84,32 @@
       (transact store :success (list either))
       (transact store :success (list (txn-op :success (list either)))))
     (is (= 5 (memory::store-revision store)))))
+
+(defun all-op ()
+  (pb:make-request-op :request-range (pb:make-range-request :key (octets-of 0)
+                                                            :range-end (octets-of 0))))
+
+(test transactions-cost-little
+  "However a transaction is nested, what it does and reads has a limit: one of 1.5 MB could have
+200,000 operations, each of which reads all there is."
+  (let ((store (new-store :octets 100000000)) (i 0))
+    (flet ((nested (width leaf)
+             (loop repeat width
+                   collect (txn-op :success (loop repeat width collect (funcall leaf))))))
+      (transact store :success (nested 44 (lambda () (put-op (format nil "~D" (incf i))))))
+      (is (= 1936 (memory::tree-size (memory::newest store))))
+      (refused-with (:invalid-argument "etcdserver: too many operations in txn request")
+        (transact store :success (nested 46 (lambda () (put-op (format nil "~D" (incf i)))))))
+      (is (= 20 (length (pb:txn-response-responses
+                         (transact store :success (loop repeat 20 collect (all-op)))))))
+      (flet ((refused (&rest arguments)
+               (refused-with (:resource-exhausted
+                              "etcdserver: more than 500000 keys are read at once")
+                 (apply #'transact store arguments))))
+        (refused :success (nested 20 #'all-op))
+        (refused :failure (nested 20 #'all-op))
+        (flet ((comparisons ()
+                 (loop repeat 60 collect (pb:make-compare :key (octets-of 0)
+                                                          :range-end (octets-of 0)))))
+          (refused :compare (comparisons)
+                   :success (loop repeat 10 collect (txn-op :compare (comparisons)))))))))
