@@ -3,7 +3,7 @@
 (in-package #:clgrpc.command)
 
 (define-condition usage-error (clgrpc-error)
-  ((text :initarg :text :reader usage-error-text))
+  ((text :initarg :text :reader usage-error-text)) ; what is wrong, in one line
   (:report (lambda (condition stream) (write-string (usage-error-text condition) stream)))
   (:documentation "The command line is wrong; TEXT says how, in one line."))
 

@@ -32,8 +32,8 @@
   (resolve nil :type function :read-only t) ; (host port): addresses and, if there are none, why
   (lock (sb-thread:make-mutex :name "clgrpc hosts") :read-only t) ; of what follows
   (table (make-hash-table :test #'equal) :type hash-table) ; from address to look-up
-  (pauses (loop:make-pauses +failure-seconds+ +failure-seconds+) ; before a name is asked for again
-   :type loop:pauses :read-only t)
+  ;; before a name is asked for again
+  (pauses (loop:make-pauses +failure-seconds+ +failure-seconds+) :type loop:pauses :read-only t)
   (asking 0 :type (integer 0)))         ; how many look-ups are under way
 
 (declaim (sb-ext:freeze-type look-up hosts))

@@ -148,7 +148,7 @@ with some that come meanwhile. Now and then the lock is given to others."
                         (when (watcher-p next) (funcall function next))
                      finally (return (not (eq next head)))))))
       (with-service (service) (enter-ring place (or (ring-first head) head)))
-      (unwind-protect (loop while (pass-some) do (sleep +pause-seconds+))
+      (unwind-protect (loop while (pass-some) do (loop:world-sleep +pause-seconds+))
         (with-service (service) (quit-ring place))))))
 
 (defun adopt-strangers (service name entry)
