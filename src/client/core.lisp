@@ -44,7 +44,7 @@ itself, or may be refused."
       (wait-for-stream core call picked)))
 
 (defun begin-waiting (core call)
-  "CALL waits from now on for CORE to have a connection."
+  "CALL waits from now on for CORE to have a connection, or a stream on one."
   (let ((parts (wire:ensure-wire-parts call)))
     (unless (wire:wire-parts-wait parts)
       (setf (wire:wire-parts-wait parts)
@@ -52,7 +52,7 @@ itself, or may be refused."
 
 (defun begin-place (core call picked)
   "CALL waits for what PICKED, for it, makes it wait for; return its place."
-  (unless (eq :ready (core-state core)) (begin-waiting core call))
+  (begin-waiting core call)
   (trace-event :channel :call-waits :target (core-name core)
                :method (rpc:call-path call) :state (core-state core)
                :before (core-waiting-count core))

@@ -18,12 +18,17 @@
   (let ((stream (wire-call-stream call)))
     (and stream (plusp (http2:stream-queued-octets stream)))))
 
+(defun late-from-the-start-p (call)
+  "True if the deadline of CALL, a client's, had passed before the call waited for anything."
+  (and (overdue-p call)
+       (not (marked-p (wire-call-marks call) +headers+))
+       (null (call-waits call))))
+
 (defun wire-stage (call)
   "The operation STAGE."
   (let ((marks (wire-call-marks call)))
     (if (client-p call)
-        (cond ((and (overdue-p call) (not (marked-p marks +headers+)) (null (call-waits call)))
-               :begin)
+        (cond ((late-from-the-start-p call) :begin)
               ((not (marked-p marks +headers+))
                (let ((clock (endpoint-clock (wire-call-endpoint call))))
                  (if clock (wait-clock-stage clock) :queue)))
