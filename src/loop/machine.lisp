@@ -42,7 +42,8 @@ always arrive."
       (make-world
        :clock #'monotonic-ns
        :make-poller 'make-poller-by-default
-       :make-random (lambda () (sb-ext:seed-random-state t))
+       ;; it opens a file, which an interrupted thread would leave open
+       :make-random (lambda () (sb-sys:without-interrupts (sb-ext:seed-random-state t)))
        ;; by name, since tests replace functions of clgrpc.os for a while
        :network (make-network :open 'open-by-kernel :connect 'os:connect-socket
                               :failure 'failure-by-kernel :listen 'listen-by-kernel

@@ -9,6 +9,8 @@
 ;;;;   than a fifth of the heap free at its worst moment, all garbage is collected, on a reserve
 ;;;;   thread. If that changes nothing no new call is begun; below a tenth, a connection is ended as
 ;;;;   above. For a heap of small objects, which are copied, these are 40 and 45 per cent of it.
+;;;;   While the valve is shut each call that is refused has a look, since few objects are made then
+;;;;   and the next collection may be far off.
 ;;;;
 ;;;; The collector leaves long vectors where they are, so a program may have more of the heap.
 
@@ -123,5 +125,5 @@ garbage has just been collected. Return true if it is to be."
 
 (define-hot (valve-shut-p :inline t) ((hub hub)) boolean
   "True if no call may begin since the heap is full of what is alive. On the loop of HUB."
-  (unless (eq **looked** (collection-epoch)) (look-at-heap hub))
+  (when (or **shut** (not (eq **looked** (collection-epoch)))) (look-at-heap hub))
   **shut**)

@@ -186,7 +186,7 @@ that it had before."
                                         "--log-level" "none")
     (let ((before (forget-peak (support:program-pid program)))
           (over (make-signal)))
-      (storm-of-answers address)
+      (storm-of-silence address)
       (is (< (* 3 before) (process-octets "VmHWM" (support:program-pid program)))
           "It was no storm.")
       (let ((thread (sb-thread:make-thread (lambda () (call-now-and-then address over)))))
