@@ -166,7 +166,7 @@ since the heap is full is made again, and has taken as long as all of its attemp
                                address)))
                  (format t "~&; ~(~A~) from ~:[one address~;many~], ~D MB: a bystander has waited ~
                             ~,3F s at most~%" holder many megabytes seconds)))
-             (is-true (answered-p address 10)))))
+             (is-true (wait-until (lambda () (answered-p address 10)))))))
 
 (test what-peers-hold-ends-no-process
   (check-holders 512 1)

@@ -308,7 +308,8 @@ standard input."
         (is (= 1 (backends)))
         (is (= 2 (length (load:run-backends
                           (load-line (format nil "ipv4:~A,~A" one other)
-                                     "helloworld.Greeter/SayHello" "-n" "8"
+                                     ;; so many that some are left when the second one is ready
+                                     "helloworld.Greeter/SayHello" "-n" "20000"
                                      "--balance" "round_robin"))))
             "without --connections one to each")
         (multiple-value-bind (run code error-output)
