@@ -44,7 +44,7 @@ test: bin/tests.core
 	  $(SBCL) --core bin/tests.core --noinform --dynamic-space-size $(HEAP_MB) </dev/null
 
 endurance: export CLGRPC_ENDURANCE = 1
-endurance: SUITES = promise.memory abuse
+endurance: SUITES = promise.memory abuse abuse.heap
 endurance: test
 
 demo: bin/clgrpc

@@ -183,7 +183,7 @@ of programs that are started, too: other runs of tests choose the same names."
 
 (defparameter *waiting-suites*
   '("abuse" "discovery" "etcd" "workflow" "faults" "loop" "base" "cluster" "loop.poll" "console"
-    "promise.memory" "memory" "channelz" "logs" "program")
+    "abuse.heap" "promise.memory" "memory" "channelz" "logs" "program")
   "The suites that mostly wait, those that take longest first.")
 
 (defparameter *long-suites*

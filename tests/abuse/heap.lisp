@@ -5,7 +5,7 @@
 ;;;; CLGRPC_ENDURANCE=1 (make endurance) has larger heaps and storms as well.
 
 (in-package #:clgrpc.tests.abuse)
-(in-suite :clgrpc.abuse)
+(in-suite :clgrpc.abuse.heap)
 
 ;;; Octets that cost their sender little
 

@@ -26,3 +26,4 @@
 (in-package #:clgrpc.tests.abuse)
 
 (def-suite :clgrpc.abuse :description "Peers that mean ill.")
+(def-suite :clgrpc.abuse.heap :description "Peers that make a server keep as much as they can.")

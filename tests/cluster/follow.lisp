@@ -15,7 +15,8 @@ it."
                   (funcall note (if (eq :members kind) (names items) (told-changes items))
                            revision))
                 channel arguments)
-       (grpc:rpc-error (error) error)))))
+       ;; MISUSE: the channel was closed while it paused
+       ((or grpc:rpc-error grpc:misuse) (error) error)))))
 
 (defun port-of (server)
   (let ((address (grpc:server-address server)))
