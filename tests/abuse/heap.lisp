@@ -172,4 +172,4 @@ since the heap is full is made again, and has taken as long as all of its attemp
   (check-holders 512 1)
   (when (support:at-length nil t)
     (check-holders 2048 4)
-    (check-holders 8192 8)))
+    (check-holders 8192 4)))
