@@ -75,7 +75,7 @@ cancelled, is none."
   (ended nil))                          ; it is to make no more calls
 
 (defun run-victim (victim channel)
-  (let ((*random-state* (make-random-state t)))
+  (let ((*random-state* (sb-sys:without-interrupts (make-random-state t))))
     (loop until (victim-ended victim)
           do (catch 'unwound
                (setf (victim-inside victim) t)
