@@ -98,20 +98,30 @@ most: the server's runner, whichever thread that is by now, and the caller."
                  (begin i)))
       (map nil #'grpc:await futures))))
 
+(defun call-in-bursts (stub channel server request calls burst)
+  "Make CALLS calls of STUB, BURST at a time: the one loop of SERVER reads none of them before all of
+the burst have begun, so that a slow machine shows the same as a quick one."
+  (let ((loop (server::hub-loop (first (server::server-hubs server)))))
+    (loop repeat (floor calls burst)
+          do (let ((begun (make-signal)))
+               (loop:post loop (lambda () (await-signal begun)))
+               (let ((futures (loop for i below burst
+                                    collect (grpc:call-async stub channel (funcall request i)))))
+                 (signal-it begun)
+                 (mapc #'grpc:await futures))))))
+
 (test p3-few-system-calls
-  (with-probe (channel :server server :options '(:execution :inline)) (:ask #'double)
-    (call-ahead #'lab.bench:ask channel #'note 2000 100)
-    (let ((share (best-of 3
-                          (lambda ()
-                            (call-counting-system-calls
-                             (lambda (count)
-                               (let ((before (funcall count)))
-                                 (call-ahead #'lab.bench:ask channel #'note 20000 100)
-                                 (/ (- (funcall count) before) 20000.0)))))
-                          (lambda (share) (< share 0.1)))))
-      (report "P3: ~,3F system calls of the server per call, 100 streams of a connection (under 0.1)"
-              share)
-      (is (< share 0.1)))))
+  (with-probe (channel :server server :options '(:execution :inline :loops 1)) (:ask #'double)
+    (flet ((calls (count) (call-in-bursts #'lab.bench:ask channel server #'note count 100)))
+      (calls 2000)
+      (let ((share (call-counting-system-calls
+                    (lambda (count)
+                      (let ((before (funcall count)))
+                        (calls 20000)
+                        (/ (- (funcall count) before) 20000.0))))))
+        (report "P3: ~,3F system calls of the server per call, 100 streams of a connection (under 0.1)"
+                share)
+        (is (< share 0.1))))))
 
 ;;; P4
 
