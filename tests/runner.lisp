@@ -130,6 +130,20 @@ character for each check, then the backtrace of an error."
         do (sb-thread:join-thread thread :timeout 5 :default nil)
         when (sb-thread:thread-alive-p thread) collect thread))
 
+(defun backtrace-of (thread)
+  "What THREAD, which lives though it should have ended, is doing."
+  (let ((text "it takes no interrupt")
+        (told (sb-thread:make-semaphore)))
+    (ignore-errors                      ; it may end just now
+     (sb-thread:interrupt-thread thread
+                                 (lambda ()
+                                   (setf text (with-output-to-string (stream)
+                                                (sb-debug:print-backtrace :stream stream
+                                                                          :count 30)))
+                                   (sb-thread:signal-semaphore told)))
+     (sb-thread:wait-on-semaphore told :timeout 2))
+    text))
+
 (defun call-checking-leaks (function tally)
   (let ((threads (sb-thread:list-all-threads))
         (descriptors (descriptor-names)))
@@ -138,7 +152,8 @@ character for each check, then the backtrace of an error."
           (leaked-descriptors (set-difference (descriptor-names) descriptors :test #'equal)))
       (when leaked-threads
         (incf (tally-failed tally))
-        (remark tally "FAILED leaked threads:~{ ~A~}" leaked-threads))
+        (remark tally "FAILED leaked threads:~:{~%    ~A~%~A~}"
+                (mapcar (lambda (thread) (list thread (backtrace-of thread))) leaked-threads)))
       (when (> (length leaked-descriptors) (length (set-difference descriptors (descriptor-names)
                                                                    :test #'equal)))
         (incf (tally-failed tally))
