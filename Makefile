@@ -44,7 +44,7 @@ test: bin/tests.core
 	  $(SBCL) --core bin/tests.core --noinform --dynamic-space-size $(HEAP_MB) </dev/null
 
 endurance: export CLGRPC_ENDURANCE = 1
-endurance: SUITES = promise.memory abuse abuse.heap
+endurance: SUITES = promise.memory abuse abuse.heap transports
 endurance: test
 
 demo: bin/clgrpc
@@ -99,7 +99,8 @@ help:
 	@echo 'make demo         run a RouteGuide server and client, and show what they say'
 	@echo 'make demo-cluster run a cluster of three nodes on etcd, kill one, and show what is seen'
 	@echo 'make test         run all tests; SUITES="hpack http2" runs some'
-	@echo 'make endurance    run the tests that take long at their full length: the soak and the abuse'
+	@echo 'make endurance    run the tests that take long at their full length: the soak, the abuse'
+	@echo '                  and threads that are interrupted in calls'
 	@echo 'make conformance  fetch and run h2spec, the interop programs of grpc-go, grpcurl, ConnectRPC (need Go)'
 	@echo '                  and the protobuf conformance runner, compare with protoc, and run the policy'
 	@echo '                  scenarios of ../shared/policy if they are there;'

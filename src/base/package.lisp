@@ -10,7 +10,7 @@
    ;; policy.lisp
    #:define-hot #:define-leaf #:define-flags #:leaves #:document-functions
    ;; interrupt.lisp
-   #:with-undoing
+   #:uninterrupted #:with-undoing
    ;; version.lisp
    #:**version**
    ;; octets.lisp

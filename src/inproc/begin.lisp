@@ -10,7 +10,8 @@
          (request (if (rpc:takes-one-p call) (line-request line) call))
          (returned nil)
          (condition (with-user-code (call)
-                      (setf returned (serving:answer-of route request call)))))
+                      (loop:with-user-interrupts ()
+                        (setf returned (serving:answer-of route request call))))))
     (values returned condition)))
 
 (define-hot conclude ((line line) returned condition) null

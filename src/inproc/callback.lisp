@@ -9,7 +9,8 @@
   "Run FUNCTION, user code of CALL, with MESSAGE unless that is nil; an error in it ends CALL. The
 context is clean."
   (let ((condition (with-user-code (call)
-                     (if message (funcall function message) (funcall function)))))
+                     (loop:with-user-interrupts ()
+                       (if message (funcall function message) (funcall function))))))
     (when condition
       (rpc:abort-with call condition)))
   nil)

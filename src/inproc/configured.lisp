@@ -81,7 +81,8 @@ the handler's end is its handler."
 
 (defun invoke-in-turn (relay method deadline request async channel options)
   "INVOKE of METHOD for RELAY, which waits. REQUEST is at hand."
-  (let ((line (relayed-line relay (channel-front channel) method deadline options #'begin-relay)))
+  (with-line (line (relayed-line relay (channel-front channel) method deadline options
+                                 #'begin-relay))
     (setf (call-half-closed (line-server line)) t)
     (cond (async (begin-elsewhere line) (line-client line))
           ((rpc:answers-once-p (line-client line))
@@ -90,23 +91,23 @@ the handler's end is its handler."
 
 (defun invoke-reactively (relay method deadline request async channel options)
   "INVOKE of METHOD for RELAY, a reactive one. It begins at once."
-  (let* ((line (relayed-line relay (plan-front (relay-plan relay)) method deadline options
-                             #'begin-reactive))
-         (client (line-client line))
-         (once (rpc:answers-once-p client))
-         (wait (and once (not async) (not (eq :open request)))))
-    (when (relay-over relay) (setf (call-half-closed (line-server line)) t))
-    (cond ((or (relay-over relay) (eq :open request))
-           (setf (line-queued-reply line) (and once (eq :open request)))
-           (begin-here line))
-          (wait (begin-here line)
-                (calling:send-requests client (calling:request-generator request)))
-          ;; what makes the requests may wait for something
-          (t (setf (line-source line) (calling:request-generator request))
-             (begin-elsewhere line)))
-    (if wait
-        (finish-blocking line channel method request options)
-        client)))
+  (with-line (line (relayed-line relay (plan-front (relay-plan relay)) method deadline options
+                                 #'begin-reactive))
+    (let* ((client (line-client line))
+           (once (rpc:answers-once-p client))
+           (wait (and once (not async) (not (eq :open request)))))
+      (when (relay-over relay) (setf (call-half-closed (line-server line)) t))
+      (cond ((or (relay-over relay) (eq :open request))
+             (setf (line-queued-reply line) (and once (eq :open request)))
+             (begin-here line))
+            (wait (begin-here line)
+                  (calling:send-requests client (calling:request-generator request)))
+            ;; what makes the requests may wait for something
+            (t (setf (line-source line) (calling:request-generator request))
+               (begin-elsewhere line)))
+      (if wait
+          (finish-blocking line channel method request options)
+          client))))
 
 (defun invoke-relayed (channel plan method request options)
   "INVOKE for calls that lead to a relay."

@@ -19,35 +19,45 @@ make it look."
   "End the call of LINE and return true; return false if it had ended already. CLIENT-END and
 SERVER-END are the arguments of END-CALL for each end. If ANSWERED, the handler's side ends the
 call, and the client gets its trailers."
-  (when (null (compare-and-swap (line-claim line) nil t))
-    (let* ((client (line-client line))
-           (server (line-server line))
-           (trailers (and answered (rpc:call-trailers server))))
-      (when trailers
-        (setf (rpc:ending-trailer-fields (rpc:ensure-ending client))
-              (status:metadata-entries trailers)))
-      (apply #'rpc:end-call server server-end)
-      (apply #'rpc:end-call client client-end)
-      (tell-attempt-ended client)
-      (after-end line)
-      t)))
+  (sb-sys:without-interrupts            ; who claims the end brings it about
+    (when (null (compare-and-swap (line-claim line) nil t))
+      (let* ((client (line-client line))
+             (server (line-server line))
+             (trailers (and answered (rpc:call-trailers server))))
+        (when trailers
+          (setf (rpc:ending-trailer-fields (rpc:ensure-ending client))
+                (status:metadata-entries trailers)))
+        (apply #'rpc:end-call server server-end)
+        (apply #'rpc:end-call client client-end)
+        (tell-attempt-ended client)
+        (settle line)
+        (unwind-protect (sb-sys:allow-with-interrupts (tell-ended line))
+          (wake-driver line)
+          (unless (eq :open (host-state (line-host line)))
+            (when (host-server (line-host line))
+              (serving:note-emptied (host-server (line-host line))))))
+        t))))
 
-(define-hot after-end ((line line)) null
-  (let ((host (line-host line)) (client (line-client line)) (server (line-server line)))
-    (count-ended (host-tally host))
-    (when (line-registered line) (unregister line))
-    (forget-timers client)
-    (forget-timers server)
-    (let ((event-loop (line-entered line)))
-      (when event-loop (loop:leave-call event-loop (line-unattended line))))
-    (when (and (line-unattended line)
-               (compare-and-swap (line-completions line) '() :done)) ; true if there are any
-      (loop:run-completions client))
-    (when (rpc:callbacks-p server) (operate schedule server))
-    (when (rpc:callbacks-p client) (operate schedule client))
-    (wake-driver line)
-    (unless (eq :open (host-state host))
-      (when (host-server host) (serving:note-emptied (host-server host)))))
+(define-hot settle ((line line)) null
+  "The call of LINE, which has ended, counts no more."
+  (count-ended (host-tally (line-host line)))
+  (when (line-registered line) (unregister line))
+  (forget-timers (line-client line))
+  (forget-timers (line-server line))
+  (let ((event-loop (line-entered line)))
+    (when event-loop (loop:leave-call event-loop (line-unattended line))))
+  nil)
+
+(define-hot tell-ended ((line line)) null
+  "The call of LINE has ended: tell those who wait for that. Each is told, though another leaves
+this by a non-local exit."
+  (let ((client (line-client line)) (server (line-server line)))
+    (unwind-protect
+         (when (and (line-unattended line)
+                    (compare-and-swap (line-completions line) '() :done)) ; true if there are any
+           (loop:run-completions client))
+      (unwind-protect (when (rpc:callbacks-p server) (operate schedule server))
+        (when (rpc:callbacks-p client) (operate schedule client)))))
   nil)
 
 (define-hot end-well ((line line)) null
@@ -101,22 +111,25 @@ channel is closed; return its status."
 (defun register (line)
   "The call of LINE goes on by itself: start the timer of its deadline, and register it with its
 host."
-  (unless (shiftf (line-registered line) t)
-    (let* ((host (line-host line))
-           (call (line-server line))
-           (site (call-site call))
-           (deadline (call-deadline call)))
-      (when (> (sb-thread:with-mutex ((host-lock host))
-                 (setf (gethash line (host-lines host)) t)
-                 (hash-table-count (host-lines host)))
-               (options-max-calls (host-options host)))
-        (rpc:abort-as call :too-many-calls))
-      (when (plusp deadline)
-        (setf (line-timer line)
-              (make-timer (lambda (line) (run-aside site (lambda () (expire line)))) line))
-        (run-timer site (line-timer line) deadline))
-      ;; it may have ended meanwhile, or its host been given up
-      (if (line-claim line) (unregister line) (look call)))))
+  (sb-sys:without-interrupts            ; who registers it looks whether it has ended
+    (unless (shiftf (line-registered line) t)
+      (let* ((host (line-host line))
+             (call (line-server line))
+             (site (call-site call))
+             (deadline (call-deadline call))
+             (open (sb-thread:with-mutex ((host-lock host))
+                     (setf (gethash line (host-lines host)) t)
+                     (hash-table-count (host-lines host)))))
+        (when (plusp deadline)
+          (setf (line-timer line)
+                (make-timer (lambda (line) (run-aside site (lambda () (expire line)))) line))
+          (run-timer site (line-timer line) deadline))
+        ;; it may have ended meanwhile, or its host been given up
+        (sb-sys:allow-with-interrupts
+          (cond ((line-claim line) (unregister line))
+                ((> open (options-max-calls (host-options host)))
+                 (rpc:abort-as call :too-many-calls))
+                (t (look call))))))))
 
 (defun unregister (line)
   (let* ((host (line-host line))

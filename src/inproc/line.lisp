@@ -102,6 +102,16 @@ attempt, which begins with it."
     (when (observed-p site host) (tell-begin line))
     line))
 
+(defmacro with-line ((line form) &body body)
+  "Evaluate BODY with LINE bound to what FORM returns, a new line. If BODY is left by a non-local
+exit, the client has left its call."
+  (let ((done (gensym "DONE")))
+    `(let ((,line nil) (,done nil))
+       (with-undoing ((setf ,line ,form)
+                      (unless ,done (operate leave (line-client ,line))))
+         (multiple-value-prog1 (let ((,line (the line ,line))) ,@body)
+           (setf ,done t))))))
+
 (defun make-up-line (call)
   "Give CALL, which had no line so far, another end and a line. CALL is the end of a handler that
 runs on its client's thread, or of a client whose call had ended before it got a line."

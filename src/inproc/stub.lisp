@@ -51,7 +51,7 @@ VALUES."
                       (options-max-send-octets (site-options site))))
              (not (and (plusp deadline) (<= deadline (site-now site)))))
         (call-handler-here site host route method (site-copy site request) deadline fields)
-        (let ((line (line-to site host route method deadline fields values)))
+        (with-line (line (line-to site host route method deadline fields values))
           (send-only-request line request)
           (await-reply line)))))
 
@@ -87,33 +87,39 @@ lately."
          (reply nil)
          (returned nil)
          (condition nil)
-         (done nil))
+         (open nil))                    ; the call is counted as begun, and as not ended
     (declare (type index limit))
-    (count-begun tally)
     (unwind-protect
-         (setf condition
-               (with-clean-context ()
-                 (with-user-code (call)
-                   (setf returned (answer-in-room host route request call))
-                   (unless (eq returned call)
-                     (let ((size (protobuf:measure type returned)))
-                       (when (<= size limit)
-                         (setf reply (if (and (<= size rpc:+long-octets+)
-                                              (zerop (serving:route-long-octets route)))
-                                         (site-copy site returned)
-                                         (copy-answer site host route call returned size))))))))
-               done t)
-      (unless done
-        (rpc:abort-as (line-client (call-line call)) :caller-interrupted)))
-    (cond ((and reply
-                (null condition)
-                (null (inproc-call-line call))
-                (null (rpc:call-parts call))
-                (not (rpc:overdue-p call)))
-           (setf (call-status call) :ok)
-           (count-ended tally)
-           (values reply (make-client-end method deadline :ok site nil)))
-          (t (await-outcome call returned condition)))))
+         (progn
+           (uninterrupted
+             (count-begun tally)
+             (setf open t))
+           (setf condition
+                 (with-clean-context ()
+                   (with-user-code (call)
+                     (setf returned (answer-in-room host route request call))
+                     (unless (eq returned call)
+                       (let ((size (protobuf:measure type returned)))
+                         (when (<= size limit)
+                           (setf reply (if (and (<= size rpc:+long-octets+)
+                                                (zerop (serving:route-long-octets route)))
+                                           (site-copy site returned)
+                                           (copy-answer site host route call returned
+                                                        size)))))))))
+           (cond ((and reply
+                       (null condition)
+                       (null (inproc-call-line call))
+                       (null (rpc:call-parts call))
+                       (not (rpc:overdue-p call)))
+                  (setf (call-status call) :ok)
+                  (uninterrupted
+                    (count-ended tally)
+                    (setf open nil))
+                  (values reply (make-client-end method deadline :ok site nil)))
+                 (t (multiple-value-prog1 (await-outcome call returned condition)
+                      (setf open nil)))))
+      (when open
+        (rpc:abort-as (line-client (call-line call)) :caller-interrupted)))))
 
 (defun await-outcome (call returned condition)
   "The handler of CALL, a unary one, has RETURNED something or ended with CONDITION. Values as
@@ -124,13 +130,11 @@ CALL-UNARY."
     (await-reply line)))
 
 (defun await-reply (line)
-  "Wait for the end of the call of LINE. Return its reply, if there is one, and the client's call.
-If this is left by a non-local exit, cancel the call."
+  "Wait for the end of the call of LINE. Return its reply, if there is one, and the client's call."
   (let ((client (line-client line)))
-    (with-undoing (nil (operate leave client))
-      (when (eq :waiting (line-phase line))
-        (begin-for-receiver line))
-      (rpc:wait-for-call client #'rpc:never))
+    (when (eq :waiting (line-phase line))
+      (begin-for-receiver line))
+    (rpc:wait-for-call client #'rpc:never)
     (values (line-reply line) client)))
 
 ;;; Calls with a line
@@ -210,10 +214,18 @@ the call has ended."
          (generator (and (member kind '(:client-streaming :bidi))
                          (not (eq request :open))
                          (calling:request-generator request)))
-         (host (host-of site))
-         (line (line-to site host (and host (route-to host method)) method deadline fields values))
-         (client (line-client line)))
-    (setf (line-unattended line) (and async t))
+         (host (host-of site)))
+    (with-line (line (line-to site host (and host (route-to host method)) method deadline fields
+                              values))
+      (setf (line-unattended line) (and async t))
+      (begin-kind line kind channel method request generator options))))
+
+(defun begin-kind (line kind channel method request generator options)
+  "Begin the call of LINE, of KIND, whose requests GENERATOR gives if it is not nil. Return what
+INVOKE returns."
+  (let* ((client (line-client line))
+         (site (call-site client))
+         (async (line-unattended line)))
     (ecase kind
       (:unary
        (send-only-request line request)

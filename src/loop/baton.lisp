@@ -65,13 +65,16 @@
   "The loop that this thread runs or ran last; others may run it since.")
 
 (defvar *interruptible* nil
-  "True if the thread that runs a loop allows interrupts where it runs user code or waits for
-events. It allows them nowhere else: SBCL would take them wherever the loop's code waits for a
-lock.")
+  "True if this thread runs a loop, with interrupts off, and allows them where it runs user code or
+waits for events. It allows them nowhere else: SBCL would take them wherever the loop's code waits
+for a lock.")
 
 (defmacro with-user-interrupts (() &body body)
-  "Do BODY, user code or the wait for events, with interrupts if this thread allows them."
-  `(let ((sb-sys:*allow-with-interrupts* *interruptible*))
+  "Do BODY, user code or the wait for events, with interrupts if this thread allows them. An
+interrupt that has come before is taken as BODY begins; so whoever handles errors of BODY does so
+outside of this. On a thread that runs no loop, interrupts stay as they are."
+  `(let ((sb-sys:*allow-with-interrupts* (or *interruptible* sb-sys:*allow-with-interrupts*))
+         (*interruptible* nil))
      (sb-sys:with-interrupts ,@body)))
 
 (defmacro allowing-user-interrupts (&body body)
@@ -172,14 +175,14 @@ it again."
 
 (define-hot call-user ((loop event-loop) (function function) (argument t))
     (values t (member :kept :lost))
-  "Call FUNCTION, user code or what calls it, with ARGUMENT while the baton of LOOP is lent. Return
-its value, and whether the baton was :KEPT or :LOST; IN-EVENT-LOOP-P says the same after a non-local
-exit. A thread that overtakes the loop calls NOTE-LATE with ARGUMENT first. From a deferred
-function."
+  "Call FUNCTION, which calls user code in WITH-USER-INTERRUPTS, with ARGUMENT while the baton of
+LOOP is lent. Return its value, and whether the baton was :KEPT or :LOST; IN-EVENT-LOOP-P says the
+same after a non-local exit. A thread that overtakes the loop calls NOTE-LATE with ARGUMENT first.
+From a deferred function."
   (let ((value nil) (kept nil))
     (setf (event-loop-user loop) argument)
     (lend loop)
-    (unwind-protect (setf value (with-user-interrupts () (funcall function argument)))
+    (unwind-protect (setf value (funcall function argument))
       (setf kept (resume loop)))
     (values value (if kept :kept :lost))))
 

@@ -59,7 +59,8 @@
    #:security-protocol #:security-cipher #:security-resumed-p #:security-server-name
    #:security-peer-certificate
    ;; baton.lisp
-   #:*event-loop* #:call-user #:note-late #:with-baton #:holds-baton-p #:prepare-to-wait
+   #:*event-loop* #:call-user #:with-user-interrupts #:note-late #:with-baton #:holds-baton-p
+   #:prepare-to-wait
    ;; connection.lisp
    #:make-connection #:connection-output #:connection-unsent #:connection-unread-p
    #:connection-output-pending-p #:connection-blocked-p #:connection-stopped-p

@@ -141,9 +141,10 @@ if that cannot be decoded."
          (value nil)
          (condition
            (with-user-code (call)
-             ;; once, though this may be run again
-             (setf request (or request (handler-request call))
-                   value (answer-of route request call)))))
+             (loop:with-user-interrupts ()
+               ;; once, though this may be run again
+               (setf request (or request (handler-request call))
+                     value (answer-of route request call))))))
     (when (tracing-p :server)
       (tell-handler call :handler-ended :outcome (cond (condition (rpc-error-status condition))
                                                        ((eq value call) :later)
