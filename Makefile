@@ -5,10 +5,10 @@ export SBCL ?= sbcl
 HEAP_MB ?= 2048
 LISP = $(SBCL) --noinform --dynamic-space-size $(HEAP_MB) \
        --non-interactive --no-sysinit --no-userinit
-SOURCES := clgrpc.asd scripts/load.lisp scripts/build.lisp \
+SOURCES := $(filter-out clgrpc-tests.asd,$(wildcard *.asd)) scripts/load.lisp scripts/build.lisp \
            $(shell find src tools proto examples -name '*.lisp' -o -name '*.proto' \
              -o -name '*.json' -o -name 'console.*' -o -name 'page.css')
-TESTS := $(shell find tests \( -name '*.lisp' -o -name '*.proto' -o -path '*/vectors/*' \) -type f)
+TESTS := clgrpc-tests.asd $(shell find tests \( -name '*.lisp' -o -name '*.proto' -o -path '*/vectors/*' \) -type f)
 
 BENCH_PARTS := unary streams client matrix openloop bulk allocation protobuf tls connections \
                live echo http inproc cluster loops

@@ -10,7 +10,7 @@
 
 (in-package #:clgrpc.scripts)
 
-(load-strictly "clgrpc/tools")
+(load-strictly "clgrpc-tools")
 
 (defpackage #:clgrpc.allocation
   (:use #:cl)

@@ -11,7 +11,7 @@
 
 (in-package #:clgrpc.scripts)
 
-(load-strictly "clgrpc/tools")
+(load-strictly "clgrpc-tools")
 
 (defpackage #:clgrpc.bench.balance
   (:use #:cl)

@@ -1,4 +1,4 @@
-;;;; The plain TCP server of bench/connections.py: `clgrpc/async` as its users have it. Each line
+;;;; The plain TCP server of bench/connections.py: `clgrpc-async` as its users have it. Each line
 ;;;; that comes is answered with one CLGRPC_DELAY seconds later, on the same connection, which
 ;;;; stays.
 ;;;; Loaded behind scripts/load.lisp; listens at CLGRPC_LISTEN, HOST:PORT, sharing the port, prints
@@ -7,8 +7,8 @@
 
 (in-package #:clgrpc.scripts)
 
-(load-strictly "clgrpc/tools")
-(load-strictly "clgrpc/async")
+(load-strictly "clgrpc-tools")
+(load-strictly "clgrpc-async")
 
 (defpackage #:clgrpc.delayed
   (:use #:cl)

@@ -4,7 +4,7 @@
 
 (in-package #:clgrpc.scripts)
 
-(load-strictly "clgrpc/examples/async")
+(load-strictly "clgrpc-async/examples")
 
 (defpackage #:clgrpc.bench.echo
   (:use #:cl)

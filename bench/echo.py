@@ -1,4 +1,4 @@
-"""Server CPU per echoed message on `clgrpc/async`, beside an echo server in C that is epoll and nothing
+"""Server CPU per echoed message on `clgrpc-async`, beside an echo server in C that is epoll and nothing
 else (bench/echo.c, which is the load as well). One core each."""
 
 import driven
@@ -9,11 +9,11 @@ import servers
 import support
 import svg
 
-TITLE = "Echo over plain TCP on clgrpc/async"
+TITLE = "Echo over plain TCP on clgrpc-async"
 ROWS = [{"connections": connections, "depth": depth}
         for connections, depth in [(1, 1), (10, 1), (10, 10), (10, 100)]]
 LISP = support.lisp_command("scripts/load.lisp", "bench/echo.lisp")
-C, COPYING = "epoll in C", "clgrpc/async, fresh vectors"
+C, COPYING = "epoll in C", "clgrpc-async, fresh vectors"
 FIGURES = [("cpu_ns_per_message", "server CPU ns/message", True),
            ("messages_per_second", "messages/s", False)]
 

@@ -3,7 +3,7 @@
 
 (load (merge-pathnames "../scripts/load.lisp" *load-truename*))
 (in-package #:clgrpc.scripts)
-(load-strictly "clgrpc/report")
+(load-strictly "clgrpc-tools/report")
 
 (defpackage #:clgrpc.experiment
   (:use #:cl)

@@ -9,7 +9,7 @@
 
 (in-package #:clgrpc.scripts)
 
-(load-strictly "clgrpc/tools")
+(load-strictly "clgrpc-tools")
 
 (defpackage #:clgrpc.bench
   (:use #:cl))

@@ -7,7 +7,7 @@
 
 (in-package #:clgrpc.scripts)
 
-(load-strictly "clgrpc/tools")
+(load-strictly "clgrpc-tools")
 
 (defpackage #:clgrpc.live
   (:use #:cl))

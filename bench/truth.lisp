@@ -4,7 +4,7 @@
 
 (in-package #:clgrpc.scripts)
 
-(load-strictly "clgrpc/tests/load")
+(load-strictly "clgrpc-tests/load")
 
 (in-package #:clgrpc.tests.load)
 

@@ -6,7 +6,7 @@
 (in-package #:clgrpc.scripts)
 
 ;; a newer SBCL that warns of more is no reason not to have the command
-(load-strictly "clgrpc/tools" :strict *familiar-lisp-p*)
+(load-strictly "clgrpc-tools" :strict *familiar-lisp-p*)
 (handler-case (unless (uiop:symbol-call '#:clgrpc.tools '#:rehearse)
                 (format t "~&The rehearsal went wrong.~%"))
   (error (condition) (format t "~&No rehearsal: ~A~%" condition)))

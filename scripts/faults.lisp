@@ -5,7 +5,7 @@
 (load (merge-pathnames "load.lisp" *load-truename*))
 (in-package #:clgrpc.scripts)
 
-(load-strictly "clgrpc/tests/faults")
+(load-strictly "clgrpc-tests/faults")
 
 (defvar *begin* (get-internal-real-time))
 
@@ -37,7 +37,7 @@
   (uiop:run-program
    (list sb-ext:*runtime-pathname* "--noinform" "--non-interactive" "--no-sysinit" "--no-userinit"
          "--load" "scripts/load.lisp"
-         "--eval" "(clgrpc.scripts::load-strictly \"clgrpc/tests/faults\")"
+         "--eval" "(clgrpc.scripts::load-strictly \"clgrpc-tests/faults\")"
          "--eval" (format nil "(sb-ext:save-lisp-and-die ~S)" file))
    :error-output *error-output*))
 

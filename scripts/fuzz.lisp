@@ -3,5 +3,5 @@
 (load (merge-pathnames "load.lisp" *load-truename*))
 (in-package #:clgrpc.scripts)
 
-(load-strictly "clgrpc/tests/fuzz")
+(load-strictly "clgrpc-tests/fuzz")
 (quit (uiop:symbol-call '#:clgrpc.tests.fuzz '#:main (rest sb-ext:*posix-argv*)))

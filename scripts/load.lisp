@@ -22,7 +22,7 @@
   (finish-output *error-output*)
   (sb-ext:exit :code code :abort t))
 
-(asdf:load-asd (merge-pathnames "clgrpc.asd" *root*))
+(push *root* asdf:*central-registry*)
 
 (defun our-system-p (name)
   (uiop:string-prefix-p "clgrpc" name))

@@ -4,5 +4,5 @@
 (load (merge-pathnames "load.lisp" *load-truename*))
 (in-package #:clgrpc.scripts)
 
-(load-strictly "clgrpc/tests/sim")
+(load-strictly "clgrpc-tests/sim")
 (quit (uiop:symbol-call '#:clgrpc.tests.sim '#:main (rest sb-ext:*posix-argv*)))

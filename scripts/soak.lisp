@@ -4,7 +4,7 @@
 (load (merge-pathnames "load.lisp" *load-truename*))
 (in-package #:clgrpc.scripts)
 
-(load-strictly "clgrpc/tests/promise")
+(load-strictly "clgrpc-tests/promise")
 
 (defun environment-number (name)
   (let ((value (uiop:getenvp name)))

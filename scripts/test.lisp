@@ -9,7 +9,7 @@
 (load (merge-pathnames "load.lisp" *load-truename*))
 (in-package #:clgrpc.scripts)
 
-(load-strictly "clgrpc/tests")
+(load-strictly "clgrpc-tests")
 
 (defun run-tests ()
   (quit (if (uiop:symbol-call '#:clgrpc.tests '#:run-suites

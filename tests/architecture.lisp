@@ -81,7 +81,7 @@
 (defun allowed (folder)
   "The folders that FOLDER may use, itself among them."
   (let* ((row (or (assoc folder *arrows* :test #'string=)
-                  (error "The folder src/~A is not in the table of arrows." folder)))
+                  (error "The folder ~A is not in the table of arrows." folder)))
          (named (remove :all-of (rest row))))
     (remove-duplicates (append (list folder) named
                                (when (member :all-of (rest row)) (mapcan #'allowed named)))
@@ -137,21 +137,61 @@
                             (setf i stop)))))))
     (nreverse tokens)))
 
+(defparameter *asds*
+  '(("clgrpc")
+    ("clgrpc-async" "clgrpc")
+    ("clgrpc-sim" "clgrpc")
+    ("clgrpc-etcd" "clgrpc")
+    ("clgrpc-cluster" "clgrpc" "clgrpc-etcd" "clgrpc-sim")
+    ("clgrpc-tools" "clgrpc" "clgrpc-etcd" "clgrpc-cluster"))
+  "Each package that can be loaded alone, a file NAME.asd, and those that it may stand on.")
+
+(defun systems-of (asd)
+  "The names of the systems that ASD, the name of such a file, defines."
+  (asdf:find-system asd)
+  (remove asd (asdf:registered-systems) :key #'asdf:primary-system-name :test-not #'string=))
+
+(defun system-folder (system)
+  "What the folder of the SYSTEM of that name, and its package, are called: hpack for clgrpc/hpack,
+async for clgrpc-async."
+  (subseq system (1+ (position-if (lambda (char) (find char "/-")) system :from-end t))))
+
+(defparameter *programs*
+  '("clgrpc" "clgrpc/examples" "clgrpc-async/examples" "clgrpc-cluster/raft-toy" "clgrpc-tools"
+    "clgrpc-tools/load" "clgrpc-tools/page" "clgrpc-tools/report" "clgrpc-tools/profile")
+  "The systems that are no layers: the names that users see, examples, the command.")
+
+(defun layer-systems ()
+  "The names of the systems that are layers, with a package each."
+  (loop for (asd) in *asds*
+        append (set-difference (systems-of asd) *programs* :test #'string=)))
+
+(defun folder-system (folder)
+  "The system whose FOLDER it is."
+  (asdf:find-system (or (find folder (layer-systems) :key #'system-folder :test #'string=)
+                        (error "No system has the folder ~A." folder))))
+
 (defun folder-files (folder)
-  (directory (support:root-file (format nil "src/~A/*.lisp" folder))))
+  "The paths of the sources in FOLDER, wherever it is."
+  (support:system-sources (folder-system folder)))
 
 (defun folders ()
-  "The folders of src/ that hold code."
-  (loop for directory in (directory (support:root-file "src/*/") :resolve-symlinks nil)
-        for folder = (first (last (pathname-directory directory)))
-        when (folder-files folder) collect folder))
+  "The folders that hold layers, a package and a system each."
+  (sort (mapcar #'system-folder (layer-systems)) #'string<))
+
+(defun package-file (folder)
+  (find "package" (folder-files folder) :key #'pathname-name :test #'string=))
+
+(defun file-text (path)
+  "The PATH of a source as the project's files are called."
+  (enough-namestring path (support:root-file "")))
 
 (defun tokens-of (file)
   (code-tokens (uiop:read-file-string file :external-format :utf-8)))
 
 (defun package-options (folder)
   "The options of the DEFPACKAGE in FOLDER/package.lisp, names as strings."
-  (with-open-file (stream (support:root-file (format nil "src/~A/package.lisp" folder)))
+  (with-open-file (stream (package-file folder))
     (let ((*package* (find-package '#:clgrpc.tests.architecture))
           (*read-eval* nil))
       (loop for form = (read stream nil)
@@ -208,30 +248,29 @@
                      "~A refers to the package of users, CLGRPC" where)
                  (when used
                    (is (member used allowed :test #'string=)
-                       "~A uses src/~A, which the design does not allow" where used)))))
+                       "~A uses ~A, which the design does not allow" where used)))))
         (dolist (package (declared-packages folder))
-          (check package (format nil "src/~A/package.lisp" folder)))
+          (check package (file-text (package-file folder))))
         (dolist (file (folder-files folder))
           (dolist (package (referred-packages folder file))
-            (check package (format nil "src/~A/~A.lisp" folder (pathname-name file)))))))))
+            (check package (file-text file))))))))
 
 (test arrows-between-systems
   (dolist (folder (folders))
-    (let ((system (asdf:find-system (format nil "clgrpc/~A" folder) nil)))
-      (is-true system "src/~A has no system" folder)
-      (when system
-        (dolist (needed (asdf:system-depends-on system))
-          (when (uiop:string-prefix-p "clgrpc/" needed)
-            (is (member (subseq needed (length "clgrpc/")) (allowed folder) :test #'string=)
-                "The system clgrpc/~A depends on ~A, which the design does not allow"
-                folder needed)))))))
+    (let ((system (folder-system folder)))
+      (dolist (needed (asdf:system-depends-on system))
+        (when (and (uiop:string-prefix-p "clgrpc" needed)
+                   (string/= "clgrpc" needed))
+          (is (member (system-folder needed) (allowed folder) :test #'string=)
+              "The system ~A depends on ~A, which the design does not allow"
+              (asdf:component-name system) needed))))))
 
 (defun offending-tokens (folder predicate)
   "A list of `file: token` for each token of the sources of FOLDER that satisfies PREDICATE, a
 function of the token and its package, nicknames resolved, and is not excused."
   (let ((nicknames (nicknames folder)))
     (loop for path in (folder-files folder)
-          for file = (format nil "src/~A/~A.lisp" folder (pathname-name path))
+          for file = (file-text path)
           append (loop for token in (remove-duplicates (tokens-of path) :test #'string=)
                        for named = (token-package token)
                        for package = (or (cdr (assoc named nicknames :test #'equal)) named)
@@ -294,22 +333,14 @@ function of the token and its package, nicknames resolved, and is not excused."
       (error (condition)
         (is (search "clgrpc runs on SBCL on Linux" (princ-to-string condition)))))))
 
-(test every-test-is-run
-  (let ((run (asdf:system-depends-on (asdf:find-system "clgrpc/tests"))))
-    (dolist (directory (directory (support:root-file "tests/*/") :resolve-symlinks nil))
-      (let* ((folder (first (last (pathname-directory directory))))
-             (system (asdf:find-system (format nil "clgrpc/tests/~A" folder) nil))
-             (files (mapcar #'pathname-name (directory (merge-pathnames "*.lisp" directory)))))
-        (when files
-          (is (member (format nil "clgrpc/tests/~A" folder) run :test #'string=)
-              "clgrpc/tests does not depend on a system of tests/~A" folder))
-        (when system
-          (let ((missing (set-difference files (mapcar (lambda (component)
-                                                         (pathname-name
-                                                          (asdf:component-pathname component)))
-                                                       (asdf:component-children system))
-                                         :test #'string=)))
-            (is (null missing) "Files of tests/~A in no system:~{ ~A~}" folder missing)))))))
+(test every-folder-of-tests-is-a-layer
+  "What is in the folder of a layer is run, since its system is made from it."
+  (dolist (directory (directory (support:root-file "tests/*/") :resolve-symlinks nil))
+    (when (directory (merge-pathnames "*.lisp" directory))
+      (is (asdf:find-system (format nil "clgrpc-tests/~A"
+                                    (first (last (pathname-directory directory))))
+                            nil)
+          "clgrpc-tests.asd has no row for ~A" directory))))
 
 (defconstant +columns+ 100 "How long a line of our Lisp may be.")
 

@@ -252,7 +252,7 @@ returns them, define to the names of the files that do."
            (limit (or (second (assoc folder *cycle-limits* :test #'string=)) *cycle-limit*)))
       (dolist (cycle (cycles arrows))
         (is (<= (length cycle) limit)
-            "~D files of src/~A reach each other, ~D may:~A"
+            "~D files of ~A reach each other, ~D may:~A"
             (length cycle) folder limit (describe-cycle cycle arrows))))))
 
 ;;; Width
@@ -365,7 +365,7 @@ is room for a few more than it names; lower a number when it can be, raise it wi
                                                          (string= used (second row))))
                                       *widths*))
           do (is-true (and limit (<= (length symbols) limit))
-                 "src/~A names ~D symbols of src/~A; ~:[*WIDTHS* has no row for these two~;~:*~D ~
+                 "~A names ~D symbols of ~A; ~:[*WIDTHS* has no row for these two~;~:*~D ~
                   are allowed~]" folder (length symbols) used limit))))
 
 (test few-exports
@@ -373,7 +373,7 @@ is room for a few more than it names; lower a number when it can be, raise it wi
         do (let ((count 0))
              (do-external-symbols (symbol (folder-package folder)) (incf count))
              (is (<= count limit)
-                 "The package of src/~A exports ~D symbols; ~D are allowed" folder count limit))))
+                 "The package of ~A exports ~D symbols; ~D are allowed" folder count limit))))
 
 (test the-checks-of-arrows-see
   (flet ((same (expected symbols)

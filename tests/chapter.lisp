@@ -1,5 +1,6 @@
 ;;;; Runs the examples of README.md or of a chapter of doc/ in an image of its own, which begins as
-;;;; README.md has a newcomer begin: SBCL, ASDF and clgrpc.asd. So a chapter loads what it uses.
+;;;; README.md has a newcomer begin: SBCL, and ASDF that knows the folder. So a chapter loads what
+;;;; it uses.
 ;;;;
 ;;;; A block of ```lisp is read form by form in a fresh package that uses CL and is the current one
 ;;;; until the file says otherwise; it has the local nickname GRPC as soon as there is the package
@@ -106,7 +107,7 @@ what is wrong with them, a list of texts."
       (uiop:run-program (list (uiop:native-namestring sb-ext:*runtime-pathname*) "--noinform"
                               "--no-sysinit" "--no-userinit" "--disable-debugger"
                               "--eval" "(require :asdf)"
-                              "--eval" "(asdf:load-asd (truename \"clgrpc.asd\"))"
+                              "--eval" "(push (uiop:getcwd) asdf:*central-registry*)"
                               "--load" "tests/chapter.lisp"
                               "--eval" (format nil "(clgrpc.tests.chapter:play-chapter ~S)" path))
                         :directory root :output :lines :error-output :output

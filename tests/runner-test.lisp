@@ -92,9 +92,9 @@ those that run ends first."
 (defmethod asdf:component-depends-on ((operation asdf:test-op) (system sample-layer)) nil)
 
 (defun test-sample-layer ()
-  "What ASDF does to test the system clgrpc/tests/sample: its class is that of all layers'."
+  "What ASDF does to test the system clgrpc-tests/sample: its class is that of all layers'."
   (asdf:perform (asdf:make-operation 'asdf:test-op)
-                (make-instance 'sample-layer :name "clgrpc/tests/sample")))
+                (make-instance 'sample-layer :name "clgrpc-tests/sample")))
 
 (test testing-a-system-signals-failures
   (with-sample-test (sample-failure :clgrpc.sample.failing (is (= 1 2)))
@@ -109,9 +109,9 @@ those that run ends first."
 
 (test all-test-systems-are-tested-alike
   "ASDF:TEST-SYSTEM of each layer runs its suites: its system is of the one class, and has some."
-  (dolist (name (asdf:system-depends-on (asdf:find-system "clgrpc/tests")))
-    (let ((layer (and (uiop:string-prefix-p "clgrpc/tests/" name)
-                      (subseq name (length "clgrpc/tests/")))))
+  (dolist (name (asdf:system-depends-on (asdf:find-system "clgrpc-tests")))
+    (let ((layer (and (uiop:string-prefix-p "clgrpc-tests/" name)
+                      (subseq name (length "clgrpc-tests/")))))
       (unless (or (null layer) (member layer '("support" "world") :test #'string=))
         (is (typep (asdf:find-system name) 'asdf-user::layer-tests) "~A" name)
         (is-true (support::layer-suites layer) "~A has no suite" name)))))

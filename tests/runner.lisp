@@ -36,10 +36,10 @@
     (subseq name (min (length name) (length "clgrpc.")))))
 
 (defun suite-rank (suite)
-  "Where SUITE's system stands among those that clgrpc/tests names; the others come last."
-  (or (position (format nil "clgrpc/tests/~A" (first (uiop:split-string (suite-word suite)
+  "Where SUITE's system stands among those that clgrpc-tests names; the others come last."
+  (or (position (format nil "clgrpc-tests/~A" (first (uiop:split-string (suite-word suite)
                                                                        :separator ".")))
-                (asdf:system-depends-on (asdf:find-system "clgrpc/tests")) :test #'string=)
+                (asdf:system-depends-on (asdf:find-system "clgrpc-tests")) :test #'string=)
       most-positive-fixnum))
 
 (defun chosen-suites (only)

@@ -96,8 +96,8 @@ and that have slots which nothing explains to these."
   (dolist (folder (folders))
     (dolist (file (folder-files folder))
       (let ((found (unexplained (uiop:read-file-string file :external-format :utf-8))))
-        (is (null found) "src/~A/~A.lisp has slots that no comment explains:~:{ ~A:~@{ ~A~}~}"
-            folder (pathname-name file) found)))))
+        (is (null found) "~A has slots that no comment explains:~:{ ~A:~@{ ~A~}~}"
+            (file-text file) found)))))
 
 (test the-checks-of-slots-see
   (is (equal '(("one" "a" "c") ("two" "d"))

@@ -1,7 +1,7 @@
-;;;; A TOY that shows the calls of clgrpc/raft, and no Raft: nothing is on disk, nobody's time runs
-;;;; out, members do not change, and a leader that loses its term does not step down by itself.
-;;;; Three members hold an election, replicate a log of texts, catch up by a snapshot and hand the
-;;;; leadership over.
+;;;; A TOY that shows the calls of clgrpc-cluster/raft, and no Raft: nothing is on disk, nobody's
+;;;; time runs out, members do not change, and a leader that loses its term does not step down by
+;;;; itself. Three members hold an election, replicate a log of texts, catch up by a snapshot and
+;;;; hand the leadership over.
 
 (defpackage #:clgrpc.examples.raft-toy
   (:use #:cl)

@@ -14,8 +14,8 @@
 (defglobal **groups** '())              ; GROUPs; the list is replaced, never changed
 
 (defparameter *absent-options*
-  '(("--register" "clgrpc/discovery") ("--register-as" "clgrpc/discovery")
-    ("--weight" "clgrpc/discovery") ("--zone" "clgrpc/discovery"))
+  '(("--register" "clgrpc-etcd/discovery") ("--register-as" "clgrpc-etcd/discovery")
+    ("--weight" "clgrpc-etcd/discovery") ("--zone" "clgrpc-etcd/discovery"))
   "Options, each with the system that brings it.")
 
 (defun add-group (system options around)

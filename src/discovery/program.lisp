@@ -39,5 +39,5 @@ list of a line that says so; with nil if that says nothing. FUNCTION stops SERVE
   (weight "N" (command:integer-parser 1 65535) nil "The weight with which it is registered.")
   (zone "NAME" #'identity nil "The zone with which it is registered."))
 
-(command:add-group "clgrpc/discovery" (command:option-list :registration)
+(command:add-group "clgrpc-etcd/discovery" (command:option-list :registration)
                    'call-with-registration)

@@ -169,7 +169,7 @@ there is none; or nil, if one must be given."
 (register-scheme "unix" :parse #'parse-path-target)
 (register-scheme "unix-abstract" :parse #'parse-abstract-target)
 
-(defparameter *absent-schemes* '(("etcd" "clgrpc/discovery"))
+(defparameter *absent-schemes* '(("etcd" "clgrpc-etcd/discovery"))
   "Schemes, each with the system that brings it.")
 
 (defun no-such-scheme (text)

@@ -70,7 +70,7 @@ main function of a program.
 ARGUMENTS   a list of strings, such as (uiop:command-line-arguments): options of the command line,
             those of `clgrpc serve` (--listen, --metrics, --console, --tls-cert and more; --help
             lists them). A wrong one is a line on the standard error and exit code 2. Options of
-            other systems, such as --register of clgrpc/discovery, are there once it is loaded.
+            other systems, such as --register of clgrpc-etcd/discovery, are there once it is loaded.
 EXIT        true by default; if false, return the exit code instead of exiting
 Each option of the command line is a keyword argument as well (:LOG-LEVEL :WARNING), whose value is
 what ARGUMENTS do not say; all others are START-SERVER's. It listens on 127.0.0.1:50051 by default.

@@ -177,7 +177,7 @@ victim, too, stands still, which nobody here sees."
 
 (test bursts
   "Of requests, of frames, of messages. In the end the server's memory comes back."
-  (with-lisp-server (program address :system "clgrpc/tests/abuse"
+  (with-lisp-server (program address :system "clgrpc-tests/abuse"
                                      :form "(clgrpc.tests.abuse::serve-bursts)")
     (grpc:with-channel (channel address)
       (ask channel (note 1))

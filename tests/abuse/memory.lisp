@@ -8,7 +8,7 @@
   "Evaluate BODY with ADDRESS bound to that of `clgrpc serve interop`, which has a heap of so many
 MEGABYTES and must live."
   (let ((program (gensym "PROGRAM")))
-    `(with-lisp-server (,program ,address :megabytes ,megabytes :system "clgrpc/tools"
+    `(with-lisp-server (,program ,address :megabytes ,megabytes :system "clgrpc-tools"
                                  :form "(clgrpc.tools:run-command
                                          '(\"serve\" \"interop\" \"--listen\" \"127.0.0.1:0\"
                                            \"--log-level\" \"none\"))")
@@ -104,7 +104,7 @@ refused, and the process lives."
                             (list "--noinform" "--dynamic-space-size" "384" "--non-interactive"
                                   "--no-sysinit" "--no-userinit"
                                   "--load" (support:root-file "scripts/load.lisp")
-                                  "--eval" "(asdf:load-system \"clgrpc/tests/abuse\")"
+                                  "--eval" "(asdf:load-system \"clgrpc-tests/abuse\")"
                                   "--eval" "(clgrpc.tests.abuse::answer-within-process)")))))
     (destructuring-bind (&optional (given 0) (refused 0) (others 300))
         (loop for word in (uiop:split-string (first (last told)))

@@ -114,7 +114,7 @@
   (let ((output (uiop:run-program
                  (list sb-ext:*runtime-pathname* "--noinform" "--non-interactive" "--no-sysinit"
                        "--no-userinit" "--load" (namestring (support:root-file "scripts/load.lisp"))
-                       "--eval" "(asdf:load-system \"clgrpc/async\")"
+                       "--eval" "(asdf:load-system \"clgrpc-async\")"
                        "--eval" "(clgrpc.async:with-event-loop ()
                                    (clgrpc.async:delay
                                     (lambda ()

@@ -32,5 +32,5 @@
 
 (test options-of-systems-that-are-not-loaded
   "They are refused with the name of the system."
-  (is (search "--register needs the system clgrpc/discovery"
+  (is (search "--register needs the system clgrpc-etcd/discovery"
               (complaint (lambda () (parsed "--register" "x"))))))

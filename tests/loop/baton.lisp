@@ -36,8 +36,8 @@
     (leave () (section) (hand-over loop))))
 
 (defun baton-definitions ()
-  (append (read-definitions "loop/baton.lisp" '#:clgrpc.loop)
-          (read-definitions "loop/structure.lisp" '#:clgrpc.loop)))
+  (append (read-definitions "baton" '#:clgrpc.loop)
+          (read-definitions "structure" '#:clgrpc.loop)))
 
 (defun without (form name definitions)
   "DEFINITIONS without FORM in that of NAME."

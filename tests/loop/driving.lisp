@@ -65,9 +65,9 @@
 
 (defun driving-definitions ()
   (append (baton-definitions)
-          (read-definitions "loop/driving.lisp" '#:clgrpc.loop)
-          (read-definitions "loop/task.lisp" '#:clgrpc.loop)
-          (read-definitions "base/queue.lisp" '#:clgrpc.base)))
+          (read-definitions "driving" '#:clgrpc.loop)
+          (read-definitions "task" '#:clgrpc.loop)
+          (read-definitions "queue" '#:clgrpc.base "clgrpc/base")))
 
 (defparameter *driver* '(progn (section) (clgrpc.loop::step-back loop)))
 

@@ -190,9 +190,10 @@ Return how many states there are."
 
 ;;; From sources to programs
 
-(defun read-definitions (file package)
-  "The DEFINE-HOT and DEFUN forms of FILE, relative to src/."
-  (with-open-file (stream (asdf:system-relative-pathname "clgrpc" (format nil "src/~A" file)))
+(defun read-definitions (file package &optional (system "clgrpc/loop"))
+  "The DEFINE-HOT and DEFUN forms of FILE, the name of a source of SYSTEM, in PACKAGE."
+  (with-open-file (stream (find file (support:system-sources system)
+                                :key #'pathname-name :test #'string=))
     (let ((*package* (find-package package)) (end (list nil)))
       (loop for form = (read stream nil end)
             until (eq form end)

@@ -62,7 +62,8 @@
     (is (search "no scheme ftp; there are" (complaint "ftp://host:80")))
     (is (search "ipv4:10.0.0.1:50051,10.0.0.2:50051" (complaint "10.0.0.1:80,10.0.0.2:80")))
     (unless (loop:find-scheme "etcd:")
-      (is (search "the scheme etcd is of the system clgrpc/discovery" (complaint "etcd:///shop"))))
+      (is (search "the scheme etcd is of the system clgrpc-etcd/discovery"
+                  (complaint "etcd:///shop"))))
     (is (search "only channels" (complaint "dns://8.8.8.8/host:80")))
     (is (search "HOST:PORT" (complaint "host")))
     (is (search "107" (complaint "unix:")))))

@@ -87,7 +87,7 @@ forms and exit hooks run."
       (is (search "there is no option --listne (is it --listen?)" text)))
     (destructuring-bind (code text) (ended "--register" "etcd://127.0.0.1:1/x")
       (is (= 2 code))
-      (is (search "--register needs the system clgrpc/discovery" text)))
+      (is (search "--register needs the system clgrpc-etcd/discovery" text)))
     (destructuring-bind (code text) (ended "--help")
       (is (= 0 code))
       (is (search "usage: " text)))

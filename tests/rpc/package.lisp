@@ -4,6 +4,7 @@
 (defpackage #:clgrpc.tests.rpc
   (:use #:cl #:clgrpc.base #:fiveam)
   (:local-nicknames (#:rpc #:clgrpc.rpc) (#:serving #:clgrpc.serving) (#:service #:clgrpc.service)
+                    (#:support #:clgrpc.tests.support)
                     (#:status #:clgrpc.status) (#:calling #:clgrpc.calling) (#:loop #:clgrpc.loop)
                     (#:protobuf #:clgrpc.protobuf) (#:config #:clgrpc.config)))
 

@@ -18,10 +18,9 @@
                                                       :test #'string=)))))
 
 (defun sources-but (name)
-  "The texts of the files of src/ that calls may end in, but for the one called NAME."
+  "The texts of the files that calls may end in, but for the one called NAME."
   (loop for folder in '("rpc" "calling" "wire" "client" "server" "inproc")
-        append (loop for path in (uiop:directory-files (asdf:system-relative-pathname
-                                                        "clgrpc" (format nil "src/~A/" folder)))
+        append (loop for path in (support:system-sources (format nil "clgrpc/~A" folder))
                      unless (string= name (pathname-name path))
                        collect (uiop:read-file-string path :external-format :utf-8))))
 

@@ -5,6 +5,15 @@
 
 (in-package #:clgrpc.tests.support)
 
+(defun system-sources (system)
+  "The paths of the sources of SYSTEM, wherever they are."
+  (labels ((paths (component)
+             (typecase component
+               (asdf:cl-source-file (list (asdf:component-pathname component)))
+               (asdf:parent-component (mapcan #'paths
+                                              (copy-list (asdf:component-children component)))))))
+    (paths (asdf:find-system system))))
+
 (defun root-file (name)
   "The path of the file NAME in the directory of clgrpc.asd."
   (uiop:native-namestring (asdf:system-relative-pathname "clgrpc" name)))

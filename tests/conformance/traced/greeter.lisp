@@ -8,7 +8,7 @@
 
 (in-package #:clgrpc.scripts)
 
-(load-strictly "clgrpc/tools")
+(load-strictly "clgrpc-tools")
 
 (defpackage #:clgrpc.traced
   (:use #:cl)

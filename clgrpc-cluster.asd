@@ -1,0 +1,86 @@
+;;;; Many machines: membership, Raft's messages, durable workflows. All stand on clgrpc-etcd.
+
+(defsystem "clgrpc-cluster"
+  :version "0.1.0"
+  :author "The clgrpc developers"
+  :license "MIT"
+  :description "Nodes that know of each other through a store with leases."
+  :depends-on ("clgrpc-etcd" "clgrpc-etcd/memory" "clgrpc-etcd/discovery" "clgrpc-cluster/raft"
+               "clgrpc-cluster/workflow"
+               "clgrpc/server" "clgrpc/services" "clgrpc/metrics" "alexandria")
+  :pathname "src/cluster/"
+  :serial t
+  :components ((:static-file "../../proto/cluster/membership.proto")
+               (:file "proto")
+               (:file "package")
+               (:file "condition")
+               (:file "member")
+               (:file "decision")
+               (:file "view")
+               (:file "store")
+               (:file "membership")
+               (:file "hub")
+               (:file "identity")
+               (:file "service")
+               (:file "follow")
+               (:file "meter")
+               (:file "node")
+               (:file "names"))
+  :in-order-to ((test-op (test-op "clgrpc-tests/raft" "clgrpc-tests/workflow"
+                                  "clgrpc-tests/cluster" "clgrpc-tests/faults"))))
+
+(defsystem "clgrpc-cluster/raft"
+  :description "Raft's messages between the members of a group."
+  :depends-on ("clgrpc/client" "clgrpc/balance" "clgrpc/server" "clgrpc/metrics" "alexandria")
+  :pathname "src/raft/"
+  :serial t
+  :components ((:static-file "../../proto/cluster/raft.proto")
+               (:file "proto")
+               (:file "package")
+               (:file "crc32c")
+               (:file "state")
+               (:file "receipt")
+               (:file "service")
+               (:file "meter")
+               (:file "batch")
+               (:file "peer")
+               (:file "question")
+               (:file "pipeline")
+               (:file "snapshot")))
+
+(defsystem "clgrpc-cluster/workflow"
+  :description "Durable workflows on etcd: the service, its clients and workers."
+  :depends-on ("clgrpc-etcd" "clgrpc/server" "clgrpc/inproc" "clgrpc/services" "clgrpc/metrics"
+               "clgrpc/trace" "clgrpc/balance" "alexandria" "sb-md5")
+  :pathname "src/workflow/"
+  :serial t
+  :components ((:static-file "../../proto/cluster/workflow.proto")
+               (:file "proto")
+               (:file "package")
+               (:file "condition")
+               (:file "limit")
+               (:file "key")
+               (:file "definition")
+               (:file "draft")
+               (:file "decision")
+               (:file "index")
+               (:file "node")
+               (:file "instrument")
+               (:file "change")
+               (:file "claim")
+               (:file "session")
+               (:file "clock")
+               (:file "watching")
+               (:file "method")
+               (:file "client")
+               (:file "task")
+               (:file "worker")))
+
+(defsystem "clgrpc-cluster/raft-toy"
+  :description "A toy that shows the calls of clgrpc/raft."
+  :depends-on ("clgrpc-cluster/raft" "clgrpc")
+  :pathname "examples/raft-toy/"
+  :serial t
+  :components ((:file "package")
+               (:file "toy")
+               (:file "leader")))

@@ -1,0 +1,70 @@
+;;;; etcd: a client of it, servers that are found through it, and an engine in memory that stands in
+;;;; for it.
+
+(defsystem "clgrpc-etcd"
+  :version "0.1.0"
+  :author "The clgrpc developers"
+  :license "MIT"
+  :description "A client of etcd."
+  :depends-on ("clgrpc/client" "clgrpc/balance" "clgrpc/metrics" "alexandria")
+  :pathname "src/etcd/"
+  :serial t
+  :components ((:static-file "../../proto/etcd/kv.proto")
+               (:static-file "../../proto/etcd/auth.proto")
+               (:static-file "../../proto/etcd/rpc.proto")
+               (:file "proto")
+               (:file "package")
+               (:file "condition")
+               (:file "key")
+               (:file "entry")
+               (:file "endpoint")
+               (:file "meter")
+               (:file "client")
+               (:file "call")
+               (:file "lease")
+               (:file "store")
+               (:file "transaction")
+               (:file "watch")
+               (:file "mirror")
+               (:file "place")
+               (:file "lock")
+               (:file "election")
+               (:file "member")
+               (:file "synchronize")
+               (:file "user")
+               (:file "maintenance"))
+  :in-order-to ((test-op (test-op "clgrpc-tests/etcd" "clgrpc-tests/discovery"
+                                  "clgrpc-tests/memory"))))
+
+(defsystem "clgrpc-etcd/discovery"
+  :description "Servers that register themselves in etcd, and channels that find them there."
+  :depends-on ("clgrpc-etcd" "clgrpc/server" "clgrpc/metrics" "clgrpc/command")
+  :pathname "src/discovery/"
+  :serial t
+  :components ((:file "package")
+               (:file "endpoint")
+               (:file "key")
+               (:file "place")
+               (:file "roster")
+               (:file "meter")
+               (:file "registration")
+               (:file "listing")
+               (:file "host")
+               (:file "finder")
+               (:file "resolver")
+               (:file "program")))
+
+(defsystem "clgrpc-etcd/memory"
+  :description "An engine in memory that serves etcd's services, for demonstrations and tests."
+  :depends-on ("clgrpc-etcd" "clgrpc/inproc")
+  :pathname "src/memory/"
+  :serial t
+  :components ((:file "package")
+               (:file "tree")
+               (:file "store")
+               (:file "lease")
+               (:file "range")
+               (:file "transaction")
+               (:file "engine")
+               (:file "watch")
+               (:file "service")))

@@ -1,0 +1,128 @@
+;;;; The command `clgrpc`, and its parts: the load tester and its reports, the profiler.
+
+(defsystem "clgrpc-tools"
+  :version "0.1.0"
+  :author "The clgrpc developers"
+  :license "MIT"
+  :description "The command clgrpc."
+  :depends-on ("clgrpc/examples" "clgrpc-tools/load" "clgrpc-tools/report" "clgrpc-tools/profile"
+               "clgrpc-etcd/discovery"
+               "clgrpc-cluster")
+  :pathname "tools/"
+  :serial t
+  :components ((:file "protos")
+               (:file "testee-protos")
+               (:file "package")
+               (:file "standard-output")
+               (:file "command")
+               (:file "tls")
+               (:file "payload")
+               (:file "bench")
+               (:file "orca")
+               (:file "interop")
+               (:file "interop-case")
+               (:file "interop-client")
+               (:file "serve")
+               (:file "bench-client")
+               (:file "client")
+               (:file "testee-connect")
+               (:file "testee-policy")
+               (:file "testee-metrics")
+               (:file "testee")
+               (:file "gen")
+               (:file "catalogue")
+               (:file "declaration")
+               (:file "fleet")
+               (:file "call")
+               (:file "channelz")
+               (:file "http")
+               (:file "exposition")
+               (:file "top")
+               (:file "binlog")
+               (:file "worker/figures")
+               (:file "worker/client")
+               (:file "worker/worker")
+               (:file "worker/driver")
+               (:file "storm-client")
+               (:file "profile")
+               (:file "rehearsal")
+               (:file "compare")
+               (:file "load-plan")
+               (:file "load")
+               (:file "cluster-node")
+               (:file "cluster")
+               (:file "main"))
+  :in-order-to ((test-op (test-op "clgrpc-tests/page" "clgrpc-tests/profile" "clgrpc-tests/load"
+                                  "clgrpc-tests/report" "clgrpc-tests/console"
+                                  "clgrpc-tests/tools" "clgrpc-tests/examples"
+                                  "clgrpc-tests/interop" "clgrpc-tests/abuse"))))
+
+(defsystem "clgrpc-tools/load"
+  :description "The engine of `clgrpc load`: calls at a rate, and what is known of them."
+  :depends-on ("clgrpc")
+  :pathname "tools/load/"
+  :serial t
+  :components ((:file "package")
+               (:file "histogram")
+               (:file "run")
+               (:file "second")
+               (:file "round")
+               (:file "schedule")
+               (:file "template")
+               (:file "payload")
+               (:file "plan")
+               (:file "tally")
+               (:file "structure")
+               (:file "flight")
+               (:file "line")
+               (:file "lane")
+               (:file "engine")))
+
+(defsystem "clgrpc-tools/report"
+  :description "What is said of runs of `clgrpc load`: reports, comparisons, conditions."
+  :depends-on ("clgrpc-tools/load" "clgrpc-tools/page")
+  :pathname "tools/report/"
+  :serial t
+  :components ((:file "package")
+               (:file "figure")
+               (:file "condition")
+               (:file "ghz")
+               (:file "comparison")
+               (:file "run-json")
+               (:file "run-reader")
+               (:file "text")
+               (:file "html")
+               (:file "report")))
+
+(defsystem "clgrpc-tools/profile"
+  :description "Where the time of a process goes: clgrpc profile."
+  :depends-on ("clgrpc" "clgrpc-tools/page" "sb-sprof")
+  :pathname "tools/profile/"
+  :serial t
+  :components ((:file "package")
+               (:file "area")
+               (:file "symbol")
+               (:file "sample")
+               (:file "stack")
+               (:file "event")
+               (:file "agent")
+               (:file "process")
+               (:file "perf")
+               (:file "run")
+               (:file "text")
+               (:file "compare")
+               (:file "flame")
+               (:file "html")))
+
+(defsystem "clgrpc-tools/page"
+  :description "Reports as web pages, with charts as SVG."
+  :depends-on ("clgrpc/base")
+  :pathname "tools/page/"
+  :serial t
+  :components ((:file "package")
+               (:file "figure")
+               (:file "markup")
+               (:file "scale")
+               (:file "chart")
+               (:static-file "page.css")
+               (:file "page")))
