@@ -249,6 +249,46 @@ WITH-USER-INTERRUPTS. Return the value of BODY, or NIL."
        (let ((*event-loop* ,loop))
          (allowing-user-interrupts ,@body)))))
 
+;;; A thread that is overtaken while it waits for events may be in the middle of the wait, and
+;;; would take events from the thread that runs the loop now, and be left there when the loop stops.
+;;; So the loop gets another poller; the thread is woken, and gives back the one that it has.
+
+(defun replace-poller (loop)
+  "This thread has overtaken one that waits for events of LOOP: give LOOP another poller and wake
+that thread. Without descriptors for another poller the threads share the old one."
+  (let* ((old (event-loop-poller loop))
+         (spare (sb-thread:with-mutex ((event-loop-lock loop)) (pop (event-loop-spare-pollers loop))))
+         (new (or spare
+                  (handler-case (funcall (world-make-poller (event-loop-world loop)))
+                    (socket-error () nil)))))
+    (when new
+      (setf (poller-interest new) (poller-interest old)
+            (event-loop-poller loop) new
+            (event-loop-blind loop) t)
+      (funcall (poller-wake old) old))))
+
+(defun give-poller-back (loop poller)
+  "This thread has waited with POLLER, which LOOP has replaced meanwhile."
+  (when (eq :closed
+            (sb-thread:with-mutex ((event-loop-lock loop))
+              (let ((spare (event-loop-spare-pollers loop)))
+                (when (listp spare)
+                  ;; a thread that was interrupted there may have had it as well
+                  (setf (event-loop-spare-pollers loop) (adjoin poller spare)))
+                spare)))
+    (funcall (poller-close poller) poller)))
+
+(defun release-pollers (loop quiet)
+  "Close the pollers of LOOP. QUIET is false if a thread is still about to wake LOOP, one that was
+stopped in the middle of a POST: then they stay open, since their descriptors may have other owners
+by the time that thread writes to them."
+  (let ((pollers (cons (event-loop-poller loop)
+                       (sb-thread:with-mutex ((event-loop-lock loop))
+                         (shiftf (event-loop-spare-pollers loop) (if quiet :closed :kept))))))
+    (if quiet
+        (dolist (poller pollers) (funcall (poller-close poller) poller))
+        (log-event :error :waker-does-not-return :loop loop))))
+
 ;;; Asking other threads to run a loop
 
 (define-hot own-lending ((loop event-loop)) (or null baton)
@@ -290,8 +330,9 @@ RUN-ON-RESERVE. Return true if one will try."
                              ;; from now on the runner is a thread like others: none waits for it
                              (setf (event-loop-overtaken loop) t)
                              (trace-event :loop :overtaken :loop loop)
-                             (when (= +lent+ (baton-state baton)) ; else it was in no user code
-                               (note-late (event-loop-user loop)))
+                             (if (= +lent+ (baton-state baton))
+                                 (note-late (event-loop-user loop))
+                                 (replace-poller loop))
                              (funcall (event-loop-run loop) loop)))
                          :if-busy if-busy))))
 

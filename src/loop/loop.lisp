@@ -168,14 +168,6 @@ is called first, one that is added again only once. On the loop, or before it is
           do (release source)
              (remove-source source))))
 
-(defun release-poller (loop quiet)
-  "Close the poller of LOOP. QUIET is false if a thread is still about to wake LOOP, one that was
-stopped in the middle of a POST: then the poller stays open, since its descriptors may have other
-owners by the time that thread writes to them."
-  (if quiet
-      (funcall (poller-close (event-loop-poller loop)) (event-loop-poller loop))
-      (log-event :error :waker-does-not-return :loop loop)))
-
 (defun release-all (loop)
   "Close what LOOP owns. Return false if user code has lost the baton meanwhile; then another thread
 does the rest. On the loop."
@@ -186,7 +178,7 @@ does the rest. On the loop."
     (flush-phase loop)
     (last-phase loop)
     (release-sources loop)
-    (release-poller loop quiet))
+    (release-pollers loop quiet))
   (release-area loop)
   (fill (event-loop-pool loop) nil)
   (setf (event-loop-pool-count loop) 0

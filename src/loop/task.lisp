@@ -124,7 +124,8 @@ called. From any thread."
 reserve thread run it."
   (unless (and (= +free+ (baton-state (event-loop-baton loop)))
                (request-runner loop))
-    (funcall (poller-wake (event-loop-poller loop)) (event-loop-poller loop))
+    (let ((poller (event-loop-poller loop)))
+      (funcall (poller-wake poller) poller))
     (when **watchdog-asleep** (wake-watchdog))) ; which sees whether the bell is answered
   nil)
 

@@ -65,11 +65,11 @@ Unless it is 0, the inbox counts as asleep."
   "A driver that was overtaken just before it slept finds out after so long, since what it waits for
 does not wake it any more.")
 
-(define-hot sleep-for-events ((loop event-loop) (wait (signed-byte 62))) (integer 0 256)
-  "Have the poller of LOOP, whose baton this thread has lent, wait as long as WAIT says, with
+(define-hot sleep-for-events ((loop event-loop) (poller poller) (wait (signed-byte 62)))
+    (integer 0 256)
+  "Have POLLER, that of LOOP, whose baton this thread has lent, wait as long as WAIT says, with
 interrupts; return how many events it has fetched."
-  (let* ((poller (event-loop-poller loop))
-         (driving (event-loop-driving loop))
+  (let* ((driving (event-loop-driving loop))
          (driven (and driving (driving-owner driving) t))
          (left wait))
     (declare (type (signed-byte 62) left))
@@ -89,17 +89,19 @@ interrupts; return how many events it has fetched."
 
 (define-hot sleep-as-lender ((loop event-loop) (wait (signed-byte 62))) (integer 0 256)
   "As FETCH-EVENTS, which is to wait. Events are lost that this thread has fetched when an interrupt
-unwinds it, when it was overtaken, or when it has run LOOP in the middle of an interrupt; then LOOP
-asks for all anew."
-  (let ((turns (event-loop-turns loop))
+unwinds it, when another thread has got LOOP, or when it has run LOOP in the middle of an interrupt;
+then LOOP asks for all of them again. A thread that was overtaken gives its poller back."
+  (let ((poller (event-loop-poller loop))
+        (turns (event-loop-turns loop))
         (count -1))
     (declare (type (integer -1 256) count))
     (lend-to-wait loop)
-    (unwind-protect (setf count (sleep-for-events loop wait))
+    (unwind-protect (setf count (sleep-for-events loop poller wait))
       (cond ((resume loop)
              (unless (and (<= 0 count) (= turns (event-loop-turns loop)))
                (setf (event-loop-blind loop) t
                      count 0)))
+            ((not (eq poller (event-loop-poller loop))) (give-poller-back loop poller))
             ((/= 0 count)
              (setf (event-loop-blind loop) t)
              (post loop (constantly nil))))) ; the thread that runs it may sleep

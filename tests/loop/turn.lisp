@@ -149,3 +149,29 @@
         (is (eq :closed (connection-state bad)))
         (is (eq :open (connection-state good)))
         (is (equal '(:connection-handler-error) (mapcar #'second (events))))))))
+
+(test a-thread-that-is-overtaken-in-its-wait-leaves
+  "It is woken, though nothing happens, and takes no events from the thread that runs the loop now;
+nor is it left behind in the wait when the loop stops, as it would be if both had one poller."
+  (let ((reserve (make-reserve :threads 3))
+        (pause (sb-thread:make-semaphore)))
+    (flet ((wait-until (predicate)
+             (loop repeat 2000
+                   thereis (funcall predicate)
+                   do (sb-thread:wait-on-semaphore pause :timeout 0.01))))
+      (with-loops (loop) (:reserve reserve)
+        (dotimes (i 3)
+          (settle loop)
+          (let ((baton 0) (thread nil))
+            (is-true (wait-until (lambda ()
+                                   (setf thread (clgrpc.loop::event-loop-thread loop)
+                                         baton (clgrpc.loop::event-loop-baton loop))
+                                   (= clgrpc.loop::+waiting+ (clgrpc.loop::baton-state baton)))))
+            (is-true (clgrpc.loop::request-takeover loop baton :first))
+            (is-true (wait-until (lambda () (not (eq thread (clgrpc.loop::event-loop-thread loop))))))
+            ;; the thread that has left is one of the reserve
+            (is-true (wait-until (lambda ()
+                                   (= 1 (getf (event-loop-statistics loop) :idle-threads))))
+                     "A thread that was overtaken has not left its wait.")))
+        (is (= 42 (on-loop loop (constantly 42)))))
+      (is-true (close-reserve reserve 10)))))
