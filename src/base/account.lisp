@@ -100,6 +100,7 @@ thread."
 charged they still take off."
   (setf (account-step account) 0
         (account-own account) 0)
+  (sb-thread:barrier (:memory)) ; a thread that changes HELD after the next look at it sees STEP
   (tell-change account))
 
 ;;; All of the process

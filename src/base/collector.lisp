@@ -97,10 +97,15 @@ garbage since the last time, or made some."
 (defconstant +pause-seconds+ 0.005
   "So long others run between two steps.")
 
+(eval-when (:compile-toplevel :load-toplevel :execute)
+  (defun stoppable-world-p ()
+    "True if this SBCL is one in which WITH-STOPPED-WORLD can stop the threads."
+    (and (known-pages-p) (sb-sys:find-foreign-symbol-address "try_acquire_gc_lock") t)))
+
 (defmacro with-stopped-world (&body body)
   "Do BODY, which neither conses nor signals, while all other threads stand still, unless garbage is
-being collected. Return whether it was done."
-  (if (and (known-pages-p) (sb-sys:find-foreign-symbol-address "try_acquire_gc_lock"))
+being collected. Return whether it was done. Where STOPPABLE-WORLD-P."
+  (if (stoppable-world-p)
       (flet ((call (name)
                `(sb-alien:alien-funcall (sb-alien:extern-alien ,name (function sb-alien:int)))))
         `(sb-sys:without-interrupts
@@ -157,11 +162,13 @@ to go on with, or nil if that was the last."
     (if (< page last) page nil)))
 
 (defun return-free-pages ()
-  "Return all free pages to the system, those of the C library among them."
-  (loop with page = 0
-        do (setf page (return-some-pages page))
-        while page
-        do (sleep +pause-seconds+))
+  "Return all free pages to the system, those of the C library among them; where the world cannot be
+stopped, those alone."
+  (when (stoppable-world-p)
+    (loop with page = 0
+          do (setf page (return-some-pages page))
+          while page
+          do (sleep +pause-seconds+)))
   (let ((trim (sb-sys:find-foreign-symbol-address "malloc_trim")))
     (when trim
       (sb-alien:alien-funcall

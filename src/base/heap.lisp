@@ -86,6 +86,10 @@
 
 (defconstant +uncopied-octets+ (* +uncopied-pages+ sb-vm:gencgc-page-bytes))
 
+(defmacro used-pages ()
+  "How many pages there are up to the last one in use."
+  '(floor (the heap-octets (heap-extent)) sb-vm:gencgc-page-bytes))
+
 ;;; A look at every page, which takes a tenth of a millisecond for each gigabyte
 
 (defstruct (survey (:copier nil))
@@ -102,15 +106,17 @@
   "SLOT of ENTRY of the table of pages."
   `(sb-ext:truly-the (unsigned-byte 32) (sb-alien:slot ,entry ',slot)))
 
-(defmacro count-pages (used-pages)
+(defmacro count-pages (used-pages generation)
   "Evaluate to how many pages below USED-PAGES are free and in wide holes, how many are in use, and
-how many of these a full collection copies."
+how many of these a collection of GENERATION and the younger ones copies."
   (if (known-pages-p)
       `(let ((single-object 16)         ; a flag of gencgc-internal.h
              (least-hole (floor (heap-size) (* 32 sb-vm:gencgc-page-bytes)))
+             (oldest ,generation)
              (wide 0) (used 0) (copied 0) (hole 0)
              (alone 0))                 ; how many pages the object has that is alone on its pages
-         (declare (type heap-octets least-hole wide used copied hole alone))
+         (declare (type heap-octets least-hole wide used copied hole alone)
+                  (type (unsigned-byte 8) oldest))
          (dotimes (page ,used-pages (values wide used copied))
            (let* ((entry (sb-alien:deref sb-vm:page-table page))
                   (flags (page-slot entry sb-vm::flags))
@@ -122,10 +128,11 @@ how many of these a full collection copies."
                    (t (when (<= least-hole hole) (incf wide hole))
                       (setf hole 0)
                       (incf used)
-                      (cond ((= sb-vm:+pseudo-static-generation+ (page-slot entry sb-vm::gen)))
+                      (cond ((< oldest (page-slot entry sb-vm::gen))) ; or pseudo-static
                             (lonely (incf alone))
                             (t (incf copied))))))))
       `(let ((used (ceiling (heap-used) sb-vm:gencgc-page-bytes)))
+         ,generation
          (values 0 used used))))
 
 (defun make-new-survey ()
@@ -134,7 +141,7 @@ would be copied."
   (let ((epoch sb-kernel::*gc-epoch*)
         (used (heap-used)))
     (multiple-value-bind (wide pages copied)
-        (count-pages (floor (the heap-octets (heap-extent)) sb-vm:gencgc-page-bytes))
+        (count-pages (used-pages) sb-vm:+highest-normal-generation+)
       (declare (type heap-octets wide pages copied))
       (make-survey :epoch epoch :used used
                    :wide (+ (* wide sb-vm:gencgc-page-bytes) (heap-tail))
@@ -228,10 +235,24 @@ holds none of our locks."
          (eql due (compare-and-swap (symbol-value '**next-search**)
                                     due (+ now (* 60 +ns-per-second+)))))))
 
+(defun room-for-copies-p (generation)
+  "True if there is room for copies of all that is in GENERATION and in younger ones."
+  (multiple-value-bind (wide used copied) (count-pages (used-pages) generation)
+    (declare (ignore wide) (type heap-octets used copied))
+    (<= (* sb-vm:gencgc-page-bytes (+ used copied)) (heap-size))))
+
+(defun make-room-for-copies ()
+  "Collect one generation after the other, the youngest first, as long as there is room for the
+copies. Each makes room for those of the next."
+  (loop for generation from 0 to sb-vm:+highest-normal-generation+
+        while (and (<= (heap-spare) 0) (room-for-copies-p generation))
+        do (sb-ext:gc :gen generation)))
+
 (defun search-for-garbage ()
-  "Collect all garbage, if there is room for the copies. For four times as long as this takes
+  "Collect all garbage, as far as there is room for the copies. For four times as long as this takes
 SEARCH-DUE-P is false. From any thread that holds none of our locks."
   (let ((start (monotonic-ns)))
+    (make-room-for-copies)
     (when (plusp (heap-spare)) (sb-ext:gc :full t))
     (let ((end (monotonic-ns)))
       (setf **next-search** (+ end (* 4 (- end start))))))

@@ -257,7 +257,8 @@ WITH-USER-INTERRUPTS. Return the value of BODY, or NIL."
   "This thread has overtaken one that waits for events of LOOP: give LOOP another poller and wake
 that thread. Without descriptors for another poller the threads share the old one."
   (let* ((old (event-loop-poller loop))
-         (spare (sb-thread:with-mutex ((event-loop-lock loop)) (pop (event-loop-spare-pollers loop))))
+         (spare (sb-thread:with-mutex ((event-loop-lock loop))
+                  (pop (event-loop-spare-pollers loop))))
          (new (or spare
                   (handler-case (funcall (world-make-poller (event-loop-world loop)))
                     (socket-error () nil)))))

@@ -91,11 +91,12 @@ gRPC; or, if it is none of the registered dialects, the list of those."
 (define-hot read-fields ((request request) (list hpack:field-list) (link link)) null
   "Note in REQUEST its metadata, which is in LIST, and what its call on LINK is charged with."
   (let* ((last (wire:link-last-fields link))
-         (fields (wire:list-custom-fields list last)))
-    (unless (eq fields last) (wire:keep-fields link fields))
-    (let ((octets (wire:link-last-octets link)))
-      (setf (request-fields request) fields
-            (request-charge request) (if (<= octets +free-metadata-octets+) 0 octets))))
+         (fields (wire:list-custom-fields list last))
+         (octets (if (eq fields last)
+                     (wire:link-last-octets link)
+                     (wire:keep-fields link fields))))
+    (setf (request-fields request) fields
+          (request-charge request) (if (<= octets +free-metadata-octets+) 0 octets)))
   nil)
 
 (define-hot request-of ((hub hub) (list hpack:field-list) (link link)) request

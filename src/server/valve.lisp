@@ -10,7 +10,9 @@
 ;;;;   thread. If that changes nothing no new call is begun; below a tenth, a connection is ended as
 ;;;;   above. For a heap of small objects, which are copied, these are 40 and 45 per cent of it.
 ;;;;   While the valve is shut each call that is refused has a look, since few objects are made then
-;;;;   and the next collection may be far off.
+;;;;   and the next collection may be far off. If it is shut still when all garbage is collected
+;;;;   again, and connections hold as much as is missing, one is ended as well: otherwise those who
+;;;;   hold what they may would keep all others out for as long as they like.
 ;;;;
 ;;;; The collector leaves long vectors where they are, so a program may have more of the heap.
 
@@ -93,6 +95,7 @@ together, if that is more. On a loop of SERVER's."
 (defglobal **looked** nil)              ; the epoch of the collection after which we looked last
 (declaim (type boolean **shut**))
 (defglobal **shut** nil)                ; no calls may begin
+
 (defun greediest-server ()
   "The server of the process whose connections hold most, or nil."
   (let ((servers (remove :serving (registered **servers**) :key #'server-state :test-not #'eq)))
@@ -102,13 +105,19 @@ together, if that is more. On a loop of SERVER's."
   "Shut the valve, or open it, by what a collection would leave free. SEARCHED is true if all
 garbage has just been collected. Return true if it is to be."
   (let* ((fifth (floor (heap-size) 5))
-         (spare (if (< (heap-used) (* 2 fifth)) fifth (heap-spare))))
-    (cond ((<= fifth spare) (setf **shut** nil))
+         (spare (if (< (heap-used) (* 2 fifth)) fifth (heap-spare)))
+         (missing (- fifth spare))
+         (shut **shut**))
+    (cond ((<= missing 0) (setf **shut** nil))
           ((or searched (< spare (ash fifth -1))) (setf **shut** t)))
-    (when (and searched (< spare (ash fifth -1)))
+    (when (and searched (plusp missing))
       (let ((server (greediest-server)))
-        (when server (ask-to-give-way server 0))))
-    (and (< spare fifth) (not searched))))
+        (when (and server
+                   (or (< spare (ash fifth -1))
+                       ;; its connections may keep the valve shut: an octet less makes room for two
+                       (and shut (<= missing (* 2 (account-sum (server-account server)))))))
+          (ask-to-give-way server 0))))
+    (and (plusp missing) (not searched))))
 
 (defun search-and-judge ()
   "Collect all garbage, and judge by what is left."

@@ -15,6 +15,8 @@
 ;;;; - Otherwise a call is refused what would make its link hold more than max-held-octets, or two
 ;;;;   of the largest messages while half of TOTAL is held; or its peer more than 3 F. This is the
 ;;;;   rule of loop/share.lisp: one peer alone may have three quarters of TOTAL, two 3/7 each.
+;;;;   Whatever the others have, a peer may have a 64th of TOTAL: what is measured is not refused, so
+;;;;   F may be 0 for long.
 ;;;; - Above 9/8 of TOTAL the link that holds most of the peer that holds most is ended
 ;;;;   (server/valve.lisp).
 ;;;;
@@ -73,7 +75,7 @@
          (left (- total (account-sum all))))
     (if (eq peer all)                   ; a channel's
         (minusp left)
-        (< (* 3 left) (account-sum peer)))))
+        (< (max (* 3 left) (ash total -6)) (account-sum peer)))))
 
 (define-hot excess ((link link)) (member nil :connection-holds-too-much :all-hold-too-much)
   "The verdict on a call that has just had LINK hold more; nil if that may be."
@@ -181,13 +183,14 @@ stream is charged with."
 (defconstant +shared-octets+ 4096
   "Metadata that is longer is not kept for the next call.")
 
-(define-hot keep-fields ((link link) (fields simple-vector)) null
-  "FIELDS are the metadata of a call of LINK: note how long they are, and keep them for the next
-call, which may have the same."
-  (let ((octets (fields-octets fields)))
-    (setf (link-last-fields link) (if (< +shared-octets+ octets) #() fields)
-          (link-last-octets link) octets))
-  nil)
+(define-hot keep-fields ((link link) (fields simple-vector)) index
+  "FIELDS are the metadata of a call of LINK, and others than LINK keeps. Unless they are long, keep
+them for the next call, which may have the same. Return how many octets of memory they take."
+  (let* ((octets (fields-octets fields))
+         (short (<= octets +shared-octets+)))
+    (setf (link-last-fields link) (if short fields #())
+          (link-last-octets link) (if short octets 0))
+    octets))
 
 ;;; What is measured
 
@@ -195,7 +198,7 @@ call, which may have the same."
   "What LINK keeps beside its messages and its loop's buffers."
   (let ((dialect (link-dialect link)))
     (+ (http2:kept-octets (link-http2 link))
-       (min (link-last-octets link) +shared-octets+)
+       (link-last-octets link)
        (if (and dialect (connection-dialect-octets dialect))
            (the index (funcall (the function (connection-dialect-octets dialect)) link))
            0))))

@@ -103,3 +103,20 @@ does so, and when the vectors are gone there is room again."
                   (sb-ext:gc :full t)
                   (hole-p (floor (heap-size) 2)))
            (= (floor (heap-size) 20) (length high))))))
+
+(test garbage-is-found-where-not-all-could-be-copied
+  "A full collection would need more room than there is; those of the younger generations find
+garbage, and so make room for the others."
+  (holds-in-a-fresh-heap
+    ;; in a thread, since what is left on a stack counts as alive
+    (sb-thread:join-thread
+     (sb-thread:make-thread
+      (lambda ()
+        (let ((kept '()))
+          (dolist (generation '(3 2 1))
+            (push (loop repeat 2800000 collect (list generation)) kept) ; 90 MB
+            (sb-ext:gc :gen generation))
+          (length kept)))))
+    (and (<= (heap-spare) 0)
+         (progn (search-for-garbage) t)
+         (< (heap-used) 150000000))))

@@ -168,7 +168,8 @@ nor is it left behind in the wait when the loop stops, as it would be if both ha
                                          baton (clgrpc.loop::event-loop-baton loop))
                                    (= clgrpc.loop::+waiting+ (clgrpc.loop::baton-state baton)))))
             (is-true (clgrpc.loop::request-takeover loop baton :first))
-            (is-true (wait-until (lambda () (not (eq thread (clgrpc.loop::event-loop-thread loop))))))
+            (is-true (wait-until (lambda ()
+                                   (not (eq thread (clgrpc.loop::event-loop-thread loop))))))
             ;; the thread that has left is one of the reserve
             (is-true (wait-until (lambda ()
                                    (= 1 (getf (event-loop-statistics loop) :idle-threads))))

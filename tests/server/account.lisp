@@ -112,19 +112,99 @@ most is ended, and no other."
           (is (search "max-total-held-octets" (wire:link-failure b2)))
           (is (equal '(nil nil nil nil) (mapcar #'wire:link-failure (list a b1 b3 c)))))))))
 
+(defmacro with-heap-of ((live) &body body)
+  "Do BODY while the heap seems to have the fraction LIVE alive, in small objects, and it is not yet
+time to collect all garbage."
+  `(call-with-heap-of ,live (lambda () ,@body)))
+
+(defun call-with-heap-of (live function)
+  (let* ((used (floor (* live (heap-size))))
+         (spare (- (heap-size) (* 2 used)))
+         (next clgrpc.base::**next-search**))
+    (sb-int:encapsulate 'heap-used 'seems (lambda (function)
+                                            (declare (ignore function))
+                                            used))
+    (sb-int:encapsulate 'heap-spare 'seems (lambda (function)
+                                             (declare (ignore function))
+                                             spare))
+    (setf clgrpc.base::**next-search** (+ (monotonic-ns) (seconds-ns 1000)))
+    (unwind-protect (funcall function)
+      (setf clgrpc.base::**next-search** next)
+      (sb-int:unencapsulate 'heap-used 'seems)
+      (sb-int:unencapsulate 'heap-spare 'seems))))
+
 (test no-calls-begin-while-the-heap-is-full
   "Each call that comes then has a look, so the next one begins once the heap is not full."
   (with-hub (hub) (:ask #'double)
     (comes hub)
     (setf server::**looked** (collection-epoch)
           server::**shut** t)
-    (sb-int:encapsulate 'server::judge-heap 'full (lambda (function searched)
-                                                    (declare (ignore function searched))
-                                                    nil))
-    (unwind-protect
-         (progn (asks 1 "Ask" 1)
-                (is (member :resource-exhausted (mapcar #'second (statuses)))))
-      (sb-int:unencapsulate 'server::judge-heap 'full))
+    (with-heap-of (42/100)
+      (asks 1 "Ask" 1)
+      (is (member :resource-exhausted (mapcar #'second (statuses)))))
     (asks 3 "Ask" 21)
     (answered '(3 :ok))
     (is (not server::**shut**))))
+
+
+(test connections-do-not-keep-the-valve-shut
+  "Those who hold what they may, in a heap that the program has half filled, would keep out all
+others. If they hold enough, the greediest gives way once the valve was shut at two looks; else no
+connection does."
+  (with-hub (hub) (:ask #'double)
+    (let ((server (server::hub-server hub)) (links '()))
+      (flet ((comes-with (octets)
+               (comes hub :peer (format nil "~D" octets))
+               (push (link-of memory:*end* hub) links)
+               (memory:call-in-world
+                memory:*world*
+                (lambda () (charge-own (wire:link-account (first links)) octets))))
+             (look ()
+               (server::judge-heap t)
+               (memory:run-turns memory:*world*)
+               (mapcar (lambda (link) (and (wire:link-failure link) :ended)) links)))
+        (enter-registry server server:**servers**)
+        (unwind-protect
+             (with-heap-of (42/100)     ; 4 % of the heap are missing, 2 % in copied objects
+               (setf server::**shut** nil)
+               (comes-with 1000)
+               (comes-with (floor (heap-size) 100))
+               (is (equal '(nil nil) (look)))
+               (is (equal '(nil nil) (look)) "To end them all would not help.")
+               (comes-with (floor (heap-size) 80))
+               (setf server::**shut** nil)
+               (is (equal '(nil nil nil) (look)))
+               (is-true server::**shut**)
+               (is (equal '(:ended nil nil) (look))))
+          (setf server::**shut** nil)
+          (quit-registry server server:**servers**))))))
+
+(test a-peer-that-holds-little-is-not-refused-for-the-sake-of-others
+  "What others hold may be measured only, and so be more than all may hold without a refusal."
+  (with-hub (hub :options '(:max-total-held-octets 6400000 :max-receive-octets 100000))
+      (:ask #'double)
+    (comes hub :peer "greedy")
+    (let ((greedy (link-of memory:*end* hub)))
+      (memory:call-in-world memory:*world*
+                            (lambda () (charge-own (wire:link-account greedy) 6600000)))
+      (comes hub :peer "modest")
+      (let ((modest (link-of memory:*end* hub)))
+        (memory:call-in-world memory:*world*
+                              (lambda () (charge-own (wire:link-account modest) 70000)))
+        (begins-to-ask 1 :fields (fat-fields 10))
+        (is (equal '() (memory:said)))
+        (memory:call-in-world memory:*world*
+                              (lambda () (charge-own (wire:link-account modest) 30000)))
+        (begins-to-ask 3 :fields (fat-fields 10))
+        (is (equal '((3 :resource-exhausted)) (statuses)) "with a 64th of the total")))))
+
+(test a-call-without-metadata-is-not-charged-with-that-of-the-call-before
+  (with-hub (hub) (:ask #'double)
+    (comes hub)
+    (let ((link (link-of memory:*end* hub)))
+      (begins-to-ask 1 :fields (fat-fields 100))
+      (let ((charged (wire::link-held link)))
+        (is (< 4096 charged))
+        (begins-to-ask 3)
+        (begins-to-ask 5)
+        (is (= charged (wire::link-held link)))))))
