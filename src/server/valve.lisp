@@ -11,8 +11,8 @@
 ;;;;   above. For a heap of small objects, which are copied, these are 40 and 45 per cent of it.
 ;;;;   While the valve is shut each call that is refused has a look, since few objects are made then
 ;;;;   and the next collection may be far off. If it is shut still when all garbage is collected
-;;;;   again, and connections hold as much as is missing, one is ended as well: otherwise those who
-;;;;   hold what they may would keep all others out for as long as they like.
+;;;;   again, and connections hold as much as is missing, one is ended as well: otherwise peers that
+;;;;   hold no more than they may would keep out all others for as long as they like.
 ;;;;
 ;;;; The collector leaves long vectors where they are, so a program may have more of the heap.
 

@@ -15,8 +15,8 @@
 ;;;; - Otherwise a call is refused what would make its link hold more than max-held-octets, or two
 ;;;;   of the largest messages while half of TOTAL is held; or its peer more than 3 F. This is the
 ;;;;   rule of loop/share.lisp: one peer alone may have three quarters of TOTAL, two 3/7 each.
-;;;;   Whatever the others have, a peer may have a 64th of TOTAL: what is measured is not refused, so
-;;;;   F may be 0 for long.
+;;;;   Whatever the others have, a peer may have a 64th of TOTAL: what is measured is not refused,
+;;;;   so F may be 0 for long.
 ;;;; - Above 9/8 of TOTAL the link that holds most of the peer that holds most is ended
 ;;;;   (server/valve.lisp).
 ;;;;

@@ -148,9 +148,9 @@ time to collect all garbage."
 
 
 (test connections-do-not-keep-the-valve-shut
-  "Those who hold what they may, in a heap that the program has half filled, would keep out all
-others. If they hold enough, the greediest gives way once the valve was shut at two looks; else no
-connection does."
+  "Peers that hold no more than they may, in a heap that the program has half filled, would keep out
+all others. If they hold enough, the greediest gives way once the valve was shut at two looks; else
+no connection does."
   (with-hub (hub) (:ask #'double)
     (let ((server (server::hub-server hub)) (links '()))
       (flet ((comes-with (octets)
