@@ -1,6 +1,7 @@
 """Runs of several rows and sides in turn, so that whatever else the machine does falls on all of
 them, and the medians of what they measured."""
 
+import json
 import statistics
 
 import support
@@ -10,6 +11,36 @@ def medians(runs):
     """The median of each figure that all RUNS, a list of dictionaries, have."""
     return {key: statistics.median(run[key] for run in runs)
             for key in runs[0] if all(key in run for run in runs)}
+
+
+def kept(value):
+    """Return what is kept of VALUE in a file: of runs the least and the greatest of each figure, beside the
+    medians; of figures five digits."""
+    if isinstance(value, dict):
+        short = {key: kept(part) for key, part in value.items() if key != "runs"}
+        for name, choose in [("least", min), ("most", max)] if "runs" in value else []:
+            short[name] = {key: kept(choose(run[key] for run in value["runs"]))
+                           for key in value["median"]
+                           if isinstance(value["median"][key], (int, float))
+                           and all(key in run for run in value["runs"])}
+        return short
+    if isinstance(value, list):
+        return [kept(part) for part in value]
+    return float("%.5g" % value) if isinstance(value, float) else value
+
+
+def text(results):
+    """RESULTS, a dictionary, as JSON with a line for each of its keys and of its rows."""
+    def line(value):
+        return json.dumps(value, ensure_ascii=False)
+
+    def lines(value):
+        if isinstance(value, list) and value:
+            return "[\n  %s]" % ",\n  ".join(map(line, value))
+        return line(value)
+
+    return "{%s}\n" % ",\n ".join("%s: %s" % (line(key), lines(value))
+                                  for key, value in kept(results).items())
 
 
 def interleaved(rows, sides, rounds, run, warm_up=None):
