@@ -10,15 +10,15 @@
   (when (plusp (number-of note)) (sleep (/ (number-of note) 1000)))
   note)
 
-(defun open-loop-latencies (channel seconds per-second sleeper)
-  "Make PER-SECOND calls a second, each tenth of which sleeps for a second, by SLEEPER, a stub;
-return the latencies in ms of the others that were due after the first second."
+(defun open-loop-latencies (channel seconds per-second sleeper &key (sleep-ms 1000))
+  "Make PER-SECOND calls a second, each tenth of which sleeps for SLEEP-MS, by SLEEPER, a stub; return
+the latencies in ms of the others that were due after the first second."
   (let ((latencies (list '())) (ended (make-signal)) (count 0) (begin (monotonic-ns)))
     (pace per-second seconds
           (lambda (i due)
             (let* ((sleeps (zerop (mod i 10)))
                    (counts (not (or sleeps (< (- due begin) 1000000000))))
-                   (sent (note (if sleeps 1000 0))))
+                   (sent (note (if sleeps sleep-ms 0))))
               (incf count)
               (grpc:attach
                (if (and sleeps (eq sleeper #'lab.bench:collect))
@@ -34,36 +34,33 @@ return the latencies in ms of the others that were due after the first second."
     (car latencies)))
 
 (defun latency-beside-sleepers (channel sleeper where)
-  "Make one round of calls. Return the p99 of the others in ms, without the lateness of the four
-threads that a call wakes one by one; their p50; and the lateness of a thread, p99."
-  (let ((collecting sb-ext:*gc-run-time*))
+  "Make one round of calls. Return the p50 of the others in ms; and by how much their p99 is above what
+this machine gives now: the p99 when nobody sleeps, or the lateness of the four threads that a call
+wakes one by one."
+  (let ((collecting sb-ext:*gc-run-time*)
+        (usual (quantile (open-loop-latencies channel 2 1000 sleeper :sleep-ms 0) 0.99)))
     (multiple-value-bind (latencies late)
         (call-with-lateness (lambda () (open-loop-latencies channel 3 1000 sleeper)))
       (let ((p50 (quantile latencies 0.5)) (p99 (quantile latencies 0.99)))
         (report "P2: sleeping in ~A: p50 ~,2F ms, p99 ~,2F ms, most ~,2F ms; GC ~,1F ms in all; ~
-                 threads wake ~,2F ms late (p99)"
+                 p99 ~,2F ms when nobody sleeps; threads wake ~,2F ms late (p99)"
                 where p50 p99 (reduce #'max latencies)
-                (/ (- sb-ext:*gc-run-time* collecting) 1000.0) late)
-        (values (- p99 (* 4 late)) p50 late)))))
+                (/ (- sb-ext:*gc-run-time* collecting) 1000.0) usual late)
+        (values p50 (- p99 (max usual (* 4 late))))))))
 
 (defun check-others (sleeper where)
-  "Sleeping handlers, called by SLEEPER, do not hold up the others: their p99 is under 5 ms in one
-of a few rounds. A round in which the machine wakes threads more than a millisecond late shows only
-that they do not wait for the sleepers; with none but such the test is skipped."
+  "Sleeping handlers, called by SLEEPER, do not hold up the others: their p99 is under 5 ms above the
+machine's in one of a few rounds."
   (with-probe (channel) (:ask #'sleepy
                          :collect (lambda (stream call) (sleepy (grpc:receive stream) call)))
-    (let ((least-p99 nil) (least-p50 most-positive-fixnum) (least-late most-positive-fixnum))
+    (let ((least-excess most-positive-fixnum) (least-p50 most-positive-fixnum))
       (loop repeat 5
-            until (and least-p99 (< least-p99 5))
-            do (multiple-value-bind (p99 p50 late) (latency-beside-sleepers channel sleeper where)
-                 (when (< late 1) (setf least-p99 (min p99 (or least-p99 p99))))
-                 (setf least-p50 (min p50 least-p50)
-                       least-late (min late least-late))))
+            until (< least-excess 5)
+            do (multiple-value-bind (p50 excess) (latency-beside-sleepers channel sleeper where)
+                 (setf least-excess (min excess least-excess)
+                       least-p50 (min p50 least-p50))))
       (is (< least-p50 500))
-      (if least-p99
-          (is (< least-p99 5))
-          (support:skip-on-slow-machine "threads wake ~,1F ms late at best, so a p99 of 5 ms cannot ~
-                                         be seen" least-late)))))
+      (is (< least-excess 5)))))
 
 (test p2-in-the-same-method (check-others #'lab.bench:ask "the same method"))
 (test p2-in-another-method (check-others #'lab.bench:collect "another method"))

@@ -162,7 +162,7 @@ Signal an error if it does not build."
   "Run BODY with VARIABLE bound to the program at PATH, which runs with ARGUMENTS, strings."
   `(call-with-program (lambda (,variable) ,@body) ,path (list ,@arguments)))
 
-(defun program-line (program &key (timeout-seconds (patient-seconds 20)))
+(defun program-line (program &key (timeout-seconds (patient-seconds 60)))
   "Take the next line PROGRAM has printed, waiting for it; NIL once its output has ended. Signal an
 error after TIMEOUT-SECONDS, and if somebody goes on asking for a line that does not come."
   (sb-thread:with-mutex ((program-lock program))
