@@ -123,7 +123,7 @@ build upon (:FIRST) or that are not loaded (:DATA)."
   ("logs" ("clgrpc-tests/client" "sb-posix"))
   ("metrics" ("clgrpc/metrics" "clgrpc-tests/client"))
   ("channelz" ("clgrpc-tests/server"))
-  ("console" ("clgrpc/console" "clgrpc-tests/server"))
+  ("console" ("clgrpc-tools/console" "clgrpc-tests/server"))
   ("sim" ("clgrpc-sim" "clgrpc-tests/server" "clgrpc-tests/dns") :first ("mix" "driver" "network"))
   ("policy" ("clgrpc-tests/sim" "clgrpc-tests/dns" "clgrpc-tests/dialogue")
    :first ("backend" "attempt" "scenario"))

@@ -126,3 +126,21 @@
                (:file "chart")
                (:static-file "page.css")
                (:file "page")))
+
+(defsystem "clgrpc-tools/console"
+  :description "A page for the browser that shows what the process does now."
+  :depends-on ("clgrpc/server" "clgrpc/metrics" "clgrpc/logs" "clgrpc/program")
+  :pathname "tools/console/"
+  :serial t
+  :components ((:file "package")
+               (:file "album")
+               (:file "tail")
+               (:file "console")
+               (:file "frame")
+               (:file "access")
+               (:file "viewer")
+               (:static-file "page/console.html")
+               (:static-file "page/console.css")
+               (:static-file "page/console.js")
+               (:file "page")
+               (:file "program")))

@@ -14,7 +14,7 @@
   :description "gRPC for Common Lisp: HTTP/2, protobuf, client and server, native and fast."
   :depends-on ("clgrpc/client" "clgrpc/balance" "clgrpc/inproc" "clgrpc/server"
                "clgrpc/services" "clgrpc/logs" "clgrpc/metrics" "clgrpc/channelz"
-               "clgrpc/trace" "clgrpc/otlp" "clgrpc/console" "clgrpc/program")
+               "clgrpc/trace" "clgrpc/otlp" "clgrpc/program")
   :pathname "src/"
   :serial t
   :components ((:file "package"))
@@ -620,23 +620,6 @@
                (:file "pipeline")
                (:file "exporter")))
 
-(defsystem "clgrpc/console"
-  :description "A page for the browser that shows what the process does now."
-  :depends-on ("clgrpc/server" "clgrpc/metrics" "clgrpc/logs")
-  :pathname "src/console/"
-  :serial t
-  :components ((:file "package")
-               (:file "album")
-               (:file "tail")
-               (:file "console")
-               (:file "frame")
-               (:file "access")
-               (:file "viewer")
-               (:static-file "page/console.html")
-               (:static-file "page/console.css")
-               (:static-file "page/console.js")
-               (:file "page")))
-
 (defsystem "clgrpc/command"
   :description "Command lines: arguments, their parsers, complaints and help texts."
   :depends-on ("clgrpc/loop")
@@ -652,8 +635,8 @@
 
 (defsystem "clgrpc/program"
   :description "A server as a program, from its command line to the signal that ends it."
-  :depends-on ("clgrpc/command" "clgrpc/server" "clgrpc/services" "clgrpc/metrics" "clgrpc/console"
-               "clgrpc/trace" "clgrpc/otlp" "clgrpc/logs" "clgrpc/channelz")
+  :depends-on ("clgrpc/command" "clgrpc/server" "clgrpc/services" "clgrpc/metrics" "clgrpc/trace"
+               "clgrpc/otlp" "clgrpc/logs" "clgrpc/channelz")
   :pathname "src/program/"
   :serial t
   :components ((:file "package")

@@ -112,8 +112,6 @@
                 #:trace-sampled-p #:trace-state #:traceparent #:parse-traceparent #:with-span
                 #:set-span-attribute #:add-span-event #:trace-exemplar)
   (:import-from #:clgrpc.inproc #:server-channel #:service-channel)
-  (:import-from #:clgrpc.console
-                #:console #:make-console #:console-metrics #:console-handler #:console-url)
   (:import-from #:clgrpc.metrics
                 #:metrics #:make-metrics #:metrics-text #:make-counter #:make-up-down-counter
                 #:make-gauge #:make-histogram #:add #:record)

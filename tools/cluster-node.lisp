@@ -208,10 +208,9 @@ if another process has taken its name. See doc/cluster.md."
     (unwind-protect
          (progn
            (setf exporter (program:begin-exporting otlp counted tracing))
-           (program:call-with-pages
-            metrics nil tls counted nil health
-            (lambda (metrics-url console-url)
-              (declare (ignore console-url))
+           (program:call-with-metrics-page
+            metrics tls counted health
+            (lambda (metrics-url)
               (call-with-named-store
                (lambda (store engines)
                  (call-with-workflows

@@ -105,7 +105,8 @@ been told to end and SERVER has stopped."
                "For measurements: for each line on standard input collect all garbage and print
       `heap=N milliseconds=N`, the octets in use after it and how long it took.")
       :serving
-      :registration))
+      :registration
+      :console))
     "Serve gRPC, with health and reflection beside the services named. At SIGTERM or SIGINT lets
 running calls end and exits with 0. Prints `listening on ADDRESS` for each when ready, and at
 SIGUSR1 a line `turns=N calls=N`: the turns of the event loops and the calls served."

@@ -26,10 +26,9 @@ certain."
   "Serve, and do what the lines of the stream INPUT ask for until it ends, as BE-DRIVEN does."
   (let ((metrics (grpc:make-metrics :enable '("grpc.subchannel" "grpc.lb.wrr")
                                     :optional-labels '("grpc.disconnect_error"))))
-    (program:call-with-pages
-     "127.0.0.1:0" nil nil metrics nil (make-instance 'grpc:health-service)
-     (lambda (metrics-url console-url)
-       (declare (ignore console-url))
+    (program:call-with-metrics-page
+     "127.0.0.1:0" nil metrics (make-instance 'grpc:health-service)
+     (lambda (metrics-url)
        (let ((server (grpc:start-server (make-instance 'interop-service) :observer metrics
                                         :interceptors (list #'refuse-as-asked))))
          (unwind-protect

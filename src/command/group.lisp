@@ -7,6 +7,8 @@
   "Options that a system brings."
   (system "" :type string)              ; its name
   (options '() :type list)              ; ARGUMENTs
+  ;; called before the server starts, with the plist of the command line; returns observers for it
+  (observers nil :type (or symbol function))
   ;; called with a server, the plist of the command line and a function of a list of lines, which
   ;; it calls while the server has what the line asks for
   (around nil :type (or symbol function)))
@@ -15,13 +17,16 @@
 
 (defparameter *absent-options*
   '(("--register" "clgrpc-etcd/discovery") ("--register-as" "clgrpc-etcd/discovery")
-    ("--weight" "clgrpc-etcd/discovery") ("--zone" "clgrpc-etcd/discovery"))
+    ("--weight" "clgrpc-etcd/discovery") ("--zone" "clgrpc-etcd/discovery")
+    ("--console" "clgrpc-tools/console"))
   "Options, each with the system that brings it.")
 
-(defun add-group (system options around)
+(defun add-group (system options around &key observers)
   "Have the command lines of servers take OPTIONS, a list of ARGUMENTs, which SYSTEM brings. AROUND
-is a function, or a symbol that names one: see CALL-WITH-GROUPS. From any thread."
-  (let ((group (make-group :system system :options options :around around)))
+and OBSERVERS, which may be nil, are functions, or symbols that name them: see CALL-WITH-GROUPS and
+OBSERVERS-OF-GROUPS. From any thread."
+  (let ((group (make-group :system system :options options :around around
+                           :observers observers)))
     (sb-ext:atomic-update **groups**
                           (lambda (groups)
                             (append (remove system groups :key #'group-system :test #'string=)
@@ -32,6 +37,16 @@ is a function, or a symbol that names one: see CALL-WITH-GROUPS. From any thread
   "The options of all groups."
   (loop for group in **groups** append (group-options group)))
 
+(defun observers-of-groups (given)
+  "The observers that GIVEN, the plist of a command line, asks of the groups, and those that it has
+as :OBSERVER, a list, to begin with. Its :CREDENTIALS are the server's, or nil."
+  (let ((observers (getf given :observer)))
+    (dolist (group **groups** observers)
+      (when (group-observers group)
+        (setf observers (append observers
+                                (funcall (group-observers group)
+                                         (list* :observer observers given))))))))
+
 (defun refuse-absent (name)
   "Refuse the option NAME if it is of a system that is not loaded, which is named."
   (let ((system (second (find name *absent-options* :key #'first :test #'string=))))
@@ -40,7 +55,8 @@ is a function, or a symbol that names one: see CALL-WITH-GROUPS. From any thread
 
 (defun call-with-groups (server given function)
   "Call FUNCTION with a list of lines that say what SERVER has of what GIVEN, the plist of a command
-line, asks of the groups; it has that until FUNCTION returns."
+line with SERVER's :OBSERVER, a list, and :CREDENTIALS, asks of the groups; it has that until
+FUNCTION returns."
   (labels ((call-with (groups lines)
              (if groups
                  (funcall (group-around (first groups)) server given

@@ -19,7 +19,7 @@
    #:define-shared-options #:option-variables #:option-list #:parameter-list
    #:option-with-default
    ;; group.lisp
-   #:add-group #:all-group-options #:call-with-groups
+   #:add-group #:all-group-options #:observers-of-groups #:call-with-groups
    ;; line.lisp
    #:parse-arguments
    ;; help.lisp

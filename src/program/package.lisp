@@ -7,7 +7,7 @@
   (:local-nicknames (#:loop #:clgrpc.loop) (#:os #:clgrpc.os) (#:serving #:clgrpc.serving)
                     (#:server #:clgrpc.server)
                     (#:services #:clgrpc.services) (#:metrics #:clgrpc.metrics)
-                    (#:console #:clgrpc.console) (#:trace #:clgrpc.trace) (#:otlp #:clgrpc.otlp)
+                    (#:trace #:clgrpc.trace) (#:otlp #:clgrpc.otlp)
                     (#:logs #:clgrpc.logs) (#:channelz #:clgrpc.channelz))
   (:export
    ;; ending.lisp
@@ -15,7 +15,7 @@
    ;; credentials.lisp
    #:server-credentials
    ;; telemetry.lisp
-   #:begin-logging #:call-with-pages #:make-tracing-as-asked #:begin-exporting
+   #:begin-logging #:call-with-web #:call-with-metrics-page #:make-tracing-as-asked #:begin-exporting
    #:end-exporting #:telemetry-lines
    ;; serve.lisp
    #:serve-as-asked #:announce

@@ -68,9 +68,10 @@ START-SERVER's.")
 STOP-SERVER does, write what is left of the log and of the standard output, and exit with 0. For the
 main function of a program.
 ARGUMENTS   a list of strings, such as (uiop:command-line-arguments): options of the command line,
-            those of `clgrpc serve` (--listen, --metrics, --console, --tls-cert and more; --help
-            lists them). A wrong one is a line on the standard error and exit code 2. Options of
-            other systems, such as --register of clgrpc-etcd/discovery, are there once it is loaded.
+            those of `clgrpc serve` (--listen, --metrics, --tls-cert and more; --help lists
+            them). A wrong one is a line on the standard error and exit code 2. Options of
+            other systems, such as --register of clgrpc-etcd/discovery and --console of
+            clgrpc-tools/console, are there once those are loaded.
 EXIT        true by default; if false, return the exit code instead of exiting
 Each option of the command line is a keyword argument as well (:LOG-LEVEL :WARNING), whose value is
 what ARGUMENTS do not say; all others are START-SERVER's. It listens on 127.0.0.1:50051 by default.

@@ -24,10 +24,6 @@
   (channelz "[true|false]" #'parse-boolean nil
             "Serve channelz as well, which tells whoever asks what the channels, servers and
       connections of the process are and do.")
-  (console "ADDRESSES" (addresses-parser 0) nil
-           "Show in a browser what the process does, where these are; prints the address to
-      open, which has a secret in it. If others than this machine reach ADDRESSES, they may look,
-      over HTTPS: that needs --tls-cert.")
   :server-tls)
 
 (defun first-of (class things)
@@ -43,35 +39,20 @@ GRPC_BINARY_LOG_FILTER is for, all if it is not set."
                             :filter (or (sb-ext:posix-getenv "GRPC_BINARY_LOG_FILTER") "*"))
     (misuse (condition) (refuse "~A" condition))))
 
-(defun open-console (addresses metrics credentials)
-  "A console of METRICS to be shown on ADDRESSES. It has a secret, which other machines may send
-only if there are CREDENTIALS."
-  (let ((remote (notevery #'console:loopback-address-p addresses)))
-    (when (and remote (null credentials))
-      (refuse "--console ~{~A~^,~}: others than this machine would send its secret over the ~
-               network as it is; give --tls-cert, or an address of this machine such as ~
-               127.0.0.1:0"
-              addresses))
-    (console:make-console :metrics metrics :remote remote)))
-
-(defun asked-observers (given own credentials)
-  "The observers that GIVEN, the plist of a command line, asks for, beside a program's OWN, of a
-server with CREDENTIALS."
-  (destructuring-bind (&key metrics console otlp trace-sample access-log binary-log
+(defun asked-observers (given own)
+  "The observers that GIVEN, the plist of a command line, asks for, beside OWN."
+  (destructuring-bind (&key metrics otlp trace-sample access-log binary-log
                          binary-log-octets binary-log-files &allow-other-keys)
       given
     (let ((counted (or (first-of 'metrics:metrics own)
-                       (and (or otlp metrics console) (metrics:make-metrics)))))
+                       (and (or otlp metrics) (metrics:make-metrics)))))
       (remove-if (lambda (observer) (or (null observer) (member observer own)))
                  (list counted
                        (or (first-of 'trace:tracing own)
                            (make-tracing-as-asked trace-sample otlp))
                        (and access-log (logs:make-access-log :ratio access-log))
                        (and binary-log (open-binary-log binary-log binary-log-octets
-                                                        binary-log-files))
-                       (or (first-of 'console:console own)
-                           (and console
-                                (open-console (as-list console) counted credentials))))))))
+                                                        binary-log-files)))))))
 
 (defun as-list (thing)
   (if (listp thing) thing (list thing)))
@@ -95,12 +76,11 @@ server with CREDENTIALS."
   (format t "~{listening on ~A~%~}~{~A~%~}" (server:server-addresses server) lines)
   (finish-output))
 
-(defun page-lines (server given metrics-url console-url)
+(defun page-lines (server given metrics-url)
   "Lines that say where what GIVEN asks for is seen."
   (append (and (getf given :channelz)
                (list (format nil "channelz on ~A" (server:server-address server))))
           (and metrics-url (list (format nil "metrics at ~A" metrics-url)))
-          (and console-url (list (format nil "console at ~A" console-url)))
           (telemetry-lines (getf given :trace-sample) (getf given :otlp))))
 
 (defun serve-as-asked (services given ending options &optional report)
@@ -108,17 +88,17 @@ server with CREDENTIALS."
 of the groups, and OPTIONS, arguments of START-SERVER, say. Print where, and what else there is to
 know; call REPORT, if there is one, with the server at each SIGUSR1. Once the process is told to
 end, by ENDING, let running calls end, and return."
-  (let* ((own (as-list (getf options :observer)))
-         (credentials (asked-credentials given options))
-         (asked (asked-observers given own credentials))
+  (let* ((credentials (asked-credentials given options))
+         (own (observers-of-groups (list* :observer (as-list (getf options :observer))
+                                          :credentials credentials given)))
+         (asked (asked-observers given own))
          (binary-log (first-of 'logs:binary-log asked))
          (observers (append own asked))
          (metrics (first-of 'metrics:metrics observers)))
     (begin-logging (getf given :log-level) (getf given :log-format) (getf given :access-log))
-    (call-with-pages
-     (getf given :metrics) (getf given :console) credentials metrics
-     (first-of 'console:console observers) (first-of 'services:health-service services)
-     (lambda (metrics-url console-url)
+    (call-with-metrics-page
+     (getf given :metrics) credentials metrics (first-of 'services:health-service services)
+     (lambda (metrics-url)
        (let ((server (apply #'server:start-server
                             (if (getf given :channelz)
                                 (cons (make-instance 'channelz:channelz-service) services)
@@ -135,10 +115,9 @@ end, by ENDING, let running calls end, and return."
                       exporter (begin-exporting (getf given :otlp) metrics
                                                 (first-of 'trace:tracing observers)))
                 (call-with-groups
-                 server given
+                 server (list* :observer observers :credentials credentials given)
                  (lambda (lines)
-                   (announce server (append lines (page-lines server given metrics-url
-                                                              console-url)))
+                   (announce server (append lines (page-lines server given metrics-url)))
                    (await-end ending)
                    (server:stop-server server))))
            (server:stop-server server)

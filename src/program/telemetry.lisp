@@ -1,5 +1,5 @@
-;;;; What servers tell of themselves, as options of commands that serve: the log, pages with metrics
-;;;; and the console, metrics and spans for an OpenTelemetry collector.
+;;;; What servers tell of themselves, as options of commands that serve: the log, a page with metrics,
+;;;; metrics and spans for an OpenTelemetry collector.
 
 (in-package #:clgrpc.program)
 
@@ -40,21 +40,16 @@ HTTP by HANDLERS, over TLS if there are CREDENTIALS; with nil if ADDRESSES are n
         (unwind-protect (funcall function (funcall url server))
           (server:stop-server server :drain 0)))))
 
-(defun call-with-pages (metrics-addresses console-addresses credentials metrics console health
-                        function)
-  "Call FUNCTION with where METRICS, with HEALTH beside them, and CONSOLE are shown, each on its
-addresses, over TLS if there are CREDENTIALS; with nil for what has none."
+(defun call-with-metrics-page (addresses credentials metrics health function)
+  "Call FUNCTION with where METRICS, with HEALTH beside them, are shown on ADDRESSES, over TLS if
+there are CREDENTIALS; with nil if ADDRESSES are nil."
   (call-with-web
-   metrics-addresses credentials
-   (and metrics-addresses (list* (services:metrics-handler metrics)
-                                 (and health (list (services:health-handler health)))))
+   addresses credentials
+   (and addresses (list* (services:metrics-handler metrics)
+                         (and health (list (services:health-handler health)))))
    (lambda (server)
      (format nil "http~:[~;s~]://~A/metrics" credentials (server:server-address server)))
-   (lambda (metrics-url)
-     (call-with-web
-      console-addresses credentials (and console (list (console:console-handler console)))
-      (lambda (server) (console:console-url console server))
-      (lambda (console-url) (funcall function metrics-url console-url))))))
+   function))
 
 (defun make-tracing-as-asked (trace-sample otlp)
   "Tracing that records TRACE-SAMPLE, a ratio, of the traces that begin here, all of them if only

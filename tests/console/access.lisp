@@ -65,14 +65,14 @@
     (is (= 401 (fetch server "/console/" :headers '(("host" . "our.example:80")))))))
 
 (test other-machines-are-refused
-  (let ((console (grpc:make-console)) (remote (grpc:make-console :remote t)))
+  (let ((console (console:make-console)) (remote (console:make-console :remote t)))
     (is-true (console::peer-allowed-p console "127.0.0.1:3"))
     (is (null (console::peer-allowed-p console "192.168.0.7:3")))
     (is-true (console::peer-allowed-p remote "192.168.0.7:3"))))
 
 (test the-token-is-in-no-log
   (let* ((lines '()) (lock (sb-thread:make-mutex)) (*print-length* nil)
-         (console (grpc:make-console)) (token (console::console-token console))
+         (console (console:make-console)) (token (console::console-token console))
          (listener (lambda (&rest event)
                      (let ((line (prin1-to-string event)))
                        (sb-thread:with-mutex (lock) (push line lines))))))
@@ -80,7 +80,7 @@
     (unwind-protect
          (with-probe (channel :server server
                       :options (list :observer (list console (grpc:make-access-log))
-                                     :http (list (grpc:console-handler console))))
+                                     :http (list (console:console-handler console))))
              (:ask #'double)
            (setf (grpc:tracers) "all")
            (unwind-protect

@@ -23,7 +23,7 @@ fail."
 (defun totals (console family attribute)
   "How many calls the metrics of CONSOLE have in FAMILY, by ATTRIBUTE, as the browser tells them."
   (let ((sums '()))
-    (dolist (family (metrics:collect (grpc:console-metrics console) :names (list family)))
+    (dolist (family (metrics:collect (console:console-metrics console) :names (list family)))
       (dolist (point (metrics:family-points family))
         (let ((name (cdr (assoc attribute (metrics:point-attributes point) :test #'string=))))
           (incf (getf (cdr (or (assoc name sums :test #'string=)
@@ -36,7 +36,7 @@ fail."
   "What Chromium has seen of CONSOLE, which SERVER shows."
   (parse-json
    (support:look-with-browser
-    "tests/console/browser.mjs" (grpc:console-url console server)
+    "tests/console/browser.mjs" (console:console-url console server)
     (princ-to-string (reduce #'+ (totals console "grpc.server.call.duration" "grpc.status")
                              :key #'cdr))
     (or (uiop:getenvp "CLGRPC_PICTURES") ""))))

@@ -4,15 +4,15 @@
 (in-suite :clgrpc.console)
 
 (test consoles-are-checked
-  (signals grpc:misuse (grpc:make-console :path "console/"))
-  (signals grpc:misuse (grpc:make-console :path "/console"))
-  (signals grpc:misuse (grpc:make-console :path "/con sole/"))
-  (signals grpc:misuse (grpc:make-console :token "short"))
-  (signals grpc:misuse (grpc:make-console :token "a secret with blanks"))
-  (signals grpc:misuse (grpc:make-console :metrics :mine))
-  (signals grpc:misuse (grpc:make-console :exemplar 3))
-  (signals grpc:misuse (grpc:make-console :remote t :token nil))
-  (let ((one (grpc:make-console)) (other (grpc:make-console)))
+  (signals grpc:misuse (console:make-console :path "console/"))
+  (signals grpc:misuse (console:make-console :path "/console"))
+  (signals grpc:misuse (console:make-console :path "/con sole/"))
+  (signals grpc:misuse (console:make-console :token "short"))
+  (signals grpc:misuse (console:make-console :token "a secret with blanks"))
+  (signals grpc:misuse (console:make-console :metrics :mine))
+  (signals grpc:misuse (console:make-console :exemplar 3))
+  (signals grpc:misuse (console:make-console :remote t :token nil))
+  (let ((one (console:make-console)) (other (console:make-console)))
     (is (= 32 (length (console::console-token one))))
     (is (string/= (console::console-token one) (console::console-token other)))
     (is (null (search (console::console-token one) (prin1-to-string one))))))
@@ -32,7 +32,7 @@
     (caught (ask channel (note 0)))
     (fetch server "/console/" :headers (bearer console))
     (is-true (wait-until (lambda () (= 2 (length (kept-plists console))))))
-    (is (= 2 (counted (grpc:console-metrics console) "grpc.server.call.duration"))
+    (is (= 2 (counted (console:console-metrics console) "grpc.server.call.duration"))
         "a request of HTTP is no call")
     (destructuring-bind (well failed) (kept-plists console)
       (is (equal '(:server "/lab.Bench/Ask" "OK" "77")
@@ -42,8 +42,8 @@
       (is (plusp (getf well :seconds))))))
 
 (test metrics-of-the-users-count-once
-  (let* ((metrics (grpc:make-metrics)) (console (grpc:make-console :metrics metrics)))
-    (is (eq metrics (grpc:console-metrics console)))
+  (let* ((metrics (grpc:make-metrics)) (console (console:make-console :metrics metrics)))
+    (is (eq metrics (console:console-metrics console)))
     (with-probe (channel :options (list :observer (list metrics console)))
         (:ask #'double)
       (ask channel (note 1))
@@ -51,14 +51,14 @@
       (is (= 1 (counted metrics "grpc.server.call.duration"))))))
 
 (test metrics-of-the-users-need-not-be-given-twice
-  (let* ((metrics (grpc:make-metrics)) (console (grpc:make-console :metrics metrics)))
+  (let* ((metrics (grpc:make-metrics)) (console (console:make-console :metrics metrics)))
     (with-probe (channel :options (list :observer console)) (:ask #'double)
       (ask channel (note 1))
       (is-true (wait-until (lambda () (kept-plists console))))
       (is (= 1 (counted metrics "grpc.server.call.duration"))))))
 
 (test channels-and-calls-within-the-image
-  (let ((console (grpc:make-console)))
+  (let ((console (console:make-console)))
     (with-probe (channel :channel-options (list :observer console)) (:ask #'double)
       (ask channel (note 1)))
     (is (equal '(:client) (mapcar (lambda (plist) (getf plist :role)) (kept-plists console))))
@@ -68,10 +68,10 @@
              (ask channel (note 1))
              (is-true (wait-until (lambda () (= 2 (length (kept-plists console)))))))
         (grpc:stop-server server)))
-    (is (= 2 (counted (grpc:console-metrics console) "grpc.client.call.duration")))))
+    (is (= 2 (counted (console:console-metrics console) "grpc.client.call.duration")))))
 
 (test the-log-is-heard
-  (let ((console (grpc:make-console)) (mark (gensym "EVENT")))
+  (let ((console (console:make-console)) (mark (gensym "EVENT")))
     (log-event :debug mark :number 5)
     (is (find mark (console::entries-after (console::console-tail console) 0)
               :key #'console::entry-event))))

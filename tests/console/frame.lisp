@@ -22,7 +22,7 @@ far, and how many calls it has."
 (defun metric-rows (console)
   "The same, of the metrics of CONSOLE."
   (sort (loop for (name . role) in console::*durations*
-              append (loop for family in (metrics:collect (grpc:console-metrics console)
+              append (loop for family in (metrics:collect (console:console-metrics console)
                                                           :names (list name))
                            append (loop for point in (metrics:family-points family)
                                         for attributes = (metrics:point-attributes point)
@@ -36,13 +36,13 @@ far, and how many calls it has."
   (coerce (or (in-json frame "series") #()) 'list))
 
 (test frames-are-differences
-  (let ((console (grpc:make-console)) (film (console::make-film)))
+  (let ((console (console:make-console)) (film (console::make-film)))
     (with-probe (channel :options (list :observer console)
                          :channel-options (list :observer console))
         (:ask #'double)
       (dotimes (i 3) (ask channel (note 1)))
       (is-true (wait-until (lambda ()
-                             (= 3 (counted (grpc:console-metrics console)
+                             (= 3 (counted (console:console-metrics console)
                                            "grpc.server.call.duration")))))
       (let* ((first (frame-of console film)) (series (rows-of first)))
         (is (equal '((("client" "lab.Bench/Ask" "OK") 3) (("server" "lab.Bench/Ask" "OK") 3))
@@ -55,7 +55,7 @@ far, and how many calls it has."
         (caught (ask channel (note 0)))
         (dotimes (i 2) (ask channel (note 1)))
         (is-true (wait-until (lambda ()
-                               (= 6 (counted (grpc:console-metrics console)
+                               (= 6 (counted (console:console-metrics console)
                                              "grpc.server.call.duration")))))
         (let* ((second (frame-of console film)) (series (append series (rows-of second))))
           (is (equal '((("client" "lab.Bench/Ask" "NOT_FOUND") 1)
@@ -81,17 +81,17 @@ far, and how many calls it has."
             (is (null (in-json third "series")))))))))
 
 (test sums-of-durations
-  (let ((console (grpc:make-console)) (film (console::make-film)))
+  (let ((console (console:make-console)) (film (console::make-film)))
     (with-probe (channel :options (list :observer console)) (:ask #'double)
       (dotimes (i 2)
         (ask channel (note -20))
-        (wait-until (lambda () (= (1+ i) (counted (grpc:console-metrics console)
+        (wait-until (lambda () (= (1+ i) (counted (console:console-metrics console)
                                                   "grpc.server.call.duration"))))
         (let ((row (aref (in-json (frame-of console film) "counts") 0)))
           (is (< 0.019 (aref row 1) 5)))))))
 
 (test servers-as-they-are
-  (let ((console (grpc:make-console)))
+  (let ((console (console:make-console)))
     (with-probe (channel :server server :options '(:loops 2)) (:ask #'double)
       (ask channel (note 1))
       (let* ((frame (frame-of console (console::make-film)))

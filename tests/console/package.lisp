@@ -26,9 +26,9 @@
 (defun call-with-shown (function options)
   "Call FUNCTION with a console made with OPTIONS, a server of a probe that it observes and that
 shows it, and a channel to it. Afterwards nobody looks any more."
-  (let ((console (apply #'grpc:make-console options)))
+  (let ((console (apply #'console:make-console options)))
     (with-probe (channel :server server
-                 :options (list :observer console :http (list (grpc:console-handler console))))
+                 :options (list :observer console :http (list (console:console-handler console))))
         (:ask #'double)
       (funcall function console server channel))
     (is-true (wait-until (lambda () (null (console::console-thread console)))))))

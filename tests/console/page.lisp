@@ -32,9 +32,9 @@
             "the nonce is another each time")))))
 
 (test options-as-they-are
-  (let ((console (grpc:make-console)))
+  (let ((console (console:make-console)))
     (with-probe (channel :server server
-                 :options (list :http (list (grpc:console-handler console)) :max-calls 77
+                 :options (list :http (list (console:console-handler console)) :max-calls 77
                                 :max-receive-octets 1234))
         (:ask #'double)
       (multiple-value-bind (status headers body)
@@ -69,18 +69,18 @@
                  (list status body))))))
 
 (test where-to-look
-  (let ((console (grpc:make-console :path "/a/b/")))
+  (let ((console (console:make-console :path "/a/b/")))
     (with-probe (channel :server server
-                 :options (list :http (list (grpc:console-handler console))))
+                 :options (list :http (list (console:console-handler console))))
         (:ask #'double)
       (is (string= (format nil "http://~A/a/b/?token=~A" (grpc:server-address server)
                            (console::console-token console))
-                   (grpc:console-url console server)))
+                   (console:console-url console server)))
       (is (= 200 (fetch server "/a/b/" :headers (bearer console))))))
-  (let ((console (grpc:make-console :token nil)))
+  (let ((console (console:make-console :token nil)))
     (with-probe (channel :server server
-                 :options (list :http (list (grpc:console-handler console))))
+                 :options (list :http (list (console:console-handler console))))
         (:ask #'double)
       (is (string= (format nil "http://~A/console/" (grpc:server-address server))
-                   (grpc:console-url console server)))
+                   (console:console-url console server)))
       (is (= 200 (fetch server "/console/"))))))

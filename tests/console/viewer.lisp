@@ -52,7 +52,7 @@
     (is (< begin (thread-time-ns)))))
 
 (test a-frame-that-is-due-is-not-waited-for
-  (let ((console (grpc:make-console)))
+  (let ((console (console:make-console)))
     (dolist (due-ns (list 0 (monotonic-ns) (+ (monotonic-ns) 1)))
       (is (null (console::wait-for-bell console due-ns))))
     (sb-thread:signal-semaphore (console::console-bell console))

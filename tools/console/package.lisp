@@ -1,13 +1,14 @@
 ;;;; The console: a page for the browser, served by the process itself, that shows what the process
 ;;;; does now. The files, from the ground up: calls that are kept to be looked at; the log's tail;
 ;;;; the console, which is an observer's source; frames, what a second has brought; who looks; who
-;;;; may; the page.
+;;;; may; the page; the option of command lines.
 
 (defpackage #:clgrpc.console
   (:use #:cl #:clgrpc.base)
   (:local-nicknames (#:loop #:clgrpc.loop) (#:rpc #:clgrpc.rpc) (#:serving #:clgrpc.serving)
                     (#:server #:clgrpc.server) (#:metrics #:clgrpc.metrics)
-                    (#:logs #:clgrpc.logs))
+                    (#:logs #:clgrpc.logs) (#:command #:clgrpc.command)
+                    (#:program #:clgrpc.program))
   (:import-from #:sb-ext #:defglobal #:define-load-time-global)
   (:import-from #:clgrpc.rpc #:call-status #:operate)
   (:export
