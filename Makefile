@@ -16,9 +16,12 @@ BENCH_PARTS := unary streams client matrix openloop bulk allocation protobuf tls
 .DEFAULT_GOAL := bin/clgrpc
 .PHONY: FORCE install test endurance demo demo-cluster conformance simulate soak storm faults bench report truth profile clean help $(BENCH_PARTS:%=bench-%)
 
-bin/clgrpc: $(SOURCES) bin/lisp | install
-	@CLGRPC_OUTPUT=bin/clgrpc.new $(LISP) --load scripts/build.lisp >bin/build.log 2>&1 </dev/null \
+# The command, and the command with test peers
+bin/clgrpc bin/clgrpc-testee &: $(SOURCES) bin/lisp | install
+	@CLGRPC_OUTPUT=bin/clgrpc.new CLGRPC_TESTEE=bin/testee.new \
+	  $(LISP) --load scripts/build.lisp >bin/build.log 2>&1 </dev/null \
 	  || { cat bin/build.log >&2; exit 1; }
+	@mv bin/testee.new bin/clgrpc-testee
 	@mv bin/clgrpc.new bin/clgrpc
 	@ln -sf clgrpc bin/protoc-gen-clgrpc
 
@@ -89,13 +92,13 @@ truth: bin/clgrpc
 
 profile: bin/clgrpc
 	@scripts/install --profile
-	@bin/clgrpc profile $(PROFILE) -- serve bench
+	@bin/clgrpc-testee profile $(PROFILE) -- serve bench
 
 clean:
 	@rm -rf bin
 
 help:
-	@echo 'make              build bin/clgrpc'
+	@echo 'make              build bin/clgrpc, and bin/clgrpc-testee, which has test peers as well'
 	@echo 'make demo         run a RouteGuide server and client, and show what they say'
 	@echo 'make demo-cluster run a cluster of three nodes on etcd, kill one, and show what is seen'
 	@echo 'make test         run all tests; SUITES="hpack http2" runs some'

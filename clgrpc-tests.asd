@@ -103,13 +103,13 @@ build upon (:FIRST) or that are not loaded (:DATA)."
   ("serving" ("clgrpc-tests/rpc"))
   ("examples" ("clgrpc/examples" "clgrpc-tools") :first ("service"))
   ("profile" ("clgrpc-tools/profile" "clgrpc-tests/page"))
-  ("tools" ("clgrpc-tools" "clgrpc-tests/report" "clgrpc-tests/examples" "clgrpc-tests/etcd"
+  ("tools" ("clgrpc-tools/testee" "clgrpc-tests/report" "clgrpc-tests/examples" "clgrpc-tests/etcd"
            "sb-posix")
    :first ("serve"))
   ("load" ("clgrpc-tools/load" "clgrpc/examples" "clgrpc-tests/abuse"))
   ("page" ("clgrpc-tools/page"))
   ("report" ("clgrpc-tools/report" "clgrpc-tests/page") :first ("sample"))
-  ("interop" ("clgrpc-tools"))
+  ("interop" ("clgrpc-tools/testee"))
   ("server" ("clgrpc" "clgrpc-tests/world" "sb-bsd-sockets")
    :first ("support" "service" "peer" "script" "plain" "opening" "http1"))
   ("config" ("clgrpc/config"))
@@ -127,7 +127,8 @@ build upon (:FIRST) or that are not loaded (:DATA)."
   ("sim" ("clgrpc-sim" "clgrpc-tests/server" "clgrpc-tests/dns") :first ("mix" "driver" "network"))
   ("policy" ("clgrpc-tests/sim" "clgrpc-tests/dns" "clgrpc-tests/dialogue")
    :first ("backend" "attempt" "scenario"))
-  ("abuse" ("clgrpc-tests/server" "clgrpc-tests/dialogue" "clgrpc-tests/hpack" "clgrpc-tools")
+  ("abuse" ("clgrpc-tests/server" "clgrpc-tests/dialogue" "clgrpc-tests/hpack"
+           "clgrpc-tools/testee")
    :first ("watch" "attacker" "victim" "server" "load" "limit" "memory"))
   ("promise" ("clgrpc-async" "clgrpc-tests/server" "clgrpc-tests/dialogue" "clgrpc/examples")
    :first ("measure") :data ("saving"))

@@ -6,29 +6,17 @@
   :license "MIT"
   :description "The command clgrpc."
   :depends-on ("clgrpc/examples" "clgrpc-tools/load" "clgrpc-tools/report" "clgrpc-tools/profile"
-               "clgrpc-etcd/discovery"
-               "clgrpc-cluster")
+               "clgrpc-tools/console" "clgrpc-etcd/discovery" "clgrpc-cluster")
   :pathname "tools/"
   :serial t
   :components ((:file "protos")
-               (:file "testee-protos")
                (:file "package")
                (:file "standard-output")
                (:file "command")
                (:file "tls")
                (:file "payload")
-               (:file "bench")
-               (:file "orca")
-               (:file "interop")
-               (:file "interop-case")
-               (:file "interop-client")
                (:file "serve")
-               (:file "bench-client")
                (:file "client")
-               (:file "testee-connect")
-               (:file "testee-policy")
-               (:file "testee-metrics")
-               (:file "testee")
                (:file "gen")
                (:file "catalogue")
                (:file "declaration")
@@ -39,11 +27,11 @@
                (:file "exposition")
                (:file "top")
                (:file "binlog")
+               (:file "worker/service")
                (:file "worker/figures")
                (:file "worker/client")
                (:file "worker/worker")
                (:file "worker/driver")
-               (:file "storm-client")
                (:file "profile")
                (:file "rehearsal")
                (:file "compare")
@@ -144,3 +132,23 @@
                (:static-file "page/console.js")
                (:file "page")
                (:file "program")))
+
+(defsystem "clgrpc-tools/testee"
+  :description "The command with test peers: what public suites and benchmarks call and judge."
+  :depends-on ("clgrpc-tools")
+  :pathname "tools/testee/"
+  :serial t
+  :components ((:file "protos")
+               (:file "package")
+               (:file "bench")
+               (:file "orca")
+               (:file "interop")
+               (:file "offer")
+               (:file "interop-case")
+               (:file "interop-client")
+               (:file "bench-client")
+               (:file "connect")
+               (:file "policy")
+               (:file "metrics")
+               (:file "testee")
+               (:file "storm-client")))

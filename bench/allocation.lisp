@@ -10,7 +10,7 @@
 
 (in-package #:clgrpc.scripts)
 
-(load-strictly "clgrpc-tools")
+(load-strictly "clgrpc-tools/testee")
 
 (defpackage #:clgrpc.allocation
   (:use #:cl)
@@ -71,13 +71,13 @@
   (grpc:with-channel (channel address)
     (flet ((blocking (count)
              (dotimes (i count)
-               (routeguide.route-guide:get-feature channel tools::*bench-point*)))
+               (routeguide.route-guide:get-feature channel clgrpc.testee::*bench-point*)))
            (ahead (count &aux (futures (make-array 100)))
              (dotimes (i (floor count 100))
                (map-into futures
                          (lambda ()
                            (grpc:call-async #'routeguide.route-guide:get-feature channel
-                                            tools::*bench-point*)))
+                                            clgrpc.testee::*bench-point*)))
                (map nil #'grpc:await futures))))
       (loop for (name function) in `(("client, blocking" ,#'blocking)
                                      ("client, call-async" ,#'ahead))

@@ -34,7 +34,7 @@ def arguments():
     parser.add_argument("--requests", type=int, default=300000,
                         help="requests to each server from each load, in all rounds")
     parser.add_argument("--full-speed-requests", type=int, default=400000)
-    parser.add_argument("--ours", default="bin/clgrpc serve bench --loops 1 --listen 127.0.0.1:0",
+    parser.add_argument("--ours", default="bin/clgrpc-testee serve bench --loops 1 --listen 127.0.0.1:0",
                         help="command of our server")
     parser.add_argument("--short", action="store_true", help="two rounds of 10,000 requests")
     parser.add_argument("--keep", help="a directory for the reports of the loads, which are large")

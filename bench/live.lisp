@@ -7,7 +7,7 @@
 
 (in-package #:clgrpc.scripts)
 
-(load-strictly "clgrpc-tools")
+(load-strictly "clgrpc-tools/testee")
 
 (defpackage #:clgrpc.live
   (:use #:cl))

@@ -11,7 +11,7 @@
 
 (in-package #:clgrpc.scripts)
 
-(load-strictly "clgrpc-tools")
+(load-strictly "clgrpc-tools/testee")
 
 (defpackage #:clgrpc.bench.loops
   (:use #:cl #:clgrpc.base)
@@ -50,7 +50,7 @@
                 collect (sb-thread:make-thread
                          (lambda (channel core)
                            (hold-to-core core)
-                           (load:histogram-count (tools::call-until end channel)))
+                           (load:histogram-count (clgrpc.testee::call-until end channel)))
                          :arguments (list channel core)))))
 
 (defun call-on-loops (channels cores end)
@@ -62,7 +62,7 @@
                (declare (type fixnum count under-way))
                (labels ((begin ()
                           (grpc:on-end (grpc:call-async #'routeguide.route-guide:get-feature
-                                                        channel tools::*bench-point*)
+                                                        channel clgrpc.testee::*bench-point*)
                                        #'ended))
                         (ended ()
                           (incf count)

@@ -1,6 +1,7 @@
-;;;; Save the `clgrpc` command as an executable core. The name of the file comes from CLGRPC_OUTPUT.
-;;;; It is rehearsed before; where that cannot be, as without a loopback device, its first calls are
-;;;; slower.
+;;;; Save the command `clgrpc` as an executable core, CLGRPC_OUTPUT, and as another, CLGRPC_TESTEE,
+;;;; the command with test peers: what is loaded for the first is saved by a process that is forked,
+;;;; while this one loads the rest. The command is rehearsed before; where that cannot be, as
+;;;; without a loopback device, its first calls are slower.
 
 (load (merge-pathnames "load.lisp" *load-truename*))
 (in-package #:clgrpc.scripts)
@@ -10,7 +11,18 @@
 (handler-case (unless (uiop:symbol-call '#:clgrpc.tools '#:rehearse)
                 (format t "~&The rehearsal went wrong.~%"))
   (error (condition) (format t "~&No rehearsal: ~A~%" condition)))
-(sb-ext:save-lisp-and-die (uiop:getenvp "CLGRPC_OUTPUT")
-                          :executable t
-                          :save-runtime-options t
-                          :toplevel (fdefinition (uiop:find-symbol* '#:main '#:clgrpc.tools)))
+
+(defun save (variable)
+  "Save this process as the executable that the environment's VARIABLE names."
+  (sb-ext:save-lisp-and-die (uiop:getenvp variable)
+                            :executable t
+                            :save-runtime-options t
+                            :toplevel (fdefinition (uiop:find-symbol* '#:main '#:clgrpc.tools))))
+
+(require :sb-posix)
+(let ((saving (uiop:symbol-call '#:sb-posix '#:fork)))
+  (when (zerop saving) (save "CLGRPC_OUTPUT"))
+  (load-strictly "clgrpc-tools/testee" :strict *familiar-lisp-p*)
+  (unless (zerop (nth-value 1 (uiop:symbol-call '#:sb-posix '#:waitpid saving 0)))
+    (quit 1)))
+(save "CLGRPC_TESTEE")

@@ -158,7 +158,7 @@ async for clgrpc-async."
 
 (defparameter *programs*
   '("clgrpc" "clgrpc/examples" "clgrpc-async/examples" "clgrpc-cluster/raft-toy" "clgrpc-tools"
-    "clgrpc-tools/load" "clgrpc-tools/page" "clgrpc-tools/report" "clgrpc-tools/profile")
+    "clgrpc-tools/testee" "clgrpc-tools/load" "clgrpc-tools/page" "clgrpc-tools/report" "clgrpc-tools/profile")
   "The systems that are no layers: the names that users see, examples, the command.")
 
 (defun layer-systems ()

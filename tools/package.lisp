@@ -14,19 +14,22 @@
                     (#:memory #:clgrpc.memory) (#:workflow #:clgrpc.workflow.v1)
                     (#:membership #:clgrpc.cluster.v1)
                     (#:membership-methods #:clgrpc.cluster.v1.cluster)
-                    (#:orca #:xds.service.orca.v3)
                     (#:channelz #:grpc.channelz.v1)
-                    (#:channelz-methods #:grpc.channelz.v1.channelz)
-                    (#:orca-methods #:xds.service.orca.v3.open-rca-service)
-                    (#:connect #:connectrpc.conformance.v1)
-                    (#:connect-methods #:connectrpc.conformance.v1.conformance-service))
+                    (#:channelz-methods #:grpc.channelz.v1.channelz))
   (:export
    ;; command.lisp
-   #:run-command
-   ;; bench.lisp
-   #:bench-route-guide #:bench-service
-   ;; interop.lisp
-   #:interop-service
+   #:run-command #:define-command #:failure #:failure-text #:fail-command #:find-command
+   #:parse-channel-target
+   ;; standard-output.lisp
+   #:make-standard-output #:octet-input
+   ;; tls.lisp, fleet.lisp
+   #:client-tls #:client-credentials #:fleet #:fleet-arguments
+   ;; payload.lisp
+   #:+max-payload-octets+ #:payload-of-size
+   ;; worker/service.lisp
+   #:bench-service #:answer-of-size
+   ;; serve.lisp
+   #:add-offer
    ;; rehearsal.lisp
    #:rehearse
    ;; main.lisp

@@ -4,8 +4,8 @@
 
 (defun default-load (command in-flight)
   "The load for what COMMAND, words of the command line, starts, with IN-FLIGHT calls at once:
-:bench for servers of RouteGuide, a shell's command with our own `load` for the other services of
-`serve`, else nil."
+:bench for servers of RouteGuide if this program has a client of benchmarks, a shell's command with
+our own `load` for services of `serve`, else nil."
   (let ((services (and (equal "serve" (first command))
                        (loop for word in (rest command)
                              append (uiop:split-string word :separator ",")))))
@@ -14,7 +14,10 @@
              (format nil "~A load {address} ~A -c ~D -z 1h -o /dev/null"
                      (uiop:escape-shell-token (sb-unix:unix-readlink "/proc/self/exe")) method
                      in-flight)))
-      (cond ((or (served-p "bench") (served-p "route-guide")) :bench)
+      (cond ((or (served-p "bench") (served-p "route-guide"))
+             (if (find-command "bench-client")
+                 :bench
+                 (calls "routeguide.RouteGuide/GetFeature")))
             ((served-p "greeter") (calls "helloworld.Greeter/SayHello"))
             ((served-p "interop") (calls "grpc.testing.TestService/EmptyCall"))))))
 
@@ -51,7 +54,7 @@
 (define-command "profile"
     (((what "PID or -- COMMAND…" #'identity
             "The process to profile, which runs; or a command of clgrpc that is started for it, such
-      as `-- serve bench`."))
+      as `-- serve greeter`."))
      ((load "COMMAND" #'identity nil
             "What puts load on the server meanwhile, a shell's command; {address} in it stands for
       where the server listens. By default, for services of `serve`, a client of ours.")

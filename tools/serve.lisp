@@ -1,4 +1,4 @@
-;;;; The command `serve`: the example, benchmark and interoperability services on an address, until
+;;;; The command `serve`: example services, and those that other systems offer, on an address, until
 ;;;; SIGTERM or SIGINT.
 
 (in-package #:clgrpc.tools)
@@ -6,21 +6,31 @@
 ;;; What there is to serve
 
 (defstruct (offer (:copier nil))
-  "NAME, a word of the command line; MAKER, a function that returns service objects; EXECUTION, an
-alist for START-SERVER, or :inline for all methods."
-  (name "" :type string)
-  (maker nil :type function)
-  (execution '() :type (or list (eql :inline))))
+  (name "" :type string)                ; a word of the command line
+  (summary "" :type string)             ; for the help text
+  (maker nil :type function)            ; returns service objects
+  (execution '() :type (or list (eql :inline)))) ; an alist for START-SERVER, or :inline for all
 
-(defparameter *offers*
-  (flet ((maker (&rest classes) (lambda () (mapcar #'make-instance classes))))
-    (list (make-offer :name "greeter" :maker (maker 'examples:greeter) :execution :inline)
-          (make-offer :name "route-guide" :maker (maker 'examples:route-guide)
-                      :execution '((routeguide.route-guide:get-feature . :inline)))
-          (make-offer :name "bench" :maker (maker 'bench-route-guide 'bench-service)
-                      :execution :inline)
-          (make-offer :name "interop" :maker (maker 'interop-service)
-                      :execution *interop-execution*))))
+(defvar *offers* '() "What `serve` has to offer, in the order in which its help tells of them.")
+
+(defun add-offer (name summary maker &key execution)
+  "Have `serve` offer NAME, of which its help says SUMMARY: the service objects that the function
+MAKER returns, whose methods run as EXECUTION says: an alist for START-SERVER, or :inline for all."
+  (setf *offers* (append (remove name *offers* :key #'offer-name :test #'string=)
+                         (list (make-offer :name name :summary summary :maker maker
+                                           :execution execution))))
+  name)
+
+(add-offer "greeter" "helloworld.Greeter; the name `delay:MS` is greeted after MS milliseconds"
+           (lambda () (list (make-instance 'examples:greeter))) :execution :inline)
+(add-offer "route-guide" "routeguide.RouteGuide as in the gRPC tutorials, with 100 features"
+           (lambda () (list (make-instance 'examples:route-guide)))
+           :execution '((routeguide.route-guide:get-feature . :inline)))
+
+(defun offers-text ()
+  "What the help of `serve` says of what there is to serve."
+  (format nil "What to serve, names with commas between:~:{~%      ~12A ~A~}"
+          (loop for offer in *offers* collect (list (offer-name offer) (offer-summary offer)))))
 
 (defun offer-names ()
   (mapcar #'offer-name *offers*))
@@ -94,13 +104,7 @@ been told to end and SERVER has stopped."
              (finish-output))))
 
 (define-command ("serve" given)
-    (((services "SERVICES" #'parse-services
-                "What to serve, names with commas between:
-      greeter      helloworld.Greeter; the name `delay:MS` is greeted after MS milliseconds
-      route-guide  routeguide.RouteGuide as in the gRPC tutorials, with 100 features
-      bench        RouteGuide that remembers nothing, and grpc.testing.BenchmarkService
-      interop      grpc.testing.TestService, for the interoperability tests of gRPC, with
-                   xds.service.orca.v3.OpenRcaService"))
+    (((services "SERVICES" #'parse-services #'offers-text))
      ((collect "[true|false]" #'parse-boolean nil
                "For measurements: for each line on standard input collect all garbage and print
       `heap=N milliseconds=N`, the octets in use after it and how long it took.")

@@ -1,4 +1,5 @@
-;;;; The standard output and the standard error of the command, of text in UTF-8 and of octets.
+;;;; The standard output and the standard error of the command, of text in UTF-8 and of octets, and
+;;;; its standard input as octets.
 ;;;;
 ;;;; When the reader of a pipe goes away in the middle of a write, SBCL's own streams wait until the
 ;;;; pipe can be written, which is never, and use a whole processor for that. These write until the
@@ -129,3 +130,7 @@ function UNREAD if nobody reads it."
 
 (defun make-standard-error ()
   (make-instance 'output :descriptor 2 :name "standard error" :unread (constantly nil)))
+
+(defun octet-input ()
+  "A stream of the octets of the standard input."
+  (sb-sys:make-fd-stream 0 :input t :element-type 'octet :buffering :full))

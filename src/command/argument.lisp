@@ -12,7 +12,8 @@
   (parser #'identity :type function)    ; of the string; returns the value, or refuses
   (default nil)                         ; the value where it is not given
   (repeated nil :type boolean)          ; true if its values come as a list
-  (documentation "" :type string))      ; for the help text
+  ;; for the help text, or a function that returns it
+  (documentation "" :type (or string function)))
 
 (defstruct (command (:copier nil))
   "A command: a command line's first words, and what may follow them."

@@ -15,7 +15,8 @@
    ;; credentials.lisp
    #:server-credentials
    ;; telemetry.lisp
-   #:begin-logging #:call-with-web #:call-with-metrics-page #:make-tracing-as-asked #:begin-exporting
+   #:begin-logging #:call-with-web #:call-with-metrics-page #:make-tracing-as-asked
+   #:begin-exporting
    #:end-exporting #:telemetry-lines
    ;; serve.lisp
    #:serve-as-asked #:announce

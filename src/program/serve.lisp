@@ -117,7 +117,7 @@ end, by ENDING, let running calls end, and return."
                 (call-with-groups
                  server (list* :observer observers :credentials credentials given)
                  (lambda (lines)
-                   (announce server (append lines (page-lines server given metrics-url)))
+                   (announce server (append (page-lines server given metrics-url) lines))
                    (await-end ending)
                    (server:stop-server server))))
            (server:stop-server server)

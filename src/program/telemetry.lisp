@@ -1,5 +1,5 @@
-;;;; What servers tell of themselves, as options of commands that serve: the log, a page with metrics,
-;;;; metrics and spans for an OpenTelemetry collector.
+;;;; What servers tell of themselves, as options of commands that serve: the log, a page with
+;;;; metrics, metrics and spans for an OpenTelemetry collector.
 
 (in-package #:clgrpc.program)
 

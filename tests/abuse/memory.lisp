@@ -5,10 +5,10 @@
 (in-suite :clgrpc.abuse)
 
 (defmacro with-small-server ((address megabytes) &body body)
-  "Evaluate BODY with ADDRESS bound to that of `clgrpc serve interop`, which has a heap of so many
+  "Evaluate BODY with ADDRESS bound to that of `clgrpc-testee serve interop`, which has a heap of so many
 MEGABYTES and must live."
   (let ((program (gensym "PROGRAM")))
-    `(with-lisp-server (,program ,address :megabytes ,megabytes :system "clgrpc-tools"
+    `(with-lisp-server (,program ,address :megabytes ,megabytes :system "clgrpc-tools/testee"
                                  :form "(clgrpc.tools:run-command
                                          '(\"serve\" \"interop\" \"--listen\" \"127.0.0.1:0\"
                                            \"--log-level\" \"none\"))")
@@ -157,7 +157,7 @@ refused, and the process lives."
 (test memory-comes-back
   "After storms of all kinds a server that has been idle for a while has at most twice the memory
 that it had before."
-  (support:with-server-program (program address (support:clgrpc-program)
+  (support:with-server-program (program address (support:testee-program)
                                         "serve" "interop" "--listen" "127.0.0.1:0"
                                         "--log-level" "none")
     (let* ((pid (support:program-pid program))
@@ -181,7 +181,7 @@ that it had before."
 
 (test memory-comes-back-to-the-watched
   "A server that is asked a hundred times a second gives back what a storm needed, too."
-  (support:with-server-program (program address (support:clgrpc-program)
+  (support:with-server-program (program address (support:testee-program)
                                         "serve" "interop" "--listen" "127.0.0.1:0"
                                         "--log-level" "none")
     (let ((before (forget-peak (support:program-pid program)))

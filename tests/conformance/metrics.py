@@ -299,7 +299,7 @@ def compared():
     """Pairs of the name of a comparison and what is wrong, or None."""
     peer = support.run([os.path.join(support.ROOT, "scripts", "peer")]).strip().splitlines()[-1]
     with socket.socket() as closed, Metered([peer, "metered"]) as theirs, \
-            Metered(["bin/clgrpc", "testee", "metrics"]) as ours, \
+            Metered(["bin/clgrpc-testee", "testee", "metrics"]) as ours, \
             Prometheus(theirs.metrics, ours.metrics) as prometheus:
         closed.bind(("127.0.0.1", 0))   # and nobody listens there
         nobody = "127.0.0.1:%d" % closed.getsockname()[1]

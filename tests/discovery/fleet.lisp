@@ -8,7 +8,7 @@
   "NUMBER new servers, programs that are registered as \"bench\"."
   (let ((programs (loop repeat number
                         collect (support:start-program
-                                 (support:clgrpc-program)
+                                 (support:testee-program)
                                  (list "serve" "bench" "--listen" "127.0.0.1:0"
                                        "--register" (target store "bench"))))))
     (dolist (program programs programs)
@@ -24,7 +24,7 @@ though none is tried again by a policy."
       (unwind-protect
            (progn
              (setf members (start-members store 3))
-             (support:with-program (client (support:clgrpc-program) "storm-client"
+             (support:with-program (client (support:testee-program) "storm-client"
                                            (target store "bench") "--rate" "500" "--seconds" "5"
                                            "--timeout" "5" "--balance" "round_robin")
                (is (equal "ready" (support:program-line client)))

@@ -285,7 +285,7 @@
         (dolist (name '("empty_unary" "ping_pong" "custom_metadata" "special_status_message"
                         "cancel_after_first_response" "timeout_on_sleeping_server"))
           (multiple-value-bind (code lines)
-              (run-to-end (clgrpc-program)
+              (run-to-end (testee-program)
                           (list "interop-client" "--server_host" "127.0.0.1"
                                 "--server_port" port "--test_case" name))
             (is (eql 0 code) "exit code ~D:~{~%      ~A~}" code lines)))))))
@@ -294,7 +294,7 @@
   (let ((peer (need-peer)))
     (with-server-program (server address peer "routeguide-server")
       (multiple-value-bind (code lines)
-          (run-to-end (clgrpc-program) (list "routeguide-client" address))
+          (run-to-end (testee-program) (list "routeguide-client" address))
         (is (eql 0 code) "exit code ~D:~{~%      ~A~}" code lines)))))
 
 (test our-call-by-grpc-go-reflection
@@ -302,7 +302,7 @@
   (let ((peer (need-peer)))
     (with-server-program (server address peer "scenario-server")
       (flet ((ours (&rest arguments)
-               (multiple-value-list (run-to-end (clgrpc-program) arguments))))
+               (multiple-value-list (run-to-end (testee-program) arguments))))
         (is (member "  string hostname = 6;"
                     (second (ours "describe" address "grpc.testing.SimpleResponse"))
                     :test #'string=))

@@ -23,7 +23,7 @@
 (defun play-against-us (peer services arguments &key killed (listen "127.0.0.1:0"))
   "Run `PEER ARGUMENTS… ADDRESS` against our server of SERVICES at LISTEN and check both. KILLED
 says that the peer gets the server's process id and kills it."
-  (with-server-program (server address (clgrpc-program) "serve" services "--listen" listen
+  (with-server-program (server address (testee-program) "serve" services "--listen" listen
                                "--max-receive-octets" (princ-to-string *max-receive-octets*))
     (let ((before (os:open-descriptor-count (program-pid server))))
       (multiple-value-bind (code lines)

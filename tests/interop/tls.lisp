@@ -26,7 +26,7 @@ asks for one if MUTUAL. Check the exit code; return what the client printed."
            (check-descriptors server before)
            (is (eql 0 (terminate-program server)))
            (format nil "~{~A~%~}" lines))))
-     (clgrpc-program)
+     (testee-program)
      (append (list "serve" "greeter,route-guide,interop" "--listen" "127.0.0.1:0"
                    "--max-receive-octets" (princ-to-string *max-receive-octets*))
              (tls-arguments "server" (and mutual "--client-ca"))))))

@@ -29,7 +29,7 @@
 (test processes-that-are-not-there
   (signals profile:profile-error (profile:profile :pid 4194303))
   (multiple-value-bind (output error-output code)
-      (uiop:run-program (list (support:clgrpc-program) "profile" "4194303")
+      (uiop:run-program (list (support:testee-program) "profile" "4194303")
                         :output :string :error-output :string :ignore-error-status t)
     (is (= 1 code))
     (is (string= "" output))
@@ -37,7 +37,7 @@
 
 (defun run-profile (&rest words)
   "The data of `clgrpc profile` called with WORDS."
-  (profile::parse-profile (uiop:run-program (list* (support:clgrpc-program) "profile"
+  (profile::parse-profile (uiop:run-program (list* (support:testee-program) "profile"
                                                    "--output" "json" words)
                                             :output :string)))
 

@@ -33,7 +33,7 @@ most: the server's runner, whichever thread that is by now, and the caller."
         (is (< switches 100))))))
 
 (test p1-across-processes
-  (support:with-server-program (program address (support:clgrpc-program) "serve" "bench"
+  (support:with-server-program (program address (support:testee-program) "serve" "bench"
                                         "--listen" "127.0.0.1:0")
     (let ((process (support:program-pid program)))
       (grpc:with-channel (channel address)
@@ -137,7 +137,7 @@ are not under LIMIT: how often threads hand over to each other is the machine's 
 
 (test p4-octets-per-call
   "Small messages; bench-allocation says what the octets are."
-  (support:with-server-program (program address (support:clgrpc-program) "serve" "bench"
+  (support:with-server-program (program address (support:testee-program) "serve" "bench"
                                         "--listen" "127.0.0.1:0")
     (grpc:with-channel (channel address)
       (let ((point (routeguide:make-point :latitude 1 :longitude 2)))

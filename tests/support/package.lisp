@@ -3,7 +3,8 @@
 
 (defpackage #:clgrpc.tests.support
   (:use #:cl)
-  (:export #:root-file #:system-sources #:certificate-file #:clgrpc-program #:program-path
+  (:export #:root-file #:system-sources #:certificate-file #:clgrpc-program #:testee-program
+           #:program-path
            #:need-program #:go-absence #:need-peer #:look-with-browser #:skip-test
            #:program #:program-process #:program-pid #:program-line #:program-exit-code
            #:signal-program

@@ -93,6 +93,10 @@ Signal an error if it does not build."
                      (root-file "bin/clgrpc"))))
       (error "bin/clgrpc could not be built.")))
 
+(defun testee-program ()
+  "The path of bin/clgrpc-testee, which is made with what CLGRPC-PROGRAM returns."
+  (format nil "~A-testee" (clgrpc-program)))
+
 (defvar *certificates* nil)
 
 (defun certificate-file (name)

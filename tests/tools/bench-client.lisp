@@ -4,6 +4,6 @@
 (test every-manner-calls
   (with-offer (channel "bench")
     (dolist (manner '(:one :threads :async))
-      (let ((latencies (tools::call-in-manner-until
+      (let ((latencies (testee::call-in-manner-until
                         manner (+ (tools::monotonic-ns) 20000000) channel 7)))
         (is (plusp (load:histogram-count latencies)) "~(~A~)" manner)))))

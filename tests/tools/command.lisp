@@ -50,6 +50,24 @@ one line on standard error."
 (test help-wins-over-what-is-wrong-behind-it
   (is (= 0 (run-line "serve" "--help" "--nonsense"))))
 
+(test test-peers-are-in-a-program-of-their-own
+  "bin/clgrpc knows none of the commands and services of test peers, bin/clgrpc-testee all."
+  (flet ((lines (program &rest arguments)
+           (format nil "~{~A~%~}" (nth-value 1 (support:run-to-end program arguments)))))
+    (let ((ours (lines (support:clgrpc-program) "--help"))
+          (testee (lines (support:testee-program) "--help"))
+          (offers (lines (support:clgrpc-program) "serve" "--help")))
+      (dolist (name '("testee" "interop-client" "bench-client" "storm-client"))
+        (is (not (search (format nil "~%  ~A " name) ours)) "~A is in bin/clgrpc" name)
+        (is (search (format nil "~%  ~A " name) testee) "~A is not in bin/clgrpc-testee" name))
+      (dolist (name '("call" "load" "serve"))
+        (is (search (format nil "~%  ~A " name) ours))
+        (is (search (format nil "~%  ~A " name) testee)))
+      (is (search "route-guide" offers))
+      (is (not (search "interop" offers))))
+    (is (search "there is no service \"interop\"; there are greeter, route-guide"
+                (lines (support:clgrpc-program) "serve" "interop")))))
+
 (test no-command
   (multiple-value-bind (code output error-output) (run-line)
     (is (= 2 code))

@@ -96,16 +96,16 @@
 
 (test interop-cases
   (with-offer (channel "interop")
-    (let ((tools::*soak-connect* (lambda () (grpc:make-channel (grpc:channel-target channel)))))
-      (loop for (name) in tools::*interop-cases*
-            do (finishes (tools::run-interop-case name channel)))))
+    (let ((testee::*soak-connect* (lambda () (grpc:make-channel (grpc:channel-target channel)))))
+      (loop for (name) in testee::*interop-cases*
+            do (finishes (testee::run-interop-case name channel)))))
   ;; a server that knows nothing of all this does not pass, but cases that are cancelled early do
   (with-offer (channel "bench")
-    (loop for (name) in tools::*interop-cases*
+    (loop for (name) in testee::*interop-cases*
           unless (member name '("unimplemented_method" "unimplemented_service"
                                 "cancel_after_begin" "timeout_on_sleeping_server")
                          :test #'string=)
-            do (signals base:clgrpc-error (tools::run-interop-case name channel)))))
+            do (signals base:clgrpc-error (testee::run-interop-case name channel)))))
 
 (test interop-client
   (with-serve (program address "interop")
@@ -115,7 +115,7 @@
                       "--server_port" port arguments)))
         (multiple-value-bind (code output) (play "--test_case=all")
           (is (= 0 code))
-          (is (= (length tools::*interop-cases*) (count #\Newline output))))
+          (is (= (length testee::*interop-cases*) (count #\Newline output))))
         (multiple-value-bind (code output error-output) (play "--test_case" "none")
           (is (= 2 code))
           (is (string= "" output))

@@ -4,6 +4,7 @@
   (:use #:cl #:fiveam)
   (:import-from #:clgrpc.tests.etcd #:with-store #:*etcd* #:store-address #:wait-until)
   (:local-nicknames (#:grpc #:clgrpc) (#:base #:clgrpc.base) (#:tools #:clgrpc.tools)
+                    (#:testee #:clgrpc.testee)
                     (#:load #:clgrpc.load) (#:etcd #:clgrpc.etcd)
                     (#:examples #:clgrpc.tests.examples) (#:support #:clgrpc.tests.support)
                     (#:testing #:grpc.testing) (#:protobuf #:clgrpc.protobuf)
@@ -31,8 +32,8 @@
     (values code output (get-output-stream-string error-output))))
 
 (defmacro with-serve ((program address &rest arguments) &body body)
-  "Run BODY while `bin/clgrpc serve ARGUMENTS` listens at ADDRESS, on a free port."
-  `(support:with-server-program (,program ,address (support:clgrpc-program)
+  "Run BODY while `bin/clgrpc-testee serve ARGUMENTS` listens at ADDRESS, on a free port."
+  `(support:with-server-program (,program ,address (support:testee-program)
                                           "serve" ,@arguments "--listen" "127.0.0.1:0")
      ,@body))
 

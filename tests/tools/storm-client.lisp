@@ -18,26 +18,26 @@
 
 (test failures-of-a-storm
   "Those that were due when the first was known already are counted apart."
-  (let ((storm (tools::make-storm :begin-ns 1000000000 :begun 5)))
-    (setf (tools::storm-failures storm)
+  (let ((storm (testee::make-storm :begin-ns 1000000000 :begun 5)))
+    (setf (testee::storm-failures storm)
           (list (list 3500000000 4000000000 "c") (list 1000000000 3000000000 "a")
                 (list 2500000000 4500000000 "b")))
     (flet ((later (grace)
-             (said (tools::storm-report storm 0.5d0 grace)
+             (said (testee::storm-report storm 0.5d0 grace)
                    "failed" "failed_later" "longest_failure_s")))
       (is (equal '(3 1 2d0) (later 0)))
       (is (equal '(3 0 2d0) (later 1))))
     (is (equalp #(#(0d0 2d0 "a") #(1.5d0 3.5d0 "b") #(2.5d0 3d0 "c"))
-                (tools::told-failures storm (sort (copy-list (tools::storm-failures storm)) #'<
+                (testee::told-failures storm (sort (copy-list (testee::storm-failures storm)) #'<
                                                   :key #'first))))))
 
 (test a-call-that-is-begun-before-it-was-due-counts-from-its-begin
   (with-offer (channel "bench")
     (let* ((due (+ 60000000000 (base:monotonic-ns)))
-           (storm (tools::make-storm :begin-ns due)))
-      (tools::begin-storm-call storm channel due 10)
+           (storm (testee::make-storm :begin-ns due)))
+      (testee::begin-storm-call storm channel due 10)
       (is-true (loop repeat 1000
-                     thereis (= 1 (tools::storm-ended storm))
+                     thereis (= 1 (testee::storm-ended storm))
                      do (sleep 0.01)))
-      (is (equal '((:ok . 1)) (tools::storm-statuses storm)))
-      (is (< 0 (load:histogram-max (tools::storm-latencies storm)) 10000000000)))))
+      (is (equal '((:ok . 1)) (testee::storm-statuses storm)))
+      (is (< 0 (load:histogram-max (testee::storm-latencies storm)) 10000000000)))))

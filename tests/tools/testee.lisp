@@ -4,7 +4,7 @@
 (in-suite :clgrpc.tools)
 
 (defun conform (output &rest arguments)
-  (tools::answer-conformance
+  (testee::answer-conformance
    (apply #'conformance:make-conformance-request :requested-output-format output
           `(,@arguments :message-type "protobuf_test_messages.proto3.TestAllTypesProto3"))))
 
@@ -38,28 +38,28 @@
                     :message-type "conformance.FailureSet" :requested-output-format :protobuf
                     :protobuf-payload (base:octets-of))))
       (with-open-file (out path :direction :output :if-exists :supersede :element-type 'base:octet)
-        (dotimes (i 2) (tools::write-framed (grpc:serialize request) out #'(setf base:u32le)))))
+        (dotimes (i 2) (testee::write-framed (grpc:serialize request) out #'(setf base:u32le)))))
     (uiop:with-temporary-file (:pathname answers :type "octets")
       (with-open-file (in path :element-type 'base:octet)
         (with-open-file (out answers :direction :output :if-exists :supersede
                                      :element-type 'base:octet)
-          (is (= 0 (tools::serve-conformance in out)))))
+          (is (= 0 (testee::serve-conformance in out)))))
       (with-open-file (in answers :element-type 'base:octet)
         (dotimes (i 2)
           (is (eq :protobuf-payload
                   (nth-value 1 (conformance:conformance-response-result
                                 (grpc:parse-message 'conformance:conformance-response
-                                                      (tools::read-framed in #'base:u32le)))))))
-        (is (null (tools::read-framed in #'base:u32le)))))))
+                                                      (testee::read-framed in #'base:u32le)))))))
+        (is (null (testee::read-framed in #'base:u32le)))))))
 
 (test connect-client-calls-connect-server
   "The two ends of the ConnectRPC suite by themselves, without its runner."
-  (let ((server (grpc:start-server (make-instance 'tools::connect-service))))
+  (let ((server (grpc:start-server (make-instance 'testee::connect-service))))
     (unwind-protect
          (let* ((address (grpc:server-address server))
                 (colon (position #\: address)))
            (flet ((try (method type definition &rest more)
-                    (tools::try-call
+                    (testee::try-call
                      (apply #'connect:make-client-compat-request
                             :host (subseq address 0 colon)
                             :port (parse-integer address :start (1+ colon))
@@ -108,11 +108,11 @@
   "Evaluate BODY with the function DO, of an op's name and the rest of it as JSON, which returns the
 answer; a channel \"c\" leads to a server of the interop service at ADDRESS."
   (let ((server (gensym "SERVER")) (lab (gensym "LAB")))
-    `(let* ((,server (grpc:start-server (make-instance 'tools::interop-service)))
+    `(let* ((,server (grpc:start-server (make-instance 'testee::interop-service)))
             (,address (grpc:server-address ,server))
-            (,lab (tools::make-lab)))
+            (,lab (testee::make-lab)))
        (flet ((,do (op &optional (rest "{}"))
-                (tools::perform-op ,lab (acons "op" op (base:parse-json rest)))))
+                (testee::perform-op ,lab (acons "op" op (base:parse-json rest)))))
          (unwind-protect
               (progn (,do "channel" (format nil "{\"name\":\"c\",\"target\":\"~A\"}"
                                             ,address))
@@ -190,19 +190,19 @@ answer; a channel \"c\" leads to a server of the interop service at ADDRESS."
 
 (test what-a-lab-is-told-of-metadata
   (is (equal '(:timeout 3/2 :wait-for-ready nil :metadata (("x-a" . "7 of 7")))
-             (tools::lab-call-options
+             (testee::lab-call-options
               (base:parse-json "{\"timeoutMs\":1500,\"waitForReady\":false,
                                  \"metadata\":{\"X-A\":\"{i} of {i}\"}}")
               7)))
-  (is (equal '() (tools::lab-call-options '(("timeoutMs" . :null)) 0)))
+  (is (equal '() (testee::lab-call-options '(("timeoutMs" . :null)) 0)))
   (is (equal '(("a" . "1,2") ("b" . "3"))
-             (tools::joined-texts `(("a" . "1") ("b" . "3") ("a" . "2")
+             (testee::joined-texts `(("a" . "1") ("b" . "3") ("a" . "2")
                                     ("c-bin" . ,(base:octets-of 1)))))))
 
 (test what-a-lab-refuses
   (with-lab (ask)
-    (signals tools::unsupported-op (ask "dance"))
-    (signals tools::unsupported-op
+    (signals testee::unsupported-op (ask "dance"))
+    (signals testee::unsupported-op
       (ask "call" "{\"channel\":\"c\",\"method\":\"no-stream\"}"))
     (signals base:misuse (ask "state" "{\"channel\":\"d\"}"))
     (signals base:misuse (ask "call" "{\"channel\":\"c\",\"payloadBytes\":-1}"))
@@ -221,7 +221,7 @@ answer; a channel \"c\" leads to a server of the interop service at ADDRESS."
         (with-open-file (out answers :direction :output :if-exists :supersede
                                      :element-type 'base:octet)
           (let ((*error-output* (make-broadcast-stream)))
-            (is (= 0 (tools::be-driven in out))))
+            (is (= 0 (testee::be-driven in out))))
           (flet ((lines () (uiop:read-file-lines answers)))
             (loop repeat 200 until (= 3 (length (lines))) do (sleep 0.05))
             (is (equal '("{\"id\":1,\"ok\":true}" "{\"id\":2,\"unsupported\":true"

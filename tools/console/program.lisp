@@ -17,8 +17,8 @@ only if there are CREDENTIALS."
   (find-if (lambda (observer) (typep observer 'console)) observers))
 
 (defun make-console-as-asked (given)
-  "A list of the console that GIVEN, the plist of a command line, asks for, and of its metrics if its
-observers have none; no console if there is one among them."
+  "A list of the console that GIVEN, the plist of a command line, asks for, and of its metrics if
+its observers have none; no console if there is one among them."
   (destructuring-bind (&key console observer credentials &allow-other-keys) given
     (when (and console (not (find-console observer)))
       (let* ((own (find-if (lambda (observer) (typep observer 'metrics:metrics)) observer))
@@ -28,8 +28,9 @@ observers have none; no console if there is one among them."
         (if own (list made) (list metrics made))))))
 
 (defun call-with-console-page (server given function)
-  "Call FUNCTION, which stops SERVER, while the console among its observers is shown where GIVEN, the
-plist of a command line, says, with a list of a line that says so; with nil if that says nothing."
+  "Call FUNCTION, which stops SERVER, while the console among its observers is shown where GIVEN,
+the plist of a command line, says, with a list of a line that says so; with nil if that says
+nothing."
   (declare (ignore server))
   (destructuring-bind (&key addresses observer credentials &allow-other-keys)
       (list* :addresses (getf given :console) given)

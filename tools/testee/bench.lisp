@@ -1,9 +1,8 @@
-;;;; The services that benchmarks call. They do the least that their calls can mean, in the reactive
-;;;; style, so that all of them may run inline: RouteGuide, whose features are searched one by one
-;;;; with the one that benchmarks ask for first, and grpc.testing.BenchmarkService, which answers
-;;;; with as many octets as the request asks for.
+;;;; RouteGuide as benchmarks call it: it does the least that its calls can mean, in the reactive
+;;;; style, so that all of them may run inline. Features are searched one by one, and the one that
+;;;; benchmarks ask for is the first.
 
-(in-package #:clgrpc.tools)
+(in-package #:clgrpc.testee)
 
 (deftype places ()
   "Places as words, to be searched."
@@ -90,19 +89,3 @@ that note."))
   (grpc:on-message call (lambda (note) (grpc:send call note)))
   (grpc:on-half-close call (lambda () (grpc:finish call)))
   call)
-
-(defclass bench-service (testing:benchmark-service) ()
-  (:documentation "UnaryCall and StreamingCall of grpc.testing.BenchmarkService."))
-
-(defmethod grpc.testing.benchmark-service:unary-call ((service bench-service) request &key)
-  (answer-of-size request))
-
-(defmethod grpc.testing.benchmark-service:streaming-call ((service bench-service) call &key)
-  (grpc:on-message call (lambda (request) (grpc:send call (answer-of-size request))))
-  (grpc:on-half-close call (lambda () (grpc:finish call)))
-  call)
-
-(defun answer-of-size (request)
-  (testing:make-simple-response
-   :payload (payload-of-size (testing:simple-request-response-type request)
-                             (testing:simple-request-response-size request))))

@@ -1,7 +1,7 @@
 ;;;; `interop-client`: the cases of interop-case.lisp by the flags that the interoperability clients
 ;;;; of all gRPC implementations have, so that it fits their scripts.
 
-(in-package #:clgrpc.tools)
+(in-package #:clgrpc.testee)
 
 (defun interop-credentials (use-tls use-test-ca ca-file host-override)
   (when (and use-test-ca (not ca-file))

@@ -2,7 +2,7 @@
 ;;;; servers die meanwhile. The latency of a call counts from when it was due, so that a client that
 ;;;; comes too late hides nothing.
 
-(in-package #:clgrpc.tools)
+(in-package #:clgrpc.testee)
 
 (defconstant +most-outstanding+ 20000 "How many calls may be under way at once.")
 

@@ -3,7 +3,7 @@
 ;;;; number, and writes another for each: what came of it. Many ops are under way at once, each on a
 ;;;; thread of its own. The RPCs are those of grpc.testing.TestService.
 
-(in-package #:clgrpc.tools)
+(in-package #:clgrpc.testee)
 
 (defconstant +most-ops+ 1000 "How many ops may be under way at once.")
 

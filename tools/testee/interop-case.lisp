@@ -3,7 +3,7 @@
 ;;;; and signals an error when it has not. All that need no cloud are here but one: the GET requests
 ;;;; of cacheable_unary gRPC has given up, and grpc-go's server has no handler for the case.
 
-(in-package #:clgrpc.tools)
+(in-package #:clgrpc.testee)
 
 (defvar *interop-cases* '() "An alist from the name of a case to its function.")
 

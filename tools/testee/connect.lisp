@@ -3,7 +3,7 @@
 ;;;; on standard input, each behind its length in four octets, big-endian; answers go to standard
 ;;;; output.
 
-(in-package #:clgrpc.tools)
+(in-package #:clgrpc.testee)
 
 ;;; Headers of the suite and metadata: values of -bin keys travel as base64 there
 

@@ -2,7 +2,7 @@
 ;;;; program can wait for many answers, so that bench/run can measure what a call costs the caller.
 ;;;; What it prints and how it is driven is the protocol of the command `load` of tests/peers.
 
-(in-package #:clgrpc.tools)
+(in-package #:clgrpc.testee)
 
 ;;; Three manners of calling. Each calls until END, a time of MONOTONIC-NS, and returns a
 ;;; histogram of latencies.

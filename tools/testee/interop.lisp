@@ -7,7 +7,7 @@
 ;;;; Calls with one reply never wait and run inline; the streaming ones sleep between messages when
 ;;;; they are told to, and so are in the blocking style.
 
-(in-package #:clgrpc.tools)
+(in-package #:clgrpc.testee)
 
 (defclass interop-service (testing:test-service load-report-service)
   ((reporter :initform (sb-thread:make-mutex :name "clgrpc reporter") :reader service-reporter))

@@ -6,7 +6,7 @@
 ;;;; but replaced. LOCK guards the subscribers and orders reports before their end when the server
 ;;;; stops; nothing waits while it is held.
 
-(in-package #:clgrpc.tools)
+(in-package #:clgrpc.testee)
 
 (defconstant +min-report-interval+ 1/10
   "The shortest time between two reports of a stream, in seconds; also what there is if the request

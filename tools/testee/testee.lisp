@@ -2,13 +2,9 @@
 ;;;; talks to it on standard input and output. For `protobuf` that is the conformance runner of
 ;;;; Protocol Buffers: each request holds a message in one format, each response the same message in
 ;;;; another, both with their length in four octets, little-endian, before them. The others are in
-;;;; testee-connect.lisp, testee-policy.lisp and testee-metrics.lisp.
+;;;; connect.lisp, policy.lisp and metrics.lisp.
 
-(in-package #:clgrpc.tools)
-
-(defun octet-input ()
-  "A stream of the octets of the standard input."
-  (sb-sys:make-fd-stream 0 :input t :element-type 'octet :buffering :full))
+(in-package #:clgrpc.testee)
 
 (defun read-framed (stream reader)
   "Read a length, which READER takes from four octets, and as many octets from STREAM; nil at its

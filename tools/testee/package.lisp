@@ -1,0 +1,25 @@
+;;;; What test peers need beside the command `clgrpc`: the services and clients of interoperability
+;;;; tests and of benchmarks, and the programs that public conformance suites judge.
+;;;; bin/clgrpc-testee is the command with these.
+
+(defpackage #:clgrpc.testee
+  (:use #:cl #:clgrpc.base #:clgrpc.command)
+  (:local-nicknames (#:grpc #:clgrpc) (#:program #:clgrpc.program) (#:rpc #:clgrpc.rpc)
+                    (#:loop #:clgrpc.loop) (#:load #:clgrpc.load) (#:os #:clgrpc.os)
+                    (#:protobuf #:clgrpc.protobuf) (#:config #:clgrpc.config)
+                    (#:service #:clgrpc.service)
+                    (#:examples #:clgrpc.examples) (#:testing #:grpc.testing)
+                    (#:orca #:xds.service.orca.v3)
+                    (#:orca-methods #:xds.service.orca.v3.open-rca-service)
+                    (#:connect #:connectrpc.conformance.v1)
+                    (#:connect-methods #:connectrpc.conformance.v1.conformance-service))
+  (:import-from #:clgrpc.tools
+                #:define-command #:failure #:failure-text #:fail-command
+                #:parse-channel-target #:make-standard-output #:octet-input #:client-tls
+                #:client-credentials #:fleet #:fleet-arguments #:+max-payload-octets+
+                #:payload-of-size #:answer-of-size #:bench-service #:add-offer)
+  (:export
+   ;; bench.lisp
+   #:bench-route-guide
+   ;; interop.lisp
+   #:interop-service))
