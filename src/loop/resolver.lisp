@@ -4,8 +4,9 @@
 ;;;; something to look up and end when there is nothing. What finds no thread waits, and is not
 ;;;; begun when nobody wants the answer any more.
 ;;;;
-;;;; Who asks for a name that is being looked up gets the answer to that, unless it has taken very
-;;;; long: retries of a name that hangs take few further threads.
+;;;; A loop that asks for a name that is being looked up gets the answer to that, unless it has
+;;;; taken very long: retries of a name that hangs take few further threads. A question that waits
+;;;; for a thread is shared by the loops of its reserve alone, since those threads may all hang.
 
 (in-package #:clgrpc.loop)
 
@@ -29,6 +30,10 @@
   "Call FUNCTION, which reads files, on a thread for that. Return false if too many wait."
   (run-on-reserve **readers** function))
 
+(defun resolvers-of (loop)
+  "The reserve whose threads look names up for LOOP."
+  (or (event-loop-reserve loop) **resolvers**))
+
 (defun run-on-resolver (loop function)
   "Call FUNCTION, which may block, on a thread for look-ups of LOOP. Return false if too many wait."
   (let ((reserve (event-loop-reserve loop)) (world (event-loop-world loop)))
@@ -41,10 +46,12 @@
 (defconstant +question-ns+ (* 60 +ns-per-second+)
   "A question that is older is asked once more.")
 
-(defstruct (question (:constructor make-question (key since-ns)) (:copier nil))
+(defstruct (question (:constructor make-question (key reserve since-ns)) (:copier nil))
   "The addresses of a host that are asked for."
   (key nil :type cons :read-only t)     ; the host's name and the port
+  (reserve nil :type reserve :read-only t) ; whose thread asks
   (since-ns 0 :type nanoseconds :read-only t) ; when it was asked first
+  (begun nil :type boolean)             ; a thread asks the system's resolver
   (askers '() :type list))              ; conses of functions: gets the answer, is it wanted still
 
 (declaim (sb-ext:freeze-type question))
@@ -58,23 +65,31 @@
 (defglobal **questions** '())           ; those without an answer
 (defglobal **questions-lock** (sb-thread:make-mutex :name "clgrpc look-ups"))
 
-(defun add-asker (host port answer wanted-p)
+(defun find-question (question)
+  "Another question that is the same as QUESTION, and whose answer is as good: one that a thread
+asks, or of the same reserve. With the lock."
+  (find-if (lambda (other)
+             (and (not (eq question other))
+                  (equal (question-key question) (question-key other))
+                  (or (question-begun other)
+                      (eq (question-reserve question) (question-reserve other)))
+                  (< (question-since-ns question) (+ (question-since-ns other) +question-ns+))))
+           **questions**))
+
+(defun add-asker (host port reserve answer wanted-p)
   "Have ANSWER called with the answer to the question for the addresses of HOST. Return the question
-if it is a new one."
-  (let ((key (cons host port)) (asker (cons answer wanted-p)) (now (monotonic-ns)))
+if it is a new one, for a thread of RESERVE."
+  (let ((new (make-question (cons host port) reserve (monotonic-ns)))
+        (asker (cons answer wanted-p)))
     (sb-thread:with-mutex (**questions-lock**)
-      (let ((old (find-if (lambda (question)
-                            (and (equal key (question-key question))
-                                 (< now (+ (question-since-ns question) +question-ns+))))
-                          **questions**)))
+      (let ((old (find-question new)))
         (cond (old
                (setf (question-askers old)
                      (cons asker (remove-if-not #'asker-waits-p (question-askers old))))
                nil)
-              (t (let ((new (make-question key now)))
-                   (push asker (question-askers new))
-                   (push new **questions**)
-                   new)))))))
+              (t (push asker (question-askers new))
+                 (push new **questions**)
+                 new))))))
 
 (defun asker-waits-p (asker)
   (funcall (the function (cdr asker))))
@@ -86,16 +101,21 @@ if it is a new one."
                    (shiftf (question-askers question) '())))
     (funcall (the function (car asker)) addresses failure)))
 
-(defun drop-if-unwanted (question)
-  "If nobody waits for the answer to QUESTION, forget it and return true."
+(defun begin-question (question)
+  "A thread is there for QUESTION. Return true if it is to ask it; not if nobody waits for the
+answer, or if another thread asks the same."
   (sb-thread:with-mutex (**questions-lock**)
-    (when (notany #'asker-waits-p (question-askers question))
-      (setf **questions** (delete question **questions**))
-      t)))
+    (let ((askers (remove-if-not #'asker-waits-p (question-askers question)))
+          (other (find-question question)))
+      (cond ((and askers (not (and other (question-begun other))))
+             (setf (question-begun question) t))
+            (t (setf **questions** (delete question **questions**))
+               (when other (setf (question-askers other) (append askers (question-askers other))))
+               nil)))))
 
 (defun ask-question (question network)
   "Ask the resolver of NETWORK, if somebody waits for the answer."
-  (unless (drop-if-unwanted question)
+  (when (begin-question question)
     (let ((addresses '()) (failure "the look-up has failed"))
       (unwind-protect
            (destructuring-bind (host . port) (question-key question)
@@ -111,7 +131,7 @@ answer still is of use; from any thread."
              (post loop (lambda () (funcall function addresses failure)))))
       (if (simulated-p (event-loop-world loop))
           (multiple-value-call #'answer (funcall (network-resolve network) host port))
-          (let ((question (add-asker host port #'answer wanted-p)))
+          (let ((question (add-asker host port (resolvers-of loop) #'answer wanted-p)))
             (when question
               (unless (run-on-resolver loop (lambda () (ask-question question network)))
                 (end-question question '() "too many look-ups are waiting"))))))))

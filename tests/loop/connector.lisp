@@ -250,6 +250,25 @@
       (is (= 1 (length (remove-duplicates addresses :test #'equalp))))
       (is (null loop::**questions**)))))
 
+(test a-name-does-not-wait-for-the-threads-of-another-loop
+  "All threads that look names up for one loop hang, and a name waits for one of them. A loop with
+threads of its own that asks for the same name has its answer."
+  (let ((reserve (make-reserve :threads 4))
+        (answered (sb-thread:make-semaphore)))
+    (with-loops (busy) ()
+      (with-loops (loop) (:reserve reserve)
+        (flet ((ask (loop)
+                 (loop:look-up-host loop "localhost" 5 (lambda (found failure)
+                                                         (declare (ignore found failure))
+                                                         (sb-thread:signal-semaphore answered)))))
+          (call-with-busy-resolver busy (lambda ()
+                                          (ask busy)
+                                          (ask loop)
+                                          (is-true (await answered))))
+          (is-true (await answered))
+          (is (null loop::**questions**)))))
+    (is-true (close-reserve reserve 10))))
+
 (test what-nobody-waits-for-is-not-looked-up
   (with-loops (loop) ()
     (let ((answers 0))
