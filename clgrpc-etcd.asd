@@ -22,6 +22,8 @@
                (:file "client")
                (:file "call")
                (:file "lease")
+               (:file "keeper")
+               (:file "grant")
                (:file "store")
                (:file "transaction")
                (:file "watch")

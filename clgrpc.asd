@@ -139,6 +139,7 @@
                (:file "datagram")
                (:file "connector")
                (:file "back-off")
+               (:file "background")
                (:file "future")))
 
 (defsystem "clgrpc/dns"

@@ -1,12 +1,12 @@
 ;;;; Registrations: a server says in the store where it is, under a lease, so that it is gone from
 ;;;; there soon after it has died.
 ;;;;
-;;;; 1. The registration's thread puts what is to be said, under a lease that it has granted. The
-;;;;    lease's own thread keeps that alive (etcd/lease.lisp).
+;;;; 1. The registration's job, one of its client's background, puts what is to be said, under a lease
+;;;;    that it has granted. The client's keeper keeps that alive (etcd/keeper.lisp).
 ;;;; 2. When the lease is lost, since etcd was away for too long or knows nothing of it, another is
 ;;;;    granted and the key put anew, until that succeeds. The key is the same, so the end of the
 ;;;;    former lease takes nothing away.
-;;;; 3. Once in the time of a lease the thread looks whether the key is there, and puts it if it is
+;;;; 3. Once in the time of a lease the job looks whether the key is there, and puts it if it is
 ;;;;    not. Nothing is written as long as the key says what it should.
 ;;;; 4. The first put takes the key from whoever has it: a server that was at the same address and
 ;;;;    was killed, whose lease has not ended yet. After that the key is put only where it is gone
@@ -32,8 +32,11 @@
   (seconds 10 :type (integer 1) :read-only t) ; of its lease
   (notice-seconds 1 :type (real 0) :read-only t) ; from :draining to the end of the server
   (meter nil :type (or null meter) :read-only t) ; counts what happens, or nil
-  (thread nil)                          ; that writes it
-  (ending nil :type (or null function)) ; ends the thread when ETCD is closed
+  (job nil :type (or null loop:job))    ; that writes it
+  ;; between writes that fail
+  (pauses (loop:make-pauses +first-pause-seconds+ +longest-pause-seconds+)
+   :type loop:pauses :read-only t)
+  (ending nil :type (or null function)) ; ends the job when ETCD is closed
   (lock (sb-thread:make-mutex :name "clgrpc registration") :read-only t) ; of what follows
   (bell (sb-thread:make-waitqueue :name "clgrpc registration") :read-only t) ; any of it has changed
   (endpoint nil :type endpoint)         ; what is to be said
@@ -86,7 +89,7 @@ kept no longer, or it is END-NS. Return what PREDICATE does."
                                    (registration-lock registration) end-ns)
           finally (return value))))
 
-;;; What its thread does
+;;; What its job does
 
 (defun count-standing (registration standing)
   "Count whether the key of REGISTRATION is in the store, and says what it should. Under its lock."
@@ -94,7 +97,7 @@ kept no longer, or it is END-NS. Return what PREDICATE does."
     (note (registration-meter registration) #'meter-registered (if standing 1 -1)
           (registration-name registration))))
 
-(defun lose-lease (registration number condition)
+(defun drop-lease (registration number condition)
   "The NUMBERth lease of REGISTRATION is lost, as CONDITION says."
   (with-registration (registration)
     (when (= number (registration-leases registration))
@@ -103,6 +106,11 @@ kept no longer, or it is END-NS. Return what PREDICATE does."
       (setf (registration-lease registration) nil
             (registration-written registration) 0
             (registration-trouble registration) condition))))
+
+(defun lose-lease (registration number condition)
+  "As DROP-LEASE, and have another be granted."
+  (drop-lease registration number condition)
+  (loop:wake-job (registration-job registration)))
 
 (defun ensure-lease (registration)
   "The lease of REGISTRATION, a new one if it has none. Signal an ETCD-ERROR, also if REGISTRATION
@@ -118,7 +126,7 @@ is to be kept no longer when that comes."
         (unless (with-registration (registration)
                   (when (and (etcd:lease-alive-p lease) (not (registration-ended registration)))
                     (setf (registration-lease registration) lease)))
-          ;; nobody would end it: its thread renews it
+          ;; nobody would end it: it is kept alive
           (etcd:revoke-lease lease :timeout +write-seconds+)
           (error 'etcd:unavailable :text "the answer to the request for a lease has come too late"))
         lease)))
@@ -192,7 +200,7 @@ since it was gone; :left if somebody else has it; nil if REGISTRATION is to be k
            (outcome (handler-case (put-text registration (endpoint-json endpoint) lease
                                             (= version written))
                       (etcd:lease-not-found (condition)
-                        (lose-lease registration (registration-leases registration) condition)
+                        (drop-lease registration (registration-leases registration) condition)
                         (error condition)))))
       (when outcome (note-outcome registration outcome lease version))
       (unless (or (null outcome) (= version written))
@@ -202,28 +210,21 @@ since it was gone; :left if somebody else has it; nil if REGISTRATION is to be k
                    :key (registration-key registration)
                    :state (endpoint-state endpoint))))))
 
-(defun await-work (registration)
-  "Wait until the store is to be asked for something. Return false if REGISTRATION is to end."
-  (await registration (loop:notice-end (registration-seconds registration))
-         (lambda ()
-           (/= (registration-version registration) (registration-written registration))))
-  (not (registration-ended registration)))
-
 (defun keep-registered (registration)
-  "What the thread of REGISTRATION does."
-  (loop with pauses = (loop:make-pauses +first-pause-seconds+ +longest-pause-seconds+)
-        while (await-work registration)
-        do (handler-case (progn (write-registration registration)
-                                (loop:forget-failures pauses))
-             (etcd:etcd-error (condition)
-               (with-registration (registration)
-                 (setf (registration-trouble registration) condition))
-               (note (registration-meter registration) #'meter-writes 1
-                     (registration-name registration) "failed")
-               (log-event :warning :server-not-registered
-                          :key (registration-key registration)
-                          :condition (princ-to-string condition))
-               (await registration (loop:notice-end (loop:next-pause pauses)) (constantly nil))))))
+  "What the job of REGISTRATION does. Return the seconds until it has to again."
+  (handler-case (progn (write-registration registration)
+                       (loop:forget-failures (registration-pauses registration))
+                       (loop:tell-recovery (registration-job registration) :server-registered-again
+                                           :key (registration-key registration))
+                       (registration-seconds registration))
+    (etcd:etcd-error (condition)
+      (with-registration (registration)
+        (setf (registration-trouble registration) condition))
+      (note (registration-meter registration) #'meter-writes 1
+            (registration-name registration) "failed")
+      (loop:tell-trouble (registration-job registration) :server-not-registered condition
+                         :key (registration-key registration))
+      (loop:next-pause (registration-pauses registration)))))
 
 ;;; What users do
 
@@ -262,13 +263,13 @@ wrong argument. From any thread."
                                            :key (endpoint-key name (or id address))
                                            :seconds lease-seconds :notice-seconds notice-seconds
                                            :endpoint endpoint)))
+    (setf (registration-ending registration) (lambda () (stop-keeping registration))
+          (registration-job registration)
+          (etcd:add-job etcd (lambda () (keep-registered registration))))
     (when server
       (server:call-before-stop server (lambda (drain) (take-leave registration drain))))
-    (setf (registration-ending registration) (lambda () (stop-keeping registration)))
     (etcd:add-ending etcd (registration-ending registration))
-    (setf (registration-thread registration)
-          (sb-thread:make-thread #'keep-registered :name "clgrpc registration"
-                                                   :arguments (list registration)))
+    (loop:wake-job (registration-job registration))
     registration))
 
 (defun checked-endpoint (&rest arguments &key address weight zone hash-key &allow-other-keys)
@@ -308,6 +309,7 @@ does. From any thread."
                                  :state (endpoint-state now)
                                  :metadata (endpoint-metadata now)))))
       (incf (registration-version registration))))
+  (loop:wake-job (registration-job registration))
   nil)
 
 (defun change-registration (registration &rest changes &key weight zone hash-key metadata)
@@ -322,14 +324,13 @@ any thread."
 From any thread."
   (say registration :state :draining))
 
-(defun stop-keeping (registration &optional seconds)
-  "End the thread of REGISTRATION, and wait for it, SECONDS at most if they are given: it may wait
-for an answer, and what that brings it ends itself."
+(defun stop-keeping (registration &optional (seconds 3600))
+  "End the job of REGISTRATION, and wait for it, SECONDS at most: it may wait for an answer, and what
+that brings it ends itself."
   (with-registration (registration)
     (count-standing registration nil)
     (setf (registration-ended registration) t))
-  (let ((thread (registration-thread registration)))
-    (when thread (sb-thread:join-thread thread :default nil :timeout seconds)))
+  (loop:end-job (registration-job registration) :seconds seconds)
   (etcd:remove-ending (registration-etcd registration) (registration-ending registration)))
 
 (defun withdraw (registration)

@@ -19,9 +19,12 @@
    (options :initarg :options :initform '() :reader etcd-options) ; of MAKE-ETCD
    (meter :initarg :meter :initform nil :reader etcd-meter) ; counts what happens, or nil
    (closed :initform nil :accessor etcd-closed) ; CLOSE-ETCD was called
-   ;; functions that end its leases' and watches' threads
+   ;; functions that end its leases and watches, the newest first
    (endings :initform '() :accessor etcd-endings)
-   (lock :initform (sb-thread:make-mutex :name "clgrpc etcd") :reader etcd-lock)) ; of both
+   (background :initform nil :accessor etcd-background) ; where its jobs run, once there are some
+   (keeper :initform nil :accessor etcd-keeper) ; keeps its leases alive, once there are some
+   ;; of these four
+   (lock :initform (sb-thread:make-mutex :name "clgrpc etcd") :reader etcd-lock))
   (:documentation "A client of etcd, see MAKE-ETCD."))
 
 (document-functions
@@ -109,6 +112,7 @@ connections are closed. From any thread but that of a watch or a lease."
   (mapc #'run-ending (sb-thread:with-mutex ((etcd-lock etcd))
                        (setf (etcd-closed etcd) t)
                        (shiftf (etcd-endings etcd) '())))
+  (when (etcd-background etcd) (loop:end-background (etcd-background etcd)))
   (if (etcd-parent etcd)
       (remove-ending (etcd-parent etcd) etcd)
       (calling:close-channel (etcd-channel etcd))))
@@ -123,6 +127,22 @@ connections are closed. From any thread but that of a watch or a lease."
   "Count NUMBER by INSTRUMENT, a reader of meters, if ETCD counts."
   (let ((meter (etcd-meter etcd)))
     (when meter (metrics:add (funcall (the function instrument) meter) number))))
+
+(defun background-of (etcd)
+  "Where the jobs of ETCD run; one that has ended if ETCD is closed."
+  (or (etcd-background etcd)
+      (let* ((new (loop:make-background "clgrpc etcd"))
+             (present (sb-thread:with-mutex ((etcd-lock etcd))
+                        (or (etcd-background etcd)
+                            (and (not (etcd-closed etcd))
+                                 (setf (etcd-background etcd) new))))))
+        (unless (eq present new) (loop:end-background new))
+        (or present new))))
+
+(defun add-job (etcd function)
+  "Return a new job of the client ETCD, see LOOP:ADD-JOB; all its jobs share one thread that waits.
+ADD-ENDING says how it ends when ETCD is closed. From any thread."
+  (loop:add-job (background-of etcd) function))
 
 (defun add-ending (etcd ending)
   "Have ENDING, a function, be called when ETCD is closed, before its channel is: it ends what uses

@@ -1,13 +1,23 @@
-;;;; Leases: what is put with one ends with it. A lease that is kept alive has a thread, which
-;;;; renews it three times in its time, and if that fails at once again: an answer that does not
-;;;; come is waited for a tenth of the time, so that several members can be asked within it. What
-;;;; is to be removed before the lease ends, and could not be, is a chore of the thread's.
+;;;; Leases: what is put with one ends with it. One that is kept alive is renewed by the keeper of
+;;;; its client (keeper.lisp). What is to be removed before the lease ends, and could not be, is a
+;;;; chore, which is done after a renewal that was answered. Chores, and the functions that hear of
+;;;; the loss of the lease, run in a job of the lease's own, since they may wait.
 ;;;;
 ;;;; By our own clock a lease has ended when its time is over since the last renewal that was
 ;;;; answered was asked for, so never later than the store lets it end: whoever asks LEASE-ALIVE-P
 ;;;; does not take for his what somebody else may have by now.
 
 (in-package #:clgrpc.etcd)
+
+(defstruct (renewal (:constructor make-renewal (next-ns patience pauses)) (:copier nil))
+  "What the keeper knows of a lease that it keeps alive."
+  (next-ns 0 :type nanoseconds)         ; when it is to be asked for; times are those of the loops
+  (asked-ns nil :type (or null nanoseconds)) ; when it was, by LEASE-NOW-NS, until it is answered
+  (limit-ns 0 :type nanoseconds)        ; when that is given up
+  (patience 0 :type real)               ; after how many seconds the next will be
+  (pauses nil :type loop:pauses :read-only t)) ; before it is asked for again after a failure
+
+(declaim (sb-ext:freeze-type renewal))
 
 (defstruct (lease (:constructor %make-lease (etcd id seconds until-ns)) (:copier nil))
   "A lease of the store, see GRANT-LEASE."
@@ -20,12 +30,13 @@
   (chores '() :type list)               ; functions by key that are called until they succeed
   (loss nil :type (or null condition))  ; how it has ended without being revoked
   (ended nil :type boolean)             ; it was revoked, or lost, or nobody renews it
-  (ending nil :type (or null function)) ; ends its thread
-  (thread nil)                          ; that keeps it alive, or nil
+  (told nil :type boolean)              ; its loss was
+  (ending nil :type (or null function)) ; has it be kept alive no longer; nil if it is not
+  (job nil :type (or null loop:job))    ; does its chores and tells its loss
   (errand (make-errand) :type errand :read-only t) ; what that waits for
+  (renewal nil :type (or null renewal)) ; of one that is kept alive
   (lock (sb-thread:make-mutex :name "clgrpc lease") :read-only t) ; of UNTIL-NS to ENDED
-  (chore-lock (sb-thread:make-mutex :name "clgrpc lease chores") :read-only t) ; a chore is done
-  (bell (sb-thread:make-waitqueue :name "clgrpc lease") :read-only t)) ; ENDED has become true
+  (chore-lock (sb-thread:make-mutex :name "clgrpc lease chores") :read-only t)) ; a chore is done
 
 (declaim (sb-ext:freeze-type lease))
 
@@ -62,14 +73,13 @@ false if it had ended."
   (sb-thread:with-mutex ((lease-lock lease))
     (unless (shiftf (lease-ended lease) t)
       (setf (lease-loss lease) loss)
-      (sb-thread:condition-broadcast (lease-bell lease))
       t)))
 
 (defun on-lease-loss (lease function)
   "Have FUNCTION called with an ETCD-ERROR when LEASE is lost: when etcd says that it has ended, or
 has not renewed it for so long that it may have ended; at once if that is so. One that is revoked is
-not lost, and of one that is not kept alive nobody learns. FUNCTION runs on the lease's thread, and
-may wait, but calls no CLOSE-ETCD. From any thread."
+not lost, and of one that is not kept alive nobody learns. FUNCTION runs on a thread for the
+lease, and may wait, but calls no CLOSE-ETCD. From any thread."
   (let ((loss (sb-thread:with-mutex ((lease-lock lease))
                 (unless (lease-ended lease) (push function (lease-mourners lease)))
                 (lease-loss lease))))
@@ -125,19 +135,11 @@ ended, or another ETCD-ERROR. From any thread."
     (extend-lease lease asked seconds)
     seconds))
 
-(defun pause-lease (lease seconds)
-  "Wait for SECONDS, or until LEASE is to end. Return false if it is."
-  (let ((end (loop:notice-end seconds)))
-    (sb-thread:with-mutex ((lease-lock lease))
-      (loop until (or (lease-ended lease) (<= end (loop:world-now)))
-            do (loop:await-notice (lease-bell lease) (lease-lock lease) end))
-      (not (lease-ended lease)))))
-
 ;;; Chores
 
 (defun add-chore (lease key function)
-  "Have FUNCTION called by the thread of LEASE, if it has one, with the seconds that it may take,
-until it signals no ETCD-ERROR. KEY, a string, is what FORGET-CHORE knows it by."
+  "Have FUNCTION called after the renewals of LEASE, if it is kept alive, with the seconds that it may
+take, until it signals no ETCD-ERROR. KEY, a string, is what FORGET-CHORE knows it by."
   (sb-thread:with-mutex ((lease-lock lease))
     (push (cons key function) (lease-chores lease))))
 
@@ -154,8 +156,7 @@ until it signals no ETCD-ERROR. KEY, a string, is what FORGET-CHORE knows it by.
     (setf (lease-chores lease) (append (remove chore (lease-chores lease)) again))))
 
 (defun do-chores (lease seconds)
-  "Do the chores of LEASE, all within SECONDS, until one fails, lest they keep the lease from being
-renewed. The others come first the next time."
+  "Do the chores of LEASE, all within SECONDS, until one fails. The others come first the next time."
   (loop with end = (loop:notice-end seconds)
         for chore in (lease-chores lease)
         while (< (loop:world-now) end)
@@ -168,9 +169,10 @@ renewed. The others come first the next time."
                    (set-chores lease chore chore)
                    (return)))))))
 
-(defun lose-lease (lease condition)
-  "LEASE has ended, as CONDITION says, though nobody has revoked it."
-  (when (end-lease lease condition)
+(defun tell-loss (lease)
+  "LEASE was lost: tell all who want to know."
+  (setf (lease-told lease) t)
+  (let ((condition (lease-loss lease)))
     (remove-ending (lease-etcd lease) (lease-ending lease))
     (note (lease-etcd lease) #'meter-losses)
     (log-event :warning :etcd-lease-lost :lease (format nil "~(~X~)" (lease-id lease))
@@ -180,152 +182,20 @@ renewed. The others come first the next time."
       (loop:guarding (:etcd-lease-error :lease (format nil "~(~X~)" (lease-id lease)))
         (funcall (the function function) condition)))))
 
-(defun seconds-until (lease)
-  (ns-seconds (max 0 (- (lease-until-ns lease) (lease-now-ns)))))
+(defun lose-lease (lease condition)
+  "LEASE has ended, as CONDITION says, though nobody has revoked it."
+  (when (end-lease lease condition)
+    (if (lease-job lease)
+        (loop:wake-job (lease-job lease))
+        (tell-loss lease))))
 
-(defun keep-alive (lease)
-  "What the thread of LEASE does."
-  (let* ((third (/ (lease-seconds lease) 3))
-         (tenth (/ (lease-seconds lease) 10))
-         (wait third) (patience tenth)
-         (pauses (loop:make-pauses 1/2 1/2)))
-    (loop while (pause-lease lease wait)
-          do (handler-case
-                 (with-errand ((lease-errand lease))
-                   (renew-lease lease :timeout (max 1/10 (min patience (seconds-until lease))))
-                   (setf wait third patience tenth)
-                   (do-chores lease (max 1/10 tenth)))
-               (lease-not-found (error) (lose-lease lease error))
-               (etcd-error (error)
-                 (unless (lease-alive-p lease) (lose-lease lease error))
-                 ;; longer each time, since etcd may be slow
-                 (setf wait (min (loop:next-pause pauses) (/ third 4) (seconds-until lease))
-                       patience (min third (* 2 patience))))))))
-
-(defun begin-keeping (lease)
-  "Have a thread keep LEASE alive until it is to end."
-  (let ((etcd (lease-etcd lease)))
-    (setf (lease-ending lease) (lambda () (stop-keeping lease))
-          (lease-thread lease) (sb-thread:make-thread #'keep-alive :name "clgrpc lease"
-                                                                   :arguments (list lease)))
-    (add-ending etcd (lease-ending lease))))
-
-(defun time-to-live (etcd id keys timeout)
-  "What etcd tells of the lease with the number ID, and if KEYS is true of its keys."
-  (ask etcd #'leases:lease-time-to-live
-       (pb:make-lease-time-to-live-request :id id :keys keys) timeout :twice t))
-
-(defun ask-for-lease (etcd seconds id end)
-  "Have ETCD grant a lease of SECONDS with the number ID, until END. Return its number, which a
-store that chooses by itself may have chosen, and how many seconds it has. Without ID it has a
-random number, and is asked for again if no answer comes: if there is one of that number then, it is
-the one that was asked for. One with ID may be somebody else's, so that is not asked for again."
-  (let ((perhaps-done nil)
-        (random (if (member id '(nil 0))
-                    (1+ (random most-positive-fixnum (loop:new-random-state)))
-                    nil)))
-    (call-again
-     end (and random t)
-     (lambda ()
-       (handler-case
-           (let ((response (ask etcd #'leases:lease-grant
-                                (pb:make-lease-grant-request :ttl seconds :id (or random id))
-                                (loop:seconds-until end))))
-             (values (pb:lease-grant-response-id response)
-                     (max 0 (lease-time (pb:lease-grant-response-ttl response)))))
-         (lease-exists (error)
-           (unless (and random perhaps-done) (error error))
-           (values random (granted-seconds
-                           (time-to-live etcd random nil (loop:seconds-until end)))))
-         (etcd-error (error)
-           (when (etcd-error-perhaps-done-p error) (setf perhaps-done t))
-           (error error)))))))
-
-(defun freshen-lease (lease end-ns)
-  "Renew LEASE once, until END-NS, if the answer to the request for it has come so late that less
-than two thirds of its time are left for certain. Signal an ETCD-ERROR if it may have ended."
-  (when (< (* 3 (seconds-until lease)) (* 2 (lease-seconds lease)))
-    (handler-case (renew-lease lease :timeout (loop:seconds-until end-ns))
-      (lease-not-found ()
-        (error 'unavailable :text "the answer to the request for a lease has come too late"))
-      (etcd-error (error)
-        (unless (lease-alive-p lease) (error error))))))
-
-(defun grant-lease (etcd seconds &key (keep-alive t) id on-loss timeout)
-  "Return a new lease of at least SECONDS, an integer, 2 at least unless etcd says otherwise. ID is
-its number, by default a random one. With KEEP-ALIVE, the default, a thread renews it until it is
-revoked or ETCD is closed. If that fails for so long that it may have ended, or etcd says that it
-has, ON-LOSS is called with an ETCD-ERROR, on that thread; see ON-LEASE-LOSS. Signal an ETCD-ERROR,
-LEASE-EXISTS if there is one with this ID; of one with an ID that gets no answer
-ETCD-ERROR-PERHAPS-DONE-P says whether it may be there. From any thread."
-  (check-type seconds (integer 1 9000000000))
-  (let ((asked (lease-now-ns)) (end (loop:notice-end (or timeout (etcd-timeout etcd)))))
-    (multiple-value-bind (number granted) (ask-for-lease etcd seconds id end)
-      (let ((lease (%make-lease etcd number granted (time-after (seconds-ns granted) asked))))
-        (freshen-lease lease end)
-        (when on-loss (on-lease-loss lease on-loss))
-        (when keep-alive (begin-keeping lease))
-        lease))))
-
-(defun adopt-lease (etcd id &key (keep-alive t) on-loss timeout)
-  "Return the lease with the number ID that somebody has been granted before, such as this program
-before it was restarted. KEEP-ALIVE and ON-LOSS are as for GRANT-LEASE. Signal LEASE-NOT-FOUND if it
-has ended, or another ETCD-ERROR. From any thread."
-  (let* ((asked (lease-now-ns))
-         (response (time-to-live etcd id nil timeout))
-         (seconds (lease-time (pb:lease-time-to-live-response-ttl response))))
-    (when (minusp seconds)
-      (error 'lease-not-found :text (format nil "the lease ~(~X~) has ended" id)))
-    (let ((lease (%make-lease etcd id (granted-seconds response)
-                              (time-after (seconds-ns seconds) asked))))
-      (renew-lease lease :timeout timeout)
-      (when on-loss (on-lease-loss lease on-loss))
-      (when keep-alive (begin-keeping lease))
-      lease)))
-
-(defun lease-by-number (etcd number)
-  "Return the lease of NUMBER, as ENTRY-LEASE tells it, which this or another client was granted,
-for RENEW-LEASE, REVOKE-LEASE and LEASE-SECONDS-LEFT. It is not kept alive here; LEASE-ALIVE-P is
-true of it once it was renewed, and LEASE-SECONDS is 0, since only etcd knows that. Asks nobody.
-From any thread."
-  (check-type number (signed-byte 64))
-  (%make-lease etcd number 0 0))
-
-(defun stop-keeping (lease)
-  "Keep LEASE alive no longer, and wait for its thread unless it is this one."
-  (end-lease lease)
-  (end-errand (lease-errand lease))
-  (let ((thread (lease-thread lease)))
-    (unless (or (null thread) (eq thread sb-thread:*current-thread*))
-      (sb-thread:join-thread thread :default nil))))
-
-(defun revoke-lease (lease &key timeout)
-  "End LEASE, and with it all entries that were put with it. It is not renewed any more even if this
-signals an ETCD-ERROR; one that has ended is no error. From any thread."
-  (stop-keeping lease)
-  (when (lease-ending lease) (remove-ending (lease-etcd lease) (lease-ending lease)))
-  (handler-case (ask (lease-etcd lease) #'leases:lease-revoke
-                     (pb:make-lease-revoke-request :id (lease-id lease)) timeout :twice t)
-    (lease-not-found ()))
+(defun attend-lease (lease)
+  "What the job of LEASE does."
+  (cond ((lease-loss lease)
+         (unless (lease-told lease) (tell-loss lease)))
+        ((not (lease-ended lease))
+         (do-chores lease (max 1/10 (/ (lease-seconds lease) 10)))))
   nil)
 
-(defun lease-seconds-left (lease &key timeout)
-  "Ask etcd how many seconds LEASE has left; nil if it has ended. Signal an ETCD-ERROR. From any
-thread."
-  (let ((seconds (pb:lease-time-to-live-response-ttl
-                  (time-to-live (lease-etcd lease) (lease-id lease) nil timeout))))
-    (if (minusp seconds) nil seconds)))
-
-(defun lease-keys (lease &key timeout)
-  "Ask etcd for the keys of the entries that end with LEASE: a list of octets, empty if it has
-ended. Signal an ETCD-ERROR. From any thread."
-  (coerce (pb:lease-time-to-live-response-keys
-           (time-to-live (lease-etcd lease) (lease-id lease) t timeout))
-          'list))
-
-(defun list-leases (etcd &key timeout)
-  "Return the numbers of all leases that there are. Signal an ETCD-ERROR. From any thread."
-  (map 'list #'pb:lease-status-id
-       (pb:lease-leases-response-leases
-        (ask etcd #'leases:lease-leases (pb:make-lease-leases-request) timeout
-             :twice t))))
+(defun seconds-until (lease)
+  (ns-seconds (max 0 (- (lease-until-ns lease) (lease-now-ns)))))

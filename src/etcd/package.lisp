@@ -24,7 +24,7 @@
    #:entry-changed #:entry-version #:entry-lease
    ;; client.lisp
    #:etcd #:make-etcd #:close-etcd #:with-etcd #:as-user #:etcd-channel #:etcd-user #:etcd-metrics
-   #:add-ending #:remove-ending
+   #:add-job #:add-ending #:remove-ending
    ;; call.lisp
    #:reach
    ;; lease.lisp

@@ -20,15 +20,24 @@ that speaks TLS if SECURE is true. They may be none."
     (when endpoints (set-endpoints (etcd-resolver etcd) endpoints))
     endpoints))
 
-(defun keep-synchronizing (etcd errand seconds)
-  "What the thread does that has the endpoints of ETCD follow its members every SECONDS."
-  (with-errand (errand)
-    (loop while (pause-errand (loop:notice-end seconds))
-          do (handler-case (synchronize-once etcd nil)
-               ;; the next time
-               (clgrpc-error (condition)
-                 (log-event :info :etcd-endpoints-kept
-                            :condition (princ-to-string condition)))))))
+(defun keep-synchronizing (etcd seconds)
+  "Have the endpoints of ETCD follow its members every SECONDS."
+  (let* ((errand (make-errand))
+         (begun nil)
+         (job (add-job
+               etcd
+               (lambda ()
+                 (when (shiftf begun t)
+                   (handler-case (with-errand (errand) (synchronize-once etcd nil))
+                     ;; the next time
+                     (clgrpc-error (condition)
+                       (log-event :info :etcd-endpoints-kept
+                                  :condition (princ-to-string condition)))))
+                 seconds))))
+    (add-ending etcd (lambda ()
+                       (end-errand errand)
+                       (loop:end-job job)))
+    (loop:wake-job job)))
 
 (defun synchronize-endpoints (etcd &key every timeout)
   "Have the endpoints of ETCD be what its members say that clients reach them at, for all that have
@@ -41,12 +50,5 @@ ETCD has a channel of its user's, or an ETCD-ERROR. From any thread."
   (unless (etcd-resolver etcd)
     (misuse "A client with a channel of its own has no endpoints."))
   (let ((endpoints (synchronize-once etcd timeout)))
-    (when every
-      (let* ((errand (make-errand))
-             (thread (sb-thread:make-thread #'keep-synchronizing
-                                            :name "clgrpc etcd endpoints"
-                                            :arguments (list etcd errand every))))
-        (add-ending etcd (lambda ()
-                           (end-errand errand)
-                           (sb-thread:join-thread thread :default nil)))))
+    (when every (keep-synchronizing etcd every))
     endpoints))

@@ -96,6 +96,9 @@
    ;; back-off.lisp
    #:back-off #:make-back-off #:back-off-seconds #:back-off-timer #:next-back-off #:start-back-off
    #:stop-back-off #:forget-failures #:pauses #:make-pauses #:next-pause
+   ;; background.lisp
+   #:background #:make-background #:end-background #:job #:add-job #:wake-job #:end-job #:job-ended
+   #:tell-trouble #:tell-recovery
    ;; future.lisp
    #:cancel #:future #:**carrier**
    #:make-future #:future-done-p #:resolve-future #:reject-future #:await #:attach

@@ -161,12 +161,12 @@ take the charge back. From any thread."
 
 ;;; Threads
 
-(defun start-thread (world function)
-  "Have a new thread of WORLD call FUNCTION."
+(defun start-thread (world function &optional (name "clgrpc reserve"))
+  "Have a new thread of WORLD, which has NAME, call FUNCTION."
   (let ((start (world-start-thread world)))
     (if start
-        (funcall start function "clgrpc reserve")
-        (sb-thread:make-thread function :name "clgrpc reserve"))))
+        (funcall start function name)
+        (sb-thread:make-thread function :name name))))
 
 (defun start-worker (reserve function share if-busy)
   (let ((worker (make-worker :function function :share share)))

@@ -167,23 +167,47 @@ ever."
         (is (= 1 (length (etcd:list-leases *etcd*))))))))
 
 (test what-is-withdrawn-writes-nothing-more
-  "WITHDRAW does not wait for a thread whose request gets no answer; what that brings, a lease, is
-given back, and nothing is put any more."
+  "WITHDRAW does not wait for a job whose request gets no answer; what that brings, a lease, is given
+back, and nothing is put any more."
   (with-memory (engine)
-    (let* ((gate (sb-thread:make-semaphore))
-           (thread (sb-thread:make-thread (lambda () (sb-thread:wait-on-semaphore gate))))
+    (let* ((gate (sb-thread:make-semaphore)) (entered (sb-thread:make-semaphore)) (returned nil)
+           (job (etcd:add-job *etcd* (lambda ()
+                                       (sb-thread:signal-semaphore entered)
+                                       (sb-thread:wait-on-semaphore gate :timeout +patience+)
+                                       (setf returned t)
+                                       nil)))
            (registration (clgrpc.discovery::%make-registration
-                          :etcd *etcd* :name "greeter" :key "greeter/1" :thread thread
+                          :etcd *etcd* :name "greeter" :key "greeter/1" :job job
                           :endpoint (clgrpc.discovery::make-endpoint :address "h:1")))
            (lease (etcd:grant-lease *etcd* 60 :keep-alive nil)))
+      (loop:wake-job job)
+      (is-true (sb-thread:wait-on-semaphore entered :timeout +patience+))
       (unwind-protect (progn (discovery:withdraw registration)
-                             (is-true (sb-thread:thread-alive-p thread)))
-        (sb-thread:signal-semaphore gate)
-        (sb-thread:join-thread thread))
+                             (is-false returned))
+        (sb-thread:signal-semaphore gate))
       (signals etcd:unavailable (clgrpc.discovery::ensure-lease registration))
       (is (equal (list (etcd:lease-id lease)) (etcd:list-leases *etcd*)))
       (is (null (clgrpc.discovery::put-text registration "text" lease nil)))
       (is (null (etcd:fetch *etcd* "greeter/1"))))))
+
+(test registrations-share-the-thread-of-their-client
+  "However many there are, their client has one thread that waits; they, and their leases, are jobs
+of it."
+  (with-memory (engine)
+    (flet ((threads (name)
+             (count name (sb-thread:list-all-threads) :key #'sb-thread:thread-name :test #'equal)))
+      (let ((registrations (loop for i below 100
+                                 collect (discovery:register nil "greeter" :etcd *etcd*
+                                                             :address (format nil "127.0.0.1:~D"
+                                                                              (1+ i))))))
+        (is-true (every (lambda (registration)
+                          (discovery:await-registration registration :timeout +patience+))
+                        registrations))
+        (is (= 1 (threads "clgrpc etcd")))
+        (is (= 0 (threads "clgrpc registration")))
+        (is (= 100 (length (listed "greeter"))))
+        (mapc #'discovery:withdraw registrations)
+        (is (null (listed "greeter")))))))
 
 (test servers-take-their-leave
   "A server that is stopped says that it drains while it still takes calls, and is gone afterwards."

@@ -109,10 +109,10 @@ tells all who want to know."
                                     (error "This is a bug, which keeps nobody from hearing.")))
         (etcd:on-lease-loss again (lambda (condition) (push condition lost)))
         (etcd:revoke-lease lease)
-        ;; as if its thread had found out by itself
+        ;; as if its client had found out by itself
         (handler-case (etcd:renew-lease again)
           (etcd:lease-not-found (condition) (clgrpc.etcd::lose-lease again condition)))
-        (is (= 2 (length lost)))
+        (is-true (wait-until (lambda () (= 2 (length lost)))))
         (is (eq 'etcd:lease-not-found (second lost)))
         ;; at once, when it is lost already
         (etcd:on-lease-loss again (lambda (condition) (push condition lost)))
@@ -153,13 +153,9 @@ over."
              (await-renewal (lease)
                (let ((before asked))
                  ;; as if a third of its time were over
-                 (sb-thread:make-thread
-                  (lambda () (setf (clgrpc.etcd::lease-thread lease)
-                                   (sb-thread:make-thread
-                                    (lambda ()
-                                      (clgrpc.etcd::with-errand
-                                          ((clgrpc.etcd::lease-errand lease))
-                                        (ignore-errors (etcd:renew-lease lease :timeout 20))))))))
+                 (setf (clgrpc.etcd::renewal-next-ns (clgrpc.etcd::lease-renewal lease))
+                       (base:monotonic-ns))
+                 (loop:wake-job (clgrpc.etcd::keeper-job (clgrpc.etcd::keeper-of *etcd*)))
                  (is-true (wait-until (lambda () (< before asked)))))))
         (let ((lease (lease)))
           (await-renewal lease)
@@ -167,6 +163,46 @@ over."
           (is (null (etcd:lease-seconds-left lease))))
         (await-renewal (lease))
         (is (> 5 (seconds-of (etcd:close-etcd *etcd*))))))))
+
+(test leases-share-a-stream-and-a-thread
+  "However many leases a client has, they are renewed on one stream, which ends with the last."
+  (with-stand-in (store other)
+    (let ((streams '()) (leases '())
+          (threads (length (sb-thread:list-all-threads))))
+      (with-hook (store name call next)
+        (when (eq :lease-keep-alive name) (push call streams))
+        (next))
+      (dotimes (i 100) (push (etcd:grant-lease *etcd* 2) leases))
+      (let ((ends (mapcar #'lease-end leases)))
+        (is-true (wait-until (lambda () (every (lambda (lease end) (< end (lease-end lease)))
+                                               leases ends)))
+                 "all were renewed"))
+      (is (= 1 (length streams)))
+      (is (every #'etcd:lease-alive-p leases))
+      ;; the client's; the rest are the reserves', which have as many as run at once
+      (is (= 1 (count "clgrpc etcd" (sb-thread:list-all-threads)
+                      :key #'sb-thread:thread-name :test #'equal)))
+      (is (> 20 (- (length (sb-thread:list-all-threads)) threads)))
+      (mapc #'etcd:revoke-lease leases)
+      (is-true (wait-until (lambda () (rpc:call-status (first streams))))))))
+
+(test one-lease-that-is-gone-is-no-other
+  "Of leases on one stream the one that has ended is lost, and the others are kept."
+  (with-stand-in (store other)
+    (let* ((lost '())
+           (leases (loop for i below 3
+                         collect (let ((i i))
+                                   (etcd:grant-lease *etcd* 2
+                                                     :on-loss (lambda (condition)
+                                                                (push (cons i (type-of condition))
+                                                                      lost))))))
+           (ends (mapcar #'lease-end leases)))
+      (etcd:revoke-lease (etcd:lease-by-number other (etcd:lease-id (second leases))))
+      (is-true (wait-until (lambda () lost)))
+      (is (equal '((1 . etcd:lease-not-found)) lost))
+      (is-true (wait-until (lambda () (and (< (first ends) (lease-end (first leases)))
+                                           (< (third ends) (lease-end (third leases)))))))
+      (is (equal '(t nil t) (mapcar #'etcd:lease-alive-p leases))))))
 
 (test renewals-do-not-shorten-a-lease
   "Of two renewals the later end counts, whichever is answered first."

@@ -1,0 +1,123 @@
+;;;; How leases come, by a grant or by their number, and go.
+
+(in-package #:clgrpc.etcd)
+
+(defun time-to-live (etcd id keys timeout)
+  "What etcd tells of the lease with the number ID, and if KEYS is true of its keys."
+  (ask etcd #'leases:lease-time-to-live
+       (pb:make-lease-time-to-live-request :id id :keys keys) timeout :twice t))
+
+(defun ask-for-lease (etcd seconds id end)
+  "Have ETCD grant a lease of SECONDS with the number ID, until END. Return its number, which a
+store that chooses by itself may have chosen, and how many seconds it has. Without ID it has a
+random number, and is asked for again if no answer comes: if there is one of that number then, it is
+the one that was asked for. One with ID may be somebody else's, so that is not asked for again."
+  (let ((perhaps-done nil)
+        (random (if (member id '(nil 0))
+                    (1+ (random most-positive-fixnum (loop:new-random-state)))
+                    nil)))
+    (call-again
+     end (and random t)
+     (lambda ()
+       (handler-case
+           (let ((response (ask etcd #'leases:lease-grant
+                                (pb:make-lease-grant-request :ttl seconds :id (or random id))
+                                (loop:seconds-until end))))
+             (values (pb:lease-grant-response-id response)
+                     (max 0 (lease-time (pb:lease-grant-response-ttl response)))))
+         (lease-exists (error)
+           (unless (and random perhaps-done) (error error))
+           (values random (granted-seconds
+                           (time-to-live etcd random nil (loop:seconds-until end)))))
+         (etcd-error (error)
+           (when (etcd-error-perhaps-done-p error) (setf perhaps-done t))
+           (error error)))))))
+
+(defun freshen-lease (lease end-ns)
+  "Renew LEASE once, until END-NS, if the answer to the request for it has come so late that less
+than two thirds of its time are left for certain. Signal an ETCD-ERROR if it may have ended."
+  (when (< (* 3 (seconds-until lease)) (* 2 (lease-seconds lease)))
+    (handler-case (renew-lease lease :timeout (loop:seconds-until end-ns))
+      (lease-not-found ()
+        (error 'unavailable :text "the answer to the request for a lease has come too late"))
+      (etcd-error (error)
+        (unless (lease-alive-p lease) (error error))))))
+
+(defun grant-lease (etcd seconds &key (keep-alive t) id on-loss timeout)
+  "Return a new lease of at least SECONDS, an integer, 2 at least unless etcd says otherwise. ID is
+its number, by default a random one. With KEEP-ALIVE, the default, it is renewed until it is
+revoked or ETCD is closed. If that fails for so long that it may have ended, or etcd says that it
+has, ON-LOSS is called with an ETCD-ERROR, see ON-LEASE-LOSS. Signal an ETCD-ERROR,
+LEASE-EXISTS if there is one with this ID; of one with an ID that gets no answer
+ETCD-ERROR-PERHAPS-DONE-P says whether it may be there. From any thread."
+  (check-type seconds (integer 1 9000000000))
+  (let ((asked (lease-now-ns)) (end (loop:notice-end (or timeout (etcd-timeout etcd)))))
+    (multiple-value-bind (number granted) (ask-for-lease etcd seconds id end)
+      (let ((lease (%make-lease etcd number granted (time-after (seconds-ns granted) asked))))
+        (freshen-lease lease end)
+        (when on-loss (on-lease-loss lease on-loss))
+        (when keep-alive (begin-keeping lease))
+        lease))))
+
+(defun adopt-lease (etcd id &key (keep-alive t) on-loss timeout)
+  "Return the lease with the number ID that somebody has been granted before, such as this program
+before it was restarted. KEEP-ALIVE and ON-LOSS are as for GRANT-LEASE. Signal LEASE-NOT-FOUND if it
+has ended, or another ETCD-ERROR. From any thread."
+  (let* ((asked (lease-now-ns))
+         (response (time-to-live etcd id nil timeout))
+         (seconds (lease-time (pb:lease-time-to-live-response-ttl response))))
+    (when (minusp seconds)
+      (error 'lease-not-found :text (format nil "the lease ~(~X~) has ended" id)))
+    (let ((lease (%make-lease etcd id (granted-seconds response)
+                              (time-after (seconds-ns seconds) asked))))
+      (renew-lease lease :timeout timeout)
+      (when on-loss (on-lease-loss lease on-loss))
+      (when keep-alive (begin-keeping lease))
+      lease)))
+
+(defun lease-by-number (etcd number)
+  "Return the lease of NUMBER, as ENTRY-LEASE tells it, which this or another client was granted,
+for RENEW-LEASE, REVOKE-LEASE and LEASE-SECONDS-LEFT. It is not kept alive here; LEASE-ALIVE-P is
+true of it once it was renewed, and LEASE-SECONDS is 0, since only etcd knows that. Asks nobody.
+From any thread."
+  (check-type number (signed-byte 64))
+  (%make-lease etcd number 0 0))
+
+(defun stop-keeping (lease)
+  "Keep LEASE alive no longer, and wait for what its job does unless this is called there."
+  (end-lease lease)
+  (end-errand (lease-errand lease))
+  (when (lease-job lease)
+    (forget-lease (keeper-of (lease-etcd lease)) lease)
+    (loop:end-job (lease-job lease))))
+
+(defun revoke-lease (lease &key timeout)
+  "End LEASE, and with it all entries that were put with it. It is not renewed any more even if this
+signals an ETCD-ERROR; one that has ended is no error. From any thread."
+  (stop-keeping lease)
+  (when (lease-ending lease) (remove-ending (lease-etcd lease) (lease-ending lease)))
+  (handler-case (ask (lease-etcd lease) #'leases:lease-revoke
+                     (pb:make-lease-revoke-request :id (lease-id lease)) timeout :twice t)
+    (lease-not-found ()))
+  nil)
+
+(defun lease-seconds-left (lease &key timeout)
+  "Ask etcd how many seconds LEASE has left; nil if it has ended. Signal an ETCD-ERROR. From any
+thread."
+  (let ((seconds (pb:lease-time-to-live-response-ttl
+                  (time-to-live (lease-etcd lease) (lease-id lease) nil timeout))))
+    (if (minusp seconds) nil seconds)))
+
+(defun lease-keys (lease &key timeout)
+  "Ask etcd for the keys of the entries that end with LEASE: a list of octets, empty if it has
+ended. Signal an ETCD-ERROR. From any thread."
+  (coerce (pb:lease-time-to-live-response-keys
+           (time-to-live (lease-etcd lease) (lease-id lease) t timeout))
+          'list))
+
+(defun list-leases (etcd &key timeout)
+  "Return the numbers of all leases that there are. Signal an ETCD-ERROR. From any thread."
+  (map 'list #'pb:lease-status-id
+       (pb:lease-leases-response-leases
+        (ask etcd #'leases:lease-leases (pb:make-lease-leases-request) timeout
+             :twice t))))

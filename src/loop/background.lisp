@@ -1,0 +1,200 @@
+;;;; The background: work that is done again and again beside all else, such as what keeps leases
+;;;; alive. A BACKGROUND has any number of JOBS and one thread, which waits until a job is due. A
+;;;; job's function runs on a thread of a reserve, so it may wait, and holds up no other job; it
+;;;; never runs twice at once. So a thousand jobs that wait have one thread, not a thousand.
+;;;;
+;;;; 1. A job is idle, running or ended. WAKE-JOB has an idle one run at once, and one that runs
+;;;;    once more when it returns.
+;;;; 2. Its function returns the seconds until it is to run again, or nil: then only WAKE-JOB does.
+;;;; 3. END-JOB waits until the function has returned, unless it is called there.
+;;;;
+;;;; LOCK guards all that changes; no function runs while it is held. The thread starts when a job
+;;;; is first to run later. All end before an image is saved.
+
+(in-package #:clgrpc.loop)
+
+(defconstant +background-ending-seconds+ 60
+  "So long END-BACKGROUND waits for threads at most, whose jobs have all returned by then.")
+
+(defstruct (background (:constructor %make-background (name)) (:copier nil))
+  "Where jobs run, see MAKE-BACKGROUND."
+  (name "" :type string :read-only t)   ; of its thread
+  (world *world* :type world :read-only t) ; that has its threads
+  (reserve (make-reserve) :type reserve :read-only t) ; whose threads run its jobs
+  (lock (sb-thread:make-mutex :name "clgrpc background") :read-only t) ; of all that follows
+  (bell (sb-thread:make-waitqueue :name "clgrpc background") :read-only t) ; TIMED, or ENDED
+  (quiet (sb-thread:make-waitqueue :name "clgrpc background jobs") :read-only t) ; a job has returned
+  (jobs '() :type list)                 ; those that have not ended
+  (timed '() :type list)                ; those of them that are due at some time, in no order
+  (thread nil)                          ; that waits for these
+  (started nil :type boolean)           ; there is such a thread
+  (ended nil :type boolean))            ; it takes no more jobs
+
+(defstruct (job (:constructor %make-job (background function)) (:copier nil))
+  "Work that is done in the background, see ADD-JOB."
+  (background nil :type background :read-only t) ; where it runs
+  (function nil :type function :read-only t) ; ()
+  (due-ns 0 :type nanoseconds)          ; when it is to run, while it is timed
+  (woken nil :type boolean)             ; it is to run once more
+  (running nil :type boolean)           ; a thread runs it, or is about to
+  (thread nil)                          ; that runs it
+  (trouble nil :type (or null condition)) ; that has been told and goes on
+  (ended nil :type boolean))            ; it is to run no more
+
+(declaim (sb-ext:freeze-type background job))
+
+(document-functions
+  job-ended "True once END-JOB was called for JOB.")
+
+(defmethod print-object ((background background) stream)
+  (print-unreadable-object (background stream :type t)
+    (format stream "~A, ~D jobs~:[~;, ended~]" (background-name background)
+            (length (background-jobs background)) (background-ended background))))
+
+(defmethod print-object ((job job) stream)
+  (print-unreadable-object (job stream :type t)
+    (format stream "of ~A, ~:[idle~;running~]~:[~;, ended~]"
+            (background-name (job-background job)) (job-running job) (job-ended job))))
+
+(defun make-background (name)
+  "Return a BACKGROUND without jobs; NAME, a string, is that of its thread. END-BACKGROUND ends it;
+so does saving the image."
+  (let ((background (%make-background name)))
+    (end-before-save background #'end-background)
+    background))
+
+(defun add-job (background function)
+  "Return a new job of BACKGROUND, which runs FUNCTION, without arguments, whenever it is woken or
+due: WAKE-JOB begins. FUNCTION may wait; it returns the seconds until it is to run again, or nil. An
+error in it is logged, and the job then idle. One of a background that has ended never runs. From
+any thread."
+  (let ((job (%make-job background function)))
+    (sb-thread:with-mutex ((background-lock background))
+      (if (background-ended background)
+          (setf (job-ended job) t)
+          (push job (background-jobs background))))
+    job))
+
+;;; Running; the functions whose names begin with % are called with the lock held
+
+(defun %take-job (job)
+  "If JOB is idle it is to run: return true. One that runs does so once more."
+  (let ((background (job-background job)))
+    (cond ((job-ended job) nil)
+          ((job-running job) (setf (job-woken job) t) nil)
+          (t (setf (background-timed background) (delete job (background-timed background))
+                   (job-running job) t)))))
+
+(defun %put-down (job seconds)
+  "JOB has returned, and is to run in SECONDS, or when it is woken. Return true if that is at once."
+  (let ((background (job-background job)))
+    (setf (job-thread job) nil)
+    (cond ((and (shiftf (job-woken job) nil) (not (job-ended job))))
+          (t (setf (job-running job) nil)
+             (when (and seconds (not (job-ended job)))
+               (setf (job-due-ns job) (notice-end seconds))
+               (push job (background-timed background))
+               (sb-thread:condition-broadcast (background-bell background)))
+             (sb-thread:condition-broadcast (background-quiet background))
+             nil))))
+
+(defun run-job (job)
+  "What a thread of the reserve does."
+  (let ((background (job-background job)) (seconds nil) (again t) (left t))
+    (loop while again
+          do (setf seconds nil left t)
+             (unwind-protect
+                  (progn
+                    (when (sb-thread:with-mutex ((background-lock background))
+                            (setf (job-thread job) sb-thread:*current-thread*)
+                            (not (job-ended job)))
+                      (guarding (:background-job-error :job job)
+                        (setf seconds (funcall (job-function job)))))
+                    (setf left nil))
+               (setf again (sb-thread:with-mutex ((background-lock background))
+                             (%put-down job seconds)))
+               (when (and left again) (dispatch-job job)))) ; its thread is ended by force
+    (when seconds (ensure-waiting background))))
+
+(defun dispatch-job (job)
+  "Have a thread run JOB, which was taken."
+  (unless (run-on-reserve (background-reserve (job-background job)) (lambda () (run-job job))
+                          :if-busy :insist)
+    (sb-thread:with-mutex ((background-lock (job-background job)))
+      (%put-down job nil))))
+
+(defun wake-job (job)
+  "Have JOB run now, or once more if it runs. From any thread."
+  (when (sb-thread:with-mutex ((background-lock (job-background job)))
+          (%take-job job))
+    (dispatch-job job))
+  nil)
+
+(defun end-job (job &key (seconds 3600))
+  "JOB is to run no more; wait until its function has returned, SECONDS at most, unless this is
+called there. From any thread."
+  (let ((background (job-background job)) (end (notice-end seconds)))
+    (sb-thread:with-mutex ((background-lock background))
+      (setf (job-ended job) t
+            (background-jobs background) (delete job (background-jobs background))
+            (background-timed background) (delete job (background-timed background)))
+      (loop while (and (job-running job)
+                       (not (eq (job-thread job) sb-thread:*current-thread*)))
+            while (await-notice (background-quiet background) (background-lock background) end))))
+  nil)
+
+;;; The thread that waits
+
+(defun take-due (background)
+  "Wait until some jobs of BACKGROUND are due, and return them; nil if it has ended."
+  (sb-thread:with-mutex ((background-lock background))
+    (loop until (background-ended background)
+          do (let* ((now (world-now))
+                    (due (remove-if (lambda (job) (< now (job-due-ns job)))
+                                    (background-timed background))))
+               (when due (return (remove-if-not #'%take-job due)))
+               (await-notice (background-bell background) (background-lock background)
+                             (reduce #'min (background-timed background)
+                                     :key #'job-due-ns :initial-value (notice-end 3600)))))))
+
+(defun run-background (background)
+  (loop for jobs = (take-due background)
+        until (background-ended background)
+        do (mapc #'dispatch-job jobs)))
+
+(defun ensure-waiting (background)
+  "A job of BACKGROUND is to run later: there is a thread that waits for that from now on."
+  (sb-thread:with-mutex ((background-lock background))
+    (unless (or (background-ended background) (background-started background))
+      (setf (background-thread background)
+            (start-thread (background-world background)
+                          (lambda () (run-background background)) (background-name background))
+            (background-started background) t))))
+
+(defun end-background (background)
+  "End all jobs of BACKGROUND, and its threads, and wait for them. From any thread but one that runs
+such a job."
+  (forget-ending background)
+  (let ((jobs (sb-thread:with-mutex ((background-lock background))
+                (setf (background-ended background) t)
+                (sb-thread:condition-broadcast (background-bell background))
+                (copy-list (background-jobs background)))))
+    (mapc #'end-job jobs)
+    (end-thread (background-thread background))
+    (close-reserve (background-reserve background) +background-ending-seconds+))
+  nil)
+
+;;; Trouble
+
+(defun tell-trouble (job event condition &rest plist)
+  "JOB cannot do what it should, because of CONDITION: log EVENT with PLIST, unless that was logged
+and has gone on since. From the function of JOB."
+  (unless (shiftf (job-trouble job) condition)
+    (apply #'log-event :warning event :condition (princ-to-string condition) plist))
+  nil)
+
+(defun tell-recovery (job event &rest plist)
+  "JOB does what it should: log EVENT with PLIST if trouble was logged and is over."
+  (when (shiftf (job-trouble job) nil)
+    (apply #'log-event :info event plist))
+  nil)
