@@ -1,8 +1,8 @@
 ;;;; Registrations: a server says in the store where it is, under a lease, so that it is gone from
 ;;;; there soon after it has died.
 ;;;;
-;;;; 1. The registration's job, one of its client's background, puts what is to be said, under a lease
-;;;;    that it has granted. The client's keeper keeps that alive (etcd/keeper.lisp).
+;;;; 1. The registration's job, one of its client's background, puts what is to be said, under a
+;;;;    lease that it has granted. The client's keeper keeps that alive (etcd/keeper.lisp).
 ;;;; 2. When the lease is lost, since etcd was away for too long or knows nothing of it, another is
 ;;;;    granted and the key put anew, until that succeeds. The key is the same, so the end of the
 ;;;;    former lease takes nothing away.
@@ -325,8 +325,8 @@ From any thread."
   (say registration :state :draining))
 
 (defun stop-keeping (registration &optional (seconds 3600))
-  "End the job of REGISTRATION, and wait for it, SECONDS at most: it may wait for an answer, and what
-that brings it ends itself."
+  "End the job of REGISTRATION, and wait for it, SECONDS at most: it may wait for an answer, and
+what that brings it ends itself."
   (with-registration (registration)
     (count-standing registration nil)
     (setf (registration-ended registration) t))

@@ -1,6 +1,6 @@
-;;;; The keeper of a client: one job that renews all its leases, on one stream of LeaseKeepAlive. Each
-;;;; is renewed three times in its time, and if that fails at once again: an answer that does not
-;;;; come is waited for a tenth of the time, so that several members can be asked within it.
+;;;; The keeper of a client: one job that renews all its leases, on one stream of LeaseKeepAlive.
+;;;; Each is renewed three times in its time, and if that fails at once again: an answer that does
+;;;; not come is waited for a tenth of the time, so that several members can be asked within it.
 ;;;;
 ;;;; 1. The job asks for what is due, and a little before, so that leases which were granted at
 ;;;;    different times are asked for together; then it rests until the next is due, or an answer is
@@ -109,9 +109,10 @@
     (loop for (lease . time) in asked
           do (cond ((plusp seconds) (note-renewed lease time seconds))
                    (t (forget-lease keeper lease)
-                      (lose-lease lease (make-condition
-                                         'lease-not-found
-                                         :text (format nil "the lease ~(~X~) has ended" number))))))))
+                      (lose-lease lease
+                               (make-condition 'lease-not-found
+                                               :text (format nil "the lease ~(~X~) has ended"
+                                                             number))))))))
 
 (defun note-renewed (lease asked-ns seconds)
   "LEASE was renewed for SECONDS, as was asked for at ASKED-NS."

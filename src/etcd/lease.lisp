@@ -138,8 +138,8 @@ ended, or another ETCD-ERROR. From any thread."
 ;;; Chores
 
 (defun add-chore (lease key function)
-  "Have FUNCTION called after the renewals of LEASE, if it is kept alive, with the seconds that it may
-take, until it signals no ETCD-ERROR. KEY, a string, is what FORGET-CHORE knows it by."
+  "Have FUNCTION called after the renewals of LEASE, if it is kept alive, with the seconds that it
+may take, until it signals no ETCD-ERROR. KEY, a string, is what FORGET-CHORE knows it by."
   (sb-thread:with-mutex ((lease-lock lease))
     (push (cons key function) (lease-chores lease))))
 
@@ -156,7 +156,8 @@ take, until it signals no ETCD-ERROR. KEY, a string, is what FORGET-CHORE knows 
     (setf (lease-chores lease) (append (remove chore (lease-chores lease)) again))))
 
 (defun do-chores (lease seconds)
-  "Do the chores of LEASE, all within SECONDS, until one fails. The others come first the next time."
+  "Do the chores of LEASE, all within SECONDS, until one fails. The others come first the next
+time."
   (loop with end = (loop:notice-end seconds)
         for chore in (lease-chores lease)
         while (< (loop:world-now) end)

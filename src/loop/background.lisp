@@ -23,7 +23,7 @@
   (reserve (make-reserve) :type reserve :read-only t) ; whose threads run its jobs
   (lock (sb-thread:make-mutex :name "clgrpc background") :read-only t) ; of all that follows
   (bell (sb-thread:make-waitqueue :name "clgrpc background") :read-only t) ; TIMED, or ENDED
-  (quiet (sb-thread:make-waitqueue :name "clgrpc background jobs") :read-only t) ; a job has returned
+  (quiet (sb-thread:make-waitqueue :name "clgrpc background") :read-only t) ; a job has returned
   (jobs '() :type list)                 ; those that have not ended
   (timed '() :type list)                ; those of them that are due at some time, in no order
   (thread nil)                          ; that waits for these
