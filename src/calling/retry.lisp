@@ -1,146 +1,272 @@
-;;;; When a call is tried again (gRFC A6), as far as that is alike for all transports: which policy
-;;;; its method has, which statuses that takes, what a server's pushback asks for, how long to wait,
-;;;; and throttling. Pure, but for the tokens of a throttle, which threads may share.
+;;;; Retries and hedging (gRFC A6) as a pure machine: what becomes of a call whose attempts fail. It
+;;;; knows no transport, no thread and no clock. A transport tells it of each event, passing the
+;;;; time, and carries out the decision that the event's function returns. Attempts are objects of
+;;;; the transport; the machine only keeps a list of those under way.
+;;;;
+;;;;   event            function         decision
+;;;;   the first begins FIRST-BEGUN      :await or nil: only a hedging policy says something yet
+;;;;   one begins       TAKE-NUMBER, ADD-ATTEMPT
+;;;;   one fails        ATTEMPT-FAILED   by the table below
+;;;;   a time has come  ATTEMPT-DUE      :begin, :fail or nil
+;;;;   an answer begins COMMIT           the other attempts, which are to be reset
+;;;;   the call sends too much to be kept, likewise
+;;;;   the call ends    END-RETRIES      the attempts under way, which are to be reset
+;;;;
+;;;;   decision         the transport
+;;;;   nil              goes on with the attempts under way
+;;;;   :await NS        calls ATTEMPT-DUE in NS nanoseconds
+;;;;   :begin NS        begins another attempt; and unless NS is nil calls ATTEMPT-DUE in NS
+;;;;                    nanoseconds
+;;;;   :resend NIL      begins another attempt as soon as the stream of the failed one is closed
+;;;;   :fail FAILURE    ends the call as FAILURE, an ATTEMPT-FAILURE, says
+;;;;
+;;;; Only one time is awaited: RETRIES-AWAITED says for what, nil for none. What follows the failure
+;;;; of an attempt, by the first row that fits:
+;;;;
+;;;;   policy   failure                               state of the call          decision
+;;;;   any      its server has not seen it (1)        all it sent can be resent  :resend
+;;;;   any      a balancer has dropped it                                        :fail
+;;;;   hedging  a status that is fatal                                           :fail
+;;;;   hedging  the server says: never again          others are under way       nil, no more hedges
+;;;;                                                  none is                    :fail
+;;;;   hedging  any other                             no more allowed, others    nil
+;;;;                                                  no more allowed, none      :fail
+;;;;   hedging  the server says: after NS             more allowed               :await NS
+;;;;   hedging  any other                             more allowed, throttled    as never again
+;;;;                                                  more allowed               :begin, the next
+;;;;                                                                             after hedgingDelay
+;;;;   retry    retryable, the server says: after NS  allowed (2)                :await NS
+;;;;   retry    retryable                             allowed (2)                :await back-off
+;;;;   retry    any other, or never again                                        :fail
+;;;;   none     any                                                              :fail
+;;;;
+;;;; (1) REFUSED_STREAM, or a stream above the last one of a GOAWAY. Such an attempt is made again
+;;;;     at once, but once only, since a server that refuses again has a reason. An attempt on a
+;;;;     connection from before the first refusal, which has said GOAWAY meanwhile, is excepted: it
+;;;;     may have been under way, as when several servers end old connections at a time (A9). Each
+;;;;     connection says that once. None of this counts as an attempt, nor for the throttle.
+;;;; (2) Attempts are left, the throttle has more than half of its tokens, and all that was sent is
+;;;;     kept.
+;;;;
+;;;; A throttle loses a token by a failure that its policy takes, and by each "never again".
 
 (in-package #:clgrpc.calling)
 
-(deftype policy ()
-  "What a method config says of further attempts."
-  '(or config:retry-policy config:hedging-policy))
+(defstruct (attempt-failure (:constructor make-attempt-failure
+                                (status message &key how (reach :handler) pushback
+                                                  (trailers #())))
+                            (:copier nil))
+  "How an attempt of a call failed, before its answer began."
+  (status :unknown :type symbol :read-only t) ; that the call ends with, if it does
+  (message "" :type string :read-only t) ; the text of that
+  (how '() :type list :read-only t)     ; a plist, as END-CALL takes it
+  ;; how far it got: :NOWHERE, no stream was begun; :DROPPED, likewise, since the balancer wants the
+  ;; call to fail; :SERVER, which says that its application has not seen it; or :HANDLER, perhaps
+  (reach :handler :type (member :nowhere :dropped :server :handler) :read-only t)
+  ;; what the server asked for: the nanoseconds to wait, :NEVER, or nil
+  (pushback nil :type (or null (eql :never) (integer 0)) :read-only t)
+  (trailers #() :type simple-vector :read-only t)) ; metadata that came with it
 
-(defun find-retry-policy (config options)
-  "The retry or hedging policy of CONFIG, a METHOD-CONFIG or nil; nil if it has none or OPTIONS, a
-channel's, say that calls are not to be retried."
-  (and config
-       (options-retry options)
-       (or (config:method-config-hedging config)
-           (config:method-config-retry config))))
+(declaim (sb-ext:freeze-type attempt-failure))
 
-(defun policy-limit (policy options)
-  "How many attempts POLICY allows, of a channel with OPTIONS."
-  (min (etypecase policy
-         (config:retry-policy (config:retry-policy-max-attempts policy))
-         (config:hedging-policy (config:hedging-policy-max-attempts policy)))
-       (options-max-attempts options)))
+(defmethod print-object ((failure attempt-failure) stream)
+  (print-unreadable-object (failure stream :type t)
+    (format stream "~(~A ~A~) ~A" (attempt-failure-status failure) (attempt-failure-reach failure)
+            (attempt-failure-message failure))))
 
-(defun goes-on-after-p (policy status)
-  "True if POLICY, or nil, allows another attempt after one that has ended with STATUS."
-  (logbitp (status:status-code status)
-           (etypecase policy
-             (null 0)
-             (config:retry-policy (config:retry-policy-codes policy))
-             (config:hedging-policy (config:hedging-policy-codes policy)))))
+(defstruct (retries (:constructor make-retries (policy limit &optional running)) (:copier nil))
+  "What is known of a call that is tried more than once, or may be."
+  (policy nil :type (or null policy) :read-only t) ; of the call's method
+  (limit 1 :type index :read-only t)    ; how many attempts that allows
+  (running '() :type list)              ; the attempts under way, oldest first
+  (pending '() :type list)              ; the numbers of those that are to begin as soon as they can
+  (issued 1 :type index)                ; how many count so far, those of PENDING included
+  (awaited nil :type (member nil :retry :hedge)) ; what ATTEMPT-DUE will begin
+  (timer nil)                           ; the transport's, for that
+  (over nil :type boolean)              ; no further attempt is to begin
+  (waits 0 :type index)                 ; back-offs since a server said how long to wait
+  (resent 0 :type index)                ; how often a server had not seen the call
+  (resent-ns nil :type (or null nanoseconds)) ; and when that was first
+  (last nil :type (or null attempt-failure)) ; of the attempt that failed last
+  (since-ns 0 :type nanoseconds)        ; since when there is no attempt, or was last
+  (idle-ns 0 :type nanoseconds))        ; how long there was none while a time was awaited
 
-(defun hedging-policy-p (policy)
-  "True if POLICY, or nil, is a hedging policy."
-  (typep policy 'config:hedging-policy))
+(declaim (sb-ext:freeze-type retries))
 
-(defun hedging-delay-ns (policy)
-  "How long after one attempt the hedging POLICY has the next begin."
-  (config:hedging-policy-delay-ns policy))
+(defmethod print-object ((retries retries) stream)
+  (print-unreadable-object (retries stream :type t)
+    (format stream "~D of ~D attempts, ~D under way" (retries-issued retries)
+            (retries-limit retries) (length (retries-running retries)))))
 
-;;; What comes after an attempt
+(defun retries-hedged-p (retries)
+  "True if the attempts of RETRIES beside the first are hedges."
+  (hedging-policy-p (retries-policy retries)))
 
-(defun retry-after-p (policy status pushback begun limit throttle)
-  "True if POLICY, a retry policy or nil, has a call made again, an attempt of which has ended with
-STATUS and PUSHBACK, as PARSE-PUSHBACK has it, or nil. BEGUN of LIMIT attempts were begun; THROTTLE
-is the channel's, or nil."
-  (and (goes-on-after-p policy status)
-       (not (eq :never pushback))
-       (< begun limit)
+(defun idle-until (retries now)
+  "How long the call of RETRIES has waited at NOW for the time of another attempt, with none under
+way."
+  (+ (retries-idle-ns retries)
+     (if (and (retries-awaited retries) (null (retries-running retries)))
+         (max 0 (- now (retries-since-ns retries)))
+         0)))
+
+;;; Attempts begin
+
+(defun more-p (retries)
+  "True if RETRIES allow another attempt, if it is not throttled."
+  (and (not (retries-over retries))
+       (< (retries-issued retries) (retries-limit retries))))
+
+(defun under-way-p (retries)
+  "True if RETRIES have an attempt that runs, or is about to."
+  (and (or (retries-running retries)
+           (and (not (retries-over retries)) (retries-pending retries)))
+       t))
+
+(defun issue (retries)
+  "Another attempt of RETRIES, which counts, is to begin as soon as it can."
+  (setf (retries-pending retries)
+        (append (retries-pending retries) (list (retries-issued retries))))
+  (incf (retries-issued retries)))
+
+(defun take-number (retries)
+  "How many attempts came before the one of RETRIES that begins now, or fails before it could."
+  (or (pop (retries-pending retries)) 0))
+
+(defun add-attempt (retries attempt)
+  "ATTEMPT of RETRIES is under way."
+  (setf (retries-running retries) (append (retries-running retries) (list attempt))))
+
+(defun forget-attempt (retries attempt)
+  "ATTEMPT of RETRIES is under way no more."
+  (setf (retries-running retries) (remove attempt (retries-running retries))))
+
+(defun await-attempt (retries kind delay-ns)
+  "Decide that ATTEMPT-DUE is called after DELAY-NS, for an attempt of KIND."
+  (setf (retries-awaited retries) kind)
+  (values :await delay-ns))
+
+(defun first-begun (retries kept)
+  "The first attempt of RETRIES begins, and nothing has been sent. KEPT is true if what will be sent
+can be sent again. Return a decision."
+  (if (and (retries-hedged-p retries) kept (more-p retries))
+      (await-attempt retries :hedge (hedging-delay-ns (retries-policy retries)))
+      (values nil nil)))
+
+(defun go-on-idly (retries now)
+  "The time that RETRIES awaited has come."
+  (unless (retries-running retries)
+    (setf (retries-idle-ns retries) (idle-until retries now)
+          (retries-since-ns retries) now))
+  (shiftf (retries-awaited retries) nil))
+
+(defun stop-hedging (retries)
+  "Decide that RETRIES have no more attempts. Without one the call ends as the last did."
+  (setf (retries-over retries) t
+        (retries-awaited retries) nil)
+  (if (retries-running retries)
+      (values nil nil)
+      (values :fail (retries-last retries))))
+
+(defun hedge (retries throttle)
+  "Decide that another attempt of RETRIES begins, unless THROTTLE, or nil, forbids that, and when
+the one after that does."
+  (cond ((throttled-p throttle) (stop-hedging retries))
+        (t (issue retries)
+           (cond ((more-p retries)
+                  (setf (retries-awaited retries) :hedge)
+                  (values :begin (hedging-delay-ns (retries-policy retries))))
+                 (t (setf (retries-awaited retries) nil)
+                    (values :begin nil))))))
+
+(defun attempt-due (retries now &key throttle (sendable t))
+  "The time NOW is the one that RETRIES have awaited. THROTTLE is the channel's, or nil. SENDABLE is
+true if all that the call has sent can be sent again. Return a decision."
+  (ecase (go-on-idly retries now)
+    ((nil) (values nil nil))            ; it is not awaited any more
+    (:retry (issue retries) (values :begin nil))
+    (:hedge (if (and (more-p retries) sendable)
+                (hedge retries throttle)
+                (values nil nil)))))
+
+;;; Attempts fail
+
+(defun unseen-p (retries failure going-ns)
+  "True if an attempt of RETRIES is to be made again as it was, since its server has not seen it, as
+FAILURE says. GOING-NS is when its connection began, if that has said GOAWAY, else nil."
+  (let ((first-ns (retries-resent-ns retries)))
+    (and (eq :server (attempt-failure-reach failure))
+         (or (null first-ns)
+             (and going-ns (< going-ns first-ns))))))
+
+(defun resend (retries number now)
+  "Decide that the attempt of RETRIES with NUMBER, which its server has not seen, is made again."
+  (incf (retries-resent retries))
+  (unless (retries-resent-ns retries) (setf (retries-resent-ns retries) now))
+  (setf (retries-pending retries) (append (retries-pending retries) (list number)))
+  (values :resend nil))
+
+(defun hedge-failed (retries failure throttle sendable)
+  "Decide what follows FAILURE of an attempt of RETRIES that is hedged."
+  (let ((pushback (attempt-failure-pushback failure)))
+    (cond ((not (goes-on-after-p (retries-policy retries) (attempt-failure-status failure)))
+           (values :fail failure))
+          ((eq :never pushback) (stop-hedging retries))
+          ((not (and sendable (more-p retries)))
+           (if (under-way-p retries)
+               (values nil nil)
+               (values :fail failure)))
+          ((and pushback (plusp pushback)) (await-attempt retries :hedge pushback))
+          (t (hedge retries throttle)))))
+
+(defun retry-p (retries failure throttle)
+  "True if the retry policy of RETRIES has another attempt follow FAILURE of one."
+  (and (goes-on-after-p (retries-policy retries) (attempt-failure-status failure))
+       (not (eq :never (attempt-failure-pushback failure)))
+       (more-p retries)
        (not (throttled-p throttle))))
 
-(defun hedge-after (policy status pushback more-p)
-  "What the hedging POLICY wants after an attempt that has ended with STATUS and PUSHBACK, as for
-RETRY-AFTER-P: :END, the call has failed; :STOP, there are no more attempts; :GO-ON with those that
-run; or how many nanoseconds from now the next is to begin. Only with MORE-P there may be another."
-  (cond ((not (goes-on-after-p policy status)) :end)
-        ((eq :never pushback) :stop)
-        ((not more-p) :go-on)
-        (t (or pushback 0))))
+(defun next-wait-ns (retries failure chance)
+  "How long RETRIES wait before the attempt that follows FAILURE of one."
+  (cond ((attempt-failure-pushback failure)
+         (setf (retries-waits retries) 0)
+         (attempt-failure-pushback failure))
+        (t (prog1 (retry-delay-ns (retries-policy retries) (retries-waits retries)
+                                  (funcall (the function chance)))
+             (incf (retries-waits retries))))))
 
-;;; Back-off
+(defun attempt-failed (retries attempt number failure now chance
+                       &key throttle going-ns (sendable t) (keep (constantly t)))
+  "ATTEMPT of RETRIES, or one that could not begin if that is nil, has failed with FAILURE at NOW.
+NUMBER came before it. CHANCE is a function that returns a random state; THROTTLE and SENDABLE are
+as for ATTEMPT-DUE, GOING-NS as for UNSEEN-P. KEEP is a function that returns true if what was sent
+is kept for a retry; it is asked last. Return a decision."
+  (declare (type function keep))
+  (when attempt (forget-attempt retries attempt))
+  (unless (retries-running retries) (setf (retries-since-ns retries) now))
+  (setf (retries-last retries) failure)
+  (cond ((and attempt sendable (unseen-p retries failure going-ns))
+         (resend retries number now))
+        (t (count-failure throttle (retries-policy retries) (attempt-failure-status failure)
+                          (attempt-failure-pushback failure))
+           (cond ((eq :dropped (attempt-failure-reach failure)) (values :fail failure))
+                 ((retries-hedged-p retries) (hedge-failed retries failure throttle sendable))
+                 ((under-way-p retries) (values nil nil))
+                 ((and (retry-p retries failure throttle) (funcall keep))
+                  (await-attempt retries :retry (next-wait-ns retries failure chance)))
+                 (t (values :fail failure))))))
 
-(defconstant +longest-wait-ns+ (* 1000000000 +ns-per-second+)
-  "No wait for an attempt is longer, whatever a policy or a server says.")
+;;; An attempt has the call
 
-(defun retry-delay-ns (policy count random-state)
-  "How long to wait before the next attempt, if there were COUNT such waits since the first attempt,
-or since a server said how long to wait. With 0.1 s, a factor of 2 and 0.3 s at most these are 0.1,
-0.2, 0.3, 0.3 s, each 20 % more or less."
-  (let ((maximum (config:retry-policy-maximum-ns policy))
-        (wait (float (config:retry-policy-initial-ns policy) 1d0))
-        (factor (config:retry-policy-multiplier policy)))
-    (loop repeat count
-          ;; beyond either it goes no further
-          while (and (< 1d0 wait) (or (< wait maximum) (< factor 1)))
-          do (setf wait (* wait factor)))
-    (min +longest-wait-ns+
-         (round (* (min wait maximum) (+ 0.8d0 (random 0.4d0 random-state)))))))
+(defun end-retries (retries)
+  "The call of RETRIES has ended: no further attempt begins. Return those under way."
+  (setf (retries-over retries) t
+        (retries-awaited retries) nil
+        (retries-last retries) nil)
+  (shiftf (retries-running retries) '()))
 
-;;; Pushback
-
-(defun parse-pushback (text)
-  "What the value TEXT of grpc-retry-pushback-ms asks for: the nanoseconds to wait, or :NEVER if it
-is negative or no 32-bit integer without leading zeros."
-  (let ((number (and (plusp (length text))
-                     (<= (length text) 11)
-                     (every #'digit-char-p (string-left-trim "-" text))
-                     (ignore-errors (parse-integer text)))))
-    (if (and number
-             (<= 0 number #x7FFFFFFF)
-             (string= text (princ-to-string number)))
-        (min +longest-wait-ns+ (* 1000000 number))
-        :never)))
-
-(defun metadata-pushback (trailers)
-  "What TRAILERS, the alist that an attempt has ended with, ask for, as PARSE-PUSHBACK has it, or
-nil."
-  (let ((field (assoc "grpc-retry-pushback-ms" trailers :test #'string=)))
-    (and field (parse-pushback (cdr field)))))
-
-;;; Throttling
-
-(defstruct (throttle (:constructor %make-throttle (throttling tokens)) (:copier nil))
-  "What is left of the tokens that further attempts to a server take, in thousandths of one."
-  (throttling nil :type config:throttling :read-only t) ; of the service config
-  (tokens 0 :type sb-ext:word))         ; in thousandths; atomic
-
-(defmethod print-object ((throttle throttle) stream)
-  (print-unreadable-object (throttle stream :type t)
-    (format stream "~,3F of ~,3F tokens" (/ (throttle-tokens throttle) 1000)
-            (/ (config:throttling-max-tokens (throttle-throttling throttle)) 1000))))
-
-(defun current-throttle (throttle config)
-  "The throttle for CONFIG, a SERVICE-CONFIG or nil: THROTTLE, or nil, if that is still as CONFIG
-says; else a full one, or nil."
-  (let ((throttling (and config (config:service-config-throttling config))))
-    (cond ((null throttling) nil)
-          ((and throttle (equalp throttling (throttle-throttling throttle))) throttle)
-          (t (%make-throttle throttling (config:throttling-max-tokens throttling))))))
-
-(defun change-tokens (throttle change)
-  "Add CHANGE, in thousandths, to the tokens of THROTTLE, within its limits."
-  (let ((limit (config:throttling-max-tokens (throttle-throttling throttle))))
-    (sb-ext:atomic-update (throttle-tokens throttle)
-                          (lambda (tokens) (max 0 (min limit (+ tokens change)))))))
-
-(defun count-success (throttle)
-  "A call that THROTTLE counts has ended with :ok."
-  (change-tokens throttle (config:throttling-token-ratio (throttle-throttling throttle))))
-
-(defun count-failure (throttle policy status pushback)
-  "An attempt under POLICY, or nil, has ended with STATUS and PUSHBACK, as for RETRY-AFTER-P.
-THROTTLE, or nil, counts it if it may be tried again, or its server has said that it should not be."
-  (when (and throttle
-             (or (goes-on-after-p policy status)
-                 (eq :never pushback)))
-    (change-tokens throttle -1000)))
-
-(defun throttled-p (throttle)
-  "True if THROTTLE, or nil, has too few tokens left for another attempt: half or less; and how many
-it has."
-  (when throttle
-    (let ((tokens (throttle-tokens throttle)))
-      (values (<= (* 2 tokens) (config:throttling-max-tokens (throttle-throttling throttle)))
-              (/ tokens 1000)))))
+(defun commit (retries attempt)
+  "The call of RETRIES goes on with ATTEMPT alone. Return the others."
+  (let ((others (remove attempt (end-retries retries))))
+    (setf (retries-running retries) (list attempt))
+    others))

@@ -1,13 +1,103 @@
-;;;; Attempts of a call beside its own (wire/attempt.lisp): how they begin, which of them commits
-;;;; the call, what becomes of the others. When and how many are made is for retry.lisp and
-;;;; hedging.lisp to say. All of it on the call's loop.
+;;;; Attempts of a call, the first and those that follow it or run beside it: how one begins on a
+;;;; stream, is answered or fails, and is over. What follows from that is decided by
+;;;; calling/retry.lisp and carried out here.
+;;;;
+;;;; 1. SUBMIT finds a stream, or has the call wait for one (core.lisp). The attempt that it begins
+;;;;    is the user of the stream. The call goes on with the oldest attempt under way: the stream of
+;;;;    that is the call's.
+;;;; 2. The first attempt whose answer begins commits the call: its stream is the call's from then
+;;;;    on, and those of the others are reset.
+;;;; 3. An attempt that fails before that is left, and what is decided then is carried out: the call
+;;;;    goes on with another attempt, now or later, or ends. All of it within its one deadline.
+;;;; 4. When a stream is closed its attempt is over, and everybody is told.
+;;;;
+;;;; A call without policy has no RETRIES until an attempt of it has failed: it costs nothing that it
+;;;; might be tried again. The channel's own calls (side-call.lisp) are neither made again nor
+;;;; intercepted. All of it on the call's loop.
 
 (in-package #:clgrpc.client)
 
-(defun next-number (call)
-  "The number of the attempt of CALL that begins now: how many have been begun before it."
-  (let ((retries (wire:call-retries call)))
-    (or (and retries (pop (wire:retries-pending retries))) 0)))
+(defun find-policy-of (call)
+  "The retry or hedging policy that the service config in force has for CALL, or nil."
+  (and (not (side-call-p call))
+       (find-retry-policy (method-config-of call) (wire-call-options call))))
+
+(defun ensure-retries (call)
+  "The RETRIES of CALL, made now if there are none."
+  (or (call-retries call)
+      (let ((policy (find-policy-of call))
+            (stream (wire-call-stream call)))
+        (setf (client-parts-retries (ensure-client-parts call))
+              (calling:make-retries policy
+                                    (if policy (policy-limit policy (wire-call-options call)) 1)
+                                    (and stream (list (http2:stream-user stream))))))))
+
+(defun throttle-of (call)
+  "The throttle of CALL's channel, as the service config in force has it, or nil."
+  (let ((core (client-call-core call)))
+    (setf (core-throttle core)
+          (current-throttle (core-throttle core) (core-config core)))))
+
+(defun plain-p (call)
+  "True if CALL has no policy, nor other attempts: one failure ends it."
+  (and (null (call-retries call))
+       (null (core-methods (client-call-core call)))))
+
+;;; What interceptors of attempts (calling/attempt.lisp) know of one: its view
+
+(defun kind-of-attempt (call number)
+  "Why the attempt of CALL that NUMBER others came before is made, as ATTEMPT-KIND has it."
+  (cond ((find number (rpc:failed-attempts call) :key (lambda (plist) (getf plist :number)))
+         :transparent)
+        ((zerop number) :first)
+        ((calling:retries-hedged-p (call-retries call)) :hedge)
+        (t :retry)))
+
+(defun interceptor-failure (call error)
+  "How an attempt of CALL fails since an interceptor has signalled ERROR."
+  (let ((trailers (status:rpc-error-trailers error)))
+    (make-attempt-failure (status:rpc-error-status error) (or (rpc-error-message error) "")
+                          :how (list :details (status:rpc-error-details-octets error)
+                                     :ended-by :local :sent (and (rpc:failed-attempts call) t))
+                          :pushback (metadata-pushback trailers)
+                          :trailers (wire:metadata-fields trailers))))
+
+(defun intercept (attempt link)
+  "Call the interceptors, if there are some, for ATTEMPT on LINK. Return how it fails if they have
+it fail, or if it cannot have its headers."
+  (let* ((call (attempt-call attempt))
+         (number (attempt-number attempt))
+         (interceptors (and (not (side-call-p call))
+                            (rpc:interceptors-for
+                             (core-attempt-interceptors (client-call-core call))
+                             (call-rpc-method call))))
+         (view (and interceptors
+                    (calling:make-attempt call number (kind-of-attempt call number)
+                                          (wire:link-peer link) (rpc:outgoing-metadata call))))
+         (error (and view (calling:intercept-attempt view interceptors))))
+    (setf (attempt-view attempt) view)
+    (if error
+        (interceptor-failure call error)
+        (unfit-headers call link number (attempt-metadata attempt)))))
+
+(defun attempt-metadata (attempt)
+  "The metadata that ATTEMPT sends, an alist."
+  (let ((view (attempt-view attempt)))
+    (if view
+        (calling:attempt-request-metadata view)
+        (rpc:outgoing-metadata (attempt-call attempt)))))
+
+(defun end-view (attempt call own status)
+  "ATTEMPT of CALL is over with STATUS; OWN is true if that is how CALL went on. Tell interceptors."
+  (let ((view (shiftf (attempt-view attempt) nil))
+        (cause (attempt-cause attempt)))
+    (cond ((null view))
+          (own (calling:close-own-view view call (or status :cancelled)))
+          (cause (calling:close-attempt view status (attempt-failure-message cause) #()
+                                        (attempt-failure-trailers cause)))
+          (t (calling:close-attempt view status "" #() #())))))
+
+;;; An attempt begins
 
 (define-hot (tell-attempt-begun :inline t) ((call client-call) (link link) (stream http2:stream))
     null
@@ -17,188 +107,266 @@
                call (wire:link-peer link) (http2:stream-id stream))
   nil)
 
-(define-hot (attempt-began :inline t) ((call client-call)) nanoseconds
-  "When CALL's own attempt began."
-  (let ((retries (wire:call-retries call)))
-    (if (and retries (plusp (wire:retries-began-ns retries)))
-        (wire:retries-began-ns retries)
-        (wire:wire-call-born-ns call))))
-
-(defun add-attempt (call link stream)
-  "Try CALL, which runs and is not committed, on STREAM of LINK as well, and return the attempt."
-  (let* ((retries (wire:ensure-retries call))
-         (attempt (wire:make-attempt call link stream (next-number call))))
-    (setf (http2:stream-user stream) attempt
-          (wire:attempt-began-ns attempt) (core-now (client-call-core call)))
-    (wire:begin-on-link link)
-    (tell-attempt-begun call link stream)
-    (let* ((number (wire:attempt-number attempt))
-           (refusal (and (core-attempt-interceptors (client-call-core call))
-                         (view-other attempt)))
-           (metadata (view-metadata call (wire:attempt-view attempt)))
-           (setback (or refusal (unfit-headers call link number metadata))))
-      (cond (setback (fail-attempt attempt setback))
-            (t (push attempt (wire:retries-others retries))
-               (write-head call stream number metadata)
-               (write-again call stream))))
-    attempt))
-
-(defun view-other (attempt)
-  "Call the interceptors for ATTEMPT, not its call's own; return how it fails if they say so."
-  (multiple-value-bind (view setback)
-      (view-attempt (wire:attempt-call attempt) (wire:attempt-link attempt)
-                    (wire:attempt-number attempt))
-    (setf (wire:attempt-view attempt) view)
-    setback))
-
-(defun view-own (call link number)
-  "Call the interceptors for CALL's own attempt on LINK that NUMBER others came before; return how
-it fails if they say so, or if it cannot have its headers."
-  (multiple-value-bind (view setback) (view-attempt call link number)
-    (when view (setf (own-view call) view))
-    (or setback (unfit-headers call link number (view-metadata call view)))))
-
-(define-hot start-on-stream ((call client-call) (link link) (stream http2:stream) request) null
-  "Begin an attempt of CALL, its own, on STREAM of LINK: send its headers and its only REQUEST, or
-if that is nil what CALL has sent before, and what has waited for a stream."
+(define-hot (go-on-with :inline t) ((call client-call) (link link) (stream http2:stream)) null
+  "CALL goes on with the attempt on STREAM of LINK."
   (setf (wire-call-link call) link
-        (wire-call-stream call) stream
-        (http2:stream-user stream) call)
-  (wire:begin-on-link link)
-  (tell-attempt-begun call link stream)
-  (when request (setf (client-call-request call) request))
-  (let* ((retries (wire:call-retries call))
-         (number (cond (retries
-                        (setf (wire:retries-began-ns retries) (core-now (client-call-core call))
-                              (wire:retries-number retries) (next-number call)))
-                       (t 0)))
-         (setback (if (core-attempt-interceptors (client-call-core call))
-                      (view-own call link number)
-                      (unfit-headers call link number (rpc:outgoing-metadata call)))))
-    (cond (setback (fail-attempt call setback))
-          ((and (core-methods (client-call-core call)) (refuse-long-request call request)))
-          (t (when (core-methods (client-call-core call)) (call-started call))
-             (wire:ensure-headers call)
-             (cond ((client-call-request call) (write-request call))
-                   (t (wire:write-replay call stream)
-                      (wire:write-outbox call))))))
+        (wire-call-stream call) stream)
   nil)
 
-(defun set-aside (call)
-  "Make the stream of CALL's own attempt another attempt's, and return that."
-  (let* ((retries (wire:call-retries call))
-         (attempt (wire:make-attempt call (wire-call-link call) (wire-call-stream call)
-                                     (if retries (wire:retries-number retries) 0))))
-    (setf (wire:attempt-began-ns attempt) (attempt-began call)
-          (http2:stream-user (wire-call-stream call)) attempt
-          (wire-call-stream call) nil
-          (wire:attempt-view attempt) (take-view call))
+(define-hot (new-attempt :inline t) ((call client-call) (stream http2:stream)) attempt
+  "The attempt of CALL that begins on STREAM."
+  (let ((attempt (or (the (or null attempt) (http2:stream-user stream))
+                     (setf (http2:stream-user stream) (make-attempt stream))))
+        (retries (call-retries call)))
+    (setf (attempt-call attempt) call)
+    (cond (retries
+           (setf (attempt-number attempt) (calling:take-number retries)
+                 (attempt-began-ns attempt) (core-now (client-call-core call)))
+           (calling:add-attempt retries attempt))
+          (t (setf (attempt-number attempt) 0
+                   (attempt-began-ns attempt) (wire:wire-call-born-ns call))))
     attempt))
 
-(defun adopt (attempt)
-  "Make ATTEMPT its call's own; return the call, which has no stream now."
-  (let ((call (wire:attempt-call attempt)))
-    (wire:forget-attempt attempt)
-    (when (wire:attempt-view attempt)
-      (setf (own-view call) (wire:attempt-view attempt)))
-    (setf (wire-call-link call) (wire:attempt-link attempt)
-          (wire-call-stream call) (wire:attempt-stream attempt)
-          (wire:retries-number (wire:ensure-retries call)) (wire:attempt-number attempt)
-          (wire:retries-began-ns (wire:ensure-retries call)) (wire:attempt-began-ns attempt)
-          (http2:stream-user (wire:attempt-stream attempt)) call)))
+(define-hot begin-attempt ((call client-call) (link link) (stream http2:stream) request) null
+  "An attempt of CALL begins on STREAM of LINK: it sends its headers and its only REQUEST, or if
+that is nil what CALL has sent before, and what has waited for a stream."
+  (let ((own (null (wire-call-stream call)))
+        (core (client-call-core call)))
+    (when own (go-on-with call link stream))
+    (let ((attempt (new-attempt call stream)))
+      (wire:begin-on-link link)
+      (tell-attempt-begun call link stream)
+      (when request (setf (client-call-request call) request))
+      (let ((failure (if (core-attempt-interceptors core)
+                         (intercept attempt link)
+                         (unfit-headers call link (attempt-number attempt)
+                                        (rpc:outgoing-metadata call)))))
+        (cond (failure (fail-attempt attempt failure))
+              ((and own (core-methods core) (refuse-long-request call request)))
+              (t (when (core-methods core) (follow-policy call))
+                 (write-attempt attempt own))))))
+  nil)
 
-(defun tell-overtaken (attempts began-ns)
-  "An attempt that began at BEGAN-NS is answered first: tell of those of ATTEMPTS that began
-before."
-  (dolist (attempt attempts)
-    (when (< (wire:attempt-began-ns attempt) began-ns)
-      (attempt-overtaken (wire:attempt-call attempt)
-                         (stream-subchannel (wire:attempt-stream attempt)
-                                            (wire:attempt-link attempt))))))
+(define-hot write-attempt ((attempt attempt) (own boolean)) null
+  "Send the headers of ATTEMPT and what its call has to send; OWN if the call goes on with it."
+  (let ((call (the client-call (attempt-call attempt)))
+        (stream (attempt-stream attempt)))
+    (when own (wire:mark-call call wire:+headers+))
+    (write-head call stream (attempt-number attempt) (attempt-metadata attempt))
+    (when own (rpc:observe headers-sent (wire:call-observer call) call))
+    (cond ((null (client-call-request call))
+           (write-replay call stream)
+           (cond (own (write-outbox call))
+                 ((wire-call-send-closed call) (end-side stream))))
+          (own (write-request call))
+          (t (write-again call stream (encoded-request call) t))))
+  nil)
 
-(defun commit (attempt)
-  "The answer to ATTEMPT begins: its call goes on with it. Return the call."
-  (let ((own (set-aside (wire:attempt-call attempt))))
-    (tell-overtaken (cons own (call-attempts (wire:attempt-call attempt)))
-                    (wire:attempt-began-ns attempt))
-    (trace-event :call :attempt-committed :method (rpc:call-path (wire:attempt-call attempt))
-                 :peer (wire:link-peer (wire:attempt-link attempt))
-                 :stream (http2:stream-id (wire:attempt-stream attempt)))
-    (let ((call (adopt attempt)))
-      (wire:reset-attempt own)
-      (end-retries call)
-      call)))
+(defun follow-policy (call)
+  "The first attempt of CALL, whose channel's service config says something of methods, has a
+stream; nothing has been sent on it."
+  (let ((policy (and (null (call-retries call)) (find-policy-of call))))
+    (when policy
+      (unless (client-call-request call)
+        (begin-replay call (options-replay-octets (wire-call-options call))))
+      (when (typep policy 'config:hedging-policy)
+        (multiple-value-call #'carry-out call
+          (calling:first-begun (ensure-retries call) (keep-request call)))))))
+
+(define-hot submit ((call client-call) request) t
+  "Begin an attempt of CALL, with its only REQUEST unless that is nil, as soon as there is a stream."
+  (multiple-value-bind (stream link picked) (find-stream (client-call-core call) call)
+    (cond (stream (begin-attempt call link stream request))
+          (t (when request
+               (setf (client-call-request call) (wire:encode-message call request nil)))
+             (wait-for-stream (client-call-core call) call picked #'take-stream)))))
+
+(defun take-stream (call stream link failure)
+  "CALL, which has waited for it, has STREAM of LINK; or none, because of FAILURE."
+  (if stream
+      (begin-attempt call link stream nil)
+      (fail-unbegun call failure)))
+
+;;; An attempt fails
+
+(defun record-failure (call number link failure)
+  "CALL's user can ask later how the attempt has failed that NUMBER others came before, on LINK, or
+without a stream if that is nil."
+  (rpc:note-failed-attempt call number (and link (wire:link-peer link))
+                           (attempt-failure-status failure) (attempt-failure-message failure)
+                           (ns-seconds (since call (wire:wire-call-born-ns call)))))
+
+(defun follow-failure (call attempt number link failure)
+  "ATTEMPT of CALL, which runs, on LINK, or both nil of one without a stream, has failed with
+FAILURE. NUMBER others came before it. It is left already."
+  (guarding-call (call)
+    (record-failure call number link failure)
+    (multiple-value-call #'carry-out call
+      (calling:attempt-failed
+       (call-retries call) attempt number failure (core-now (client-call-core call))
+       (lambda () (loop:event-loop-random (wire-call-loop call)))
+       :throttle (throttle-of call)
+       :going-ns (and link (wire:link-draining link) (wire:link-born-ns link))
+       :sendable (and (not (side-call-p call)) (repeatable-p call))
+       :keep (lambda () (keep-request call))))))
+
+(defun fail-attempt (attempt failure)
+  "ATTEMPT, whose call runs and is not committed, has failed with FAILURE: the call goes on without
+it."
+  (let* ((call (attempt-call attempt))
+         (link (stream-link (attempt-stream attempt)))
+         (number (attempt-number attempt))
+         (retries (ensure-retries call)))
+    (setf (attempt-cause attempt) failure)
+    (calling:forget-attempt retries attempt)
+    (when (eq (attempt-stream attempt) (wire-call-stream call))
+      (let ((other (first (calling:retries-running retries))))
+        (if other
+            (go-on-with call (stream-link (attempt-stream other)) (attempt-stream other))
+            (setf (wire-call-stream call) nil))))
+    (reset-attempt attempt)
+    (unless (call-status call) (follow-failure call attempt number link failure))))
+
+(defun fail-unbegun (call failure)
+  "An attempt of CALL, which runs, has failed with FAILURE: it gets no stream."
+  (if (plain-p call)
+      (end-with-failure call failure)
+      (let* ((retries (call-retries call))
+             (began-ns (if retries
+                           (calling:retries-since-ns retries)
+                           (wire:wire-call-born-ns call))))
+        (tell-lost-attempt call (attempt-failure-status failure) began-ns)
+        (follow-failure call nil (calling:take-number (ensure-retries call)) nil failure))))
+
+(defun count-late-failure (call failure)
+  "CALL, whose answer had begun, has failed with FAILURE: the throttle counts that."
+  (count-failure (throttle-of call) (calling:retries-policy (ensure-retries call))
+                 (attempt-failure-status failure) (attempt-failure-pushback failure)))
+
+;;; What is decided is carried out
+
+(defun carry-out (call decision argument)
+  "Do for CALL, which runs, what DECISION of calling/retry.lisp with ARGUMENT says."
+  (unless (calling:retries-awaited (call-retries call)) (cancel-retry call))
+  (unless (or (eq :fail decision) (wire-call-stream call)) (begin-anew call))
+  (ecase decision
+    ((nil))
+    (:await (await-attempt call argument))
+    (:begin (when argument (await-attempt call argument))
+     (submit call nil))
+    (:resend (loop:defer (wire-call-loop call) #'submit-again call))
+    (:fail (end-with-failure call argument))))
+
+(defun begin-anew (call)
+  "CALL, which has no stream, is as if it had had none."
+  (setf (client-parts-wait (ensure-client-parts call)) nil
+        (wire:wire-call-marks call) (wire:unmarked (wire:wire-call-marks call))))
+
+(defun submit-again (call)
+  (unless (call-status call)
+    (guarding-call (call) (submit call nil))))
+
+(defun await-attempt (call delay-ns)
+  "The time of the next attempt of CALL comes after DELAY-NS, unless CALL has ended by then."
+  (cancel-retry call)
+  (if (zerop delay-ns)
+      (loop:defer (wire-call-loop call) #'begin-undelayed call)
+      (let* ((core (client-call-core call))
+             (timer (make-timer #'begin-due call)))
+        (setf (calling:retries-timer (call-retries call)) timer
+              (gethash call (core-retrying core)) t)
+        (schedule-timer (loop:event-loop-wheel (core-loop core)) timer
+                        (time-after delay-ns (core-now core))))))
+
+(defun begin-undelayed (call)
+  "As BEGIN-DUE, unless a later time is awaited by now."
+  (unless (calling:retries-timer (call-retries call)) (begin-due call)))
+
+(defun begin-due (call)
+  "The time of the next attempt of CALL has come."
+  (cancel-retry call)
+  (unless (call-status call)
+    (guarding-call (call)
+      (multiple-value-call #'carry-out call
+        (calling:attempt-due (call-retries call) (core-now (client-call-core call))
+                             :throttle (throttle-of call) :sendable (repeatable-p call))))))
+
+;;; An attempt is answered
+
+(defun tell-overtaken (call attempt)
+  "ATTEMPT of CALL is answered first: tell of those that began before."
+  (dolist (other (calling:retries-running (call-retries call)))
+    (when (< (attempt-began-ns other) (attempt-began-ns attempt))
+      (note-overtaken call (stream-subchannel (attempt-stream other)
+                                              (stream-link (attempt-stream other)))))))
+
+(defun commit (call attempt)
+  "The answer to ATTEMPT of CALL, which has RETRIES, begins: CALL goes on with it alone."
+  (let ((stream (attempt-stream attempt)))
+    (tell-overtaken call attempt)
+    (unless (eq stream (wire-call-stream call))
+      (trace-event :call :attempt-committed :method (rpc:call-path call)
+                   :peer (wire:link-peer (stream-link stream)) :stream (http2:stream-id stream)))
+    (go-on-with call (stream-link stream) stream)
+    (cancel-retry call)
+    (leave-places call)
+    (mapc #'reset-attempt (calling:commit (call-retries call) attempt))))
 
 (define-hot committed-call ((stream http2:stream)) (or null client-call)
   "The call that an answer which begins on STREAM is for, from now on its only attempt; nil if
 nobody waits for it."
-  (let ((user (http2:stream-user stream)))
-    (typecase user
-      (client-call
-       (when (wire:call-retries user) (end-retries user))
-       user)
-      (wire:attempt
-       (and (member user (call-attempts (wire:attempt-call user)))
-            (commit user))))))
+  (let* ((attempt (the (or null attempt) (http2:stream-user stream)))
+         (call (and attempt (attempt-call attempt)))
+         (retries (and call (call-retries call))))
+    (cond ((null retries) call)
+          ((member attempt (calling:retries-running retries))
+           (commit call attempt)
+           call))))
 
-(defun detach (user)
-  "USER of a stream, a call or an attempt, has failed: its call goes on without it, with another
-attempt as its own if there is one. Return the attempt."
-  (etypecase user
-    (client-call
-     (let ((attempt (set-aside user))
-           (others (call-attempts user)))
-       (when others (adopt (first (last others))))
-       attempt))
-    (wire:attempt
-     (wire:forget-attempt user)
-     user)))
+;;; An attempt is over
 
-(defun fail-attempt (user setback)
-  "The stream of USER, a call that is not committed, or an attempt, has failed with SETBACK."
-  (let* ((attempt (detach user))
-         (call (wire:attempt-call attempt)))
-    (setf (wire:attempt-status attempt) (setback-status setback)
-          (wire:attempt-trailers attempt) (setback-trailers setback))
-    (when (wire:attempt-view attempt)
-      (setf (attempt-message (wire:attempt-view attempt)) (setback-message setback)))
-    (wire:reset-attempt attempt)
-    (attempt-failed call attempt setback)))
-
-(define-hot tell-attempt-ended ((call client-call) (stream http2:stream) (link link)
-                                (status symbol) attempt)
-    link
-  "ATTEMPT of CALL on STREAM of LINK, which is returned, or if it is nil CALL's own, is over with
-STATUS."
-  (rpc:observe attempt-ended (client-observer call)
-               call (wire:link-peer link) status (http2:stream-id stream)
-               (http2:stream-tally-out stream) (http2:stream-tally-in stream)
-               (since call (if attempt (wire:attempt-began-ns attempt) (attempt-began call))))
-  (when (core-attempt-interceptors (client-call-core call)) (end-view call attempt status))
-  (let* ((subchannel (stream-subchannel stream link))
-         (listener (subchannel-listener subchannel)))
-    (case status
-      (:ok)
-      ((:cancelled nil) (incf (subchannel-cancellations subchannel)))
-      (t (incf (subchannel-failures subchannel))))
-    (when listener
-      (funcall listener call subchannel status
-               (if attempt
-                   (wire:attempt-trailers attempt)
-                   (let ((ending (and status (rpc:call-ending call))))
-                     (and ending (rpc:ending-trailer-fields ending)))))))
-  link)
+(define-hot tell-attempt-ended ((attempt attempt) (call client-call) (own boolean)
+                                (status symbol))
+    null
+  "ATTEMPT of CALL is over with STATUS; OWN is true if that is how CALL went on."
+  (let* ((stream (attempt-stream attempt))
+         (link (stream-link stream)))
+    (rpc:observe attempt-ended (client-observer call)
+                 call (wire:link-peer link) status (http2:stream-id stream)
+                 (http2:stream-tally-out stream) (http2:stream-tally-in stream)
+                 (since call (attempt-began-ns attempt)))
+    (when (attempt-view attempt) (end-view attempt call own status))
+    (let* ((subchannel (stream-subchannel stream link))
+           (listener (subchannel-listener subchannel)))
+      (case status
+        (:ok)
+        ((:cancelled nil) (incf (subchannel-cancellations subchannel)))
+        (t (incf (subchannel-failures subchannel))))
+      (when listener
+        (funcall listener call subchannel status
+                 (if own
+                     (let ((ending (and status (rpc:call-ending call))))
+                       (and ending (rpc:ending-trailer-fields ending)))
+                     (let ((cause (attempt-cause attempt)))
+                       (if cause (attempt-failure-trailers cause) #())))))))
+  nil)
 
 (defun leave-stream (stream)
-  "STREAM, which is closed, is no call's nor attempt's any more. Return the link it was on, or nil
-if it had no user."
-  (let ((user (http2:stream-user stream)))
-    (typecase user
-      (client-call
-       (setf (wire-call-stream user) nil)
-       (wire:release-call user)
-       (tell-attempt-ended user stream (wire-call-link user) (call-status user) nil))
-      (wire:attempt
-       (wire:forget-attempt user)
-       (tell-attempt-ended (wire:attempt-call user) stream (wire:attempt-link user)
-                           (wire:attempt-status user) user)))))
+  "STREAM, which is closed, is no call's any more. Return the link it was on, or nil if it was for
+no call."
+  (let* ((attempt (http2:stream-user stream))
+         (call (and attempt (attempt-call attempt)))
+         (own (and call (eq stream (wire-call-stream call)))))
+    (when call
+      (when own
+        (setf (wire-call-stream call) nil)
+        (wire:release-call call))
+      (when (call-retries call) (calling:forget-attempt (call-retries call) attempt))
+      (let ((cause (attempt-cause attempt)))
+        (tell-attempt-ended attempt call own
+                            (cond (own (call-status call))
+                                  (cause (attempt-failure-status cause))
+                                  (t :cancelled))))
+      (setf (attempt-call attempt) nil
+            (attempt-cause attempt) nil)
+      (stream-link stream))))

@@ -48,6 +48,61 @@
     (list :target (core-name core)
           :authority (hpack:field-value-string (core-authority core)))))
 
+;;; Where the time of a call went: the operations STAGE and STAGES, computed on demand from the marks
+;;; of the call (wire/stage.lisp) and from what it has waited for (wait-clock.lisp)
+
+(defun call-waits (call)
+  "What CALL, a client's, waited for before it had a stream. The values are totals as in a
+WAIT-CLOCK and the number of attempts to connect; nil if it has not waited."
+  (let* ((parts (call-client-parts call))
+         (wait (and parts (client-parts-wait parts))))
+    (cond ((null wait) nil)
+          ((wait-clock-done wait)
+           (values (wait-clock-totals wait) (wait-clock-attempts wait)))
+          (t (clock-difference (core-clock (client-call-core call)) wait
+                               (wire:wire-now call))))))
+
+(defun late-from-the-start-p (call)
+  "True if the deadline of CALL had passed before the call waited for anything."
+  (and (rpc:overdue-p call)
+       (not (wire:marked-p (wire:wire-call-marks call) wire:+headers+))
+       (null (call-waits call))))
+
+(defun client-stage (call)
+  "The operation STAGE."
+  (let ((marks (wire:wire-call-marks call)))
+    (cond ((late-from-the-start-p call) :begin)
+          ((not (wire:marked-p marks wire:+headers+))
+           (wait-clock-stage (core-clock (client-call-core call))))
+          ((wire:stuck-p call) :send)
+          ((wire:marked-p marks wire:+answer+) :receive)
+          (t :wait))))
+
+(defun client-spans (call total)
+  "The stages of CALL, which has taken TOTAL nanoseconds so far: a list of (stage . ns), oldest
+first."
+  (let* ((marks (wire:wire-call-marks call))
+         (headers (wire:mark-ns marks wire:+headers+))
+         (answer (wire:mark-ns marks wire:+answer+))
+         (waits (call-waits call))
+         (retries (call-retries call))
+         (named (append
+                 (when (and retries (plusp (calling:retries-since-ns retries)))
+                   (list (cons :retry (- (calling:retries-since-ns retries)
+                                         (wire:wire-call-born-ns call)))))
+                 (when waits
+                   (loop for stage in *waiting-stages*
+                         for ns across waits
+                         unless (eq stage :queue) collect (cons stage ns))))))
+    (append named
+            (list (cons :queue (max 0 (- (or headers total) (reduce #'+ named :key #'cdr)))))
+            (when headers (list (cons :wait (- (or answer total) headers))))
+            (when answer (list (cons :receive (- total answer)))))))
+
+(defun client-stages (call)
+  "The operation STAGES."
+  (wire:list-stages call #'client-spans (or (nth-value 1 (call-waits call)) 0)))
+
 ;;; Futures: the call is its own, see future.lisp
 
 (defstruct (undecoded (:constructor make-undecoded (reply)) (:copier nil))

@@ -103,21 +103,20 @@ if CREDENTIALS cannot be used. From any thread."
          (core (multiple-value-bind (client-loop commons)
                    ;; last, since it is given back only with the channel
                    (acquire-client-loop options likeness #'make-commons)
-                 (make-core :name target :client-loop client-loop :commons commons
-                            :loop (client-loop-loop client-loop) :options options
-                            :observer (rpc:observer-for observers
-                                                        :role :client
-                                                        :target (canonical-target target)
-                                                        :loop (client-loop-loop client-loop))
-                            :credentials credentials :call-credentials call-credentials
-                            :plaintext-credentials (and plaintext-credentials t)
-                            :sink **client-sink**
-                            :encoding encoding :authority authority :resolver resolver
-                            :balancing balancing :default-config config
-                            :receive-limit (getf arguments :max-receive-octets)
-                            :attempt-interceptors attempt-interceptors
-                            :chronicle (make-chronicle
-                                      (loop:read-clock (client-loop-loop client-loop)))))))
+                 (new-core :name target :client-loop client-loop :commons commons
+                           :loop (client-loop-loop client-loop) :options options
+                           :observer (rpc:observer-for observers
+                                                       :role :client
+                                                       :target (canonical-target target)
+                                                       :loop (client-loop-loop client-loop))
+                           :credentials credentials :call-credentials call-credentials
+                           :plaintext-credentials (and plaintext-credentials t)
+                           :encoding encoding :authority authority :resolver resolver
+                           :balancing balancing :default-config config
+                           :receive-limit (getf arguments :max-receive-octets)
+                           :attempt-interceptors attempt-interceptors
+                           :chronicle (make-chronicle
+                                     (loop:read-clock (client-loop-loop client-loop)))))))
     (setf (core-balancer core) (make-instance 'switch :parent core))
     (add-guard core)
     (trace-event :channel :channel-made :target target)
@@ -215,7 +214,7 @@ that, or NIL after TIMEOUT seconds."
 (defun not-connected-text (core seconds)
   "What to say of CORE that is not connected after SECONDS."
   (format nil "not connected to ~A within ~A s, but ~A~@[; ~A~]" (core-name core) seconds
-          (rpc:stage-text :client (wire:wait-clock-stage (core-clock core)))
+          (rpc:stage-text :client (wait-clock-stage (core-clock core)))
           (core-trouble core)))
 
 (defmethod wait-for-state-change ((channel wire-channel) state &key (timeout 10))

@@ -56,3 +56,37 @@ messages may be compressed."
     (when encoding
       (setf (wire:compression-incoming (wire:ensure-compression call)) encoding)
       t)))
+
+;;; As the peer of a stream can read it
+
+(defun reads-compressed-p (stream call)
+  "True if the peer of STREAM can read what CALL compresses, as far as is known."
+  (let* ((compression (wire:compression-of call))
+         (encoding (and compression (wire:compression-outgoing compression)))
+         (accepted (wire:link-accepted (stream-link stream))))
+    (or (null encoding)
+        (eq :unknown accepted)
+        (and (member encoding accepted) t))))
+
+(defun uncompressed (call encoded)
+  "ENCODED, of ENCODE-MESSAGE for CALL, as fresh octets that are not compressed. It stays as it is."
+  (multiple-value-bind (outcome octets length)
+      (os:inflate-octets (wire:encoding-name (wire:compression-outgoing (wire:compression-of call)))
+                         (wire:parcel-octets encoded) wire:+prefix-octets+ (wire:parcel-end encoded)
+                         (wire:parcel-plain encoded))
+    (assert (eq :ok outcome))
+    (let ((plain (make-octets (+ wire:+prefix-octets+ length))))
+      (setf (u32be plain 1) length)
+      (copy-octets octets 0 length plain wire:+prefix-octets+)
+      (give-octets-back octets)
+      plain)))
+
+(define-hot fitting ((call client-call) (stream http2:stream) (encoded (or octets wire:parcel)))
+    (or octets wire:parcel)
+  "ENCODED, of ENCODE-MESSAGE for CALL, as the peer of STREAM can read it."
+  (if (and (wire:compression-of call)
+           (typep encoded 'wire:parcel)
+           (wire:parcel-plain encoded)
+           (not (reads-compressed-p stream call)))
+      (uncompressed call encoded)
+      encoded))

@@ -7,7 +7,8 @@
 ;;;; 2. The resolver tells of backends, then and whenever they change; the balancer hears of them.
 ;;;; 3. The balancer publishes a state and a picker, and the calls that wait are picked for.
 ;;;; 4. A call that finds no stream waits (stream-queue.lisp), until a stream ends, a server allows
-;;;;    more, or another picker is published.
+;;;;    more, or another picker is published. What takes its stream then, or hears that there will
+;;;;    be none, is a function that it came with: attempts are not known here (attempt.lisp).
 ;;;;
 ;;;; Everything here runs on the channel's loop, unless something else is said.
 
@@ -27,94 +28,72 @@
 itself, or may be refused."
   (or (core-admitted core) (choosy-p core)))
 
-(define-hot submit ((core core) (call client-call) request) t
-  "Start CALL, with its only REQUEST unless that is nil, on a stream as soon as there is one."
+(define-hot (find-stream :inline t) ((core core) (call client-call))
+    (values (or null http2:stream) (or null link) t)
+  "A stream for CALL and its link; or nil twice if there is none now. The third value is what was
+picked for CALL, nil if nothing was."
   (let ((picked (if (and (waiting-p core) (not (eager-p core))) nil (pick core call))))
     (multiple-value-bind (stream link)
         (if (subchannel-p picked) (free-stream picked) (values nil nil))
-      (cond (stream (start-on-stream call link stream request))
-            (t (when request
-                 (setf (client-call-request call) (wire:encode-message call request nil)))
-               (submit-later core call picked))))))
-
-(defun submit-later (core call picked)
-  "There is no stream for CALL now, for which PICKED was picked if the picker was asked."
-  (if (and (failure-p picked) (ends-p call picked))
-      (fail-call call picked)
-      (wait-for-stream core call picked)))
+      (values stream link picked))))
 
 (defun begin-waiting (core call)
   "CALL waits from now on for CORE to have a connection, or a stream on one."
-  (let ((parts (wire:ensure-wire-parts call)))
-    (unless (wire:wire-parts-wait parts)
-      (setf (wire:wire-parts-wait parts)
-            (wire:read-clock-for-call (core-clock core) (core-now core))))))
+  (let ((parts (ensure-client-parts call)))
+    (unless (client-parts-wait parts)
+      (setf (client-parts-wait parts)
+            (read-clock-for-call (core-clock core) (core-now core))))))
 
-(defun begin-place (core call picked)
-  "CALL waits for what PICKED, for it, makes it wait for; return its place."
+(defun begin-place (core call picked taker)
+  "CALL waits for what PICKED, for it, makes it wait for, with TAKER; return its place."
   (begin-waiting core call)
   (trace-event :channel :call-waits :target (core-name core)
                :method (rpc:call-path call) :state (core-state core)
                :before (core-waiting-count core))
-  (add-place call picked))
+  (add-place call picked taker))
 
-(defun wait-for-stream (core call picked)
-  "CALL, for which PICKED was picked if the picker was asked, waits for a stream, unless there will
-be none."
-  (ecase (core-state core)
-    (:ready (let ((place (begin-place core call picked)))
-              (cond ((not (choosy-p core)) (start-first core))
-                    ((subchannel-p picked) (serve-waiting core picked)))
-              (let ((failure (and (core-admitted core) (refuse-to-wait core place))))
-                (when failure (fail-call call failure)))))
-    (:idle (begin-place core call picked)
-     (unless (core-picker core) (wake core)))
-    (:connecting (begin-place core call picked))
-    (:transient-failure
-     (let ((picked (or picked (pick core call))))
-       (if (and (failure-p picked) (ends-p call picked))
-           (fail-call call picked)
-           (begin-place core call picked))))
-    (:shutdown (end-client-call call :unavailable "the channel is closed" :ended-by :local
-                                                                          :sent nil))))
+(defun deny (call taker failure)
+  "CALL gets no stream, since FAILURE was picked for it."
+  (declare (type function taker))
+  (funcall taker call nil nil
+           (make-attempt-failure (failure-status failure) (failure-text failure)
+                                 :how '(:ended-by :transport :sent nil)
+                                 :reach (if (failure-drop failure) :dropped :nowhere))))
 
-(defun resubmit (call)
-  "Begin another attempt of CALL, unless it has ended, as soon as there is a stream: its own, or, if
-it has one, one beside that."
-  (unless (call-status call)
-    (let* ((core (client-call-core call))
-           (picked (if (and (waiting-p core) (not (eager-p core))) nil (pick core call))))
-      (multiple-value-bind (stream link)
-          (if (subchannel-p picked) (free-stream picked) (values nil nil))
-        (if stream
-            (start-attempt call link stream)
-            (submit-later core call picked))))))
-
-(defun start-attempt (call link stream)
-  "CALL, which waits for one, has STREAM of LINK."
-  (if (wire-call-stream call)
-      (add-attempt call link stream)
-      (start-on-stream call link stream nil)))
+(defun wait-for-stream (core call picked taker)
+  "CALL, for which FIND-STREAM has found no stream and PICKED was picked, waits for one. Once there
+is one, or will be none, TAKER is called: with CALL, a stream and its link, and nil; or with CALL,
+nil twice, and an ATTEMPT-FAILURE."
+  (if (and (failure-p picked) (ends-p call picked))
+      (deny call taker picked)
+      (ecase (core-state core)
+        (:ready (let ((place (begin-place core call picked taker)))
+                  (cond ((not (choosy-p core)) (start-first core))
+                        ((subchannel-p picked) (serve-waiting core picked)))
+                  (let ((failure (and (core-admitted core) (refuse-to-wait core place))))
+                    (when failure (deny call taker failure)))))
+        (:idle (begin-place core call picked taker)
+         (unless (core-picker core) (wake core)))
+        (:connecting (begin-place core call picked taker))
+        (:transient-failure
+         (let ((picked (or picked (pick core call))))
+           (if (and (failure-p picked) (ends-p call picked))
+               (deny call taker picked)
+               (begin-place core call picked taker))))
+        (:shutdown (end-client-call call :unavailable "the channel is closed" :ended-by :local
+                                                                              :sent nil)))))
 
 (defun wanted-p (call)
   "True if CALL, which waits for a stream, still needs one: attempts beside another may not."
   (not (or (call-status call)
            (and (wire-call-stream call)
-                (wire:retries-over (wire:ensure-retries call))))))
+                (call-retries call)
+                (calling:retries-over (call-retries call))))))
 
 (defun ends-p (call failure)
   "True if CALL, which FAILURE was picked for, ends with it."
   (or (failure-drop failure)
       (not (client-call-wait-for-ready call))))
-
-(defun fail-call (call failure)
-  "An attempt of CALL fails, since FAILURE was picked for it."
-  (let ((setback (make-setback (failure-status failure) (failure-text failure)
-                               :how '(:ended-by :transport :sent nil)
-                               :reach (if (failure-drop failure) :dropped :nowhere))))
-    (if (plain-p call)
-        (end-with-setback call setback)
-        (attempt-failed call nil setback))))
 
 (defconstant +picks-for-links+ 16
   "So many more servers are picked at most for a call that waits, to find one that may have another
@@ -141,7 +120,7 @@ there no more."
       (null nil)
       (failure (cond ((ends-p call picked)
                       (leave-place place)
-                      (fail-call call picked)
+                      (deny call (place-taker place) picked)
                       t)
                      (t (begin-waiting core call)
                         nil)))
@@ -150,7 +129,7 @@ there no more."
              (leave-place place)
              (stop-waiting call)
              ;; it is in no queue, and others wait for their turn
-             (guarding-call (call) (start-attempt call link stream))
+             (guarding-call (call) (funcall (place-taker place) call stream link nil))
              t))))))
 
 (defun start-first (core)
@@ -182,7 +161,9 @@ no stream."
                     (return))))
   (leave-full-links (trunk-of subchannel)))
 
-(defmethod serve-waiting ((core core) subchannel)
+(defun serve-waiting (core subchannel)
+  "A stream of SUBCHANNEL, one of CORE's, may be free: calls that wait for one may get it, or have a
+connection made for them."
   (if (choosy-p core)
       (start-those-of core subchannel)
       (start-first core)))

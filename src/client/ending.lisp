@@ -1,13 +1,12 @@
 ;;;; How a call ends on the client, for whatever reason: its callers wake, its stream and its other
-;;;; attempts are reset, and what it has kept is given back. And how an attempt fails, which may be
-;;;; tried again: retry.lisp decides that, as the method of ATTEMPT-FAILED.
+;;;; attempts are reset, and what it has kept is given back.
 
 (in-package #:clgrpc.client)
 
 (define-hot (side-call-p :inline t) ((call client-call)) boolean
   "True if CALL is the channel's own, see side-call.lisp."
-  (let ((parts (wire:call-wire-parts call)))
-    (and parts (wire:wire-parts-aside parts))))
+  (let ((parts (call-client-parts call)))
+    (and parts (client-parts-aside parts))))
 
 (define-hot client-observer ((call client-call)) (or null rpc:observer)
   "The operation OBSERVER: that of CALL's channel, or nil."
@@ -24,36 +23,28 @@
 
 (defun client-repeats (call)
   "The operation REPEATS."
-  (let ((retries (wire:call-retries call)))
+  (let ((retries (call-retries call)))
     (if retries
-        (let* ((hedging (hedging-policy-p (wire:retries-policy retries)))
-               (more (- (wire:retries-issued retries) 1
-                        ;; the one that is waited for
-                        (if (and (not hedging) (wire:retries-timer retries)) 1 0))))
-          (values (if hedging 0 more)
-                  (if hedging more 0)
-                  (wire:retries-resent retries)
-                  (+ (wire:retries-idle-ns retries) (idle-ns call retries))))
+        (let ((hedged (calling:retries-hedged-p retries))
+              (more (1- (calling:retries-issued retries))))
+          (values (if hedged 0 more)
+                  (if hedged more 0)
+                  (calling:retries-resent retries)
+                  (calling:idle-until retries (core-now (client-call-core call)))))
         (values 0 0 0 0))))
-
-(defun idle-ns (call retries)
-  "How long CALL, which has RETRIES, has waited with no attempt under way, up to now."
-  (if (and (wire:retries-timer retries) (null (wire-call-stream call)))
-      (since call (wire:retries-since-ns retries))
-      0))
 
 (defun waited-p (call)
   "True if CALL has waited for addresses, a connection or a stream."
-  (let ((parts (wire:call-wire-parts call)))
-    (and parts (wire:wire-parts-wait parts) t)))
+  (let ((parts (call-client-parts call)))
+    (and parts (client-parts-wait parts) t)))
 
 (defun stop-waiting (call)
   "CALL has a stream, or has ended."
-  (let* ((parts (wire:call-wire-parts call))
-         (wait (and parts (wire:wire-parts-wait parts)))
+  (let* ((parts (call-client-parts call))
+         (wait (and parts (client-parts-wait parts)))
          (core (client-call-core call)))
     (when wait
-      (wire:stop-waiting (core-clock core) wait (core-now core)))))
+      (stop-clock (core-clock core) wait (core-now core)))))
 
 ;;; Errors of our own, or of a balancer or policy, in what is done for a call
 
@@ -68,44 +59,38 @@
                      :ended-by :local :cause error))
   nil)
 
-;;; What is kept for further attempts
+;;; Its attempts
 
 (defun cancel-retry (call)
-  "The next attempt of CALL is not waited for any more."
-  (let* ((retries (wire:call-retries call))
-         (timer (and retries (shiftf (wire:retries-timer retries) nil)))
+  "The time of the next attempt of CALL is not awaited any more."
+  (let* ((retries (call-retries call))
+         (timer (and retries (shiftf (calling:retries-timer retries) nil)))
          (core (client-call-core call)))
     (when timer
       (cancel-timer (loop:event-loop-wheel (core-loop core)) timer)
       (remhash call (core-retrying core)))))
 
-(defun await-retry (call delay-ns function)
-  "Call FUNCTION with CALL after DELAY-NS, unless it has ended."
-  (cancel-retry call)
-  (let* ((core (client-call-core call))
-         (timer (make-timer (lambda (call)
-                              (let ((retries (wire:call-retries call)))
-                                (remhash call (core-retrying core))
-                                (incf (wire:retries-idle-ns retries) (idle-ns call retries))
-                                (setf (wire:retries-timer retries) nil)
-                                (guarding-call (call) (funcall (the function function) call))))
-                            call)))
-    (setf (wire:retries-timer (wire:ensure-retries call)) timer
-          (gethash call (core-retrying core)) t)
-    (schedule-timer (loop:event-loop-wheel (core-loop core)) timer
-                    (time-after delay-ns (core-now core)))))
+(defun reset-attempt (attempt)
+  "Nobody waits for ATTEMPT any more. A peer that has ended its side early is told that all is well
+(gRPC over HTTP/2, \"Early Server Closure\")."
+  (let ((stream (attempt-stream attempt)))
+    (when (http2:stream-open-p stream)
+      (http2:reset-stream stream (if (http2:stream-receivable-p stream)
+                                     http2:+cancel+
+                                     http2:+no-error+)))))
 
-(defun end-retries (call)
-  "CALL has ended, or is committed: there are no further attempts, and nothing is kept for them."
-  (let ((retries (wire:call-retries call)))
-    (when retries
-      (setf (wire:retries-over retries) t
-            (wire:retries-last retries) nil)
-      (cancel-retry call)
-      (leave-places call)
-      (wire:reset-attempts call)
-      (sb-ext:atomic-decf (ledger-held (core-replays (client-call-core call)))
-                          (shiftf (wire:retries-kept-octets retries) 0)))))
+(defun drop-replay (call)
+  "Forget what is kept of what CALL has sent. The collector frees the octets, since some may be
+queued still."
+  (let ((replay (wire:call-replay call)))
+    (when replay
+      (release-replay replay)
+      (setf (wire:wire-parts-replay (ensure-client-parts call)) nil))))
+
+(defun end-attempts (call)
+  "CALL, which has RETRIES, has ended: reset its attempts."
+  (cancel-retry call)
+  (mapc #'reset-attempt (calling:end-retries (call-retries call))))
 
 ;;; The end of a call
 
@@ -120,17 +105,16 @@
   "CALL is about to end with STATUS: tell of its attempts that wait for a stream. While the names of
 servers are not known there are none (gRFC A66)."
   (let ((core (client-call-core call))
-        (retries (wire:call-retries call)))
+        (retries (call-retries call)))
     (when (or (core-resolved core) (eq :transient-failure (core-state core)))
       (cond ((null retries)
              (unless (wire-call-stream call)
                (tell-lost-attempt call status (wire:wire-call-born-ns call))))
-            ((or (null (wire:retries-timer retries))
-                 (hedging-policy-p (wire:retries-policy retries)))
-             (dolist (number (wire:retries-pending retries))
+            (t
+             (dolist (number (calling:retries-pending retries))
                (declare (ignore number))
                (tell-lost-attempt call (if (wire-call-stream call) :cancelled status)
-                                  (wire:retries-since-ns retries))))))))
+                                  (calling:retries-since-ns retries))))))))
 
 (defun end-client-call (call status message &rest how &key details (ended-by :peer) cause (sent t))
   "End CALL, and its stream if that still lives. HOW as for END-CALL. An error that comes after the
@@ -162,15 +146,9 @@ deadline is that of the deadline, and what was said of it its cause."
     (when (and (wire-call-unattended call)
                (compare-and-swap (client-call-completions call) '() :done)) ; true if there are any
       (loop:run-completions call))
-    (when (wire:call-retries call) (end-retries call))
-    (when (wire:call-replay call) (wire:drop-replay call))
-    (let ((stream (wire-call-stream call)))
-      (when (and stream (http2:stream-open-p stream))
-        ;; a peer that has ended its side early is told that all is well (gRPC over HTTP/2, "Early
-        ;; Server Closure")
-        (http2:reset-stream stream (if (http2:stream-receivable-p stream)
-                                       http2:+cancel+
-                                       http2:+no-error+))))
+    (when (call-retries call) (end-attempts call))
+    (when (wire:call-replay call) (drop-replay call))
+    (when (wire-call-stream call) (reset-attempt (http2:stream-user (wire-call-stream call))))
     (when (rpc:callbacks-p call) (wire:wire-schedule call))))
 
 (defun end-client-call-as (call name &rest how)
@@ -185,28 +163,9 @@ deadline is that of the deadline, and what was said of it its cause."
                                                    (rpc:failed-attempts call))
                                                t)))
 
-;;; Failed attempts
-
-(defun end-with-setback (call setback)
-  "SETBACK, of an attempt of CALL, is how CALL ends."
-  (when (plusp (length (setback-trailers setback)))
-    (setf (rpc:ending-trailer-fields (rpc:ensure-ending call)) (setback-trailers setback)))
-  (apply #'end-client-call call (setback-status setback) (setback-message setback)
-         (setback-how setback)))
-
-(defgeneric attempt-overtaken (call subchannel)
-  (:documentation "An attempt of CALL on SUBCHANNEL has no answer, while one that began later has:
-the former is about to be reset."))
-
-(defgeneric attempt-failed (call attempt setback)
-  (:documentation "ATTEMPT of CALL, one that CALL goes on without, or nil if it had no stream, has
-failed with SETBACK: CALL is tried again, goes on with another attempt, or ends."))
-
-(defgeneric call-started (call)
-  (:documentation "CALL, whose channel's service config says something of methods, has a stream for
-an attempt; nothing has been sent on it."))
-
-(defun plain-p (call)
-  "True if CALL has no policy, nor other attempts: one failure ends it."
-  (and (null (wire:call-retries call))
-       (null (core-methods (client-call-core call)))))
+(defun end-with-failure (call failure)
+  "FAILURE, of an attempt of CALL, is how CALL ends."
+  (when (plusp (length (attempt-failure-trailers failure)))
+    (setf (rpc:ending-trailer-fields (rpc:ensure-ending call)) (attempt-failure-trailers failure)))
+  (apply #'end-client-call call (attempt-failure-status failure) (attempt-failure-message failure)
+         (attempt-failure-how failure)))

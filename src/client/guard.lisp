@@ -59,7 +59,9 @@ fault."
          (forget-trial breaker call))
         (t (note-outcome breaker call subchannel (and (member status *faults*) t)))))
 
-(defmethod attempt-overtaken (call (subchannel subchannel))
+(defun note-overtaken (call subchannel)
+  "An attempt of CALL on SUBCHANNEL has no answer, while one that began later has: the former is
+about to be reset."
   (when (subchannel-breaker subchannel)
     (note-outcome (subchannel-breaker subchannel) call subchannel t)))
 

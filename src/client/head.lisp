@@ -44,17 +44,11 @@ METADATA, an alist."
     (hpack:encode-field encoder buffer **content-type** :index)
     (hpack:encode-field encoder buffer **user-agent** :index)
     (wire:encode-accepted-encodings encoder buffer)
-    (when (wire:reads-compressed-p stream call) (wire:encode-encodings call encoder buffer))
+    (when (reads-compressed-p stream call) (wire:encode-encodings call encoder buffer))
     (when (plusp number)
       (hpack:encode-field encoder buffer (attempts-field number) :index))
     (wire:encode-metadata metadata encoder buffer)
     (http2:end-headers stream nil)))
-
-(defun write-request-head (call)
-  "The operation WRITE-HEAD."
-  (let ((retries (wire:call-retries call)))
-    (write-head call (wire-call-stream call) (if retries (wire:retries-number retries) 0)
-                (view-metadata call (own-view call)))))
 
 (defun request-list-octets (call number metadata)
   "How large the header list of the attempt of CALL that NUMBER others came before, with METADATA,
@@ -79,13 +73,13 @@ server does not take as large a header list; else nil."
   (let ((limit (http2:connection-peer-max-header-list (wire:link-http2 link)))
         (size (request-list-octets call number metadata)))
     (when (> size limit)
-      (make-setback :resource-exhausted
+      (make-attempt-failure :resource-exhausted
                     (format nil "the request's header list has ~D octets, the server takes ~D"
                             size limit)
                     :how '(:ended-by :local :sent nil)))))
 
 (define-hot unfit-headers ((call client-call) (link link) (number index) (metadata list))
-    (or null setback)
+    (or null attempt-failure)
   "How the attempt of CALL on LINK that NUMBER others came before, with METADATA, fails, if it
 cannot have its headers; else nil."
   (and (or (< (http2:connection-peer-max-header-list (wire:link-http2 link)) +constant-octets+)

@@ -6,7 +6,8 @@
                     (#:hpack #:clgrpc.hpack) (#:http2 #:clgrpc.http2)
                     (#:protobuf #:clgrpc.protobuf) (#:rpc #:clgrpc.rpc)
                     (#:status #:clgrpc.status) (#:service #:clgrpc.service)
-                    (#:wire #:clgrpc.wire) (#:config #:clgrpc.config))
+                    (#:calling #:clgrpc.calling) (#:wire #:clgrpc.wire)
+                    (#:config #:clgrpc.config))
   (:import-from #:sb-ext #:compare-and-swap #:defglobal #:define-load-time-global)
   (:import-from #:clgrpc.status
                   #:rpc-error-message)
@@ -28,14 +29,13 @@
                   #:when-dropped #:report-dropped #:end-elsewhere #:check-call-options
                   #:begin-values
                   #:absolute-deadline #:request-generator #:only-request #:fail-or-retry
-                  #:send-requests #:pump-requests #:throttle #:find-retry-policy #:policy-limit
-                  #:hedging-policy-p #:hedging-delay-ns #:retry-delay-ns
-                  #:parse-pushback #:current-throttle #:count-success #:count-failure #:throttled-p
-                  #:retry-after-p #:hedge-after #:metadata-pushback
-                  #:attempt #:make-attempt #:attempt-message #:attempt-request-metadata
-                  #:intercept-attempt #:close-attempt #:own-view #:take-view #:close-own-view)
-  (:import-from #:clgrpc.wire #:call-attempts
-                #:link #:link-loop #:link-owner #:wire-call #:wire-call-link #:wire-call-loop
+                  #:send-requests #:pump-requests #:throttle #:find-retry-policy #:policy-limit #:parse-pushback
+                  #:metadata-pushback #:current-throttle #:count-success #:count-failure
+                  #:throttled-p #:attempt-failure #:make-attempt-failure #:attempt-failure-status
+                  #:attempt-failure-message #:attempt-failure-how #:attempt-failure-reach
+                  #:attempt-failure-pushback #:attempt-failure-trailers)
+  (:import-from #:clgrpc.wire
+                  #:link #:link-loop #:link-owner #:wire-call #:wire-call-link #:wire-call-loop
                 #:wire-call-stream #:wire-call-send-closed #:wire-call-endpoint
                 #:wire-call-unattended #:wire-call-options)
   (:export

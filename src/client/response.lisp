@@ -34,45 +34,40 @@ that is not nil."
           (notify call)
           (client-abort call :internal **unsound-metadata** :peer)))))
 
-(defun stream-call (stream)
-  "The call that STREAM is for, which runs, or nil."
-  (let* ((user (http2:stream-user stream))
-         (call (if (wire:attempt-p user) (wire:attempt-call user) user)))
-    (and (client-call-p call) (not (call-status call)) call)))
+(defun tried-call (stream)
+  "The call that STREAM is an attempt of, if it runs, or nil."
+  (let* ((attempt (http2:stream-user stream))
+         (call (and attempt (attempt-call attempt))))
+    (and call (not (call-status call)) call)))
 
-(defun fail-stream (stream setback)
-  "STREAM of a call that runs has failed with SETBACK, before anything but trailers has come on it."
-  (let* ((user (http2:stream-user stream))
-         (call (stream-call stream)))
-    (if (and (eq user call) (plain-p call) (not (eq :server (setback-reach setback))))
-        (progn (forget-request call)
-               (end-with-setback call setback))
-        (fail-attempt user setback))))
+(defun fail-stream (stream failure)
+  "STREAM of a call that runs has failed with FAILURE, before anything but trailers has come on it."
+  (let ((call (stream-call stream)))
+    (cond ((and call (plain-p call) (not (eq :server (attempt-failure-reach failure))))
+           (forget-request call)
+           (end-with-failure call failure))
+          (t (fail-attempt (http2:stream-user stream) failure)))))
 
 (defun refuse-answer (stream list status text)
   "What STREAM brings, LIST, is no response: that is STATUS and TEXT."
-  (let ((call (stream-call stream)))
+  (let ((call (tried-call stream)))
     (when call
       (rpc:observe headers-received (wire:call-observer call) call)
-      (fail-stream stream (make-setback status text :how '(:ended-by :peer)
+      (fail-stream stream (make-attempt-failure status text :how '(:ended-by :peer)
                                                     :pushback (list-pushback list))))))
 
 (defun take-only-trailers (stream list)
   "All that STREAM brings is LIST: trailers."
-  (let ((call (stream-call stream)))
+  (let ((call (tried-call stream)))
     (when call
       (rpc:observe headers-received (wire:call-observer call) call)
-      (let ((setback (if (eq :ok (hpack:field-list-memo list)) nil (trailers-setback list))))
-        (cond (setback
+      (let ((failure (if (eq :ok (hpack:field-list-memo list)) nil (trailers-failure list))))
+        (cond (failure
                (note-accepted-encodings (stream-link stream) list)
-               (fail-stream stream setback))
+               (fail-stream stream failure))
               ((committed-call stream)
                (forget-request call)
                (end-with-trailers call list)))))))
-
-(defun stream-link (stream)
-  "The link that STREAM, which has a user, is on."
-  (http2:connection-user (http2:stream-connection stream)))
 
 (defun response-fields (call list)
   "The metadata of the good response that begins with LIST."
@@ -106,8 +101,8 @@ that is not nil."
                          (ended boolean))
     null
   "The sink's on-data."
-  (let ((call (http2:stream-user stream)))
-    (cond ((client-call-p call)
+  (let ((call (stream-call stream)))
+    (cond (call
            (wire:receive-data call octets start end)
            (when (and ended (not (call-status call)))
              (client-abort call :internal "the server ended the stream without a status" :peer)))
@@ -136,8 +131,8 @@ asked."
 
 (defun client-trailers (stream list)
   "The sink's on-trailers."
-  (let ((call (http2:stream-user stream)))
-    (when (and (client-call-p call) (not (call-status call))) (end-with-trailers call list))))
+  (let ((call (stream-call stream)))
+    (when (and call (not (call-status call))) (end-with-trailers call list))))
 
 (defun end-with-trailers (call list)
   "End CALL as the trailers LIST says. A block that the server repeats remembers that it means no
@@ -146,19 +141,22 @@ more than :ok."
       (end-well call)
       (read-trailers call list)))
 
+(defun fail-late (call failure)
+  "CALL, whose answer had begun, has failed with FAILURE."
+  (unless (plain-p call) (count-late-failure call failure))
+  (end-with-failure call failure))
+
 (defun read-trailers (call list)
-  (multiple-value-bind (setback fields) (trailers-setback list)
+  (multiple-value-bind (failure fields) (trailers-failure list)
     (note-accepted-encodings (wire-call-link call) list)
-    (cond (setback
-           (unless (plain-p call) (note-late-setback call setback))
-           (end-with-setback call setback))
+    (cond (failure (fail-late call failure))
           (t (when (plusp (length fields))
                (setf (rpc:ending-trailer-fields (rpc:ensure-ending call)) fields))
              (if (wire:sound-metadata-p fields)
                  (end-well call)
                  (end-client-call call :internal **unsound-metadata**))))))
 
-(defun trailers-setback (list)
+(defun trailers-failure (list)
   "How the trailers LIST say that a call has failed, or nil if it has not; and their metadata."
   (let* ((status-field (hpack:find-field list "grpc-status"))
          (code (and status-field (wire:status-number (hpack:field-value-string status-field))))
@@ -166,9 +164,9 @@ more than :ok."
          (details (hpack:find-field list "grpc-status-details-bin"))
          (fields (wire:list-custom-fields list #())))
     (cond ((null code)
-           (make-setback :unknown "the response has no valid grpc-status" :trailers fields))
+           (make-attempt-failure :unknown "the response has no valid grpc-status" :trailers fields))
           ((plusp code)
-           (make-setback (status:code-status code)
+           (make-attempt-failure (status:code-status code)
                          (if message (wire:decode-status-message (hpack:field-value message)) "")
                          :how (and details
                                    (list :details
@@ -199,39 +197,38 @@ should be."
 
 (defun client-reset (stream error-code source)
   "The sink's on-reset."
-  (let ((call (stream-call stream)))
+  (let ((call (tried-call stream)))
     (when call
-      (let ((setback (reset-setback (stream-link stream) error-code source)))
-        (cond ((and (eq call (http2:stream-user stream))
+      (let ((failure (reset-failure (stream-link stream) error-code source)))
+        (cond ((and (eq stream (wire-call-stream call))
                     (wire:marked-p (wire:wire-call-marks call) wire:+answer+))
-               (unless (plain-p call) (note-late-setback call setback))
-               (end-with-setback call setback))
-              (t (fail-stream stream setback)))))))
+               (fail-late call failure))
+              (t (fail-stream stream failure)))))))
 
-(defun reset-setback (link error-code source)
+(defun reset-failure (link error-code source)
   "How what a stream of LINK was for fails when it ends with ERROR-CODE because of SOURCE, as the
 sink's on-reset has them."
   (let ((cause (format nil "~A from ~(~A~)" (http2:error-code-name error-code) source))
         (text (http2:connection-error-text (wire:link-http2 link)))
         (refused (= error-code http2:+refused-stream+)))
-    (flet ((setback (status message ended-by cause &key (sent t) (reach :handler))
-             (make-setback status message :reach reach
+    (flet ((failure (status message ended-by cause &key (sent t) (reach :handler))
+             (make-attempt-failure status message :reach reach
                                           :how (list :ended-by ended-by :cause cause
                                                      :sent sent))))
       (ecase source
-        (:peer (setback (wire:error-code-status error-code) "the server has reset the stream"
+        (:peer (failure (wire:error-code-status error-code) "the server has reset the stream"
                         :transport cause
                         :sent (not refused) :reach (if refused :server :handler)))
         (:local (if (= error-code http2:+enhance-your-calm+)
-                    (setback :resource-exhausted "the response's header list is too large"
+                    (failure :resource-exhausted "the response's header list is too large"
                              :local cause)
-                    (setback :internal (format nil "the server broke the HTTP/2 protocol: ~A" text)
+                    (failure :internal (format nil "the server broke the HTTP/2 protocol: ~A" text)
                              :transport cause)))
-        (:goaway (setback :unavailable
+        (:goaway (failure :unavailable
                           (format nil "the server is going away~@[: ~A~]" (wire:link-goaway link))
                           :transport cause :sent nil :reach :server))
         (:connection
-         (setback :unavailable
+         (failure :unavailable
                   (or (wire:link-failure link) (format nil "the connection was lost: ~A" text))
                   :transport (or (wire:link-goaway link) cause)
                   :sent (not refused) :reach (if refused :server :handler)))))))
@@ -276,10 +273,20 @@ sink's on-reset has them."
       (greeted (link-owner link) link)
       (serve-owners (link-owner link)))))
 
+(defun client-writable (stream)
+  "The sink's on-writable: there is room in a call if the attempt that it goes on with has some."
+  (let ((call (stream-call stream)))
+    (when call (wire:tell-writable call))))
+
 (define-load-time-global **client-sink**
     (http2:make-sink :on-output #'wire:link-output :on-headers #'client-headers
                      :on-data #'client-data :on-trailers #'client-trailers
-                     :on-reset #'client-reset :on-writable #'wire:wire-writable
+                     :on-reset #'client-reset :on-writable #'client-writable
                      :on-stream-closed #'client-stream-closed :on-goaway #'client-goaway
                      :on-settings #'client-settings
                      :on-close #'wire:link-http2-closed))
+
+(defun new-core (&rest arguments)
+  "As MAKE-CORE, with what its links and subchannels tell, and where its calls send."
+  (apply #'make-core :sink **client-sink** :sender #'send-on-attempts :on-stream #'serve-waiting
+         arguments))

@@ -72,7 +72,7 @@ and where only one of them says what that one does."
   "End CALL if what it is about to send, its only REQUEST if that is not nil, is longer than it may
 be now that the service config is known; true if it was."
   (let ((limit (wire:send-limit call))
-        (size (wire:longest-outgoing call (or request (client-call-request call)))))
+        (size (longest-outgoing call (or request (client-call-request call)))))
     (when (> size limit)
       (multiple-value-bind (status text) (rpc:verdict :too-long-to-send size limit)
         (end-client-call call status text :ended-by :local :sent nil))

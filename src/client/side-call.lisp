@@ -17,7 +17,7 @@
          (call (make-client-call :rpc-method method :endpoint core
                                  :operations **stream-operations**
                                  :born-ns (core-now core))))
-    (setf (wire:wire-parts-aside (wire:ensure-wire-parts call)) t)
+    (setf (client-parts-aside (ensure-client-parts call)) t)
     (flet ((end ()
              (setf (subchannel-side-calls subchannel)
                    (delete call (subchannel-side-calls subchannel)))
@@ -37,7 +37,7 @@
       (when (subchannel-shared subchannel) (decf (subchannel-shared-picks subchannel)))
       (push call (subchannel-side-calls subchannel))
       (rpc:observe call-begun (client-observer call) call)
-      (start-on-stream call link stream request)
+      (begin-attempt call link stream request)
       call)))
 
 ;;; With call credentials

@@ -15,9 +15,10 @@
 
 (in-package #:clgrpc.client)
 
-(defstruct (place (:include ring) (:constructor make-place (call number)) (:copier nil))
+(defstruct (place (:include ring) (:constructor make-place (call number taker)) (:copier nil))
   "The place of an attempt of a call among those that wait for a stream."
   (call nil :type client-call :read-only t) ; the attempt is of
+  (taker nil :type function :read-only t) ; what takes the stream, see core.lisp
   (number 0 :type (unsigned-byte 62) :read-only t) ; how many came to the channel before
   (server nil :type (or null subchannel)) ; that was picked for it last
   (sibling nil :type (or null place)))  ; another place of CALL
@@ -82,24 +83,24 @@ makes it wait."
 
 ;;; Places of calls
 
-(defun add-place (call picked)
-  "Give CALL, for which PICKED was picked, a new place, and return that."
-  (let* ((parts (wire:ensure-wire-parts call))
+(defun add-place (call picked taker)
+  "Give CALL, for which PICKED was picked, a new place for TAKER, and return that."
+  (let* ((parts (ensure-client-parts call))
          (core (client-call-core call))
-         (place (isolate-ring (make-place call (core-next-place core)))))
+         (place (isolate-ring (make-place call (core-next-place core) taker))))
     (incf (core-next-place core))
-    (setf (place-sibling place) (wire:wire-parts-place parts)
-          (wire:wire-parts-place parts) place)
+    (setf (place-sibling place) (client-parts-place parts)
+          (client-parts-place parts) place)
     (enter-queue place (queue-for core picked) (and (subchannel-p picked) picked))
     place))
 
 (defun leave-place (place)
   "The call of PLACE does not wait there any more."
-  (let ((parts (wire:ensure-wire-parts (place-call place))))
+  (let ((parts (ensure-client-parts (place-call place))))
     (quit-queue place)
-    (if (eq place (wire:wire-parts-place parts))
-        (setf (wire:wire-parts-place parts) (place-sibling place))
-        (loop for other = (wire:wire-parts-place parts) then (place-sibling other)
+    (if (eq place (client-parts-place parts))
+        (setf (client-parts-place parts) (place-sibling place))
+        (loop for other = (client-parts-place parts) then (place-sibling other)
               when (eq place (place-sibling other))
                 do (setf (place-sibling other) (place-sibling place))
                    (return)))
@@ -107,9 +108,9 @@ makes it wait."
 
 (define-hot (leave-places :inline t) ((call client-call)) null
   "CALL waits for no stream any more."
-  (let ((parts (wire:call-wire-parts call)))
-    (loop while (and parts (wire:wire-parts-place parts))
-          do (leave-place (wire:wire-parts-place parts)))
+  (let ((parts (call-client-parts call)))
+    (loop while (and parts (client-parts-place parts))
+          do (leave-place (client-parts-place parts)))
     nil))
 
 ;;; All that wait

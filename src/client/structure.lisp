@@ -41,9 +41,7 @@
     (format stream "~D trunks, ~D streams" (hash-table-count (commons-trunks commons))
             (hash-table-count (commons-users commons)))))
 
-(defstruct (core (:include wire:endpoint (clock (wire:make-wait-clock))
-                                (replays (make-ledger)))
-                 (:copier nil))
+(defstruct (core (:include wire:endpoint) (:copier nil))
   "What a channel is on its loop."
   (name "" :type string :read-only t)   ; the channel's target, as it was given
   (client-loop nil :type (or null client-loop) :read-only t) ; whose LOOP it is on
@@ -56,7 +54,7 @@
   (call-credentials nil :read-only t)   ; a function of the paths of methods, or nil
   (plaintext-credentials nil :type boolean :read-only t) ; those go without TLS as well
   (sink nil :type (or null http2:sink) :read-only t) ; what links tell of their streams
-  (pool (http2:make-pool) :type http2:pool :read-only t) ; of all links
+  (pool (http2:make-pool :keeps-users t) :type http2:pool :read-only t) ; of all links
   (authority nil :type hpack:field :read-only t) ; the field :authority of calls
   (encoding nil :type (or null wire:encoding) :read-only t) ; of requests, if nobody says otherwise
   (refused '() :type list)              ; the encodings that no server is known to read, as one is
@@ -92,11 +90,15 @@
   (waiting-count 0 :type index)         ; how many places there are, be it with subchannels, and
   (unpicked-count 0 :type index)        ; how many of these no server was picked for
   (next-place 0 :type (unsigned-byte 62)) ; the number of the next place
+  (on-stream nil :type (or null function)) ; called with it and a subchannel of it of which a stream
+                                        ; may be free, see core.lisp
+  (clock (make-wait-clock) :type wait-clock :read-only t) ; of what its calls wait for
   (keepalive-ns nil :type (or null nanoseconds)) ; of new links, once a server has found that of
                                         ; others too short
   (trouble nil :type (or null string)) ; why the last attempt to connect failed
   (failed-attempts 0 :type (unsigned-byte 62)) ; to resolve its target, or to connect to a server
   (throttle nil :type (or null throttle)) ; of retries, once one may be throttled
+  (replays (make-ledger) :type ledger :read-only t) ; octets of requests that are kept
   (retrying (make-hash-table :test 'eq) :type hash-table :read-only t) ; calls that wait for their
                                         ; next attempt, as keys
   (attempt-interceptors '() :type list :read-only t) ; see MAKE-CHANNEL
@@ -122,10 +124,6 @@
   "Note for channelz what has happened to CORE's channel: TEXT, a control string, with ARGUMENTS."
   (note-happening (core-chronicle core) (core-now core) (apply #'format nil text arguments)
                   :severity severity))
-
-(defgeneric serve-waiting (core subchannel)
-  (:documentation "A stream of SUBCHANNEL, one of CORE's, may be free: calls that wait for one may
-get it, or have a connection made for them."))
 
 (document-functions
   subchannel-key "The addresses of the server that SUBCHANNEL is for, as text; empty if it is for
@@ -158,7 +156,7 @@ addresses, a plist."
   "CORE, or one of its subchannels, has come to STAGE of getting a connection, or to :queue, having
 one. While calls can be made, that others connect is nothing that anybody waits for."
   (unless (and (eq :ready (core-state core)) (not (eq :queue stage)))
-    (wire:enter-stage (core-clock core) stage (core-now core))))
+    (enter-clock-stage (core-clock core) stage (core-now core))))
 
 (define-hot (note-call-begun :inline t) ((core core)) null
   "A call of CORE's user begins."
@@ -301,9 +299,23 @@ them. If it has a SHARED-TRUNK, its LINK-STATE is what it has asked for and hear
     (format stream "~A ~(~A~)~@[, ~A~]" (addresses-text subchannel)
             (subchannel-state subchannel) (subchannel-failure subchannel))))
 
+(defstruct (client-parts (:include wire:wire-parts) (:copier nil))
+  "The parts of a call on the client."
+  (aside nil :type boolean)             ; the channel's own call, see side-call.lisp
+  (retries nil :type (or null calling:retries)) ; once it may have more than one attempt
+  (wait nil :type (or null wait-clock)) ; what the call waited for
+  (place nil))                          ; its PLACE while it waits for a stream (stream-queue.lisp)
+
+(declaim (sb-ext:freeze-type wire:wire-parts))
+
+(defun new-client-parts (call)
+  "The operation NEW-PARTS."
+  (declare (ignore call))
+  (make-client-parts))
+
 (defstruct (client-call (:include wire-call) (:constructor make-client-call) (:copier nil))
-  "A call as the client has it, and its first attempt, or the one that is under way if there are no
-others (attempt.lisp)."
+  "A call as the client has it. Its stream is that of the attempt that it goes on with, so far; of
+several that are under way the oldest."
   (request nil)                         ; the only one, a message or encoded, until the response
                                         ; begins (request.lisp)
   (reply nil)                           ; of a method that answers once, as WIRE-DECODE takes it
@@ -311,26 +323,46 @@ others (attempt.lisp)."
 
 (declaim (sb-ext:freeze-type client-call))
 
-(defstruct (setback (:constructor make-setback (status message &key how (reach :handler) pushback
-                                                                 (trailers #())))
-                    (:copier nil))
-  "How an attempt of a call failed, before its answer began."
-  (status :unknown :type symbol :read-only t) ; that the call ends with, if it does
-  (message "" :type string :read-only t) ; the text of that
-  (how '() :type list :read-only t)     ; a plist, as END-CALL takes it
-  ;; how far it got: :NOWHERE, no stream was begun; :DROPPED, likewise, since the balancer wants the
-  ;; call to fail; :SERVER, which says that its application has not seen it; or :HANDLER, perhaps
-  (reach :handler :type (member :nowhere :dropped :server :handler) :read-only t)
-  ;; what the server asked for: the nanoseconds to wait, :NEVER, or nil
-  (pushback nil :type (or null (eql :never) (integer 0)) :read-only t)
-  (trailers #() :type simple-vector :read-only t)) ; metadata that came with it
+(defstruct (attempt (:constructor make-attempt (stream)) (:copier nil))
+  "One try of a call, on one stream. It is made once for the object that stands for streams, and
+used again with that."
+  (stream nil :type http2:stream :read-only t) ; whose user it is
+  (call nil :type (or null client-call)) ; that it is one try of, until its stream is closed
+  (number 0 :type index)                ; how many attempts of CALL came before it
+  (began-ns 0 :type nanoseconds)        ; when it did
+  (cause nil :type (or null attempt-failure)) ; once it has failed, and CALL goes on without it
+  (view nil :type (or null calling:attempt))) ; what interceptors know of it, if there are some
 
-(declaim (sb-ext:freeze-type setback))
+(declaim (sb-ext:freeze-type attempt))
 
-(defmethod print-object ((setback setback) stream)
-  (print-unreadable-object (setback stream :type t)
-    (format stream "~(~A ~A~) ~A" (setback-status setback) (setback-reach setback)
-            (setback-message setback))))
+(defmethod print-object ((attempt attempt) stream)
+  (print-unreadable-object (attempt stream :type t)
+    (format stream "~D~@[ of ~A~] on ~A" (1+ (attempt-number attempt))
+            (and (attempt-call attempt) (rpc:call-path (attempt-call attempt)))
+            (attempt-stream attempt))))
+
+(define-hot (call-client-parts :inline t) ((call client-call)) (or null client-parts)
+  "The parts of CALL, or nil."
+  (the (or null client-parts) (rpc:call-parts call)))
+
+(define-hot (ensure-client-parts :inline t) ((call client-call)) client-parts
+  "The parts of CALL, made now if need be. From any thread."
+  (the client-parts (rpc:ensure-parts call)))
+
+(define-hot (call-retries :inline t) ((call client-call)) (or null calling:retries)
+  "What is known of the attempts of CALL; nil while it has but one, and no hedging policy."
+  (let ((parts (call-client-parts call)))
+    (and parts (client-parts-retries parts))))
+
+(define-hot (stream-link :inline t) ((stream http2:stream)) link
+  "The link that STREAM is on."
+  (the link (http2:connection-user (http2:stream-connection stream))))
+
+(define-hot (stream-call :inline t) ((stream http2:stream)) (or null client-call)
+  "The call that goes on with STREAM, so far, or nil."
+  (let* ((attempt (the (or null attempt) (http2:stream-user stream)))
+         (call (and attempt (attempt-call attempt))))
+    (and call (eq stream (wire-call-stream call)) call)))
 
 (define-hot (client-call-core :inline t) ((call client-call)) core
   (the core (wire-call-endpoint call)))

@@ -63,7 +63,7 @@
 (defun keep-first-requests (call)
   "Keep the first messages that CALL will send, for a server that has not seen them."
   (let ((options (wire-call-options call)))
-    (wire:begin-replay call (options-resend-octets options) (options-resend-messages options))))
+    (begin-replay call (options-resend-octets options) (options-resend-messages options))))
 
 (defun channel-now (channel)
   "The time now, by the clock of CHANNEL's loop."
@@ -123,7 +123,7 @@ loop has just stopped, since the channel was closed, end CALL."
     (cond ((rpc:overdue-p call)          ; its answer might be faster than the timer
            (wire:deadline-passed call))
           (t (wire:start-deadline call)
-             (submit (client-call-core call) call request))))
+             (submit call request))))
   nil)
 
 (defmethod loop:run-posted ((call client-call))

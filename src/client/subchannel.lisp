@@ -117,7 +117,7 @@ SINCE-NS, the newest first."
     (dolist (owner (engaged-owners trunk))
       (let ((core (subchannel-core owner)))
         ;; each attempt is counted there
-        (unless (eq :resolve (wire:wait-clock-stage (core-clock core))) (enter-stage core :resolve))
+        (unless (eq :resolve (wait-clock-stage (core-clock core))) (enter-stage core :resolve))
         (enter-stage core :connect)))
     (push endeavour (trunk-endeavours trunk))
     (setf (endeavour-connector endeavour)
@@ -507,13 +507,21 @@ that use TRUNK wait twice as long (gRFC A8)."
     (wait-longer (trunk-core trunk))
     (map-cores #'wait-longer trunk)))
 
+(defun abandon-link (link status text)
+  "End every call that goes on with a stream of LINK with STATUS and TEXT, and LINK in order."
+  (http2:map-streams (lambda (stream)
+                       (let ((call (stream-call stream)))
+                         (when call (client-abort call status text :local))))
+                     (wire:link-http2 link))
+  (wire:close-link link text))
+
 (defmethod wire:link-due ((trunk trunk) link event)
   (setf (wire:link-draining link) t
         (trunk-useless trunk) 0)        ; the server is not to blame
   (ecase event
     (:idle (leave-link trunk link "no calls for a while"))
     (:age (leave-link trunk link "the connection is old"))
-    (:grace (wire:abandon-link link :unavailable "the connection is too old"))))
+    (:grace (abandon-link link :unavailable "the connection is too old"))))
 
 (defun disconnect-error (trunk link)
   "Why LINK of TRUNK has ended, as gRFC A94 names it: what was seen of that first."
@@ -651,8 +659,8 @@ channel's loop."
   "End every call of SUBCHANNEL's channel on shared links: the channel is closed."
   (multiple-value-bind (status text) (rpc:verdict :channel-closed)
     (map-own-streams (lambda (stream)
-                       (let ((call (http2:stream-user stream)))
-                         (when (client-call-p call) (client-abort call status text :local))))
+                       (let ((call (stream-call stream)))
+                         (when call (client-abort call status text :local))))
                      subchannel)))
 
 (defun abandon-subchannel (subchannel)
@@ -663,5 +671,5 @@ channel's loop."
     (leave-trunk subchannel "the channel is closed"))
   (dolist (link (append (shiftf (subchannel-links subchannel) '())
                         (shiftf (subchannel-leaving subchannel) '())))
-    (multiple-value-call #'wire:abandon-link link (rpc:verdict :channel-closed)))
+    (multiple-value-call #'abandon-link link (rpc:verdict :channel-closed)))
   (forget-if-ended subchannel))

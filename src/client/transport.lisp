@@ -4,7 +4,8 @@
 
 (rpc:define-transport-end **single-operations** (:client :like wire:**wire-operations**)
   :close-send #'client-close-send :change-encoding #'client-change-encoding
-  :abort #'client-abort :write-head #'write-request-head :deliver #'deliver-response
+  :abort #'client-abort :deliver #'deliver-response :new-parts #'new-client-parts
+  :stage #'client-stage :stages #'client-stages
   :drive #'client-drive :park #'client-park
   :observer #'client-observer :elapsed-ns #'client-elapsed-ns :repeats #'client-repeats
   :particulars #'client-particulars :trouble #'client-trouble

@@ -132,7 +132,9 @@ their own state is another now, their balancers. What those do comes after all h
   "A stream of TRUNK may be free: calls that wait for one may get it, those of each channel that
 shares TRUNK first at times."
   (flet ((waits-p (owner) (waiting-p (subchannel-core owner)))
-         (serve (owner) (serve-waiting (subchannel-core owner) owner)))
+         (serve (owner)
+           (let ((core (subchannel-core owner)))
+             (funcall (the function (core-on-stream core)) core owner))))
     (cond ((subchannel-p trunk) (when (waits-p trunk) (serve trunk)))
           ((plusp (commons-waiting-count (core-commons (trunk-core trunk))))
            (let ((owners (shared-trunk-owners trunk)))

@@ -109,8 +109,8 @@ finished connection do not go there, since they would keep it from the collector
                (not (eq stream (connection-current connection)))
                (not (connection-closed-p connection))
                (< (pool-stream-count pool) +pool-streams+))
-      (setf (stream-user stream) nil
-            (stream-flags stream) 0
+      (unless (pool-keeps-users pool) (setf (stream-user stream) nil))
+      (setf (stream-flags stream) 0
             (stream-unreturned stream) 0
             (stream-charge stream) 0
             (stream-content-left stream) +no-content-length+

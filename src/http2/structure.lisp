@@ -79,8 +79,9 @@ began, and the state of its rate limits (patience.lisp)."
 ;;; notes that it does not know the type.
 (declaim (sb-ext:muffle-conditions sb-ext:compiler-note))
 
-(defstruct (pool (:constructor make-pool ()) (:copier nil) (:predicate nil))
+(defstruct (pool (:constructor make-pool (&key keeps-users)) (:copier nil) (:predicate nil))
   "What the connections of one thread may share. Never used by two threads at once."
+  (keeps-users nil :type boolean :read-only t) ; a stream that is used again has its user still
   (streams nil :type (or null stream))  ; streams to use again, chained by NEXT
   (stream-count 0 :type index)          ; how many these are
   (field-list nil :type (or null hpack:field-list)) ; to decode a header block into
@@ -270,7 +271,8 @@ began, and the state of its rate limits (patience.lisp)."
                             append `((documentation ',name 'function) ,text)))))
   (document
    (make-sink "Return a sink of functions given by keywords. See the structure SINK.")
-   (make-pool "Return a pool for MAKE-CONNECTION. Connections that one thread runs may share one.")
+   (make-pool "Return a pool for MAKE-CONNECTION. Connections that one thread runs may share one.
+With KEEPS-USERS a stream that is used again has the STREAM-USER that it had, else nil.")
    (stream-p "True if the argument is a STREAM.")
    (stream-id "The identifier of a stream: odd, as clients open them all (RFC 9113 section 5.1.1).")
    (stream-connection "The connection that a stream belongs to.")
@@ -278,7 +280,8 @@ began, and the state of its rate limits (patience.lisp)."
 SETFable.")
    (stream-tally-in "The octets of messages that came on a stream, if its owner counts. SETFable.")
   (stream-tally-out "The octets of messages sent on a stream, if its owner counts. SETFable.")
-  (stream-user "Any object that the owner wants to find with a stream; NIL at first. SETFable.")
+  (stream-user "Any object that the owner wants to find with a stream; NIL at first; see MAKE-POOL.
+SETFable.")
    (stream-queued-octets "How many octets wait on a stream for windows or a turn.")
    (connection-p "True if the argument is a CONNECTION.")
    (connection-user "Any object that the owner wants to find with a connection. SETFable.")

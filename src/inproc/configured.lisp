@@ -121,10 +121,11 @@ the handler's end is its handler."
     (let* ((now (site-now (channel-site channel)))
            (deadline (calling:absolute-deadline timeout deadline now))
            (at-hand (and (at-hand-p method request) (checked-request method request) t))
-           (reactive (or (not at-hand) (calling:hedging-policy-p (plan-policy plan))))
+           (reactive (or (not at-hand) (typep (plan-policy plan) 'config:hedging-policy)))
            (later (or async reactive (eq :server-streaming (rpc-method-kind method))))
            (kept (and at-hand (if later (kept-request channel method request) request)))
            (common (list :channel channel :plan plan :began-ns now
+                         :retries (new-retries channel plan)
                          :fields (call-fields-of channel method metadata call-credentials))))
       (if reactive
           (invoke-reactively (apply #'make-reactive-relay (if (listp kept) kept (list kept)) at-hand

@@ -29,11 +29,14 @@
   (kept nil :type list)                 ; a cons before the first request, nil once committed
   (last nil :type list)                 ; the last cons of that list
   (over nil :type boolean)              ; no more requests will come
-  (replay nil :type (or null replay)) ; what is charged; nil once nothing is kept
-  (attempts '() :type list)             ; ATTEMPTs, the oldest first
+  (replay nil :type (or null replay))   ; what is charged; nil once not all is kept
+  (begun nil :type boolean)             ; the first attempt has
   (committed nil :type (or null attempt)) ; the one whose answer is the call's
-  (timer nil :type list)                ; of the next attempt: its car is true when that is due
-  (stopped nil :type boolean))          ; no more attempts, whatever the policy says
+  (timer nil :type list))               ; of the next attempt: its car is true when that is due
+
+(defun relay-attempts (relay)
+  "The ATTEMPTs of RELAY, the oldest first."
+  (calling:retries-running (relay-retries relay)))
 
 (defun make-reactive-relay (requests over &rest arguments &key channel &allow-other-keys)
   "A relay for a call on CHANNEL. REQUESTS, a list, are at hand; with OVER there are no more. The
@@ -91,11 +94,9 @@ everything."
 
 ;;; What attempts there are
 
-(defun more-p (relay)
-  "True if RELAY may make another attempt, if it is not throttled."
-  (and (not (relay-stopped relay))
-       (relay-kept relay)
-       (< (relay-count relay) (relay-limit relay))))
+(defun sendable-p (relay)
+  "True if all that RELAY has had is kept for further attempts."
+  (and (relay-kept relay) (relay-replay relay) t))
 
 (defun begin-after (relay delay-ns)
   "Have the next attempt of RELAY begin after DELAY-NS, and no other before."
@@ -110,42 +111,47 @@ everything."
 
 (defun begin-beside (relay)
   "Begin the next attempt of RELAY."
-  (let* ((policy (relay-policy relay))
-         (number (relay-count relay))
-         (line (begin-attempt relay (plan-attempts (relay-plan relay))))
+  (let* ((number (calling:take-number (relay-retries relay)))
+         (line (begin-attempt relay number (plan-attempts (relay-plan relay))))
          (call (line-client line)))
-    (setf (line-unattended line) t      ; no thread drives the loop of its handler
-          (relay-attempts relay) (append (relay-attempts relay)
-                                         (list (make-attempt call number (relay-kept relay)))))
+    (setf (line-unattended line) t)     ; no thread drives the loop of its handler
+    (calling:add-attempt (relay-retries relay) (make-attempt call number (relay-kept relay)))
     (have-wake relay call)
-    ;; before the handler begins, since it may fail at once
-    (when (and (calling:hedging-policy-p policy) (more-p relay))
-      (begin-after relay (calling:hedging-delay-ns policy)))
     (when (rpc:takes-one-p call)
       (handler-case (send-only-request line (cadr (relay-kept relay)))
         (status:rpc-error (error) (fail-relay relay error))))
     (unless (call-status call) (begin-elsewhere line))
     (wake relay)))
 
+(defun carry-out (relay decision argument)
+  "Do for RELAY what DECISION of calling/retry.lisp with ARGUMENT says."
+  (unless (calling:retries-awaited (relay-retries relay)) (setf (relay-timer relay) nil))
+  (ecase decision
+    ((nil))
+    (:await (begin-after relay argument))
+    (:begin (when argument (begin-after relay argument))
+     (begin-beside relay))
+    (:fail (end-relay relay nil))))
+
+(defun begin-first (relay)
+  "Begin the first attempt of RELAY."
+  (let ((retries (relay-retries relay)))
+    (setf (relay-begun relay) t)
+    (begin-beside relay)
+    (cond ((null (relay-attempts relay)))
+          ((= 1 (calling:retries-limit retries)) (commit relay (first (relay-attempts relay))))
+          (t (multiple-value-call #'carry-out relay
+               (calling:first-begun retries (sendable-p relay)))))))
+
 (defun begin-due (relay)
   "Begin the next attempt of RELAY if its time has come."
-  (when (and (relay-timer relay) (car (relay-timer relay)))
+  (when (car (relay-timer relay))
     (setf (relay-timer relay) nil)
-    (cond ((zerop (relay-count relay))
-           (begin-beside relay)
-           (when (and (= 1 (relay-limit relay)) (relay-attempts relay))
-             (commit relay (first (relay-attempts relay)))))
-          ((not (more-p relay)))
-          ((and (calling:hedging-policy-p (relay-policy relay))
-                (calling:throttled-p (channel-throttle (relay-channel relay))))
-           (stop relay))
-          (t (begin-beside relay)))))
-
-(defun stop (relay)
-  "RELAY makes no more attempts. If none is under way its call ends as the last did."
-  (setf (relay-stopped relay) t
-        (relay-timer relay) nil)
-  (unless (relay-attempts relay) (end-relay relay nil)))
+    (if (relay-begun relay)
+        (multiple-value-call #'carry-out relay
+          (calling:attempt-due (relay-retries relay) (call-now (relay-call relay))
+                               :throttle (relay-throttle relay) :sendable (sendable-p relay)))
+        (begin-first relay))))
 
 (defun drop-kept (relay)
   "What RELAY has kept of the requests is not needed for further attempts."
@@ -158,15 +164,15 @@ everything."
   (setf (relay-committed relay) attempt
         (relay-attempt relay) (attempt-call attempt)
         (relay-timer relay) nil)
-  (dolist (other (shiftf (relay-attempts relay) (list attempt)))
-    (unless (eq other attempt) (end-attempt relay (attempt-call other)))))
+  (dolist (other (calling:commit (relay-retries relay) attempt))
+    (end-attempt relay (attempt-call other))))
 
 (defun abandon (relay)
   "RELAY's call has ended."
   (drop-kept relay)
   (setf (relay-timer relay) nil
         (relay-committed relay) nil)
-  (dolist (attempt (shiftf (relay-attempts relay) '()))
+  (dolist (attempt (calling:end-retries (relay-retries relay)))
     (end-attempt relay (attempt-call attempt))))
 
 (defun answered-p (attempt)
@@ -175,24 +181,11 @@ everything."
     (and (or (call-fields call) (eq :ok (call-status call))) t)))
 
 (defun leave-failed (relay attempt)
-  "ATTEMPT, of RELAY, which is not committed, has failed: decide what follows."
-  (let ((call (attempt-call attempt))
-        (policy (relay-policy relay)))
-    (setf (relay-attempts relay) (remove attempt (relay-attempts relay))
-          (relay-attempt relay) call)
-    (end-attempt relay call)
-    (note-failure relay (attempt-number attempt))
-    (cond ((not (calling:hedging-policy-p policy))
-           (if (and (more-p relay) (again-p relay))
-               (begin-after relay (next-wait-ns relay))
-               (end-relay relay nil)))
-          (t (let ((next (calling:hedge-after policy (call-status call) (pushback call)
-                                              (more-p relay))))
-               (case next
-                 (:end (end-relay relay nil))
-                 (:stop (stop relay))
-                 (:go-on (unless (relay-attempts relay) (end-relay relay nil)))
-                 (t (begin-after relay next))))))))
+  "ATTEMPT, of RELAY, which is not committed, has failed: do what is decided to follow."
+  (setf (relay-attempt relay) (attempt-call attempt))
+  (end-attempt relay (attempt-call attempt))
+  (multiple-value-call #'carry-out relay
+    (decide relay attempt (attempt-number attempt) :sendable (sendable-p relay))))
 
 (defun look-at-attempts (relay)
   "Commit RELAY to the first attempt whose answer has begun, or else leave those that have failed."
@@ -248,7 +241,7 @@ everything."
 (defun add-request (relay request)
   "REQUEST has come for RELAY's attempts. If it is too much to be kept, the call is committed."
   (setf (relay-last relay) (setf (cdr (relay-last relay)) (list request)))
-  (unless (or (null (relay-kept relay)) (kept-p relay request))
+  (unless (or (not (sendable-p relay)) (kept-p relay request))
     (commit relay (first (relay-attempts relay)))))
 
 (defun pass-requests (relay)
@@ -265,9 +258,9 @@ had all, it waits where it is."
 (defun finish (relay attempt)
   "ATTEMPT, which RELAY's call is committed to, is over, and all of its messages passed on."
   (let ((call (attempt-call attempt)))
-    (setf (relay-attempts relay) '())
+    (calling:end-retries (relay-retries relay))
     (end-attempt relay call)
-    (unless (eq :ok (call-status call)) (note-failure relay (attempt-number attempt)))
+    (unless (eq :ok (call-status call)) (fail-late relay (attempt-number attempt)))
     (end-relay relay (line-reply (call-line call)))))
 
 (defun pass-answers (relay attempt)
@@ -302,5 +295,5 @@ had all, it waits where it is."
   (have-wake relay call)
   ;; of what cannot be kept there is one attempt
   (unless (every (lambda (request) (kept-p relay request)) (cdr (relay-kept relay)))
-    (setf (relay-stopped relay) t))
+    (release-replay (shiftf (relay-replay relay) nil)))
   (begin-after relay 0))

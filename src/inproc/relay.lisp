@@ -47,10 +47,9 @@
   (fields nil :type simple-vector :read-only t) ; the metadata of the call
   (request nil)                         ; the request, or a list or vector of requests
   (began-ns 0 :type nanoseconds :read-only t) ; when the call did
+  (retries nil :type calling:retries :read-only t) ; which decides what follows an attempt
   (call nil :type (or null call))       ; the handler's end of the call, once it has begun
-  (attempt nil :type (or null call))    ; the client's end of the last that was begun or has failed
-  (count 0 :type index)                 ; of attempts that were begun
-  (waits 0 :type index))                ; as RETRY-DELAY-NS takes it
+  (attempt nil :type (or null call)))   ; the client's end of the last that was begun or has failed
 
 (defun relay-line (relay) (call-line (relay-call relay)))
 
@@ -58,12 +57,15 @@
 
 (defun relay-policy (relay) (plan-policy (relay-plan relay)))
 
-(defun relay-limit (relay)
-  "How many attempts RELAY may make."
-  (let ((policy (relay-policy relay)))
-    (if policy
-        (calling:policy-limit policy (channel-retry-options (relay-channel relay)))
-        1)))
+(defun relay-throttle (relay) (channel-throttle (relay-channel relay)))
+
+(defun new-retries (channel plan)
+  "The RETRIES of a call on CHANNEL that has PLAN."
+  (let ((policy (plan-policy plan)))
+    (calling:make-retries policy
+                          (if policy
+                              (calling:policy-limit policy (channel-retry-options channel))
+                              1))))
 
 ;;; An attempt begins, and is over
 
@@ -71,38 +73,38 @@
   "The interceptors of attempts that CHANNEL has for METHOD."
   (rpc:interceptors-for (channel-attempt-interceptors channel) method))
 
-(defun next-kind (relay)
-  "Why the next attempt of RELAY is made, as ATTEMPT-KIND has it."
-  (cond ((zerop (relay-count relay)) :first)
-        ((calling:hedging-policy-p (relay-policy relay)) :hedge)
+(defun kind-of-attempt (relay number)
+  "Why the attempt of RELAY that NUMBER others came before is made, as ATTEMPT-KIND has it."
+  (cond ((zerop number) :first)
+        ((calling:retries-hedged-p (relay-retries relay)) :hedge)
         (t :retry)))
 
-(defun view-next (relay)
-  "Call the interceptors for the next attempt of RELAY. Return what they know of it, nil if there
-are none, and the error that it fails with if they have it fail."
+(defun view-attempt (relay number)
+  "Call the interceptors for the attempt of RELAY that NUMBER others came before. Return what they
+know of it, nil if there are none, and the error that it fails with if they have it fail."
   (let* ((client (relay-client relay))
          (interceptors (interceptors-of (relay-channel relay) (call-rpc-method client))))
     (if interceptors
-        (let ((view (calling:make-attempt client (relay-count relay) (next-kind relay)
+        (let ((view (calling:make-attempt client number (kind-of-attempt relay number)
                                           (rpc:call-peer client)
                                           (rpc:operate metadata client (relay-fields relay)))))
           (values view (calling:intercept-attempt view interceptors)))
         (values nil nil))))
 
-(defun next-attempt-fields (relay view)
-  "The metadata of the next attempt of RELAY, of which interceptors know VIEW or nil."
+(defun attempt-fields (relay number view)
+  "The metadata of the attempt of RELAY that NUMBER others came before, and of which interceptors
+know VIEW or nil."
   (let ((fields (if view
                     (status:metadata-entries (calling:attempt-request-metadata view))
                     (relay-fields relay))))
-    (if (zerop (relay-count relay))
+    (if (zerop number)
         fields
         (concatenate 'simple-vector fields
-                     (list (cons "grpc-previous-rpc-attempts"
-                                 (princ-to-string (relay-count relay))))))))
+                     (list (cons "grpc-previous-rpc-attempts" (princ-to-string number)))))))
 
-(defun begin-attempt (relay channel)
-  "The line of the next attempt of RELAY, a call on CHANNEL whose handler has not begun. If
-interceptors have it fail it has ended."
+(defun begin-attempt (relay number channel)
+  "The line of the attempt of RELAY that NUMBER others came before, a call on CHANNEL whose handler
+has not begun. If interceptors have it fail it has ended."
   (let* ((call (relay-call relay))
          (method (call-rpc-method call))
          (deadline (call-deadline call))
@@ -110,23 +112,18 @@ interceptors have it fail it has ended."
          (client (relay-client relay))
          (observer (inproc-observer client))
          (host (host-of site)))
-    (multiple-value-bind (view error) (if host (view-next relay) (values nil nil))
+    (multiple-value-bind (view error) (if host (view-attempt relay number) (values nil nil))
       ;; before the handler's end begins, which may want to know whose attempt it is
       (rpc:observe attempt-begun observer client (site-target site) 0)
       (let ((line (if error
                       (failed-line site method deadline error)
                       (line-to site host (and host (route-to host method)) method deadline
-                               (next-attempt-fields relay view)
+                               (attempt-fields relay number view)
                                (and observer (rpc:values-of-attempt client))))))
         (when view (setf (calling:own-view (line-client line)) view))
-        (note-begun relay line)))))
-
-(defun note-begun (relay line)
-  "An attempt of RELAY begins, with LINE, which is returned."
-  (incf (relay-count relay))
-  (setf (relay-attempt relay) (line-client line))
-  (when (inproc-observer (relay-client relay)) (begin-passage line))
-  line)
+        (setf (relay-attempt relay) (line-client line))
+        (when observer (begin-passage line))
+        line))))
 
 (defun end-attempt (relay attempt)
   "ATTEMPT, the client's end of one of RELAY, is over: end it if it runs still."
@@ -148,45 +145,51 @@ interceptors have it fail it has ended."
 
 ;;; What comes after one
 
-(defun pushback (attempt)
-  "What the trailers of ATTEMPT, which has ended, ask for, as PARSE-PUSHBACK has it, or nil."
-  (calling:metadata-pushback (rpc:call-trailers attempt)))
+(defun failure-of (attempt)
+  "How ATTEMPT, which has ended, has failed."
+  (let ((outcome (rpc:call-outcome attempt)))
+    (calling:make-attempt-failure (call-status attempt)
+                                  (if outcome (rpc:outcome-message outcome) "")
+                                  :pushback (calling:metadata-pushback
+                                             (rpc:call-trailers attempt)))))
 
-(defun note-failure (relay number)
-  "The last attempt of RELAY has failed, which NUMBER others came before: if there might have been
-others, its user can ask for that later, and it is counted."
-  (when (relay-policy relay) (record-failure relay number)))
+(defun record-failure (relay number failure)
+  "The last attempt of RELAY, which NUMBER others came before, has failed with FAILURE. If there
+might have been others, its user can ask for that later."
+  (when (relay-policy relay)
+    (let ((attempt (relay-attempt relay)))
+      (rpc:note-failed-attempt (relay-client relay) number (rpc:call-peer attempt)
+                               (calling:attempt-failure-status failure)
+                               (calling:attempt-failure-message failure)
+                               (/ (- (call-now attempt) (relay-began-ns relay)) 1d9)))))
 
-(defun record-failure (relay number)
-  "See NOTE-FAILURE."
-  (let* ((attempt (relay-attempt relay))
-         (throttle (channel-throttle (relay-channel relay)))
-         (outcome (rpc:call-outcome attempt)))
-    (rpc:note-failed-attempt (relay-client relay) number
-                             (rpc:call-peer attempt) (call-status attempt)
-                             (if outcome (rpc:outcome-message outcome) "")
-                             (/ (- (call-now attempt) (relay-began-ns relay)) 1d9))
-    (calling:count-failure throttle (relay-policy relay) (call-status attempt) (pushback attempt))))
+(defun fail-late (relay number)
+  "The last attempt of RELAY, which NUMBER others came before and whose answer had begun, has failed:
+the throttle counts that."
+  (let ((failure (failure-of (relay-attempt relay))))
+    (record-failure relay number failure)
+    (calling:count-failure (relay-throttle relay) (relay-policy relay)
+                           (calling:attempt-failure-status failure)
+                           (calling:attempt-failure-pushback failure))))
 
-(defun again-p (relay)
-  "True if a retry policy has another attempt follow the last one of RELAY, which has failed."
-  (let ((attempt (relay-attempt relay)))
-    (and (null (call-fields attempt))   ; else an answer had begun
-         (calling:retry-after-p (relay-policy relay) (call-status attempt) (pushback attempt)
-                                (relay-count relay) (relay-limit relay)
-                                (channel-throttle (relay-channel relay))))))
+(defun relay-chance (relay)
+  "A random state for RELAY. At worst two threads that draw at the same time get the same."
+  (let ((client-loop (ensure-client-loop (call-site (relay-call relay)))))
+    (if client-loop
+        (loop:event-loop-random (calling:client-loop-loop client-loop))
+        *random-state*)))               ; the channel is closed, and so the call has ended
 
-(defun next-wait-ns (relay)
-  "How long a retry policy has RELAY wait before the next attempt."
-  (let ((pushback (pushback (relay-attempt relay)))
-        (client-loop (ensure-client-loop (call-site (relay-call relay)))))
-    (cond (pushback (setf (relay-waits relay) 0) pushback)
-          ((null client-loop) 0)        ; the channel is closed, and so the call has ended
-          ;; at worst two threads that draw at the same time get the same
-          (t (prog1 (calling:retry-delay-ns (relay-policy relay) (relay-waits relay)
-                                            (loop:event-loop-random
-                                             (calling:client-loop-loop client-loop)))
-               (incf (relay-waits relay)))))))
+(defun decide (relay attempt number &key (sendable t))
+  "What follows ATTEMPT, of RELAY's attempts, which NUMBER others came before and which has failed,
+and was looked at last: a decision of calling/retry.lisp. SENDABLE is true if all requests are kept."
+  (let ((failure (failure-of (relay-attempt relay))))
+    (record-failure relay number failure)
+    (calling:attempt-failed (relay-retries relay) attempt number failure
+                            (call-now (relay-attempt relay))
+                            (lambda () (relay-chance relay))
+                            :throttle (relay-throttle relay)
+                            :sendable sendable
+                            :keep (constantly sendable))))
 
 ;;; How the call ends
 
@@ -201,7 +204,7 @@ others, its user can ask for that later, and it is counted."
   (let* ((line (relay-line relay))
          (server (relay-call relay))
          (attempt (relay-attempt relay))
-         (throttle (channel-throttle (relay-channel relay))))
+         (throttle (relay-throttle relay)))
     (pass-metadata relay)
     (rpc:add-trailers server (rpc:call-trailers attempt))
     (cond ((not (eq :ok (call-status attempt)))

@@ -4,9 +4,10 @@
 
 (in-package #:clgrpc.inproc)
 
-(defun begin-next (relay)
-  "The line of the next attempt of RELAY, whose handler has not begun."
-  (let ((line (begin-attempt relay (plan-channel (relay-plan relay)))))
+(defun begin-next (relay number)
+  "The line of the next attempt of RELAY, which NUMBER others came before and whose handler has not
+begun."
+  (let ((line (begin-attempt relay number (plan-channel (relay-plan relay)))))
     (sb-thread:barrier (:memory))
     ;; who has ended the call before has cancelled the attempt before
     (when (call-status (relay-call relay)) (rpc:cancel (line-client line)))
@@ -25,18 +26,18 @@ too long RELAY's call ends."
               (t (calling:send-requests client (calling:request-generator request)))))
     (status:rpc-error (error) (fail-relay relay error))))
 
-(defun attempt-once (relay)
+(defun attempt-once (relay number)
   "Make an attempt of RELAY, whose method answers once. Return the answer, if there is one."
-  (let ((line (begin-next relay)))
+  (let ((line (begin-next relay number)))
     (unwind-protect
          (progn
            (send-kept relay line)
            (values (await-reply line)))
       (end-attempt relay (line-client line)))))
 
-(defun attempt-stream (relay)
+(defun attempt-stream (relay number)
   "Make an attempt of RELAY, whose method answers with a stream, and pass on what it brings."
-  (let* ((line (begin-next relay))
+  (let* ((line (begin-next relay number))
          (attempt (line-client line)))
     (unwind-protect
          (handler-case
@@ -62,21 +63,41 @@ too long RELAY's call ends."
                               (declare (ignore call))
                               over))))
 
+(defun follow-attempt (relay number answer)
+  "The attempt of RELAY that NUMBER others came before is over, with ANSWER if that is an answer: end
+the call, or return how many seconds from now the next attempt begins."
+  (let ((attempt (relay-attempt relay)))
+    (cond ((eq :ok (call-status attempt)) (end-relay relay answer))
+          ((call-fields attempt)
+           (fail-late relay number)
+           (end-relay relay answer))
+          (t (multiple-value-bind (decision delay-ns) (decide relay attempt number)
+               (ecase decision
+                 (:await (return-from follow-attempt (/ delay-ns +ns-per-second+)))
+                 (:fail (end-relay relay answer))))))
+    nil))
+
+(defun next-number (relay)
+  "The number of the attempt of RELAY that begins now."
+  (let ((retries (relay-retries relay)))
+    (when (calling:retries-awaited retries)
+      (calling:attempt-due retries (site-now (call-site (relay-call relay)))))
+    (calling:take-number retries)))
+
 (defun run-relay (relay)
   "Make attempts of RELAY until one ends its call, or the call has ended, or a timer is to go on."
   (let ((call (relay-call relay)))
     (loop
-      (let ((answer (if (rpc:answers-once-p call) (attempt-once relay) (attempt-stream relay))))
-        (when (call-status call) (return))
-        (unless (eq :ok (call-status (relay-attempt relay)))
-          (note-failure relay (1- (relay-count relay))))
-        (when (or (eq :ok (call-status (relay-attempt relay))) (not (again-p relay)))
-          (return (end-relay relay answer)))
-        (let ((seconds (/ (next-wait-ns relay) +ns-per-second+)))
-          (unless (eq (line-phase (relay-line relay)) sb-thread:*current-thread*)
-            (return (operate after call seconds (lambda () (run-relay relay)))))
-          (sleep-before-attempt call seconds)
-          (when (call-status call) (return)))))))
+      (let* ((number (next-number relay))
+             (answer (if (rpc:answers-once-p call)
+                         (attempt-once relay number)
+                         (attempt-stream relay number)))
+             (seconds (if (call-status call) nil (follow-attempt relay number answer))))
+        (when (null seconds) (return))
+        (unless (eq (line-phase (relay-line relay)) sb-thread:*current-thread*)
+          (return (operate after call seconds (lambda () (run-relay relay)))))
+        (sleep-before-attempt call seconds)
+        (when (call-status call) (return))))))
 
 (defun begin-relay (relay call)
   "What the handler of RELAY's call does."

@@ -1,5 +1,6 @@
 ;;;; Where the time of a call on the wire went, computed on demand from its marks (stage.lisp): the
-;;;; operations STAGE, STAGES and UNSENT-OCTETS.
+;;;; operations STAGE, STAGES and UNSENT-OCTETS, but for what a client's call waits for
+;;;; (client/waiting.lisp).
 
 (in-package #:clgrpc.wire)
 
@@ -18,62 +19,18 @@
   (let ((stream (wire-call-stream call)))
     (and stream (plusp (http2:stream-queued-octets stream)))))
 
-(defun late-from-the-start-p (call)
-  "True if the deadline of CALL, a client's, had passed before the call waited for anything."
-  (and (overdue-p call)
-       (not (marked-p (wire-call-marks call) +headers+))
-       (null (call-waits call))))
-
 (defun wire-stage (call)
-  "The operation STAGE."
+  "The operation STAGE, of a handler's call."
   (let ((marks (wire-call-marks call)))
-    (if (client-p call)
-        (cond ((late-from-the-start-p call) :begin)
-              ((not (marked-p marks +headers+))
-               (let ((clock (endpoint-clock (wire-call-endpoint call))))
-                 (if clock (wait-clock-stage clock) :queue)))
-              ((stuck-p call) :send)
-              ((marked-p marks +answer+) :receive)
-              (t :wait))
-        (cond ((not (marked-p marks +due+)) :receive)
-              ((null (call-began-ns call)) :queue)
-              ((or (stuck-p call) (marked-p marks +headers+)) :send)
-              (t :answer)))))
+    (cond ((not (marked-p marks +due+)) :receive)
+          ((null (call-began-ns call)) :queue)
+          ((or (stuck-p call) (marked-p marks +headers+)) :send)
+          (t :answer))))
 
 ;;; The plist
 
-(defun call-waits (call)
-  "What CALL, a client's, waited for before it had a stream. The values are totals as in a
-WAIT-CLOCK and the number of attempts to connect; nil if it has not waited."
-  (let* ((parts (call-wire-parts call))
-         (wait (and parts (wire-parts-wait parts))))
-    (cond ((null wait) nil)
-          ((wait-clock-done wait)
-           (values (wait-clock-totals wait) (wait-clock-attempts wait)))
-          (t (clock-difference (endpoint-clock (wire-call-endpoint call)) wait
-                               (operate now call))))))
-
-(defun client-spans (call total)
-  "The stages of CALL, a client's, so far: a list of (stage . ns), oldest first."
-  (let* ((marks (wire-call-marks call))
-         (headers (mark-ns marks +headers+))
-         (answer (mark-ns marks +answer+))
-         (waits (call-waits call))
-         (retries (call-retries call))
-         (named (append
-                 (when (and retries (plusp (retries-since-ns retries)))
-                   (list (cons :retry (- (retries-since-ns retries) (wire-call-born-ns call)))))
-                 (when waits
-                   (loop for stage in *waiting-stages*
-                         for ns across waits
-                         unless (eq stage :queue) collect (cons stage ns))))))
-    (append named
-            (list (cons :queue (max 0 (- (or headers total) (reduce #'+ named :key #'cdr)))))
-            (when headers (list (cons :wait (- (or answer total) headers))))
-            (when answer (list (cons :receive (- total answer)))))))
-
 (defun server-spans (call total)
-  "As CLIENT-SPANS, of a handler's CALL."
+  "The stages of a handler's CALL so far: a list of (stage . ns), oldest first."
   (let* ((marks (wire-call-marks call))
          (due (mark-ns marks +due+))
          (headers (mark-ns marks +headers+))
@@ -107,8 +64,11 @@ WAIT-CLOCK and the number of attempts to connect; nil if it has not waited."
 (defconstant +shortest-told-ns+ 1000
   "Stages shorter than that lie within one turn of the loop and are not told.")
 
-(defun wire-stages (call)
-  "The operation STAGES."
+(defun list-stages (call spans connects)
+  "The operation STAGES, of CALL. SPANS is a function of CALL and how long that has taken in all, in
+nanoseconds, that returns its stages so far as SERVER-SPANS does; CONNECTS is how often it was
+attempted to connect while CALL waited for that."
+  (declare (type function spans))
   (let* ((outcome (call-outcome call))
          (status (call-status call))
          (born (wire-call-born-ns call))
@@ -120,15 +80,16 @@ WAIT-CLOCK and the number of attempts to connect; nil if it has not waited."
      (list :total (ns-seconds total))
      (unless (eq :ok status)
        (list :stage (if outcome (outcome-stage outcome) (call-stage call))))
-     (loop for (stage . ns) in (if (client-p call)
-                                   (client-spans call total)
-                                   (server-spans call total))
+     (loop for (stage . ns) in (funcall spans call total)
            when (>= ns +shortest-told-ns+)
              append (list stage (ns-seconds ns)))
-     (let ((attempts (nth-value 1 (call-waits call))))
-       (when (and attempts (plusp attempts)) (list :attempts attempts)))
+     (when (plusp connects) (list :attempts connects))
      (when (call-rpc-method call)
        (list :messages-sent (messages-sent call) :messages-received (messages-received call)))
      (when (plusp unsent) (list :unsent-octets unsent))
      (when (plusp (call-deadline call))
        (list :remaining (ns-seconds (- (call-deadline call) (+ born total))))))))
+
+(defun wire-stages (call)
+  "The operation STAGES, of a handler's call."
+  (list-stages call #'server-spans 0))

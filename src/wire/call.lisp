@@ -10,11 +10,12 @@
   (options nil :type options)           ; the channel's or server's
   (observer nil :type (or null observer)) ; who is told, or nil
   (account (make-account **process-account**) :type account) ; of what all its links hold
-  (replays nil :type (or null ledger))  ; a channel's: octets of requests that are kept
-  (clock nil :type (or null wait-clock)) ; a channel's
-  ;; a channel's whose service config limits messages: of a call, returns how many octets one of its
-  ;; requests may have, and one of its responses
-  (limits nil :type (or null function)))
+  ;; of a call, returns how many octets a message that it sends may have, and one that it receives;
+  ;; nil if the options say that
+  (limits nil :type (or null function))
+  ;; of a call and ENCODED, of ENCODE-MESSAGE, sends that, and sees to all that is to become of it;
+  ;; nil if it goes to the call's stream and nowhere else
+  (sender nil :type (or null function)))
 
 (defmethod link-observer ((owner endpoint))
   (endpoint-observer owner))

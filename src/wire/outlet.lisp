@@ -126,6 +126,34 @@ baton lent, and WRITE-ENCODED. On the loop; CALL has a stream and its headers ar
            (write-encoded call (encode-message call message nil) last)
            t))))
 
+(define-hot (encoded-length :inline t) ((encoded (or octets parcel))) index
+  "How many octets ENCODED, of ENCODE-MESSAGE, will be sent as."
+  (if (typep encoded 'parcel) (parcel-end encoded) (length encoded)))
+
+(defun encoded-octets (encoded)
+  "The octets of ENCODED, of ENCODE-MESSAGE, from its prefix on."
+  (if (typep encoded 'parcel) (parcel-octets encoded) encoded))
+
+(defun sent-encoding (call encoded)
+  "How ENCODED, of ENCODE-MESSAGE for CALL, is compressed, a keyword, or nil."
+  (and (= 1 (aref (the octets (encoded-octets encoded)) 0))
+       (encoding-name (compression-outgoing (compression-of call)))))
+
+(defun note-sent (call stream encoded)
+  "ENCODED, of ENCODE-MESSAGE, is about to be written to STREAM of CALL, for the first time or
+again. In a dialect of its own it may have no prefix."
+  (note-message-sent (http2:connection-user (http2:stream-connection stream)))
+  (tell-sent call stream (max 0 (- (encoded-length encoded) +prefix-octets+))
+             (and (typep encoded 'parcel) (parcel-plain encoded))))
+
+(defun note-first-sent (call encoded)
+  "As NOTE-SENT, of ENCODED that CALL writes to its own stream, for the first time if it is a
+stream's."
+  (unless (wire-call-dialect call)
+    (observe content-sent (call-observer call) call (encoded-octets encoded) +prefix-octets+
+             (encoded-length encoded) (sent-encoding call encoded)))
+  (note-sent call (wire-call-stream call) encoded))
+
 (defun write-encoded (call encoded last)
   "Send ENCODED, of ENCODE-MESSAGE, which now belongs to the connection. On the loop."
   (note-first-sent call encoded)
@@ -140,20 +168,6 @@ baton lent, and WRITE-ENCODED. On the loop; CALL has a stream and its headers ar
     (and link
          (< +long-octets+
             (http2:counters-queued-octets (http2:connection-counters (link-http2 link)))))))
-
-(defun write-or-keep (call encoded last)
-  "As WRITE-ENCODED, but keep ENCODED for CALL as well if its messages are kept (replay.lisp)."
-  (let ((replay (call-replay call)))
-    (cond ((and replay (keep-for-replay call replay encoded))
-           (let ((own (fitting call (wire-call-stream call) encoded)))
-             (note-first-sent call own)
-             (write-kept (wire-call-stream call) own last))
-           (dolist (attempt (call-attempts call))
-             (let ((other (fitting call (attempt-stream attempt) encoded)))
-               (note-sent call (attempt-stream attempt) other)
-               (write-kept (attempt-stream attempt) other last))))
-          (t (commit-call call)         ; other attempts could not have the rest
-             (write-encoded call (fitting call (wire-call-stream call) encoded) last)))))
 
 (define-hot wire-room ((call wire-call)) fixnum
   "The operation ROOM."
@@ -249,52 +263,12 @@ first. On the loop."
 
 (defun send-encoded (call encoded)
   "Send ENCODED, of ENCODE-MESSAGE, unless CALL has ended. On the loop."
-  (cond ((or (call-status call) (wire-call-send-closed call)))
-        ((wire-call-stream call)
-         (ensure-headers call)
-         (write-or-keep call encoded nil))
-        (t (put-into-outbox call encoded))))
-
-(defun put-into-outbox (call encoded)
-  "Keep ENCODED, of ENCODE-MESSAGE, until CALL has a stream. On the loop."
-  (let ((outlet (ensure-wire-outlet call)))
-    (incf (wire-outlet-outbox-octets outlet) (encoded-length encoded))
-    (push encoded (wire-outlet-outbox outlet))))
-
-(defun longest-outgoing (call request)
-  "The octets of REQUEST, a message of CALL or what ENCODE-MESSAGE made of it; or if that is nil, of
-the longest message that waits in CALL's outbox, 0 if none does."
-  (flet ((length-of (encoded) (- (encoded-length encoded) +prefix-octets+)))
-    (typecase request
-      (null (let ((outlet (call-wire-outlet call)))
-              (loop for encoded in (and outlet (wire-outlet-outbox outlet))
-                    maximize (length-of encoded))))
-      ((or octets parcel) (length-of request))
-      (t (protobuf:measure (outgoing-type call) request)))))
-
-(defun write-outbox (call)
-  "Send what has waited for CALL's stream, and the half-close if that waits too."
-  (let* ((outlet (call-wire-outlet call))
-         (frames (and outlet (nreverse (shiftf (wire-outlet-outbox outlet) '())))))
-    (when frames (setf (wire-outlet-outbox-octets outlet) 0))
-    (loop for (encoded . more) on frames
-          do (write-or-keep call encoded (and (wire-call-send-closed call) (null more))))
-    (when (and frames (wire-call-send-closed call))
-      (observe half-closed (call-observer call) call))
-    (when (and (null frames) (wire-call-send-closed call)) (write-half-close call))
-    (notify call)
-    (when (callbacks-p call) (wire-schedule call))))
-
-(defun end-side (stream)
-  "End our side of STREAM by an empty DATA frame (RFC 9113 section 8.1)."
-  (http2:send-data stream (load-time-value (make-octets 0)) 0 0 t))
-
-(defun write-half-close (call)
-  "End our side of CALL, and of its other attempts. On its loop."
-  (observe half-closed (call-observer call) call)
-  (end-side (wire-call-stream call))
-  (dolist (attempt (call-attempts call)) (end-side (attempt-stream attempt)))
-  nil)
+  (unless (or (call-status call) (wire-call-send-closed call))
+    (let ((sender (endpoint-sender (wire-call-endpoint call))))
+      (cond (sender (funcall sender call encoded))
+            ((wire-call-stream call)
+             (ensure-headers call)
+             (write-encoded call encoded nil))))))
 
 (defun post-encoded (call encoded)
   "Post ENCODED, of ENCODE-MESSAGE, to the loop, which sends it. CALL's budget is charged with it
@@ -306,9 +280,12 @@ until then."
                     (notify call)
                     (when (callbacks-p call) (wire-schedule call))))))
 
+(defun tell-writable (call)
+  "The queue of CALL's stream has fallen under half its budget."
+  (notify call)
+  (when (callbacks-p call) (wire-schedule call)))
+
 (defun wire-writable (stream)
-  "The sink's on-writable: the queue of STREAM has fallen under half its budget."
+  "The sink's on-writable where the user of STREAM is a call."
   (let ((call (http2:stream-user stream)))
-    (when (typep call 'wire-call)       ; there is room in a call if its own attempt has some
-      (notify call)
-      (when (callbacks-p call) (wire-schedule call)))))
+    (when call (tell-writable call))))

@@ -25,14 +25,9 @@
   (dialect nil :type (or null dialect)) ; what the call speaks; nil is gRPC
   (dialect-state nil)                   ; what the call's dialect keeps of it
   (compression nil :type (or null compression)) ; of the messages both ways
-  (aside nil :type boolean)             ; the channel's own call, see client/side-call.lisp
-  (retries nil)                         ; nil or, of a client's call, its RETRIES
-  (replay nil)                          ; nil or, of a client's stream, its REPLAY
-  (wait nil :type (or null wait-clock)) ; what the call waited for, see stage.lisp
-  (place nil))                          ; nil or, of a client's call that waits for a stream, its
-                                        ; PLACE, see client/stream-queue.lisp
+  (replay nil :type (or null replay)))  ; what is kept of what the call has sent
 
-(declaim (sb-ext:freeze-type inlet outlet parts))
+(declaim (sb-ext:freeze-type inlet outlet))
 
 (defun new-wire-parts (call)
   "The operation NEW-PARTS."
@@ -65,6 +60,11 @@ whose parts are all WIRE-PARTs."
 (define-wire-part parts "The parts")
 (define-wire-part inlet "The inlet")
 (define-wire-part outlet "The outlet")
+
+(define-hot (call-replay :inline t) ((call call)) (or null replay)
+  "What is kept of what CALL has sent, or nil."
+  (let ((parts (call-wire-parts call)))
+    (and parts (wire-parts-replay parts))))
 
 (define-hot (wire-call-dialect :inline t) ((call call)) (or null dialect)
   "What CALL speaks, or nil if that is gRPC. SETFable before its first message."

@@ -141,7 +141,7 @@
     (is (every (lambda (subchannel) (eq :idle (client:subchannel-state subchannel)))
                (live core)))
     (let ((call (call-with-key core "alpha")))
-      (client::submit core call nil)
+      (client::submit call nil)
       (is (eq :unavailable (clgrpc.rpc:call-status call)) "it does not wait"))))
 
 (defun entries-of (core number)

@@ -1,130 +1,176 @@
-;;;; When calls are tried again, as far as no transport and no clock is needed.
+;;;; The machine that decides on retries and hedging, event by event. Attempts are keywords here.
 
 (in-package #:clgrpc.tests.rpc)
 (in-suite :clgrpc.calling)
 
-(defun policy-of (config)
-  "The retry or hedging policy that CONFIG, the plist of a method config, has for all methods."
-  (calling:find-retry-policy
-   (config:find-method-config
-    (config:parse-service-config `(:method-config ((:name (()) ,@config))))
-    "/a.B/C")
-   (make-channel-options)))
+(defun failure (&optional (status :unavailable) &rest how)
+  (apply #'calling:make-attempt-failure status "" how))
 
-(defun retrying (&key (attempts 4) (initial 0.1) (maximum 0.3) (multiplier 2))
-  (policy-of `(:retry-policy (:max-attempts ,attempts :initial-backoff ,initial
-                              :max-backoff ,maximum :backoff-multiplier ,multiplier
-                              :retryable-status-codes (:unavailable :aborted)))))
+(defun retries-of (policy &rest running)
+  "The RETRIES of a call under POLICY, or nil, that has the attempts RUNNING."
+  (calling:make-retries policy
+                        (if policy (calling:policy-limit policy (make-channel-options)) 1)
+                        running))
 
-(defun hedging (&key (attempts 4))
-  (policy-of `(:hedging-policy (:max-attempts ,attempts :hedging-delay 0.5
-                                :non-fatal-status-codes (:unavailable)))))
+(defun fails (retries failure &rest rest &key (attempt :a) (number 0) (now 0) (keep t)
+                                          &allow-other-keys)
+  "What RETRIES decide, a list, as ATTEMPT fails with FAILURE."
+  (setf rest (alexandria:remove-from-plist rest :attempt :number :now :keep))
+  (multiple-value-list
+   (apply #'calling:attempt-failed retries attempt number failure now
+          (constantly (sb-ext:seed-random-state 1))
+          :keep (constantly keep) rest)))
 
-(defun throttle-with (tokens ratio)
-  (calling:current-throttle
-   nil (config:parse-service-config
-        `(:retry-throttling (:max-tokens ,tokens :token-ratio ,ratio)))))
+(defun comes-due (retries &rest rest &key (now 0) &allow-other-keys)
+  "What RETRIES decide, a list, as the time that they have awaited comes."
+  (multiple-value-list (apply #'calling:attempt-due retries now
+                              (alexandria:remove-from-plist rest :now))))
 
-(test policies-say-how-often
-  (is (= 4 (calling:policy-limit (retrying) (make-channel-options))))
-  (is (= 5 (calling:policy-limit (retrying :attempts 9) (make-channel-options))))
-  (is (= 2 (calling:policy-limit (hedging) (make-channel-options :max-attempts 2))))
-  (is (null (calling:find-retry-policy nil (make-channel-options))))
-  (is (calling:hedging-policy-p (hedging)))
-  (is (not (calling:hedging-policy-p (retrying))))
-  (is (= 500000000 (calling:hedging-delay-ns (hedging)))))
+(defun begins (retries attempt)
+  "The number of ATTEMPT of RETRIES, which begins."
+  (prog1 (calling:take-number retries)
+    (calling:add-attempt retries attempt)))
 
-(test retries-follow-statuses-and-pushbacks
-  (flet ((again-p (status &key pushback (begun 1) throttle (policy (retrying)))
-           (calling:retry-after-p policy status pushback begun 4 throttle)))
-    (is (again-p :unavailable))
-    (is (again-p :aborted :pushback 5))
-    (is (not (again-p :internal)))
-    (is (not (again-p :internal :pushback 5)))
-    (is (not (again-p :unavailable :pushback :never)))
-    (is (again-p :unavailable :begun 3))
-    (is (not (again-p :unavailable :begun 4)))
-    (is (not (again-p :unavailable :policy nil)))
-    (let ((throttle (throttle-with 4 1)))
-      (is (again-p :unavailable :throttle throttle))
-      (calling:count-failure throttle (retrying) :unavailable nil)
-      (is (again-p :unavailable :throttle throttle))
-      (calling:count-failure throttle (retrying) :unavailable nil)
-      (is (not (again-p :unavailable :throttle throttle)))
-      (calling:count-success throttle)
-      (is (again-p :unavailable :throttle throttle)))))
+(defun awaits-p (low high decision)
+  "True if DECISION is to await the time that comes after LOW to HIGH nanoseconds."
+  (and (eq :await (first decision)) (<= low (second decision) high)))
 
-(test hedges-follow-failures
-  (flet ((next (status pushback more-p)
-           (calling:hedge-after (hedging) status pushback more-p)))
-    (is (eq :end (next :internal nil t)))
-    (is (eq :end (next :internal 5 t)))
-    (is (eq :stop (next :unavailable :never t)))
-    (is (eq :stop (next :unavailable :never nil)))
-    (is (eq :go-on (next :unavailable nil nil)))
-    (is (eq :go-on (next :unavailable 5 nil)))
-    (is (eql 0 (next :unavailable nil t)))
-    (is (eql 5 (next :unavailable 5 t)))))
+(test what-a-retry-policy-decides
+  (flet ((decision (failure &rest rest)
+           (apply #'fails (retries-of (retrying) :a) failure rest)))
+    (is (awaits-p 80000000 120000000 (decision (failure))))
+    (is (awaits-p 80000000 120000000 (fails (retries-of (retrying)) (failure :aborted :reach :nowhere)
+                                              :attempt nil)))
+    (is (equal '(:await 5) (decision (failure :unavailable :pushback 5))))
+    (is (equal '(:await 0) (decision (failure :unavailable :pushback 0))))
+    (loop for (failure . rest)
+            in (list (list (failure :internal))
+                     (list (failure :internal :pushback 5))
+                     (list (failure :unavailable :pushback :never))
+                     (list (failure :unavailable :reach :dropped))
+                     (list (failure) :keep nil)
+                     (list (failure) :throttle (let ((throttle (throttle-with 2 1)))
+                                                 (calling::change-tokens throttle -1000)
+                                                 throttle)))
+          do (is (equal (list :fail failure) (apply #'decision failure rest)) "~S ~S" failure rest))
+    ;; what is kept is asked of nobody else
+    (let ((asked nil))
+      (calling:attempt-failed (retries-of (retrying) :a) :a 0 (failure :internal) 0 #'list
+                              :keep (lambda () (setf asked t)))
+      (is (null asked)))))
 
-(test failures-that-count
-  "Those that may be tried again, and any that is not to be."
-  (flet ((counts-p (policy status pushback)
-           (let ((throttle (throttle-with 2 0.5)))
-             (calling:count-failure throttle policy status pushback)
-             (calling:throttled-p throttle))))
-    (is (counts-p (retrying) :unavailable nil))
-    (is (not (counts-p (retrying) :internal nil)))
-    (is (counts-p (retrying) :internal :never))
-    (is (not (counts-p nil :unavailable nil)))
-    (is (counts-p nil :unavailable :never)))
-  (finishes (calling:count-failure nil (retrying) :unavailable nil)))
+(test attempts-are-numbered-and-limited
+  "Four attempts, with 0.1, 0.2 and 0.3 s between them, and since a pushback 0.1 s again."
+  (let ((retries (retries-of (retrying) :a)))
+    (loop for number from 1 to 3
+          for (pushback low) in '((nil 80000000) (7 7) (nil 80000000))
+          do (is (awaits-p low (max low (* low 3/2))
+                           (fails retries (failure :unavailable :pushback pushback)
+                                  :number (1- number))))
+             (is (eq :retry (calling:retries-awaited retries)))
+             (is (equal '(:begin nil) (comes-due retries)))
+             (is (equal '(nil nil) (comes-due retries)) "once only")
+             (is (= number (begins retries :a))))
+    (is (eq :fail (first (fails retries (failure) :number 3))))
+    (is (= 4 (calling:retries-issued retries)))))
 
-(test throttles-keep-within-their-limits
-  (let ((throttle (throttle-with 2 0.5)))
-    (calling:count-success throttle)
-    (is (not (calling:throttled-p throttle)))
-    (dotimes (i 5) (calling:count-failure throttle (retrying) :unavailable nil))
-    ;; from nothing: above half after three
-    (dotimes (i 2) (calling:count-success throttle))
-    (is (calling:throttled-p throttle))
-    (calling:count-success throttle)
-    (is (not (calling:throttled-p throttle)))
-    (is (not (calling:throttled-p nil)))))
+(test what-a-hedging-policy-decides
+  (flet ((decision (others failure &rest rest)
+           (apply #'fails (apply #'retries-of (hedging) :a others) failure rest)))
+    (is (equal '(:begin 500000000) (decision '() (failure))))
+    (is (equal '(:begin 500000000) (decision '(:b) (failure))))
+    (is (equal '(:begin 500000000) (decision '(:b) (failure :unavailable :pushback 0))))
+    (is (equal '(:await 5) (decision '() (failure :unavailable :pushback 5))))
+    (is (equal '(nil nil) (decision '(:b) (failure :unavailable :pushback :never))))
+    (is (equal '(nil nil) (decision '(:b) (failure) :sendable nil)))
+    (loop for (others failure . rest)
+            in (list (list '(:b) (failure :internal))
+                     (list '(:b) (failure :internal :pushback 5))
+                     (list '(:b) (failure :unavailable :reach :dropped))
+                     (list '() (failure :unavailable :pushback :never))
+                     (list '() (failure) :sendable nil))
+          do (is (equal (list :fail failure) (apply #'decision others failure rest))
+                 "~S ~S" failure rest))))
 
-(test back-off-grows-up-to-its-maximum
-  "0.1, 0.2, 0.3, 0.3 s, each 20 % more or less."
-  (let ((random (sb-ext:seed-random-state 1)))
-    (loop for count below 5
-          for expected in '(1 2 3 3 3)
-          do (loop repeat 100
-                   do (is (<= (* 80000000 expected)
-                              (calling:retry-delay-ns (retrying) count random)
-                              (* 120000000 expected)))))))
+(test hedges-begin-one-after-another
+  "Each has the next awaited but the last."
+  (let ((retries (retries-of (hedging :attempts 3) :a)))
+    (is (equal '(:await 500000000)
+               (multiple-value-list (calling:first-begun retries t))))
+    (is (equal '(:begin 500000000) (comes-due retries)))
+    (is (= 1 (begins retries :b)))
+    (is (equal '(:begin nil) (comes-due retries)))
+    (is (= 2 (begins retries :c)))
+    (is (equal '(nil nil) (comes-due retries)))
+    (is (equal '(nil nil) (fails retries (failure))))
+    (is (equal '(nil nil) (fails retries (failure) :attempt :b :number 1)))
+    (is (eq :fail (first (fails retries (failure) :attempt :c :number 2))))))
 
-(test back-off-may-shrink
-  "From 0.8 s by halves: 0.3, 0.3, 0.2, 0.1 s, each 20 % more or less, as 0.3 s is the maximum."
-  (let ((random (sb-ext:seed-random-state 1))
-        (policy (retrying :initial 0.8 :multiplier 0.5)))
-    (loop for count below 4
-          for expected in '(3 3 2 1)
-          do (is (<= (* 80000000 expected)
-                     (calling:retry-delay-ns policy count random)
-                     (* 120000000 expected))))))
+(test hedges-that-may-not-begin
+  (is (null (calling:first-begun (retries-of (hedging) :a) nil)))
+  (is (null (calling:first-begun (calling:make-retries (hedging) 1 (list :a)) t)))
+  (is (null (calling:first-begun (retries-of (retrying) :a) t)))
+  (let ((retries (retries-of (hedging) :a)))
+    (calling:first-begun retries t)
+    (is (equal '(nil nil) (comes-due retries :sendable nil)))
+    (is (= 1 (calling:retries-issued retries)))))
 
-(test back-off-has-a-result-whatever-the-config-says
-  (let ((random (sb-ext:seed-random-state 1)))
-    (dolist (multiplier (list 1d308 (expt 10 400) 5d-324 (/ (expt 10 400)) 1))
-      (dolist (seconds '((1/1000000000 315576000000) (315576000000 315576000000)
-                         (315576000000 1/1000000000)))
-        (let ((policy (retrying :initial (first seconds) :maximum (second seconds)
-                                :multiplier multiplier)))
-          (dolist (count '(0 1 2 3 4 1000))
-            (is (<= 0 (calling:retry-delay-ns policy count random)
-                    (* 1000000000 +ns-per-second+)))))))))
+(test a-throttle-stops-hedges
+  (let ((throttle (throttle-with 2 1)) (retries (retries-of (hedging) :a)) (last (failure)))
+    (calling::change-tokens throttle -1000)
+    (calling:first-begun retries t)
+    (is (equal '(nil nil) (comes-due retries :throttle throttle)))
+    (is-true (calling:retries-over retries))
+    (is (equal (list :fail last) (fails retries last))))
+  ;; the time comes when the last attempt has failed
+  (let ((throttle (throttle-with 2 1)) (retries (retries-of (hedging) :a))
+        (last (failure :unavailable :pushback 9)))
+    (is (equal '(:await 9) (fails retries last)))
+    (calling::change-tokens throttle -1000)
+    (is (equal (list :fail last) (comes-due retries :throttle throttle)))))
 
-(test pushbacks-are-32-bit-numbers
-  (is (eql 0 (calling:parse-pushback "0")))
-  (is (eql 25000000 (calling:parse-pushback "25")))
-  (is (integerp (calling:parse-pushback "2147483647")))
-  (dolist (text '("-1" "" "+1" "007" "1.5" "2147483648" "99999999999999" "x" "1 "))
-    (is (eq :never (calling:parse-pushback text)) text)))
+(test failures-take-tokens
+  (flet ((tokens-after (policy failure &rest rest)
+           (let ((throttle (throttle-with 10 1)))
+             (apply #'fails (retries-of policy :a) failure :throttle throttle rest)
+             (nth-value 1 (calling:throttled-p throttle)))))
+    (is (= 9 (tokens-after (retrying) (failure))))
+    (is (= 9 (tokens-after (hedging) (failure))))
+    (is (= 10 (tokens-after (retrying) (failure :internal))))
+    (is (= 9 (tokens-after nil (failure :internal :pushback :never))))
+    (is (= 10 (tokens-after (retrying) (failure :unavailable :reach :server))))))
+
+(test what-no-server-has-seen-is-made-again
+  "Once, whatever the policy, with the same number; again only on a connection from before that which
+has said GOAWAY."
+  (dolist (policy (list nil (retrying) (hedging)))
+    (let ((retries (retries-of policy :a)) (unseen (failure :unavailable :reach :server)))
+      (is (equal '(:resend nil) (fails retries unseen :now 100)))
+      (is (= 1 (calling:retries-issued retries)))
+      (is (= 0 (begins retries :b)))
+      (is (equal '(:resend nil) (fails retries unseen :attempt :b :now 200 :going-ns 50)))
+      (is (= 0 (begins retries :c)))
+      (is (= 2 (calling:retries-resent retries)))
+      (is (not (eq :resend (first (fails retries unseen :attempt :c :now 300 :going-ns 150)))))))
+  (let ((unseen (failure :unavailable :reach :server)))
+    (is (equal (list :fail unseen) (fails (retries-of nil :a) unseen :sendable nil)))))
+
+(test the-answered-attempt-has-the-call
+  (let ((retries (retries-of (hedging) :a)))
+    (calling:first-begun retries t)
+    (comes-due retries)
+    (begins retries :b)
+    (is (equal '(:a) (calling:commit retries :b)))
+    (is (equal '(:b) (calling:retries-running retries)))
+    (is (null (calling:retries-awaited retries)))
+    (is (equal '(nil nil) (comes-due retries)))
+    (is (equal '(:b) (calling:end-retries retries)))))
+
+(test time-without-an-attempt-is-counted
+  (let ((retries (retries-of (retrying) :a)))
+    (fails retries (failure) :now 1000)
+    (is (= 1000 (calling:retries-since-ns retries)))
+    (is (= 300 (calling:idle-until retries 1300)))
+    (comes-due retries :now 1500)
+    (begins retries :b)
+    (is (= 500 (calling:idle-until retries 9000)))))

@@ -1,4 +1,4 @@
-;;;; See src/client/attempt.lisp and src/wire/replay.lisp: two attempts of a call at once, whichever
+;;;; See src/client/attempt.lisp and src/client/request.lisp: two attempts of a call at once, whichever
 ;;;; answers, and what has been sent, sent again.
 
 (in-package #:clgrpc.tests.client)
@@ -10,9 +10,10 @@
     (wire:wire-post call (lambda ()
                            (unless (grpc:call-status call)
                              (let ((link (wire:wire-call-link call)))
-                               (setf attempt (client::add-attempt
-                                              call link
-                                              (http2:open-stream (wire:link-http2 link))))))
+                               (client::ensure-retries call)
+                               (client::begin-attempt
+                                call link (http2:open-stream (wire:link-http2 link)) nil)
+                               (setf attempt (first (client::other-attempts call)))))
                            (signal-it done)))
     (await-signal done)
     attempt))
@@ -24,7 +25,7 @@
                   (and (zerop (wire:link-calls link))
                        (zerop (http2:connection-stream-count (wire:link-http2 link)))
                        (zerop (ledger-held
-                               (wire:endpoint-replays (wire:wire-call-endpoint call)))))))))
+                               (client::core-replays (wire:wire-call-endpoint call)))))))))
 
 (defun answering (exchanges answer &optional (count 2))
   "A script that keeps the exchanges in the car of EXCHANGES, newest first, and calls ANSWER with
@@ -162,7 +163,7 @@ Return what AWAIT returns, or the error it signals, the call, and the exchanges.
 (test what-is-kept-of-a-stream-goes-when-its-answer-begins
   (with-probe (channel) (:chat #'echo)
     (let ((call (chat channel :open))
-          (ledger (wire:endpoint-replays (client::channel-core channel))))
+          (ledger (client::core-replays (client::channel-core channel))))
       (is-true (wire:call-replay call))
       (speak call 1)
       (is (null (wire:call-replay call)))

@@ -55,7 +55,9 @@ machine was too slow for that."
     (let ((call (chat channel :open)))
       (speak call 1)
       (loop:post (client::wire-call-loop call)
-                 (lambda () (client::attempt-failed call nil :no-setback)))
+                 (lambda ()
+                   (client::ensure-retries call)
+                   (client::follow-failure call nil 0 nil :no-failure)))
       (let ((error (caught (grpc:receive call))))
         (is (typep error 'grpc:internal))
         (is (search "the channel has failed" (grpc:rpc-error-message error))))
@@ -64,12 +66,12 @@ machine was too slow for that."
 (test an-error-in-another-attempt-ends-the-call
   (with-probe (channel :events (:call-failed)) (:chat #'echo)
     (let ((call (chat channel :open)))
-      (speak call 1)
       (loop:post (client::wire-call-loop call)
                  (lambda ()
-                   (client::await-retry call 0 (lambda (call)
-                                                 (declare (ignore call))
-                                                 (error "no luck")))))
+                   (let ((retries (clgrpc.calling:make-retries nil 3))) ; hedged without policy
+                     (setf (client::client-parts-retries (client::ensure-client-parts call)) retries
+                           (clgrpc.calling:retries-awaited retries) :hedge)
+                     (client::await-attempt call 1))))
       (is (typep (caught (grpc:receive call)) 'grpc:internal)))))
 
 (test errors-of-listeners-tear-nothing

@@ -1,4 +1,5 @@
-;;;; See src/client/hedging.lisp: a call is tried again while it runs, and one attempt has it.
+;;;; See src/calling/retry.lisp and src/client/attempt.lisp: a call is tried again while it runs, and
+;;;; one attempt has it.
 
 (in-package #:clgrpc.tests.client)
 (in-suite :clgrpc.client)
@@ -39,7 +40,7 @@
   (under-config (value exchanges (hedging-config :attempts 2) (answering-only 1))
       (let ((call (chat channel :open)))
         (grpc:send call (note 1))
-        (assert (wait-until (lambda () (clgrpc.wire:call-attempts call))))
+        (assert (wait-until (lambda () (client::other-attempts call))))
         (grpc:send call (note 2))
         (grpc:close-send call)
         (prog1 (number-of (grpc:receive call))
@@ -133,9 +134,9 @@ would have it begin before the failure is heard, does not pass."
                  :options '(:replay-octets 500))
       (let ((call (chat channel :open)))
         (grpc:send call (note 1))
-        (assert (wait-until (lambda () (clgrpc.wire:call-attempts call))))
+        (assert (wait-until (lambda () (client::other-attempts call))))
         (grpc:send call (note 2 :body 1000))
-        (assert (wait-until (lambda () (null (clgrpc.wire:call-attempts call)))))
+        (assert (wait-until (lambda () (null (client::other-attempts call)))))
         (grpc:close-send call)
         (prog1 (number-of (grpc:receive call))
           (assert (null (grpc:receive call)))))

@@ -90,7 +90,7 @@
     (is (wait-until (lambda () (= 3 (connections-of channel)))))
     (let ((link (first (client::subchannel-links (the-subchannel channel)))))
       (loop:post (client::core-loop (client::channel-core channel))
-                 (lambda () (wire:abandon-link link :unavailable "of a test")))
+                 (lambda () (client::abandon-link link :unavailable "of a test")))
       (is (wait-until (lambda ()
                         (and (= 3 (connections-of channel))
                              (not (member link (client::subchannel-links

@@ -76,14 +76,13 @@
   (let* ((loop (loop:make-event-loop :name "nobody runs it"))
          (puppet (make-instance 'puppet :target "puppet:x" :name "x" :authority "x" :host "x"
                                         :answers answers))
-         (core (client::make-core :name "puppet:x" :loop loop :resolver puppet
-                                  :options (apply #'make-channel-options options)
-                                  :sink client::**client-sink**
-                                  :balancing (and policy (config:default-policy-config policy))
-                                  :default-config (and default
-                                                       (config:parse-service-config default))
-                                  :receive-limit (getf options :max-receive-octets)
-                                  :authority (hpack:string-field ":authority" "x"))))
+         (core (client::new-core :name "puppet:x" :loop loop :resolver puppet
+                                 :options (apply #'make-channel-options options)
+                                 :balancing (and policy (config:default-policy-config policy))
+                                 :default-config (and default
+                                                      (config:parse-service-config default))
+                                 :receive-limit (getf options :max-receive-octets)
+                                 :authority (hpack:string-field ":authority" "x"))))
     (setf (client::core-balancer core)
           (make-instance 'client::switch :parent core))
     (unwind-protect (funcall function core puppet)

@@ -279,9 +279,9 @@ none is passed by for ever."
     (flet ((puppet ()
              (make-instance 'puppet :target "puppet:x" :name "x" :authority "x" :host "x"))
            (core (puppet)
-             (let ((core (client::make-core
+             (let ((core (client::new-core
                           :name "puppet:x" :loop loop :resolver puppet :commons commons
-                          :options (make-channel-options) :sink client::**client-sink**
+                          :options (make-channel-options)
                           :authority (hpack:string-field ":authority" "x"))))
                (setf (client::core-balancer core)
                      (make-instance 'client::switch :parent core))

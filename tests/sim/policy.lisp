@@ -538,10 +538,9 @@ themselves."
                                                 "")
                              (sim:seed-failed (failure) (princ-to-string failure)))))))
              (is (search text story) "~A: ~A" name (subseq story 0 (min 300 (length story)))))))
-    (found-p 'clgrpc.client::policy-limit (constantly 20) "attempts reached handlers")
+    (found-p 'clgrpc.calling:policy-limit (constantly 20) "attempts reached handlers")
     (found-p 'clgrpc.client::committed-call
              (lambda (original stream)
-               (let ((user (http2:stream-user stream)))
-                 (if (typep user 'rpc:call) user (funcall original stream))))
+               (or (clgrpc.client::stream-call stream) (funcall original stream)))
              "attempt began after its answer")
-    (found-p 'wire:drop-replay (constantly nil) "octets kept")))
+    (found-p 'clgrpc.client::drop-replay (constantly nil) "octets kept")))

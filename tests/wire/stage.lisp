@@ -1,4 +1,4 @@
-;;;; Spans, marks and the clock of what calls wait for.
+;;;; Spans and marks.
 
 (in-package #:clgrpc.tests.wire)
 (in-suite :clgrpc.wire)
@@ -28,25 +28,3 @@
     (dolist (mark (list wire:+headers+ wire:+answer+ wire:+end+))
       (is (= (+ 1000 mark) (wire::mark-ns marks mark)))))
   (is (= 1 (wire::mark-ns (wire::add-mark 0 wire:+answer+ 0) wire:+answer+))))
-
-(test wait-clock
-  "What a call has waited for is what the clock adds from when it began to when it stopped."
-  (let ((clock (wire:make-wait-clock)))
-    (flet ((waited (before now)
-             (multiple-value-bind (totals attempts) (wire::clock-difference clock before now)
-               (list (coerce totals 'list) attempts))))
-      (wire:enter-stage clock :resolve 100)
-      (let ((first (wire:read-clock-for-call clock 110)))
-        (wire:enter-stage clock :connect 130)
-        (is (equal '((20 5 0 0 0) 1) (waited first 135)))
-        (wire:enter-stage clock :back-off 150)
-        (let ((second (wire:read-clock-for-call clock 160)))
-          (wire:enter-stage clock :resolve 200)
-          (wire:enter-stage clock :connect 201)
-          (wire:enter-stage clock :handshake 205)
-          (wire:enter-stage clock :queue 210)
-          (is (equal '((21 24 5 50 0) 2) (waited first 210)))
-          (is (equal '((1 4 5 40 7) 1) (waited second 217)))
-          (wire:stop-waiting clock second 217)
-          (wire:stop-waiting clock second 300)
-          (is (equalp #(1 4 5 40 7) (wire::wait-clock-totals second))))))))
