@@ -5,6 +5,10 @@
 ;;;; Where a name is defined is asked of the running image, so that what a macro defines counts as
 ;;;; well. What a file refers to is read from its forms: the operator of a form, #'name, 'name that
 ;;;; is called, *name* and +name+ anywhere. Names that are bound, and data, are left out.
+;;;;
+;;;; A generic function that only its folder knows and that has one method is a function that is
+;;;; defined where the method is: to call it is an arrow there, though the file that declares it may
+;;;; come first.
 
 (in-package #:clgrpc.tests.architecture)
 (in-suite :clgrpc.architecture)
@@ -160,6 +164,19 @@ class, (:structure name)."
                      for path = (sb-introspect:definition-source-pathname source)
                      when path collect (pathname-name path))))
 
+(defun only-method-file (symbol)
+  "The name of the file of the only method of the generic function that SYMBOL names; nil if it
+names none, or one that has several, or that others are told to give methods for."
+  (let ((function (and (fboundp symbol) (fdefinition symbol))))
+    (when (and (typep function 'standard-generic-function)
+               (= 1 (length (sb-mop:generic-function-methods function)))
+               (not (eq :external (nth-value 1 (find-symbol (symbol-name symbol)
+                                                            (symbol-package symbol))))))
+      (let ((path (sb-introspect:definition-source-pathname
+                   (sb-introspect:find-definition-source
+                    (first (sb-mop:generic-function-methods function))))))
+        (and path (pathname-name path))))))
+
 (defun folder-package (folder)
   (find-package (format nil "CLGRPC.~:@(~A~)" folder)))
 
@@ -177,8 +194,8 @@ returns them, define to the names of the files that do."
              (pushnew file (gethash defined table) :test #'string=)))
       (do-symbols (symbol package)
         (when (eq package (symbol-package symbol))
-          (dolist (file (defined-in-image symbol))
-            (when (assoc file sources :test #'string=) (note symbol file)))))
+          (dolist (file (cons (only-method-file symbol) (defined-in-image symbol)))
+            (when (assoc file sources :test #'equal) (note symbol file)))))
       (loop for (file . forms) in sources
             do (dolist (form forms)
                  (dolist (defined (defined-by-form form))
@@ -376,7 +393,13 @@ is room for a few more than it names; lower a number when it can be, raise it wi
              (is (<= count limit)
                  "The package of ~A exports ~D symbols; ~D are allowed" folder count limit))))
 
+(defgeneric with-one-method (object)
+  (:method ((object null)) object))
+
 (test the-checks-of-arrows-see
+  (is (equal "arrow" (only-method-file 'with-one-method)))
+  (is (null (only-method-file 'print-object)))
+  (is (null (only-method-file 'only-method-file)))
   (flet ((same (expected symbols)
            (is (null (set-exclusive-or expected symbols)) "~S is not ~S" symbols expected)))
     (same '(defun declare f g *h* +i+ j k)

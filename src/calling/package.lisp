@@ -21,28 +21,24 @@
                 #:failure-p #:make-rpc-error #:rpc-error #:rpc-error-trailers)
   (:export
    #:absolute-deadline #:acquire-client-loop #:acquire-timer-loop #:bearer-token #:begin-values
-   #:call-async
-   #:channel-addresses
-   #:channel-plaintext-credentials #:channel-secure-p #:channel-state #:channel-target
-   #:check-call-options #:client-loop #:client-loop-loop #:client-loop-reserve #:close-channel
-   #:credentials-metadata #:drive-for #:end-elsewhere #:ensure-connected #:reset-back-off
-   #:fail-or-retry
-   #:interception #:only-request #:pump-requests #:release-client-loop
-   #:release-timer-loop #:report-dropped #:request-generator #:send-requests
-   #:wait-for-state-change #:when-dropped
+   #:call-async #:channel-addresses #:channel-plaintext-credentials #:channel-secure-p
+   #:channel-state #:channel-target #:check-call-options #:client-loop #:client-loop-loop
+   #:client-loop-reserve #:close-channel #:credentials-metadata #:drive-for #:end-elsewhere
+   #:ensure-connected #:reset-back-off #:fail-or-retry #:interception #:only-request
+   #:pump-requests #:release-client-loop #:release-timer-loop #:report-dropped #:request-generator
+   #:send-requests #:wait-for-state-change #:when-dropped
    ;; attempt.lisp
    #:attempt #:attempt-call #:attempt-kind #:attempt-message #:attempt-metadata #:attempt-number
    #:attempt-peer #:attempt-request-metadata #:attempt-status #:attempt-trailers #:close-attempt
    #:close-own-view #:intercept-attempt #:make-attempt #:on-attempt-end #:own-view
    #:put-attempt-metadata #:take-view
    ;; retry.lisp
-   #:retries #:make-retries #:retries-running #:retries-limit #:retries-pending #:retries-issued #:retries-awaited
-   #:retries-timer #:retries-over #:retries-policy #:retries-resent #:retries-since-ns
-   #:retries-hedged-p #:idle-until #:take-number #:add-attempt #:forget-attempt #:first-begun
-   #:attempt-due #:attempt-failed #:commit #:end-retries
-   #:attempt-failure #:make-attempt-failure #:attempt-failure-status #:attempt-failure-message
-   #:attempt-failure-how #:attempt-failure-reach #:attempt-failure-pushback
-   #:attempt-failure-trailers
+   #:retries #:make-retries #:retries-running #:retries-limit #:retries-pending #:retries-issued
+   #:retries-awaited #:retries-timer #:retries-over #:retries-policy #:retries-resent
+   #:retries-since-ns #:retries-hedged-p #:idle-until #:take-number #:add-attempt #:forget-attempt
+   #:first-begun #:attempt-due #:attempt-failed #:commit #:end-retries #:attempt-failure
+   #:make-attempt-failure #:attempt-failure-status #:attempt-failure-message #:attempt-failure-how
+   #:attempt-failure-reach #:attempt-failure-pushback #:attempt-failure-trailers
    ;; policy.lisp
    #:policy #:throttle #:find-retry-policy #:policy-limit #:metadata-pushback #:parse-pushback
    #:current-throttle #:count-success #:count-failure #:throttled-p))

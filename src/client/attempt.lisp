@@ -11,8 +11,8 @@
 ;;;;    goes on with another attempt, now or later, or ends. All of it within its one deadline.
 ;;;; 4. When a stream is closed its attempt is over, and everybody is told.
 ;;;;
-;;;; A call without policy has no RETRIES until an attempt of it has failed: it costs nothing that it
-;;;; might be tried again. The channel's own calls (side-call.lisp) are neither made again nor
+;;;; A call without policy has no RETRIES until an attempt of it has failed, so it costs nothing that
+;;;; it might be tried again. The channel's own calls (side-call.lisp) are neither made again nor
 ;;;; intercepted. All of it on the call's loop.
 
 (in-package #:clgrpc.client)
@@ -174,7 +174,7 @@ stream; nothing has been sent on it."
           (calling:first-begun (ensure-retries call) (keep-request call)))))))
 
 (define-hot submit ((call client-call) request) t
-  "Begin an attempt of CALL, with its only REQUEST unless that is nil, as soon as there is a stream."
+  "Begin an attempt of CALL, with its only REQUEST unless that is nil, once there is a stream."
   (multiple-value-bind (stream link picked) (find-stream (client-call-core call) call)
     (cond (stream (begin-attempt call link stream request))
           (t (when request

@@ -20,8 +20,8 @@ that."
   "A server of CORE has said what it accepts, which is news."
   (let ((known (loop for subchannel in (core-subchannels core)
                      append (loop for link in (trunk-links (trunk-of subchannel))
-                                  unless (eq :unknown (wire:link-accepted link))
-                                    collect (wire:link-accepted link)))))
+                                  unless (eq :unknown (client-link-accepted link))
+                                    collect (client-link-accepted link)))))
     (setf (core-refused core)
           (and known
                (remove-if (lambda (encoding)
@@ -32,8 +32,8 @@ that."
   "Remember what LINK's server accepts, if the header LIST says."
   (let* ((field (hpack:find-field list "grpc-accept-encoding"))
          (accepted (and field (wire:accepted-encodings field))))
-    (when (and field (not (equal accepted (wire:link-accepted link))))
-      (setf (wire:link-accepted link) accepted)
+    (when (and field (not (equal accepted (client-link-accepted link))))
+      (setf (client-link-accepted link) accepted)
       (dolist (owner (owners (link-owner link)))
         (review-refused (subchannel-core owner))))))
 
@@ -63,7 +63,7 @@ messages may be compressed."
   "True if the peer of STREAM can read what CALL compresses, as far as is known."
   (let* ((compression (wire:compression-of call))
          (encoding (and compression (wire:compression-outgoing compression)))
-         (accepted (wire:link-accepted (stream-link stream))))
+         (accepted (client-link-accepted (stream-link stream))))
     (or (null encoding)
         (eq :unknown accepted)
         (and (member encoding accepted) t))))

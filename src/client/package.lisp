@@ -29,7 +29,8 @@
                   #:when-dropped #:report-dropped #:end-elsewhere #:check-call-options
                   #:begin-values
                   #:absolute-deadline #:request-generator #:only-request #:fail-or-retry
-                  #:send-requests #:pump-requests #:throttle #:find-retry-policy #:policy-limit #:parse-pushback
+                  #:send-requests #:pump-requests #:throttle #:find-retry-policy #:policy-limit
+                  #:parse-pushback
                   #:metadata-pushback #:current-throttle #:count-success #:count-failure
                   #:throttled-p #:attempt-failure #:make-attempt-failure #:attempt-failure-status
                   #:attempt-failure-message #:attempt-failure-how #:attempt-failure-reach

@@ -252,8 +252,8 @@ sink's on-reset has them."
   (declare (ignore last-stream-id))
   (let* ((link (http2:connection-user http2)))
     (setf (wire:link-draining link) t)
-    (unless (wire:link-farewell link)
-      (setf (wire:link-farewell link) (http2:error-code-name error-code)))
+    (unless (client-link-farewell link)
+      (setf (client-link-farewell link) (http2:error-code-name error-code)))
     ;; the first that says a reason: after a graceful one there may be another
     (when (and (/= error-code http2:+no-error+) (null (wire:link-goaway link)))
       (setf (wire:link-goaway link)

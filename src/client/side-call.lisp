@@ -33,7 +33,7 @@
   "Start CALL with REQUEST on a link of SUBCHANNEL; return nil if none has a stream now."
   (multiple-value-bind (stream link) (free-stream subchannel)
     (when stream
-      (incf (wire:link-side-streams link))
+      (incf (client-link-side-streams link))
       (when (subchannel-shared subchannel) (decf (subchannel-shared-picks subchannel)))
       (push call (subchannel-side-calls subchannel))
       (rpc:observe call-begun (client-observer call) call)

@@ -188,6 +188,16 @@ before its back-off has ended."
 has just failed is asked later in any case."
   (unless (back-off-timer (core-back-off core)) (resolve-again (core-resolver core))))
 
+(defstruct (client-link (:include link) (:constructor make-client-link (loop options owner))
+                        (:copier nil))
+  "One HTTP/2 connection of a trunk."
+  (greeted nil :type boolean)           ; the peer's SETTINGS made it one to use
+  (farewell nil :type (or null string)) ; the name of the error code of the peer's first GOAWAY
+  (accepted :unknown :type (or list (eql :unknown))) ; the encodings that the peer reads
+  (side-streams 0 :type index))         ; how many streams side calls have had
+
+(declaim (sb-ext:freeze-type client-link))
+
 (defstruct (veto (:constructor make-veto (name state text)) (:copier nil))
   "Why a subchannel that is connected is not used."
   (name nil :type symbol :read-only t)  ; of what makes and ends it

@@ -174,9 +174,10 @@ acknowledge what we send in the time that it has for an answer (gRFC A18)."
     (limit-silence core transport)
     (handler-case
         (push (wire:open-link trunk (core-loop core) (secure-transport trunk transport) :client
-                             (core-sink core) (core-options core) (core-pool core)
-                             :account (core-account core)
-                             :keepalive-ns (keepalive-ns core))
+                              (core-sink core) (core-options core) (core-pool core)
+                              :make #'make-client-link
+                              :account (core-account core)
+                              :keepalive-ns (keepalive-ns core))
               (endeavour-links endeavour))
       (clgrpc-error (error)
         (loop:close-transport transport)
@@ -227,7 +228,7 @@ many streams it allows."
       (setf (endeavour-links endeavour) (remove link (endeavour-links endeavour)))
       (end-endeavour endeavour "another address was faster")
       (setf (trunk-links trunk) (append (trunk-links trunk) (list link))
-            (wire:link-greeted link) t)
+            (client-link-greeted link) t)
       (rpc:observe subchannel-connected (core-observer (trunk-core trunk)) (wire:link-peer link))
       (note-failure trunk nil)
       (note-trunk-event trunk :info "connected to ~A, socket ~D" (wire:link-peer link)
@@ -451,7 +452,7 @@ that it is left."
 (defun link-streams (link)
   "How many streams LINK has had, other than those of side calls."
   (- (http2:counters-streams-opened (http2:connection-counters (wire:link-http2 link)))
-     (wire:link-side-streams link)))
+     (client-link-side-streams link)))
 
 (defun all-links (trunk)
   "The links of TRUNK, with those that take no more calls. On its loop."
@@ -527,7 +528,7 @@ that use TRUNK wait twice as long (gRFC A8)."
   "Why LINK of TRUNK has ended, as gRFC A94 names it: what was seen of that first."
   (let ((text (or (wire:link-failure link) "")))
     (flet ((mentions (word) (search word text :test #'char-equal)))
-      (cond ((wire:link-farewell link) (format nil "GOAWAY ~A" (wire:link-farewell link)))
+      (cond ((client-link-farewell link) (format nil "GOAWAY ~A" (client-link-farewell link)))
             ((or (wire:link-draining link) (eq :shutdown (trunk-link-state trunk)))
              "subchannel shutdown")
             ((mentions "reset by") "connection reset")
@@ -544,7 +545,7 @@ that use TRUNK wait twice as long (gRFC A8)."
     (unless endeavour
       (note-trunk-event trunk :info "the connection with ~A, socket ~D, has ended: ~A"
                         (wire:link-peer link) (wire:link-number link) (wire:link-failure link)))
-    (when (wire:link-greeted link)
+    (when (client-link-greeted link)
       (rpc:observe subchannel-disconnected (core-observer (trunk-core trunk))
                    (wire:link-peer link) (disconnect-error trunk link)))
     (setf (trunk-leaving trunk) (delete link (trunk-leaving trunk)))

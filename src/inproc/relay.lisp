@@ -164,8 +164,8 @@ might have been others, its user can ask for that later."
                                (/ (- (call-now attempt) (relay-began-ns relay)) 1d9)))))
 
 (defun fail-late (relay number)
-  "The last attempt of RELAY, which NUMBER others came before and whose answer had begun, has failed:
-the throttle counts that."
+  "The last attempt of RELAY, which NUMBER others came before and whose answer had begun, has
+failed: the throttle counts that."
   (let ((failure (failure-of (relay-attempt relay))))
     (record-failure relay number failure)
     (calling:count-failure (relay-throttle relay) (relay-policy relay)
@@ -181,7 +181,8 @@ the throttle counts that."
 
 (defun decide (relay attempt number &key (sendable t))
   "What follows ATTEMPT, of RELAY's attempts, which NUMBER others came before and which has failed,
-and was looked at last: a decision of calling/retry.lisp. SENDABLE is true if all requests are kept."
+and was looked at last: a decision of calling/retry.lisp. SENDABLE is true if all requests are
+kept."
   (let ((failure (failure-of (relay-attempt relay))))
     (record-failure relay number failure)
     (calling:attempt-failed (relay-retries relay) attempt number failure

@@ -64,8 +64,8 @@ too long RELAY's call ends."
                               over))))
 
 (defun follow-attempt (relay number answer)
-  "The attempt of RELAY that NUMBER others came before is over, with ANSWER if that is an answer: end
-the call, or return how many seconds from now the next attempt begins."
+  "The attempt of RELAY that NUMBER others came before is over, with ANSWER if that is an answer:
+end the call, or return how many seconds from now the next attempt begins."
   (let ((attempt (relay-attempt relay)))
     (cond ((eq :ok (call-status attempt)) (end-relay relay answer))
           ((call-fields attempt)

@@ -50,7 +50,7 @@ something else than HTTP/2."
   (let ((socket (link-socket link)))
     (not (or (loop:connection-unread-p socket)
              (loop:transport-handshaking-p (loop:connection-transport socket))
-             (null (funcall (the function (link-opening link)) link (make-octets 0) 0 0))))))
+             (null (funcall (opening-finder (link-opening link)) link (make-octets 0) 0 0))))))
 
 (defun check-opening (link now)
   "Take LINK for HTTP/2 if its peer has not shown in time what it speaks: then the core of HTTP/2

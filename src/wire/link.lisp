@@ -13,7 +13,17 @@ take its answers."
 
 (declaim (sb-ext:freeze-type answers))
 
-(defstruct (link (:constructor %make-link (loop options owner)) (:copier nil))
+(defstruct (opening (:constructor make-opening (finder handler)) (:copier nil))
+  "What a link has that a server has accepted, until it is known what it speaks."
+  (finder nil :type function :read-only t) ; of (link octets start end), see OPENING-DIALECT
+  (handler nil :type loop:handler :read-only t)) ; what the loop does with octets of HTTP/2
+
+(declaim (sb-ext:freeze-type opening))
+
+(defmethod print-object ((opening opening) stream)
+  (print-unreadable-object (opening stream :type t)))
+
+(defstruct (link (:constructor make-link (loop options owner)) (:copier nil))
   "One HTTP/2 connection, at either end."
   (loop nil :type loop:event-loop)      ; that all of it runs on
   (options nil :type options)           ; its owner's
@@ -49,13 +59,7 @@ take its answers."
   (quiet-opened -1 :type fixnum)        ; how many calls it had had when it was last seen idle,
   (quiet-ns 0 :type (unsigned-byte 62)) ; and since when it has been
   (goaway nil :type (or null string))   ; what a GOAWAY of the peer's has said, if it was an error
-  (farewell nil :type (or null string)) ; the name of the error code of the peer's first GOAWAY
-  (greeted nil :type boolean)           ; a client's: the peer's SETTINGS made it one to use
-  (accepted :unknown :type (or list (eql :unknown))) ; a client's: the encodings that the peer reads
-  (side-streams 0 :type index)          ; a client's: how many streams side calls have had
-  ;; a server's, until it is known what the link speaks: (link octets start end) returns what
-  ;; OPENING-DIALECT does
-  (opening nil :type (or null function))
+  (opening nil :type (or null opening)) ; nil once it is known what the link speaks
   (dialect nil :type (or null connection-dialect)) ; what it speaks; nil is HTTP/2
   (speech nil)                          ; what the dialect keeps of it
   ;; for channelz; a time of 0 is none
@@ -67,8 +71,6 @@ take its answers."
   (received-ns 0 :type (unsigned-byte 62)) ; when the last came
   (keepalives 0 :type (unsigned-byte 62)) ; PINGs that asked whether the peer is there
   (failure nil))                        ; text: why the link ended
-
-(declaim (sb-ext:freeze-type link))
 
 (defmethod print-object ((link link) stream)
   (print-unreadable-object (link stream :type t :identity t)
@@ -104,15 +106,13 @@ take its answers."
   (:documentation
    "Tell OWNER that output of LINK, which has calls that are held up, may have left."))
 
-(declaim (type (or null loop:handler) **link-handler**))
-(defglobal **link-handler** nil)        ; what loops do with the octets of links: see traffic.lisp
-
 (defun end-opening (link)
   "Have LINK speak HTTP/2 from now on, unless it is known already what it speaks."
-  (when (shiftf (link-opening link) nil)
-    (setf (loop:connection-handler (link-socket link)) **link-handler**)
-    ;; its time-outs count from when it was accepted
-    (http2:start-connection (link-http2 link) (link-born-ns link))))
+  (let ((opening (shiftf (link-opening link) nil)))
+    (when opening
+      (setf (loop:connection-handler (link-socket link)) (opening-handler opening))
+      ;; its time-outs count from when it was accepted
+      (http2:start-connection (link-http2 link) (link-born-ns link)))))
 
 ;;; What every sink does alike
 

@@ -4,7 +4,7 @@
   (:use #:cl #:clgrpc.base)
   (:local-nicknames (#:os #:clgrpc.os) (#:loop #:clgrpc.loop) (#:hpack #:clgrpc.hpack)
                     (#:http2 #:clgrpc.http2) (#:protobuf #:clgrpc.protobuf))
-  (:import-from #:sb-ext #:defglobal)
+  (:import-from #:sb-ext #:defglobal #:define-load-time-global)
   (:import-from #:clgrpc.status
                   #:binary-name-p #:deadline #:deadline-in #:earlier-deadline #:make-rpc-error)
   (:import-from #:clgrpc.service
@@ -30,34 +30,34 @@
    #:call-observer #:note-sent #:note-first-sent #:count-from-none #:encoded-length #:call-replay
    #:wire-parts #:wire-parts-replay #:wire-outlet-outbox #:wire-outlet-outbox-octets
    #:+prefix-octets+ #:tell-writable #:stuck-p #:mark-ns #:list-stages #:encoding-name
-   #:parcel-plain #:link-accepted #:call-wire-parts #:ensure-wire-parts #:**wire-operations**
-   #:call-wire-outlet #:ensure-wire-outlet #:wire-outlet-begun #:wire-outlet-over
-   #:wire-outlet-spoken #:method-path-field #:+answer+ #:+due+ #:+end+ #:+headers+
-   #:+parcel-octets+ #:+unattended+ #:abandon-link #:accepted-encodings #:accepted-encodings-field
-   #:answers-coming #:answers-held-up #:answers-left #:call-began-ns #:close-link #:close-sending
-   #:compresses-p #:compression-incoming #:compression-of #:compression-outgoing #:deadline-passed
+   #:parcel-plain #:call-wire-parts #:ensure-wire-parts #:**wire-operations** #:call-wire-outlet
+   #:ensure-wire-outlet #:wire-outlet-begun #:wire-outlet-over #:wire-outlet-spoken
+   #:method-path-field #:+answer+ #:+due+ #:+end+ #:+headers+ #:+parcel-octets+ #:+unattended+
+   #:abandon-link #:accepted-encodings #:accepted-encodings-field #:answers-coming
+   #:answers-held-up #:answers-left #:call-began-ns #:close-link #:close-sending #:compresses-p
+   #:compression-incoming #:compression-of #:compression-outgoing #:deadline-passed
    #:decode-status-message #:deliver-streamed #:encode-accepted-encodings #:encode-encodings
    #:encode-message #:encode-metadata #:encode-status-message #:encode-unless-short #:encoding
    #:endpoint #:ensure-compression #:ensure-headers #:error-code-status #:expel-link
    #:fields-metadata #:fields-octets #:+field-octets+ #:find-encoding #:half-close-streamed
    #:begin-on-link #:hold #:http-status-status #:keep-fields #:keep-octets #:link #:link-answers
    #:link-born-ns #:link-calls #:link-draining #:link-due #:link-ended #:link-failure
-   #:link-farewell #:link-goaway #:link-greeted #:link-guest #:link-http2 #:link-http2-closed
-   #:link-keepalive-ns #:link-last-fields #:link-late #:link-loop #:link-options #:link-output
-   #:link-owner #:link-peer #:link-last-octets #:link-place #:link-seat #:link-security
-   #:link-share #:link-socket #:link-speech #:link-number #:link-side-streams #:link-stream-ns
-   #:link-messages-sent #:link-sent-ns #:link-messages-received #:link-received-ns
-   #:link-keepalives #:list-custom-fields #:make-answers #:mark-call #:marked-p #:metadata-fields
-   #:metadata-octets #:open-link #:parcel #:parcel-end #:parcel-octets #:parcel-taken
-   #:parse-encoding #:parse-incoming #:queue-incoming #:quoted-octets #:read-enough-p
-   #:receive-data #:release-call #:release-stream-charge #:charge-call #:pressed-p #:link-account
-   #:seal-batch #:sound-metadata-p #:start-deadline #:status-number #:stop-timers #:to-keep-p
-   #:total-held-limit #:measure-link #:undecoded-p #:unknown-encoding-text #:unmarked
-   #:unparsable-condition #:wake-callbacks #:wire-call #:wire-call-born-ns #:wire-call-endpoint
-   #:wire-call-headers-sent #:wire-call-link #:wire-call-loop #:wire-call-marks
-   #:wire-call-options #:wire-call-partial #:wire-call-send-closed #:wire-call-stream
-   #:wire-call-unattended #:wire-decode #:wire-now #:wire-post #:wire-schedule #:in-turn-p
-   #:posted-octets #:post-in-turn #:wire-writable #:write-encoded #:write-message
+   #:link-goaway #:link-guest #:link-http2 #:link-http2-closed #:link-keepalive-ns
+   #:link-last-fields #:link-late #:link-loop #:link-options #:link-output #:link-owner
+   #:link-peer #:link-last-octets #:link-place #:link-seat #:link-security #:link-share
+   #:link-socket #:link-speech #:link-number #:link-stream-ns #:link-messages-sent #:link-sent-ns
+   #:link-messages-received #:link-received-ns #:link-keepalives #:list-custom-fields
+   #:make-answers #:mark-call #:marked-p #:metadata-fields #:metadata-octets #:open-link #:parcel
+   #:parcel-end #:parcel-octets #:parcel-taken #:parse-encoding #:parse-incoming #:queue-incoming
+   #:quoted-octets #:read-enough-p #:receive-data #:release-call #:release-stream-charge
+   #:charge-call #:pressed-p #:link-account #:seal-batch #:sound-metadata-p #:start-deadline
+   #:status-number #:stop-timers #:to-keep-p #:total-held-limit #:measure-link #:undecoded-p
+   #:unknown-encoding-text #:unmarked #:unparsable-condition #:wake-callbacks #:wire-call
+   #:wire-call-born-ns #:wire-call-endpoint #:wire-call-headers-sent #:wire-call-link
+   #:wire-call-loop #:wire-call-marks #:wire-call-options #:wire-call-partial
+   #:wire-call-send-closed #:wire-call-stream #:wire-call-unattended #:wire-decode #:wire-now
+   #:wire-post #:wire-schedule #:in-turn-p #:posted-octets #:post-in-turn #:wire-writable
+   #:write-encoded #:write-message
    ;; dialect.lisp, and what dialects are made with
    #:dialect #:make-dialect #:define-dialect #:add-dialect #:remove-dialect #:**dialects**
    #:content-type-dialect #:dialect-name #:dialect-read-head #:dialect-end #:dialect-write-head

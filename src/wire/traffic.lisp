@@ -3,36 +3,10 @@
 
 (in-package #:clgrpc.wire)
 
-(declaim (type (or null loop:handler) **opening-handler**))
-(defglobal **opening-handler** nil)     ; what loops do with the first octets of those that open
-
 (defconstant +fill-octets+ (* 14 (+ 16384 9))
   "How many octets of queued DATA go into the output at once: 14 frames. Over loopback, 64 KB at a
 time carry 1.2 GB/s and 256 KB 3 GB/s (doc/decisions.md); a frame of another call waits for no more
 than this.")
-
-(defun open-link (owner loop transport role sink options pool
-                  &key account opening
-                    (keepalive-ns (seconds-ns (options-keepalive-seconds options))))
-  "Make a link over TRANSPORT, which is connected, on LOOP, begin HTTP/2 in ROLE, and return the
-link. It shares http2's POOL with its owner's other links. Its account is part of ACCOUNT. After a
-silence of KEEPALIVE-NS, unless that is 0, it asks the peer by a PING whether it is there. OPENING
-is given if it is not known yet what the link speaks: it is the function that finds out, and HTTP/2
-begins only after it has returned nil."
-  (let ((link (%make-link loop options owner)))
-    (setf (link-keepalive-ns link) keepalive-ns
-          (link-http2 link) (http2:make-connection role sink options :user link :pool pool)
-          (link-opening link) opening
-          (link-socket link) (loop:make-connection
-                              loop transport (if opening **opening-handler** **link-handler**)
-                              :user link
-                              :account (make-account account)
-                              :max-unsent-octets (options-max-unsent-octets options)))
-    (measure-link link)
-    (unless opening (http2:start-connection (link-http2 link) (loop:event-loop-now loop)))
-    (begin-life link)
-    (observe connection-begun (link-observer owner) (link-peer link))
-    link))
 
 (defun take-over (link dialect)
   "Hand LINK over to DIALECT, a CONNECTION-DIALECT."
@@ -44,7 +18,7 @@ begins only after it has returned nil."
 (defun opening-input (socket octets start end)
   "The handler's INPUT of a link of which it is not known yet what it speaks."
   (let* ((link (loop:connection-user socket))
-         (dialect (funcall (the function (link-opening link)) link octets start end)))
+         (dialect (funcall (opening-finder (link-opening link)) link octets start end)))
     (cond ((eq :more dialect) start)
           (t (if dialect (take-over link dialect) (end-opening link))
              (funcall (loop:handler-input (loop:connection-handler socket))
@@ -156,8 +130,35 @@ the rest of OCTETS is left for the next turn."
              (link-peer link) (link-failure link))
     (link-ended (link-owner link) link)))
 
-(setf **opening-handler**
-      (loop:make-handler :input #'opening-input :closed #'link-closed :sent #'link-sent)
-      **link-handler**
-      (loop:make-handler :input #'link-input :fill #'link-fill :closed #'link-closed
-                         :sent #'link-sent))
+;;; How it is opened
+
+(define-load-time-global **opening-handler**
+    (loop:make-handler :input #'opening-input :closed #'link-closed :sent #'link-sent))
+
+(define-load-time-global **link-handler**
+    (loop:make-handler :input #'link-input :fill #'link-fill :closed #'link-closed
+                       :sent #'link-sent))
+
+(defun open-link (owner loop transport role sink options pool
+                  &key account opening (make #'make-link)
+                    (keepalive-ns (seconds-ns (options-keepalive-seconds options))))
+  "Make a link over TRANSPORT, which is connected, on LOOP, begin HTTP/2 in ROLE, and return the
+link. It shares http2's POOL with its owner's other links. Its account is part of ACCOUNT. After a
+silence of KEEPALIVE-NS, unless that is 0, it asks the peer by a PING whether it is there. OPENING
+is given if it is not known yet what the link speaks: it is the function that finds out, and HTTP/2
+begins only after it has returned nil. MAKE is called with LOOP, OPTIONS and OWNER and returns the
+link."
+  (let ((link (funcall make loop options owner)))
+    (setf (link-keepalive-ns link) keepalive-ns
+          (link-http2 link) (http2:make-connection role sink options :user link :pool pool)
+          (link-opening link) (and opening (make-opening opening **link-handler**))
+          (link-socket link) (loop:make-connection
+                              loop transport (if opening **opening-handler** **link-handler**)
+                              :user link
+                              :account (make-account account)
+                              :max-unsent-octets (options-max-unsent-octets options)))
+    (measure-link link)
+    (unless opening (http2:start-connection (link-http2 link) (loop:event-loop-now loop)))
+    (begin-life link)
+    (observe connection-begun (link-observer owner) (link-peer link))
+    link))

@@ -66,8 +66,8 @@
   (let ((http2 (clgrpc.http2:make-connection :client client::**client-sink**
                                              (client:core-options core))))
     (dolist (subchannel subchannels)
-      (let ((link (clgrpc.wire::%make-link (client:core-loop core) (client:core-options core)
-                                           subchannel)))
+      (let ((link (client::make-client-link (client:core-loop core) (client:core-options core)
+                                            subchannel)))
         (setf (clgrpc.wire:link-http2 link) http2
               (client::subchannel-links subchannel) (list link))))))
 

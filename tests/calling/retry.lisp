@@ -39,8 +39,8 @@
   (flet ((decision (failure &rest rest)
            (apply #'fails (retries-of (retrying) :a) failure rest)))
     (is (awaits-p 80000000 120000000 (decision (failure))))
-    (is (awaits-p 80000000 120000000 (fails (retries-of (retrying)) (failure :aborted :reach :nowhere)
-                                              :attempt nil)))
+    (is (awaits-p 80000000 120000000
+                  (fails (retries-of (retrying)) (failure :aborted :reach :nowhere) :attempt nil)))
     (is (equal '(:await 5) (decision (failure :unavailable :pushback 5))))
     (is (equal '(:await 0) (decision (failure :unavailable :pushback 0))))
     (loop for (failure . rest)
@@ -141,8 +141,8 @@
     (is (= 10 (tokens-after (retrying) (failure :unavailable :reach :server))))))
 
 (test what-no-server-has-seen-is-made-again
-  "Once, whatever the policy, with the same number; again only on a connection from before that which
-has said GOAWAY."
+  "Once, whatever the policy, with the same number; again only on a connection from before that
+which has said GOAWAY."
   (dolist (policy (list nil (retrying) (hedging)))
     (let ((retries (retries-of policy :a)) (unseen (failure :unavailable :reach :server)))
       (is (equal '(:resend nil) (fails retries unseen :now 100)))

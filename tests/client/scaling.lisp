@@ -41,8 +41,8 @@
   "Give SUBCHANNEL, which has no socket, COUNT links that have no stream."
   (let ((core (client::subchannel-core subchannel)))
     (flet ((full-link ()
-             (let ((link (wire::%make-link (client::core-loop core) (client::core-options core)
-                                           subchannel))
+             (let ((link (client::make-client-link (client::core-loop core)
+                                                   (client::core-options core) subchannel))
                    (http2 (http2:make-connection :client client::**client-sink**
                                                  (client::core-options core))))
                (setf (http2:connection-peer-max-streams http2) 0
