@@ -33,12 +33,12 @@
    #:close-own-view #:intercept-attempt #:make-attempt #:on-attempt-end #:own-view
    #:put-attempt-metadata #:take-view
    ;; retry.lisp
-   #:retries #:make-retries #:retries-running #:retries-limit #:retries-pending #:retries-issued
-   #:retries-awaited #:retries-timer #:retries-over #:retries-policy #:retries-resent
-   #:retries-since-ns #:retries-hedged-p #:idle-until #:take-number #:add-attempt #:forget-attempt
-   #:first-begun #:attempt-due #:attempt-failed #:commit #:end-retries #:attempt-failure
+   #:retries #:make-retries #:retries-running #:retries-limit #:retries-pending #:retries-awaited
+   #:retries-timer #:retries-over #:retries-since-ns #:retries-hedged-p #:take-number
+   #:add-attempt #:forget-attempt #:first-begun #:attempt-due #:attempt-failed
+   #:count-late-failure #:count-repeats #:commit #:end-retries #:attempt-failure
    #:make-attempt-failure #:attempt-failure-status #:attempt-failure-message #:attempt-failure-how
    #:attempt-failure-reach #:attempt-failure-pushback #:attempt-failure-trailers
    ;; policy.lisp
    #:policy #:throttle #:find-retry-policy #:policy-limit #:metadata-pushback #:parse-pushback
-   #:current-throttle #:count-success #:count-failure #:throttled-p))
+   #:current-throttle #:count-success #:throttled-p))

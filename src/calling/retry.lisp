@@ -102,6 +102,17 @@
   "True if the attempts of RETRIES beside the first are hedges."
   (hedging-policy-p (retries-policy retries)))
 
+(defun count-repeats (retries now)
+  "As the operation REPEATS has it of the call of RETRIES, which ends at NOW: how many of the
+attempts were retries, hedges, and made again since their server had not seen them; and for how long
+none was under way."
+  (let ((more (1- (retries-issued retries)))
+        (hedged (retries-hedged-p retries)))
+    (values (if hedged 0 more)
+            (if hedged more 0)
+            (retries-resent retries)
+            (idle-until retries now))))
+
 (defun idle-until (retries now)
   "How long the call of RETRIES has waited at NOW for the time of another attempt, with none under
 way."
@@ -234,6 +245,12 @@ FAILURE says. GOING-NS is when its connection began, if that has said GOAWAY, el
         (t (prog1 (retry-delay-ns (retries-policy retries) (retries-waits retries)
                                   (funcall (the function chance)))
              (incf (retries-waits retries))))))
+
+(defun count-late-failure (retries failure throttle)
+  "The answer to an attempt of RETRIES had begun when it failed with FAILURE: THROTTLE, or nil,
+counts that, and nothing follows."
+  (count-failure throttle (retries-policy retries) (attempt-failure-status failure)
+                 (attempt-failure-pushback failure)))
 
 (defun attempt-failed (retries attempt number failure now chance
                        &key throttle going-ns (sendable t) (keep (constantly t)))

@@ -238,11 +238,6 @@ it."
         (tell-lost-attempt call (attempt-failure-status failure) began-ns)
         (follow-failure call nil (calling:take-number (ensure-retries call)) nil failure))))
 
-(defun count-late-failure (call failure)
-  "CALL, whose answer had begun, has failed with FAILURE: the throttle counts that."
-  (count-failure (throttle-of call) (calling:retries-policy (ensure-retries call))
-                 (attempt-failure-status failure) (attempt-failure-pushback failure)))
-
 ;;; What is decided is carried out
 
 (defun carry-out (call decision argument)

@@ -68,19 +68,6 @@ messages may be compressed."
         (eq :unknown accepted)
         (and (member encoding accepted) t))))
 
-(defun uncompressed (call encoded)
-  "ENCODED, of ENCODE-MESSAGE for CALL, as fresh octets that are not compressed. It stays as it is."
-  (multiple-value-bind (outcome octets length)
-      (os:inflate-octets (wire:encoding-name (wire:compression-outgoing (wire:compression-of call)))
-                         (wire:parcel-octets encoded) wire:+prefix-octets+ (wire:parcel-end encoded)
-                         (wire:parcel-plain encoded))
-    (assert (eq :ok outcome))
-    (let ((plain (make-octets (+ wire:+prefix-octets+ length))))
-      (setf (u32be plain 1) length)
-      (copy-octets octets 0 length plain wire:+prefix-octets+)
-      (give-octets-back octets)
-      plain)))
-
 (define-hot fitting ((call client-call) (stream http2:stream) (encoded (or octets wire:parcel)))
     (or octets wire:parcel)
   "ENCODED, of ENCODE-MESSAGE for CALL, as the peer of STREAM can read it."
@@ -88,5 +75,5 @@ messages may be compressed."
            (typep encoded 'wire:parcel)
            (wire:parcel-plain encoded)
            (not (reads-compressed-p stream call)))
-      (uncompressed call encoded)
+      (wire:uncompressed call encoded)
       encoded))

@@ -25,12 +25,7 @@
   "The operation REPEATS."
   (let ((retries (call-retries call)))
     (if retries
-        (let ((hedged (calling:retries-hedged-p retries))
-              (more (1- (calling:retries-issued retries))))
-          (values (if hedged 0 more)
-                  (if hedged more 0)
-                  (calling:retries-resent retries)
-                  (calling:idle-until retries (core-now (client-call-core call)))))
+        (calling:count-repeats retries (core-now (client-call-core call)))
         (values 0 0 0 0))))
 
 (defun waited-p (call)

@@ -31,7 +31,7 @@
                   #:absolute-deadline #:request-generator #:only-request #:fail-or-retry
                   #:send-requests #:pump-requests #:throttle #:find-retry-policy #:policy-limit
                   #:parse-pushback
-                  #:metadata-pushback #:current-throttle #:count-success #:count-failure
+                  #:metadata-pushback #:current-throttle #:count-success
                   #:throttled-p #:attempt-failure #:make-attempt-failure #:attempt-failure-status
                   #:attempt-failure-message #:attempt-failure-how #:attempt-failure-reach
                   #:attempt-failure-pushback #:attempt-failure-trailers)

@@ -143,7 +143,8 @@ more than :ok."
 
 (defun fail-late (call failure)
   "CALL, whose answer had begun, has failed with FAILURE."
-  (unless (plain-p call) (count-late-failure call failure))
+  (unless (plain-p call)
+    (calling:count-late-failure (ensure-retries call) failure (throttle-of call)))
   (end-with-failure call failure))
 
 (defun read-trailers (call list)

@@ -168,9 +168,7 @@ might have been others, its user can ask for that later."
 failed: the throttle counts that."
   (let ((failure (failure-of (relay-attempt relay))))
     (record-failure relay number failure)
-    (calling:count-failure (relay-throttle relay) (relay-policy relay)
-                           (calling:attempt-failure-status failure)
-                           (calling:attempt-failure-pushback failure))))
+    (calling:count-late-failure (relay-retries relay) failure (relay-throttle relay))))
 
 (defun relay-chance (relay)
   "A random state for RELAY. At worst two threads that draw at the same time get the same."

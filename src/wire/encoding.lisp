@@ -72,6 +72,19 @@ shorter uncompressed and COMPRESS, as for SEND, is not t, as it is."
           (t (when parcel (give-octets-back (parcel-taken parcel)))
              (make-parcel octets end)))))
 
+(defun uncompressed (call encoded)
+  "ENCODED, of ENCODE-MESSAGE for CALL, as fresh octets that are not compressed. It stays as it is."
+  (multiple-value-bind (outcome octets length)
+      (os:inflate-octets (encoding-name (compression-outgoing (compression-of call)))
+                         (parcel-octets encoded) +prefix-octets+ (parcel-end encoded)
+                         (parcel-plain encoded))
+    (assert (eq :ok outcome))
+    (let ((plain (make-octets (+ +prefix-octets+ length))))
+      (setf (u32be plain 1) length)
+      (copy-octets octets 0 length plain +prefix-octets+)
+      (give-octets-back octets)
+      plain)))
+
 (defun encode-encodings (call encoder buffer)
   "Append what CALL's compression says to its first header block."
   (let ((compression (compression-of call)))

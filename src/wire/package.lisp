@@ -29,7 +29,7 @@
    #:link-observer #:endpoint-observer #:endpoint-limits #:shorten-deadline #:send-limit
    #:call-observer #:note-sent #:note-first-sent #:count-from-none #:encoded-length #:call-replay
    #:wire-parts #:wire-parts-replay #:wire-outlet-outbox #:wire-outlet-outbox-octets
-   #:+prefix-octets+ #:tell-writable #:stuck-p #:mark-ns #:list-stages #:encoding-name
+   #:+prefix-octets+ #:tell-writable #:stuck-p #:mark-ns #:list-stages #:uncompressed
    #:parcel-plain #:call-wire-parts #:ensure-wire-parts #:**wire-operations** #:call-wire-outlet
    #:ensure-wire-outlet #:wire-outlet-begun #:wire-outlet-over #:wire-outlet-spoken
    #:method-path-field #:+answer+ #:+due+ #:+end+ #:+headers+ #:+parcel-octets+ #:+unattended+

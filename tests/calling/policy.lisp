@@ -38,20 +38,20 @@
   "Those that may be tried again, and any that is not to be."
   (flet ((counts-p (policy status pushback)
            (let ((throttle (throttle-with 2 0.5)))
-             (calling:count-failure throttle policy status pushback)
+             (calling::count-failure throttle policy status pushback)
              (calling:throttled-p throttle))))
     (is (counts-p (retrying) :unavailable nil))
     (is (not (counts-p (retrying) :internal nil)))
     (is (counts-p (retrying) :internal :never))
     (is (not (counts-p nil :unavailable nil)))
     (is (counts-p nil :unavailable :never)))
-  (finishes (calling:count-failure nil (retrying) :unavailable nil)))
+  (finishes (calling::count-failure nil (retrying) :unavailable nil)))
 
 (test throttles-keep-within-their-limits
   (let ((throttle (throttle-with 2 0.5)))
     (calling:count-success throttle)
     (is (not (calling:throttled-p throttle)))
-    (dotimes (i 5) (calling:count-failure throttle (retrying) :unavailable nil))
+    (dotimes (i 5) (calling::count-failure throttle (retrying) :unavailable nil))
     ;; from nothing: above half after three
     (dotimes (i 2) (calling:count-success throttle))
     (is (calling:throttled-p throttle))

@@ -72,7 +72,7 @@
              (is (equal '(nil nil) (comes-due retries)) "once only")
              (is (= number (begins retries :a))))
     (is (eq :fail (first (fails retries (failure) :number 3))))
-    (is (= 4 (calling:retries-issued retries)))))
+    (is (= 4 (calling::retries-issued retries)))))
 
 (test what-a-hedging-policy-decides
   (flet ((decision (others failure &rest rest)
@@ -113,7 +113,7 @@
   (let ((retries (retries-of (hedging) :a)))
     (calling:first-begun retries t)
     (is (equal '(nil nil) (comes-due retries :sendable nil)))
-    (is (= 1 (calling:retries-issued retries)))))
+    (is (= 1 (calling::retries-issued retries)))))
 
 (test a-throttle-stops-hedges
   (let ((throttle (throttle-with 2 1)) (retries (retries-of (hedging) :a)) (last (failure)))
@@ -146,11 +146,11 @@ which has said GOAWAY."
   (dolist (policy (list nil (retrying) (hedging)))
     (let ((retries (retries-of policy :a)) (unseen (failure :unavailable :reach :server)))
       (is (equal '(:resend nil) (fails retries unseen :now 100)))
-      (is (= 1 (calling:retries-issued retries)))
+      (is (= 1 (calling::retries-issued retries)))
       (is (= 0 (begins retries :b)))
       (is (equal '(:resend nil) (fails retries unseen :attempt :b :now 200 :going-ns 50)))
       (is (= 0 (begins retries :c)))
-      (is (= 2 (calling:retries-resent retries)))
+      (is (= 2 (calling::retries-resent retries)))
       (is (not (eq :resend (first (fails retries unseen :attempt :c :now 300 :going-ns 150)))))))
   (let ((unseen (failure :unavailable :reach :server)))
     (is (equal (list :fail unseen) (fails (retries-of nil :a) unseen :sendable nil)))))
@@ -170,7 +170,7 @@ which has said GOAWAY."
   (let ((retries (retries-of (retrying) :a)))
     (fails retries (failure) :now 1000)
     (is (= 1000 (calling:retries-since-ns retries)))
-    (is (= 300 (calling:idle-until retries 1300)))
+    (is (= 300 (calling::idle-until retries 1300)))
     (comes-due retries :now 1500)
     (begins retries :b)
-    (is (= 500 (calling:idle-until retries 9000)))))
+    (is (= 500 (calling::idle-until retries 9000)))))

@@ -99,7 +99,7 @@
       (is (null (tokens)))
       (setf (client::core-throttle core)
             (calling:current-throttle nil (client::core-config core)))
-      (calling:count-failure (client::core-throttle core) nil :unavailable :never)
+      (calling::count-failure (client::core-throttle core) nil :unavailable :never)
       (is (= 3 (tokens))))))
 
 (test a-policy-that-follows-is-told
