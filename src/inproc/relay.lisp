@@ -170,12 +170,10 @@ failed: the throttle counts that."
     (record-failure relay number failure)
     (calling:count-late-failure (relay-retries relay) failure (relay-throttle relay))))
 
-(defun relay-chance (relay)
-  "A random state for RELAY. At worst two threads that draw at the same time get the same."
+(defun relay-loop (relay)
+  "The loop of the timers of RELAY; nil if its channel is closed, and so the call has ended."
   (let ((client-loop (ensure-client-loop (call-site (relay-call relay)))))
-    (if client-loop
-        (loop:event-loop-random (calling:client-loop-loop client-loop))
-        *random-state*)))               ; the channel is closed, and so the call has ended
+    (and client-loop (calling:client-loop-loop client-loop))))
 
 (defun decide (relay attempt number &key (sendable t))
   "What follows ATTEMPT, of RELAY's attempts, which NUMBER others came before and which has failed,
@@ -185,10 +183,11 @@ kept."
     (record-failure relay number failure)
     (calling:attempt-failed (relay-retries relay) attempt number failure
                             (call-now (relay-attempt relay))
-                            (lambda () (relay-chance relay))
+                            ;; at worst two threads that draw at the same time get the same
+                            (lambda () (loop:event-loop-random (relay-loop relay)))
                             :throttle (relay-throttle relay)
                             :sendable sendable
-                            :keep (constantly sendable))))
+                            :keep (lambda () (and sendable (relay-loop relay) t)))))
 
 ;;; How the call ends
 
