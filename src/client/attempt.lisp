@@ -11,9 +11,9 @@
 ;;;;    goes on with another attempt, now or later, or ends. All of it within its one deadline.
 ;;;; 4. When a stream is closed its attempt is over, and everybody is told.
 ;;;;
-;;;; A call without policy has no RETRIES until an attempt of it has failed, so it costs nothing that
-;;;; it might be tried again. The channel's own calls (side-call.lisp) are neither made again nor
-;;;; intercepted. All of it on the call's loop.
+;;;; A call without policy has no RETRIES until an attempt of it has failed, so it costs nothing
+;;;; that it might be tried again. The channel's own calls (side-call.lisp) are neither made again
+;;;; nor intercepted. All of it on the call's loop.
 
 (in-package #:clgrpc.client)
 
