@@ -6,7 +6,7 @@
   :license "MIT"
   :description "cl-async's verbs on the event loop, for its users."
   :depends-on ("clgrpc/loop")
-  :pathname "src/async/"
+  :pathname "async/"
   :serial t
   :components ((:file "package")
                (:file "condition")

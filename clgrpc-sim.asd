@@ -7,7 +7,7 @@
   :license "MIT"
   :description "Servers and clients as they are on a virtual network and clock, from a seed."
   :depends-on ("clgrpc")
-  :pathname "src/sim/"
+  :pathname "sim/"
   :serial t
   :components ((:file "package")
                (:file "chance")

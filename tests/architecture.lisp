@@ -365,7 +365,8 @@ not be cut."
           collect number))
 
 (test lines-fit
-  (dolist (pattern '("src/**/*.lisp" "tools/**/*.lisp" "examples/**/*.lisp" "tests/**/*.lisp"
+  (dolist (pattern '("src/**/*.lisp" "async/*.lisp" "sim/*.lisp" "etcd/**/*.lisp"
+                     "cluster/**/*.lisp" "tools/**/*.lisp" "examples/**/*.lisp" "tests/**/*.lisp"
                      "bench/**/*.lisp" "scripts/**/*.lisp"))
     (dolist (file (directory (support:root-file pattern)))
       (let ((found (long-lines file (uiop:string-prefix-p "tests" pattern))))

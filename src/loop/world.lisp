@@ -1,6 +1,6 @@
 ;;;; Worlds. A world gives the loops that are made in it their time and their network, and decides
 ;;;; which thread runs them and how a thread starts or waits. The machine is the world of all
-;;;; threads unless they bind *WORLD*. The simulator (src/sim) makes worlds of its own: there one
+;;;; threads unless they bind *WORLD*. The simulator (sim) makes worlds of its own: there one
 ;;;; thread at a time runs, and the simulator says which.
 ;;;;
 ;;;; A loop and a reserve belong for life to the world in which they are made. A thread that waits
