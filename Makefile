@@ -6,7 +6,7 @@ HEAP_MB ?= 2048
 LISP = $(SBCL) --noinform --dynamic-space-size $(HEAP_MB) \
        --non-interactive --no-sysinit --no-userinit
 SOURCES := $(filter-out clgrpc-tests.asd,$(wildcard *.asd)) scripts/load.lisp scripts/build.lisp \
-           $(shell find src async sim tools proto examples -name '*.lisp' -o -name '*.proto' \
+           $(shell find src async sim etcd cluster tools proto examples -name '*.lisp' -o -name '*.proto' \
              -o -name '*.json' -o -name 'console.*' -o -name 'page.css')
 TESTS := clgrpc-tests.asd $(shell find tests \( -name '*.lisp' -o -name '*.proto' -o -path '*/vectors/*' \) -type f)
 

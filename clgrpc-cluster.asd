@@ -8,7 +8,7 @@
   :depends-on ("clgrpc-etcd" "clgrpc-etcd/memory" "clgrpc-etcd/discovery" "clgrpc-cluster/raft"
                "clgrpc-cluster/workflow"
                "clgrpc/server" "clgrpc/services" "clgrpc/metrics" "alexandria")
-  :pathname "src/cluster/"
+  :pathname "cluster/membership/"
   :serial t
   :components ((:static-file "../../proto/cluster/membership.proto")
                (:file "proto")
@@ -32,7 +32,7 @@
 (defsystem "clgrpc-cluster/raft"
   :description "Raft's messages between the members of a group."
   :depends-on ("clgrpc/client" "clgrpc/balance" "clgrpc/server" "clgrpc/metrics" "alexandria")
-  :pathname "src/raft/"
+  :pathname "cluster/raft/"
   :serial t
   :components ((:static-file "../../proto/cluster/raft.proto")
                (:file "proto")
@@ -52,7 +52,7 @@
   :description "Durable workflows on etcd: the service, its clients and workers."
   :depends-on ("clgrpc-etcd" "clgrpc/server" "clgrpc/inproc" "clgrpc/services" "clgrpc/metrics"
                "clgrpc/trace" "clgrpc/balance" "alexandria" "sb-md5")
-  :pathname "src/workflow/"
+  :pathname "cluster/workflow/"
   :serial t
   :components ((:static-file "../../proto/cluster/workflow.proto")
                (:file "proto")

@@ -7,7 +7,7 @@
   :license "MIT"
   :description "A client of etcd."
   :depends-on ("clgrpc/client" "clgrpc/balance" "clgrpc/metrics" "alexandria")
-  :pathname "src/etcd/"
+  :pathname "etcd/client/"
   :serial t
   :components ((:static-file "../../proto/etcd/kv.proto")
                (:static-file "../../proto/etcd/auth.proto")
@@ -41,7 +41,7 @@
 (defsystem "clgrpc-etcd/discovery"
   :description "Servers that register themselves in etcd, and channels that find them there."
   :depends-on ("clgrpc-etcd" "clgrpc/server" "clgrpc/metrics" "clgrpc/command")
-  :pathname "src/discovery/"
+  :pathname "etcd/discovery/"
   :serial t
   :components ((:file "package")
                (:file "endpoint")
@@ -59,7 +59,7 @@
 (defsystem "clgrpc-etcd/memory"
   :description "An engine in memory that serves etcd's services, for demonstrations and tests."
   :depends-on ("clgrpc-etcd" "clgrpc/inproc")
-  :pathname "src/memory/"
+  :pathname "etcd/memory/"
   :serial t
   :components ((:file "package")
                (:file "tree")

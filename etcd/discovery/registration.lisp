@@ -2,7 +2,7 @@
 ;;;; there soon after it has died.
 ;;;;
 ;;;; 1. The registration's job, one of its client's background, puts what is to be said, under a
-;;;;    lease that it has granted. The client's keeper keeps that alive (etcd/keeper.lisp).
+;;;;    lease that it has granted. The client's keeper keeps that alive (etcd/client/keeper.lisp).
 ;;;; 2. When the lease is lost, since etcd was away for too long or knows nothing of it, another is
 ;;;;    granted and the key put anew, until that succeeds. The key is the same, so the end of the
 ;;;;    former lease takes nothing away.
