@@ -158,7 +158,7 @@
 (defsystem "clgrpc/hpack"
   :description "RFC 7541: header compression for HTTP/2."
   :depends-on ("clgrpc/base")
-  :pathname "src/hpack/"
+  :pathname "src/http/hpack/"
   :serial t
   :components ((:file "package")
                (:file "error")
@@ -175,7 +175,7 @@
 (defsystem "clgrpc/http1"
   :description "RFC 9112: messages of HTTP/1.1 as octets, without I/O."
   :depends-on ("clgrpc/hpack" "alexandria")
-  :pathname "src/http1/"
+  :pathname "src/http/http1/"
   :serial t
   :components ((:file "package")
                (:file "error")
@@ -190,7 +190,7 @@
 (defsystem "clgrpc/http2"
   :description "RFC 9113: an HTTP/2 connection as a state machine without I/O."
   :depends-on ("clgrpc/hpack")
-  :pathname "src/http2/"
+  :pathname "src/http/http2/"
   :serial t
   :components ((:file "package")
                (:file "error")
@@ -215,7 +215,7 @@
 (defsystem "clgrpc/metrics"
   :description "What servers, channels and the process do, counted, and read by Prometheus."
   :depends-on ("clgrpc/rpc")
-  :pathname "src/metrics/"
+  :pathname "src/observe/metrics/"
   :serial t
   :components ((:file "package")
                (:file "bucket")
@@ -454,7 +454,7 @@
 (defsystem "clgrpc/trace"
   :description "Distributed tracing: contexts, samplers, spans of calls."
   :depends-on ("clgrpc/client")
-  :pathname "src/trace/"
+  :pathname "src/observe/trace/"
   :serial t
   :components ((:file "package")
                (:file "id")
@@ -571,9 +571,9 @@
 (defsystem "clgrpc/logs"
   :description "Logs of calls."
   :depends-on ("clgrpc/rpc")
-  :pathname "src/logs/"
+  :pathname "src/observe/logs/"
   :serial t
-  :components ((:static-file "../../proto/grpc/binlog/v1/binarylog.proto")
+  :components ((:static-file "../../../proto/grpc/binlog/v1/binarylog.proto")
                (:file "proto")
                (:file "package")
                (:file "access")
@@ -585,9 +585,9 @@
 (defsystem "clgrpc/channelz"
   :description "What the channels, servers and connections of a process are and do, as a service."
   :depends-on ("clgrpc/client" "clgrpc/server")
-  :pathname "src/channelz/"
+  :pathname "src/observe/channelz/"
   :serial t
-  :components ((:static-file "../../proto/grpc/channelz/v1/channelz.proto")
+  :components ((:static-file "../../../proto/grpc/channelz/v1/channelz.proto")
                (:file "proto")
                (:file "package")
                (:file "asking")
@@ -597,16 +597,16 @@
 (defsystem "clgrpc/otlp"
   :description "Metrics and spans told to an OpenTelemetry collector."
   :depends-on ("clgrpc/client" "clgrpc/metrics" "clgrpc/trace")
-  :pathname "src/otlp/"
+  :pathname "src/observe/otlp/"
   :serial t
-  :components ((:static-file "../../proto/opentelemetry/proto/common/v1/common.proto")
-               (:static-file "../../proto/opentelemetry/proto/resource/v1/resource.proto")
-               (:static-file "../../proto/opentelemetry/proto/metrics/v1/metrics.proto")
+  :components ((:static-file "../../../proto/opentelemetry/proto/common/v1/common.proto")
+               (:static-file "../../../proto/opentelemetry/proto/resource/v1/resource.proto")
+               (:static-file "../../../proto/opentelemetry/proto/metrics/v1/metrics.proto")
                (:static-file
-                "../../proto/opentelemetry/proto/collector/metrics/v1/metrics_service.proto")
-               (:static-file "../../proto/opentelemetry/proto/trace/v1/trace.proto")
+                "../../../proto/opentelemetry/proto/collector/metrics/v1/metrics_service.proto")
+               (:static-file "../../../proto/opentelemetry/proto/trace/v1/trace.proto")
                (:static-file
-                "../../proto/opentelemetry/proto/collector/trace/v1/trace_service.proto")
+                "../../../proto/opentelemetry/proto/collector/trace/v1/trace_service.proto")
                (:file "proto")
                (:file "package")
                (:file "environment")

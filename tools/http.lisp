@@ -1,5 +1,5 @@
 ;;;; A small client of HTTP/1.1, for what processes tell about themselves: GET, without TLS, of a
-;;;; bounded answer, until a deadline. The parser and the writer are those of src/http1.
+;;;; bounded answer, until a deadline. The parser and the writer are those of src/http/http1.
 
 (in-package #:clgrpc.tools)
 

@@ -1,4 +1,4 @@
-;;;; Tests of clgrpc.hpack; each file mirrors one of src/hpack/. Random tests print their seed;
+;;;; Tests of clgrpc.hpack; each file mirrors one of src/http/hpack/. Random tests print their seed;
 ;;;; setting CLGRPC_SEED to it repeats them.
 
 (defpackage #:clgrpc.tests.hpack

@@ -1,4 +1,4 @@
-;;;; Tests of clgrpc.http1; each file mirrors one of src/http1/.
+;;;; Tests of clgrpc.http1; each file mirrors one of src/http/http1/.
 
 (defpackage #:clgrpc.tests.http1
   (:use #:cl #:clgrpc.base #:clgrpc.http1 #:fiveam)

@@ -1,4 +1,4 @@
-;;;; See src/http2/connection.lisp; its conversations are in tests/dialogue/connection.lisp.
+;;;; See src/http/http2/connection.lisp; its conversations are in tests/dialogue/connection.lisp.
 
 (in-package #:clgrpc.tests.http2)
 (in-suite :clgrpc.http2)

@@ -1,4 +1,4 @@
-;;;; See src/http2/flow.lisp; conversations about windows are in tests/dialogue/flow.lisp.
+;;;; See src/http/http2/flow.lisp; conversations about windows are in tests/dialogue/flow.lisp.
 
 (in-package #:clgrpc.tests.http2)
 (in-suite :clgrpc.http2)

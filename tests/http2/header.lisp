@@ -1,4 +1,4 @@
-;;;; See src/http2/header.lisp; malformed messages are in tests/dialogue/message.lisp.
+;;;; See src/http/http2/header.lisp; malformed messages are in tests/dialogue/message.lisp.
 
 (in-package #:clgrpc.tests.http2)
 (in-suite :clgrpc.http2)

@@ -1,4 +1,4 @@
-;;;; See src/http2/inspect.lisp: frames described for people.
+;;;; See src/http/http2/inspect.lisp: frames described for people.
 
 (in-package #:clgrpc.tests.http2)
 (in-suite :clgrpc.http2)

@@ -1,5 +1,6 @@
-;;;; Tests of clgrpc.http2; each file mirrors one of src/http2/. What can be said as a conversation
-;;;; stands in tests/dialogue/; here are the parts by themselves, random sessions and allocation.
+;;;; Tests of clgrpc.http2; each file mirrors one of src/http/http2/. What can be said as a
+;;;; conversation stands in tests/dialogue/; here are the parts by themselves, random sessions and
+;;;; allocation.
 
 (defpackage #:clgrpc.tests.http2
   (:use #:cl #:clgrpc.base #:fiveam)

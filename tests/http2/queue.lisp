@@ -1,4 +1,4 @@
-;;;; See src/http2/queue.lisp; conversations about turns are in tests/dialogue/flow.lisp.
+;;;; See src/http/http2/queue.lisp; conversations about turns are in tests/dialogue/flow.lisp.
 
 (in-package #:clgrpc.tests.http2)
 (in-suite :clgrpc.http2)

@@ -1,4 +1,4 @@
-;;;; See src/http2/reset.lisp.
+;;;; See src/http/http2/reset.lisp.
 
 (in-package #:clgrpc.tests.http2)
 (in-suite :clgrpc.http2)

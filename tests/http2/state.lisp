@@ -1,4 +1,4 @@
-;;;; See src/http2/state.lisp; what each row means is said in tests/dialogue/state.lisp.
+;;;; See src/http/http2/state.lisp; what each row means is said in tests/dialogue/state.lisp.
 
 (in-package #:clgrpc.tests.http2)
 (in-suite :clgrpc.http2)

@@ -1,4 +1,4 @@
-;;;; See src/http2/stream.lisp.
+;;;; See src/http/http2/stream.lisp.
 
 (in-package #:clgrpc.tests.http2)
 (in-suite :clgrpc.http2)

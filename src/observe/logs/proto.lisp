@@ -3,5 +3,5 @@
 
 (in-package #:cl-user)
 
-(clgrpc.protobuf:define-proto "../../proto/grpc/binlog/v1/binarylog.proto"
-  :import-paths ("../../proto/"))
+(clgrpc.protobuf:define-proto "../../../proto/grpc/binlog/v1/binarylog.proto"
+  :import-paths ("../../../proto/"))

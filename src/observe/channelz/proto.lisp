@@ -3,5 +3,5 @@
 
 (in-package #:cl-user)
 
-(clgrpc.protobuf:define-proto "../../proto/grpc/channelz/v1/channelz.proto"
-  :import-paths ("../../proto/"))
+(clgrpc.protobuf:define-proto "../../../proto/grpc/channelz/v1/channelz.proto"
+  :import-paths ("../../../proto/"))
