@@ -308,10 +308,10 @@
 (defsystem "clgrpc/status"
   :description "Statuses, the errors they become, metadata and time-outs."
   :depends-on ("clgrpc/protobuf")
-  :pathname "src/status/"
+  :pathname "src/rpc/status/"
   :serial t
-  :components ((:static-file "../../proto/google/rpc/status.proto")
-               (:static-file "../../proto/google/rpc/error_details.proto")
+  :components ((:static-file "../../../proto/google/rpc/status.proto")
+               (:static-file "../../../proto/google/rpc/error_details.proto")
                (:file "proto")
                (:file "package")
                (:file "status")
@@ -322,11 +322,11 @@
 (defsystem "clgrpc/service"
   :description "Methods, services and the class of channels."
   :depends-on ("clgrpc/status" "clgrpc/loop")
-  :pathname "src/service/"
+  :pathname "src/rpc/method/"
   :serial t
-  :components ((:static-file "../../proto/grpc/health/v1/health.proto")
-               (:static-file "../../proto/xds/data/orca/v3/orca_load_report.proto")
-               (:static-file "../../proto/xds/service/orca/v3/orca.proto")
+  :components ((:static-file "../../../proto/grpc/health/v1/health.proto")
+               (:static-file "../../../proto/xds/data/orca/v3/orca_load_report.proto")
+               (:static-file "../../../proto/xds/service/orca/v3/orca.proto")
                (:file "package")
                (:file "method")
                (:file "proto")))
@@ -354,7 +354,7 @@
 (defsystem "clgrpc/calling"
   :description "What channels of all transports share: stubs, futures, client loops."
   :depends-on ("clgrpc/rpc" "clgrpc/config")
-  :pathname "src/calling/"
+  :pathname "src/rpc/calling/"
   :serial t
   :components ((:file "package")
                (:file "channel")
@@ -369,7 +369,7 @@
 (defsystem "clgrpc/serving"
   :description "What servers of all transports share: routes, entrances, how handlers are called."
   :depends-on ("clgrpc/rpc")
-  :pathname "src/serving/"
+  :pathname "src/rpc/serving/"
   :serial t
   :components ((:file "package")
                (:file "route")

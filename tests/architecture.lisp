@@ -69,8 +69,8 @@
     ("src/kernel/instruction.lisp" "sb-vm" "machine code names registers, which are not exported")
     ("src/kernel/instruction.lisp" "sb-x86-64-asm"
      "what an operand in memory consists of is not exported")
-    ("src/service/method.lisp" "sb-pcl" "only SBCL's CLOS knows what a generic function would call")
-    ("src/service/method.lisp" "sb-c" "the lock CLOS holds to define methods has no exported name")
+    ("src/rpc/method/method.lisp" "sb-pcl" "only SBCL's CLOS knows what a generic function would call")
+    ("src/rpc/method/method.lisp" "sb-c" "the lock CLOS holds to define methods has no exported name")
     ("src/protobuf/wire.lisp" "sb-c" "sign extension of a machine word has no exported name"))
   "Files that may use a package which the rules below forbid, each with the reason.")
 

@@ -10,8 +10,8 @@
 ;;;; for all of a turn at once, or nearly. Until then calls that began in one turn and ended alike
 ;;;; are counted in a RUN, and the clock is read once for all runs.
 ;;;;
-;;;; A book finds its pages by the number of the method (service/method.lisp), a page its series by
-;;;; the status code, so a call's cells are two loads away. Books, pages and series are made when
+;;;; A book finds its pages by the number of the method (rpc/method/method.lisp), a page its series
+;;;; by the status code, so a call's cells are two loads away. Books, pages and series are made when
 ;;;; they are first needed, under the lock of the metrics, and stay.
 
 (in-package #:clgrpc.metrics)

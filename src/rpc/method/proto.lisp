@@ -1,0 +1,10 @@
+;;;; The proto files that clients and servers of gRPC itself both speak: health, load reports. They
+;;;; make the packages GRPC.HEALTH.V1, GRPC.HEALTH.V1.HEALTH, XDS.DATA.ORCA.V3 and so on.
+
+(in-package #:cl-user)
+
+(clgrpc.protobuf:define-proto "../../../proto/grpc/health/v1/health.proto")
+(clgrpc.protobuf:define-proto "../../../proto/xds/data/orca/v3/orca_load_report.proto"
+  :import-paths ("../../../proto/"))
+(clgrpc.protobuf:define-proto "../../../proto/xds/service/orca/v3/orca.proto"
+  :import-paths ("../../../proto/"))
