@@ -406,7 +406,7 @@
 (defsystem "clgrpc/config"
   :description "Service configs, read and checked."
   :depends-on ("clgrpc/status")
-  :pathname "src/config/"
+  :pathname "src/client/config/"
   :serial t
   :components ((:file "package")
                (:file "condition")
@@ -421,29 +421,29 @@
   :pathname "src/client/"
   :serial t
   :components ((:file "package")
-               (:file "resolver")
-               (:file "choice")
-               (:file "naming")
-               (:file "balancer")
-               (:file "breaker")
+               (:file "naming/resolver")
+               (:file "naming/choice")
+               (:file "naming/naming")
+               (:file "picking/balancer")
+               (:file "picking/breaker")
                (:file "wait-clock")
                (:file "structure")
-               (:file "stream-queue")
-               (:file "compression")
-               (:file "ending")
-               (:file "head")
-               (:file "request")
-               (:file "service-config")
-               (:file "veto")
+               (:file "picking/stream-queue")
+               (:file "attempts/compression")
+               (:file "attempts/ending")
+               (:file "attempts/head")
+               (:file "attempts/request")
+               (:file "naming/service-config")
+               (:file "picking/veto")
                (:file "trunk")
                (:file "subchannel")
-               (:file "guard")
+               (:file "picking/guard")
                (:file "core")
-               (:file "attempt")
-               (:file "switch")
-               (:file "pick-first")
-               (:file "dropped")
-               (:file "response")
+               (:file "attempts/attempt")
+               (:file "picking/switch")
+               (:file "picking/pick-first")
+               (:file "attempts/dropped")
+               (:file "attempts/response")
                (:file "call")
                (:file "transport")
                (:file "side-call")
@@ -472,7 +472,7 @@
 (defsystem "clgrpc/balance"
   :description "Balancing policies."
   :depends-on ("clgrpc/client")
-  :pathname "src/balance/"
+  :pathname "src/client/balance/"
   :serial t
   :components ((:file "package")
                (:file "timer")

@@ -3,7 +3,8 @@
 ;;;; or part of one replaced, at any time.
 ;;;;
 ;;;;   parse     a socket of the kernel's, to connect to or to listen on (target.lisp)
-;;;;   resolver  MAKE-CHANNEL: the servers of a channel over the network (src/client/resolver.lisp)
+;;;;   resolver  MAKE-CHANNEL: the servers of a channel over the network
+;;;;             (src/client/naming/resolver.lisp)
 ;;;;   open      MAKE-CHANNEL: a channel of another kind, such as one within the image
 ;;;;   listen    START-SERVER: how calls of such a channel reach a server
 

@@ -1,5 +1,5 @@
-;;;; See src/client/attempt.lisp and src/client/request.lisp: two attempts of a call at once,
-;;;; whichever answers, and what has been sent, sent again.
+;;;; See src/client/attempts/attempt.lisp and src/client/attempts/request.lisp: two attempts of a
+;;;; call at once, whichever answers, and what has been sent, sent again.
 
 (in-package #:clgrpc.tests.client)
 (in-suite :clgrpc.client)

@@ -1,5 +1,5 @@
-;;;; See src/rpc/calling/retry.lisp and src/client/attempt.lisp: a call is tried again while it
-;;;; runs, and one attempt has it.
+;;;; See src/rpc/calling/retry.lisp and src/client/attempts/attempt.lisp: a call is tried again
+;;;; while it runs, and one attempt has it.
 
 (in-package #:clgrpc.tests.client)
 (in-suite :clgrpc.client)

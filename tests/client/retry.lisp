@@ -1,5 +1,5 @@
-;;;; See src/rpc/calling/retry.lisp and src/client/attempt.lisp: calls that a server has not seen
-;;;; are made again, once; others as the service config says.
+;;;; See src/rpc/calling/retry.lisp and src/client/attempts/attempt.lisp: calls that a server has
+;;;; not seen are made again, once; others as the service config says.
 
 (in-package #:clgrpc.tests.client)
 (in-suite :clgrpc.client)
