@@ -1,7 +1,7 @@
 ;;;; The commands of `clgrpc`. DEFINE-COMMAND declares one: its parameters, its options with their
 ;;;; defaults and parsers, and what it does; help texts and complaints come from that declaration
-;;;; (src/command). A wrong argument is a USAGE-ERROR: a line on standard error and exit code 2;
-;;;; what was tried and failed is a FAILURE, with code 1.
+;;;; (src/program/command). A wrong argument is a USAGE-ERROR: a line on standard error and exit
+;;;; code 2; what was tried and failed is a FAILURE, with code 1.
 
 (in-package #:clgrpc.tools)
 

@@ -1,6 +1,6 @@
 ;;;; Room for long messages. A thread that is about to encode one has its octets of the heap
-;;;; promised first (base/heap.lisp). A thread that gets no promise waits, for as long as the option
-;;;; room-wait-seconds says; then the call ends with :resource-exhausted.
+;;;; promised first (base/memory/heap.lisp). A thread that gets no promise waits, for as long as the
+;;;; option room-wait-seconds says; then the call ends with :resource-exhausted.
 ;;;;
 ;;;; One of the threads that wait has the turn, **ROOM-TURN**. It looks for room again and again,
 ;;;; and collects garbage when there is none; the others wait for the turn. Where there is room at

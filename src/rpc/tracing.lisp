@@ -1,4 +1,5 @@
-;;;; The tracers of calls as an observer: see observer.lisp, and base/trace.lisp for the tracers.
+;;;; The tracers of calls as an observer: see observer.lisp, and base/log/trace.lisp for the
+;;;; tracers.
 
 (in-package #:clgrpc.rpc)
 

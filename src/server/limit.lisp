@@ -36,8 +36,8 @@ counted already."
 
 (defun too-many-calls-p (hub link guest)
   "True if the newest call of LINK is one too many, when more than half of the calls that may be are
-open. The rule is that of threads (loop/share.lisp). Let F be how many more calls there may be, and
-K a sixteenth of all:
+open. The rule is that of threads (loop/threads/share.lisp). Let F be how many more calls there may
+be, and K a sixteenth of all:
 - a peer with N calls may have another while N <= 7 (F - K);
 - a peer without calls may have one while F > 0;
 - a connection without calls may have one while F > K / 2.

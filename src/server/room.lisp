@@ -1,7 +1,7 @@
 ;;;; Room for long answers, before their handlers begin. If a method has given long answers lately,
-;;;; we expect another: room for the message and for its octets is promised (base/heap.lisp) before
-;;;; the handler begins. A call that gets no promise waits on its loop, without a thread, behind
-;;;; those that came before. After the time of the option room-wait-seconds it ends with
+;;;; we expect another: room for the message and for its octets is promised (base/memory/heap.lisp)
+;;;; before the handler begins. A call that gets no promise waits on its loop, without a thread,
+;;;; behind those that came before. After the time of the option room-wait-seconds it ends with
 ;;;; :resource-exhausted. One of the calls that wait, the PROBE, begins without a promise, since its
 ;;;; answer may be short after all.
 ;;;;

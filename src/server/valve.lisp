@@ -1,4 +1,4 @@
-;;;; Who gives way. What connections hold is charged to accounts (base/account.lisp) by which
+;;;; Who gives way. What connections hold is charged to accounts (base/memory/account.lisp) by which
 ;;;; calls are refused (wire/held.lisp). Two things end connections:
 ;;;;
 ;;;; - All of them together hold an eighth more than max-total-held-octets, since what is measured

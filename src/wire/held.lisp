@@ -1,12 +1,12 @@
-;;;; What a link holds is charged to its account (base/account.lisp), which is part of its peer's,
-;;;; its server's and the process's; or, at a client, of its channel's.
+;;;; What a link holds is charged to its account (base/memory/account.lisp), which is part of its
+;;;; peer's, its server's and the process's; or, at a client, of its channel's.
 ;;;;
 ;;;; - Charged where it begins and taken off where it ends: header lists of calls, messages that are
 ;;;;   not whole, requests that wait for a handler (HOLD, CHARGE-CALL); messages that nobody has
 ;;;;   taken, answers on their way to the loop (CHARGE-LINK).
 ;;;; - Measured when the link is read and flushed: tables and caches, open streams, queued DATA,
 ;;;;   header blocks that are not whole, what a dialect keeps (MEASURE-LINK); leftovers of input,
-;;;;   output, TLS (loop/connection.lisp).
+;;;;   output, TLS (loop/io/connection.lisp).
 ;;;;
 ;;;; A message that waits for its rest counts with the memory that it has been given.
 ;;;;
@@ -14,7 +14,8 @@
 ;;;; - A link that holds a sixteenth of TOTAL, or 64 KB if that is less, is not refused anything.
 ;;;; - Otherwise a call is refused what would make its link hold more than max-held-octets, or two
 ;;;;   of the largest messages while half of TOTAL is held; or its peer more than 3 F. This is the
-;;;;   rule of loop/share.lisp: one peer alone may have three quarters of TOTAL, two 3/7 each.
+;;;;   rule of loop/threads/share.lisp: one peer alone may have three quarters of TOTAL, two 3/7
+;;;;   each.
 ;;;;   Whatever the others have, a peer may have a 64th of TOTAL: what is measured is not refused,
 ;;;;   so F may be 0 for long.
 ;;;; - Above 9/8 of TOTAL the link that holds most of the peer that holds most is ended

@@ -3,8 +3,9 @@
 ;;;;
 ;;;; On the loop, a message that fits one frame and both windows is serialised straight into the
 ;;;; output. A thread may do the same on a client's loop that no thread runs at the moment; messages
-;;;; that it sends in a row then leave together (loop/gathering.lisp). Any other thread encodes into
-;;;; octets of its own, charges them to the call's send budget, and posts them to the loop.
+;;;; that it sends in a row then leave together (loop/threads/gathering.lisp). Any other thread
+;;;; encodes into octets of its own, charges them to the call's send budget, and posts them to the
+;;;; loop.
 
 (in-package #:clgrpc.wire)
 

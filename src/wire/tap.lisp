@@ -1,6 +1,6 @@
-;;;; The tracers of frames (base/trace.lisp) tell of every HTTP/2 frame that a link reads or writes,
-;;;; when its octets come from the transport or have gone to it. So the core does not know of the
-;;;; tracers, and a frame that was written but never sent is not told.
+;;;; The tracers of frames (base/log/trace.lisp) tell of every HTTP/2 frame that a link reads or
+;;;; writes, when its octets come from the transport or have gone to it. So the core does not know
+;;;; of the tracers, and a frame that was written but never sent is not told.
 ;;;;
 ;;;; A frame that is read is told once it is whole, before the core takes it. A write may end within
 ;;;; a frame: how many octets of that are still to come is kept in a table beside the links, since

@@ -1,4 +1,4 @@
-;;;; See src/protobuf/copier.lisp.
+;;;; See src/protobuf/codec/copier.lisp.
 
 (in-package #:clgrpc.tests.protobuf)
 (in-suite :clgrpc.protobuf)

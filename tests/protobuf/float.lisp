@@ -1,4 +1,4 @@
-;;;; See src/protobuf/float.lisp.
+;;;; See src/protobuf/codec/float.lisp.
 
 (in-package #:clgrpc.tests.protobuf)
 (in-suite :clgrpc.protobuf)

@@ -1,4 +1,4 @@
-;;;; See src/protobuf/path.lisp.
+;;;; See src/protobuf/source/path.lisp.
 
 (in-package #:clgrpc.tests.protobuf)
 (in-suite :clgrpc.protobuf)

@@ -1,4 +1,4 @@
-;;;; See src/protobuf/requirement.lisp.
+;;;; See src/protobuf/codec/requirement.lisp.
 
 (in-package #:clgrpc.tests.protobuf)
 (in-suite :clgrpc.protobuf)

@@ -1,7 +1,7 @@
-;;;; Targets that the loop understands (loop/target.lisp): addresses, and names (gRPC's document
-;;;; "Name Resolution"). Names are looked up by the system's resolver, or by the DNS server that the
-;;;; target gives; a service config in TXT records (gRFC A2, choice.lisp) is asked for beside the
-;;;; addresses, by DNS in both cases.
+;;;; Targets that the loop understands (loop/names/target.lisp): addresses, and names (gRPC's
+;;;; document "Name Resolution"). Names are looked up by the system's resolver, or by the DNS server
+;;;; that the target gives; a service config in TXT records (gRFC A2, choice.lisp) is asked for
+;;;; beside the addresses, by DNS in both cases.
 ;;;;
 ;;;; 1. A name is looked up when the channel needs it for the first time, and later when the channel
 ;;;;    has lost a server or cannot reach one, but not sooner than resolve-interval-seconds after a

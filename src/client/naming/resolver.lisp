@@ -1,8 +1,9 @@
 ;;;; Resolvers: what tells a channel the addresses of its servers (gRPC's document "Name
-;;;; Resolution"). Each scheme of targets has its resolvers in the registry of loop/scheme.lisp.
-;;;; DEFINE-RESOLVER adds one of a user's: a class, of which each channel has an instance, with
-;;;; methods of START-RESOLVER, RESOLVE-NOW and STOP-RESOLVER. It pushes addresses, or that there
-;;;; are none, whenever it likes and from any thread; a push goes to the channel's loop.
+;;;; Resolution"). Each scheme of targets has its resolvers in the registry of
+;;;; loop/names/scheme.lisp. DEFINE-RESOLVER adds one of a user's: a class, of which each channel
+;;;; has an instance, with methods of START-RESOLVER, RESOLVE-NOW and STOP-RESOLVER. It pushes
+;;;; addresses, or that there are none, whenever it likes and from any thread; a push goes to the
+;;;; channel's loop.
 ;;;;
 ;;;; A user's methods run on reserve threads, so they may block. Those of one resolver run one after
 ;;;; another, in the order in which the channel asked. Between STOP-RESOLVER, when the channel goes

@@ -1,6 +1,6 @@
-;;;; The loops of all channels of a world. Callers drive them by turns (loop/driving.lisp), each
-;;;; caller the loop of its own call; threads of one reserve run them when no caller does, and run
-;;;; what callers leave behind, such as completions.
+;;;; The loops of all channels of a world. Callers drive them by turns (loop/threads/driving.lisp),
+;;;; each caller the loop of its own call; threads of one reserve run them when no caller does, and
+;;;; run what callers leave behind, such as completions.
 ;;;;
 ;;;; A caller may drive a loop while its call is the only one there. So channels have loops of their
 ;;;; own as far as the option MAX-CLIENT-LOOPS allows: a new channel gets a new loop while each

@@ -2,13 +2,13 @@
 ;;;; collection is that of the objects that survive it and hardly depends on how much was consed
 ;;;; before, so fewer collections are less work.
 ;;;;
-;;;; A process that has little to do gives memory back (loop/watchdog.lisp calls what is here): one
-;;;; that is CALM, since it conses little, and one that is idle. It collects young objects and
-;;;; returns all free pages; then, if the gain is worth the time, it makes a full collection, which
-;;;; a process that is only calm does if that takes 20 ms at most. Free pages are returned by
-;;;; STEPS of a few milliseconds, each with the world stopped, and between two steps others run.
-;;;; SBCL would return all of them at the end of a collection, for which a process that had a
-;;;; gigabyte stands still for 60 ms.
+;;;; A process that has little to do gives memory back (loop/threads/watchdog.lisp calls what is
+;;;; here): one that is CALM, since it conses little, and one that is idle. It collects young
+;;;; objects and returns all free pages; then, if the gain is worth the time, it makes a full
+;;;; collection, which a process that is only calm does if that takes 20 ms at most. Free pages are
+;;;; returned by STEPS of a few milliseconds, each with the world stopped, and between two steps
+;;;; others run. SBCL would return all of them at the end of a collection, for which a process that
+;;;; had a gigabyte stands still for 60 ms.
 ;;;;
 ;;;; A collection stops all threads while it copies the small objects that live on, half a second
 ;;;; for each gigabyte; long vectors stay where they are. Objects that are alive when the collector

@@ -28,9 +28,9 @@
 ;;;; would cost each call 20 ns. So the watchdog first says that it sleeps; waits one tick more, in
 ;;;; which every store made before arrives; looks once more; and only then sleeps.
 ;;;;
-;;;; The watchdog also has the process give memory back (base/collector.lisp): while it ticks, if
-;;;; the process is calm, which it looks for once a second; and before it sleeps for good, once no
-;;;; loop has made a turn for a while.
+;;;; The watchdog also has the process give memory back (base/memory/collector.lisp): while it
+;;;; ticks, if the process is calm, which it looks for once a second; and before it sleeps for good,
+;;;; once no loop has made a turn for a while.
 
 (in-package #:clgrpc.loop)
 

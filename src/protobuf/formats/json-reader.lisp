@@ -1,7 +1,7 @@
 ;;;; Reading messages from JSON (protobuf.dev, "ProtoJSON format"), by the pull parser of
-;;;; base/json.lisp. Each value is read directly as the field's type requires; no intermediate data
-;;;; are built. A text that is no JSON and a value that does not fit the type give the same error,
-;;;; MESSAGE-TEXT-ERROR, with line, column and path.
+;;;; base/text/json.lisp. Each value is read directly as the field's type requires; no intermediate
+;;;; data are built. A text that is no JSON and a value that does not fit the type give the same
+;;;; error, MESSAGE-TEXT-ERROR, with line, column and path.
 ;;;;
 ;;;; Strictness is that of the conformance suite with recommended cases: a field twice, two members
 ;;;; of a oneof, unknown names and null as an element are errors. Recursion is limited by messages

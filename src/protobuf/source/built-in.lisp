@@ -8,7 +8,7 @@
 
 (in-package #:clgrpc.protobuf)
 
-(define-built-ins "../../proto/"
+(define-built-ins "../../../proto/"
   "google/protobuf/descriptor.proto"    ; first: it says what the options of the others are
   "google/protobuf/any.proto"
   "google/protobuf/source_context.proto"
@@ -22,7 +22,7 @@
   "google/protobuf/wrappers.proto"
   "google/protobuf/compiler/plugin.proto")
 
-(embed-built-ins "../../proto/"
+(embed-built-ins "../../../proto/"
   "google/protobuf/cpp_features.proto"
   "google/protobuf/java_features.proto"
   "google/protobuf/go_features.proto")
