@@ -13,44 +13,55 @@
   (symbol-call '#:clgrpc.tests.support '#:test-layer
                (subseq (component-name system) (length "clgrpc-tests/"))))
 
-(defun layer-directory (layer)
-  (subpathname (or *load-truename* (system-source-file "clgrpc-tests"))
-               (format nil "tests/~A/" layer)))
+;;; A layer
 
-(defun layer-components (layer first data)
-  "A component for each file in the folder of LAYER: first those that are not compiled, DATA among
-them, then what defines the package, then the files FIRST, then all others by name."
-  (let* ((paths (directory-files (layer-directory layer)))
+(defun layer-name (folder name)
+  "What the layer whose tests are in FOLDER of tests/ is called: NAME, or as the folder is."
+  (or name (first (last (split-string folder :separator "/")))))
+
+(defun layer-paths (folder rooms)
+  "The paths of the files in FOLDER of tests/ and in ROOMS, folders in it."
+  (let ((home (subpathname (or *load-truename* (system-source-file "clgrpc-tests"))
+                           (format nil "tests/~A/" folder))))
+    (flet ((names (room)
+             (loop for path in (directory-files (subpathname home room))
+                   collect (format nil "~A~A" room (file-namestring path)))))
+      (append (names "")
+              (loop for room in rooms append (names (format nil "~A/" room)))))))
+
+(defun layer-components (folder &key first data rooms &allow-other-keys)
+  "A component for each file in FOLDER and its ROOMS: before all others what is not compiled, DATA
+among them; then what defines the package; then those called FIRST; then the rest by name."
+  (let* ((paths (layer-paths folder rooms))
          (lisp-p (lambda (path) (and (equal "lisp" (pathname-type path))
                                      (not (member (pathname-name path) data :test #'string=)))))
-         (files (sort (mapcar #'pathname-name (remove-if-not lisp-p paths)) #'string<))
-         (heads (intersection (append '("proto" "package") first) files :test #'string=)))
-    (append (mapcar (lambda (path) `(:static-file ,(file-namestring path)))
-                    (remove-if lisp-p paths))
-            (mapcar (lambda (name) `(:file ,name))
-                    (append (remove-if-not (lambda (name) (member name heads :test #'string=))
-                                           (append '("proto" "package") first))
-                            (set-difference-in-order files heads))))))
-
-(defun set-difference-in-order (names others)
-  (remove-if (lambda (name) (member name others :test #'string=)) names))
+         (heads (append '("proto" "package") first))
+         (sources (sort (remove-if-not lisp-p paths) #'string< :key #'pathname-name)))
+    (flet ((rank (path) (or (position (pathname-name path) heads :test #'string=)
+                            (length heads))))
+      (append (loop for path in (remove-if lisp-p paths) collect `(:static-file ,path))
+              (loop for path in (stable-sort sources #'< :key #'rank)
+                    collect `(:file ,(subseq path 0 (- (length path) (length ".lisp")))))))))
 
 (defmacro define-layers (&rest rows)
-  "Define a system for each of ROWS, in the order in which they run: a list of LAYER, which is the
-name of a folder of tests/, the systems that its tests need, and the files that others of the folder
-build upon (:FIRST) or that are not loaded (:DATA)."
+  "Define a system for each of ROWS, in the order in which they run. A row is a list of a folder of
+tests/, the systems that its tests need, and: what the layer is called if not as its folder (:NAME),
+the folders in it that have files, too (:ROOMS), the files that others build upon (:FIRST), and Lisp
+that is not loaded (:DATA)."
   `(progn
-     ,@(loop for (layer needs . keys) in rows
-             collect (destructuring-bind (&key first data) keys
-                       `(defsystem ,(format nil "clgrpc-tests/~A" layer)
-                          :class layer-tests
-                          :depends-on (,@needs "clgrpc-tests/support" "fiveam")
-                          :pathname ,(format nil "tests/~A/" layer)
-                          :serial t
-                          :components ,(layer-components layer first data))))
+     ,@(loop for (folder needs . keys) in rows
+             collect `(defsystem ,(format nil "clgrpc-tests/~A"
+                                          (layer-name folder (getf keys :name)))
+                        :class layer-tests
+                        :depends-on (,@needs "clgrpc-tests/support" "fiveam")
+                        :pathname ,(format nil "tests/~A/" folder)
+                        :serial t
+                        :components ,(apply #'layer-components folder keys)))
      (defsystem "clgrpc-tests"
        :description "All tests and their runner."
-       :depends-on (,@(loop for (layer) in rows collect (format nil "clgrpc-tests/~A" layer))
+       :depends-on (,@(loop for (folder nil . keys) in rows
+                            collect (format nil "clgrpc-tests/~A"
+                                            (layer-name folder (getf keys :name))))
                     "sb-posix" "sb-introspect")
        :pathname "tests/"
        :serial t
@@ -70,7 +81,7 @@ build upon (:FIRST) or that are not loaded (:DATA)."
 (defsystem "clgrpc-tests/support"
   :description "Programs as peers, for the tests of several layers."
   :depends-on ("fiveam")
-  :pathname "tests/support/"
+  :pathname "tests/support/programs/"
   :serial t
   :components ((:file "package")
                (:file "descriptor")
@@ -79,71 +90,75 @@ build upon (:FIRST) or that are not loaded (:DATA)."
                (:file "suite")))
 
 (define-layers
-  ("base" ("clgrpc/base"))
-  ("os" ("clgrpc/os" "sb-posix") :first ("socket"))
-  ("loop" ("clgrpc/loop" "sb-bsd-sockets" "sb-posix") :first ("support" "interleaving" "memory"))
+  ("src/base" ("clgrpc/base") :rooms ("log" "memory" "text"))
+  ("src/os" ("clgrpc/os" "sb-posix") :first ("socket"))
+  ("src/loop" ("clgrpc/loop" "sb-bsd-sockets" "sb-posix")
+   :first ("support" "interleaving" "memory") :rooms ("io" "names" "threads"))
   ("async" ("clgrpc-async" "clgrpc-async/examples" "clgrpc-tests/loop") :first ("program"))
-  ("dns" ("clgrpc/dns" "clgrpc-tests/loop" "sb-bsd-sockets") :first ("server" "query"))
-  ("hpack" ("clgrpc/hpack") :first ("support" "vector"))
-  ("http1" ("clgrpc/http1") :first ("support"))
-  ("http2" ("clgrpc-tests/hpack" "clgrpc-tests/dialogue") :first ("support"))
-  ("dialogue" ("clgrpc/http2") :first ("frame" "script"))
-  ("protobuf" ("clgrpc/protobuf")
-   :first ("support" "vector" "import" "extension" "field" "json-writer"))
-  ("fuzz" ("clgrpc-tests/protobuf" "clgrpc-tests/loop" "clgrpc-tests/dns" "clgrpc-tests/dialogue"
-           "clgrpc-tests/server" "clgrpc-sim")
+  ("src/loop/dns" ("clgrpc/dns" "clgrpc-tests/loop" "sb-bsd-sockets") :first ("server" "query"))
+  ("src/http/hpack" ("clgrpc/hpack") :first ("support" "vector"))
+  ("src/http/http1" ("clgrpc/http1") :first ("support"))
+  ("src/http/http2" ("clgrpc-tests/hpack" "clgrpc-tests/dialogue") :first ("support"))
+  ("support/dialogue" ("clgrpc/http2") :first ("frame" "script"))
+  ("src/protobuf" ("clgrpc/protobuf")
+   :first ("support" "vector" "import" "extension" "field" "json-writer")
+   :rooms ("codec" "formats" "source" "types"))
+  ("whole/fuzz" ("clgrpc-tests/protobuf" "clgrpc-tests/loop" "clgrpc-tests/dns"
+                 "clgrpc-tests/dialogue" "clgrpc-tests/server" "clgrpc-sim")
    :first ("chance" "octets" "wire" "text" "target" "frame" "dns" "hpack" "http1" "http2" "grpc"
            "tls"))
-  ("rpc" ("clgrpc/calling" "clgrpc/serving"))
-  ("world" ("clgrpc/loop" "clgrpc-tests/dialogue") :first ("world"))
-  ("wire" ("clgrpc/wire" "clgrpc-tests/world") :first ("script"))
-  ("status" ("clgrpc-tests/rpc"))
-  ("service" ("clgrpc-tests/rpc"))
-  ("calling" ("clgrpc-tests/rpc") :first ("channel" "interceptor"))
-  ("serving" ("clgrpc-tests/rpc"))
+  ("src/rpc" ("clgrpc/calling" "clgrpc/serving"))
+  ("support/world" ("clgrpc/loop" "clgrpc-tests/dialogue") :first ("world"))
+  ("src/wire" ("clgrpc/wire" "clgrpc-tests/world") :first ("script"))
+  ("src/rpc/status" ("clgrpc-tests/rpc"))
+  ("src/rpc/method" ("clgrpc-tests/rpc") :name "service")
+  ("src/rpc/calling" ("clgrpc-tests/rpc") :first ("channel" "interceptor"))
+  ("src/rpc/serving" ("clgrpc-tests/rpc"))
   ("examples" ("clgrpc/examples" "clgrpc-tools") :first ("service"))
-  ("profile" ("clgrpc-tools/profile" "clgrpc-tests/page"))
-  ("tools" ("clgrpc-tools/testee" "clgrpc-tests/report" "clgrpc-tests/examples" "clgrpc-tests/etcd"
-           "sb-posix")
-   :first ("serve"))
-  ("load" ("clgrpc-tools/load" "clgrpc/examples" "clgrpc-tests/abuse"))
-  ("page" ("clgrpc-tools/page"))
-  ("report" ("clgrpc-tools/report" "clgrpc-tests/page") :first ("sample"))
-  ("interop" ("clgrpc-tools/testee"))
-  ("server" ("clgrpc" "clgrpc-tests/world" "sb-bsd-sockets")
-   :first ("support" "service" "peer" "script" "plain" "opening" "http1"))
-  ("config" ("clgrpc/config"))
-  ("client" ("clgrpc-tests/server" "clgrpc-tests/dns")
-   :first ("support" "response" "retry" "resolver"))
-  ("balance" ("clgrpc-tests/client") :first ("support"))
-  ("trace" ("clgrpc-tests/client") :first ("context" "observe"))
-  ("transports" ("clgrpc-tests/server") :first ("support" "retry"))
-  ("inproc" ("clgrpc-tests/server"))
-  ("services" ("clgrpc-tests/server"))
-  ("logs" ("clgrpc-tests/client" "sb-posix"))
-  ("metrics" ("clgrpc/metrics" "clgrpc-tests/client"))
-  ("channelz" ("clgrpc-tests/server"))
-  ("console" ("clgrpc-tools/console" "clgrpc-tests/server"))
+  ("tools/profile" ("clgrpc-tools/profile" "clgrpc-tests/page"))
+  ("tools/command" ("clgrpc-tools/testee" "clgrpc-tests/report" "clgrpc-tests/examples"
+                    "clgrpc-tests/etcd" "sb-posix")
+   :first ("serve") :name "tools")
+  ("tools/load" ("clgrpc-tools/load" "clgrpc/examples" "clgrpc-tests/abuse"))
+  ("tools/page" ("clgrpc-tools/page"))
+  ("tools/report" ("clgrpc-tools/report" "clgrpc-tests/page") :first ("sample"))
+  ("tools/interop" ("clgrpc-tools/testee"))
+  ("src/server" ("clgrpc" "clgrpc-tests/world" "sb-bsd-sockets")
+   :first ("support" "service" "peer" "script" "plain" "opening" "http1") :rooms ("http"))
+  ("src/client/config" ("clgrpc/config"))
+  ("src/client" ("clgrpc-tests/server" "clgrpc-tests/dns")
+   :first ("support" "response" "retry" "resolver") :rooms ("attempts" "naming" "picking"))
+  ("src/client/balance" ("clgrpc-tests/client") :first ("support"))
+  ("src/observe/trace" ("clgrpc-tests/client") :first ("context" "observe"))
+  ("whole/transports" ("clgrpc-tests/server") :first ("support" "retry"))
+  ("src/inproc" ("clgrpc-tests/server"))
+  ("src/services" ("clgrpc-tests/server"))
+  ("src/observe/logs" ("clgrpc-tests/client" "sb-posix"))
+  ("src/observe/metrics" ("clgrpc/metrics" "clgrpc-tests/client"))
+  ("src/observe/channelz" ("clgrpc-tests/server"))
+  ("tools/console" ("clgrpc-tools/console" "clgrpc-tests/server"))
   ("sim" ("clgrpc-sim" "clgrpc-tests/server" "clgrpc-tests/dns") :first ("mix" "driver" "network"))
-  ("policy" ("clgrpc-tests/sim" "clgrpc-tests/dns" "clgrpc-tests/dialogue")
+  ("sim/policy" ("clgrpc-tests/sim" "clgrpc-tests/dns" "clgrpc-tests/dialogue")
    :first ("backend" "attempt" "scenario"))
-  ("abuse" ("clgrpc-tests/server" "clgrpc-tests/dialogue" "clgrpc-tests/hpack"
-           "clgrpc-tools/testee")
+  ("whole/abuse" ("clgrpc-tests/server" "clgrpc-tests/dialogue" "clgrpc-tests/hpack"
+                  "clgrpc-tools/testee")
    :first ("watch" "attacker" "victim" "server" "load" "limit" "memory"))
-  ("promise" ("clgrpc-async" "clgrpc-tests/server" "clgrpc-tests/dialogue" "clgrpc/examples")
+  ("whole/promise" ("clgrpc-async" "clgrpc-tests/server" "clgrpc-tests/dialogue" "clgrpc/examples")
    :first ("measure") :data ("saving"))
-  ("otlp" ("clgrpc/otlp" "clgrpc-tests/server" "clgrpc/examples") :first ("collector"))
-  ("etcd" ("clgrpc-etcd" "clgrpc-etcd/memory" "clgrpc/inproc" "sb-bsd-sockets" "alexandria")
-   :first ("server" "stand-in"))
-  ("discovery" ("clgrpc-etcd/discovery" "clgrpc-etcd/memory" "clgrpc-tests/etcd" "clgrpc/examples"
-                "alexandria")
+  ("src/observe/otlp" ("clgrpc/otlp" "clgrpc-tests/server" "clgrpc/examples") :first ("collector"))
+  ("etcd/client" ("clgrpc-etcd" "clgrpc-etcd/memory" "clgrpc/inproc" "sb-bsd-sockets" "alexandria")
+   :first ("server" "stand-in") :name "etcd")
+  ("etcd/discovery" ("clgrpc-etcd/discovery" "clgrpc-etcd/memory" "clgrpc-tests/etcd"
+                     "clgrpc/examples" "alexandria")
    :first ("host" "resolver"))
-  ("memory" ("clgrpc-etcd/memory" "clgrpc/server" "clgrpc-tests/etcd" "alexandria"))
-  ("raft" ("clgrpc-cluster/raft" "clgrpc" "clgrpc-sim" "clgrpc-cluster/raft-toy") :first ("member"))
-  ("workflow" ("clgrpc-cluster/workflow" "clgrpc-etcd/memory" "clgrpc-tests/etcd"))
-  ("cluster" ("clgrpc" "clgrpc-cluster" "clgrpc-tests/etcd") :first ("support"))
-  ("command" ("clgrpc/command"))
-  ("program" ("clgrpc/examples") :data ("greeter" "late"))
-  ("faults" ("clgrpc" "clgrpc-cluster/workflow" "clgrpc-cluster" "clgrpc-etcd/memory"
-             "clgrpc-tests/etcd" "sb-posix")
+  ("etcd/memory" ("clgrpc-etcd/memory" "clgrpc/server" "clgrpc-tests/etcd" "alexandria"))
+  ("cluster/raft" ("clgrpc-cluster/raft" "clgrpc" "clgrpc-sim" "clgrpc-cluster/raft-toy")
+   :first ("member"))
+  ("cluster/workflow" ("clgrpc-cluster/workflow" "clgrpc-etcd/memory" "clgrpc-tests/etcd"))
+  ("cluster/membership" ("clgrpc" "clgrpc-cluster" "clgrpc-tests/etcd")
+   :first ("support") :name "cluster")
+  ("src/program/command" ("clgrpc/command"))
+  ("src/program" ("clgrpc/examples") :data ("greeter" "late"))
+  ("cluster/faults" ("clgrpc" "clgrpc-cluster/workflow" "clgrpc-cluster" "clgrpc-etcd/memory"
+                     "clgrpc-tests/etcd" "sb-posix")
    :first ("place" "fault" "load" "run")))

@@ -1,6 +1,6 @@
 ;;;; The server of bench/truth.py: GetFeature of the RouteGuide with the delays of
-;;;; tests/load/known.lisp. Loaded behind scripts/load.lisp; CLGRPC_DELAYS says which: constant,
-;;;; exponential or stall. Prints `listening on HOST:PORT` and serves until it is ended.
+;;;; tests/tools/load/known.lisp. Loaded behind scripts/load.lisp; CLGRPC_DELAYS says which:
+;;;; constant, exponential or stall. Prints `listening on HOST:PORT` and serves until it is ended.
 
 (in-package #:clgrpc.scripts)
 

@@ -1,6 +1,6 @@
-;;;; Run tests/faults as the variables CLGRPC_FAULTS… say; scripts/faults has the usage. Nodes and
-;;;; workers are processes of a core which another process saves first, since one that has run
-;;;; threads cannot.
+;;;; Run tests/cluster/faults as the variables CLGRPC_FAULTS… say; scripts/faults has the usage.
+;;;; Nodes and workers are processes of a core which another process saves first, since one that has
+;;;; run threads cannot.
 
 (load (merge-pathnames "load.lisp" *load-truename*))
 (in-package #:clgrpc.scripts)

@@ -333,14 +333,16 @@ function of the token and its package, nicknames resolved, and is not excused."
       (error (condition)
         (is (search "clgrpc runs on SBCL on Linux" (princ-to-string condition)))))))
 
-(test every-folder-of-tests-is-a-layer
-  "What is in the folder of a layer is run, since its system is made from it."
-  (dolist (directory (directory (support:root-file "tests/*/") :resolve-symlinks nil))
-    (when (directory (merge-pathnames "*.lisp" directory))
-      (is (asdf:find-system (format nil "clgrpc-tests/~A"
-                                    (first (last (pathname-directory directory))))
-                            nil)
-          "clgrpc-tests.asd has no row for ~A" directory))))
+(test every-test-is-run
+  "What is in the folder of a layer is, since its system is made from it; and each folder has one."
+  (flet ((paths (component)
+           (mapcar #'asdf:component-pathname (asdf:component-children component))))
+    (let ((loaded (loop for system in (systems-of "clgrpc-tests")
+                        append (paths (asdf:find-system system)))))
+      (dolist (path (directory (support:root-file "tests/*/**/*.lisp")))
+        (unless (search "/tests/conformance/" (namestring path))
+          (is (member path loaded :test #'equal)
+              "clgrpc-tests.asd has no row for ~A" (file-text path)))))))
 
 (defconstant +columns+ 100 "How long a line of our Lisp may be.")
 

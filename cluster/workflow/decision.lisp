@@ -2,7 +2,7 @@
 ;;;; time and a random number, and what has happened; changes the draft, and returns true; returns
 ;;;; false if nothing is to be changed, because it has happened before; or signals the workflow
 ;;;; error that refuses it. None of them knows the store, a clock or a thread, so that
-;;;; tests/workflow has them meet in any order.
+;;;; tests/cluster/workflow has them meet in any order.
 ;;;;
 ;;;; The invariants:
 ;;;;

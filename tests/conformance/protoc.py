@@ -3,7 +3,7 @@
 
 The .proto files of Debian's libprotobuf-dev and grpc-proto and of PyPI's googleapis-common-protos
 must give the octets that Debian's protoc writes with --descriptor_set_out, and code. The files of
-tests/protobuf/editions and of tests/vectors/protobuf/refused.txt are for protoc 33.2; what it says
+tests/src/protobuf/editions and of tests/vectors/protobuf/refused.txt are for protoc 33.2; what it says
 of them is kept in tests/vectors/protobuf, so that `make test` needs no protoc. This verifies what
 is kept, or renews it.
 

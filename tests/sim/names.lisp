@@ -1,5 +1,5 @@
 ;;;; A DNS server in the simulator: what the DNS server of the tests of clgrpc.dns answers
-;;;; (tests/dns/server.lisp), in datagrams of a host. It has no TCP.
+;;;; (tests/src/loop/dns/server.lisp), in datagrams of a host. It has no TCP.
 
 (in-package #:clgrpc.tests.sim)
 (in-suite :clgrpc.sim)

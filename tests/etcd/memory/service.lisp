@@ -1,0 +1,66 @@
+;;;; The engine as a client sees it: the checks that tests/etcd/client has done with etcd itself, done with
+;;;; the engine within the image, and over a connection.
+
+(in-package #:clgrpc.tests.memory)
+(in-suite :clgrpc.memory)
+
+(test what-etcd-is-tested-with
+  (shared:run-store-tests (lambda (function) (with-engine (engine) (funcall function)))))
+
+(test clients-of-an-engine
+  (with-engine (engine)
+    (is (equal '("memory") (mapcar (lambda (member) (getf member :name))
+                                   (etcd:list-members *etcd*))))
+    (let ((other (memory:connect engine :timeout 3)))
+      (etcd:put other "a" "1")
+      (is (= 2 (memory:engine-revision engine)))
+      (etcd:close-etcd other))
+    (is (string= "1" (etcd:entry-text (etcd:fetch *etcd* "a"))))
+    (signals misuse (etcd:make-etcd "127.0.0.1:1" :channel (etcd:etcd-channel *etcd*)))
+    (refused-with (:invalid-argument "etcdserver: request is too large")
+      (kv:put (etcd:etcd-channel *etcd*)
+              (pb:make-put-request :key (octets-of 1)
+                                   :value (base:make-octets memory::+longest-request+))))))
+
+(test leases-are-kept-in-memory
+  "Keeping a lease alive, losing it and listing leases."
+  (with-engine (engine)
+    (let* ((lost '())
+           (kept (etcd:grant-lease *etcd* 2))
+           (lease (etcd:grant-lease *etcd* 2 :on-loss (lambda (condition)
+                                                        (push (type-of condition) lost)))))
+      (flet ((numbers ()
+               (map 'list #'pb:lease-status-id
+                    (pb:lease-leases-response-leases
+                     (leases:lease-leases (etcd:etcd-channel *etcd*)
+                                          (pb:make-lease-leases-request))))))
+        (is (null (set-exclusive-or (list (etcd:lease-id kept) (etcd:lease-id lease))
+                                    (numbers))))
+        (leases:lease-revoke (etcd:etcd-channel *etcd*)
+                             (pb:make-lease-revoke-request :id (etcd:lease-id lease)))
+        (is-true (wait-until (lambda () (equal '(etcd:lease-not-found) lost))))
+        (sleep 2.5)
+        (is-true (etcd:lease-alive-p kept))
+        (is (equal (list (etcd:lease-id kept)) (numbers)))))))
+
+(test engines-are-served-over-connections
+  "A server takes an engine as a service: etcdctl sees what is in it."
+  (with-engine (engine)
+    (let ((server (server:start-server engine :listen "127.0.0.1:0")))
+      (unwind-protect
+           (etcd:with-etcd (other (server:server-address server))
+             (let* ((heard '())
+                    (watch (etcd:watch other (lambda (changes revision)
+                                               (declare (ignore changes))
+                                               (push revision heard))
+                                       :prefix "")))
+               (etcd:put *etcd* "a/b" "text")
+               (is-true (wait-until (lambda () (equal '(2) heard))))
+               (etcd:cancel-watch watch))
+             (support:need-program "etcdctl")
+             (is (string= (format nil "a/b~%text")
+                          (uiop:run-program
+                           (list "env" "ETCDCTL_API=3" "etcdctl" "--endpoints"
+                                 (server:server-address server) "get" "a/b")
+                           :output '(:string :stripped t)))))
+        (server:stop-server server :drain 1)))))

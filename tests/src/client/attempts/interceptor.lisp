@@ -1,0 +1,226 @@
+;;;; Interceptors at both ends, filters of messages, call credentials.
+
+(in-package #:clgrpc.tests.client)
+(in-suite :clgrpc.client)
+
+(defun path-of (call) (service:rpc-method-path (grpc:call-rpc-method call)))
+
+(defun more (number)
+  "A function of a note that returns one that is greater by NUMBER."
+  (lambda (note) (note (+ number (number-of note)))))
+
+(test server-interceptors-nest
+  (let ((trace '()) (lock (sb-thread:make-mutex)))
+    (flet ((say (&rest words) (sb-thread:with-mutex (lock) (push words trace))))
+      (with-probe (channel
+                   :options (list :interceptors
+                                  (list (lambda (call request next)
+                                          (say :outer (path-of call) (number-of request)
+                                               (cdr (assoc "x-who" (grpc:call-metadata call)
+                                                           :test #'string=)))
+                                          (let ((reply (funcall next (note 20))))
+                                            (say :outer-after (number-of reply))
+                                            (note (1+ (number-of reply)))))
+                                        (lambda (call request next)
+                                          (declare (ignore call))
+                                          (say :inner (number-of request))
+                                          (funcall next request)))))
+          (:ask #'double)
+        (is (= 41 (number-of (ask channel (note 1) :metadata '(("x-who" . "me"))))))
+        (is (equal '((:outer "/lab.Bench/Ask" 1 "me") (:inner 20) (:outer-after 40))
+                   (reverse trace)))))))
+
+(test server-interceptors-decide
+  "One that fails keeps the handler from running; one that catches gives another answer."
+  (let ((ran nil))
+    (with-probe (channel
+                 :options (list :interceptors
+                                (list (lambda (call request next)
+                                        (declare (ignore call))
+                                        (handler-case (funcall next request)
+                                          (grpc:not-found () (note 404))))
+                                      (lambda (call request next)
+                                        (declare (ignore call))
+                                        (when (= 1 (number-of request))
+                                          (grpc:fail :permission-denied "no"))
+                                        (funcall next request)))))
+        (:ask (lambda (note call)
+                (declare (ignore call))
+                (setf ran (number-of note))
+                (when (= 2 ran) (grpc:fail :not-found ""))
+                note))
+      (is (typep (caught (ask channel (note 1))) 'grpc:permission-denied))
+      (is (null ran))
+      (is (= 404 (number-of (ask channel (note 2))))))))
+
+(test server-interceptors-see-streams
+  (let ((ends '()) (ended (make-signal)))
+    (with-probe (channel
+                 :options (list :interceptors
+                                (list (lambda (call request next)
+                                        (grpc:on-end call (lambda ()
+                                                            (push (grpc:call-status call) ends)
+                                                            (signal-it ended)))
+                                        (grpc:filter-messages call :incoming (more 1)
+                                                                   :outgoing (more 10))
+                                        (funcall next request))
+                                      (lambda (call request next)
+                                        (grpc:filter-messages call :incoming (more 100)
+                                                                   :outgoing (more 1000))
+                                        (funcall next request)))))
+        (:chat (lambda (stream call)
+                 (grpc:do-messages (note stream)
+                   (when (= 107 (number-of note)) (grpc:fail :aborted "no"))
+                   (grpc:send call note)))
+         :collect (lambda (stream call)
+                    (grpc:on-message stream (lambda (note) (grpc:reply call note)))
+                    call)
+         :watch #'count-up)
+      (is (equal '(1112 1113) (numbers (chat channel (list (note 1) (note 2))))))
+      (is (await-signal ended))
+      (is (typep (caught (numbers (chat channel (list (note 6))))) 'grpc:aborted))
+      (is (await-signal ended))
+      (is (equal '(1010 1011 1012) (numbers (watch channel (note 3)))))
+      (is (await-signal ended))
+      (is (= 1113 (number-of (collect channel (list (note 2))))))
+      (is (await-signal ended))
+      (is (equal '(:ok :aborted :ok :ok) (reverse ends))))))
+
+(test client-interceptors-nest
+  (let ((trace '()))
+    (with-probe (channel
+                 :channel-options
+                 (list :interceptors
+                       (list (lambda (method request options next)
+                               (push (list :outer (service:rpc-method-path method)) trace)
+                               (multiple-value-bind (reply call)
+                                   (funcall next request
+                                            (list* :metadata '(("x-who" . "interceptor")) options))
+                                 (push (list :outer-after (grpc:call-status call)) trace)
+                                 (values (note (1+ (number-of reply))) call)))
+                             (lambda (method request options next)
+                               (declare (ignore method))
+                               (push (list :inner (getf options :metadata)) trace)
+                               (funcall next (note (* 2 (number-of request))) options)))))
+        (:ask (lambda (note call)
+                (if (assoc "x-who" (grpc:call-metadata call) :test #'string=)
+                    note
+                    (grpc:fail :internal "no metadata"))))
+      (is (= 11 (number-of (ask channel (note 5)))))
+      (is (equal '((:outer "/lab.Bench/Ask") (:inner (("x-who" . "interceptor")))
+                   (:outer-after :ok))
+                 (reverse trace))))))
+
+(test client-interceptors-of-all-kinds
+  "Retrying in an interceptor; streams and futures through interceptors."
+  (let ((failures 2) (ends (list 0)) (ended (make-signal)))
+    (with-probe (channel
+                 :channel-options
+                 (list :interceptors
+                       (list (lambda (method request options next)
+                               (if (eq :unary (service:rpc-method-kind method))
+                                   (loop
+                                     (handler-case (return (funcall next request options))
+                                       (grpc:unavailable ())))
+                                   (let ((call (funcall next request options)))
+                                     (when (typep call 'grpc:call)
+                                       (grpc:filter-messages call :incoming (more 1))
+                                       (grpc:on-end call (lambda ()
+                                                           (incf (car ends))
+                                                           (signal-it ended))))
+                                     call))))))
+        (:ask (lambda (note call)
+                (declare (ignore call))
+                (if (<= 0 (decf failures)) (grpc:fail :unavailable "not yet") note))
+         :watch #'count-up
+         :chat #'echo
+         :collect #'add-up)
+      (is (= 7 (number-of (ask channel (note 7)))))
+      (is (equal '(1 2 3) (numbers (watch channel (note 3)))))
+      (is (equal '(6 8) (numbers (chat channel (list (note 5) (note 7))))))
+      (is (await-signal ended :count 2))
+      (is (= 12 (number-of (collect channel (list (note 5) (note 7))))))
+      (is (= 8 (number-of (grpc:await (grpc:call-async #'lab.bench:ask channel (note 8)))))))))
+
+(test wrong-interceptors-are-misuse
+  (signals grpc:misuse (grpc:make-channel "127.0.0.1:80" :interceptors '(1)))
+  (signals grpc:misuse (grpc:start-server (make-probe) :interceptors #'double))
+  (dolist (where '("lab.Absent" "lab" lab.absent:ask car))
+    (handler-case (progn (grpc:start-server (make-probe) :interceptors (list (list where 'double)))
+                         (fail "No error"))
+      (grpc:misuse (error) (is (search (prin1-to-string where) (princ-to-string error)))))))
+
+;;; Interceptors of attempts; tests/whole/transports/interceptor.lisp has what is alike for all transports
+
+(test transparent-retries-are-seen
+  "With the number of the attempt that they repeat, and metadata of their own."
+  (let ((counter (list 0)) (seen '()) (lock (sb-thread:make-mutex)))
+    (with-raw-server (address) (refusing 1 counter)
+      (grpc:with-channel (channel address
+                          :attempt-interceptors
+                          (list (lambda (attempt)
+                                  (grpc:on-attempt-end
+                                   attempt
+                                   (lambda ()
+                                     (sb-thread:with-mutex (lock)
+                                       (push (list (grpc:attempt-number attempt)
+                                                   (grpc:attempt-kind attempt)
+                                                   (grpc:attempt-status attempt))
+                                             seen)))))))
+        (is (= 7 (number-of (ask channel (note 1)))))
+        (is (= 2 (car counter)))
+        (is (wait-until (lambda () (= 2 (length seen)))))
+        (is (equal '((0 :first :unavailable) (0 :transparent :ok)) (reverse seen)))))))
+
+(test wrong-interceptors-of-attempts-are-misuse
+  (signals grpc:misuse (grpc:make-channel "localhost:1" :attempt-interceptors 3)))
+
+;;; Credentials
+
+(defun token-of (call)
+  (cdr (assoc "authorization" (grpc:call-metadata call) :test #'string=)))
+
+(defun tell-token (note call)
+  (note (number-of note) :text (or (token-of call) "none")))
+
+(test credentials-are-sent
+  (let ((count 0))
+    (flet ((token () (format nil "t~D" (incf count))))
+      (with-probe (channel :channel-options (list :call-credentials (grpc:bearer-token #'token)
+                                                  :plaintext-credentials t))
+          (:ask #'tell-token)
+        (is (string= "Bearer t1" (lab:note-text (ask channel (note 1)))))
+        (is (string= "Bearer t2" (lab:note-text (ask channel (note 1))))))))
+  (with-probe (channel :channel-options '(:plaintext-credentials t)) (:ask #'tell-token)
+    (is (string= "none" (lab:note-text (ask channel (note 1)))))
+    (is (string= "Bearer x" (lab:note-text (ask channel (note 1) :call-credentials
+                                                (grpc:bearer-token "x")))))
+    (is (string= "/lab.Bench/Ask"
+                 (lab:note-text (ask channel (note 1) :call-credentials
+                                     (lambda (path) (list (cons "authorization" path)))))))))
+
+(test credentials-that-fail-end-the-call
+  "With their status, but none that only applications give (gRFC A54)."
+  (with-probe (channel :channel-options '(:plaintext-credentials t)) (:ask #'tell-token)
+    (flet ((failing (function)
+             (let ((error (caught (ask channel (note 1) :call-credentials function))))
+               (is-false (grpc:rpc-error-sent-p error))
+               (is (search "no token" (grpc:rpc-error-message error)))
+               (grpc:rpc-error-status error))))
+      (is (eq :unavailable (failing (lambda (path)
+                                      (declare (ignore path))
+                                      (grpc:fail :unavailable "no token")))))
+      (is (eq :internal (failing (lambda (path)
+                                   (declare (ignore path))
+                                   (grpc:fail :not-found "no token")))))
+      (is (eq :unauthenticated (failing (lambda (path)
+                                          (declare (ignore path))
+                                          (error "no token"))))))))
+
+(test credentials-are-refused-on-plaintext
+  (dolist (options (list (list :call-credentials (grpc:bearer-token "x")) '()))
+    (with-probe (channel :channel-options options) (:ask #'tell-token)
+      (let ((error (caught (ask channel (note 1) :call-credentials (grpc:bearer-token "x")))))
+        (is (typep error 'grpc:unauthenticated))
+        (is-false (grpc:rpc-error-sent-p error))
+        (is (search "TLS" (grpc:rpc-error-message error)))))))

@@ -1,0 +1,12 @@
+;;;; Tests of clgrpc.http2; each file mirrors one of src/http/http2/. What can be said as a
+;;;; conversation stands in tests/support/dialogue/; here are the parts by themselves, random sessions and
+;;;; allocation.
+
+(defpackage #:clgrpc.tests.http2
+  (:use #:cl #:clgrpc.base #:fiveam)
+  (:local-nicknames (#:h2 #:clgrpc.http2) (#:hpack #:clgrpc.hpack))
+  (:import-from #:clgrpc.tests.hpack #:with-random #:octets-per-run #:random-octets)
+  (:import-from #:clgrpc.tests.dialogue
+                #:*dialogue* #:begin-dialogue #:shake-hands #:connection #:find-stream #:hears
+                #:says #:sees #:tells #:flush #:respond #:request #:make-peer #:frames-octets
+                #:frame-octets #:read-frame-forms #:field-set #:*preface*))

@@ -1,0 +1,52 @@
+;;;; See src/http/http2/reader.lisp; what each frame does is in tests/support/dialogue/, bad input in
+;;;; fuzz.lisp.
+
+(in-package #:clgrpc.tests.http2)
+(in-suite :clgrpc.http2)
+
+(defun events-of (octets cuts)
+  "What a server's sink is told of OCTETS that arrive in pieces ending at CUTS."
+  (let ((*dialogue* (begin-dialogue :server '()))
+        (start 0))
+    (dolist (cut (append cuts (list (length octets))))
+      (incf start (tells (subseq octets start cut))))
+    (is (= start (length octets)))
+    (clgrpc.tests.dialogue:dialogue-events *dialogue*)))
+
+(test cuts-make-no-difference
+  "A session means the same wherever its octets are cut."
+  (with-random (cuts-make-no-difference)
+    (let* ((octets (session-octets :server))
+           (whole (events-of octets '())))
+      (is (< 10 (length whole)))
+      (loop repeat 100
+            do (is (equalp whole (events-of octets
+                                            (sort (loop repeat 5 collect (random (length octets)))
+                                                  #'<))))))))
+
+(test octets-elsewhere
+  "A session may begin anywhere in the octets that are given, and what follows is not looked at."
+  (let* ((session (session-octets :server))
+         (octets (concatenate 'octets (octets-of 1 2 3) session (octets-of 0 0 1)))
+         (end (connect-end :server)))
+    (is (= (+ 3 (length session))
+           (h2:receive-octets (end-connection end) octets 3 (+ 3 (length session)) 0)))
+    (is (not (h2:connection-closed-p (end-connection end))))))
+
+(test frames-by-and-by
+  "A session means the same if it is taken a few frames at a time; the position is that of a frame,
+and the second value says whether there may be another."
+  (let* ((octets (session-octets :server))
+         (whole (events-of octets '())))
+    (dolist (frames '(1 2 7))
+      (let ((*dialogue* (begin-dialogue :server '()))
+            (at 0) (rounds 0))
+        (loop
+          (multiple-value-bind (next more)
+              (h2:receive-octets (connection) octets at (length octets) 0 frames)
+            (incf rounds)
+            (setf at next)
+            (unless more (return))))
+        (is (= at (length octets)))
+        (is (<= (/ 10 frames) rounds))
+        (is (equalp whole (clgrpc.tests.dialogue:dialogue-events *dialogue*)))))))

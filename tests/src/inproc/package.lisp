@@ -1,0 +1,40 @@
+;;;; What is particular to calls within the image; what they share with all others is tested in
+;;;; tests/whole/transports.
+
+(defpackage #:clgrpc.tests.inproc
+  (:use #:cl #:clgrpc.base #:fiveam #:clgrpc.tests.server)
+  (:local-nicknames (#:grpc #:clgrpc) (#:inproc #:clgrpc.inproc) (#:rpc #:clgrpc.rpc)
+                    (#:serving #:clgrpc.serving) (#:service #:clgrpc.service)
+                    (#:loop #:clgrpc.loop))
+  (:import-from #:clgrpc.tests.server
+                #:call-with-threads
+                #:double #:count-up #:add-up #:echo #:double-later #:count-up-reactively
+                #:add-up-reactively #:echo-reactively #:check-four-kinds))
+
+(in-package #:clgrpc.tests.inproc)
+
+(def-suite :clgrpc.inproc :description "Calls within the image.")
+
+(defun call-with-channel-to-probe (function handlers server-options channel-options)
+  (let ((server (apply #'start-probe handlers
+                       :listen (format nil "inproc:~A" (gensym "PROBE")) server-options)))
+    (unwind-protect
+         (let ((channel (apply #'grpc:server-channel server channel-options)))
+           (unwind-protect (funcall function channel server)
+             (grpc:close-channel channel)))
+      (grpc:stop-server server :drain 5))))
+
+(defmacro with-inproc ((channel &key (server (gensym "SERVER")) options channel-options events)
+                       (&rest handlers)
+                       &body body)
+  "As WITH-PROBE, with CHANNEL within the image."
+  `(with-log ,events
+     (call-with-channel-to-probe (lambda (,channel ,server)
+                                   (declare (ignorable ,channel ,server))
+                                   ,@body)
+                                 (list ,@handlers) ,options ,channel-options)))
+
+(defun status-of-error (error)
+  (and error (grpc:rpc-error-status error)))
+
+(defun this-thread-p (thread) (eq sb-thread:*current-thread* thread))

@@ -1,0 +1,92 @@
+;;;; Retries within the image: where attempts run, and what handlers see of them. What is so over
+;;;; all transports is tested in tests/whole/transports.
+
+(in-package #:clgrpc.tests.inproc)
+(in-suite :clgrpc.inproc)
+
+(defparameter *retrying*
+  '(:service-config
+    (:method-config ((:name (())
+                      :retry-policy (:max-attempts 3 :initial-backoff 0.01 :max-backoff 0.02
+                                     :backoff-multiplier 2
+                                     :retryable-status-codes (:unavailable))))))
+  "Keywords of a channel that tries all its calls again.")
+
+(test handlers-see-which-attempt-it-is
+  "All on the thread of a caller that waits, with the metadata of the call and its deadline."
+  (let ((seen '()) (caller sb-thread:*current-thread*))
+    (with-inproc (channel :channel-options *retrying*)
+        (:ask (lambda (note call)
+                (let ((metadata (grpc:call-metadata call)))
+                  (push (list (eq caller sb-thread:*current-thread*)
+                              (cdr (assoc "x-a" metadata :test #'string=))
+                              (cdr (assoc "grpc-previous-rpc-attempts" metadata :test #'string=))
+                              (< 0 (grpc:time-remaining call) 20))
+                        seen))
+                (grpc:fail :unavailable (princ-to-string (number-of note)))))
+      (let ((error (caught (ask channel (note 5) :metadata '(("x-a" . "b")) :timeout 20))))
+        (is (eq :peer (grpc:rpc-error-ended-by error)))
+        (is (string= "5" (grpc:rpc-error-message error)))
+        (is (search "attempts: 3" (princ-to-string error)))))
+    (is (equal '((t "b" nil t) (t "b" "1" t) (t "b" "2" t)) (reverse seen)))))
+
+(test requests-are-kept-as-they-were
+  "A later change by the caller of a future, or by the handler of an attempt, is not seen."
+  (let ((seen '()) (go (make-signal)))
+    (with-inproc (channel :channel-options *retrying*)
+        (:ask (lambda (note call)
+                (declare (ignore call))
+                (push (number-of note) seen)
+                (setf (lab:note-number note) 100)
+                (unless (rest seen)
+                  (await-signal go)
+                  (grpc:fail :unavailable "once"))
+                note))
+      (let* ((note (note 1))
+             (call (grpc:call-async #'lab.bench:ask channel note)))
+        (setf (lab:note-number note) 2)
+        (signal-it go)
+        (is (= 100 (number-of (grpc:await call :timeout 20))))))
+    (is (equal '(1 1) seen))))
+
+(test interceptors-are-around-calls
+  "Not around each attempt."
+  (let ((around 0) (answers 0))
+    (with-inproc (channel :channel-options
+                          (list* :interceptors (list (lambda (method request options next)
+                                                       (declare (ignore method))
+                                                       (incf around)
+                                                       (funcall next request options)))
+                                 *retrying*))
+        (:ask (lambda (note call)
+                (declare (ignore call))
+                (if (< (incf answers) 3) (grpc:fail :unavailable "no") note)))
+      (is (= 4 (number-of (ask channel (note 4)))))
+      (is (= 1 around))
+      (is (= 3 answers)))))
+
+(test closing-ends-calls-that-wait-for-attempts
+  (let ((begun (make-signal)))
+    (with-inproc (channel :channel-options
+                          '(:service-config
+                            (:method-config
+                             ((:name (())
+                               :retry-policy (:max-attempts 3 :initial-backoff 100
+                                              :max-backoff 100 :backoff-multiplier 2
+                                              :retryable-status-codes (:unavailable)))))))
+        (:ask (lambda (note call)
+                (declare (ignore note call))
+                (signal-it begun)
+                (grpc:fail :unavailable "no")))
+      (let ((call (grpc:call-async #'lab.bench:ask channel (note 1))))
+        (is (await-signal begun))
+        (sleep 0.05)
+        (grpc:close-channel channel)
+        (is (wait-until (lambda () (eq :cancelled (grpc:call-status call)))))
+        (signals grpc:misuse (ask channel (note 1)))))))
+
+(test bad-service-configs-are-refused
+  (with-inproc (channel :server server) ()
+    (signals grpc:service-config-error
+      (grpc:server-channel server :service-config "{\"methodConfig\": 5}"))
+    (signals grpc:misuse (grpc:server-channel server :max-attempts 0))))

@@ -1,0 +1,32 @@
+;;;; A program that is a server, as a user writes it; run by the tests, from a script.
+
+(asdf:load-system "clgrpc")
+(clgrpc:define-proto "../../../proto/examples/helloworld.proto")
+
+(defpackage #:greeter-program
+  (:use #:cl)
+  (:local-nicknames (#:grpc #:clgrpc)))
+
+(in-package #:greeter-program)
+
+(defclass my-greeter (helloworld:greeter) ())
+
+(defmethod helloworld.greeter:say-hello ((service my-greeter) request &key)
+  (let ((name (helloworld:hello-request-name request)))
+    (when (string= "forever" name)
+      ;; it notices neither a cancellation nor a drain
+      (format t "for ever~%")
+      (finish-output)
+      (loop (sleep 1)))
+    (format t "greeting ~A, " name)     ; this stays in the stream's buffer
+    (helloworld:make-hello-reply :message (format nil "Hello, ~A!" name))))
+
+(defun main ()
+  (push (lambda () (format t "exit hook~%")) sb-ext:*exit-hooks*)
+  (unwind-protect (grpc:run-server (list (make-instance 'my-greeter)
+                                         (make-instance 'grpc:health-service))
+                                   :arguments (rest sb-ext:*posix-argv*)
+                                   :max-receive-octets 1000)
+    (format t "unwound~%")))
+
+(main)

@@ -1,0 +1,20 @@
+;;;; Client loops without channels; which loops channels have is in tests/src/client/runtime.lisp.
+
+(in-package #:clgrpc.tests.rpc)
+(in-suite :clgrpc.calling)
+
+(test a-client-loop-lives-as-long-as-it-is-used
+  (let* ((one (calling:acquire-client-loop (make-channel-options)))
+         (event-loop (calling:client-loop-loop one))
+         (timers (calling:acquire-timer-loop)))
+    (is-true (member one (calling::client-loops)))
+    (is (eq one timers))
+    (calling:release-client-loop one)
+    (is-true (member one (calling::client-loops)))
+    (is-true (loop:run-or-post event-loop (constantly t)))
+    (calling:release-timer-loop timers)
+    (is (not (member one (calling::client-loops))))))
+
+(test who-runs-a-handler-does-not-drive
+  (let ((service:*call* (new-call)))
+    (is (not (calling:drive-for nil (new-call) (constantly t))))))

@@ -1,0 +1,71 @@
+;;;; A hub without a socket: its loop is in memory, its peers speak in the words of tests/support/world,
+;;;; and time passes when a test says so.
+
+(in-package #:clgrpc.tests.server)
+
+(defun make-memory-hub (world handlers options)
+  "A hub, on the loop of WORLD, of a server with HANDLERS, as MAKE-PROBE takes them, and OPTIONS."
+  (let* ((options (apply #'make-server-options options))
+         (services (list (apply #'make-probe handlers)))
+         (server (make-instance 'server:wire-server
+                                :services services :options options :execution :inline
+                                :loop-count 1 :interceptors '() :credentials nil :encoding nil
+                                :reserve (loop:make-reserve :threads 1 :queue 1
+                                                            :idle-seconds 1)))
+         (hub (server::make-hub :server server :loop (memory:world-loop world) :options options
+                                :routes (serving:make-routes server services :inline
+                                                         #'server::make-server-route)
+                                :max-open (options-max-calls options)
+                                :account (server::server-account server))))
+    (setf (server::server-hubs server) (list hub)
+          (server::server-state server) :serving)
+    hub))
+
+(defun call-with-hub (function handlers options events)
+  (call-with-log
+   events
+   (lambda ()
+     (let* ((memory:*world* (memory:start-world (memory:make-world)))
+            (hub (make-memory-hub memory:*world* handlers options)))
+       (unwind-protect (funcall function hub)
+         (loop:close-reserve (server::server-reserve (server::hub-server hub)) 5))))))
+
+(defmacro with-hub ((hub &key options events) (&rest handlers) &body body)
+  "Evaluate BODY with HUB bound to a hub in memory, of a server with HANDLERS, a plist of forms, and
+OPTIONS, a form. Fails if anything but EVENTS is logged as an error."
+  `(call-with-hub (lambda (,hub) ,@body) (list ,@handlers) ,options ',events))
+
+(defun comes (hub &key (peer "memory"))
+  "A new peer of HUB, called PEER, has connected and shaken hands."
+  (prog1 (memory:connects (lambda (transport) (server::accept-link hub transport)) :peer peer)
+    (memory:say memory:*world* memory:*end* dialogue:*preface*)
+    (memory:hears '(:settings) '(:settings-ack))
+    (memory:said)))
+
+(defun link-of (end hub)
+  "The link of HUB whose peer's end is END."
+  (find end (server::hub-links hub)
+        :key (lambda (link) (loop:transport-state
+                             (loop:connection-transport (wire:link-socket link))))))
+
+(defun asks (id method &rest arguments)
+  "The peer calls METHOD of the probe on stream ID, with a note of ARGUMENTS."
+  (memory:hears `(:headers ,id ((":method" "POST") (":scheme" "http")
+                                (":path" ,(format nil "/lab.Bench/~A" method))
+                                ("content-type" "application/grpc") ("te" "trailers")))
+                `(:data ,id ,(coerce (apply #'note-octets arguments) 'octets) :end-stream)))
+
+(defun statuses ()
+  "What has been answered since the last look: a list of stream and status."
+  (loop for (kind id fields) in (memory:said)
+        for code = (and (eq kind :headers) (second (assoc "grpc-status" fields :test #'string=)))
+        when code collect (list id (status:code-status (parse-integer code)))))
+
+(defun answered (&rest statuses)
+  "Exactly these streams and STATUSES were answered since the last look."
+  (is (equal statuses (statuses))))
+
+(defun keep-open (note call)
+  "A handler that answers later, or never."
+  (declare (ignore note))
+  call)

@@ -1,0 +1,14 @@
+;;;; Connections within memory, for tests of what is above HTTP/2 without a socket: a loop that the
+;;;; thread of the test runs turn by turn, on a clock that stands until the test says otherwise, and
+;;;; peers that speak in the words of tests/support/dialogue.
+
+(defpackage #:clgrpc.tests.world
+  (:use #:cl #:clgrpc.base #:fiveam)
+  (:local-nicknames (#:loop #:clgrpc.loop) (#:dialogue #:clgrpc.tests.dialogue))
+  (:export
+   ;; world.lisp
+   #:world #:make-world #:world-loop #:world-now #:world-errors #:start-world #:run-turns
+   #:call-in-world #:end #:end-shut #:end-closed #:end-ended #:new-end #:say #:stop-talking
+   #:forget-end #:take-said #:end-transport #:end-full #:end-portion #:end-news
+   ;; script.lisp
+   #:*world* #:*end* #:passes #:hears #:says #:said #:silent #:answers-to #:connects #:hangs-up))

@@ -1,0 +1,161 @@
+// Chromium without a window looks at the console. Prints what it saw as JSON. Arguments: Chromium,
+// the console's address, how many calls the page is to show in all, and a directory for pictures
+// or "".
+import { writeFileSync } from "node:fs";
+import { join } from "node:path";
+import { pause, startBrowser } from "../../support/programs/browser.mjs";
+
+const [chromium, address, wanted, pictures] = process.argv.slice(2);
+const { tell, listen, end } = startBrowser(chromium);
+const seen = { errors: [], requests: [] };
+
+async function look() {
+  const { targetInfos } = await tell("Target.getTargets");
+  const { sessionId } = await tell("Target.attachToTarget",
+    { targetId: targetInfos.find((target) => target.type === "page").targetId, flatten: true });
+  const page = (method, params) => tell(method, params, sessionId);
+  const value = async (expression) => {
+    const answer = await page("Runtime.evaluate", { expression, returnByValue: true, awaitPromise: true });
+    if (answer.exceptionDetails) throw new Error(JSON.stringify(answer.exceptionDetails));
+    return answer.result.value;
+  };
+  const until = async (expression, seconds = 40) => {
+    for (let i = 0; i < seconds * 10; i += 1) {
+      if (await value(expression)) return true;
+      await pause(100);
+    }
+    return false;
+  };
+  listen(({ method, params }) => {
+    if (method === "Runtime.exceptionThrown") seen.errors.push(JSON.stringify(params.exceptionDetails));
+    if (method === "Runtime.consoleAPICalled" && ["error", "warning", "assert"].includes(params.type))
+      seen.errors.push(params.args.map((argument) => argument.value ?? argument.description).join(" "));
+    if (method === "Log.entryAdded" && ["error", "warning"].includes(params.entry.level))
+      seen.errors.push(`${params.entry.text} ${params.entry.url ?? ""}`);
+    if (method === "Network.requestWillBeSent") seen.requests.push(params.request.url);
+  });
+  for (const domain of ["Runtime", "Log", "Network", "Page", "Accessibility"]) await page(`${domain}.enable`);
+  const size = async (width, height) => {
+    await page("Emulation.setDeviceMetricsOverride", { width, height, deviceScaleFactor: 1, mobile: false });
+    await pause(300);
+  };
+  const theme = async (name) => {
+    await page("Emulation.setEmulatedMedia", { features: [{ name: "prefers-color-scheme", value: name }] });
+    await pause(300);
+  };
+  // of the element ID, or of the whole page
+  const picture = async (name, id) => {
+    if (!pictures) return;
+    const clip = await value(id
+      ? `(({ x, y, width, height }) => ({ x: x + scrollX, y: y + scrollY, width, height, scale: 1 }))
+         (document.getElementById("${id}").getBoundingClientRect())`
+      : "({ x: 0, y: 0, width: innerWidth, height: document.documentElement.scrollHeight, scale: 1 })");
+    const { data } = await page("Page.captureScreenshot", { format: "png", captureBeyondViewport: true, clip });
+    writeFileSync(join(pictures, `${name}.png`), Buffer.from(data, "base64"));
+  };
+
+  await size(1280, 900);
+  await theme("light");
+  await page("Page.navigate", { url: address });
+  seen.live = await until("document.getElementById('link')?.dataset.state === 'live'"
+    + " && Number(document.documentElement.dataset.frames) >= 2");
+  seen.address = await value("location.href");
+  const total = "[...document.querySelectorAll('#statuses tbody tr')].reduce((sum, row) => sum + Number(row.dataset.total), 0)";
+  seen.agreed = await until(`${total} === ${wanted}`);
+  seen.statuses = await value("Object.fromEntries([...document.querySelectorAll('#statuses tbody tr')]"
+    + ".map((row) => [row.dataset.key, Number(row.dataset.total)]))");
+  seen.methods = await value("Object.fromEntries([...document.querySelectorAll('#methods tbody tr')]"
+    + ".map((row) => [row.dataset.key, Number(row.dataset.total)]))");
+
+  // a call's life, by the keyboard alone
+  seen.calls = await value("document.querySelectorAll('#calls tbody button').length");
+  await value("document.querySelector('#calls tbody button').focus()");
+  for (const type of ["keyDown", "keyUp"])
+    await page("Input.dispatchKeyEvent", { type, key: "Enter", code: "Enter", windowsVirtualKeyCode: 13, text: "\r" });
+  seen.life = await until("document.getElementById('life').open", 5);
+  seen.lifeText = await value("document.getElementById('life').innerText");
+  await picture("console-life", "life");
+  for (const type of ["keyDown", "keyUp"])
+    await page("Input.dispatchKeyEvent", { type, key: "Escape", code: "Escape", windowsVirtualKeyCode: 27 });
+  seen.closed = await until("!document.getElementById('life').open", 5);
+
+  // a call that hangs: how many are under way, of which method, and on which connection
+  await until("document.getElementById('tile-open').textContent === '1'", 5);
+  seen.open = await value("document.getElementById('tile-open').textContent");
+  seen.openOf = await value("Object.fromEntries([...document.querySelectorAll('#methods tbody tr')]"
+    + ".map((row) => [row.dataset.key, row.querySelector('.open').textContent]))");
+  seen.busy = await value("[...document.querySelectorAll('#connections tbody tr')]"
+    + ".map((row) => row.children[1].textContent).filter((streams) => streams !== '0')");
+
+  // a call that has failed, and what a peer has said
+  await value("document.querySelector('input[name=which][value=failed]').click()");
+  const denied = `[...document.querySelectorAll('#calls tbody tr')]
+    .find((row) => row.children[1]?.textContent === 'PERMISSION_DENIED')`;
+  await until(`Boolean(${denied})`, 5);
+  await value(`${denied}?.querySelector('button').click()`);
+  await until("document.getElementById('life').open", 5);
+  seen.failedText = await value("document.getElementById('life').innerText");
+  await value("document.getElementById('close').click()");
+  await value("document.querySelector('input[name=which][value=slow]').click()");
+  seen.logText = await value("document.getElementById('log').textContent");
+  seen.foreign = await value("document.querySelectorAll('img, svg, iframe, object, [onerror], [onload]').length"
+    + " + document.scripts.length - 1");
+  seen.hacked = await value("'hacked' in window");
+
+  // the charts say in words what they show where the arrow keys point
+  await value("document.getElementById('chart-rate').focus()");
+  await page("Input.dispatchKeyEvent", { type: "keyDown", key: "ArrowLeft", code: "ArrowLeft", windowsVirtualKeyCode: 37 });
+  await pause(200);
+  seen.reading = await value("document.getElementById('read-rate').textContent");
+  await value("document.activeElement.blur()");
+
+  await value("document.querySelector('#options summary').click()");
+  seen.options = await until("document.querySelectorAll('#option-table tbody tr').length > 20", 10);
+  await value("document.querySelector('#options summary').click()");
+
+  // everything that can be used has a name
+  const { nodes } = await page("Accessibility.getFullAXTree");
+  const usable = ["button", "combobox", "checkbox", "radio", "searchbox", "textbox", "link", "image", "table", "region", "log"];
+  seen.nameless = nodes.filter((node) => !node.ignored && usable.includes(node.role?.value) && !node.name?.value
+    && node.role.value !== "table").map((node) => node.role.value);
+
+  // what is written can be read: the contrast of each text with what is behind it (WCAG: 4.5)
+  const contrast = `(() => {
+    const numbers = (text) => text.match(/[\\d.]+/g).map(Number);
+    const light = ([r, g, b]) => [r, g, b].map((v) => v / 255)
+      .map((v) => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
+      .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+    const back = (node) => { for (; node; node = node.parentElement) {
+      const c = numbers(getComputedStyle(node).backgroundColor); if (c.length < 4 || c[3] > 0.99) return c; } return [255, 255, 255]; };
+    const low = [];
+    for (const node of document.querySelectorAll("body *")) {
+      if (![...node.childNodes].some((child) => child.nodeType === 3 && child.data.trim()) || !node.offsetParent) continue;
+      const a = light(numbers(getComputedStyle(node).color)), b = light(back(node));
+      const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+      if (ratio < 4.5) low.push(node.tagName + " " + node.textContent.slice(0, 30) + " " + ratio.toFixed(2));
+    }
+    return low; })()`;
+  seen.faint = [];
+  seen.wide = {};
+  for (const [name, width, height] of [["1280", 1280, 900], ["400", 400, 900]])
+    for (const kind of ["light", "dark"]) {
+      await size(width, height);
+      await theme(kind);
+      await pause(1200);
+      seen.faint.push(...(await value(contrast)).map((text) => `${kind}: ${text}`));
+      seen.wide[`${name} ${kind}`] = await value("document.documentElement.scrollWidth - innerWidth");
+      await picture(`console-${kind}-${name}`);
+    }
+
+  // who does not look is sent nothing
+  await value("document.getElementById('pause').click()");
+  seen.paused = await value("document.getElementById('link').textContent");
+}
+
+try {
+  await look();
+} catch (error) {
+  seen.errors.push(`the driver: ${error.stack}`);
+}
+console.log(JSON.stringify(seen));
+await end();
