@@ -8,17 +8,9 @@
   :depends-on ("clgrpc/loop")
   :pathname "async/"
   :serial t
-  :components ((:file "package")
-               (:file "condition")
-               (:file "structure")
-               (:file "handle")
-               (:file "event")
-               (:file "watch")
-               (:file "dns")
-               (:file "socket")
-               (:file "stream")
-               (:file "server")
-               (:file "program"))
+  :components ((:file "package") (:file "condition") (:file "structure") (:file "handle")
+               (:file "event") (:file "watch") (:file "dns") (:file "socket") (:file "stream")
+               (:file "server") (:file "program"))
   :in-order-to ((test-op (test-op "clgrpc-tests/async"))))
 
 (defsystem "clgrpc-async/examples"
@@ -26,7 +18,5 @@
   :depends-on ("clgrpc-async")
   :pathname "examples/async/"
   :serial t
-  :components ((:file "delayed-answer")
-               (:file "echo-server")
-               (:file "chat-server")
+  :components ((:file "delayed-answer") (:file "echo-server") (:file "chat-server")
                (:file "proxy")))

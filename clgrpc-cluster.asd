@@ -10,22 +10,11 @@
                "clgrpc/server" "clgrpc/services" "clgrpc/metrics" "alexandria")
   :pathname "cluster/membership/"
   :serial t
-  :components ((:static-file "../../proto/cluster/membership.proto")
-               (:file "proto")
-               (:file "package")
-               (:file "condition")
-               (:file "member")
-               (:file "decision")
-               (:file "view")
-               (:file "store")
-               (:file "membership")
-               (:file "hub")
-               (:file "identity")
-               (:file "service")
-               (:file "follow")
-               (:file "meter")
-               (:file "node")
-               (:file "names"))
+  :components ((:static-file "../../proto/cluster/membership.proto") (:file "proto")
+               (:file "package") (:file "condition") (:file "member") (:file "decision")
+               (:file "view") (:file "store") (:file "membership") (:file "hub")
+               (:file "identity") (:file "service") (:file "follow") (:file "meter")
+               (:file "node") (:file "names"))
   :in-order-to ((test-op (test-op "clgrpc-tests/raft" "clgrpc-tests/workflow"
                                   "clgrpc-tests/cluster" "clgrpc-tests/faults"))))
 
@@ -34,19 +23,10 @@
   :depends-on ("clgrpc/client" "clgrpc/balance" "clgrpc/server" "clgrpc/metrics" "alexandria")
   :pathname "cluster/raft/"
   :serial t
-  :components ((:static-file "../../proto/cluster/raft.proto")
-               (:file "proto")
-               (:file "package")
-               (:file "crc32c")
-               (:file "state")
-               (:file "receipt")
-               (:file "service")
-               (:file "meter")
-               (:file "batch")
-               (:file "peer")
-               (:file "question")
-               (:file "pipeline")
-               (:file "snapshot")))
+  :components ((:static-file "../../proto/cluster/raft.proto") (:file "proto") (:file "package")
+               (:file "crc32c") (:file "state") (:file "receipt") (:file "service")
+               (:file "meter") (:file "batch") (:file "peer") (:file "question")
+               (:file "pipeline") (:file "snapshot")))
 
 (defsystem "clgrpc-cluster/workflow"
   :description "Durable workflows on etcd: the service, its clients and workers."
@@ -54,33 +34,16 @@
                "clgrpc/trace" "clgrpc/balance" "alexandria" "sb-md5")
   :pathname "cluster/workflow/"
   :serial t
-  :components ((:static-file "../../proto/cluster/workflow.proto")
-               (:file "proto")
-               (:file "package")
-               (:file "condition")
-               (:file "limit")
-               (:file "key")
-               (:file "definition")
-               (:file "draft")
-               (:file "decision")
-               (:file "index")
-               (:file "node")
-               (:file "instrument")
-               (:file "change")
-               (:file "claim")
-               (:file "session")
-               (:file "clock")
-               (:file "watching")
-               (:file "method")
-               (:file "client")
-               (:file "task")
-               (:file "worker")))
+  :components ((:static-file "../../proto/cluster/workflow.proto") (:file "proto")
+               (:file "package") (:file "condition") (:file "limit") (:file "key")
+               (:file "definition") (:file "draft") (:file "decision") (:file "index")
+               (:file "node") (:file "instrument") (:file "change") (:file "claim")
+               (:file "session") (:file "clock") (:file "watching") (:file "method")
+               (:file "client") (:file "task") (:file "worker")))
 
 (defsystem "clgrpc-cluster/raft-toy"
   :description "A toy that shows the calls of clgrpc/raft."
   :depends-on ("clgrpc-cluster/raft" "clgrpc")
   :pathname "examples/raft-toy/"
   :serial t
-  :components ((:file "package")
-               (:file "toy")
-               (:file "leader")))
+  :components ((:file "package") (:file "toy") (:file "leader")))

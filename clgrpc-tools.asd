@@ -9,37 +9,17 @@
                "clgrpc-tools/console" "clgrpc-etcd/discovery" "clgrpc-cluster")
   :pathname "tools/"
   :serial t
-  :components ((:file "protos")
-               (:file "package")
-               (:file "standard-output")
-               (:file "command")
-               (:file "tls")
-               (:file "payload")
-               (:file "serve")
-               (:file "client")
-               (:file "gen")
-               (:file "catalogue")
-               (:file "declaration")
-               (:file "fleet")
-               (:file "call")
-               (:file "channelz")
-               (:file "http")
-               (:file "exposition")
-               (:file "top")
-               (:file "binlog")
-               (:file "worker/service")
-               (:file "worker/figures")
-               (:file "worker/client")
-               (:file "worker/worker")
-               (:file "worker/driver")
-               (:file "profile")
-               (:file "rehearsal")
-               (:file "compare")
-               (:file "load-plan")
-               (:file "load")
-               (:file "cluster-node")
-               (:file "cluster")
-               (:file "main"))
+  :components ((:file "command/protos") (:file "command/package")
+               (:file "command/standard-output") (:file "command/command") (:file "command/tls")
+               (:file "command/payload") (:file "command/serve") (:file "command/client")
+               (:file "command/gen") (:file "inspect/catalogue") (:file "inspect/declaration")
+               (:file "command/fleet") (:file "inspect/call") (:file "inspect/channelz")
+               (:file "inspect/http") (:file "inspect/exposition") (:file "inspect/top")
+               (:file "inspect/binlog") (:file "worker/service") (:file "worker/figures")
+               (:file "worker/client") (:file "worker/worker") (:file "worker/driver")
+               (:file "command/profile") (:file "command/rehearsal") (:file "command/compare")
+               (:file "command/load-plan") (:file "command/load") (:file "command/cluster-node")
+               (:file "command/cluster") (:file "command/main"))
   :in-order-to ((test-op (test-op "clgrpc-tests/page" "clgrpc-tests/profile" "clgrpc-tests/load"
                                   "clgrpc-tests/report" "clgrpc-tests/console"
                                   "clgrpc-tests/tools" "clgrpc-tests/examples"
@@ -50,87 +30,45 @@
   :depends-on ("clgrpc")
   :pathname "tools/load/"
   :serial t
-  :components ((:file "package")
-               (:file "histogram")
-               (:file "run")
-               (:file "second")
-               (:file "round")
-               (:file "schedule")
-               (:file "template")
-               (:file "payload")
-               (:file "plan")
-               (:file "tally")
-               (:file "structure")
-               (:file "flight")
-               (:file "line")
-               (:file "lane")
-               (:file "engine")))
+  :components ((:file "package") (:file "histogram") (:file "run") (:file "second")
+               (:file "round") (:file "schedule") (:file "template") (:file "payload")
+               (:file "plan") (:file "tally") (:file "structure") (:file "flight") (:file "line")
+               (:file "lane") (:file "engine")))
 
 (defsystem "clgrpc-tools/report"
   :description "What is said of runs of `clgrpc load`: reports, comparisons, conditions."
   :depends-on ("clgrpc-tools/load" "clgrpc-tools/page")
   :pathname "tools/report/"
   :serial t
-  :components ((:file "package")
-               (:file "figure")
-               (:file "condition")
-               (:file "ghz")
-               (:file "comparison")
-               (:file "run-json")
-               (:file "run-reader")
-               (:file "text")
-               (:file "html")
-               (:file "report")))
+  :components ((:file "package") (:file "figure") (:file "condition") (:file "ghz")
+               (:file "comparison") (:file "run-json") (:file "run-reader") (:file "text")
+               (:file "html") (:file "report")))
 
 (defsystem "clgrpc-tools/profile"
   :description "Where the time of a process goes: clgrpc profile."
   :depends-on ("clgrpc" "clgrpc-tools/page" "sb-sprof")
   :pathname "tools/profile/"
   :serial t
-  :components ((:file "package")
-               (:file "area")
-               (:file "symbol")
-               (:file "sample")
-               (:file "stack")
-               (:file "event")
-               (:file "agent")
-               (:file "process")
-               (:file "perf")
-               (:file "run")
-               (:file "text")
-               (:file "compare")
-               (:file "flame")
-               (:file "html")))
+  :components ((:file "package") (:file "area") (:file "symbol") (:file "sample") (:file "stack")
+               (:file "event") (:file "agent") (:file "process") (:file "perf") (:file "run")
+               (:file "text") (:file "compare") (:file "flame") (:file "html")))
 
 (defsystem "clgrpc-tools/page"
   :description "Reports as web pages, with charts as SVG."
   :depends-on ("clgrpc/base")
   :pathname "tools/page/"
   :serial t
-  :components ((:file "package")
-               (:file "figure")
-               (:file "markup")
-               (:file "scale")
-               (:file "chart")
-               (:static-file "page.css")
-               (:file "page")))
+  :components ((:file "package") (:file "figure") (:file "markup") (:file "scale") (:file "chart")
+               (:static-file "page.css") (:file "page")))
 
 (defsystem "clgrpc-tools/console"
   :description "A page for the browser that shows what the process does now."
   :depends-on ("clgrpc/server" "clgrpc/metrics" "clgrpc/logs" "clgrpc/program")
   :pathname "tools/console/"
   :serial t
-  :components ((:file "package")
-               (:file "album")
-               (:file "tail")
-               (:file "console")
-               (:file "frame")
-               (:file "access")
-               (:file "viewer")
-               (:static-file "page/console.html")
-               (:static-file "page/console.css")
-               (:static-file "page/console.js")
-               (:file "page")
+  :components ((:file "package") (:file "album") (:file "tail") (:file "console") (:file "frame")
+               (:file "access") (:file "viewer") (:static-file "page/console.html")
+               (:static-file "page/console.css") (:static-file "page/console.js") (:file "page")
                (:file "program")))
 
 (defsystem "clgrpc-tools/testee"
@@ -138,17 +76,7 @@
   :depends-on ("clgrpc-tools")
   :pathname "tools/testee/"
   :serial t
-  :components ((:file "protos")
-               (:file "package")
-               (:file "bench")
-               (:file "orca")
-               (:file "interop")
-               (:file "offer")
-               (:file "interop-case")
-               (:file "interop-client")
-               (:file "bench-client")
-               (:file "connect")
-               (:file "policy")
-               (:file "metrics")
-               (:file "testee")
-               (:file "storm-client")))
+  :components ((:file "protos") (:file "package") (:file "bench") (:file "orca") (:file "interop")
+               (:file "offer") (:file "interop-case") (:file "interop-client")
+               (:file "bench-client") (:file "connect") (:file "policy") (:file "metrics")
+               (:file "testee") (:file "storm-client")))

@@ -16,7 +16,7 @@ import sys
 import tempfile
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-sys.path[:0] = [HERE, os.path.join(HERE, "..", "scripts")]
+sys.path[:0] = [os.path.join(HERE, folder) for folder in ("parts", "measure", "../scripts")]
 import load  # noqa: E402
 import machine  # noqa: E402
 import openloop  # noqa: E402
@@ -154,7 +154,7 @@ def main():
         with open(path, "w", encoding="utf-8") as file:
             json.dump(manifest, file)
         results = os.path.join(support.ROOT, "bench", "results")
-        print(support.run(support.lisp_command(os.path.join(HERE, "experiment.lisp")),
+        print(support.run(support.lisp_command(os.path.join(HERE, "ours", "experiment.lisp")),
                           env=dict(os.environ, CLGRPC_MANIFEST=path, CLGRPC_RESULTS=results),
                           stderr=subprocess.DEVNULL))
     return 0

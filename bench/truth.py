@@ -15,7 +15,7 @@ import sys
 import tempfile
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-sys.path[:0] = [HERE, os.path.join(HERE, "..", "scripts")]
+sys.path[:0] = [os.path.join(HERE, folder) for folder in ("parts", "measure", "../scripts")]
 import load  # noqa: E402
 import machine  # noqa: E402
 import markdown  # noqa: E402
@@ -116,7 +116,7 @@ def run(command):
 
 
 class KnownServer(support.Server):
-    """bench/truth.lisp, which may have to be compiled first."""
+    """bench/ours/truth.lisp, which may have to be compiled first."""
 
     start_seconds = 300
 
@@ -124,7 +124,7 @@ class KnownServer(support.Server):
 def measure(delays, tool, directory):
     seconds, _ = DELAYS[delays]
     command = ["sbcl", "--noinform", "--non-interactive", "--no-sysinit", "--no-userinit", "--load",
-               "scripts/load.lisp", "--load", os.path.join("bench", "truth.lisp")]
+               "scripts/load.lisp", "--load", os.path.join("bench", "ours", "truth.lisp")]
     with KnownServer(machine.pinned(machine.cores()[1], command),
                      {"CLGRPC_DELAYS": delays}) as server:
         return TOOLS[tool](server.address, seconds, directory)

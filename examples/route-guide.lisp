@@ -1,7 +1,7 @@
 ;;;; The RouteGuide service of the gRPC tutorials, with all four kinds of call, in the blocking
 ;;;; style: a handler reads and writes its call like a stream and may wait wherever it likes. The
 ;;;; service `bench` of the command clgrpc answers the same calls in the reactive style: see
-;;;; tools/bench.lisp.
+;;;; tools/testee/bench.lisp.
 
 (in-package #:clgrpc.examples)
 

@@ -69,10 +69,10 @@ def go_build(name, package, module=PEERS):
 
 
 def c_build(name):
-    """Build the C program bench/NAME.c and return its path."""
+    """Build the C program bench/peers/NAME.c and return its path."""
     path = os.path.join(CACHE, "bin", name)
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    run(["cc", "-O2", "-Wall", "-pthread", "-o", path, os.path.join(ROOT, "bench", name + ".c")])
+    run(["cc", "-O2", "-Wall", "-pthread", "-o", path, os.path.join(ROOT, "bench", "peers", name + ".c")])
     return path
 
 

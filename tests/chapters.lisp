@@ -26,16 +26,16 @@
                           (is (null complaints) "~{~A~^~%~}" complaints))))))
 
 (define-chapters
-  "README.md" "doc/addresses.md" "doc/calls.md" "doc/channelz.md" "doc/cluster.md"
-  "doc/compression.md" "doc/console.md" "doc/deadlines.md" "doc/discovery.md" "doc/errors.md"
-  "doc/etcd.md" "doc/event-loop.md" "doc/fleets.md" "doc/http.md" "doc/in-process.md"
-  "doc/interceptors.md" "doc/limits.md" "doc/memory.md" "doc/monitoring.md"
-  "doc/observability.md" "doc/observers.md" "doc/protobuf.md" "doc/raft.md" "doc/servers.md"
-  "doc/simulation.md" "doc/tls.md" "doc/tracing.md" "doc/workflows.md")
+  "README.md" "doc/addresses.md" "doc/calls.md" "doc/channelz.md" "doc/cluster/cluster.md"
+  "doc/compression.md" "doc/tools/console.md" "doc/deadlines.md" "doc/etcd/discovery.md" "doc/errors.md"
+  "doc/etcd/etcd.md" "doc/event-loop.md" "doc/fleets.md" "doc/http.md" "doc/in-process.md"
+  "doc/interceptors.md" "doc/limits.md" "doc/etcd/memory.md" "doc/monitoring.md"
+  "doc/observability.md" "doc/observers.md" "doc/protobuf.md" "doc/cluster/raft.md" "doc/servers.md"
+  "doc/simulation.md" "doc/tls.md" "doc/tracing.md" "doc/cluster/workflows.md")
 
 (test every-chapter-is-run
   (let ((files (loop for path in (cons (support:root-file "README.md")
-                                       (directory (support:root-file "doc/*.md")))
+                                       (directory (support:root-file "doc/**/*.md")))
                      when (chapter:blocks path)
                        collect (uiop:native-namestring
                                 (uiop:enough-pathname path (support:root-file ""))))))

@@ -1,6 +1,6 @@
 ;;;; A server as a program of one's own: what is served, and the main function. build.lisp makes an
 ;;;; executable of it, greeter.service and Containerfile run that (doc/servers.md and
-;;;; doc/production.md).
+;;;; doc/cluster/production.md).
 
 (require :asdf)
 (asdf:load-system "clgrpc")

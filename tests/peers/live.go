@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// A record is what a server with much live data has much of; bench/live.lisp has the same.
+// A record is what a server with much live data has much of; bench/ours/live.lisp has the same.
 type record struct {
 	id    int
 	name  string

@@ -1,5 +1,6 @@
 ;;;; The engine of `clgrpc load`: calls at a rate or one behind the other, and what is known of them
-;;;; afterwards. The command itself is tools/load.lisp; tools/report/ prints runs and compares them.
+;;;; afterwards. The command itself is tools/command/load.lisp; tools/report/ prints runs and
+;;;; compares them.
 
 (defpackage #:clgrpc.load
   (:use #:cl #:clgrpc.base)

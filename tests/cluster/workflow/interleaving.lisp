@@ -6,8 +6,8 @@
 ;;;; jump. Workflows are forgotten, and their ids used again.
 ;;;;
 ;;;; What must hold is looked at in what the watch was told, in what was acknowledged, and in the
-;;;; store, in which nothing is left in the end. tests/cluster/workflow/model.lisp has the same of decisions
-;;;; alone, without nodes.
+;;;; store, in which nothing is left in the end. tests/cluster/workflow/model.lisp has the same of
+;;;; decisions alone, without nodes.
 
 (in-package #:clgrpc.tests.workflow)
 (in-suite :clgrpc.workflow)

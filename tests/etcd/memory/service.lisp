@@ -1,5 +1,5 @@
-;;;; The engine as a client sees it: the checks that tests/etcd/client has done with etcd itself, done with
-;;;; the engine within the image, and over a connection.
+;;;; The engine as a client sees it: the checks that tests/etcd/client has done with etcd itself,
+;;;; done with the engine within the image, and over a connection.
 
 (in-package #:clgrpc.tests.memory)
 (in-suite :clgrpc.memory)

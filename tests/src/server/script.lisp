@@ -1,5 +1,5 @@
-;;;; A hub without a socket: its loop is in memory, its peers speak in the words of tests/support/world,
-;;;; and time passes when a test says so.
+;;;; A hub without a socket: its loop is in memory, its peers speak in the words of
+;;;; tests/support/world, and time passes when a test says so.
 
 (in-package #:clgrpc.tests.server)
 

@@ -1,5 +1,6 @@
 ;;;; A real link and real calls on it, without a socket and with next to nothing above: an END whose
-;;;; calls queue what comes and note how they end. The peer speaks in the words of tests/support/world.
+;;;; calls queue what comes and note how they end. The peer speaks in the words of
+;;;; tests/support/world.
 
 (in-package #:clgrpc.tests.wire)
 

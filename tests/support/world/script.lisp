@@ -1,6 +1,6 @@
-;;;; The words of tests/support/dialogue, spoken to a connection of a world, from the view of what is under
-;;;; test: (connects TRANSPORT-FUNCTION), (hears FRAME…), (says FRAME…), (silent), (passes SECONDS),
-;;;; (hangs-up).
+;;;; The words of tests/support/dialogue, spoken to a connection of a world, from the view of what
+;;;; is under test: (connects TRANSPORT-FUNCTION), (hears FRAME…), (says FRAME…), (silent), (passes
+;;;; SECONDS), (hangs-up).
 
 (in-package #:clgrpc.tests.world)
 

@@ -2,7 +2,7 @@
 ;;;; agrees with the metrics, it asks nobody else for anything, nothing goes wrong in it, a call in
 ;;;; trouble can be found, what peers say stays text, and it can be used and read. The environment
 ;;;; variable CLGRPC_PICTURES names a directory for pictures of it, which are those of
-;;;; doc/console.md; then calls are made for a while before.
+;;;; doc/tools/console.md; then calls are made for a while before.
 
 (in-package #:clgrpc.tests.console)
 (in-suite :clgrpc.console)

@@ -1,5 +1,5 @@
 ;;;; The page, and what a browser shows of it. With CLGRPC_PICTURES it makes the pictures of
-;;;; doc/load.md.
+;;;; doc/tools/load.md.
 
 (in-package #:clgrpc.tests.report)
 (in-suite :clgrpc.report)

@@ -150,7 +150,8 @@
                          (fail "No error"))
       (grpc:misuse (error) (is (search (prin1-to-string where) (princ-to-string error)))))))
 
-;;; Interceptors of attempts; tests/whole/transports/interceptor.lisp has what is alike for all transports
+;;; Interceptors of attempts; tests/whole/transports/interceptor.lisp has what is alike for all
+;;; transports
 
 (test transparent-retries-are-seen
   "With the number of the attempt that they repeat, and metadata of their own."

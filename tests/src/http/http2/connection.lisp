@@ -1,4 +1,5 @@
-;;;; See src/http/http2/connection.lisp; its conversations are in tests/support/dialogue/connection.lisp.
+;;;; See src/http/http2/connection.lisp; its conversations are in
+;;;; tests/support/dialogue/connection.lisp.
 
 (in-package #:clgrpc.tests.http2)
 (in-suite :clgrpc.http2)

@@ -1,4 +1,5 @@
-;;;; See src/http/http2/flow.lisp; conversations about windows are in tests/support/dialogue/flow.lisp.
+;;;; See src/http/http2/flow.lisp; conversations about windows are in
+;;;; tests/support/dialogue/flow.lisp.
 
 (in-package #:clgrpc.tests.http2)
 (in-suite :clgrpc.http2)

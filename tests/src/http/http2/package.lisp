@@ -1,6 +1,6 @@
 ;;;; Tests of clgrpc.http2; each file mirrors one of src/http/http2/. What can be said as a
-;;;; conversation stands in tests/support/dialogue/; here are the parts by themselves, random sessions and
-;;;; allocation.
+;;;; conversation stands in tests/support/dialogue/; here are the parts by themselves, random
+;;;; sessions and allocation.
 
 (defpackage #:clgrpc.tests.http2
   (:use #:cl #:clgrpc.base #:fiveam)

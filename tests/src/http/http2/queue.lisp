@@ -1,4 +1,5 @@
-;;;; See src/http/http2/queue.lisp; conversations about turns are in tests/support/dialogue/flow.lisp.
+;;;; See src/http/http2/queue.lisp; conversations about turns are in
+;;;; tests/support/dialogue/flow.lisp.
 
 (in-package #:clgrpc.tests.http2)
 (in-suite :clgrpc.http2)

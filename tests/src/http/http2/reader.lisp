@@ -1,5 +1,5 @@
-;;;; See src/http/http2/reader.lisp; what each frame does is in tests/support/dialogue/, bad input in
-;;;; fuzz.lisp.
+;;;; See src/http/http2/reader.lisp; what each frame does is in tests/support/dialogue/, bad input
+;;;; in fuzz.lisp.
 
 (in-package #:clgrpc.tests.http2)
 (in-suite :clgrpc.http2)

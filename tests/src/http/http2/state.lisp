@@ -1,4 +1,5 @@
-;;;; See src/http/http2/state.lisp; what each row means is said in tests/support/dialogue/state.lisp.
+;;;; See src/http/http2/state.lisp; what each row means is said in
+;;;; tests/support/dialogue/state.lisp.
 
 (in-package #:clgrpc.tests.http2)
 (in-suite :clgrpc.http2)

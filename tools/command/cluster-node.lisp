@@ -1,0 +1,233 @@
+;;;; The command `cluster-node`: a member of a cluster as a process, until SIGTERM or SIGINT, or
+;;;; until another process takes its name. It serves workflows, too, and may work on them.
+
+(in-package #:clgrpc.tools)
+
+(defconstant +superseded-code+ 3
+  "The exit code of a node whose name another has taken: it is not to be started again by itself.")
+
+(defun parse-label (string)
+  "The label, a cons of name and value, that STRING, NAME=VALUE, says."
+  (let ((equals (position #\= string)))
+    (unless (and equals (plusp equals)) (refuse "NAME=VALUE is wanted, not ~S" string))
+    (cons (subseq string 0 equals) (subseq string (1+ equals)))))
+
+(defun parse-store (string)
+  "STRING, which names a store."
+  (unless (string= "memory" string)
+    (handler-case (etcd:close-etcd (cluster:open-store string))
+      (misuse (condition) (refuse "~A" (string-right-trim "." (princ-to-string condition))))))
+  string)
+
+;;; Example steps of workflows
+
+(defconstant +longest-sleep-seconds+ 3600 "How long the step `sleep` sleeps at most.")
+
+(cluster:define-step "echo" (task)
+  (cluster:task-input task))
+
+(cluster:define-step "sleep" (task)
+  (let ((seconds (handler-case (parse-seconds (cluster:task-text task))
+                   (usage-error (error)
+                     (cluster:fail-step (princ-to-string error) :retry nil)))))
+    (sleep (min seconds +longest-sleep-seconds+))
+    (cluster:task-input task)))
+
+(cluster:define-step "fail" (task)
+  (cluster:fail-step (format nil "attempt ~D was to fail" (cluster:task-attempt task))))
+
+;;; The store
+
+(defun store-credentials (roots certificate key)
+  "The credentials by which etcd is spoken to, nil without ROOTS."
+  (cond (roots (client-credentials roots certificate key nil))
+        ((or certificate key) (refuse "--store-cert and --store-key go with --store-ca"))))
+
+(defparameter *password-variable* "CLGRPC_STORE_PASSWORD"
+  "The variable of the environment that has the password of --store-user.")
+
+(defun first-line (file)
+  "The first line of FILE, as text; refuses one that cannot be read, or has none."
+  (let ((line (handler-case (with-open-file (stream (sb-ext:parse-native-namestring file)
+                                                    :external-format :utf-8)
+                              (string-right-trim '(#\Return) (read-line stream nil "")))
+                (error (condition) (refuse "~A cannot be read: ~A" file condition)))))
+    (when (string= "" line) (refuse "the first line of ~A is empty" file))
+    line))
+
+(defun store-password (user file)
+  "The password of USER, as MAKE-ETCD takes it: what FILE has whenever it is asked for, or the
+environment; nil without USER."
+  (let ((variable (uiop:getenvp *password-variable*)))
+    (cond ((null user)
+           (when file (refuse "--store-password-file goes with --store-user")))
+          (file (first-line file)
+                (lambda () (first-line file)))
+          (variable)
+          (t (refuse "--store-user goes with --store-password-file, or with the variable ~A"
+                     *password-variable*)))))
+
+(defun store-options (credentials user password-file metrics tracing)
+  "What MAKE-ETCD is given beside endpoints."
+  (let ((password (store-password user password-file)))
+    (append (when credentials (list :credentials credentials))
+            (when user (list :user user :password password))
+            (when metrics (list :metrics metrics))
+            (when tracing (list :observer tracing)))))
+
+(defun refuse-access (name credentials user)
+  "Refuse CREDENTIALS and USER for the store NAME if that is in memory."
+  (when (and (string= "memory" name) (or credentials user))
+    (refuse "the store memory speaks no TLS and has no users")))
+
+;;; Being a node
+
+(defun call-with-named-store (function name options)
+  "Call FUNCTION with the store NAME, a client of etcd with OPTIONS of MAKE-ETCD, and a list of
+services by which others reach it: those of an engine in memory, which is there for this process
+alone otherwise and takes no options."
+  (let* ((engine (and (string= "memory" name) (memory:make-engine)))
+         (store (if engine
+                    (memory:connect engine)
+                    (apply #'cluster:open-store name options))))
+    (unwind-protect (funcall function store (and engine (list engine)))
+      (etcd:close-etcd store)
+      (when engine (memory:close-engine engine)))))
+
+(defun call-with-workflows (function store namespace metrics health worker-name seconds)
+  "Call FUNCTION with a service of workflows in STORE and a worker of its own called WORKER-NAME,
+whose sessions last SECONDS; or nil, if that is. FUNCTION stops the worker."
+  (let ((service (cluster:make-workflow-service store :namespace namespace :metrics metrics
+                                                      :health health)))
+    (unwind-protect
+         (funcall function service
+                  (and worker-name (cluster:start-worker service :name worker-name
+                                                                 :kinds '("echo" "sleep" "fail")
+                                                                 :session-seconds seconds)))
+      (cluster:close-workflow-service service))))
+
+(defun note-loss (condition ending)
+  "Say that the node is no member, by CONDITION; if another has its name, the process is to end, by
+ENDING."
+  (format t "no member: ~A~%" (shown (princ-to-string condition)))
+  (finish-output)
+  (when (typep condition 'cluster:superseded) (program:end ending)))
+
+(defun note-join (node)
+  (format t "member ~A of ~A, generation ~D~%" (cluster:node-name node)
+          (cluster:node-cluster node) (cluster:node-generation node))
+  (finish-output))
+
+(defun superseded-p (node) (eq :superseded (cluster:node-state node)))
+
+(defun end-node (node worker drain)
+  "Stop WORKER, or nil, which needs the service of workflows that NODE has, then NODE, within DRAIN
+seconds."
+  (let ((end (+ (monotonic-ns) (seconds-ns drain))))
+    (when worker (cluster:stop-worker worker :drain drain))
+    (cluster:stop-node node :drain (max 0 (ns-seconds (- end (monotonic-ns)))))))
+
+(defun run-node (name worker drain lines arguments)
+  "Be the node NAME, of START-NODE with ARGUMENTS, until the process is told to end or another has
+its name, then for DRAIN seconds at most, in which WORKER, or nil, is stopped, too. LINES are
+printed once it is a member. Return the exit code."
+  (program:call-with-ending
+   (lambda (ending)
+     (setf (program:ending-seconds ending) (+ drain program:+ending-seconds+))
+     (let ((node (handler-case (apply #'cluster:start-node name
+                                      :on-join #'note-join
+                                      :on-loss (lambda (condition)
+                                                 (note-loss condition ending))
+                                      arguments)
+                   (misuse (condition) (refuse "~A" condition)))))
+       (unwind-protect
+            (progn
+              (program:announce (cluster:node-server node) lines)
+              (program:await-end ending)
+              (if (superseded-p node) +superseded-code+ 0))
+         (end-node node worker drain))))))
+
+(define-command "cluster-node"
+    (()
+     ((name "NAME" #'identity nil "What the node is called; no other of its cluster is.")
+      (listen "ADDRESSES" (addresses-parser 0) "127.0.0.1:0"
+              "Where to listen, as `serve` has it; port 0 picks a free one.")
+      (store "STORE" #'parse-store nil
+             "Where the cluster's state is: etcd:HOST:PORT, of several members with commas
+      between; or memory: in this process, for trials, and gone with it. Others reach that one as
+      etcd:ADDRESS, where the node listens, and so does everybody who can connect.")
+      (store-ca "FILE" #'identity nil
+                "Speak TLS to etcd, and trust the certificates in FILE (PEM).")
+      (store-cert "FILE" #'identity nil
+                  "The certificates to show etcd, which knows its users by their common names.")
+      (store-key "FILE" #'identity nil "The private key of --store-cert.")
+      (store-user "NAME" #'identity nil
+                  "Be this user of etcd. Without --store-ca the password crosses the network as it
+      is.")
+      (store-password-file "FILE" #'identity nil
+                           "The password of --store-user is the first line of FILE, which is read
+      again whenever etcd wants it; without this, it is in the variable CLGRPC_STORE_PASSWORD.")
+      (cluster "NAME" #'identity "default" "Which cluster.")
+      (advertise "ADDRESS" (address-parser 1) nil
+                 "Where others reach the node, if that is not where it listens; needed if it
+      listens on 0.0.0.0.")
+      ((label "--label") "NAME=VALUE" #'parse-label '()
+       "What else it says of itself, such as zone=a; may be given several times.")
+      (lease-seconds "N" (integer-parser 2 3600) 10
+                     "How long it stays a member if it dies or is cut off, and its worker keeps
+      what it has begun.")
+      (if-taken "CHOICE" (choice-parser :take-over :refuse) :take-over
+                "What to do if there is a member of its name: take-over, or refuse to start.")
+      (require-identity "[true|false]" #'parse-boolean nil
+                        "Have nobody join through this node without a certificate for his name.")
+      (namespace "NAME" #'identity "default" "Whose workflows it serves.")
+      (worker "[true|false]" #'parse-boolean nil
+              "Work on workflows as well, with steps to try: echo returns its input, sleep does so
+      after as many seconds as that says, fail fails.")
+      (drain "DURATION" #'parse-seconds 10 "How long calls may go on when it is told to end.")
+      :telemetry
+      :server-tls))
+    "Be a node of a cluster: serve clgrpc.cluster.v1.Cluster, clgrpc.workflow.v1.Workflow, health
+and reflection, and be a member until SIGTERM or SIGINT. Prints `listening on ADDRESS` when it is
+one. With --client-ca those who join through it have to be whom their certificates say. Exits with
+0 when it was told to end, with 1 if it could not start, with 2 if the arguments are wrong, with 3
+if another process has taken its name. See doc/cluster/cluster.md."
+  (unless name (refuse "--name is missing"))
+  (unless store (refuse "--store is missing"))
+  (tune-collector)
+  (program:begin-logging log-level log-format access-log)
+  (let* ((counted (and (or otlp metrics) (grpc:make-metrics)))
+         (tracing (program:make-tracing-as-asked trace-sample otlp))
+         (access-log (and access-log (grpc:make-access-log :ratio access-log)))
+         (health (make-instance 'grpc:health-service))
+         (tls (program:server-credentials tls-cert tls-key tls-other client-ca))
+         (credentials (store-credentials store-ca store-cert store-key))
+         (options (store-options credentials store-user store-password-file counted tracing))
+         (exporter nil))
+    (refuse-access store credentials store-user)
+    (unwind-protect
+         (progn
+           (setf exporter (program:begin-exporting otlp counted tracing))
+           (program:call-with-metrics-page
+            metrics tls counted health
+            (lambda (metrics-url)
+              (call-with-named-store
+               (lambda (store engines)
+                 (call-with-workflows
+                  (lambda (workflows worker)
+                    (run-node name worker drain
+                              (append (when metrics-url
+                                        (list (format nil "metrics at ~A" metrics-url)))
+                                      (program:telemetry-lines trace-sample otlp))
+                              (list :store store :cluster cluster :listen listen
+                                    :address advertise :labels label
+                                    :lease-seconds lease-seconds :if-taken if-taken
+                                    :identity-required require-identity :metrics counted
+                                    :observer (remove nil (list tracing access-log))
+                                    :credentials tls
+                                    :services (list* health workflows
+                                                     (append engines
+                                                             (grpc:reflection-services))))))
+                  store namespace counted health (and worker name) lease-seconds))
+               store options))))
+      (program:end-exporting exporter))))

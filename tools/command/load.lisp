@@ -1,0 +1,297 @@
+;;;; The command `load`: from its arguments to a plan of clgrpc.load, and from the run to a report
+;;;; of clgrpc.report. Options have ghz's names where they mean what they mean there;
+;;;; doc/tools/load.md has a table of those that do not.
+
+(in-package #:clgrpc.tools)
+
+(defconstant +exit-calls-failed+ 3 "The run was made, and some calls did not end with OK, or
+none ended.")
+(defconstant +exit-condition+ 4 "The run was made, and a condition of --fail-if holds.")
+(defconstant +exit-interrupted+ 130 "The user has interrupted the run; what was done is reported.")
+
+;;; Progress
+
+(defun progress-function (total)
+  "A function for PERFORM-RUN that keeps one line on standard error about how the run goes; TOTAL
+calls will be made, or nil."
+  (let ((begin (monotonic-ns)) (last-ns 0) (last-count 0))
+    (lambda (control)
+      (let ((now (monotonic-ns)))
+        (when (< 250000000 (- now last-ns))
+          (let* ((count (load:calls-ended control))
+                 (rate (if (zerop last-ns)
+                           0
+                           (round (* +ns-per-second+ (- count last-count)) (- now last-ns)))))
+            (format *error-output* "~C[K~C~,1F s  ~:D call~:P~@[ of ~:D~]  ~:D/s~C"
+                    #\Escape #\Return (ns-seconds (- now begin)) count total rate #\Return)
+            (finish-output *error-output*)
+            (setf last-ns now last-count count)))))))
+
+(defun clear-progress ()
+  (format *error-output* "~C[K" #\Escape)
+  (finish-output *error-output*))
+
+;;; Results
+
+(defun call-with-output (function file)
+  "Call FUNCTION with a stream to FILE, or to standard output without one."
+  (if file
+      (handler-case
+          (with-open-file (stream file :direction :output :if-exists :supersede
+                                       :external-format :utf-8)
+            (funcall function stream))
+        ((or file-error stream-error) (error)
+          (fail-command "~A cannot be written: ~A" file (report:error-reason error))))
+      (funcall function *standard-output*)))
+
+(defun run-exit-code (run conditions)
+  "The exit code for RUN; tell on standard error which of CONDITIONS it breaks."
+  (let ((broken (and conditions (report:broken-conditions conditions run))))
+    (dolist (line broken) (format *error-output* "~A~%" line))
+    (finish-output *error-output*)
+    (cond ((eq :interrupted (load:run-ended-early run)) +exit-interrupted+)
+          (broken +exit-condition+)
+          ((and (null conditions)
+                (or (zerop (load:run-count run))
+                    (find-if #'plusp (load:run-statuses run) :key #'load:status-row-code)))
+           +exit-calls-failed+)
+          (t 0))))
+
+;;; The command
+
+(defparameter *options-of-workers*
+  '(:workers :rps :concurrency :connections :duration :data :warm-up :rounds :poisson :async
+    :call :insecure :format :output :compare :fail-if :name :tags :quiet)
+  "The options that go with --workers.")
+
+(defun refuse-options-of-one (options)
+  "Refuse those of OPTIONS, a plist of the command's, that workers cannot be told."
+  (let ((wrong (loop for option in (command-options (find-command "load"))
+                     for key = (argument-key option)
+                     unless (or (member key *options-of-workers*)
+                                (equal (getf options key) (argument-default option)))
+                       collect (argument-name option))))
+    (when wrong (refuse "~{~A~^, ~} cannot be told to --workers" wrong))))
+
+(defun seconds-progress-function (seconds)
+  "A function for DRIVE-WORKERS that keeps one line on standard error about how many of SECONDS are
+over."
+  (lambda (second)
+    (format *error-output* "~C[K~C~D s of ~D s~C" #\Escape #\Return second seconds #\Return)
+    (finish-output *error-output*)))
+
+(defun progress-wanted-p (quiet)
+  "True if the user is to see how a run goes, who asked for quiet if QUIET is true."
+  (and (not quiet) (interactive-stream-p sb-sys:*stderr*)))
+
+(defun repeat-rounds (rounds make-run)
+  "The run that MAKE-RUN, a function without arguments, makes or, of several ROUNDS, all of them as
+one; those that are left are not made once the user has interrupted one."
+  (load:merge-rounds (loop repeat rounds
+                           for run = (funcall make-run)
+                           collect run
+                           until (eq :interrupted (load:run-ended-early run)))))
+
+(defun load-by-workers (&rest options &key rounds name tags quiet &allow-other-keys)
+  "The RUN of the workers that OPTIONS name, who call a method of grpc.testing.BenchmarkService."
+  (refuse-options-of-one options)
+  (let ((progress (progress-wanted-p quiet)))
+    (unwind-protect
+         (let ((run (repeat-rounds rounds (lambda () (apply #'drive-for options)))))
+           (setf (load:run-name run) name
+                 (load:run-tags run) (and tags (parse-string-object tags "--tags"))
+                 (load:run-options run) (told-options '() options))
+           run)
+      (when progress (clear-progress)))))
+
+(defun drive-for (&key workers target method rps concurrency connections duration data warm-up quiet
+                  &allow-other-keys)
+  "The RUN of WORKERS, addresses, that call METHOD of grpc.testing.BenchmarkService at TARGET."
+  (let* ((path (subseq (method-path method) 1))
+         (request (handler-case (grpc:parse-json-message 'testing:simple-request (or data "{}"))
+                    (grpc:protobuf-error (error) (refuse "the data of workers: ~A" error))))
+         (payload (testing:simple-request-payload request))
+         (service "grpc.testing.BenchmarkService/")
+         (streaming (string= path (concatenate 'string service "StreamingCall"))))
+    (unless (or streaming (string= path (concatenate 'string service "UnaryCall")))
+      (refuse "workers call ~AUnaryCall and ~:*~AStreamingCall only" service))
+    (unless (and duration (plusp duration))
+      (refuse "--workers goes with -z, for how long they are to call"))
+    (handler-case
+        (drive-workers workers target
+                       :streaming streaming :rate rps :connections (or connections 1)
+                       :concurrency (or concurrency 50) :seconds (ceiling duration)
+                       :warm-up-seconds (if (plusp warm-up) warm-up 1)
+                       :progress (if (progress-wanted-p quiet)
+                                     (seconds-progress-function (ceiling duration))
+                                     (constantly nil))
+                       :request-size (if payload (length (testing:payload-body payload)) 0)
+                       :response-size (testing:simple-request-response-size request))
+      (grpc:rpc-error (error) (fail-command "a worker: ~A" error)))))
+
+(defun load-alone (&rest options &key rounds quiet &allow-other-keys)
+  "The RUN of this process as OPTIONS say."
+  (let* ((plan (apply #'make-load-plan options))
+         (progress (and (progress-wanted-p quiet) (progress-function (load:plan-total plan)))))
+    (unwind-protect (repeat-rounds rounds
+                                   (lambda () (load:perform-run plan :on-progress progress)))
+      (when progress (clear-progress)))))
+
+(defun count-errors-in (run)
+  "Have the latencies that are told of RUN and its rounds be those of all calls."
+  (dolist (one (cons run (load:run-rounds run)))
+    (setf (load:run-latency one) (load:run-all-latency one))))
+
+(defun method-called (&key method call &allow-other-keys)
+  "The method to call, as a parameter or as ghz's --call has it."
+  (cond ((and method call) (refuse "METHOD and --call exclude each other"))
+        ((or method call))
+        (t (refuse "METHOD is missing"))))
+
+(defun perform-load (&rest options &key workers fail-if format compare output count-errors
+                     &allow-other-keys)
+  "Do what OPTIONS, those of the command, say; return the exit code."
+  (let ((conditions (apply #'append fail-if))
+        (options (list* :method (apply #'method-called options) options)))
+    (when (eq :csv format)
+      (when compare (refuse "csv has no place for --compare"))
+      (when workers (refuse "csv tells calls one by one, and workers do not")))
+    (when output (call-with-output (constantly nil) output)) ; rather now than after an hour
+    (let ((run (apply (if workers #'load-by-workers #'load-alone) options)))
+      (when count-errors (count-errors-in run))
+      (call-with-output (lambda (stream) (report:write-report format run stream :before compare))
+                        output)
+      (run-exit-code run conditions))))
+
+(define-command ("load" options)
+    (((target "TARGET" #'parse-channel-target "Where the server listens.")
+      (method "[METHOD]" #'split-method "What to call: package.Service/Method."))
+     (((total nil "-n") "N" (integer-parser 1 1000000000000) nil
+       "How many calls; 200 without -z.")
+      ((concurrency nil "-c") "N" (integer-parser 1 1000000) nil
+       "How many calls may be under way at once, each by a worker; 50 without --rps, with --rps as
+      many as are due.")
+      ((rps nil "-r") "N" #'parse-rate nil
+       "Begin calls at this rate, whatever becomes of those before: an open loop. Latencies count
+      from when each call was due. Without it each worker makes one call after the other.")
+      ((duration nil "-z") "DURATION" #'parse-duration nil
+       "For how long calls begin, such as 10s or 1m30s; then -n does not count.")
+      ((max-duration nil "-x") "DURATION" #'parse-duration nil
+       "End the run after so long even if -n calls have not been made.")
+      (duration-stop "HOW" (choice-parser :wait :close :ignore) :wait
+                     "What becomes of calls under way at the end: wait for them, close them, so that
+      they fail, or ignore them.")
+      ((data nil "-d") "JSON" #'identity nil
+       "The request, or an array of requests: calls take them in turn, or each stream sends them
+      all. @ or - reads them from standard input. Templates such as {{.RequestNumber}} are filled
+      in for each call; doc/tools/load.md lists them.")
+      ((data-file nil "-D") "FILE" #'identity nil "The same from a file.")
+      ((binary nil "-b") "[BOOLEAN]" #'parse-boolean nil
+       "Read the request from standard input as octets of protobuf; of a stream of requests each
+      behind its length as a varint.")
+      ((binary-file nil "-B") "FILE" #'identity nil "The same from a file.")
+      ((metadata nil "-m") "JSON" #'identity nil
+       "Metadata, an object of strings; may have templates.")
+      ((metadata-file nil "-M") "FILE" #'identity nil "The same from a file.")
+      ((headers "-H") "'NAME: VALUE'" #'parse-header '()
+       "Metadata to send; may be given several times. The value of a name that ends in -bin is in
+      base64.")
+      (reflect-metadata "JSON" #'identity nil
+                        "Metadata for the server's reflection only, an object of strings.")
+      (disable-template-data "[BOOLEAN]" #'parse-boolean nil
+                             "Take templates in data and metadata for mere text.")
+      ((enable-compression nil "-e") "[BOOLEAN]" #'parse-boolean nil
+       "Send requests in gzip.")
+      (config "FILE" #'parse-config-file '()
+              "More options, an object in JSON such as {\"host\": \"127.0.0.1:50051\", \"rps\": 9};
+      what the command line says counts more.")
+      (call "METHOD" #'split-method nil "What to call, as METHOD, for command lines of ghz.")
+      (proto "FILE" #'identity nil
+             "The .proto file that declares the service; without it, the server's reflection is
+      asked.")
+      (protoset "FILE" #'identity nil "The same as a compiled FileDescriptorSet.")
+      ((import-path nil "-i" "--import-paths") "DIR[:DIR…]" #'parse-directories nil
+       "Where the imports of --proto are found first.")
+      (connections "N" (integer-parser 1 100000) nil
+                   "Connections; workers are spread over them. By default 1, or with a --balance
+      that shares calls one to each address.")
+      ((loops nil "--cpus") "N" (integer-parser 1 256) 1
+       "Event loops, each with a thread and its share of the connections.")
+      ((timeout nil "-t") "DURATION" #'parse-duration 20
+       "How long a call may take; 0 for no limit.")
+      (connect-timeout "DURATION" #'parse-duration 10 "How long connecting may take.")
+      (load-schedule "KIND" (choice-parser :const :step :line) :const
+                     "How the rate changes: const; step, by --load-step every --load-step-duration;
+      line, by --load-step a second.")
+      (load-start "N" #'parse-rate nil "The rate to begin with.")
+      (load-step "N" #'parse-step nil "What is added; may be negative.")
+      (load-end "N" #'parse-rate nil "The rate at which it stays.")
+      (load-step-duration "DURATION" #'parse-duration 1 "How long a step of the rate is.")
+      (load-max-duration "DURATION" #'parse-duration nil "After which the rate stays.")
+      (concurrency-schedule "KIND" (choice-parser :const :step :line) :const
+                            "How the number of workers changes, as --load-schedule.")
+      (concurrency-start "N" #'parse-rate nil "The workers to begin with.")
+      (concurrency-step "N" #'parse-step nil "How many are added; may be negative.")
+      (concurrency-end "N" #'parse-rate nil "The number at which it stays.")
+      (concurrency-step-duration "DURATION" #'parse-duration 1 "How long such a step is.")
+      (concurrency-max-duration "DURATION" #'parse-duration nil "After which the number stays.")
+      (async "[BOOLEAN]" #'parse-boolean nil
+             "With --rps, begin calls when they are due even if -c are under way.")
+      (poisson "[BOOLEAN]" #'parse-boolean nil
+               "Spread the calls of an open loop by chance, as independent users do, not evenly.")
+      (together "DURATION" #'parse-duration 1/1000
+                "Calls of an open loop that are due within so long are due together, which costs a
+      fraction; 0 begins each at a time of its own.")
+      ((skip-first nil "--skipFirst") "N" (integer-parser 0 1000000000) 0
+       "Do not count so many calls at the begin.")
+      (warm-up "DURATION" #'parse-duration 0 "Do not count calls of so long a time before the run.")
+      (rounds "N" (integer-parser 1 1000) 1
+              "Make the run so many times, to tell change from noise.")
+      (stream-call-count "N" (integer-parser 1 1000000000) nil
+                         "How many messages a stream sends, those of the data over and over; or,
+      where only the server streams, receives before it is cancelled.")
+      (stream-interval "DURATION" #'parse-duration 0 "Between two messages that a stream sends.")
+      (stream-call-duration "DURATION" #'parse-duration 0
+                            "For how long a stream sends or, where only the server streams, receives
+      before it is cancelled.")
+      (workers "ADDRESSES" (addresses-parser 1) nil
+               "Have these, each `clgrpc qps-worker` or that of another gRPC, call together:
+      UnaryCall or StreamingCall of grpc.testing.BenchmarkService, for -z, with -c, --connections
+      and --rps, which is by chance, of all; of -d only the sizes count.")
+      (stream-dynamic-messages "[BOOLEAN]" #'parse-boolean nil
+                               "Fill in templates for each message of a stream, not for each call.")
+      ((tls-ca nil "--cacert") "FILE" #'identity nil
+       "Speak TLS, and trust the certificates in FILE (PEM), or with `system` the system's.")
+      ((tls-cert nil "--cert") "FILE" #'identity nil
+       "The certificates to show a server that asks for some.")
+      ((tls-key nil "--key") "FILE" #'identity nil
+       "The private key of --tls-cert; without it, in that file.")
+      ((tls-name nil "--cname") "NAME" #'identity nil
+       "The name that the server's certificate must be for.")
+      ((skip-tls nil "--skipTLS") "[BOOLEAN]" #'parse-boolean nil
+       "Speak TLS with whoever is there, without a look at its certificate.")
+      (insecure "[BOOLEAN]" #'parse-boolean nil
+                "Speak plaintext; the default, for command lines of ghz.")
+      (authority "NAME" #'identity nil "The :authority of calls, by default the target's.")
+      fleet
+      ((format nil "-O") "FORMAT" (apply #'choice-parser report:*formats*) :summary
+       "How to report: summary, json as ghz writes it with more, pretty, csv, or html, a page.")
+      ((output nil "-o") "FILE" #'identity nil "Where to, instead of standard output.")
+      (compare "FILE" #'parse-run-argument nil "Compare with the run of this JSON.")
+      ((fail-if "--fail-if") "CONDITIONS" #'parse-conditions '()
+       "Exit with 4 if one of these holds, such as 'p99 > 10ms, errors > 0'; may be given several
+      times.")
+      (count-errors "[BOOLEAN]" #'parse-boolean nil
+                    "Tell the latencies of all calls, not of those only that ended with OK.")
+      (name "TEXT" #'identity nil "The name of the run, for reports.")
+      (tags "JSON" #'identity nil "An object of strings, for reports.")
+      (quiet "[BOOLEAN]" #'parse-boolean nil
+             "Say nothing on standard error meanwhile; so if that is no terminal.")))
+    "Load any server with calls of one method, and report their latencies. Types come from the
+server's reflection, --proto or --protoset. With --rps calls begin on time whatever becomes of them,
+and latencies count from when they were due; how late the tool itself was is told, and whether it
+was the limit. Exits with 0 if all calls ended with OK, 3 if some did not or none ended, or with
+--fail-if 4 if a condition holds and else 0, 130 if interrupted, 1 if the run could not be made, 2
+if the arguments are wrong."
+  (tune-collector)
+  (apply #'perform-load options))
