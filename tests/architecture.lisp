@@ -175,6 +175,10 @@ async for clgrpc-async."
   "The paths of the sources in FOLDER, wherever it is."
   (support:system-sources (folder-system folder)))
 
+(defun layer-home (folder)
+  "The path of FOLDER."
+  (asdf:component-pathname (folder-system folder)))
+
 (defun folders ()
   "The folders that hold layers, a package and a system each."
   (sort (mapcar #'system-folder (layer-systems)) #'string<))

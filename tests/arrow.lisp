@@ -370,7 +370,7 @@ and inproc name more of calling than before, and less of wire, since calling dec
 (defun graph-rows ()
   "For doc/architecture.md: each folder, how many files it has, and the folders that it uses."
   (loop for folder in (folders)
-        collect (list (format nil "`~A`" folder)
+        collect (list (format nil "`~A`" (string-right-trim "/" (file-text (layer-home folder))))
                       (length (folder-files folder))
                       (format nil "~{`~A`~^, ~}"
                               (sort (loop for used being the hash-keys of (names-used folder)
