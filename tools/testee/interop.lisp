@@ -76,11 +76,17 @@ nil, says."
   (or (sb-thread:grab-mutex (service-reporter service) :timeout +reporter-timeout+)
       (grpc:fail :aborted "another client sets the load reports")))
 
+(defun pause (call seconds)
+  "Wait SECONDS, or until CALL is cancelled."
+  (let ((cancelled (sb-thread:make-semaphore :name "clgrpc interop")))
+    (grpc:on-cancel call (lambda () (sb-thread:signal-semaphore cancelled)))
+    (sb-thread:wait-on-semaphore cancelled :timeout seconds)))
+
 (defun send-responses (call request)
   "Send what the grpc.testing.StreamingOutputCallRequest REQUEST asks for."
   (map nil (lambda (parameters)
              (let ((interval-us (testing:response-parameters-interval-us parameters)))
-               (when (plusp interval-us) (sleep (/ interval-us 1000000))))
+               (when (plusp interval-us) (pause call (/ interval-us 1000000))))
              (grpc:send call (testing:make-streaming-output-call-response
                               :payload (payload-of-size
                                         (testing:streaming-output-call-request-response-type

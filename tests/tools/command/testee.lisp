@@ -149,6 +149,7 @@ answer; a channel \"c\" leads to a server of the interop service at ADDRESS."
                      "ok" "state")))))
 
 (test a-lab-cancels-and-closes
+  "A handler that waits between messages ends with its call: no thread is left when the suite ends."
   (with-lab (ask)
     (flet ((slow (rest)
              (let ((answer (ask "call"
