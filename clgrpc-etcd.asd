@@ -35,4 +35,5 @@
   :pathname "etcd/memory/"
   :serial t
   :components ((:file "package") (:file "tree") (:file "store") (:file "lease") (:file "range")
-               (:file "transaction") (:file "engine") (:file "watch") (:file "service")))
+               (:file "transaction") (:file "interest") (:file "engine") (:file "watch")
+               (:file "service")))

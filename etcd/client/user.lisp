@@ -96,17 +96,18 @@ thread."
 
 (defun permission-plist (permission)
   "What ROLE-PERMISSIONS tells of PERMISSION, a message."
-  (list :access (ecase (authpb:permission-perm-type permission)
+  (list :access (case (authpb:permission-perm-type permission)
                   (:read :read)
                   (:write :write)
-                  (:readwrite :read-write))
+                  (:readwrite :read-write)
+                  (t :unknown))
         :from (authpb:permission-key permission)
         :to (let ((end (authpb:permission-range-end permission)))
               (if (zerop (length end)) nil end))))
 
 (defun role-permissions (etcd name &key timeout)
-  "Return the permissions of the role NAME: a list of plists of :ACCESS, which is :read, :write or
-:read-write, :FROM, a key, and :TO, the end of a range that begins there, a single zero octet if
+  "Return the permissions of the role NAME: a list of plists of :ACCESS, which is :read, :write,
+:read-write or, if etcd has a newer one, :unknown, :FROM, a key, and :TO, the end of a range that begins there, a single zero octet if
 that is the end of all keys, or nil for that key alone. Keys are octets. Signal NOT-FOUND or another
 ETCD-ERROR. From any thread."
   (map 'list #'permission-plist

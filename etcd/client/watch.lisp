@@ -90,9 +90,10 @@ here another watch would go on.")
 
 (defun change-of (event)
   "The change that EVENT, a MVCCPB:EVENT, is."
-  (make-change (ecase (mvccpb:event-type event)
+  (make-change (case (mvccpb:event-type event)
                  (:put :put)
-                 (:delete :removal))
+                 (:delete :removal)
+                 (t (error 'unavailable :text "etcd tells a change of an unknown kind")))
                (entry-of (mvccpb:event-kv event))
                (entry-of (mvccpb:event-prev-kv event))))
 

@@ -57,6 +57,12 @@ many there are without limit."
   "True if REQUEST, a RangeRequest, is answered from all items of its range, whatever its limit."
   (or (bounded-p request) (not (eq :none (pb:range-request-sort-order request)))))
 
+(defun check-order (request)
+  "Refuse REQUEST, a RangeRequest, if it is to be sorted by what has no name: a number of a peer's."
+  (unless (and (keywordp (pb:range-request-sort-target request))
+               (keywordp (pb:range-request-sort-order request)))
+    (refuse :invalid-order)))
+
 (defun sort-items (items target order)
   "ITEMS, which are in the order of their keys, by TARGET and ORDER of a RangeRequest. Those that
 are the same in that stay in their order."

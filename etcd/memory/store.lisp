@@ -70,6 +70,8 @@
   (:key-not-found :invalid-argument "etcdserver: key not found")
   (:value-provided :invalid-argument "etcdserver: value is provided")
   (:lease-provided :invalid-argument "etcdserver: lease is provided")
+  (:invalid-order :invalid-argument "etcdserver: invalid sort option")
+  (:invalid-comparison :invalid-argument "etcdserver: invalid comparison")
   (:too-many-operations :invalid-argument "etcdserver: too many operations in txn request")
   (:duplicate-key :invalid-argument "etcdserver: duplicate key given in txn request")
   (:too-large :invalid-argument "etcdserver: request is too large")

@@ -17,6 +17,17 @@ ask for all items 200,000 times.")
 (defun check-key (key)
   (when (zerop (length key)) (refuse :empty-key)))
 
+(defun check-range (request)
+  (check-key (pb:range-request-key request))
+  (check-order request))
+
+(defun check-comparison (comparison)
+  "Refuse COMPARISON, a Compare, if it has no key, or a target or a result without a name."
+  (check-key (pb:compare-key comparison))
+  (unless (and (keywordp (pb:compare-target comparison))
+               (keywordp (pb:compare-result comparison)))
+    (refuse :invalid-comparison)))
+
 (defun check-put (request)
   (check-key (pb:put-request-key request))
   (when (and (pb:put-request-ignore-value request) (plusp (length (pb:put-request-value request))))
@@ -32,11 +43,11 @@ operations."
          (comparisons (pb:txn-request-compare request))
          (count (max (length comparisons) (length then) (length else))))
     (when (> count most) (refuse :too-many-operations))
-    (map nil (lambda (comparison) (check-key (pb:compare-key comparison))) comparisons)
+    (map nil #'check-comparison comparisons)
     (flet ((check (operation)
              (multiple-value-bind (request kind) (pb:request-op-request operation)
                (ecase kind
-                 (:request-range (check-key (pb:range-request-key request)))
+                 (:request-range (check-range request))
                  (:request-put (check-put request))
                  (:request-delete-range (check-key (pb:delete-range-request-key request)))
                  (:request-txn (check-transaction request (- most count)))
@@ -279,7 +290,7 @@ of nothing, whose revisions are 0 and whose value is no value."
 ;;; Requests to a store
 
 (defun answer-range (store request)
-  (check-key (pb:range-request-key request))
+  (check-range request)
   (let ((tree (tree-at store (pb:range-request-revision request))))
     (check-read (items-of-range store request))
     (range-response tree (store-revision store) request)))

@@ -5,24 +5,38 @@
 ;;;; The trees are balanced by weight (S. Adams, "Efficient sets: a balancing act", 1993): of two
 ;;;; neighbouring subtrees none has more than +DELTA+ times as many items as the other. The empty
 ;;;; tree is nil.
+;;;;
+;;;; A tree may have ranges of keys in place of items. Then each node knows how far the ranges of its
+;;;; tree reach, so those that contain a key are found without a look at the others (MAP-AROUND).
 
 (in-package #:clgrpc.memory)
 
-(defstruct (item (:constructor make-item (key value created changed version lease)) (:copier nil))
+(defstruct (entry (:copier nil))
+  "What a tree has at a key."
+  (key nil :type octets :read-only t))  ; where it is
+
+(defstruct (item (:include entry)
+                 (:constructor make-item (key value created changed version lease))
+                 (:copier nil))
   "What the store has at a key."
-  (key nil :type octets :read-only t)   ; where it is
   (value nil :type octets :read-only t) ; what was put there
   (created 0 :type (signed-byte 64) :read-only t) ; the revision that made it
   (changed 0 :type (signed-byte 64) :read-only t) ; the revision that put its value
   (version 0 :type (signed-byte 64) :read-only t) ; how often it was put since it was made
   (lease 0 :type (signed-byte 64) :read-only t)) ; the number of the lease it ends with, or 0
 
-(defstruct (node (:constructor %make-node (item left right size)) (:copier nil))
+(defstruct (range (:include entry) (:copier nil))
+  "A range of keys. Its own key has its place in a tree of ranges, in the order of their starts."
+  (start nil :type octets :read-only t) ; the first of its keys
+  (end nil :type (or null octets) :read-only t)) ; the end of them, nil for none
+
+(defstruct (node (:constructor %make-node (item left right size end)) (:copier nil))
   "A tree that is not empty."
-  (item nil :type item :read-only t)    ; between those of LEFT and of RIGHT
+  (item nil :type entry :read-only t)   ; between those of LEFT and of RIGHT
   (left nil :type (or null node) :read-only t) ; the tree of what comes before ITEM
   (right nil :type (or null node) :read-only t) ; the tree of what comes behind ITEM
-  (size 1 :type index :read-only t))    ; how many items there are
+  (size 1 :type index :read-only t)     ; how many items there are
+  (end nil :type (or null octets) :read-only t)) ; of ranges: the last of their ends, nil for none
 
 (declaim (sb-ext:freeze-type item node))
 
@@ -36,15 +50,29 @@
 (define-hot (tree-size :inline t) ((tree (or null node))) index
   (if tree (node-size tree) 0))
 
-(define-hot (make-node :inline t) ((item item) (left (or null node)) (right (or null node))) node
-  (%make-node item left right (+ 1 (tree-size left) (tree-size right))))
-
 (define-hot before-p ((a octets) (b octets)) boolean
   "True if A, a key, comes before B."
   (let ((short (min (length a) (length b))))
     (dotimes (i short (< (length a) (length b)))
       (let ((x (aref a i)) (y (aref b i)))
         (unless (= x y) (return (< x y)))))))
+
+(defun last-end (a b)
+  "The later of A and B, ends of ranges: nil comes after all others."
+  (cond ((or (null a) (null b)) nil)
+        ((before-p a b) b)
+        (t a)))
+
+(defun node-reach (range left right)
+  "How far RANGE and the trees of ranges LEFT and RIGHT reach: an end."
+  (let ((end (range-end range)))
+    (when left (setf end (last-end end (node-end left))))
+    (when right (setf end (last-end end (node-end right))))
+    end))
+
+(define-hot (make-node :inline t) ((item entry) (left (or null node)) (right (or null node))) node
+  (%make-node item left right (+ 1 (tree-size left) (tree-size right))
+              (and (range-p item) (node-reach item left right))))
 
 (defun turn-left (item left right)
   "The tree of ITEM, LEFT and RIGHT, which is too large."
@@ -76,7 +104,7 @@
   "The item of KEY in TREE, or nil."
   (declare (type octets key))
   (loop while tree
-        do (let* ((item (node-item tree)) (here (item-key item)))
+        do (let* ((item (node-item tree)) (here (entry-key item)))
              (cond ((before-p key here) (setf tree (node-left tree)))
                    ((before-p here key) (setf tree (node-right tree)))
                    (t (return item))))))
@@ -86,9 +114,9 @@
   (if (null tree)
       (make-node item nil nil)
       (let* ((there (node-item tree)) (left (node-left tree)) (right (node-right tree)))
-        (cond ((before-p (item-key item) (item-key there))
+        (cond ((before-p (entry-key item) (entry-key there))
                (balanced there (tree-with left item) right))
-              ((before-p (item-key there) (item-key item))
+              ((before-p (entry-key there) (entry-key item))
                (balanced there left (tree-with right item)))
               (t (make-node item left right))))))
 
@@ -104,8 +132,8 @@
   (if (null tree)
       nil
       (let* ((there (node-item tree)) (left (node-left tree)) (right (node-right tree)))
-        (cond ((before-p key (item-key there)) (balanced there (tree-without left key) right))
-              ((before-p (item-key there) key) (balanced there left (tree-without right key)))
+        (cond ((before-p key (entry-key there)) (balanced there (tree-without left key) right))
+              ((before-p (entry-key there) key) (balanced there left (tree-without right key)))
               ((null right) left)
               (t (multiple-value-bind (next right) (without-first right)
                    (balanced next left right)))))))
@@ -116,7 +144,7 @@ come before END, if that is not nil."
   (declare (type function function))
   (when tree
     (let* ((item (node-item tree))
-           (key (item-key item))
+           (key (entry-key item))
            (from (not (before-p key start)))
            (to (or (null end) (before-p key end))))
       (when from (map-range function (node-left tree) start end))
@@ -127,7 +155,7 @@ come before END, if that is not nil."
   "How many items of TREE come before KEY."
   (loop with count = 0
         while tree
-        do (if (before-p (item-key (node-item tree)) key)
+        do (if (before-p (entry-key (node-item tree)) key)
                (setf count (+ count 1 (tree-size (node-left tree)))
                      tree (node-right tree))
                (setf tree (node-left tree)))
@@ -136,3 +164,14 @@ come before END, if that is not nil."
 (defun count-range (tree start end)
   "How many items MAP-RANGE would call its function with."
   (max 0 (- (if end (rank tree end) (tree-size tree)) (rank tree start))))
+
+(defun map-around (function ranges key)
+  "Call FUNCTION with those of RANGES, a tree of ranges, that contain KEY."
+  (declare (type function function))
+  (when (and ranges (or (null (node-end ranges)) (before-p key (node-end ranges))))
+    (let ((range (node-item ranges)))
+      (map-around function (node-left ranges) key)
+      (unless (before-p key (range-start range))
+        (when (or (null (range-end range)) (before-p key (range-end range)))
+          (funcall function range))
+        (map-around function (node-right ranges) key)))))

@@ -6,47 +6,46 @@
 ;;;; progress is answered when all watches of the stream have told what there was up to that.
 ;;;;
 ;;;; One thread at a time advances a stream: STATE is :idle, :busy while one does, or :again if
-;;;; there is something new since it began to look. No lock is held while it sends.
+;;;; there is something new since it began to look. No lock is held while it sends, nor while it
+;;;; looks at changes.
+;;;;
+;;;; A short request may ask for all that the store has, so a thread that advances a stream looks at
+;;;; +CHANGES-AT-ONCE+ changes, for all of its watches, and leaves the rest to the engine's thread.
+;;;; That makes one response at a time and then goes on with other streams. A watch with FRAGMENT is
+;;;; told a revision of more than +MOST-OCTETS+ in several responses, all but the last marked; one
+;;;; without is told it in one response, as etcd does, but canceled if that has +LONGEST-RESPONSE+.
 
 (in-package #:clgrpc.memory)
 
 (defconstant +most-revisions+ 1000 "One response tells the changes of at most so many revisions.")
-(defconstant +most-octets+ 1048576 "It tells no further revision once it has so many octets.")
+(defconstant +most-octets+ 1048576 "It tells nothing further once it has so many octets.")
+(defconstant +longest-response+ 16777216
+  "Unless it may not be cut before the end of a revision; but never as many as these.")
+(alexandria:define-constant +too-long-text+
+    "etcdserver: a revision is too large for one response; watch with fragments"
+  :test #'equal :documentation "Why a watch without fragments is canceled then.")
+(defconstant +changes-at-once+ 1000
+  "So many changes a thread looks at that has other things to do.")
+(defconstant +longest-watched-key+ 4096
+  "A watch's first key and its end have at most so many octets: they are kept as long as it is.")
+(defconstant +drops-at-once+ 500 "So many watches of a stream that has ended are dropped in one go.")
 
-(defstruct (watch (:copier nil))
-  "A watch of a stream."
-  (number 0 :type (signed-byte 64) :read-only t) ; by which the stream's client knows it
-  (start nil :type octets :read-only t) ; the first key of its range
-  (end nil :type (or null octets) :read-only t) ; the end of that, nil for none
-  (filters '() :type list :read-only t) ; :noput and :nodelete, what is not told
-  (previous nil :type boolean :read-only t) ; tell what was there before, too
-  (progress nil :type boolean :read-only t) ; tell now and then how far it is
-  (next 0 :type (signed-byte 64))       ; the revision from which on it has told nothing
-  (sent-ns 0 :type (integer 0)))        ; when something was sent last
-
-(defstruct (watching (:constructor make-watching (engine call)) (:copier nil))
+(defstruct (watching (:include listener) (:constructor make-watching (engine call)) (:copier nil))
   "A stream of watches."
   (engine nil :type engine :read-only t) ; whose changes they tell
   (call nil :type rpc:call :read-only t) ; the stream
-  (listener nil :type (or null function)) ; that ENGINE has
   (requests '() :type list)             ; that have come, the last first; changed by ATOMIC-UPDATE
   (answers (make-fifo) :type fifo :read-only t) ; to requests, which are to be sent
   (progress 0 :type (integer 0))        ; how many requests for progress are to be answered
-  (watches '() :type list)              ; in the order in which they were made
+  (watches (make-hash-table) :type hash-table :read-only t) ; by their numbers
   (number 0 :type (signed-byte 64))     ; that the next watch gets if it is free
   (room t :type boolean)                ; false from when there is no room until there is
+  (ended nil :type boolean)             ; the call has
   (state :idle :type (member :idle :busy :again))) ; see above
 
-(declaim (sb-ext:freeze-type watch watching))
+(declaim (sb-ext:freeze-type watching))
 
 ;;; What a watch has to tell
-
-(defun told-p (watch change)
-  "True if WATCH is to tell CHANGE."
-  (let ((key (item-key (change-item change))) (end (watch-end watch)))
-    (and (not (before-p key (watch-start watch)))
-         (or (null end) (before-p key end))
-         (not (member (if (removal-p change) :nodelete :noput) (watch-filters watch))))))
 
 (defun event (watch change)
   "The message that tells CHANGE."
@@ -59,42 +58,85 @@
                        :prev-kv (and (watch-previous watch)
                                      (key-value (change-previous change))))))
 
-(defun news (watch store)
-  "The events that WATCH has to tell now, a list, and the revision from which on that leaves what
-follows."
-  (loop with events = '() and revisions = 0 and octets = 0
-        for revision from (max (watch-next watch) (store-first store))
-          to (store-revision store)
-        until (or (= revisions +most-revisions+) (>= octets +most-octets+))
-        do (let ((told (remove-if-not (lambda (change) (told-p watch change))
-                                      (record-changes (record-at store revision)))))
-             (when (plusp (length told))
-               (incf revisions)
-               (loop for change across told
-                     do (incf octets (item-cost (change-item change)))
-                        (push (event watch change) events))))
-        finally (return (values (nreverse events) revision))))
+(defun event-octets (watch change)
+  "The octets that CHANGE is taken to need in a response."
+  (let ((previous (change-previous change)))
+    (+ (item-cost (change-item change))
+       (if (and previous (watch-previous watch)) (item-cost previous) 0))))
 
-(defun next-response (watch engine)
-  "What WATCH has to send now, or nil; and the revision from which on it then has told nothing."
+(defstruct (look (:copier nil))
+  "What a watch has found that it has to tell, and how far it has looked."
+  (watch nil :type watch :read-only t)  ; that looks
+  (events '() :type list)               ; what it has found, the last first
+  (octets 0 :type (integer 0))          ; that these are taken to need
+  (revision 0 :type (signed-byte 64))   ; at which it goes on
+  (passed 0 :type index)                ; behind so many of the changes of that
+  (count 0 :type index))                ; changes that it has looked at
+
+(declaim (sb-ext:freeze-type look))
+
+(defun look-at-record (look record)
+  "Have LOOK find what is in RECORD, of the revision at which it is."
+  (incf (look-count look))
+  (loop with watch = (look-watch look)
+        with changes = (record-changes record)
+        with most = (if (watch-fragment watch) +most-octets+ +longest-response+)
+        for i from (look-passed look) below (length changes)
+        do (let ((change (aref changes i)))
+             (when (told-p watch change)
+               (when (>= (look-octets look) most)
+                 (setf (look-passed look) i)
+                 (return))
+               (incf (look-octets look) (event-octets watch change))
+               (push (event watch change) (look-events look)))
+             (incf (look-count look)))
+        finally (incf (look-revision look))
+                (setf (look-passed look) 0)))
+
+(defun look-at-records (look records most)
+  "Have LOOK find what is in RECORDS, a list, one behind the other: of those that have MOST changes
+or more the first ones, or none."
+  (loop for record in records
+        for changes = (- (length (record-changes record)) (look-passed look))
+        until (or (>= (look-octets look) +most-octets+)
+                  (>= (+ (look-count look) changes) most))
+        do (look-at-record look record)
+        ;; it is cut
+        until (plusp (look-passed look))))
+
+(defun next-records (watch engine)
+  "The records that WATCH has to look at next, a list; or :CAUGHT-UP if there are none, or :COMPACTED
+if there is no more what it would tell. Then the revision that ENGINE is at, and the revision of the
+first record, or up to which it is compacted."
   (with-engine (engine)
     (let* ((store (engine-store engine))
            (revision (store-revision store))
-           (now (engine-now engine))
-           (number (watch-number watch)))
+           (next (max (watch-next watch) (store-first store))))
       (cond ((< (watch-next watch) (store-compacted store))
-             (pb:make-watch-response :header (header revision) :watch-id number :canceled t
-                                     :compact-revision (store-compacted store)))
-            ((<= (watch-next watch) revision)
-             (multiple-value-bind (events next) (news watch store)
-               (values (and events
-                            (pb:make-watch-response :header (header revision) :watch-id number
-                                                    :events events))
-                       next)))
-            ((and (watch-progress watch)
-                  (>= now (+ (watch-sent-ns watch) (engine-progress-ns engine))))
-             (values (pb:make-watch-response :header (header revision) :watch-id number)
-                     (watch-next watch)))))))
+             (values :compacted revision (store-compacted store)))
+            ((> (watch-next watch) revision)
+             (dequeue (listener-ready (watch-listener watch)))
+             (setf (watch-caught-up watch) t)
+             (values :caught-up revision next))
+            (t
+             (values (loop for r from next to (min revision (+ next +most-revisions+ -1))
+                           collect (record-at store r))
+                     revision
+                     next))))))
+
+(defun response (watch revision &rest arguments)
+  "A response to WATCH when the store is at REVISION, with ARGUMENTS."
+  (apply #'pb:make-watch-response :header (header revision) :watch-id (watch-number watch)
+                                  arguments))
+
+(defun look-response (look revision)
+  "What LOOK has found as a response when the store is at REVISION; nil for nothing."
+  (let ((watch (look-watch look)) (cut (plusp (look-passed look))))
+    (cond ((and cut (not (watch-fragment watch)))
+           (response watch revision :canceled t
+                                    :cancel-reason +too-long-text+))
+          ((or cut (look-events look))
+           (response watch revision :events (reverse (look-events look)) :fragment cut)))))
 
 ;;; Requests
 
@@ -103,7 +145,7 @@ follows."
   (enqueue response (watching-answers watching)))
 
 (defun find-watch (watching number)
-  (find number (watching-watches watching) :key #'watch-number))
+  (values (gethash number (watching-watches watching))))
 
 (defun refused (watching revision reason)
   "Answer that a watch cannot be created, for REASON, a text."
@@ -114,6 +156,25 @@ follows."
   (loop while (find-watch watching (watching-number watching))
         do (incf (watching-number watching)))
   (shiftf (watching-number watching) (1+ (watching-number watching))))
+
+(defun next-serial (engine)
+  (with-engine (engine) (incf (engine-serial engine))))
+
+(defun begin-watch (watching watch)
+  "Have WATCH be one of WATCHING. Return false if there are too many."
+  (let ((engine (watching-engine watching)))
+    (when (with-engine (engine)
+            (when (add-watch engine watch)
+              (make-ready watch)
+              t))
+      (when (watch-progress watch) (note-due watching watch))
+      (setf (gethash (watch-number watch) (watching-watches watching)) watch))))
+
+(defun note-due (watching watch)
+  "WATCH, of WATCHING, is to tell how far it is if it tells nothing else before that."
+  (setf (watching-due-ns watching)
+        (min (watching-due-ns watching)
+             (+ (watch-sent-ns watch) (engine-progress-ns (watching-engine watching))))))
 
 (defun create-watch (watching request)
   "Do REQUEST, a WatchCreateRequest. What has no key is of all keys."
@@ -129,24 +190,27 @@ follows."
              (refused watching revision "mvcc: watcher range is empty"))
             ((and (/= 0 number) (find-watch watching number))
              (refused watching revision "mvcc: duplicate watch ID provided on the WatchStream"))
-            ((>= (length (watching-watches watching)) (engine-max-watches engine))
-             (refused watching revision "etcdserver: too many watches"))
+            ((< +longest-watched-key+ (max (length start) (length end)))
+             (refused watching revision "etcdserver: request is too large"))
             (t
              (let ((watch (make-watch
-                           :number (if (zerop number) (free-number watching) number)
+                           :key (place-of-range start (next-serial engine))
                            :start start :end end
+                           :listener watching
+                           :number (if (zerop number) (free-number watching) number)
                            :filters (coerce (pb:watch-create-request-filters request) 'list)
                            :previous (pb:watch-create-request-prev-kv request)
+                           :fragment (pb:watch-create-request-fragment request)
                            :progress (pb:watch-create-request-progress-notify request)
                            :next (if (zerop from) (1+ revision) from)
                            :sent-ns (engine-now engine))))
-               (setf (watching-watches watching)
-                     (append (watching-watches watching) (list watch)))
-               (answer watching (pb:make-watch-response :header (header revision) :created t
-                                                        :watch-id (watch-number watch)))))))))
+               (if (begin-watch watching watch)
+                   (answer watching (response watch revision :created t))
+                   (refused watching revision "etcdserver: too many watches"))))))))
 
 (defun drop-watch (watching watch)
-  (setf (watching-watches watching) (remove watch (watching-watches watching))))
+  (remhash (watch-number watch) (watching-watches watching))
+  (with-engine ((watching-engine watching)) (remove-watch (watching-engine watching) watch)))
 
 (defun do-request (watching request)
   "Do REQUEST, a WatchRequest."
@@ -157,9 +221,8 @@ follows."
        (let ((watch (find-watch watching (pb:watch-cancel-request-watch-id request))))
          (when watch
            (drop-watch watching watch)
-           (answer watching (pb:make-watch-response
-                             :header (header (engine-revision (watching-engine watching)))
-                             :watch-id (watch-number watch) :canceled t)))))
+           (answer watching (response watch (engine-revision (watching-engine watching))
+                                      :canceled t)))))
       (:progress-request (incf (watching-progress watching))))))
 
 ;;; Advancing a stream
@@ -178,24 +241,89 @@ follows."
         always (try-response watching answer)
         do (dequeue (watching-answers watching))))
 
-(defun send-news (watching watch)
-  "Send what WATCH has to tell; false if there is not room for all."
-  (loop
-    (multiple-value-bind (response next) (next-response watch (watching-engine watching))
-      (cond ((and response (not (try-response watching response))) (return nil))
-            ((and response (pb:watch-response-canceled response))
-             (drop-watch watching watch)
-             (return t)))
-      (when response (setf (watch-sent-ns watch) (engine-now (watching-engine watching))))
-      (when next (setf (watch-next watch) next))
-      (unless response (return t)))))
+(defun try-response-of (watching watch response)
+  "Send RESPONSE, of WATCH, or return false if there is no room. If it cancels WATCH, drop that."
+  (when (try-response watching response)
+    (setf (watch-sent-ns watch) (engine-now (watching-engine watching)))
+    (when (pb:watch-response-canceled response) (drop-watch watching watch))
+    t))
+
+(defun tell-records (watching watch records most revision next)
+  "Send what WATCH has to tell of RECORDS, which begin with that of the revision NEXT, when the store
+is at REVISION. Return false if there is not room; else how many changes it has looked at: fewer than
+MOST, and none if the first record has as many."
+  (let ((look (make-look :watch watch :revision next
+                         :passed (if (= next (watch-next watch)) (watch-passed watch) 0))))
+    (look-at-records look records most)
+    (let ((response (look-response look revision)))
+      (when (or (null response) (try-response-of watching watch response))
+        (setf (watch-next watch) (look-revision look)
+              (watch-passed watch) (look-passed look))
+        (look-count look)))))
+
+(defun next-ready (watching)
+  "The first of the watches of WATCHING that are ready, or nil."
+  (with-engine ((watching-engine watching))
+    (loop with ready = (listener-ready watching)
+          for watch = (first (fifo-items ready))
+          while (and watch (watch-dropped watch))
+          do (dequeue ready)
+          finally (return watch))))
+
+(defun pass-turn (watching)
+  "The first of the watches of WATCHING that are ready has had its turn."
+  (with-engine ((watching-engine watching))
+    (let ((ready (listener-ready watching)))
+      (enqueue (dequeue ready) ready))))
+
+(defun send-news-of (watching watch most)
+  "Send one response of WATCH, the first of WATCHING that is ready, if it has something to tell, and
+look at fewer changes than MOST for that. Return how many those were, 0 if it would be more, nil if
+there is no room."
+  (multiple-value-bind (records revision next) (next-records watch (watching-engine watching))
+    (case records
+      (:caught-up 1)
+      (:compacted
+       (and (try-response-of watching watch (response watch revision :canceled t
+                                                                     :compact-revision next))
+            1))
+      (t (let ((looked (tell-records watching watch records most revision next)))
+           (when looked (pass-turn watching))
+           looked)))))
+
+(defun send-news (watching most)
+  "Send what the watches of WATCHING have to tell, and look at some MOST changes for that; or send one
+response if MOST is nil. Return :all if that was all, :some if there may be more, nil if there is no
+room."
+  (loop with left = (or most array-dimension-limit)
+        for watch = (next-ready watching)
+        do (unless watch (return :all))
+           (let ((looked (send-news-of watching watch left)))
+             (when (null looked) (return nil))
+             (decf left looked)
+             (when (or (null most) (zerop looked) (not (plusp left))) (return :some)))))
+
+(defun send-notices (watching)
+  "Have those watches of WATCHING that are to tell how far they are do so, if it is time."
+  (let* ((engine (watching-engine watching)) (now (engine-now engine)))
+    (when (<= (watching-due-ns watching) now)
+      (setf (watching-due-ns watching) most-positive-fixnum)
+      (loop for watch being the hash-values of (watching-watches watching)
+            do (when (watch-progress watch)
+                 (when (and (<= (+ (watch-sent-ns watch) (engine-progress-ns engine)) now)
+                            (watch-caught-up watch))
+                   (try-response-of watching watch (response watch (engine-revision engine))))
+                 (note-due watching watch))))))
 
 (defun told-revision (watching)
   "The revision up to which all watches of WATCHING have told everything."
-  (loop with revision = (engine-revision (watching-engine watching))
-        for watch in (watching-watches watching)
-        do (setf revision (min revision (1- (watch-next watch))))
-        finally (return revision)))
+  (let ((engine (watching-engine watching)))
+    (with-engine (engine)
+      (loop with revision = (store-revision (engine-store engine))
+            for watch in (fifo-items (listener-ready watching))
+            do (unless (watch-dropped watch)
+                 (setf revision (min revision (1- (watch-next watch)))))
+            finally (return revision)))))
 
 (defun send-progress (watching)
   "Answer the requests for progress of WATCHING, whose watches have told what there was."
@@ -216,45 +344,90 @@ follows."
                           (lambda (all) (setf requests all) '()))
     (reverse requests)))
 
-(defun advance-once (watching)
-  "Do what there is to do for WATCHING, as far as there is room."
-  (cond ((rpc:call-status (watching-call watching)))
-        ((not (engine-open (watching-engine watching))) (end-watching watching))
+(defun drop-watches (watching)
+  "Drop watches of WATCHING, which has ended. Return :some if there are more."
+  (loop for watch being the hash-values of (watching-watches watching)
+        repeat +drops-at-once+
+        collect watch into dropped
+        finally (dolist (watch dropped) (drop-watch watching watch)))
+  (when (plusp (hash-table-count (watching-watches watching))) :some))
+
+(defun advance-once (watching most)
+  "Do what there is to do for WATCHING, as far as there is room, and look at MOST changes for that,
+see SEND-NEWS. Return :some if there may be more."
+  (cond ((watching-ended watching) (drop-watches watching))
+        ((rpc:call-status (watching-call watching)) nil)
+        ((not (engine-open (watching-engine watching))) (end-watching watching) nil)
         (t
          (dolist (request (take-requests watching)) (do-request watching request))
-         (when (and (watching-room watching)
-                    (send-answers watching)
-                    (loop for watch in (watching-watches watching)
-                          always (send-news watching watch)))
-           (send-progress watching)))))
+         (when (and (watching-room watching) (send-answers watching))
+           (let ((sent (send-news watching most)))
+             (when (eq :all sent)
+               (send-notices watching)
+               (send-progress watching))
+             sent)))))
 
-(defun advance (watching)
-  "Do what there is to do for WATCHING, or have the thread that does so look again."
+(defun advance-guarded (watching most)
+  "Do as ADVANCE-ONCE. An error that is not the call's own ends the call."
+  (multiple-value-bind (sent condition)
+      (loop:guarding (:memory-watch-error)
+        ;; it may end at any time
+        (handler-case (advance-once watching most)
+          (status:rpc-error () nil)))
+    (when condition
+      (rpc:finish (watching-call watching) :status :internal
+                                           :message "etcdserver: an error in a watch"))
+    sent))
+
+(defun begin-advancing (watching)
+  "True if this thread is to advance WATCHING now. If another does, that will look again."
   (loop
     (case (watching-state watching)
-      (:idle (when (eq :idle (compare-and-swap (watching-state watching) :idle :busy)) (return)))
+      (:idle (when (eq :idle (compare-and-swap (watching-state watching) :idle :busy)) (return t)))
       (:busy (when (eq :busy (compare-and-swap (watching-state watching) :busy :again))
-               (return-from advance)))
-      (t (return-from advance))))
-  (loop
-    ;; it may end at any time
-    (handler-case (advance-once watching)
-      (status:rpc-error ()))
-    (when (eq :busy (compare-and-swap (watching-state watching) :busy :idle)) (return))
-    (setf (watching-state watching) :busy)
-    (sb-thread:barrier (:memory))))
+               (return nil)))
+      (t (return nil)))))
+
+(defun advance (watching most)
+  "Do what there is to do for WATCHING, see ADVANCE-ONCE, or have the thread that does so look again.
+What is left, also if this thread is interrupted, is left to the engine's thread."
+  (sb-sys:without-interrupts
+    (when (begin-advancing watching)
+      (let ((sent :some) (done nil))
+        (unwind-protect
+             (loop
+               (setf sent :some
+                     sent (sb-sys:with-local-interrupts (advance-guarded watching most)))
+               (when (eq :busy (compare-and-swap (watching-state watching) :busy :idle))
+                 (return (setf done t)))
+               (setf (watching-state watching) :busy)
+               (sb-thread:barrier (:memory)))
+          (unless done (setf (watching-state watching) :idle))
+          (when (eq :some sent)
+            (let ((engine (watching-engine watching)))
+              (with-engine (engine) (leave-call engine watching)))))))))
+
+(defun end-watches (watching)
+  "The call of WATCHING has ended: the engine's thread drops its watches."
+  (let ((engine (watching-engine watching)))
+    (setf (watching-ended watching) t)
+    (remove-listener engine watching)
+    (with-engine (engine) (leave-call engine watching))))
 
 (defun begin-watching (engine call)
   "Serve CALL, of Watch, from now on."
   (let ((watching (make-watching engine call)))
-    (setf (watching-listener watching) (lambda () (advance watching)))
-    (add-listener engine (watching-listener watching))
-    (rpc:on-end call (lambda () (remove-listener engine (watching-listener watching))))
+    (setf (watching-function watching)
+          (lambda ()
+            (advance watching (unless (eq sb-thread:*current-thread* (engine-thread engine))
+                                +changes-at-once+))))
+    (add-listener engine watching)
+    (rpc:on-end call (lambda () (end-watches watching)))
     (rpc:on-writable call (lambda ()
                             (setf (watching-room watching) t)
-                            (advance watching)))
+                            (advance watching +changes-at-once+)))
     (rpc:on-half-close call (lambda () (rpc:finish call)))
     (rpc:on-message call (lambda (request)
                            (sb-ext:atomic-push request (watching-requests watching))
-                           (advance watching)))
+                           (advance watching +changes-at-once+)))
     call))

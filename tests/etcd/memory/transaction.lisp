@@ -113,3 +113,21 @@
                                                           :range-end (octets-of 0)))))
           (refused :compare (comparisons)
                    :success (loop repeat 10 collect (txn-op :compare (comparisons)))))))))
+
+(test numbers-without-a-name-are-refused
+  "A peer may send any number as a sort order or target, or as a comparison's target or result."
+  (let ((store (new-store)) (key (string-octets "a")))
+    (put store "a")
+    (flet ((read-by (&rest arguments)
+             (apply #'pb:make-range-request :key key :range-end (octets-of 0) arguments))
+           (transaction (&rest arguments)
+             (memory::answer-transaction store (apply #'pb:make-txn-request arguments))))
+      (dolist (request (list (read-by :sort-target 17) (read-by :sort-order 17)))
+        (refused-with (:invalid-argument "etcdserver: invalid sort option")
+          (memory::answer-range store request))
+        (refused-with (:invalid-argument "etcdserver: invalid sort option")
+          (transaction :success (list (pb:make-request-op :request-range request)))))
+      (dolist (comparison (list (pb:make-compare :key key :target 17)
+                                (pb:make-compare :key key :target :version :version 1 :result 17)))
+        (refused-with (:invalid-argument "etcdserver: invalid comparison")
+          (transaction :compare (list comparison)))))))

@@ -167,18 +167,90 @@ no room for these at first; and at once if nothing is watched."
         (is (equal '(-1) (heard (rpc:receive call))))))))
 
 (test streams-of-watches-have-limits
-  "A stream has so many watches; and whoever leaves answers unread can send no more requests."
-  (with-engine (engine :max-watches 3)
+  "A stream may have another watch if it has fewer than are free, of all streams; what has ended
+makes its place free. And whoever leaves answers unread can send no more requests."
+  (with-engine (engine :max-watches 5)
+    (flet ((made-p (call)
+             (create call :key "a")
+             (let ((heard (heard (rpc:receive call))))
+               (unless (eq :created (second heard))
+                 (is (equal '(-1 :refused "etcdserver: too many watches") heard)))
+               (eq :created (second heard)))))
+      (with-watching (call)
+        (is (equal '(t t t nil) (loop repeat 4 collect (made-p call))))
+        (with-watching (other)
+          (is (equal '(t nil) (loop repeat 2 collect (made-p other)))))
+        (is-true (wait-until (lambda () (= 3 (memory::tree-size (memory::engine-watches engine))))))
+        (with-watching (other)
+          (is-true (made-p other)))
+        (create call :key (make-string (1+ memory::+longest-watched-key+) :initial-element #\a))
+        (is (equal '(-1 :refused "etcdserver: request is too large") (heard (rpc:receive call))))
+        (let ((sent (loop while (rpc:try-send call (pb:make-watch-request
+                                                    :progress-request
+                                                    (pb:make-watch-progress-request)))
+                          count t)))
+          (is (< 100 sent 100000))
+          (is-true (loop repeat sent
+                         always (equal '(-1) (heard (rpc:receive call))))))))))
+
+(defun remove-at-once (count value-octets)
+  "Put COUNT keys below a/ with values of VALUE-OCTETS, and remove them all at one revision, which is
+returned."
+  (dotimes (i count)
+    (etcd:put *etcd* (format nil "a/~5,'0D" i) (make-string value-octets :initial-element #\x)))
+  (etcd:remove-entries *etcd* :prefix "a/")
+  (1+ (1+ count)))
+
+(test large-revisions-are-told-in-fragments
+  "What is asked for in fragments is told so, all but the last marked; else in one response, unless
+that would be very large."
+  (flet ((told (count value-octets &rest arguments)
+           (with-engine (engine)
+             (let ((revision (remove-at-once count value-octets)))
+               (with-watching (call)
+                 (apply #'create call :key "a/" :range-end "a0" :start-revision revision
+                                      :prev-kv t arguments)
+                 (is (equal '(0 :created) (heard (rpc:receive call))))
+                 (loop for response = (rpc:receive call)
+                       for more = (pb:watch-response-fragment response)
+                       collect (list (rest (heard response)) more)
+                       while more))))))
+    (let ((fragments (told 400 10000 :fragment t)))
+      (is (= 4 (length fragments)))
+      (is (equal (loop for i below 400
+                       collect (list :delete (format nil "a/~5,'0D" i) 402))
+                 (mapcan #'first fragments))))
+    (is (equal '(400) (mapcar (lambda (told) (length (first told))) (told 400 10000))))
+    (is (equal '(((:refused "etcdserver: a revision is too large for one response; watch with fragments")
+                  nil))
+               (told 200 100000)))))
+
+(test long-histories-are-looked-at-in-parts
+  "A thread that has other things to do looks at so many changes, though none of them is told."
+  (with-engine (engine)
+    (dotimes (i 300)
+      (etcd:transact *etcd* :then (loop for j below 20 collect `(:put ,(format nil "b/~D" j) "x"))))
     (with-watching (call)
-      (dotimes (i 3)
-        (create call :key "a")
-        (is (equal (list i :created) (heard (rpc:receive call)))))
       (create call :key "a")
-      (is (equal '(-1 :refused "etcdserver: too many watches") (heard (rpc:receive call))))
-      (let ((sent (loop while (rpc:try-send call (pb:make-watch-request
-                                                  :progress-request
-                                                  (pb:make-watch-progress-request)))
-                        count t)))
-        (is (< 100 sent 100000))
-        (is-true (loop repeat sent
-                       always (equal '(-1) (heard (rpc:receive call)))))))))
+      (is (equal '(0 :created) (heard (rpc:receive call))))
+      (let* ((watching (first (alexandria:hash-table-keys (memory::engine-listeners engine))))
+             (watch (memory::find-watch watching 0)))
+        (is-true (wait-until (lambda () (memory::watch-caught-up watch))))
+        ;; so the engine's thread leaves it to this one
+        (is-true (wait-until (lambda () (memory::begin-advancing watching))))
+        (memory::with-engine (engine)
+          (setf (memory::watch-next watch) 2)
+          (memory::make-ready watch))
+        (is (equal '(47 47 47 47 47 47 18)
+                   (loop for before = (memory::watch-next watch)
+                         for sent = (memory::advance-once watching 1000)
+                         collect (- (memory::watch-next watch) before)
+                         until (eq :all sent)
+                         do (is (eq :some sent)))))
+        (setf (memory::watching-state watching) :idle))
+      ;; and by whoever is there
+      (etcd:put *etcd* "a" "x")
+      (create call :key "a" :start-revision 2)
+      (is (equal '((0 (:put "a" 302)) (1 (:put "a" 302)) (1 :created))
+                 (sort (loop repeat 3 collect (heard (rpc:receive call)))
+                       #'string< :key #'princ-to-string))))))

@@ -1,0 +1,95 @@
+;;;; Listeners: streams of watches, as the engine knows them. The watches of all listeners are in one
+;;;; tree of ranges, so a change finds those that it concerns, and no others cost anything.
+;;;;
+;;;; A watch is CAUGHT-UP, or it is among those of its listener that are READY. It is caught up if
+;;;; there is nothing that it has not told but what is to come: then NOTE-CHANGES, for the first change
+;;;; that concerns it, makes it ready. A watch that begins in the past is ready at first.
+;;;;
+;;;; All of it is changed while the engine's lock is held.
+
+(in-package #:clgrpc.memory)
+
+(defstruct (listener (:constructor nil) (:copier nil))
+  "One that hears of changes."
+  (function nil :type (or null function)) ; of no arguments: to be called if a watch is ready
+  (ready (make-fifo) :type fifo :read-only t) ; its watches that may have something to tell
+  (called nil :type boolean)            ; the engine's thread is to call it
+  (noted 0 :type (signed-byte 64))      ; the revision at which NOTE-CHANGES has returned it last
+  (due-ns most-positive-fixnum :type (integer 0)) ; when it is to be called in any case
+  (watch-count 0 :type index))          ; its watches in the tree
+
+(defstruct (watch (:include range) (:copier nil))
+  "A watch of a stream: what it tells is of its range."
+  (listener nil :type listener :read-only t) ; that tells it
+  (number 0 :type (signed-byte 64) :read-only t) ; by which the stream's client knows it
+  (filters '() :type list :read-only t) ; :noput and :nodelete, what is not told
+  (previous nil :type boolean :read-only t) ; tell what was there before, too
+  (fragment nil :type boolean :read-only t) ; a revision may be told in several responses
+  (progress nil :type boolean :read-only t) ; tell now and then how far it is
+  (next 0 :type (signed-byte 64))       ; the revision from which on it has told nothing
+  (passed 0 :type index)                ; but so many of the changes of that one
+  (caught-up nil :type boolean)         ; see above
+  (dropped nil :type boolean)           ; it is no longer in the tree
+  (sent-ns 0 :type (integer 0)))        ; when something was sent last
+
+(declaim (sb-ext:freeze-type watch))
+
+(defmethod print-object ((watch watch) stream)
+  (print-unreadable-object (watch stream :type t)
+    (format stream "~D, next revision ~D~:[~;, dropped~]" (watch-number watch) (watch-next watch)
+            (watch-dropped watch))))
+
+(defun place-of-range (start serial)
+  "The key of a range that begins at START, in a tree of ranges: in the order of the starts, and no
+other's, since no other has SERIAL. A zero in START is followed by one, the end of START by zero."
+  (let ((place (make-octets (+ (length start) (count 0 start) 2 8))) (at 0))
+    (declare (type index at))
+    (flet ((add (octet)
+             (setf (aref place at) octet)
+             (incf at)))
+      (loop for octet across start
+            do (add octet)
+               (when (zerop octet) (add 1)))
+      (add 0)
+      (add 0)
+      (loop for shift from 56 downto 0 by 8
+            do (add (ldb (byte 8 shift) serial))))
+    place))
+
+(defun told-p (watch change)
+  "True if WATCH is to tell CHANGE."
+  (let ((key (item-key (change-item change))) (end (watch-end watch)))
+    (and (not (before-p key (watch-start watch)))
+         (or (null end) (before-p key end))
+         (not (member (if (removal-p change) :nodelete :noput) (watch-filters watch))))))
+
+(defun make-ready (watch)
+  "WATCH may have something to tell."
+  (setf (watch-caught-up watch) nil)
+  (enqueue watch (listener-ready (watch-listener watch))))
+
+(defun listeners-concerned (watches change revision)
+  "Make those of WATCHES, a tree, ready that CHANGE, of REVISION, concerns. Return their listeners."
+  (let ((listeners '()))
+    (flet ((note (watch)
+             (when (and (watch-caught-up watch)
+                        (<= (watch-next watch) revision)
+                        (told-p watch change))
+               (setf (watch-next watch) revision
+                     (watch-passed watch) 0)
+               (make-ready watch)
+               (push (watch-listener watch) listeners))))
+      (map-around #'note watches (item-key (change-item change))))
+    listeners))
+
+(defun note-changes (watches store from)
+  "Make those of WATCHES, a tree, ready that revisions of STORE concern, from the revision FROM on.
+Return the listeners that are to be called then, each once."
+  (let ((newest (store-revision store)) (listeners '()))
+    (when watches
+      (loop for revision from (max from (store-first store)) to newest
+            do (loop for change across (record-changes (record-at store revision))
+                     do (dolist (listener (listeners-concerned watches change revision))
+                          (unless (= newest (shiftf (listener-noted listener) newest))
+                            (push listener listeners))))))
+    (nreverse listeners)))
