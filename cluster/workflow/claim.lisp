@@ -251,6 +251,7 @@ list of it, or an empty one."
   (woken nil :type list)
   ;; under the lock
   (tickets '() :type list)              ; while it is parked: its places in the queues
+  (ticket nil :type (or null ticket))   ; until it is over: its place in its session's queue
   (over nil :type boolean))             ; it is answered, or nobody wants an answer
 
 (defun arrival-place (kind)
@@ -266,34 +267,35 @@ list of it, or an empty one."
 
 ;;; The queues; the lock is held
 
-(defun kind-queue (desk kind)
-  "The head of the queue of KIND at DESK, made now if there is none."
-  (let ((queues (desk-queues desk)))
-    (or (gethash kind queues)
-        (setf (gethash kind queues) (make-ring)))))
+(defun desk-ticket (desk waiting &optional name table)
+  "A place of WAITING behind others in the queue of NAME in TABLE, or in that of all of DESK."
+  (let ((ticket (make-ticket waiting name table)))
+    (isolate-ring ticket)
+    (enter-ring ticket (cond ((null table) (desk-queue desk))
+                             ((gethash name table))
+                             (t (setf (gethash name table) (make-ring)))))
+    ticket))
+
+(defun quit-queue (ticket)
+  "TICKET is in its queue no more, which is forgotten if it is empty."
+  (quit-ring ticket)
+  (let ((name (ticket-queue ticket)) (table (ticket-table ticket)))
+    (unless (or (null table) (ring-first (gethash name table)))
+      (remhash name table))))
 
 (defun enter-desk (desk waiting)
   "WAITING is parked, behind all others."
-  (flet ((enter (kind queue)
-           (let ((ticket (make-ticket waiting kind)))
-             (isolate-ring ticket)
-             (enter-ring ticket queue)
-             ticket)))
-    (incf (desk-parked desk))
-    (setf (waiting-tickets waiting)
-          (cons (enter nil (desk-queue desk))
-                (loop for kind in (waiting-kinds waiting)
-                      collect (enter kind (kind-queue desk kind)))))))
+  (incf (desk-parked desk))
+  (setf (waiting-tickets waiting)
+        (cons (desk-ticket desk waiting)
+              (loop for kind in (waiting-kinds waiting)
+                    collect (desk-ticket desk waiting kind (desk-queues desk))))))
 
 (defun quit-desk (desk waiting)
   "WAITING, if it is parked, is so no more."
   (when (waiting-tickets waiting)
     (decf (desk-parked desk))
-    (dolist (ticket (shiftf (waiting-tickets waiting) '()))
-      (quit-ring ticket)
-      (let ((kind (ticket-kind ticket)))
-        (unless (or (null kind) (ring-first (kind-queue desk kind)))
-          (remhash kind (desk-queues desk)))))))
+    (mapc #'quit-queue (shiftf (waiting-tickets waiting) '()))))
 
 (defun take-first (desk &optional kind)
   "Take the first claim that is parked, of those for KIND if it is given, and return it; or nil."
@@ -355,6 +357,7 @@ BACKLOG-FULL if too many wait."
   "WAITING is to be answered, or nobody wants an answer. Return true for the first who says so."
   (sb-thread:with-mutex ((desk-lock desk))
     (quit-desk desk waiting)
+    (when (waiting-ticket waiting) (quit-queue (shiftf (waiting-ticket waiting) nil)))
     (not (shiftf (waiting-over waiting) t))))
 
 (defun return-tasks (node tasks)
@@ -379,9 +382,7 @@ BACKLOG-FULL if too many wait."
   "End WAITING with CONDITION, a workflow error."
   (count-refusal node condition)
   (when (end-waiting (node-desk node) waiting)
-    (multiple-value-bind (status refusal) (refusal-status condition)
-      (rpc:finish (waiting-call waiting) :status status :message (princ-to-string condition)
-                                         :details (list refusal)))))
+    (end-call (waiting-call waiting) condition)))
 
 (defun try-waiting (node waiting)
   "Try WAITING, and answer it or have it wait. Return true unless it cannot see to the task that it
@@ -421,13 +422,43 @@ was woken for."
                     (loop:guarding (:workflow-claim-error) (try-waiting node waiting)))
           do (pass-wake-up desk waiting)))
 
+(defun waiting-sessions (desk)
+  "The sessions whose claims wait at DESK."
+  (sb-thread:with-mutex ((desk-lock desk)) (alexandria:hash-table-keys (desk-sessions desk))))
+
+(defun end-claims-of (node session)
+  "SESSION has ended: its claims that wait at NODE end with SESSION-LOST."
+  (let* ((desk (node-desk node))
+         (queue (sb-thread:with-mutex ((desk-lock desk)) (gethash session (desk-sessions desk)))))
+    (loop for ticket = (and queue
+                            (sb-thread:with-mutex ((desk-lock desk)) (ring-first queue)))
+          while ticket
+          do (fail-waiting node (ticket-waiting ticket)
+                           (make-condition 'session-lost
+                                           :text (format nil "the session ~A has ended"
+                                                         session))))))
+
+(defun note-waiting (desk waiting)
+  "WAITING is known from now on, by its session, to wait at DESK for its end or a task."
+  (sb-thread:with-mutex ((desk-lock desk))
+    (setf (waiting-ticket waiting)
+          (desk-ticket desk waiting (waiting-session waiting) (desk-sessions desk)))))
+
 (defun await-tasks (node call session kinds count wait-ms seen)
-  "Have CALL wait for tasks. It is answered with none when WAIT-MS are over."
+  "Have CALL wait for tasks. It is answered with none when WAIT-MS are over. Signal SESSION-LOST if
+there is no SESSION: who looks only after the claim is known to wait misses no end of it."
   (let ((waiting (make-waiting :call call :session session :kinds kinds :count count))
-        (desk (node-desk node)))
-    (rpc:on-cancel call (lambda () (end-waiting desk waiting)))
-    (rpc:after call (/ wait-ms 1000) (lambda () (answer-waiting node waiting '())))
-    (park-claim node waiting seen)))
+        (desk (node-desk node))
+        (done nil))
+    (note-waiting desk waiting)
+    (unwind-protect
+         (progn
+           (check-session node session)
+           (rpc:on-cancel call (lambda () (end-waiting desk waiting)))
+           (rpc:after call (/ wait-ms 1000) (lambda () (answer-waiting node waiting '())))
+           (park-claim node waiting seen)
+           (setf done t))
+      (unless done (end-waiting desk waiting)))))
 
 (defun close-desk (node)
   "Nothing waits at NODE any more."

@@ -57,8 +57,25 @@
           ((and put (string= "ready" name)) (note-ready node what id))
           ((and put (string= "due" name))
            (let ((time (text-time what))) (when time (note-due node time))))
-          ((and (not put) (string= "sessions" name))
-           (ring-alarm node (lambda (alarm) (push what (alarm-ended alarm))))))))
+          ((string/= "sessions" name))
+          (put (note-session node what))
+          (t (forget-session node what)
+             (end-claims-of node what)
+             (ring-alarm node (lambda (alarm) (push what (alarm-ended alarm))))))))
+
+(defun note-sessions (node)
+  "Note which sessions are open now. Return the revision at which they are."
+  (let ((prefix (node-key node "index/sessions" "")))
+    (sb-thread:with-mutex ((node-lock node)) (clrhash (node-session-names node)))
+    (etcd:map-entries (lambda (entry)
+                        (note-session node (subseq (etcd:entry-key entry) (length prefix))))
+                      (node-etcd node) :prefix prefix :keys-only t)))
+
+(defun end-claims-of-lost-sessions (node)
+  "End claims that wait whose sessions ended while no watch told it."
+  (dolist (session (waiting-sessions (node-desk node)))
+    (unless (etcd:fetch (node-etcd node) (session-key node session))
+      (end-claims-of node session))))
 
 (defun watch-index (node)
   "Watch the index from now on, and look at what has come before."
@@ -71,7 +88,7 @@
                     (lambda (changes revision)
                       (declare (ignore revision))
                       (dolist (change changes) (note-index-change node change)))
-                    :prefix (node-key node "index/")
+                    :prefix (node-key node "index/") :after (note-sessions node)
                     :on-end (lambda (condition)
                               (declare (ignore condition))
                               (ring-alarm node (lambda (alarm)
@@ -87,6 +104,7 @@
                          (setf (alarm-lost-watch (node-alarm node)) t)))))
       (watch-index node))
     (retry-all-claims node)
+    (end-claims-of-lost-sessions node)
     t))
 
 ;;; What is due
@@ -162,9 +180,7 @@ due that is not, or nil; and the last key of the page if there may be more that 
   (setf (node-running node) (etcd:count-entries (node-etcd node)
                                                 :prefix (node-key node "by" "running" ""))
         (node-ready node) (etcd:count-entries (node-etcd node)
-                                              :prefix (node-key node "index/ready" ""))
-        (node-sessions node) (etcd:count-entries (node-etcd node)
-                                                 :prefix (node-key node "index/sessions" ""))))
+                                              :prefix (node-key node "index/ready" ""))))
 
 (defun tell-health (node status)
   (when (node-health node)

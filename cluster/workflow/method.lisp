@@ -191,8 +191,9 @@ anything is done with them: a message has room for a million."
     (session-key node session)          ; is it a name?
     (let* ((seen (arrivals-now (node-desk node) kinds))
            (tasks (claim-tasks node session kinds count)))
-      (unless tasks (check-session node session))
-      (cond ((or tasks (<= wait 0)) (pb:make-claim-reply :tasks tasks))
+      (cond ((or tasks (<= wait 0))
+             (unless tasks (check-session node session))
+             (pb:make-claim-reply :tasks tasks))
             (t (await-tasks node call session kinds count wait seen)
                call)))))
 

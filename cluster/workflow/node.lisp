@@ -4,10 +4,11 @@
 
 (in-package #:clgrpc.workflow)
 
-(defstruct (ticket (:include ring) (:constructor make-ticket (waiting kind)) (:copier nil))
+(defstruct (ticket (:include ring) (:constructor make-ticket (waiting queue table)) (:copier nil))
   "The place of a claim that waits in a queue of the desk."
   (waiting nil :read-only t)            ; the claim
-  (kind nil :type (or null string) :read-only t)) ; whose queue it is; nil: the queue of all
+  (queue nil :type (or null string) :read-only t) ; of the kind or session; nil: of all
+  (table nil :type (or null hash-table) :read-only t)) ; that has the queue
 
 (defstruct (desk (:copier nil))
   "Where claims wait. LOCK guards the rest. A claim is in the queue of all and in that of each of
@@ -18,6 +19,8 @@ its kinds, so that the first of a kind is found, and one that waits no more is t
   (queue (make-ring) :type ring :read-only t) ; the head of the TICKETs of all, first to last
   ;; from a kind for which claims wait to the head of their TICKETs
   (queues (make-hash-table :test 'equal) :type hash-table :read-only t)
+  ;; likewise from a session, all whose claims that have no answer yet are there, parked or not
+  (sessions (make-hash-table :test 'equal) :type hash-table :read-only t)
   (retries (make-fifo) :type fifo :read-only t) ; claims for which there may be a task now
   ;; how often tasks of some kinds could be claimed, by ARRIVAL-PLACE of the kind
   (arrivals (make-array 256 :initial-element 0) :type simple-vector :read-only t)
@@ -47,7 +50,9 @@ its kinds, so that the first of a kind is found, and one that waits no more is t
    (alarm :initform (make-alarm) :reader node-alarm) ; that wakes the clock's thread
    (running :initform 0 :accessor node-running) ; workflows, when they were counted last
    (ready :initform 0 :accessor node-ready) ; tasks nobody has claimed, likewise
-   (sessions :initform 0 :accessor node-sessions) ; that are open, likewise
+   ;; the names of those that are open, as the watch of the index tells, and those that are opened
+   ;; here; under the lock
+   (sessions :initform (make-hash-table :test 'equal) :reader node-session-names)
    ;; ids of workflows that could not be changed, and until when they are left alone, as WORLD-NOW
    (stuck :initform (make-hash-table :test 'equal :synchronized t) :reader node-stuck)
    (recent :initform (make-hash-table :test 'equal :synchronized t) :reader node-recent) ; SIGHTINGs
@@ -67,6 +72,30 @@ its kinds, so that the first of a kind is found, and one that waits no more is t
 (defun node-now (node)
   "The time at NODE, in milliseconds since 1970."
   (floor (the integer (funcall (the function (node-clock node)))) 1000000))
+
+(defun node-sessions (node)
+  "How many sessions are open, as far as NODE knows: those of its own at once."
+  (sb-thread:with-mutex ((node-lock node)) (hash-table-count (node-session-names node))))
+
+(defun note-session (node session)
+  "SESSION is open, or about to be."
+  (sb-thread:with-mutex ((node-lock node)) (setf (gethash session (node-session-names node)) t)))
+
+(defun forget-session (node session)
+  (sb-thread:with-mutex ((node-lock node)) (remhash session (node-session-names node))))
+
+(defun check-sessions (node)
+  "Signal BACKLOG-FULL if there are too many sessions for another one. The lock need not be held."
+  (let ((most (limits-max-sessions (node-limits node)))
+        (count (hash-table-count (node-session-names node))))
+    (when (<= most count)
+      (refuse-size :backlog-full :max-sessions most count "too many sessions"))))
+
+(defun reserve-session (node session)
+  "Note SESSION, which is about to be opened. Signal BACKLOG-FULL if there are too many."
+  (sb-thread:with-mutex ((node-lock node))
+    (check-sessions node)
+    (setf (gethash session (node-session-names node)) t)))
 
 (defun below (node limit)
   "A random number from 0 to below LIMIT, an integer or a float."

@@ -23,13 +23,19 @@
 how long it lasts."
   (unless (<= 2 seconds 3600)
     (refuse-size :too-large :session-seconds 3600 seconds "a session lasts 2 to 3600 seconds"))
-  (let ((most (limits-max-sessions (node-limits node))))
-    (when (<= most (node-sessions node))
-      (refuse-size :backlog-full :max-sessions most (node-sessions node) "too many sessions")))
-  (let* ((lease (etcd:grant-lease (node-etcd node) seconds :keep-alive nil))
-         (session (format nil "~(~X~)" (etcd:lease-id lease))))
-    (etcd:put (node-etcd node) (session-key node session) (short-text worker) :lease lease)
-    (values session (etcd:lease-seconds lease))))
+  (let ((lease nil) (session nil) (open nil))
+    (unwind-protect
+         (progn
+           ;; before a lease is granted
+           (check-sessions node)
+           (setf lease (etcd:grant-lease (node-etcd node) seconds :keep-alive nil)
+                 session (format nil "~(~X~)" (etcd:lease-id lease)))
+           (reserve-session node session)
+           (etcd:put (node-etcd node) (session-key node session) (short-text worker) :lease lease)
+           (setf open t)
+           (values session (etcd:lease-seconds lease)))
+      ;; if it was put all the same, the watch of the index tells it
+      (unless (or open (null session)) (forget-session node session)))))
 
 (defun session-lease (node session)
   "The lease of SESSION, renewed. Signal SESSION-LOST if it has ended, or is no session: whoever

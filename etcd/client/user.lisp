@@ -107,8 +107,9 @@ thread."
 
 (defun role-permissions (etcd name &key timeout)
   "Return the permissions of the role NAME: a list of plists of :ACCESS, which is :read, :write,
-:read-write or, if etcd has a newer one, :unknown, :FROM, a key, and :TO, the end of a range that begins there, a single zero octet if
-that is the end of all keys, or nil for that key alone. Keys are octets. Signal NOT-FOUND or another
+:read-write or, if it is one of a newer etcd, :unknown, :FROM, a key, and :TO, the end of a range
+that begins there, a single zero octet if that is the end of all keys, or nil for that key alone.
+Keys are octets. Signal NOT-FOUND or another
 ETCD-ERROR. From any thread."
   (map 'list #'permission-plist
        (pb:auth-role-get-response-perm

@@ -92,6 +92,11 @@ the etcd that THE-SERVICE-ON-ETCD has started for all of them."
                           (list (first values) (third values))))))
         (server:stop-server server)))))
 
+(part statuses-without-a-name-are-refused
+  "A number that is no status, from a newer client, is an argument that is wrong, not our error."
+  (with-nodes (node) ()
+    (signals too-large (workflow::ask #'methods:list node (pb:make-list-request :status 77) 5))))
+
 (part lists-have-pages
   (with-nodes (node) ()
     (let ((ids (loop for i below 250 collect (format nil "w~3,'0D" i))))
@@ -148,6 +153,29 @@ is over. It names a session that lives."
       (start-workflow node "w3" '("a"))
       (signals session-lost (claim node "7b" '("a")))
       (signals session-lost (claim node "no session" '("a"))))))
+
+(part claims-of-sessions-that-end
+  "A claim that waits ends when its session does, at whatever node, and takes no place any more."
+  (with-nodes (node other) ()
+    (let ((session (open-a-session node)) (another (open-a-session node)))
+      (flet ((ask (node session)
+               (calling:call-async #'methods:claim node
+                                   (pb:make-claim-request :session session :kinds '("a")
+                                                          :wait-ms 60000)))
+             (parked (node) (workflow::desk-parked (workflow::node-desk node))))
+        (let ((claims (list (ask node session) (ask node session) (ask other session)))
+              (kept (ask other another)))
+          (is-true (wait-until (lambda () (= 4 (+ (parked node) (parked other))))))
+          (methods:close-session node (pb:make-close-session-request :session session))
+          (dolist (claim claims)
+            (handler-case (progn (clgrpc.loop:await claim :timeout +patience+) (fail "answered"))
+              (clgrpc.status:rpc-error (error)
+                (is (typep (workflow::workflow-condition error) 'session-lost)))))
+          (is (= 0 (parked node)))
+          (is (= 1 (parked other)))
+          (is (zerop (hash-table-count (workflow::desk-sessions (workflow::node-desk node)))))
+          (signals session-lost (claim node session '("a") :wait 60))
+          (rpc:cancel kept))))))
 
 (defun claim-later (node session kinds)
   "A call that claims a task of KINDS and waits at NODE by now."
@@ -728,13 +756,21 @@ by which changes would be passed by."
         (is-true (wait-until (lambda () ended)))
         (is (typep ended 'backlog-full)))
       (end-watching watcher)))
-  (with-nodes (node) (:max-sessions 2)
-    (dotimes (i 2) (open-a-session node))
-    (is-true (wait-until (lambda () (= 2 (workflow::node-sessions node)))))
-    (handler-case (progn (workflow::ask #'methods:open-session node
-                                        (pb:make-open-session-request) 5)
-                         (fail "too many"))
-      (backlog-full (condition) (is (string= "max-sessions" (workflow-error-limit condition))))))
+  (with-nodes (node other) (:max-sessions 2)
+    (flet ((too-many-p (node)
+             (handler-case (progn (workflow::ask #'methods:open-session node
+                                                 (pb:make-open-session-request) 5)
+                                  nil)
+               (backlog-full (condition)
+                 (string= "max-sessions" (workflow-error-limit condition))))))
+      (let ((session (progn (open-a-session node) (open-a-session node))))
+        (is-true (too-many-p node) "its own count at once")
+        (is-true (wait-until (lambda () (= 2 (workflow::node-sessions other)))))
+        (is-true (too-many-p other))
+        (methods:close-session other (pb:make-close-session-request :session session))
+        (is-true (wait-until (lambda () (= 1 (workflow::node-sessions node)))))
+        (is-false (too-many-p node))
+        (is-true (too-many-p node)))))
   (with-nodes (node) ()
     (signals too-large
       (workflow::ask #'methods:heartbeat node
@@ -801,7 +837,8 @@ its namespace; a service that is closed is neither asked nor kept by it."
          (let ((*etcd* (memory:connect engine)))
            (unwind-protect
                 (mapc #'funcall '(starting-and-asking lists-have-pages signals-count-once
-                                  claims-wait-for-tasks reports-and-the-next-step
+                                  statuses-without-a-name-are-refused claims-wait-for-tasks
+                                  claims-of-sessions-that-end reports-and-the-next-step
                                   a-report-again-gets-only-its-own-claim ids-that-are-free-again
                                   what-cannot-be-changed-holds-up-nobody old-sightings
                                   wake-ups-are-not-lost claims-fit-into-an-answer

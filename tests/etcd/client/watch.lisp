@@ -470,3 +470,8 @@ for."
                                           "rpc error: etcdserver: permission denied"))
         (signals etcd:invalid-request (take 40 :canceled t :cancel-reason
                                             "mvcc: watcher range is empty"))))))
+
+(test changes-of-unknown-kinds
+  "A change of a kind without a name ends the stream with an error of etcd's, not of ours."
+  (signals etcd:unavailable (etcd::change-of (mvccpb:make-event :type 7)))
+  (is (eq :unknown (getf (etcd::permission-plist (authpb:make-permission :perm-type 7)) :access))))
