@@ -60,9 +60,9 @@ do."
 
 (defun receive-datagram (socket octets start end)
   "As recv(2): the next datagram, and of that what fits."
-  (let ((failure (shiftf (socket-failure socket) 0))
-        (datagram (pop (socket-incoming socket))))
+  (let ((failure (shiftf (socket-failure socket) 0)))
     (cond ((plusp failure) (- failure))
-          ((null datagram) (- os:+eagain+))
-          (t (replace octets datagram :start1 start :end1 end)
-             (min (length datagram) (- end start))))))
+          ((null (socket-incoming socket)) (- os:+eagain+))
+          (t (let ((datagram (pop (socket-incoming socket))))
+               (replace octets datagram :start1 start :end1 end)
+               (min (length datagram) (- end start)))))))

@@ -23,18 +23,21 @@
 ;;; The turn of a task
 
 (defun run-worker (worker)
-  "What the thread of WORKER does: task after task."
+  "What the thread of WORKER does: task after task. If a task ends it, as by ABORT-THREAD, that is
+the end of the task: the scheduler waits for its turn, and would for ever."
   (loop
     (sb-thread:wait-on-semaphore (worker-turn worker))
-    (let ((task (worker-task worker)))
+    (let ((task (worker-task worker)) (left t))
       (unless task (return))
-      (run-task-body task)
-      (let ((simulation (host-simulation (task-host task))))
-        (setf (task-state task) :done
-              (task-worker task) nil
-              (worker-task worker) nil)
-        (push worker (simulation-idle-threads simulation))
-        (sb-thread:signal-semaphore (simulation-turn simulation))))))
+      (unwind-protect (progn (run-task-body task)
+                             (setf left nil))
+        (let ((simulation (host-simulation (task-host task))))
+          (when left (record-at (task-host task) :task-error (task-name task) "its thread ended"))
+          (setf (task-state task) :done
+                (task-worker task) nil
+                (worker-task worker) nil)
+          (unless left (push worker (simulation-idle-threads simulation)))
+          (sb-thread:signal-semaphore (simulation-turn simulation)))))))
 
 (defun run-task-body (task)
   "Call the function of TASK, which begins, in its host's world."
@@ -43,9 +46,10 @@
          (loop:*world* (host-world host)))
     (catch 'end-task
       (unless (task-killed task)
-        (handler-bind ((error (lambda (error)
-                                (record-at host :task-error (task-name task) error)
-                                (throw 'end-task nil))))
+        (handler-bind ((serious-condition
+                         (lambda (condition)
+                           (record-at host :task-error (task-name task) condition)
+                           (throw 'end-task nil))))
           (funcall (task-function task)))))))
 
 (defun start-worker ()

@@ -237,7 +237,8 @@ entry meanwhile."
                                                                          (node-name node)))
                                              ((or cluster-error etcd:etcd-error) () nil))
                                            (node-asked node)))))
-             ((or cluster-error etcd:etcd-error) (condition)
+             ;; whatever it is: without this thread the node would be lost for good
+             (error (condition)
                (log-event :info :cluster-node-not-joined :node (node-name node)
                                                          :condition (princ-to-string condition))))))
 

@@ -24,7 +24,7 @@
   (telling 0 :type index)               ; threads that tell of parcels that were in it
   (since-ns 0 :type nanoseconds)        ; since when no answer has come, while some is awaited
   (call nil)                            ; the stream, or nil
-  (pumping nil :type boolean)           ; a thread is sending
+  (pumping '() :type list)              ; the claim of the thread that sends, a fresh list
   (rung nil :type boolean)              ; the stream had room since the last batch was tried
   (full nil :type boolean)              ; HELD is not to be tried again until the stream has room
   (ending nil :type boolean)            ; what was in it is being told that the stream has broken

@@ -257,12 +257,14 @@ stream; :OPEN; :CLOSE; or nil, and then it is pumping no longer."
                   (sb-thread:with-mutex ((pipe-lock pipe)) (take-waiting pipe))
                   error)))
 
-(defun stop-pumping (peer)
-  "The thread that was pumping was unwound, and nobody knows what it has sent."
+(defun stop-pumping (peer claim)
+  "The thread that was pumping by CLAIM was unwound, and nobody knows what it has sent."
   (let ((pipe (peer-pipe peer))
         (trouble (local-error :aborted "the thread that sent to ~A was ended" (peer-name peer))))
     (multiple-value-bind (call parcels)
         (sb-thread:with-mutex ((pipe-lock pipe))
+          ;; it may not have begun, or have ended
+          (unless (eq claim (pipe-pumping pipe)) (return-from stop-pumping))
           ;; at once, lest another thread begin a stream in between, which would be forgotten
           (setf (pipe-pumping pipe) nil)
           (if (pipe-call pipe)
@@ -286,15 +288,18 @@ stream; :OPEN; :CLOSE; or nil, and then it is pumping no longer."
 (defun pump (peer &key room)
   "Send what may be sent to PEER, unless another thread does so. ROOM says that its stream has room
 again."
-  (let ((pipe (peer-pipe peer)) (unwound t))
-    (unless (sb-thread:with-mutex ((pipe-lock pipe))
-              (when room
-                (setf (pipe-rung pipe) t
-                      (pipe-full pipe) nil))
-              (shiftf (pipe-pumping pipe) t))
-      (unwind-protect (progn (pump-on peer)
-                             (setf unwound nil))
-        (when unwound (stop-pumping peer))))))
+  (let ((pipe (peer-pipe peer)) (claim (list nil)) (unwound t))
+    ;; an interrupt may come at any instruction
+    (unwind-protect (progn
+                      (when (sb-thread:with-mutex ((pipe-lock pipe))
+                              (when room
+                                (setf (pipe-rung pipe) t
+                                      (pipe-full pipe) nil))
+                              (unless (pipe-pumping pipe)
+                                (setf (pipe-pumping pipe) claim)))
+                        (pump-on peer))
+                      (setf unwound nil))
+      (when unwound (stop-pumping peer claim)))))
 
 ;;; What users call
 
@@ -315,15 +320,19 @@ in its order."
          (octets (data-octets request))
          (parcel (make-parcel request octets then))
          (entries (parcel-weight parcel))
-         (end-ns (loop:notice-end (or wait (peer-timeout peer)))))
-    (when (sb-thread:with-mutex ((pipe-lock pipe))
-            (when (await-pipe pipe (lambda () (room-p peer pipe entries octets)) end-ns)
-              (when (pipe-closed pipe) (misuse "~A is closed." (peer-name peer)))
-              (enqueue parcel (pipe-waiting pipe))
-              (change-load peer entries octets)
-              t))
-      (pump peer)
-      t)))
+         (end-ns (loop:notice-end (or wait (peer-timeout peer))))
+         (taken nil))
+    (unwind-protect
+         (sb-thread:with-mutex ((pipe-lock pipe))
+           (when (await-pipe pipe (lambda () (room-p peer pipe entries octets)) end-ns)
+             (when (pipe-closed pipe) (misuse "~A is closed." (peer-name peer)))
+             (setf taken t)
+             (sb-sys:without-interrupts
+               (enqueue parcel (pipe-waiting pipe))
+               (change-load peer entries octets))))
+      ;; also if this is interrupted: what was taken is sent
+      (when taken (pump peer)))
+    taken))
 
 (defun flush-pipeline (peer &key timeout)
   "Wait until all that was given to PEER's pipeline is answered or has failed, TIMEOUT seconds at

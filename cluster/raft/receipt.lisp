@@ -77,9 +77,10 @@ or nil, and the state machine."
 (defun note-chunk (receipt chunk)
   "The data of CHUNK, which CHECK-CHUNK has found right, are kept."
   (let ((length (length (v1:snapshot-chunk-data chunk))))
-    (setf (receipt-crc receipt) (join-crc32c (receipt-crc receipt)
-                                             (v1:snapshot-chunk-crc32c chunk) length))
-    (incf (receipt-offset receipt) length)))
+    (sb-sys:without-interrupts
+      (setf (receipt-crc receipt) (join-crc32c (receipt-crc receipt)
+                                               (v1:snapshot-chunk-crc32c chunk) length))
+      (incf (receipt-offset receipt) length))))
 
 (defun receipt-complete-p (receipt)
   (= (receipt-offset receipt) (v1:snapshot-header-octets (receipt-header receipt))))

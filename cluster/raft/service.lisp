@@ -11,7 +11,8 @@
    ;; how long a stream waits for the next part of a snapshot, in seconds
    (chunk-seconds :initarg :chunk-seconds :reader service-chunk-seconds)
    (receipt :initform nil :accessor service-receipt) ; of the snapshot under way, or nil
-   (busy :initform nil :accessor service-busy) ; a thread changes RECEIPT or has it kept
+   ;; what OCCUPY-RECEIPT got from the thread that changes RECEIPT or has it kept, or nil
+   (busy :initform nil :accessor service-busy)
    (lock :initform (sb-thread:make-mutex :name "clgrpc raft") :reader service-lock) ; of BUSY
    ;; the service is no longer busy
    (bell :initform (sb-thread:make-waitqueue :name "clgrpc raft") :reader service-bell))
@@ -57,9 +58,10 @@ with :resource-exhausted. A stream that brings no part of its snapshot for CHUNK
 (defconstant +longest-keeping-seconds+ 10
   "How long a stream waits for another one's part to be kept, or installed.")
 
-(defun occupy-receipt (service receipt)
-  "This thread has the receipt of SERVICE for itself now. Signal an RPC-ERROR if RECEIPT, unless it
-is nil, has lost its place to another, or if another thread takes too long."
+(defun occupy-receipt (service receipt claim)
+  "This thread has the receipt of SERVICE for itself, until RELEASE-RECEIPT gets CLAIM, a fresh
+list. Signal an RPC-ERROR if RECEIPT, unless it is nil, has lost its place to another, or if another
+thread takes too long."
   (let ((end (loop:notice-end +longest-keeping-seconds+)))
     (sb-thread:with-mutex ((service-lock service))
       (loop while (service-busy service)
@@ -68,19 +70,25 @@ is nil, has lost its place to another, or if another thread takes too long."
                  (refuse :unavailable "a part that came before is still being kept")))
       (unless (or (null receipt) (eq receipt (service-receipt service)))
         (refuse :aborted "the snapshot is received from another stream by now"))
-      (setf (service-busy service) t))))
+      (setf (service-busy service) claim))))
 
-(defun release-receipt (service)
-  (sb-thread:with-mutex ((service-lock service))
-    (setf (service-busy service) nil)
-    (sb-thread:condition-broadcast (service-bell service))))
+(defun release-receipt (service claim)
+  "Others may have the receipt of SERVICE, if this thread has it by CLAIM."
+  (sb-sys:without-interrupts
+    (sb-thread:with-mutex ((service-lock service))
+      (when (eq claim (service-busy service))
+        (setf (service-busy service) nil)
+        (sb-thread:condition-broadcast (service-bell service))))))
 
 (defmacro with-receipt ((service receipt) &body body)
   "Evaluate BODY while no other thread changes the receipt of SERVICE, which is RECEIPT unless that
-is nil."
-  `(progn (occupy-receipt ,service ,receipt)
-          (unwind-protect (progn ,@body)
-            (release-receipt ,service))))
+is nil. However this is left, also by an interrupt at any instruction, others may change it then."
+  (alexandria:with-gensyms (claim)
+    (alexandria:once-only (service)
+      `(let ((,claim (list nil)))
+         (unwind-protect (progn (occupy-receipt ,service ,receipt ,claim)
+                                ,@body)
+           (release-receipt ,service ,claim))))))
 
 ;;; Streams
 
@@ -114,12 +122,19 @@ is nil."
 
 (defun ask-to-begin (service receipt)
   "What the state machine of SERVICE answers to the header of RECEIPT."
-  (handler-bind ((error (lambda (error)
-                          ;; nobody knows what it has forgotten of the snapshot under way
-                          (unless (typep error 'status:rpc-error)
-                            (setf (service-receipt service) nil)))))
-    (handle-install-snapshot (raft-service-state service) (receipt-header receipt)
-                             (receipt-offset receipt))))
+  (let ((known nil))
+    (unwind-protect
+         (handler-case
+             (multiple-value-prog1
+                 (handle-install-snapshot (raft-service-state service) (receipt-header receipt)
+                                          (receipt-offset receipt))
+               (setf known t))
+           (status:rpc-error (error)
+             (setf known t)
+             (error error)))
+      ;; after another error, or an interrupt, nobody knows what it has forgotten of the snapshot
+      ;; under way
+      (unless known (setf (service-receipt service) nil)))))
 
 (defun begin-receipt (service header delivery)
   "Ask the state machine of SERVICE whether it wants the snapshot of HEADER; if so, have it received

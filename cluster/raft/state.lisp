@@ -67,8 +67,8 @@ with OFFSET 0, forget that. On a server's thread; never two of the methods for s
 
 (defgeneric handle-snapshot-chunk (state header offset data)
   (:documentation "Keep DATA, octets that belong to STATE, which are those of the snapshot of HEADER
-from OFFSET on, behind what is kept of it. Their check sum was right. If this signals an error the
-same OFFSET comes again. On a server's thread.")
+from OFFSET on, behind what is kept of it. Their check sum was right. If this signals an error,
+or is interrupted, the same OFFSET comes again. On a server's thread.")
   (:method (state header offset data)
     (declare (ignore header offset data))
     (not-handled state "InstallSnapshot")))

@@ -4,10 +4,10 @@
 ;;;;
 ;;;; A request has the lock while it is done, which takes no waiting and no code of a user's. Then,
 ;;;; without the lock, the thread that has brought a new revision about has listeners look at it:
-;;;; those that it concerns, +CALLED-AT-ONCE+ of them at most. The others, and what a listener leaves
-;;;; since it has done enough in one go, are left to the engine's thread, in turn. That is there as
-;;;; long as there are leases or listeners. Leases end in the course of the next request, or by that
-;;;; thread. It looks at the clock twice a second at least, since the clock of a test may jump.
+;;;; those that it concerns, +CALLED-AT-ONCE+ of them at most. The others, and what a listener
+;;;; leaves since it has done enough in one go, are left to the engine's thread, in turn. That is
+;;;; there as long as there are leases or listeners. Leases end in the course of the next request,
+;;;; or by that thread. It looks at the clock twice a second at least, since a test's may jump.
 
 (in-package #:clgrpc.memory)
 
@@ -45,8 +45,9 @@ CONNECT; START-SERVER takes an engine as a service, for other programs, etcdctl 
   "Return a new engine, which is empty. It refuses, as etcd does when it is full, to keep more than
 MAX-OCTETS, of keys, values and 128 for each; it keeps the last MAX-REVISIONS, or up to a quarter
 more, and compacts what is older, or all but the newest if it needs the room. It has MAX-LEASES and
-MAX-WATCHES at most; a stream may have another watch if it has fewer than are free. Watches that ask for that are told each PROGRESS-SECONDS how far they are. Its
-clock is that of CLGRPC.LOOP:*WORLD*. It is not durable, and logs that. From any thread; end it with
+MAX-WATCHES at most; a stream may have another watch if it has fewer than are free. Watches that
+ask for that are told each PROGRESS-SECONDS how far they are. Its clock is that of
+CLGRPC.LOOP:*WORLD*. It is not durable, and logs that. From any thread; end it with
 CLOSE-ENGINE."
   (check-type progress-seconds (real (0)))
   (check-type max-octets (integer 1))
@@ -65,8 +66,8 @@ CLOSE-ENGINE."
   (funcall (the function (loop:world-clock (engine-world engine)))))
 
 (defmacro with-engine ((engine) &body body)
-  "Evaluate BODY while no other thread has ENGINE. It is not interrupted: a user's thread may be left
-by WITH-TIMEOUT, and half a revision would stay."
+  "Evaluate BODY while no other thread has ENGINE. It is not interrupted: a user's thread may be
+left by WITH-TIMEOUT, and half a revision would stay."
   `(sb-sys:without-interrupts
      (sb-thread:with-mutex ((engine-lock ,engine)) ,@body)))
 
@@ -168,7 +169,7 @@ to be looked at."
                                                                      :arguments (list engine)))))
 
 (defun add-listener (engine listener)
-  "Have LISTENER called when ENGINE has something new for its watches. Refuse it if ENGINE is closed."
+  "Have LISTENER called when ENGINE has something new for its watches. Refuse it if that is closed."
   (with-engine (engine)
     (unless (engine-open engine) (refuse :closed))
     (setf (gethash listener (engine-listeners engine)) listener)

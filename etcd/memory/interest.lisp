@@ -1,9 +1,9 @@
-;;;; Listeners: streams of watches, as the engine knows them. The watches of all listeners are in one
-;;;; tree of ranges, so a change finds those that it concerns, and no others cost anything.
+;;;; Listeners: streams of watches, as the engine knows them. The watches of all listeners are in
+;;;; one tree of ranges, so a change finds those that it concerns, and no others cost anything.
 ;;;;
 ;;;; A watch is CAUGHT-UP, or it is among those of its listener that are READY. It is caught up if
-;;;; there is nothing that it has not told but what is to come: then NOTE-CHANGES, for the first change
-;;;; that concerns it, makes it ready. A watch that begins in the past is ready at first.
+;;;; there is nothing that it has not told but what is to come: then NOTE-CHANGES, for the first
+;;;; change that concerns it, makes it ready. A watch that begins in the past is ready at first.
 ;;;;
 ;;;; All of it is changed while the engine's lock is held.
 

@@ -6,8 +6,8 @@
 ;;;; neighbouring subtrees none has more than +DELTA+ times as many items as the other. The empty
 ;;;; tree is nil.
 ;;;;
-;;;; A tree may have ranges of keys in place of items. Then each node knows how far the ranges of its
-;;;; tree reach, so those that contain a key are found without a look at the others (MAP-AROUND).
+;;;; A tree may have ranges of keys in place of items. Then each node knows how far the ranges of
+;;;; its tree reach, so those that contain a key are found without a look at all (MAP-AROUND).
 
 (in-package #:clgrpc.memory)
 

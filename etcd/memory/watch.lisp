@@ -21,14 +21,11 @@
 (defconstant +most-octets+ 1048576 "It tells nothing further once it has so many octets.")
 (defconstant +longest-response+ 16777216
   "Unless it may not be cut before the end of a revision; but never as many as these.")
-(alexandria:define-constant +too-long-text+
-    "etcdserver: a revision is too large for one response; watch with fragments"
-  :test #'equal :documentation "Why a watch without fragments is canceled then.")
 (defconstant +changes-at-once+ 1000
   "So many changes a thread looks at that has other things to do.")
 (defconstant +longest-watched-key+ 4096
   "A watch's first key and its end have at most so many octets: they are kept as long as it is.")
-(defconstant +drops-at-once+ 500 "So many watches of a stream that has ended are dropped in one go.")
+(defconstant +drops-at-once+ 500 "So many watches of a stream that has ended are dropped at once.")
 
 (defstruct (watching (:include listener) (:constructor make-watching (engine call)) (:copier nil))
   "A stream of watches."
@@ -105,9 +102,9 @@ or more the first ones, or none."
         until (plusp (look-passed look))))
 
 (defun next-records (watch engine)
-  "The records that WATCH has to look at next, a list; or :CAUGHT-UP if there are none, or :COMPACTED
-if there is no more what it would tell. Then the revision that ENGINE is at, and the revision of the
-first record, or up to which it is compacted."
+  "The records that WATCH has to look at next, a list; or :CAUGHT-UP if there are none, or
+:COMPACTED if there is no more what it would tell. Then the revision that ENGINE is at, and the
+revision of the first record, or up to which it is compacted."
   (with-engine (engine)
     (let* ((store (engine-store engine))
            (revision (store-revision store))
@@ -134,7 +131,8 @@ first record, or up to which it is compacted."
   (let ((watch (look-watch look)) (cut (plusp (look-passed look))))
     (cond ((and cut (not (watch-fragment watch)))
            (response watch revision :canceled t
-                                    :cancel-reason +too-long-text+))
+                                    :cancel-reason
+                                    "etcdserver: a revision is too large for one response"))
           ((or cut (look-events look))
            (response watch revision :events (reverse (look-events look)) :fragment cut)))))
 
@@ -249,9 +247,9 @@ first record, or up to which it is compacted."
     t))
 
 (defun tell-records (watching watch records most revision next)
-  "Send what WATCH has to tell of RECORDS, which begin with that of the revision NEXT, when the store
-is at REVISION. Return false if there is not room; else how many changes it has looked at: fewer than
-MOST, and none if the first record has as many."
+  "Send what WATCH has to tell of RECORDS, which begin with that of the revision NEXT, when the
+store is at REVISION. Return false if there is not room; else how many changes it has looked at:
+fewer than MOST, and none if the first record has as many."
   (let ((look (make-look :watch watch :revision next
                          :passed (if (= next (watch-next watch)) (watch-passed watch) 0))))
     (look-at-records look records most)
@@ -292,9 +290,9 @@ there is no room."
            looked)))))
 
 (defun send-news (watching most)
-  "Send what the watches of WATCHING have to tell, and look at some MOST changes for that; or send one
-response if MOST is nil. Return :all if that was all, :some if there may be more, nil if there is no
-room."
+  "Send what the watches of WATCHING have to tell, and look at some MOST changes for that; or send
+one response if MOST is nil. Return :all if that was all, :some if there may be more, nil if there
+is no room."
   (loop with left = (or most array-dimension-limit)
         for watch = (next-ready watching)
         do (unless watch (return :all))
@@ -389,8 +387,8 @@ see SEND-NEWS. Return :some if there may be more."
       (t (return nil)))))
 
 (defun advance (watching most)
-  "Do what there is to do for WATCHING, see ADVANCE-ONCE, or have the thread that does so look again.
-What is left, also if this thread is interrupted, is left to the engine's thread."
+  "Do what there is to do for WATCHING, see ADVANCE-ONCE, or have the thread that does so look
+again. What is left, also if this thread is interrupted, is left to the engine's thread."
   (sb-sys:without-interrupts
     (when (begin-advancing watching)
       (let ((sent :some) (done nil))

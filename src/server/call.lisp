@@ -6,8 +6,9 @@
 
 (defstruct (detour (:copier nil))
   "What is noted of a call whose handler does not simply run on the loop, or whose request is long."
-  (ticket '() :type list)               ; for a reserve thread: a list of the call, or of NIL once
-                                        ; somebody has used it; NIL without a ticket
+  ;; for a reserve thread: a list of the call, or NIL once somebody has used it, and of the function
+  ;; that waits; NIL without a ticket
+  (ticket '() :type list)
   (place nil :type (or null ring))      ; among the calls of its loop that wait for room
   (undecoded nil :type (or null wire:parcel wire:packed)) ; its request, if that is long
   (later nil :type boolean)             ; the handler has returned the call, to answer later

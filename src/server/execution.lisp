@@ -30,18 +30,17 @@
   "Run CALL's handler on a reserve thread. If all are busy it waits for one, but only for so long as
 reserve-wait-seconds says, since all of them might wait for this call. Three things race for the
 ticket: the thread, the end of that time, and the end of CALL. The first takes the call out of it,
-so the others find nothing, and nothing keeps a call that has ended."
-  (let* ((ticket (list call))
+so the others find nothing, and nothing keeps a call that has ended, nor a place in the queue."
+  (let* ((ticket (list call nil))
          (link (wire-call-link call))
          (loop (wire-call-loop call))
          (reserve (server-reserve (hub-server (link-owner link)))))
-    (setf (detour-ticket (ensure-detour call)) ticket)
+    (setf (second ticket) (lambda ()
+                            (let ((call (use-ticket ticket)))
+                              (when call (run-on-reserve-thread call))))
+          (detour-ticket (ensure-detour call)) ticket)
     (multiple-value-bind (place reason)
-        (loop:run-on-reserve reserve
-                             (lambda ()
-                               (let ((call (use-ticket ticket)))
-                                 (when call (run-on-reserve-thread call))))
-                             :share (ensure-share link))
+        (loop:run-on-reserve reserve (second ticket) :share (ensure-share link))
       (case place
         ((nil)
          (complain (link-owner link) (if (eq reason :share) :max-running-handlers :reserve-queue)
@@ -60,12 +59,19 @@ so the others find nothing, and nothing keeps a call that has ended."
          (eq call (sb-ext:compare-and-swap (car ticket) call nil))
          call)))
 
+(defun leave-queue (call ticket)
+  "CALL, which was taken out of TICKET, needs no thread any more: its place in the queue is free."
+  (let ((link (wire-call-link call)))
+    (loop:leave-reserve (server-reserve (hub-server (link-owner link))) (ensure-share link)
+                        :function (second ticket))))
+
 (defun refuse-waiting (ticket)
   "A call has waited for a reserve thread long enough."
   (let ((call (use-ticket ticket)))
     (when call
       (let ((link (wire-call-link call)))
         (complain (link-owner link) :reserve-wait-seconds (link-peer-name link)))
+      (leave-queue call ticket)
       (rpc:abort-as call :no-thread-in-time))))
 
 (defun forget-unstarted (call)
@@ -75,6 +81,7 @@ request any longer. On the loop."
     (let ((detour (server-call-detour call)))
       (cond ((and detour (detour-ticket detour))
              (when (use-ticket (detour-ticket detour))
+               (leave-queue call (detour-ticket detour))
                (setf (server-call-request call) nil
                      (detour-undecoded detour) nil)))
             ((and detour (detour-place detour))

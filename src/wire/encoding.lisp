@@ -73,17 +73,20 @@ shorter uncompressed and COMPRESS, as for SEND, is not t, as it is."
              (make-parcel octets end)))))
 
 (defun uncompressed (call encoded)
-  "ENCODED, of ENCODE-MESSAGE for CALL, as fresh octets that are not compressed. It stays as it is."
+  "ENCODED, of ENCODE-MESSAGE for CALL, as fresh octets that are not compressed. It stays as it is.
+If libz has no memory, end CALL and return nil."
   (multiple-value-bind (outcome octets length)
       (os:inflate-octets (encoding-name (compression-outgoing (compression-of call)))
                          (parcel-octets encoded) +prefix-octets+ (parcel-end encoded)
                          (parcel-plain encoded))
-    (assert (eq :ok outcome))
-    (let ((plain (make-octets (+ +prefix-octets+ length))))
-      (setf (u32be plain 1) length)
-      (copy-octets octets 0 length plain +prefix-octets+)
-      (give-octets-back octets)
-      plain)))
+    (ecase outcome
+      (:ok (let ((plain (make-octets (+ +prefix-octets+ length))))
+             (setf (u32be plain 1) length)
+             (copy-octets octets 0 length plain +prefix-octets+)
+             (give-octets-back octets)
+             plain))
+      (:no-memory (abort-as call :no-memory)
+       nil))))
 
 (defun encode-encodings (call encoder buffer)
   "Append what CALL's compression says to its first header block."

@@ -75,6 +75,15 @@
       (sim:wait-until (lambda () (sim:task-done-p task)))
       (is (search "As planned." (sim:simulation-trace simulation))))))
 
+(test a-task-whose-thread-ends-is-done
+  "Its turn goes back to the scheduler, however its thread is left."
+  (sim:with-simulation (simulation)
+    (let ((task (sim:start-task "aborted" #'sb-thread:abort-thread)))
+      (sim:wait-until (lambda () (sim:task-done-p task)))
+      (is (search "its thread ended" (sim:simulation-trace simulation)))
+      (let ((next (sim:start-task "next" (lambda () (sim:wait-for 1)))))
+        (is-true (sim:wait-until (lambda () (sim:task-done-p next))))))))
+
 (test deadlines-are-virtual
   "A call ends when its deadline has come, by no more than some turns late."
   (with-echo (channel :simulation simulation)

@@ -5,11 +5,38 @@
 
 (in-package #:clgrpc.kernel)
 
+(declaim (type boolean **avx2-p**))
+(defglobal **avx2-p** nil
+  "True if kernels may be called.")
+
 (declaim (inline avx2-p))
 (defun avx2-p ()
-  "True if kernels may be called: this is an x86-64 with AVX2, and so with all that they use."
-  #+x86-64 (/= 0 (sb-alien:extern-alien "avx2_supported" sb-alien:int))
-  #-x86-64 nil)
+  "True if kernels may be called: this is an x86-64 with AVX2 and with all else that they use."
+  **avx2-p**)
+
+(defun bits-p (features extended more)
+  "True if a processor has the instructions for bits that kernels use beside AVX2: FEATURES is ECX
+of CPUID's leaf 1, EXTENDED is EBX of leaf 7, MORE is ECX of leaf 80000001. A hypervisor may show
+AVX2 without them, and without LZCNT its octets are BSR, which gives another number."
+  (and (logbitp 23 features)            ; POPCNT
+       (logbitp 3 extended)             ; BMI1, with TZCNT
+       (logbitp 8 extended)             ; BMI2
+       (logbitp 5 more)))               ; LZCNT
+
+#+x86-64
+(defun processor-word (leaf register)
+  "What CPUID says at LEAF in REGISTER, numbered EAX, EBX, ECX, EDX; 0 if there is no such leaf."
+  (if (<= leaf (sb-vm::%cpu-identification (logand leaf #x80000000) 0))
+      (nth register (multiple-value-list (sb-vm::%cpu-identification leaf 0)))
+      0))
+
+(defun find-avx2 ()
+  "See whether kernels may be called."
+  (setf **avx2-p**
+        #+x86-64 (and (/= 0 (sb-alien:extern-alien "avx2_supported" sb-alien:int))
+                      (bits-p (processor-word 1 2) (processor-word 7 1)
+                              (processor-word #x80000001 2)))
+        #-x86-64 nil))
 
 (declaim (type boolean **fast-bits-p**))
 (defglobal **fast-bits-p**
@@ -52,18 +79,22 @@ processor keeps the value; if it is wrong there, only speed is lost.")
   "See whether kernels of 512 bits may be called."
   (setf **avx512-p**
         #+x86-64 (and (avx2-p)
-                      (<= 7 (sb-vm::%cpu-identification 0 0))
-                      (logbitp 27 (nth-value 2 (sb-vm::%cpu-identification 1 0))) ; has XGETBV
+                      (logbitp 27 (processor-word 1 2)) ; has XGETBV
                       (= #xE6 (logand #xE6 (%saved-state)))
-                      (multiple-value-bind (a b c) (sb-vm::%cpu-identification 7 0)
-                        (declare (ignore a))
+                      (let ((b (processor-word 7 1)) (c (processor-word 7 2)))
                         (and (every (lambda (bit) (logbitp bit b)) '(16 17 28 30 31))
                              (every (lambda (bit) (logbitp bit c)) '(1 6)))))
         #-x86-64 nil))
 
-(defun forget-avx512 ()
-  (setf **avx512-p** nil))
+(defun find-kernels ()
+  "See which kernels may be called."
+  (find-avx2)
+  (find-avx512))
 
-(find-avx512)
-(pushnew 'find-avx512 sb-ext:*init-hooks*)
-(pushnew 'forget-avx512 sb-ext:*save-hooks*)
+(defun forget-kernels ()
+  (setf **avx2-p** nil
+        **avx512-p** nil))
+
+(find-kernels)
+(pushnew 'find-kernels sb-ext:*init-hooks*)
+(pushnew 'forget-kernels sb-ext:*save-hooks*)

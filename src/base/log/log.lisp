@@ -117,8 +117,27 @@ From any thread."
                    (terpri stream))))
     (serious-condition () nil)))
 
+(defconstant +backtraces+ 20
+  "So many events of a kind have a backtrace in a second. One costs a millisecond and has up to
+36,000 characters, and what a peer sends may cause an error with each call.")
+
+(defglobal **backtraces** (make-hash-table :test 'eq :synchronized t)
+  "From an event to when its second began and how many backtraces it has had in that, a list that is
+never changed. Threads that change it at once may lose a count.")
+
+(defun backtrace-due-p (event)
+  "Count a backtrace of EVENT; false if it has had enough in this second."
+  (destructuring-bind (since count) (gethash event **backtraces** '(0 0))
+    (let ((now (monotonic-ns)))
+      (when (>= now (+ since 1000000000)) (setf since now
+                                                count 0))
+      (when (< count +backtraces+)
+        (setf (gethash event **backtraces**) (list since (1+ count)))))))
+
 (defun log-condition (level event condition &rest plist)
   "LOG-EVENT with :condition and, as text, the :backtrace of the point where it is called: from
-within a HANDLER-BIND, that is where CONDITION was signalled."
+within a HANDLER-BIND, that is where CONDITION was signalled. Beyond +BACKTRACES+ of EVENT in a
+second it is nil."
   (when (or *log-function* **log-listeners**)
-    (apply #'log-event level event :condition condition :backtrace (backtrace-text) plist)))
+    (apply #'log-event level event :condition condition
+           :backtrace (and (backtrace-due-p event) (backtrace-text)) plist)))

@@ -156,7 +156,8 @@ that is nil what CALL has sent before, and what has waited for a stream."
     (when own (rpc:observe headers-sent (wire:call-observer call) call))
     (cond ((null (client-call-request call))
            (write-replay call stream)
-           (cond (own (write-outbox call))
+           (cond ((call-status call))   ; there was no memory for it
+                 (own (write-outbox call))
                  ((wire-call-send-closed call) (end-side stream))))
           (own (write-request call))
           (t (write-again call stream (encoded-request call) t))))

@@ -92,15 +92,17 @@ of it is."
   "Send ENCODED, of ENCODE-MESSAGE, on the stream that CALL goes on with."
   (let* ((stream (wire-call-stream call))
          (fitting (fitting call stream encoded)))
-    (wire:note-first-sent call fitting)
-    (write-kept stream fitting last)))
+    (when fitting
+      (wire:note-first-sent call fitting)
+      (write-kept stream fitting last))))
 
 (defun write-again (call stream encoded last)
   "Send ENCODED, of ENCODE-MESSAGE, on STREAM, which is not the first to have it, or not the one
 that CALL goes on with."
   (let ((fitting (fitting call stream encoded)))
-    (wire:note-sent call stream fitting)
-    (write-kept stream fitting last)))
+    (when fitting
+      (wire:note-sent call stream fitting)
+      (write-kept stream fitting last))))
 
 (define-hot write-request ((call client-call)) null
   "Send the only request of CALL, which goes on to have it."
@@ -114,8 +116,9 @@ that CALL goes on with."
   "Send on STREAM the messages that CALL has sent so far."
   (let ((replay (wire:call-replay call)))
     (when replay
-      (dolist (kept (reverse (replay-messages replay)))
-        (write-again call stream kept nil)))))
+      (loop for kept in (reverse (replay-messages replay))
+            until (call-status call)    ; there was no memory for one
+            do (write-again call stream kept nil)))))
 
 (defun keep-to-one (call)
   "CALL goes on with the attempt that it has, since it sends too much to be kept for others."
@@ -128,10 +131,12 @@ that CALL goes on with."
   "Send ENCODED, of ENCODE-MESSAGE, on all streams of CALL, and keep it if CALL's messages are."
   (cond ((keep-for-replay call encoded)
          (write-first call encoded last)
-         (dolist (attempt (other-attempts call))
-           (write-again call (attempt-stream attempt) encoded last)))
+         (loop for attempt in (other-attempts call)
+               until (call-status call)
+               do (write-again call (attempt-stream attempt) encoded last)))
         (t (keep-to-one call)
-           (wire:write-encoded call (fitting call (wire-call-stream call) encoded) last))))
+           (let ((fitting (fitting call (wire-call-stream call) encoded)))
+             (when fitting (wire:write-encoded call fitting last))))))
 
 (defun send-on-attempts (call encoded)
   "Send ENCODED, of ENCODE-MESSAGE, on all streams of CALL, or keep it until there is one."
@@ -169,8 +174,9 @@ the longest message that waits in CALL's outbox, 0 if none does."
          (waiting (and outlet (nreverse (shiftf (wire:wire-outlet-outbox outlet) '())))))
     (when waiting (setf (wire:wire-outlet-outbox-octets outlet) 0))
     (loop for (encoded . more) on waiting
+          until (call-status call)
           do (write-on-attempts call encoded (and (wire-call-send-closed call) (null more))))
-    (when (wire-call-send-closed call)
+    (when (and (wire-call-send-closed call) (not (call-status call)))
       (if waiting
           (rpc:observe half-closed (wire:call-observer call) call)
           (write-half-close call)))

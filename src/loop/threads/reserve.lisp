@@ -154,10 +154,13 @@ take the charge back. From any thread."
     (let ((share (funcall function)))
       (when share (note-late-running share change)))))
 
-(defun leave-reserve (reserve share)
-  "Drop the functions that wait in SHARE, which has no parts. From any thread."
+(defun leave-reserve (reserve share &key function)
+  "Drop the functions that wait in SHARE, which has no parts; or FUNCTION alone, if it is given and
+still waits. Their places in the queue are free. From any thread."
   (sb-thread:with-mutex ((reserve-lock reserve))
-    (clear-share share)))
+    (if function
+        (withdraw-function share function)
+        (clear-share share))))
 
 ;;; Threads
 

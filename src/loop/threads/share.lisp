@@ -114,6 +114,13 @@ the share that it waited in, or nil."
                (decf (share-waiting share))
                (return (values function owner))))))
 
+(defun withdraw-function (share function)
+  "FUNCTION, if it waits in SHARE, waits there no more: its place is free."
+  (let ((items (share-items share)))
+    (when (member function (fifo-items items) :test #'eq)
+      (remove-from-fifo function items)
+      (do-wholes (part share) (decf (share-waiting part))))))
+
 (defun clear-share (share)
   "Forget the functions that wait in SHARE, which has no parts."
   (let ((count (share-waiting share)))

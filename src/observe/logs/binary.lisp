@@ -2,10 +2,11 @@
 ;;;; is a source of observers, for servers and channels; they tell of metadata and messages where
 ;;;; these go out and come in, so the entries of a call are in the order in which things happened.
 ;;;;
-;;;; What is logged of a call at one of its ends is kept in a RECORD, a value on the call. A call
-;;;; that the filter leaves out has none. An entry is serialised where it happens, cut as the filter
-;;;; says, and put into a journal, whose thread writes it (entry-file.lisp); so a full disk or a
-;;;; slow function of the user delays no call. What finds the journal full is dropped and counted.
+;;;; What a log has of a call at one of its ends is kept in a RECORD, a value on the call whose key
+;;;; is the log's own, since a call may have several logs. A call that the filter leaves out has
+;;;; none. An entry is serialised where it happens, cut as the filter says, and put into a journal,
+;;;; whose thread writes it (entry-file.lisp); so a full disk or a slow function of the user delays
+;;;; no call. What finds the journal full is dropped and counted.
 ;;;;
 ;;;; A compressed message is put into the journal as it came, and decompressed on the journal's
 ;;;; thread, one at a time, as far as it is logged: some octets of it may become thousands of times
@@ -20,6 +21,8 @@
   ((filter :initarg :filter :reader binary-log-filter) ; a FILTER
    (file :initarg :file :reader binary-log-file) ; an ENTRY-FILE, or nil
    (function :initarg :function :reader binary-log-function) ; of an entry, or nil
+   ;; of its records, which are values of calls
+   (key :initform (make-symbol "RECORD") :reader binary-log-key)
    (journal :accessor binary-log-journal) ; of entries, octets or DENSE ones
    (quiet-until-ns :initform 0 :accessor binary-log-quiet-until-ns) ; no loss is told before
    ;; how many calls were logged, and how many entries were lost; atomic
@@ -181,16 +184,16 @@ lock is held."
          (limits (and method (limits-for (binary-log-filter log)
                                          (service:rpc-method-path method)))))
     (when limits
-      (setf (rpc:call-value call 'record)
+      (setf (rpc:call-value call (binary-log-key log))
             (make-record :log log :limits limits :client-p (rpc:client-p call)
                          :id (1+ (sb-ext:atomic-incf
                                   (aref (the (simple-array sb-ext:word (2))
                                              (binary-log-counts log))
                                         0))))))))
 
-(defmacro with-record ((record call) &body body)
-  "Evaluate BODY with RECORD bound to that of CALL and its lock held, if CALL is logged."
-  `(let ((,record (rpc:call-value ,call 'record)))
+(defmacro with-record ((record log call) &body body)
+  "Evaluate BODY with RECORD bound to that of CALL in LOG and its lock held, if LOG has one."
+  `(let ((,record (rpc:call-value ,call (binary-log-key ,log))))
      (when ,record
        (sb-thread:with-mutex ((record-lock ,record)) ,@body))))
 
@@ -274,25 +277,25 @@ lock is held."
         (log-half-close record))
       (log-content record call :event-type-client-message octets start end encoding)))
 
-(defun log-sent (call octets start end encoding)
+(defun log-sent (log call octets start end encoding)
   "CALL has sent a message."
-  (with-record (record call)
+  (with-record (record log call)
     (cond ((record-client-p record)
            (log-client-message record call octets start end encoding))
           (t (log-answer record call)   ; within the image nothing else tells of headers
              (log-content record call :event-type-server-message octets start end encoding)))))
 
-(defun log-received (call octets start end encoding)
+(defun log-received (log call octets start end encoding)
   "CALL has received a message."
-  (with-record (record call)
+  (with-record (record log call)
     (cond ((record-client-p record)
            (log-answer record call)
            (log-content record call :event-type-server-message octets start end encoding))
           (t (log-client-message record call octets start end encoding)))))
 
-(defun log-end (call)
+(defun log-end (log call)
   "CALL has ended."
-  (with-record (record call)
+  (with-record (record log call)
     (let* ((status (call-status call))
            (error (if (eq :ok status) nil (rpc:call-condition call)))
            (ended-by (and error (status:rpc-error-ended-by error))))
@@ -322,7 +325,7 @@ lock is held."
 (defun begin-request (log call)
   "CALL has begun, and its headers are known: log them if it is logged at all."
   (when (begin-record log call)
-    (with-record (record call)
+    (with-record (record log call)
       (setf (record-authority record) (getf (operate particulars call) :authority))
       (log-request record call))))
 
@@ -331,23 +334,26 @@ lock is held."
     (if (filter-empty-p (binary-log-filter source))
         nil
         (apply #'rpc:make-observer
-               :content-sent #'log-sent
-               :content-received #'log-received
-               :half-closed (lambda (call) (with-record (record call) (log-half-close record)))
-               :call-ended #'log-end
+               :content-sent (lambda (call &rest content)
+                               (apply #'log-sent source call content))
+               :content-received (lambda (call &rest content)
+                                   (apply #'log-received source call content))
+               :half-closed (lambda (call)
+                              (with-record (record source call) (log-half-close record)))
+               :call-ended (lambda (call) (log-end source call))
                (cond ((null loop) (list :call-begun #'begin))
                      ((eq :client role)
                       (list :call-begun #'begin
                             :headers-received
                             (lambda (call)
                               (when (rpc:call-fields call)
-                                (with-record (record call) (log-answer record call))))))
+                                (with-record (record source call) (log-answer record call))))))
                      (t (list :request-begun
                               (lambda (call authority)
                                 (when (begin-record source call)
-                                  (with-record (record call)
+                                  (with-record (record source call)
                                     (setf (record-authority record) authority)
                                     (log-request record call))))
                               :headers-sent
                               (lambda (call)
-                                (with-record (record call) (log-answer record call))))))))))
+                                (with-record (record source call) (log-answer record call))))))))))

@@ -237,6 +237,19 @@ arguments."
           (is-true (raft:flush-pipeline peer :timeout 20))
           (is (equal (up-to 5) (mapcar #'car (funcall told)))))))))
 
+(test a-thread-that-is-unwound-stops-no-other
+  "One that is interrupted before it begins to send, or after it has ended, leaves the pipeline to
+the thread that sends."
+  (with-member (peer (make-instance 'member))
+    (let ((pipe (raft::peer-pipe peer)) (claim (list nil)))
+      (setf (raft::pipe-pumping pipe) claim)
+      (raft::stop-pumping peer (list nil))
+      (is (eq claim (raft::pipe-pumping pipe)))
+      (setf (raft::pipe-pumping pipe) '())
+      (let ((told (give-entries peer 3)))
+        (is-true (raft:flush-pipeline peer :timeout 20))
+        (is (equal (up-to 3) (mapcar #'car (funcall told))))))))
+
 (test who-waits-for-a-stream-is-told-of-the-end
   "A request that was given while the stream before it ended, of a peer that is closed then."
   (let* ((member (make-instance 'member :delay (lambda (request)

@@ -194,8 +194,8 @@ makes its place free. And whoever leaves answers unread can send no more request
                          always (equal '(-1) (heard (rpc:receive call))))))))))
 
 (defun remove-at-once (count value-octets)
-  "Put COUNT keys below a/ with values of VALUE-OCTETS, and remove them all at one revision, which is
-returned."
+  "Put COUNT keys below a/ with values of VALUE-OCTETS, and remove them all at one revision, which
+is returned."
   (dotimes (i count)
     (etcd:put *etcd* (format nil "a/~5,'0D" i) (make-string value-octets :initial-element #\x)))
   (etcd:remove-entries *etcd* :prefix "a/")
@@ -221,7 +221,7 @@ that would be very large."
                        collect (list :delete (format nil "a/~5,'0D" i) 402))
                  (mapcan #'first fragments))))
     (is (equal '(400) (mapcar (lambda (told) (length (first told))) (told 400 10000))))
-    (is (equal '(((:refused "etcdserver: a revision is too large for one response; watch with fragments")
+    (is (equal '(((:refused "etcdserver: a revision is too large for one response")
                   nil))
                (told 200 100000)))))
 

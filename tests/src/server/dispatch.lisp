@@ -242,6 +242,26 @@ that, however handlers run."
           (is (= 2 (number-of (grpc:await first))))
           (is (= 4 (number-of (grpc:await second)))))))))
 
+(test places-of-calls-that-have-ended-are-free
+  "A call that is cancelled while it waits for a thread leaves its place in the queue to another."
+  (let ((go-on (make-signal)) (running (make-signal)))
+    (with-probe (channel :options '(:reserve-threads 1 :reserve-queue 1 :execution :blocking))
+        (:ask (lambda (note call)
+                (signal-it running)
+                (await-signal go-on)
+                (double note call)))
+      (flet ((ask-later (number)
+               (grpc:call-async #'lab.bench:ask channel (note number) :timeout 20)))
+        (let ((first (ask-later 1)))
+          (is (await-signal running))
+          ;; on one connection, so what ends a call comes before the next
+          (loop repeat 10 do (grpc:cancel (ask-later 2)))
+          (let ((last (ask-later 3)))
+            (is (typep (caught (ask channel (note 4))) 'grpc:resource-exhausted))
+            (loop repeat 2 do (signal-it go-on))
+            (is (= 2 (number-of (grpc:await first))))
+            (is (= 6 (number-of (grpc:await last))))))))))
+
 (test answers-unread
   "A peer that asks and asks and does not read holds up nobody; when it reads it gets every answer."
   (with-raw-probe (peer channel :options '(:max-unsent-octets 16384)) ()

@@ -124,6 +124,20 @@
       (is (string= "broken" (princ-to-string condition)))
       (is (search "LOG-CONDITIONS-WITH-BACKTRACE" backtrace)))))
 
+(test backtraces-are-few-in-a-second
+  "An error with each call costs an event each, but not a backtrace."
+  (let* ((logged 0) (with 0) (seconds (- (monotonic-ns)))
+         (*log-function* (lambda (level event &key backtrace &allow-other-keys)
+                           (declare (ignore level event))
+                           (incf logged)
+                           (when backtrace (incf with)))))
+    (dotimes (i 200)
+      (log-condition :error :few-backtraces
+                     (make-condition 'simple-error :format-control "broken")))
+    (incf seconds (monotonic-ns))
+    (is (= 200 logged))
+    (is (<= 20 with (* 20 (1+ (ceiling seconds 1000000000)))))))
+
 (declaim (notinline fail-with))
 (defun fail-with (argument)
   (declare (optimize (debug 2)))

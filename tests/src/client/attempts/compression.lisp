@@ -125,50 +125,84 @@
     (is (eq :internal (status "gzip" (framed (octets-of 1 2 3) :flag 1))))
     (is (eq :resource-exhausted (status "gzip" (packed-note :gzip 1 :body 20000000))))))
 
+(defun call-with-plain-and-packing (function note)
+  "Call FUNCTION with a channel that compresses and takes turns between two servers, both of which
+it is connected to: one reads no compression. (NOTE accepted exchange) is called for each call."
+  (flet ((answer (accepted)
+           (lambda (peer exchange)
+             (declare (ignore peer))
+             (funcall note accepted exchange)
+             (answer-fields exchange `((":status" . "200")
+                                       ("content-type" . "application/grpc")
+                                       ("grpc-accept-encoding" . ,accepted)))
+             (answer-octets exchange (note-octets 7))
+             (http2:send-trailers-later
+              (exchange-stream exchange)
+              (lambda (stream) (send-fields stream '(("grpc-status" . "0")) t))))))
+    (with-raw-server (plain) (answer "identity")
+      (with-raw-server (packing) (answer "identity,gzip")
+        (grpc:with-channel (channel (format nil "ipv4:~A,~A" plain packing)
+                                    :balance :round-robin :compression :gzip)
+          (grpc:ensure-connected channel)
+          (is (wait-until (lambda ()
+                            (= 2 (count :ready (grpc:channel-addresses channel)
+                                        :key (lambda (facts) (getf facts :state)))))))
+          (funcall function channel))))))
+
 (test a-server-that-reads-no-compression-gets-none
   "Others of the channel do, and whoever has a call that was compressed for another can read it: one
 of a stub, a future, a stream, in one piece or kept for another attempt."
   (let ((seen (list '())))
-    (flet ((answer (accepted)
-             (lambda (peer exchange)
-               (declare (ignore peer))
-               (sb-ext:atomic-push (list accepted (field-of "grpc-encoding"
-                                                            (exchange-headers exchange))
-                                         (zerop (aref (exchange-data-octets exchange) 0))
-                                         (length (exchange-data-octets exchange)))
-                                   (car seen))
-               (answer-fields exchange `((":status" . "200")
-                                         ("content-type" . "application/grpc")
-                                         ("grpc-accept-encoding" . ,accepted)))
-               (answer-octets exchange (note-octets 7))
-               (http2:send-trailers-later
-                (exchange-stream exchange)
-                (lambda (stream) (send-fields stream '(("grpc-status" . "0")) t))))))
-      (with-raw-server (plain) (answer "identity")
-        (with-raw-server (packing) (answer "identity,gzip")
-          (grpc:with-channel (channel (format nil "ipv4:~A,~A" plain packing)
-                                      :balance :round-robin :compression :gzip)
-            (grpc:ensure-connected channel)
-            (is (wait-until (lambda ()
-                              (= 2 (count :ready (grpc:channel-addresses channel)
-                                          :key (lambda (facts) (getf facts :state)))))))
-            (dolist (size '(1000 300000))
-              (loop for function in (list (lambda () (ask channel (note 1 :body size)))
-                                          (lambda ()
-                                            (grpc:await (grpc:call-async #'lab.bench:ask channel
-                                                                         (note 1 :body size))))
-                                          (lambda ()
-                                            (collect channel (list (note 1 :body size)))))
-                    do (loop repeat 2 do (funcall function)) ; both know now
-                       (setf (car seen) '())
-                       (loop repeat 4 do (is (= 7 (number-of (funcall function)))))
-                       (is (= 4 (length (car seen))))
-                       (loop for (accepted encoding uncompressed length) in (car seen)
-                             do (cond ((string= "identity" accepted)
-                                       (is (null encoding))
-                                       (is-true uncompressed)
-                                       (is (< size length)))
-                                      (t (is (equal "gzip" encoding))
-                                         (is (not uncompressed))
-                                         (is (> (/ size 2) length)))))
-                       (is (= 2 (count "identity" (car seen) :key #'first :test #'string=)))))))))))
+    (call-with-plain-and-packing
+     (lambda (channel)
+       (dolist (size '(1000 300000))
+         (loop for function in (list (lambda () (ask channel (note 1 :body size)))
+                                     (lambda ()
+                                       (grpc:await (grpc:call-async #'lab.bench:ask channel
+                                                                    (note 1 :body size))))
+                                     (lambda ()
+                                       (collect channel (list (note 1 :body size)))))
+               do (loop repeat 2 do (funcall function)) ; both know now
+                  (setf (car seen) '())
+                  (loop repeat 4 do (is (= 7 (number-of (funcall function)))))
+                  (is (= 4 (length (car seen))))
+                  (loop for (accepted encoding uncompressed length) in (car seen)
+                        do (cond ((string= "identity" accepted)
+                                  (is (null encoding))
+                                  (is-true uncompressed)
+                                  (is (< size length)))
+                                 (t (is (equal "gzip" encoding))
+                                    (is (not uncompressed))
+                                    (is (> (/ size 2) length)))))
+                  (is (= 2 (count "identity" (car seen) :key #'first :test #'string=))))))
+     (lambda (accepted exchange)
+       (sb-ext:atomic-push (list accepted (field-of "grpc-encoding" (exchange-headers exchange))
+                                 (zerop (aref (exchange-data-octets exchange) 0))
+                                 (length (exchange-data-octets exchange)))
+                           (car seen))))))
+
+(test no-memory-to-unpack-a-request
+  "A message that was compressed for another server may need memory that libz does not get: the
+call ends, and the channel goes on."
+  (call-with-plain-and-packing
+   (lambda (channel)
+     (flet ((outcomes ()
+              (let ((outcomes (loop repeat 4
+                                    collect (caught (grpc:await (grpc:call-async
+                                                                 #'lab.bench:ask channel
+                                                                 (note 1 :body 300000)))))))
+                (is (every (lambda (outcome)
+                             (or (null outcome)
+                                 (and (typep outcome 'grpc:resource-exhausted)
+                                      (search "memory" (princ-to-string outcome)))))
+                           outcomes))
+                (count nil outcomes))))
+       (loop repeat 2 do (ask channel (note 1))) ; both know now
+       (sb-int:encapsulate 'os:inflate-octets 'full
+                           (lambda (function &rest arguments)
+                             (declare (ignore function arguments))
+                             (values :no-memory nil 0)))
+       (unwind-protect (is (= 2 (outcomes)))
+         (sb-int:unencapsulate 'os:inflate-octets 'full))
+       (is (= 4 (outcomes)))))
+   (constantly nil)))

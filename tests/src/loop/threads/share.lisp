@@ -66,6 +66,23 @@ some to others however many connections it has."
       (enqueue one 9)
       (is (equal '(3 9) (sort (serve-all root 1) #'<)) "what was forgotten is not run"))))
 
+(test functions-that-are-withdrawn-leave-their-places
+  (let* ((root (make-share)) (one (make-share :whole root))
+         (functions (loop for i below 3 collect (let ((i i)) (lambda () i)))))
+    (flet ((waiting () (mapcar #'clgrpc.loop::share-waiting (list root one))))
+      (dolist (function functions) (clgrpc.loop::enqueue-function one function))
+      (clgrpc.loop::withdraw-function one (second functions))
+      (clgrpc.loop::withdraw-function one (second functions))
+      (is (equal '(2 2) (waiting)))
+      (is (eq (first functions) (clgrpc.loop::dequeue-function root 1)))
+      (clgrpc.loop::withdraw-function one (first functions))
+      (is (equal '(1 1) (waiting)))
+      (clgrpc.loop::withdraw-function one (third functions))
+      (is (equal '(0 0) (waiting)))
+      (is (null (clgrpc.loop::dequeue-function root 1)))
+      (clgrpc.loop::enqueue-function one (first functions))
+      (is (eq (first functions) (clgrpc.loop::dequeue-function root 1))))))
+
 (test shares-keep-their-sums
   "Whatever begins, waits, ends and leaves, in any order: nothing waits that may run, and parts make
 their whole."

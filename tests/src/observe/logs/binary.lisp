@@ -103,6 +103,28 @@ HANDLERS; both ends have LOG."
                                                  (mapcar #'binlog:grpc-log-entry-call-id
                                                          (entries-of all logger))))))))))))))))) 
 
+(test two-logs-of-a-call-have-it-both
+  "A server and a channel may have several binary logs: each has all entries of a call, as it cuts
+them."
+  (with-binary-log (all entries :filter "*")
+    (with-binary-log (headers other-entries :filter "*{h}")
+      (with-log ()
+        (let ((server (start-probe (list :ask #'double) :observer (list all headers))))
+          (unwind-protect
+               (grpc:with-channel (channel (grpc:server-address server)
+                                           :observer (list headers all))
+                 (ask channel (note 1))
+                 (dolist (found (list (settled-entries entries 12)
+                                      (settled-entries other-entries 12)))
+                   (dolist (logger '(:client :server))
+                     (is (equal '(:client-header :client-message :client-half-close
+                                  :server-header :server-message :server-trailer)
+                                (kinds found logger)))
+                     (is (equal '(1 2 3 4 5 6)
+                                (mapcar #'binlog:grpc-log-entry-sequence-id-within-call
+                                        (entries-of found logger)))))))
+            (grpc:stop-server server :drain 5)))))))
+
 (test entries-have-what-they-should
   (with-binary-log (log entries :filter "*")
     (with-probe (channel :server server :options (list :observer log)

@@ -25,22 +25,29 @@
 (defun call-kind (verb kind &rest arguments)
   (apply (protobuf::kind-function verb kind) arguments))
 
+(test kernels-need-all-their-instructions
+  "A hypervisor may show AVX2 and hide the instructions for bits, which the kernels use as well."
+  (let ((features (ash 1 23)) (extended (logior (ash 1 3) (ash 1 8))) (more (ash 1 5)))
+    (is-true (clgrpc.kernel::bits-p features extended more))
+    (is-false (clgrpc.kernel::bits-p 0 extended more))
+    (is-false (clgrpc.kernel::bits-p features (ash 1 3) more))
+    (is-false (clgrpc.kernel::bits-p features (ash 1 8) more))
+    (is-false (clgrpc.kernel::bits-p features extended 0))))
+
 (defun call-on-each-processor (function)
   "Call FUNCTION with all kernels that this processor can run, then without the widest, then without
 those of PEXT and PDEP, and then with none that x86-64 had not at first."
-  (macrolet ((avx2 () #+x86-64 '(sb-alien:extern-alien "avx2_supported" sb-alien:int)
-                      #-x86-64 '(svref (vector 0) 0)))
-    (let ((widest clgrpc.kernel::**avx512-p**) (bits clgrpc.kernel::**fast-bits-p**)
-          (lanes (avx2)))
-      (unwind-protect
-           (loop for (wide fast some) in '((t t t) (nil t t) (nil nil t) (nil nil nil))
-                 do (setf clgrpc.kernel::**avx512-p** (and wide widest)
-                          clgrpc.kernel::**fast-bits-p** (and fast bits)
-                          (avx2) (if some lanes 0))
-                    (funcall function))
-        (setf clgrpc.kernel::**avx512-p** widest
-              clgrpc.kernel::**fast-bits-p** bits
-              (avx2) lanes)))))
+  (let ((widest clgrpc.kernel::**avx512-p**) (bits clgrpc.kernel::**fast-bits-p**)
+        (lanes clgrpc.kernel::**avx2-p**))
+    (unwind-protect
+         (loop for (wide fast some) in '((t t t) (nil t t) (nil nil t) (nil nil nil))
+               do (setf clgrpc.kernel::**avx512-p** (and wide widest)
+                        clgrpc.kernel::**fast-bits-p** (and fast bits)
+                        clgrpc.kernel::**avx2-p** (and some lanes))
+                  (funcall function))
+      (setf clgrpc.kernel::**avx512-p** widest
+            clgrpc.kernel::**fast-bits-p** bits
+            clgrpc.kernel::**avx2-p** lanes))))
 
 (defmacro on-each-processor (&body body)
   "Run BODY as CALL-ON-EACH-PROCESSOR calls a function."
