@@ -69,12 +69,17 @@
                   :text (format nil "the lease of ~A has ended, or somebody has removed its entry"
                                 (place-key place))))
 
+(defun gone-error (place)
+  "Why PLACE is not in its queue: another thread has left it, or it is lost."
+  (if (eq :left (place-state place))
+      (make-condition 'not-obtained :text (format nil "~A was given up" (place-key place)))
+      (lost-error place)))
+
 (defun check-waiting (place end-ns)
   "Signal why PLACE waits no longer: it was left or lost, or END-NS is past."
-  (case (place-state place)
-    (:left (error 'not-obtained :text (format nil "~A was given up" (place-key place))))
-    (:lost (error (lost-error place))))
-  (unless (lease-alive-p (place-lease place)) (error (lost-error place)))
+  (unless (and (member (place-state place) '(:waiting :held))
+               (lease-alive-p (place-lease place)))
+    (error (gone-error place)))
   (when (<= end-ns (loop:world-now))
     (error 'not-obtained :text (format nil "others were before ~A until the time was over"
                                        (place-key place)))))
@@ -198,7 +203,7 @@ when etcd can be reached, if the lease is kept alive here."
 
 (defun place-before (place timeout)
   "The entry just before PLACE in the queue, or nil if it is at its head, and the revision at which
-that is so. Signal OWNERSHIP-LOST if PLACE's own is gone."
+that is so. Signal OWNERSHIP-LOST if PLACE's own is gone, NOT-OBTAINED if it was left."
   (multiple-value-bind (there results revision)
       (transact (place-etcd place)
                 :when (list (place-guard place))
@@ -207,7 +212,7 @@ that is so. Signal OWNERSHIP-LOST if PLACE's own is gone."
                                   :max-created ,(1- (place-revision place))))
                 :timeout timeout)
     (unless there
-      (let ((condition (lost-error place)))
+      (let ((condition (gone-error place)))
         (lose-place place condition)
         (error condition)))
     (values (first (first results)) revision)))

@@ -48,6 +48,8 @@ lost, and fencing numbers grow."
         (is-false (etcd:lock-held-p other))
         (etcd:release-lock other)
         (is (eq :given-up (sb-thread:join-thread waiting)))
+        ;; also if it asks just then
+        (signals etcd:not-obtained (clgrpc.etcd::place-before other +patience+))
         (is (= 1 (etcd:count-entries *etcd* :prefix "l/"))))
       ;; who waits has it when it is released
       (let ((other (etcd:request-lock *etcd* "l")))
