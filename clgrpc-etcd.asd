@@ -15,8 +15,8 @@
                (:file "condition") (:file "key") (:file "entry") (:file "endpoint")
                (:file "meter") (:file "client") (:file "call") (:file "lease") (:file "keeper")
                (:file "grant") (:file "store") (:file "transaction") (:file "watch")
-               (:file "mirror") (:file "place") (:file "lock") (:file "election") (:file "member")
-               (:file "synchronize") (:file "user") (:file "maintenance"))
+               (:file "multiplex") (:file "mirror") (:file "place") (:file "lock")
+               (:file "election") (:file "member") (:file "synchronize") (:file "user") (:file "maintenance"))
   :in-order-to ((test-op (test-op "clgrpc-tests/etcd" "clgrpc-tests/discovery"
                                   "clgrpc-tests/memory"))))
 

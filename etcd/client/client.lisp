@@ -22,8 +22,9 @@
    ;; functions that end its leases and watches, the newest first
    (endings :initform '() :accessor etcd-endings)
    (background :initform nil :accessor etcd-background) ; where its jobs run, once there are some
+   (multiplex :initform nil :accessor etcd-multiplex) ; tells its watches, once there are some
    (keeper :initform nil :accessor etcd-keeper) ; keeps its leases alive, once there are some
-   ;; of these four
+   ;; of all from ENDINGS on
    (lock :initform (sb-thread:make-mutex :name "clgrpc etcd") :reader etcd-lock))
   (:documentation "A client of etcd, see MAKE-ETCD."))
 

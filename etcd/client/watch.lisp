@@ -7,8 +7,9 @@
 ;;;; etcd says that a watch is denied both for want of rights and for want of a valid token: so a
 ;;;; watch whose client has a user goes on once with a new token before it believes that.
 ;;;;
-;;;; What the responses mean is a function of the watch and the response (NOTE-RESPONSE); the thread
-;;;; around it opens streams, waits between them and calls the user.
+;;;; What the responses mean is a function of the watch and the response (NOTE-RESPONSE). All
+;;;; watches of a client are told by one stream (multiplex.lisp); each has a job, which takes its
+;;;; responses one after the other, waits before it goes on after a break, and calls the user.
 
 (in-package #:clgrpc.etcd)
 
@@ -57,18 +58,21 @@ compacted; nil if it was not there.")
   ;; before the next stream
   (pauses (loop:make-pauses +first-pause-seconds+ +longest-pause-seconds+)
    :type loop:pauses :read-only t)
-  (errand (make-errand) :type errand :read-only t) ; what its thread waits for but its stream
-  (ending nil :type (or null function)) ; ends the thread
+  (errand (make-errand) :type errand :read-only t) ; what its job waits for
+  (ending nil :type (or null function)) ; ends it
+  (job nil :type (or null loop:job))    ; takes RESPONSES
   (lock (sb-thread:make-mutex :name "clgrpc watch") :read-only t) ; of what follows
   (bell (sb-thread:make-waitqueue :name "clgrpc watch") :read-only t) ; any of that has changed
-  (thread nil)                          ; that runs it
+  ;; what is to be taken, with its octets: responses, then :outrun or how the stream has ended
+  (responses (make-fifo) :type fifo :read-only t)
+  (waiting-octets 0 :type (integer 0))  ; of those
+  (number nil :type (or null (integer 1))) ; by which the stream knows it, while it is one of it
   (state :opening :type (member :opening :open :ended)) ; :open once etcd has begun it
   (begun nil :type boolean)             ; etcd has begun it once
   (progress 0 :type (signed-byte 64))   ; the revision that the last progress is of
   (progress-count 0 :type (integer 0))  ; how often progress was told
   (trouble nil :type (or null condition)) ; what has ended it, or keeps it from being opened
-  (call nil)                            ; its stream, while it has one
-  (send-lock (sb-thread:make-mutex :name "clgrpc watch requests") :read-only t)) ; of that
+  (call nil))                           ; the stream, while it has one
 
 (declaim (sb-ext:freeze-type watch))
 
@@ -153,11 +157,12 @@ removal at the very revision up to which it is compacted, and tells COMPACTED on
   "The request that has etcd go on with WATCH."
   (pb:make-watch-request
    :create-request (pb:make-watch-create-request
+                    :watch-id (watch-number watch)
                     :key (watch-start watch) :range-end (watch-end watch)
                     :start-revision (start-revision watch) :progress-notify t :fragment t
                     :filters (watch-filters watch) :prev-kv (watch-previous watch))))
 
-;;; Its thread
+;;; Its job
 
 (defun set-watch (watch function)
   "Call FUNCTION, which changes WATCH, under its lock, and tell who waits. Do nothing if it has
@@ -184,18 +189,6 @@ ended, and return false."
                                         (entry-changed (change-entry change))))))
              (funcall (watch-function watch) (subseq changes 0 end) revision)
              (setf changes (and end (nthcdr end changes))))))
-
-(defun open-stream (watch)
-  "A new stream for WATCH, with a token of its user's if it has one."
-  (let* ((etcd (watch-etcd watch))
-         (token (with-errand ((watch-errand watch))
-                  (current-token etcd (loop:notice-end (etcd-timeout etcd))))))
-    (note etcd #'meter-streams)
-    (setf (watch-token watch) token
-          (watch-fragments watch) '())
-    (watches:watch (etcd-channel etcd) :open
-                   :wait-for-ready t
-                   :metadata (append (token-metadata token) *require-leader*))))
 
 ;;; The store may have lost its data, or be another one that is found under the old address: then
 ;;; its revisions say nothing of what was told.
@@ -268,25 +261,15 @@ goes on with a response that has HEADER."
   (handler-case (tell-changes watch changes)
     (serious-condition (condition) (error 'function-failed :cause condition))))
 
-(defun follow-stream (watch)
-  "Tell what one stream brings, until it breaks or WATCH ends. Signal an ETCD-ERROR in any case."
-  (with-etcd-errors
-    (rpc:with-call (call (open-stream watch))
-      (when (sb-thread:with-mutex ((watch-send-lock watch))
-              ;; known before this may wait, so that CANCEL-WATCH ends it; what others send follows
-              (when (set-watch watch (lambda () (setf (watch-call watch) call)))
-                (rpc:send call (creation watch))
-                t))
-        (loop for response = (rpc:receive call)
-              while (and response (watch-open-p watch))
-              do (note-store watch response)
-                 (let ((changes (note-response watch response)))
-                   (loop:forget-failures (watch-pauses watch))
-                   (setf (watch-denied watch) nil)
-                   (set-watch watch (lambda () (setf (watch-state watch) :open
-                                                     (watch-begun watch) t)))
-                   (tell-or-fail watch changes)))))
-    (error 'unavailable :text "the stream of a watch has ended")))
+(defun take-response (watch response)
+  "Tell what RESPONSE brings. Signal an ETCD-ERROR if WATCH cannot go on with what follows it."
+  (note-store watch response)
+  (let ((changes (note-response watch response)))
+    (loop:forget-failures (watch-pauses watch))
+    (setf (watch-denied watch) nil)
+    (set-watch watch (lambda () (setf (watch-state watch) :open
+                                      (watch-begun watch) t)))
+    (tell-or-fail watch changes)))
 
 (defun trouble-of (watch condition)
   "What CONDITION, which the stream of WATCH has ended with, means: a condition, or nil if WATCH may
@@ -301,39 +284,53 @@ go on at once, since it has a new token."
           (etcd-error (error) (if (passing-p error) error condition)))
         condition)))
 
-(defun pause-watch (watch)
-  "Wait before the next stream of WATCH, longer each time, or until it ends."
-  (let ((end (loop:notice-end (loop:next-pause (watch-pauses watch)))))
-    (sb-thread:with-mutex ((watch-lock watch))
-      (loop while (and (watch-open-p watch) (< (loop:world-now) end))
-            do (loop:await-notice (watch-bell watch) (watch-lock watch) end)))))
-
 (defun fail-watch (watch condition)
   "CONDITION has ended WATCH: tell its user, unless it had ended, or has not begun: then
 AWAIT-OPENING does."
   (when (end-watch watch condition)
     (remove-ending (watch-etcd watch) (watch-ending watch))
+    (leave-stream watch)
+    (loop:end-job (watch-job watch))
     (when (and (watch-begun watch) (watch-on-end watch))
       (loop:guarding (:etcd-watch-error)
         (funcall (watch-on-end watch) condition)))))
 
-(defun run-watch (watch)
-  "What the thread of WATCH does."
+(defun meet-trouble (watch condition)
+  "CONDITION keeps WATCH from going on with its stream, which it has left. Return the seconds until
+it goes on with another, nil if that is at once or WATCH has ended."
+  (let ((trouble (trouble-of watch condition)))
+    (cond ((null trouble) nil)
+          ((passing-p trouble)
+           (set-watch watch (lambda () (setf (watch-trouble watch) trouble)))
+           (loop:next-pause (watch-pauses watch)))
+          (t (fail-watch watch trouble)
+             nil))))
+
+(defun go-on (watch)
+  "Do what WATCH has to do next. Return the seconds until it has to go on, :at-once, or nil if it
+waits for a response."
+  (let ((next (next-response watch)))
+    (handler-case (etypecase next
+                    (null (if (watch-number watch)
+                              (return-from go-on nil)
+                              (join-stream watch)))
+                    ((eql :outrun) (leave-stream watch))
+                    (condition (error next))
+                    (pb:watch-response (take-response watch next)))
+      (function-failed (failure)
+        (let ((condition (function-failed-cause failure)))
+          (log-event :error :etcd-watch-error :condition (princ-to-string condition))
+          (fail-watch watch condition)))
+      (error (condition)
+        (leave-stream watch)
+        (return-from go-on (or (meet-trouble watch condition) :at-once))))
+    :at-once))
+
+(defun attend-watch (watch)
+  "What the job of WATCH does."
   (loop while (watch-open-p watch)
-        do (handler-case (follow-stream watch)
-             (function-failed (failure)
-               (let ((condition (function-failed-cause failure)))
-                 (log-event :error :etcd-watch-error :condition (princ-to-string condition))
-                 (fail-watch watch condition)))
-             (error (condition)
-               (let ((trouble (trouble-of watch condition)))
-                 (cond ((null trouble))
-                       ((passing-p trouble)
-                        (set-watch watch (lambda ()
-                                           (setf (watch-trouble watch) trouble
-                                                 (watch-call watch) nil)))
-                        (pause-watch watch))
-                       (t (fail-watch watch trouble))))))))
+        do (let ((seconds (go-on watch)))
+             (unless (eq :at-once seconds) (return seconds)))))
 
 (defun await-opening (watch seconds)
   "Wait until etcd has begun WATCH, which may have ended since. If it has not within SECONDS, or
@@ -353,14 +350,12 @@ WATCH ends before, cancel it and signal why."
       (error trouble))))
 
 (defun start-watch (watch timeout)
-  "Have a thread run WATCH, and wait until etcd has begun it, see AWAIT-OPENING."
+  "Have etcd begin WATCH, and wait until it has, see AWAIT-OPENING."
   (let ((etcd (watch-etcd watch)))
-    (setf (watch-ending watch) (lambda () (cancel-watch watch)))
+    (setf (watch-ending watch) (lambda () (cancel-watch watch))
+          (watch-job watch) (add-job etcd (lambda () (attend-watch watch))))
     (add-ending etcd (watch-ending watch))
-    ;; whoever ends it waits for its thread
-    (sb-thread:with-mutex ((watch-lock watch))
-      (setf (watch-thread watch) (sb-thread:make-thread #'run-watch :name "clgrpc watch"
-                                                                    :arguments (list watch))))
+    (loop:wake-job (watch-job watch))
     (await-opening watch (or timeout (etcd-timeout etcd)))
     watch))
 
@@ -390,12 +385,13 @@ on; from REVISION on; or AFTER a revision, which the store has said it is at, an
 as MARK, any entry of it or nil, by which it is known again after a break: with a list of the
 changes of one revision and that revision, in their order, each once, though connections break and
 members go meanwhile. Return the watch when etcd has begun it. ONLY is :puts or :removals for these
-alone; with PREVIOUS changes say what was there before. FUNCTION runs on a thread of the watch's own
-and may wait; an error in it ends the watch. If the watch ends but by CANCEL-WATCH or CLOSE-ETCD,
-ON-END is called there with the condition, perhaps before this returns: COMPACTED if changes that
-were to be told are no longer in the store, FUTURE-REVISION if the store is not what it was, since
-it has lost its data, has older ones, or is another. Signal an ETCD-ERROR if etcd has not begun it
-within TIMEOUT seconds, by default those of ETCD; then ON-END is not called. From any thread."
+alone; with PREVIOUS changes say what was there before. FUNCTION runs on a thread for the watch and
+may wait, which holds up no other; an error in it ends the watch. If the watch ends but by
+CANCEL-WATCH or CLOSE-ETCD, ON-END is called there with the condition, perhaps before this
+returns: COMPACTED if changes that were to be told are no longer in the store, FUTURE-REVISION if
+the store is not what it was, since it has lost its data, has older ones, or is another. Signal an
+ETCD-ERROR if etcd has not begun it within TIMEOUT seconds, by default those of ETCD; then ON-END is
+not called. From any thread."
   (declare (ignore key prefix from to revision after mark only previous on-end))
   (start-watch (apply #'new-watch etcd function (alexandria:remove-from-plist options :timeout))
                timeout))
@@ -406,12 +402,8 @@ function, that call is the last."
   (end-watch watch nil)
   (when (watch-ending watch) (remove-ending (watch-etcd watch) (watch-ending watch)))
   (end-errand (watch-errand watch))
-  (multiple-value-bind (call thread)
-      (sb-thread:with-mutex ((watch-lock watch))
-        (values (watch-call watch) (watch-thread watch)))
-    (when call (rpc:cancel call))
-    (unless (or (null thread) (eq thread sb-thread:*current-thread*))
-      (sb-thread:join-thread thread :default nil)))
+  (leave-stream watch)
+  (when (watch-job watch) (loop:end-job (watch-job watch)))
   nil)
 
 (defun await-call (watch end-ns)
@@ -424,20 +416,12 @@ function, that call is the last."
         (and (watch-open-p watch) (watch-call watch)))
       (error 'unavailable :text "the watch is not open")))
 
-(defun ask-for-progress (watch call end-ns)
-  "Ask for the progress of the watches of CALL, a stream of WATCH's; one that has ended is asked for
-nothing, nor is one on which others send until END-NS."
-  (handler-case (sb-thread:with-mutex ((watch-send-lock watch) :timeout (loop:seconds-until end-ns))
-                  (rpc:send call (pb:make-watch-request
-                                  :progress-request (pb:make-watch-progress-request))))
-    (status:rpc-error ())))
-
 (defun await-progress (watch &key (revision 0) timeout)
   "Ask how far WATCH is until it is at REVISION at least, and return a revision: all changes up to
 it have been told. (Of etcd before 3.4.25, or 3.5.8, changes may still follow that were made just
 before.) It is asked again if the stream breaks meanwhile, or has not answered, as one may that is
 behind. Signal an ETCD-ERROR if it is not there within TIMEOUT seconds, by default those of its
-client, or WATCH ends. From any thread but the watch's own."
+client, or WATCH ends. From any thread but that of the watch's function."
   (check-type revision (integer 0))
   (let ((end (loop:notice-end (or timeout (etcd-timeout (watch-etcd watch)))))
         (count (watch-progress-count watch)))

@@ -127,7 +127,7 @@ mirror comes of that, which is told all entries again, and which CANCEL-MIRROR e
                                              (declare (ignore kind items revision))
                                              (incf told))
                                     :prefix "m/"))
-               (thread (clgrpc.etcd::watch-thread (clgrpc.etcd::mirror-watch mirror))))
+               (job (clgrpc.etcd::watch-job (clgrpc.etcd::mirror-watch mirror))))
           ;; changes are compacted before it goes on
           (with-hook (store name request next)
             (case name
@@ -141,6 +141,6 @@ mirror comes of that, which is told all entries again, and which CANCEL-MIRROR e
           (break-streams store)
           (is-true (wait-until (lambda () asked)))
           (is (> 30 (seconds-of (funcall end mirror))))
-          (is-false (sb-thread:thread-alive-p thread))
+          (is-false (loop::job-running job))
           (sb-thread:signal-semaphore gate 10)
           (is (= 1 told)))))))

@@ -324,7 +324,8 @@ says that it is compacted."
                                        (etcd:cancel-watch watch))
                               :key "a" :revision 2))
       (sb-thread:signal-semaphore gate 3)
-      (sb-thread:join-thread (clgrpc.etcd::watch-thread watch))
+      (is-true (wait-until (lambda () (= 1 heard))))
+      (etcd:cancel-watch watch)         ; waits for what it does
       (is (= 1 heard)))))
 
 (test a-function-that-ends-badly-ends-its-watch
@@ -342,8 +343,7 @@ says that it is compacted."
         (etcd:put other "a" "1")
         (is-true (wait-until (lambda () ended)))
         (is (eq condition ended))
-        (is (not (eq :error (sb-thread:join-thread (clgrpc.etcd::watch-thread watch)
-                                                   :default :error))))))))
+        (is-false (etcd:watch-open-p watch))))))
 
 (test a-store-that-was-replaced-before-its-watch
   "A watch after what was read in another store, which had the same revisions, is not begun: it would
@@ -412,6 +412,80 @@ for."
         (signals etcd:future-revision (hear :key "a" :after (+ 100 first)))
         (is-true (etcd:watch-open-p (hear :key "a" :revision (+ 100 first))))
         (signals misuse (hear :key "a" :after first :revision first))))))
+
+(defun count-threads (name)
+  (count name (sb-thread:list-all-threads) :key #'sb-thread:thread-name :test #'equal))
+
+(test watches-share-a-stream
+  "However many watches a client has, one stream tells them; each hears its own changes, in their
+order, also after a break. It ends with the last watch."
+  (with-stand-in (store other)
+    (let* ((heard (make-array 100 :initial-element '()))
+           (watches (loop for i below 100
+                          collect (let ((i i))
+                                    (etcd:watch *etcd*
+                                                (lambda (changes revision)
+                                                  (declare (ignore revision))
+                                                  (dolist (change changes)
+                                                    (push (etcd:entry-text
+                                                           (etcd:change-entry change))
+                                                          (aref heard i))))
+                                                :key (format nil "w/~D" i))))))
+      (flet ((put-all (text)
+               (dotimes (i 100) (etcd:put other (format nil "w/~D" i) (format nil "~A~D" text i))))
+             (heard-p (&rest texts)
+               (wait-until (lambda ()
+                             (loop for i below 100
+                                   always (equal (loop for text in texts
+                                                       collect (format nil "~A~D" text i))
+                                                 (reverse (aref heard i))))))))
+        (is (= 1 (length (stand-in-streams store))))
+        (put-all "a")
+        (put-all "b")
+        (is-true (heard-p "a" "b"))
+        (break-streams store)
+        (put-all "c")
+        (is-true (heard-p "a" "b" "c"))
+        (is (= 1 (length (stand-in-streams store))))
+        (etcd:cancel-watch (first watches))
+        (put-all "d")
+        (is-true (wait-until (lambda () (= 4 (length (aref heard 99))))))
+        (is (= 3 (length (aref heard 0))))
+        (mapc #'etcd:cancel-watch watches)
+        (is-true (wait-until (lambda ()
+                               (rpc:call-status (first (stand-in-streams store))))))))))
+
+(test a-slow-watch-holds-up-no-other
+  "What it has not told waits; when that is too much it leaves the stream, and tells the rest once
+it can."
+  (with-stand-in (store other)
+    (let* ((gate (sb-thread:make-semaphore)) (slow 0) (quick 0)
+           (value (make-array 1000000 :element-type '(unsigned-byte 8)))
+           (watch (etcd:watch *etcd* (lambda (changes revision)
+                                       (declare (ignore revision))
+                                       (when (zerop slow)
+                                         (sb-thread:wait-on-semaphore gate :timeout +patience+))
+                                       (incf slow (length changes)))
+                              :key "a")))
+      (etcd:watch *etcd* (lambda (changes revision)
+                           (declare (ignore revision))
+                           (incf quick (length changes)))
+                  :key "a")
+      (dotimes (i 30) (etcd:put other "a" value))
+      (is-true (wait-until (lambda () (= 30 quick))))
+      (is (= 0 slow))
+      (is (> 20000000 (clgrpc.etcd::watch-waiting-octets watch)))
+      (sb-thread:signal-semaphore gate)
+      (is-true (wait-until (lambda () (= 30 slow)))))))
+
+(test a-watch-that-etcd-refuses-is-no-other
+  "Of watches on one stream the one that is refused ends, and the others are told."
+  (with-stand-in (store other)
+    (multiple-value-bind (watch heard) (hear :key "a")
+      (signals etcd:invalid-request (hear :from "b" :to "a"))
+      (etcd:put other "a" "1")
+      (is-true (wait-until heard))
+      (is-true (etcd:watch-open-p watch)))))
 
 (test progress-is-asked-for-again
   "The stream breaks while its progress is asked for, and progress comes from one that is behind."

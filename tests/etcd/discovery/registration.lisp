@@ -167,8 +167,8 @@ ever."
         (is (= 1 (length (etcd:list-leases *etcd*))))))))
 
 (test what-is-withdrawn-writes-nothing-more
-  "WITHDRAW does not wait for a job whose request gets no answer; what that brings, a lease, is given
-back, and nothing is put any more."
+  "WITHDRAW does not wait for a job whose request gets no answer; what that brings, a lease, is
+given back, and nothing is put any more."
   (with-memory (engine)
     (let* ((gate (sb-thread:make-semaphore)) (entered (sb-thread:make-semaphore)) (returned nil)
            (job (etcd:add-job *etcd* (lambda ()
@@ -208,6 +208,33 @@ of it."
         (is (= 100 (length (listed "greeter"))))
         (mapc #'discovery:withdraw registrations)
         (is (null (listed "greeter")))))))
+
+(test a-client-has-two-threads-at-most
+  "100 leases, 100 watches and 100 registrations, with a lease each, have one thread that waits;
+threads of the reserve end once there is nothing to do."
+  (with-memory (engine)
+    (let ((watches (loop for i below 100
+                         collect (etcd:watch *etcd* (constantly nil) :key (format nil "~D" i))))
+          (leases (loop repeat 100 collect (etcd:grant-lease *etcd* 60)))
+          (registrations (loop for i below 100
+                               collect (discovery:register nil "greeter" :etcd *etcd*
+                                                           :address (format nil "127.0.0.1:~D"
+                                                                            (1+ i))))))
+      (is-true (every (lambda (registration)
+                        (discovery:await-registration registration :timeout +patience+))
+                      registrations))
+      (is-true (every #'etcd:watch-open-p watches))
+      (is-true (every #'etcd:lease-alive-p leases))
+      (let ((names (mapcar #'sb-thread:thread-name (sb-thread:list-all-threads))))
+        (is (= 1 (count "clgrpc etcd" names :test #'equal)))
+        (is (null (remove-if (lambda (name)
+                               (member name '("clgrpc etcd" "clgrpc reserve" "clgrpc memory"
+                                              "clgrpc watchdog" "clgrpc client" "main thread")
+                                       :test #'equal))
+                             names))))
+      (mapc #'etcd:cancel-watch watches)
+      (mapc #'etcd:revoke-lease leases)
+      (mapc #'discovery:withdraw registrations))))
 
 (test servers-take-their-leave
   "A server that is stopped says that it drains while it still takes calls, and is gone afterwards."

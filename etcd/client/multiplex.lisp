@@ -1,0 +1,229 @@
+;;;; The stream of a client's watches. All of them are told by one stream of Watch, on which etcd
+;;;; knows each by a number. The stream begins with the first watch and ends with the last.
+;;;;
+;;;; 1. The job of a watch joins the stream: it gives the watch a number and asks etcd to begin it.
+;;;; 2. A callback of the stream puts each response into the queue of the watch that it is for, and
+;;;;    the progress that was asked for into those of all, and wakes their jobs. It never waits.
+;;;; 3. When the stream ends, all its watches are told, and join the next, each after its own pause.
+;;;; 4. A watch whose user is slow has at most +MOST-WAITING-OCTETS+ of responses wait. One that is
+;;;;    outrun leaves the stream, and joins it again from where it is once its user has caught up.
+;;;;
+;;;; A number is never used again, so what comes for a watch that has left is for nobody. SEND-LOCK
+;;;; is held by whoever sends, LOCK by whoever changes what the stream knows; within LOCK no lock
+;;;; is taken but that of a watch.
+
+(in-package #:clgrpc.etcd)
+
+(defconstant +most-waiting-octets+ 16777216
+  "Once so many octets of keys and values wait for the user of a watch, it is outrun.")
+
+(defstruct (multiplex (:constructor make-multiplex ()) (:copier nil))
+  "What tells the watches of a client."
+  (send-lock (sb-thread:make-mutex :name "clgrpc watch requests") :read-only t) ; of sending
+  (lock (sb-thread:make-mutex :name "clgrpc watch stream") :read-only t) ; of what follows
+  (call nil)                            ; the stream, or nil
+  (token nil :type (or null string))    ; that it was opened with
+  (number 0 :type (integer 0))          ; that the last watch has got
+  (watches (make-hash-table) :type hash-table :read-only t) ; by number, those of the stream
+  ;; (number . watch), those that etcd was asked to begin and has not answered
+  (opening (make-fifo) :type fifo :read-only t))
+
+(declaim (sb-ext:freeze-type multiplex))
+
+(defmethod print-object ((multiplex multiplex) stream)
+  (print-unreadable-object (multiplex stream :type t)
+    (format stream "~D watches" (hash-table-count (multiplex-watches multiplex)))))
+
+(defun multiplex-of (etcd)
+  "What tells the watches of ETCD, made when it is first needed."
+  (or (etcd-multiplex etcd)
+      (sb-thread:with-mutex ((etcd-lock etcd))
+        (or (etcd-multiplex etcd)
+            (setf (etcd-multiplex etcd) (make-multiplex))))))
+
+(defun send-request (call request)
+  "Send REQUEST on CALL, a stream of watches. Return false if there is no room, or it has ended."
+  (handler-case (rpc:try-send call request)
+    (status:rpc-error () nil)))
+
+;;; What comes
+
+(defun response-octets (response)
+  "How much of the heap RESPONSE takes, about."
+  (reduce #'+ (pb:watch-response-events response)
+          :key (lambda (event)
+                 (let ((entry (mvccpb:event-kv event)))
+                   (if entry
+                       (+ 200 (length (mvccpb:key-value-key entry))
+                          (length (mvccpb:key-value-value entry)))
+                       200)))))
+
+(defun queue-response (watch response octets)
+  "WATCH has RESPONSE, of OCTETS, to take."
+  (sb-thread:with-mutex ((watch-lock watch))
+    (enqueue (cons response octets) (watch-responses watch))
+    (incf (watch-waiting-octets watch) octets)))
+
+(defun next-response (watch)
+  "What WATCH has to take next, or nil."
+  (sb-thread:with-mutex ((watch-lock watch))
+    (let ((next (and (fifo-items (watch-responses watch))
+                     (dequeue (watch-responses watch)))))
+      (when next
+        (decf (watch-waiting-octets watch) (cdr next))
+        (car next)))))
+
+(defun forget-watch (multiplex watch)
+  "WATCH is no more one of the stream of MULTIPLEX, whose lock is held."
+  (when (watch-number watch) (remhash (watch-number watch) (multiplex-watches multiplex))))
+
+(defun begun-watch (multiplex number)
+  "The number of the watch that etcd says it has begun, or will not: NUMBER, or, if that says
+nothing, the one that it was asked for first. The lock of MULTIPLEX is held."
+  (let ((opening (multiplex-opening multiplex)))
+    (loop for first = (and (fifo-items opening) (car (dequeue opening)))
+          while first
+          do (when (or (minusp number) (= first number)) (return first)))))
+
+(defun addressees (multiplex response)
+  "The watches that RESPONSE is for. The lock of MULTIPLEX is held."
+  (let ((number (pb:watch-response-watch-id response))
+        (watches (multiplex-watches multiplex)))
+    (flet ((watch-of (number)
+             (let ((watch (and number (gethash number watches))))
+               (and watch (list watch)))))
+      (cond ((pb:watch-response-created response) (watch-of (begun-watch multiplex number)))
+            ((minusp number)            ; progress, of all that have begun
+             (loop for watch being the hash-values of watches using (hash-key own)
+                   unless (assoc own (fifo-items (multiplex-opening multiplex)))
+                     collect watch))
+            (t (watch-of number))))))
+
+(defun deliver (multiplex call response)
+  "RESPONSE has come on CALL, a stream of MULTIPLEX."
+  (let ((octets (response-octets response)))
+    (mapc (lambda (watch) (loop:wake-job (watch-job watch)))
+          (sb-thread:with-mutex ((multiplex-lock multiplex))
+            (when (eq call (multiplex-call multiplex))
+              (loop for watch in (addressees multiplex response)
+                    do (cond ((< (watch-waiting-octets watch) +most-waiting-octets+)
+                              (queue-response watch response octets))
+                             (t (queue-response watch :outrun 0)
+                                (forget-watch multiplex watch)))
+                    collect watch))))))
+
+(defun take-stream (multiplex)
+  "The stream of MULTIPLEX is over: return the watches that it had. The lock is held."
+  (setf (multiplex-call multiplex) nil)
+  (clear-fifo (multiplex-opening multiplex))
+  (loop for watch being the hash-values of (multiplex-watches multiplex)
+        collect watch
+        finally (clrhash (multiplex-watches multiplex))))
+
+(defun break-stream (multiplex call condition)
+  "CALL, a stream of MULTIPLEX, has ended with CONDITION: its watches know it by that."
+  (mapc (lambda (watch) (loop:wake-job (watch-job watch)))
+        (sb-thread:with-mutex ((multiplex-lock multiplex))
+          (when (eq call (multiplex-call multiplex))
+            (loop for watch in (take-stream multiplex)
+                  do (queue-response watch condition 0)
+                  collect watch)))))
+
+(defun note-watches-end (multiplex call)
+  "CALL, a stream of MULTIPLEX, has ended."
+  (break-stream multiplex call
+                (if (eq :ok (rpc:call-status call))
+                    (make-condition 'unavailable :text "the stream of the watches has ended")
+                    (etcd-condition (rpc:call-condition call)))))
+
+;;; Joining the stream, and leaving it
+
+(defun open-stream (multiplex etcd token)
+  "A new stream of MULTIPLEX, ETCD's, with TOKEN. The caller sends."
+  (let ((call (watches:watch (etcd-channel etcd) :open
+                             :wait-for-ready t
+                             :metadata (append (token-metadata token) *require-leader*))))
+    (note etcd #'meter-streams)
+    (sb-thread:with-mutex ((multiplex-lock multiplex))
+      (setf (multiplex-call multiplex) call
+            (multiplex-token multiplex) token))
+    (rpc:on-message call (lambda (response) (deliver multiplex call response)))
+    (rpc:on-end call (lambda () (note-watches-end multiplex call)))
+    call))
+
+(defun stream-with (multiplex etcd token)
+  "The stream of MULTIPLEX, a new one if there is none, or it was opened with another TOKEN than is
+good now: then its watches go on with the new one, too. The caller sends."
+  (let ((call (multiplex-call multiplex)))
+    (cond ((and call (eq token (multiplex-token multiplex))) call)
+          (t (when call
+               (break-stream multiplex call
+                             (make-condition 'unavailable :text "there is a new token"))
+               (rpc:cancel call))
+             (open-stream multiplex etcd token)))))
+
+(defun join-stream (watch)
+  "Have etcd begin WATCH on the stream of its client. Signal an ETCD-ERROR if that cannot be asked
+for now."
+  (let* ((etcd (watch-etcd watch))
+         (multiplex (multiplex-of etcd))
+         (token (with-errand ((watch-errand watch))
+                  (current-token etcd (loop:notice-end (etcd-timeout etcd)))))
+         (call nil))
+    (setf (watch-token watch) token
+          (watch-fragments watch) '())
+    (unless (sb-thread:with-mutex ((multiplex-send-lock multiplex))
+              (setf call (with-etcd-errors (stream-with multiplex etcd token)))
+              (and (enter-stream multiplex watch call)
+                   ;; who asks for progress from now on does so behind this
+                   (send-request call (creation watch))))
+      (when (watch-open-p watch)
+        (error (if (member (rpc:call-status call) '(nil :ok))
+                   (make-condition 'unavailable
+                                   :text "the stream of the watches takes no request")
+                   (etcd-condition (rpc:call-condition call))))))
+    ;; it may have been cancelled before anybody could see that it has joined
+    (unless (watch-open-p watch) (leave-stream watch))))
+
+(defun enter-stream (multiplex watch call)
+  "WATCH is one of CALL, the stream of MULTIPLEX, from now on. Return false if that has ended."
+  (sb-thread:with-mutex ((multiplex-lock multiplex))
+    (when (eq call (multiplex-call multiplex))
+      (set-watch watch (lambda ()
+                         (let ((number (incf (multiplex-number multiplex))))
+                           (setf (watch-number watch) number
+                                 (watch-call watch) call
+                                 (gethash number (multiplex-watches multiplex)) watch)
+                           (enqueue (cons number watch) (multiplex-opening multiplex))))))))
+
+(defun leave-stream (watch)
+  "WATCH is told nothing more of its stream, if it has one; that ends with the last watch. From any
+thread."
+  (let ((multiplex (multiplex-of (watch-etcd watch))) (last nil) (number nil) (call nil))
+    (sb-thread:with-mutex ((multiplex-lock multiplex))
+      (when (watch-number watch)
+        (forget-watch multiplex watch)
+        (sb-thread:with-mutex ((watch-lock watch))
+          (setf number (shiftf (watch-number watch) nil)
+                call (shiftf (watch-call watch) nil)
+                (watch-waiting-octets watch) 0)
+          (clear-fifo (watch-responses watch))
+          (sb-thread:condition-broadcast (watch-bell watch)))
+        (when (and (eq call (multiplex-call multiplex))
+                   (zerop (hash-table-count (multiplex-watches multiplex))))
+          (take-stream multiplex)
+          (setf last t))))
+    (cond (last (rpc:cancel call))
+          ((and call (eq call (multiplex-call multiplex)))
+           (sb-thread:with-mutex ((multiplex-send-lock multiplex))
+             (send-request call (pb:make-watch-request
+                                 :cancel-request (pb:make-watch-cancel-request
+                                                  :watch-id number))))))))
+
+(defun ask-for-progress (watch call end-ns)
+  "Ask for the progress of the watches of CALL, the stream of WATCH; one that has ended is asked for
+nothing, nor is one on which others send until END-NS."
+  (sb-thread:with-mutex ((multiplex-send-lock (multiplex-of (watch-etcd watch)))
+                         :timeout (loop:seconds-until end-ns))
+    (send-request call (pb:make-watch-request
+                        :progress-request (pb:make-watch-progress-request)))))
