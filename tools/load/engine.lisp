@@ -56,7 +56,7 @@
   "The CPU time of this process so far."
   (floor (* (get-internal-run-time) +ns-per-second+) internal-time-units-per-second))
 
-(defconstant +twice-ns+ 100000000
+(defconstant +twice-ns+ 250000000
   "Two interrupts within so long are one: timeout(1) sends two.")
 
 (defun interrupted-p (function)
@@ -68,7 +68,11 @@
   "End the run of CONTROL in order: begin no more calls, and give those under way some time, unless
 the user interrupts again."
   (let ((begin (monotonic-ns)))
-    (flet ((wait () (await-lanes control #'lane-done +interrupt-grace-seconds+)))
+    (flet ((wait ()
+             (await-lanes control #'lane-done +interrupt-grace-seconds+)
+             ;; the second of two may still come
+             (sb-sys:with-interrupts
+               (sleep (ns-seconds (max 0 (- (+ begin +twice-ns+) (monotonic-ns))))))))
       (post-all control #'stop-lane)
       (when (and (interrupted-p #'wait) (< (- (monotonic-ns) begin) +twice-ns+))
         (interrupted-p #'wait)))

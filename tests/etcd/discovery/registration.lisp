@@ -229,7 +229,8 @@ threads of the reserve end once there is nothing to do."
         (is (= 1 (count "clgrpc etcd" names :test #'equal)))
         (is (null (remove-if (lambda (name)
                                (member name '("clgrpc etcd" "clgrpc reserve" "clgrpc memory"
-                                              "clgrpc watchdog" "clgrpc client" "main thread")
+                                              "clgrpc watchdog" "clgrpc client" "main thread"
+                                              "test time limit")
                                        :test #'equal))
                              names))))
       (mapc #'etcd:cancel-watch watches)
