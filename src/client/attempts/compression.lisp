@@ -70,8 +70,8 @@ messages may be compressed."
 
 (define-hot fitting ((call client-call) (stream http2:stream) (encoded (or octets wire:parcel)))
     (or null octets wire:parcel)
-  "ENCODED, of ENCODE-MESSAGE for CALL, as the peer of STREAM can read it; nil if CALL has ended since
-there is no memory for that."
+  "ENCODED, of ENCODE-MESSAGE for CALL, as the peer of STREAM can read it; nil if CALL has ended
+since there is no memory for that."
   (if (and (wire:compression-of call)
            (typep encoded 'wire:parcel)
            (wire:parcel-plain encoded)
