@@ -200,8 +200,8 @@
   :pathname "src/rpc/calling/"
   :serial t
   :components ((:file "package") (:file "channel") (:file "stub") (:file "future")
-               (:file "dropped") (:file "runtime") (:file "attempt") (:file "policy")
-               (:file "retry")))
+               (:file "dropped") (:file "runtime") (:file "policy") (:file "retry")
+               (:file "attempt")))
 
 (defsystem "clgrpc/serving"
   :description "What servers of all transports share: routes, entrances, how handlers are called."

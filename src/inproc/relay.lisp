@@ -73,22 +73,14 @@
   "The interceptors of attempts that CHANNEL has for METHOD."
   (rpc:interceptors-for (channel-attempt-interceptors channel) method))
 
-(defun kind-of-attempt (relay number)
-  "Why the attempt of RELAY that NUMBER others came before is made, as ATTEMPT-KIND has it."
-  (cond ((zerop number) :first)
-        ((calling:retries-hedged-p (relay-retries relay)) :hedge)
-        (t :retry)))
-
 (defun view-attempt (relay number)
-  "Call the interceptors for the attempt of RELAY that NUMBER others came before. Return what they
-know of it, nil if there are none, and the error that it fails with if they have it fail."
-  (let* ((client (relay-client relay))
-         (interceptors (interceptors-of (relay-channel relay) (call-rpc-method client))))
+  "As CALLING:VIEW-ATTEMPT, for the attempt of RELAY that NUMBER others came before."
+  (let ((client (relay-client relay))
+        (interceptors (channel-attempt-interceptors (relay-channel relay))))
     (if interceptors
-        (let ((view (calling:make-attempt client number (kind-of-attempt relay number)
-                                          (rpc:call-peer client)
-                                          (rpc:operate metadata client (relay-fields relay)))))
-          (values view (calling:intercept-attempt view interceptors)))
+        (calling:view-attempt client number (relay-retries relay) (rpc:call-peer client)
+                              (rpc:operate metadata client (relay-fields relay))
+                              interceptors)
         (values nil nil))))
 
 (defun attempt-fields (relay number view)

@@ -45,14 +45,6 @@
 
 ;;; What interceptors of attempts (calling/attempt.lisp) know of one: its view
 
-(defun kind-of-attempt (call number)
-  "Why the attempt of CALL that NUMBER others came before is made, as ATTEMPT-KIND has it."
-  (cond ((find number (rpc:failed-attempts call) :key (lambda (plist) (getf plist :number)))
-         :transparent)
-        ((zerop number) :first)
-        ((calling:retries-hedged-p (call-retries call)) :hedge)
-        (t :retry)))
-
 (defun interceptor-failure (call error)
   "How an attempt of CALL fails since an interceptor has signalled ERROR."
   (let ((trailers (status:rpc-error-trailers error)))
@@ -65,20 +57,18 @@
 (defun intercept (attempt link)
   "Call the interceptors, if there are some, for ATTEMPT on LINK. Return how it fails if they have
 it fail, or if it cannot have its headers."
-  (let* ((call (attempt-call attempt))
-         (number (attempt-number attempt))
-         (interceptors (and (not (side-call-p call))
-                            (rpc:interceptors-for
-                             (core-attempt-interceptors (client-call-core call))
-                             (call-rpc-method call))))
-         (view (and interceptors
-                    (calling:make-attempt call number (kind-of-attempt call number)
-                                          (wire:link-peer link) (rpc:outgoing-metadata call))))
-         (error (and view (calling:intercept-attempt view interceptors))))
-    (setf (attempt-view attempt) view)
-    (if error
-        (interceptor-failure call error)
-        (unfit-headers call link number (attempt-metadata attempt)))))
+  (let ((call (attempt-call attempt))
+        (number (attempt-number attempt)))
+    (multiple-value-bind (view error)
+        (if (side-call-p call)
+            (values nil nil)
+            (calling:view-attempt call number (call-retries call) (wire:link-peer link)
+                                  (rpc:outgoing-metadata call)
+                                  (core-attempt-interceptors (client-call-core call))))
+      (setf (attempt-view attempt) view)
+      (if error
+          (interceptor-failure call error)
+          (unfit-headers call link number (attempt-metadata attempt))))))
 
 (defun attempt-metadata (attempt)
   "The metadata that ATTEMPT sends, an alist."

@@ -5,7 +5,7 @@
 ;;;; they want to know of its end they ask for by ON-ATTEMPT-END.
 ;;;;
 ;;;; An attempt that finds no server is none: nobody is told of it. A transport has one place where
-;;;; its attempts begin, which calls INTERCEPT-ATTEMPT, and one where they are over, which calls
+;;;; its attempts begin, which calls VIEW-ATTEMPT, and one where they are over, which calls
 ;;;; CLOSE-ATTEMPT. A channel without such interceptors makes no ATTEMPT.
 
 (in-package #:clgrpc.calling)
@@ -102,6 +102,25 @@ one. Where the transport begins attempts: the loop, or in process a thread."
       (setf (attempt-begun attempt) t)
       (return-from intercepting nil))
     (verdict-error :interceptor-error '())))
+
+(defun kind-of-attempt (call number retries)
+  "Why the attempt of CALL that NUMBER others came before is made, as ATTEMPT-KIND has it. RETRIES
+are those of CALL, or nil."
+  (cond ((find number (failed-attempts call) :key (lambda (plist) (getf plist :number)))
+         :transparent)
+        ((zerop number) :first)
+        ((retries-hedged-p retries) :hedge)
+        (t :retry)))
+
+(defun view-attempt (call number retries peer metadata interceptors)
+  "Call those of INTERCEPTORS that are for its method for the attempt of CALL, with RETRIES or nil,
+that NUMBER others came before. It goes to PEER with METADATA. Return what they know of it, nil if
+there are none, and the RPC-ERROR that it fails with if they have it fail, else nil."
+  (let ((own (interceptors-for interceptors (call-rpc-method call))))
+    (if own
+        (let ((view (make-attempt call number (kind-of-attempt call number retries) peer metadata)))
+          (values view (intercept-attempt view own)))
+        (values nil nil))))
 
 (defun close-attempt (attempt status message fields trailer-fields)
   "ATTEMPT is over with STATUS and its text MESSAGE, and has got metadata, FIELDS and

@@ -10,7 +10,7 @@
                 #:call #:call-condition #:call-deadline #:call-ending #:call-fields #:call-intent
                 #:call-outcome #:call-path #:call-rpc-method
                 #:call-status #:call-value #:check-message #:client-p #:close-send
-                #:ending-trailer-fields #:ensure-intent #:intent-attempt
+                #:ending-trailer-fields #:ensure-intent #:failed-attempts #:intent-attempt
                 #:interceptors-for #:never #:on-writable #:operate #:outcome-message
                 #:reply #:retry-call #:send #:try-send #:verdict-error #:wait-for-call)
   (:import-from #:clgrpc.service
@@ -30,8 +30,7 @@
    ;; attempt.lisp
    #:attempt #:attempt-call #:attempt-kind #:attempt-message #:attempt-metadata #:attempt-number
    #:attempt-peer #:attempt-request-metadata #:attempt-status #:attempt-trailers #:close-attempt
-   #:close-own-view #:intercept-attempt #:make-attempt #:on-attempt-end #:own-view
-   #:put-attempt-metadata #:take-view
+   #:close-own-view #:view-attempt #:on-attempt-end #:own-view #:put-attempt-metadata #:take-view
    ;; retry.lisp
    #:retries #:make-retries #:retries-running #:retries-limit #:retries-pending #:retries-awaited
    #:retries-timer #:retries-over #:retries-since-ns #:retries-hedged-p #:take-number
