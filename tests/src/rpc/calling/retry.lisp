@@ -173,4 +173,5 @@ which has said GOAWAY."
     (is (= 300 (calling::idle-until retries 1300)))
     (comes-due retries :now 1500)
     (begins retries :b)
+    (is (= 1500 (calling:retries-since-ns retries)))
     (is (= 500 (calling::idle-until retries 9000)))))
