@@ -10,11 +10,12 @@
 (in-package #:clgrpc.wire)
 
 (define-hot (ensure-headers :inline t) ((call wire-call)) null
-  "Send our headers of CALL if they have not gone yet. On its loop."
+  "Send our headers of CALL if they have not gone yet; those of a client's go when it has a stream.
+On its loop."
   (unless (wire-call-headers-sent call)
     ;; the handler of a stream may have run for long before it sends; for a single answer, REPLY-NOW
-  ;; does this
-    (unless (or (client-p call) (null (call-rpc-method call)) (sends-one-p call))
+    ;; does this
+    (unless (or (null (call-rpc-method call)) (sends-one-p call))
       (loop:note-time (wire-call-loop call)))
     (mark-call call +headers+)
     (operate write-head call)

@@ -173,6 +173,24 @@
         (is (wait-until (lambda () (= 2 (length seen)))))
         (is (equal '((0 :first :unavailable) (0 :transparent :ok)) (reverse seen)))))))
 
+(test interceptors-of-attempts-may-use-the-call
+  "What one sends goes out behind the headers; a call that one ends leaves no stream."
+  (flet ((call-with-interceptor (interceptor function)
+           (with-probe (channel :channel-options (list :attempt-interceptors (list interceptor)))
+               (:chat #'echo :ask #'double)
+             (funcall function channel)
+             (is-true (wait-until (lambda ()
+                                    (zerop (client:subchannel-calls (the-subchannel channel)))))))))
+    (call-with-interceptor (lambda (attempt) (grpc:send (grpc:attempt-call attempt) (note 5)))
+                           (lambda (channel)
+                             (let ((call (chat channel :open)))
+                               (is (= 5 (number-of (grpc:receive call))))
+                               (grpc:close-send call)
+                               (is (null (grpc:receive call))))))
+    (call-with-interceptor (lambda (attempt) (grpc:cancel (grpc:attempt-call attempt)))
+                           (lambda (channel)
+                             (is (typep (caught (ask channel (note 1))) 'grpc:cancelled))))))
+
 (test wrong-interceptors-of-attempts-are-misuse
   (signals grpc:misuse (grpc:make-channel "localhost:1" :attempt-interceptors 3)))
 
