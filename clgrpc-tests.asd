@@ -111,7 +111,7 @@ that is not loaded (:DATA)."
   ("support/world" ("clgrpc/loop" "clgrpc-tests/dialogue") :first ("world"))
   ("src/wire" ("clgrpc/wire" "clgrpc-tests/world") :first ("script"))
   ("src/rpc/status" ("clgrpc-tests/rpc"))
-  ("src/rpc/method" ("clgrpc-tests/rpc") :name "service")
+  ("src/rpc/method" ("clgrpc-tests/rpc"))
   ("src/rpc/calling" ("clgrpc-tests/rpc") :first ("channel" "interceptor"))
   ("src/rpc/serving" ("clgrpc-tests/rpc"))
   ("examples" ("clgrpc/examples" "clgrpc-tools") :first ("service"))

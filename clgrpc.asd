@@ -1,6 +1,6 @@
-;;;; All systems of clgrpc, and where they run. Each folder of src/ is a system that names what it
-;;;; stands on, so the arrows of the design can be read here (tests/architecture.lisp checks them in
-;;;; the sources).
+;;;; The library, and where it runs. Each layer is a system that names what it stands on, so the
+;;;; arrows of the design can be read here (tests/architecture.lisp checks them in the sources). What
+;;;; stands on the library is in packages of its own: clgrpc-async, -sim, -etcd, -cluster, -tools.
 
 #-(and sbcl linux (or x86-64 arm64))
 (error "clgrpc runs on SBCL on Linux, on x86-64 or arm64. This is ~A on ~A, on ~A."
@@ -22,7 +22,7 @@
                                   "clgrpc-tests/dns" "clgrpc-tests/hpack" "clgrpc-tests/http1"
                                   "clgrpc-tests/http2" "clgrpc-tests/dialogue"
                                   "clgrpc-tests/protobuf" "clgrpc-tests/status"
-                                  "clgrpc-tests/service" "clgrpc-tests/rpc"
+                                  "clgrpc-tests/method" "clgrpc-tests/rpc"
                                   "clgrpc-tests/calling" "clgrpc-tests/serving"
                                   "clgrpc-tests/wire" "clgrpc-tests/config"
                                   "clgrpc-tests/server" "clgrpc-tests/client"
@@ -174,7 +174,7 @@
                (:file "package") (:file "status") (:file "details") (:file "timeout")
                (:file "metadata")))
 
-(defsystem "clgrpc/service"
+(defsystem "clgrpc/method"
   :description "Methods, services and the class of channels."
   :depends-on ("clgrpc/status" "clgrpc/loop")
   :pathname "src/rpc/method/"
@@ -186,7 +186,7 @@
 
 (defsystem "clgrpc/rpc"
   :description "What a call is on any transport: the contract of transports, observers."
-  :depends-on ("clgrpc/service")
+  :depends-on ("clgrpc/method")
   :pathname "src/rpc/"
   :serial t
   :components ((:file "package") (:file "interceptor") (:file "transport") (:file "part")

@@ -62,7 +62,7 @@
                   #:deadline-exceeded #:not-found #:already-exists #:permission-denied
                   #:resource-exhausted #:failed-precondition #:aborted #:out-of-range
                   #:unimplemented #:internal #:unavailable #:data-loss #:unauthenticated)
-  (:import-from #:clgrpc.service
+  (:import-from #:clgrpc.method
                   #:service #:channel #:current-call
                   #:rpc-method #:rpc-method-path #:rpc-method-name
                   #:rpc-method-service-name #:rpc-method-kind)

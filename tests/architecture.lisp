@@ -23,8 +23,8 @@
     ("http2" "base" "hpack")
     ("protobuf" "base" "kernel")
     ("status" "base" "protobuf")
-    ("service" "status" "loop" :all-of)
-    ("rpc" "service" :all-of)
+    ("method" "status" "loop" :all-of)
+    ("rpc" "method" :all-of)
     ("config" "status" :all-of)
     ("logs" "rpc" :all-of)
     ("calling" "rpc" "config" :all-of)
@@ -310,7 +310,7 @@ function of the token and its package, nicknames resolved, and is not excused."
       (is (null found) "Below the loop, time is an argument:~{ ~A~}" found))))
 
 (test time-and-chance-come-from-the-loop
-  (dolist (folder (intersection '("status" "service" "rpc" "calling" "serving" "wire"
+  (dolist (folder (intersection '("status" "method" "rpc" "calling" "serving" "wire"
                                   "client" "server" "inproc" "services" "balance" "config"
                                   "dns" "etcd" "discovery" "memory" "raft" "workflow" "cluster"
                                   "otlp")

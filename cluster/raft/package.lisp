@@ -7,7 +7,7 @@
 (defpackage #:clgrpc.raft
   (:use #:cl #:clgrpc.base)
   (:local-nicknames (#:loop #:clgrpc.loop) (#:status #:clgrpc.status) (#:rpc #:clgrpc.rpc)
-                    (#:service #:clgrpc.service) (#:calling #:clgrpc.calling)
+                    (#:method #:clgrpc.method) (#:calling #:clgrpc.calling)
                     (#:client #:clgrpc.client) (#:metrics #:clgrpc.metrics)
                     (#:v1 #:clgrpc.raft.v1) (#:methods #:clgrpc.raft.v1.raft))
   (:import-from #:sb-ext #:define-load-time-global)

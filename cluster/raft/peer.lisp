@@ -92,7 +92,7 @@ CLOSE-PEER."
          (rest (alexandria:remove-from-plist
                 options :metrics :timeout :window :batch-entries :batch-octets :max-entries
                 :max-octets :keepalive-seconds :backoff-initial-seconds :backoff-maximum-seconds)))
-    (unless (or own (typep target 'service:channel))
+    (unless (or own (typep target 'method:channel))
       (misuse "The target of a peer is a string or a channel, not ~S." target))
     (when (and rest (not own)) (misuse "A channel that is there has its options: ~S." rest))
     (let ((channel (if own

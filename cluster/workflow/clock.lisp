@@ -264,6 +264,6 @@ but its own."
   (when (node-index-watch service)
     (etcd:cancel-watch (shiftf (node-index-watch service) nil)))
   ;; by which the service was called as an object
-  (let ((channel (service:direct-channel service)))
+  (let ((channel (method:direct-channel service)))
     (when channel (calling:close-channel channel)))
   nil)

@@ -15,7 +15,7 @@
                     (#:services #:clgrpc.services) (#:metrics #:clgrpc.metrics)
                     (#:trace #:clgrpc.trace) (#:etcd #:clgrpc.etcd)
                     (#:balance #:clgrpc.balance) (#:calling #:clgrpc.calling)
-                    (#:service #:clgrpc.service)
+                    (#:method #:clgrpc.method)
                     (#:pb #:clgrpc.workflow.v1) (#:methods #:clgrpc.workflow.v1.workflow))
   (:import-from #:sb-ext #:defglobal)
   (:export

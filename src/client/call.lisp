@@ -36,7 +36,7 @@
                                                (lambda () (loop:left-to-drive-p loop))
                                                (constantly nil))))
                                candidate)))
-      (if (or service:*call* (not (loop:may-drive-p loop)))
+      (if (or method:*call* (not (loop:may-drive-p loop)))
           (await nil)
           (loop for answer = (await (rpc:gate-ringer call))
                 until (or answer (call-status call) (client-drive call ready-p))

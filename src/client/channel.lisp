@@ -3,7 +3,7 @@
 
 (in-package #:clgrpc.client)
 
-(defclass wire-channel (service:channel)
+(defclass wire-channel (method:channel)
   ((target :initarg :target :reader channel-target) ; as it was given
    (core :initarg :core :reader channel-core
          :documentation "What the channel is on its loop."))

@@ -5,7 +5,7 @@
   (:local-nicknames (#:os #:clgrpc.os) (#:loop #:clgrpc.loop) (#:dns #:clgrpc.dns)
                     (#:hpack #:clgrpc.hpack) (#:http2 #:clgrpc.http2)
                     (#:protobuf #:clgrpc.protobuf) (#:rpc #:clgrpc.rpc)
-                    (#:status #:clgrpc.status) (#:service #:clgrpc.service)
+                    (#:status #:clgrpc.status) (#:method #:clgrpc.method)
                     (#:calling #:clgrpc.calling) (#:wire #:clgrpc.wire)
                     (#:config #:clgrpc.config))
   (:import-from #:sb-ext #:compare-and-swap #:defglobal #:define-load-time-global)
@@ -14,7 +14,7 @@
   (:import-from #:clgrpc.loop
                   #:back-off #:make-back-off #:back-off-seconds #:back-off-timer #:next-back-off
                   #:start-back-off #:stop-back-off #:forget-failures)
-  (:import-from #:clgrpc.service
+  (:import-from #:clgrpc.method
                   #:rpc-method #:rpc-method-kind #:rpc-method-path)
   (:import-from #:clgrpc.rpc
                   #:call #:call-status #:call-rpc-method #:call-fields #:call-deadline

@@ -10,7 +10,7 @@
 
 (in-package #:clgrpc.client)
 
-(defmethod service:invoke ((channel wire-channel) method request &rest options
+(defmethod method:invoke ((channel wire-channel) method request &rest options
                        &key timeout deadline metadata values
                          (wait-for-ready :unset) async call-credentials
                          (compression nil compression-p))

@@ -29,7 +29,7 @@
   "The handler answers later."
   (open-mail line)
   (let ((route (line-route line)))
-    (setf (route-kept route) (service:binding-function (serving:route-binding route))))
+    (setf (route-kept route) (method:binding-function (serving:route-binding route))))
   (register line)
   (let ((server (line-server line))
         (source (shiftf (line-source line) nil)))

@@ -3,7 +3,7 @@
 
 (in-package #:clgrpc.inproc)
 
-(defclass inproc-channel (service:channel)
+(defclass inproc-channel (method:channel)
   ((site :initarg :site :reader channel-site) ; what its calls share
    ;; of what follows, and of whether SITE is open
    (lock :initform (sb-thread:make-mutex :name "clgrpc in-process channel") :reader channel-lock)

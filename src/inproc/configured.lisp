@@ -10,7 +10,7 @@
   (let* ((service-config (channel-config channel))
          (config (and service-config
                       (config:find-method-config service-config
-                                                 (service:rpc-method-path method)))))
+                                                 (method:rpc-method-path method)))))
     (gethash config (channel-plans channel))))
 
 (defun relayed-p (channel plan method)
@@ -62,7 +62,7 @@ returned."
   "A route of HOST, that of all relays, for a call of METHOD: to FUNCTION of the handler's end."
   (make-inproc-route
    :server host :epoch 1 :method method
-   :binding (service:make-binding :class (find-class t)
+   :binding (method:make-binding :class (find-class t)
                                   :function (lambda (service request call)
                                               (declare (ignore service request))
                                               (funcall (the function function) call)
@@ -134,12 +134,12 @@ the handler's end is its handler."
           (invoke-in-turn (apply #'make-relay :request kept common)
                           method deadline request async channel options)))))
 
-(defmethod service:invoke ((channel configured-inproc-channel) method request &rest options)
+(defmethod method:invoke ((channel configured-inproc-channel) method request &rest options)
   (let ((plan (method-plan channel method)))
     (cond ((null plan) (call-next-method))
           ((relayed-p channel plan method)
            (invoke-relayed channel plan method request (within-timeout plan options)))
-          (t (apply #'service:invoke (plan-channel plan) method request
+          (t (apply #'method:invoke (plan-channel plan) method request
                     (within-timeout plan options))))))
 
 ;;; Channels

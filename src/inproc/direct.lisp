@@ -7,15 +7,15 @@
 (defun service-channel (service &rest arguments)
   "Return a channel to SERVICE, a service object without a server, as SERVER-CHANNEL does to a
 server. ARGUMENTS are as there. From any thread; end it with CLOSE-CHANNEL."
-  (unless (typep service 'service:service) (misuse "~S is no service." service))
+  (unless (typep service 'method:service) (misuse "~S is no service." service))
   (let ((host (make-host :services (list service) :options (make-server-options) :name "inproc:")))
     (renew-table host)
     (make-inproc-channel "inproc:" host nil arguments)))
 
 (defglobal **direct-lock** (sb-thread:make-mutex :name "clgrpc direct calls"))
 
-(defmethod service:service-target ((service service:service))
-  (or (service:direct-channel service)
+(defmethod method:service-target ((service method:service))
+  (or (method:direct-channel service)
       (sb-thread:with-mutex (**direct-lock**)
-        (or (service:direct-channel service)
-            (setf (service:direct-channel service) (service-channel service))))))
+        (or (method:direct-channel service)
+            (setf (method:direct-channel service) (service-channel service))))))

@@ -4,11 +4,11 @@
 (defpackage #:clgrpc.inproc
   (:use #:cl #:clgrpc.base)
   (:local-nicknames (#:os #:clgrpc.os) (#:loop #:clgrpc.loop) (#:protobuf #:clgrpc.protobuf)
-                    (#:rpc #:clgrpc.rpc) (#:service #:clgrpc.service) (#:calling #:clgrpc.calling)
+                    (#:rpc #:clgrpc.rpc) (#:method #:clgrpc.method) (#:calling #:clgrpc.calling)
                     (#:status #:clgrpc.status) (#:serving #:clgrpc.serving)
                     (#:config #:clgrpc.config))
   (:import-from #:sb-ext #:defglobal #:compare-and-swap #:atomic-incf #:atomic-decf)
-  (:import-from #:clgrpc.service
+  (:import-from #:clgrpc.method
                   #:*call* #:rpc-method #:rpc-method-kind)
   (:import-from #:clgrpc.rpc
                   #:call #:call-status #:call-rpc-method #:call-fields #:call-deadline

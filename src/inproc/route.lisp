@@ -15,13 +15,13 @@
 
 (define-hot method-route ((table serving:route-table) (method rpc-method)) (or null inproc-route)
   "The route of TABLE to METHOD, or nil if it has none. The method remembers it."
-  (let ((memo (service:rpc-method-route method)))
+  (let ((memo (method:rpc-method-route method)))
     (if (and (inproc-route-p memo)
              (eq (serving:route-server memo) (serving:route-table-server table))
              (= (serving:route-epoch memo) (serving:route-table-epoch table)))
         memo
-        (let ((route (gethash (service:rpc-method-path method) (serving:route-table-routes table))))
-          (when route (setf (service:rpc-method-route method) route))))))
+        (let ((route (gethash (method:rpc-method-path method) (serving:route-table-routes table))))
+          (when route (setf (method:rpc-method-route method) route))))))
 
 (define-hot route-to ((host host) (method rpc-method)) (or null inproc-route)
   "The route of HOST to METHOD, or nil if it has none."
@@ -35,4 +35,4 @@
 since."
   (let ((kept (route-kept route)))
     (and kept
-         (eq kept (service:binding-function (the service:binding (serving:route-binding route)))))))
+         (eq kept (method:binding-function (the method:binding (serving:route-binding route)))))))

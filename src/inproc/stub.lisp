@@ -6,7 +6,7 @@
 
 (in-package #:clgrpc.inproc)
 
-(defmethod service:invoke ((channel inproc-channel) method request &rest options
+(defmethod method:invoke ((channel inproc-channel) method request &rest options
                        &key timeout deadline metadata wait-for-ready async call-credentials
                          compression values)
   (declare (ignore wait-for-ready) (dynamic-extent options))
@@ -45,7 +45,7 @@ VALUES."
     (if (and route
              (null values)
              (not (observed-p site host))
-             (<= (protobuf:measure (service:rpc-method-request-type method)
+             (<= (protobuf:measure (method:rpc-method-request-type method)
                                    (calling:only-request method request))
                  (min (options-max-receive-octets (host-options host))
                       (options-max-send-octets (site-options site))))
@@ -81,7 +81,7 @@ lately."
   "Call the handler of ROUTE with REQUEST, a message that is for it alone. Values as CALL-UNARY."
   (let* ((call (make-server-end method deadline fields site nil))
          (tally (host-tally host))
-         (type (service:rpc-method-response-type method))
+         (type (method:rpc-method-response-type method))
          (limit (min (options-max-send-octets (host-options host))
                      (options-max-receive-octets (site-options site))))
          (reply nil)

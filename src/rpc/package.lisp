@@ -6,7 +6,7 @@
                     (#:protobuf #:clgrpc.protobuf))
   (:import-from #:sb-ext #:defglobal)
   (:import-from #:clgrpc.loop #:cancel #:future-done-p #:await)
-  (:import-from #:clgrpc.service
+  (:import-from #:clgrpc.method
                 #:*call* #:call #:rpc-method #:rpc-method-function-name #:rpc-method-kind
                 #:rpc-method-path #:rpc-method-request-type #:rpc-method-response-type
                 #:rpc-method-service-name)

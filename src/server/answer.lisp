@@ -92,7 +92,7 @@ done so by its deadline, tell the log whose it is."
   (let ((detour (server-call-detour call)))
     (when (and (eq :deadline-exceeded status) detour (detour-later detour))
       (apply #'log-event :info :call-unanswered
-             :method (service:rpc-method-path (call-rpc-method call))
+             :method (method:rpc-method-path (call-rpc-method call))
              (funcall rpc:**call-ids** call)))))
 
 (defun server-abort (call status text ended-by)

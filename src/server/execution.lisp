@@ -292,7 +292,7 @@ promised for its answer."
   "Log that CALL's handler was left by a non-local exit, as when its thread is ended in the
 debugger. Return the RPC-ERROR that ends CALL."
   (apply #'log-event :error :handler-error
-         :method (service:rpc-method-path (call-rpc-method call))
+         :method (method:rpc-method-path (call-rpc-method call))
          :condition "The handler was left by a non-local exit."
          (funcall rpc:**call-ids** call))
   (rpc:verdict-error :handler-error '()))

@@ -5,12 +5,12 @@
   (:local-nicknames (#:loop #:clgrpc.loop) (#:hpack #:clgrpc.hpack) (#:http2 #:clgrpc.http2)
                     (#:http1 #:clgrpc.http1)
                     (#:protobuf #:clgrpc.protobuf) (#:rpc #:clgrpc.rpc) (#:status #:clgrpc.status)
-                    (#:service #:clgrpc.service) (#:wire #:clgrpc.wire)
+                    (#:method #:clgrpc.method) (#:wire #:clgrpc.wire)
                     (#:os #:clgrpc.os))
   (:import-from #:sb-ext #:defglobal #:define-load-time-global)
   (:import-from #:clgrpc.status
                   #:rpc-error-status)
-  (:import-from #:clgrpc.service
+  (:import-from #:clgrpc.method
                   #:rpc-method #:rpc-method-kind)
   (:import-from #:clgrpc.rpc
                   #:call #:call-status #:call-rpc-method #:call-half-closed #:end-call

@@ -43,7 +43,7 @@ start on reserve threads, unless their call is the only one of the loop."
 ROUTE start on reserve threads, of which each connection has its share. Until this one has returned
 none starts on the loop: each one that overstays there would take a thread."
   (sb-ext:atomic-incf (route-late route))
-  (trace-event :loop :method-blocks :method (service:rpc-method-path (route-method route)))
+  (trace-event :loop :method-blocks :method (method:rpc-method-path (route-method route)))
   (setf (route-quick route) 0)
   (when (and (eq :auto (route-execution route)) (null (route-blocks route)))
     (setf (route-blocks route) t)))
@@ -84,7 +84,7 @@ were promised; nil if there is no room."
   (let ((methods (loop for route being the hash-values of (route-table-routes table)
                        collect (route-method route))))
     (loop for (name) in (if (listp execution) execution '())
-          unless (find name methods :key #'service:rpc-method-function-name)
+          unless (find name methods :key #'method:rpc-method-function-name)
             do (misuse ":execution names ~S, which is no method of the services." name))
     (loop for item in interceptors
           unless (or (atom item)

@@ -61,8 +61,8 @@ calls that would not end by themselves, and do not wait; by default nothing happ
   "The full names of the services that SERVER serves, such as \"helloworld.Greeter\", a list without
 duplicates. From any thread."
   (remove-duplicates (loop for service in (server-services server)
-                           append (mapcar #'service:rpc-method-service-name
-                                          (service:service-methods service)))
+                           append (mapcar #'method:rpc-method-service-name
+                                          (method:service-methods service)))
                      :test #'string= :from-end t))
 
 (defun tell-services (function server)
@@ -151,7 +151,7 @@ From any thread."
             do (add-hub server routes site i))
       (dolist (hub (server-hubs server)) (loop:launch-event-loop (hub-loop hub)))
       (loop:end-before-save server (lambda (server) (stop-server server :drain 0)))
-      (service:watch-services (setf (server-watcher server) (lambda () (renew-routes server))))
+      (method:watch-services (setf (server-watcher server) (lambda () (renew-routes server))))
       (dolist (address addresses)
         (let ((scheme (loop:find-scheme address)))
           (if (and scheme (loop:scheme-listen scheme))
@@ -166,7 +166,7 @@ From any thread."
 
 (defun check-services (services)
   (dolist (service services services)
-    (unless (typep service 'service:service)
+    (unless (typep service 'method:service)
       (misuse "~S is no service: give instances of subclasses of the classes that define-proto ~
                makes." service))))
 
@@ -308,7 +308,7 @@ servers, with a DRAIN of 0. Not from a handler of SERVER."
     (when (eq before :stopped)
       (setf (server-state server) :stopped)
       (return-from end-server t))
-    (service:forget-watcher (server-watcher server))
+    (method:forget-watcher (server-watcher server))
     (note-server-event server "draining")
     (log-event :info :server-draining :addresses (server-addresses server) :seconds drain)
     (mapc #'loop:close-listener (server-listeners server))

@@ -7,7 +7,7 @@
   (:import-from #:sb-ext #:defglobal #:define-load-time-global)
   (:import-from #:clgrpc.status
                   #:binary-name-p #:deadline #:deadline-in #:earlier-deadline #:make-rpc-error)
-  (:import-from #:clgrpc.service
+  (:import-from #:clgrpc.method
                   #:rpc-method-kind #:rpc-method-path #:rpc-method-path-field)
   (:import-from #:clgrpc.rpc
                   #:observer #:observe #:parts #:call-parts #:ensure-parts #:inlet #:call-inlet

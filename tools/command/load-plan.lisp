@@ -112,7 +112,7 @@ or an empty one."
          (alexandria:read-stream-content-into-string *standard-input*))
         (data)
         (data-file (read-text-file data-file))
-        ((member (service:rpc-method-kind method) '(:unary :server-streaming)) "{}")
+        ((member (method:rpc-method-kind method) '(:unary :server-streaming)) "{}")
         (t "[]")))
 
 (defun load-payload (method pool &key data data-file binary binary-file disable-template-data
@@ -131,7 +131,7 @@ or an empty one."
     (load:template-error (error) (refuse "~A" error))
     (protobuf:protobuf-error (error) (refuse "the data are no ~A: ~A"
                                              (protobuf:message-type-name
-                                              (service:rpc-method-request-type method))
+                                              (method:rpc-method-request-type method))
                                              error))))
 
 (defun load-metadata (&key metadata metadata-file headers &allow-other-keys)

@@ -3,7 +3,7 @@
 (defpackage #:clgrpc.tools
   (:use #:cl #:clgrpc.base #:clgrpc.command)
   (:local-nicknames (#:grpc #:clgrpc) (#:program #:clgrpc.program)
-                    (#:command #:clgrpc.command) (#:rpc #:clgrpc.rpc) (#:service #:clgrpc.service)
+                    (#:command #:clgrpc.command) (#:rpc #:clgrpc.rpc) (#:method #:clgrpc.method)
                     (#:loop #:clgrpc.loop) (#:http1 #:clgrpc.http1) (#:config #:clgrpc.config)
                     (#:load #:clgrpc.load) (#:report #:clgrpc.report)
                     (#:os #:clgrpc.os) (#:profile #:clgrpc.profile) (#:protobuf #:clgrpc.protobuf)

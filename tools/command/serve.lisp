@@ -60,15 +60,15 @@ START-SERVER. Refuses offers of the same service."
   "Where the methods of OFFER, whose service objects are SERVICES, run."
   (if (eq :inline (offer-execution offer))
       (loop for service in services
-            append (loop for method in (service:service-methods service)
-                         collect (cons (service:rpc-method-function-name method) :inline)))
+            append (loop for method in (method:service-methods service)
+                         collect (cons (method:rpc-method-function-name method) :inline)))
       (offer-execution offer)))
 
 (defun refuse-duplicates (offers services)
   "Refuse OFFERS if two of their SERVICES serve the same."
   (flet ((names (service)
-           (remove-duplicates (mapcar #'service:rpc-method-service-name
-                                      (service:service-methods service))
+           (remove-duplicates (mapcar #'method:rpc-method-service-name
+                                      (method:service-methods service))
                               :test #'string=)))
     (loop for (name . others) on (mapcan #'names services)
           when (member name others :test #'string=)

@@ -121,7 +121,7 @@ read, but of a number or word the character behind it. Whether it is valid is no
 
 (defstruct (caller (:copier nil))
   "Who makes a call and prints what comes of it."
-  (method nil :type service:rpc-method)
+  (method nil :type method:rpc-method)
   (pool nil :type protobuf:type-pool)
   (options '() :type list)
   (requests nil :type stream)
@@ -137,7 +137,7 @@ read, but of a number or word the character behind it. Whether it is valid is no
   "Send what the stream of requests has, until its end or that of CALL."
   (handler-case
       (loop for message = (next-request (caller-requests caller)
-                                        (service:rpc-method-request-type (caller-method caller))
+                                        (method:rpc-method-request-type (caller-method caller))
                                         (caller-pool caller))
             while message
             do (grpc:send call message)
@@ -156,10 +156,10 @@ read, but of a number or word the character behind it. Whether it is valid is no
   "Call the method of CALLER on CHANNEL and print what it answers."
   (let ((method (caller-method caller)) (pool (caller-pool caller)))
     (flet ((invoke (request)
-             (apply #'service:invoke channel method request (caller-options caller)))
+             (apply #'method:invoke channel method request (caller-options caller)))
            (only ()
-             (only-message (caller-requests caller) (service:rpc-method-request-type method) pool)))
-      (ecase (service:rpc-method-kind method)
+             (only-message (caller-requests caller) (method:rpc-method-request-type method) pool)))
+      (ecase (method:rpc-method-kind method)
         (:unary (print-response caller (invoke (only))))
         (:server-streaming
          (grpc:with-call (call (invoke (only)))
@@ -221,7 +221,7 @@ service has if it is none of them."
 
 (defun find-method-in (pool name)
   "The RPC-METHOD of NAME, dotted, whose types are in POOL."
-  (service:descriptor-rpc-method
+  (method:descriptor-rpc-method
    (need-method pool name)
    (lambda (name)
      (or (protobuf:find-pool-type pool name) (fail-command "the type ~A is unknown" name)))))

@@ -130,7 +130,7 @@ to say. Beyond their CPU time that of the process has begin and end of the run."
   (let* ((lanes (control-lanes control))
          (end-ns (reduce #'max lanes :key #'lane-last-end-ns :initial-value measure-ns))
          (run (make-run :name (plan-name plan) :target (plan-target plan)
-                        :method (subseq (service:rpc-method-path (plan-method plan)) 1)
+                        :method (subseq (method:rpc-method-path (plan-method plan)) 1)
                         :kind (plan-kind plan) :options (plan-options plan)
                         :tags (plan-tags plan)
                         :started-unix-ns (+ measure-ns (tally-real-offset-ns

@@ -6,7 +6,7 @@
   (:use #:cl #:clgrpc.base)
   (:local-nicknames (#:os #:clgrpc.os) (#:loop #:clgrpc.loop) (#:hpack #:clgrpc.hpack)
                     (#:http2 #:clgrpc.http2) (#:protobuf #:clgrpc.protobuf)
-                    (#:status #:clgrpc.status) (#:service #:clgrpc.service)
+                    (#:status #:clgrpc.status) (#:method #:clgrpc.method)
                     (#:wire #:clgrpc.wire))
   (:export
    ;; histogram.lisp

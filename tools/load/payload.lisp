@@ -61,7 +61,7 @@ into."
   "The payload of calls of METHOD that TEXT, JSON, with templates if TEMPLATES is true, says. FINDER
 finds types by name."
   (let ((template (if templates (compile-template text) text))
-        (type (service:rpc-method-request-type method)))
+        (type (method:rpc-method-request-type method)))
     (flet ((frames (text)
              (let ((frames (json-frames text type finder)))
                (if (and (zerop (length frames)) (single-request-p method))
@@ -72,7 +72,7 @@ finds types by name."
           (make-payload :maker (lambda (data) (frames (expand-template template data))))))))
 
 (defun single-request-p (method)
-  (member (service:rpc-method-kind method) '(:unary :server-streaming)))
+  (member (method:rpc-method-kind method) '(:unary :server-streaming)))
 
 (defun split-delimited (octets)
   "The messages in OCTETS, each behind its length as a varint."

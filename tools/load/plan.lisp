@@ -9,7 +9,7 @@
   (options '() :type list)              ; what was asked for, for reports; see RUN-OPTIONS
   (target "" :type string)              ; as the user wrote it
   (addresses '() :type list)            ; targets of one address each, where connections go in turn
-  (method nil :type (or null service:rpc-method)) ; what is called
+  (method nil :type (or null method:rpc-method)) ; what is called
   (payload (make-payload) :type payload) ; what calls send
   (fields #() :type simple-vector)      ; all header fields of a request that are constant
   (metadata-maker nil :type (or null function)) ; (call-data) returns a vector of further fields
@@ -43,7 +43,7 @@
 (declaim (sb-ext:freeze-type plan))
 
 (defun plan-kind (plan)
-  (service:rpc-method-kind (plan-method plan)))
+  (method:rpc-method-kind (plan-method plan)))
 
 (defun sends-stream-p (plan)
   (member (plan-kind plan) '(:client-streaming :bidi)))

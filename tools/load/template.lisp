@@ -16,7 +16,7 @@
   "What templates may speak of."
   (number 0 :type quantity) ; of the request, from 0 on
   (worker 0 :type index)                ; of the connection's place in the run
-  (method nil :type (or null service:rpc-method)) ; that is called
+  (method nil :type (or null method:rpc-method)) ; that is called
   (random *random-state* :type random-state)) ; the lane's
 
 (declaim (sb-ext:freeze-type call-data))
@@ -52,8 +52,8 @@
                `(cond ,@(loop for (row form) in rows
                               collect `((string= name ,row)
                                         (lambda (data) (declare (ignorable data)) ,form))))))
-    (flet ((path (data) (service:rpc-method-path (call-data-method data)))
-           (kind (data) (service:rpc-method-kind (call-data-method data)))
+    (flet ((path (data) (method:rpc-method-path (call-data-method data)))
+           (kind (data) (method:rpc-method-kind (call-data-method data)))
            (type-name (type) (protobuf:message-type-name type))
            (truth (value) (if value "true" "false")))
       (rows ("RequestNumber" (call-data-number data))
@@ -61,8 +61,8 @@
             ("FullyQualifiedName" (substitute #\. #\/ (subseq (path data) 1)))
             ("ServiceName" (values (split-name (path data))))
             ("MethodName" (nth-value 1 (split-name (path data))))
-            ("InputName" (type-name (service:rpc-method-request-type (call-data-method data))))
-            ("OutputName" (type-name (service:rpc-method-response-type (call-data-method data))))
+            ("InputName" (type-name (method:rpc-method-request-type (call-data-method data))))
+            ("OutputName" (type-name (method:rpc-method-response-type (call-data-method data))))
             ("IsClientStreaming" (truth (member (kind data) '(:client-streaming :bidi))))
             ("IsServerStreaming" (truth (member (kind data) '(:server-streaming :bidi))))
             ("Timestamp" (time-text (real-time-ns)))

@@ -12,7 +12,7 @@
 (defparameter *area-hues*
   '(("loop" . 210) ("os" . 200) ("http2" . 150) ("hpack" . 120) ("http1" . 100)
     ("protobuf" . 280) ("wire" . 180) ("server" . 45) ("client" . 60) ("rpc" . 75)
-    ("service" . 85) ("serving" . 65) ("calling" . 70) ("user code" . 330) ("allocation" . 300)
+    ("method" . 85) ("serving" . 65) ("calling" . 70) ("user code" . 330) ("allocation" . 300)
     ("collector" . 0))
   "Hues of subsystems, in degrees; the kernel's are those of 20.")
 

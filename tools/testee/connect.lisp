@@ -201,9 +201,9 @@ until told to end."
 ;;; The client
 
 (defun stub-named (name)
-  (or (loop for method in (service:service-methods (make-instance 'connect-service))
-            when (string= name (service:rpc-method-name method))
-              return (fdefinition (service:rpc-method-function-name method)))
+  (or (loop for method in (method:service-methods (make-instance 'connect-service))
+            when (string= name (method:rpc-method-name method))
+              return (fdefinition (method:rpc-method-function-name method)))
       (misuse "There is no method ~S." name)))
 
 (defun call-options (request)

@@ -169,7 +169,7 @@ it, cancel CALL and put the RPC-ERROR into the car of REFUSAL."
 (defun unwritten-method ()
   "A method for which no code was made."
   (let ((empty (protobuf:find-message-type "grpc.testing.Empty")))
-    (service:make-rpc-method :name "Nothing" :service-name "grpc.testing.TestService"
+    (method:make-rpc-method :name "Nothing" :service-name "grpc.testing.TestService"
                              :path "/grpc.testing.TestService/Nothing" :kind :unary
                              :request-type empty :response-type empty)))
 
@@ -213,7 +213,7 @@ for SEND-LAB-REQUESTS."
              (apply #'grpc:call-async #'grpc.testing.unimplemented-service:unimplemented-call
                     channel (testing:make-empty) options))
             ((string= method "generic")
-             (apply #'service:invoke channel (unwritten-method) (testing:make-empty) :async t
+             (apply #'method:invoke channel (unwritten-method) (testing:make-empty) :async t
                     options))
             (t (error 'unsupported-op :text method))))))
 

@@ -28,7 +28,7 @@
 (defun check-health (subchannel service)
   "Have the server of SUBCHANNEL asked for the health of SERVICE while it is connected, and no calls
 sent there while it is not well. Return the vigil."
-  (keep-vigil subchannel (service:find-rpc-method 'grpc.health.v1.health:watch)
+  (keep-vigil subchannel (method:find-rpc-method 'grpc.health.v1.health:watch)
               (health:make-health-check-request :service service)
               (lambda (event datum) (judge-health subchannel service event datum))))
 

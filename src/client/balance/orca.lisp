@@ -53,7 +53,7 @@ from 0 to +MOST-LOAD+."
 Return the vigil."
   (declare (type function function))
   (keep-vigil subchannel
-              (service:find-rpc-method
+              (method:find-rpc-method
                'xds.service.orca.v3.open-rca-service:stream-core-metrics)
               (orca-service:make-orca-load-report-request
                :report-interval (protobuf:seconds-duration (/ interval-ns +ns-per-second+)))

@@ -4,7 +4,7 @@
   (:use #:cl #:clgrpc.base)
   (:local-nicknames (#:loop #:clgrpc.loop) (#:protobuf #:clgrpc.protobuf) (#:rpc #:clgrpc.rpc)
                     (#:status #:clgrpc.status)
-                    (#:hpack #:clgrpc.hpack) (#:service #:clgrpc.service)
+                    (#:hpack #:clgrpc.hpack) (#:method #:clgrpc.method)
                     (#:client #:clgrpc.client) (#:config #:clgrpc.config)
                     (#:health #:grpc.health.v1) (#:orca #:xds.data.orca.v3)
                     (#:orca-service #:xds.service.orca.v3))

@@ -181,7 +181,7 @@ EXEMPLAR that of its access log."
         (stages (rpc:call-stages call)))
     (multiple-value-bind (sent received) (operate traffic call)
       (append (list :role (if (rpc:client-p call) :client :server)
-                    :method (and method (service:rpc-method-path method)))
+                    :method (and method (method:rpc-method-path method)))
               (and target (list :target target))
               (list :peer (rpc:call-peer call) :status (status-text (call-status call)))
               (if (eq :ok (call-status call)) '() (outcome-plist call))
@@ -196,7 +196,7 @@ EXEMPLAR that of its access log."
 (defun quiet-p (call)
   "True if CALL is left out unless it fails."
   (let ((method (call-rpc-method call)))
-    (and method (service:rpc-method-quiet method))))
+    (and method (method:rpc-method-quiet method))))
 
 ;;; The source of observers
 

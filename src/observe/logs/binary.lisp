@@ -182,7 +182,7 @@ lock is held."
   "The record of CALL, which has begun, in LOG; nil if it is not logged."
   (let* ((method (call-rpc-method call))
          (limits (and method (limits-for (binary-log-filter log)
-                                         (service:rpc-method-path method)))))
+                                         (method:rpc-method-path method)))))
     (when limits
       (setf (rpc:call-value call (binary-log-key log))
             (make-record :log log :limits limits :client-p (rpc:client-p call)
@@ -214,7 +214,7 @@ lock is held."
       (apply #'add-log-entry record :event-type-client-header
              :client-header (binlog:make-client-header
                              :metadata metadata
-                             :method-name (service:rpc-method-path (call-rpc-method call))
+                             :method-name (method:rpc-method-path (call-rpc-method call))
                              :authority (or (record-authority record) "")
                              :timeout (and (plusp deadline)
                                            (ns-duration (max 0 (- deadline (operate now call))))))
@@ -271,7 +271,7 @@ lock is held."
 
 (defun log-client-message (record call octets start end encoding)
   "Log a message of CALL's client; if it is the only one, once, and that no more will come."
-  (if (member (service:rpc-method-kind (call-rpc-method call)) '(:unary :server-streaming))
+  (if (member (method:rpc-method-kind (call-rpc-method call)) '(:unary :server-streaming))
       (unless (shiftf (record-requested record) t)
         (log-content record call :event-type-client-message octets start end encoding)
         (log-half-close record))

@@ -92,7 +92,7 @@ the duration is to be counted now."
 (define-hot (plain-request-p :inline t) (call) t
   "True if CALL is a request of HTTP and no call."
   (let ((method (call-rpc-method call)))
-    (and (or (null method) (zerop (service:rpc-method-number (the service:rpc-method method))))
+    (and (or (null method) (zerop (method:rpc-method-number (the method:rpc-method method))))
          (in-plain-dialect-p call))))
 
 (defmacro define-observers (name lambda-list documentation &body clauses)

@@ -7,7 +7,7 @@
 (defpackage #:clgrpc.metrics
   (:use #:cl #:clgrpc.base)
   (:local-nicknames (#:os #:clgrpc.os) (#:loop #:clgrpc.loop) (#:rpc #:clgrpc.rpc)
-                    (#:status #:clgrpc.status) (#:service #:clgrpc.service))
+                    (#:status #:clgrpc.status) (#:method #:clgrpc.method))
   (:import-from #:sb-ext #:defglobal #:define-load-time-global)
   (:import-from #:clgrpc.rpc #:call-rpc-method #:call-status #:operate)
   (:export

@@ -156,14 +156,14 @@ apart."
 (defun method-text (metrics method)
   "What grpc.method is for METHOD, an RPC-METHOD or nil."
   (let ((name (and method
-                   (plusp (service:rpc-method-number method))
-                   (string-left-trim "/" (service:rpc-method-path method)))))
+                   (plusp (method:rpc-method-number method))
+                   (string-left-trim "/" (method:rpc-method-path method)))))
     (if (and name (funcall (the function (metrics-keep-method metrics)) name)) name "other")))
 
 (defun add-page (book method)
   "The page of BOOK for METHOD, an RPC-METHOD or nil, made now unless another thread has made it."
   (let ((metrics (shard-metrics (book-shard book)))
-        (number (if method (service:rpc-method-number method) 0)))
+        (number (if method (method:rpc-method-number method) 0)))
     (sb-thread:with-mutex ((metrics-lock metrics))
       (let ((pages (book-pages book)))
         (when (>= number (length pages))
@@ -183,7 +183,7 @@ apart."
 (define-hot (page-of :inline t) ((book book) method) page
   "The page of BOOK for METHOD, an RPC-METHOD or nil."
   (let ((pages (book-pages book))
-        (number (if method (service:rpc-method-number (the service:rpc-method method)) 0)))
+        (number (if method (method:rpc-method-number (the method:rpc-method method)) 0)))
     (the (values page &optional)
          (or (and (< number (length pages)) (svref pages number))
              (values (add-page book method))))))

@@ -61,7 +61,7 @@ row is a name and how many cells it has."
 
 (defstruct (run (:copier nil))
   "Calls of a server's that have begun in one turn and ended alike since output was last sent."
-  (method nil :type (or null service:rpc-method)) ; theirs, nil if there is none
+  (method nil :type (or null method:rpc-method)) ; theirs, nil if there is none
   (status nil :type symbol)             ; with which they have ended; nil if the run is not in use
   (began-ns 0 :type nanoseconds)        ; when they began
   (series nil :type (or null series))   ; where they count

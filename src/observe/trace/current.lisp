@@ -29,12 +29,12 @@
 (defun scope-here ()
   "The scope that counts on this thread now, or nil."
   (let ((scope *scope*))
-    (and scope (eq (scope-call scope) service:*call*) scope)))
+    (and scope (eq (scope-call scope) method:*call*) scope)))
 
 (defun record-here ()
   "The RECORD of the call whose user code runs on this thread, or nil; a context if that call has
 not begun."
-  (let ((call service:*call*))
+  (let ((call method:*call*))
     (and call
          (or (call-record call)
              ;; a server within the image that traces nothing passes on what its client traces
@@ -53,7 +53,7 @@ thread."
         (scope-context scope)
         (let ((record (record-here)))
           (cond ((not (record-p record)) record)
-                ((and (eq record (call-record service:*call*)) (rpc:client-p service:*call*))
+                ((and (eq record (call-record method:*call*)) (rpc:client-p method:*call*))
                  (or (record-parent record) (record-context record)))
                 (t (record-context record)))))))
 
@@ -81,7 +81,7 @@ thread."
         function
         (let ((tracing (current-tracing)) (span (current-span)))
           (lambda (value error)
-            (let ((*scope* (make-scope service:*call* context tracing span)))
+            (let ((*scope* (make-scope method:*call* context tracing span)))
               (funcall function value error)))))))
 
 ;;; Spans of users
@@ -113,7 +113,7 @@ thread."
     (loop for (name value) on attributes by #'cddr do (put-attribute span name value))
     (dolist (context links) (add-link span context '()))
     (unwind-protect
-         (let ((*scope* (make-scope service:*call* (record-context record) tracing span)))
+         (let ((*scope* (make-scope method:*call* (record-context record) tracing span)))
            (handler-bind ((error (lambda (error) (setf failure error))))
              (multiple-value-prog1 (funcall function)
                (setf done t))))
@@ -131,7 +131,7 @@ thread."
         (let ((record (begin-record tracing (tracing-shared tracing) parent nil)))
           (if (sampled-p record)
               (call-with-recorded-span record name kind attributes links function)
-              (let ((*scope* (make-scope service:*call* (record-context record) tracing nil)))
+              (let ((*scope* (make-scope method:*call* (record-context record) tracing nil)))
                 (funcall function)))))))
 
 (defmacro with-span ((name &rest options) &body body)

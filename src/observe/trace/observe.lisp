@@ -161,7 +161,7 @@ it is not known."
 (define-hot (quiet-p :inline t) ((call call)) boolean
   "True if CALL, a server's, has no span."
   (let ((method (rpc:call-rpc-method call)))
-    (and method (service:rpc-method-quiet (the service:rpc-method method)))))
+    (and method (method:rpc-method-quiet (the method:rpc-method method)))))
 
 (defun unrecorded-record (tracing call)
   "The record of CALL, a server's on the wire of which TRACING records nothing, for those who ask

@@ -4,7 +4,7 @@
 (defpackage #:clgrpc.trace
   (:use #:cl #:clgrpc.base)
   (:local-nicknames (#:loop #:clgrpc.loop) (#:hpack #:clgrpc.hpack) (#:rpc #:clgrpc.rpc)
-                    (#:status #:clgrpc.status) (#:service #:clgrpc.service)
+                    (#:status #:clgrpc.status) (#:method #:clgrpc.method)
                     (#:calling #:clgrpc.calling)
                     (#:client #:clgrpc.client))
   (:import-from #:sb-ext #:defglobal)

@@ -13,7 +13,7 @@
                 #:ending-trailer-fields #:ensure-intent #:failed-attempts #:intent-attempt
                 #:interceptors-for #:never #:on-writable #:operate #:outcome-message
                 #:reply #:retry-call #:send #:try-send #:verdict-error #:wait-for-call)
-  (:import-from #:clgrpc.service
+  (:import-from #:clgrpc.method
                 #:*call* #:channel #:invoke #:rpc-method #:rpc-method-kind #:rpc-method-path
                 #:rpc-method-request-type #:stub-method)
   (:import-from #:clgrpc.status

@@ -8,7 +8,7 @@
 ;;;; and call-next-method included), swapped by one store whenever methods come or go. Replacing a
 ;;;; method publishes once, never the state between.
 
-(in-package #:clgrpc.service)
+(in-package #:clgrpc.method)
 
 (defstruct (rpc-method (:copier nil))
   "What both ends know of a method: its names, its KIND (:unary, :client-streaming,

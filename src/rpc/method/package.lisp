@@ -1,6 +1,6 @@
 ;;;; Methods and services, and what stubs are called on.
 
-(defpackage #:clgrpc.service
+(defpackage #:clgrpc.method
   (:use #:cl #:clgrpc.base)
   (:local-nicknames (#:loop #:clgrpc.loop) (#:protobuf #:clgrpc.protobuf))
   (:import-from #:sb-ext #:defglobal #:compare-and-swap)

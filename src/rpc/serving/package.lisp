@@ -7,7 +7,7 @@
   (:import-from #:clgrpc.rpc
                 #:**call-ids** #:+long-octets+ #:call #:call-path #:call-rpc-method
                 #:error-condition #:interceptors-for #:observer #:outgoing-type)
-  (:import-from #:clgrpc.service
+  (:import-from #:clgrpc.method
                 #:binding #:binding-function #:ensure-binding #:rpc-method
                 #:rpc-method-function-name #:rpc-method-path #:service #:service-methods)
   (:import-from #:clgrpc.status

@@ -267,7 +267,7 @@ answered later; T if that has been begun, and so is to end; else a PLAIN-ANSWER.
   "The method of calls that NAME, a string, answers, QUIET or not. Its types are of no meaning, but
 a method has some."
   (let ((none (protobuf:intern-message-type "google.protobuf.Empty")))
-    (service:make-rpc-method :name name :path name :kind :unary :quiet quiet
+    (method:make-rpc-method :name name :path name :kind :unary :quiet quiet
                              :request-type none :response-type none)))
 
 (define-load-time-global **fallback-method** (plain-method "the fallback"))
@@ -277,7 +277,7 @@ a method has some."
 returns what HANDLER-ANSWER does."
   (make-server-route
    :server server :method method :execution execution
-   :binding (service:make-binding :class (class-of server)
+   :binding (method:make-binding :class (class-of server)
                                   :function (lambda (server request call)
                                               (declare (ignore server call))
                                               (funcall (the function answer) request)))))

@@ -176,7 +176,7 @@ one that a member has refused, since it can do nothing, is asked for again."
   (with-stand-in (store other)
     (let ((wanted '()))
       (with-hook (store name request next)
-        (push (and (assoc "hasleader" (rpc:call-metadata (clgrpc.service:current-call))
+        (push (and (assoc "hasleader" (rpc:call-metadata (clgrpc.method:current-call))
                           :test #'string=)
                    t)
               wanted)

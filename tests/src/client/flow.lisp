@@ -57,7 +57,7 @@ much in its queue; a send budget, and what the output and one more message hold.
                  (unless (= next (number-of note)) (setf ok nil))
                  (incf next))
                (if (eq 'lab.bench:collect
-                       (service:rpc-method-function-name (rpc:call-rpc-method call)))
+                       (method:rpc-method-function-name (rpc:call-rpc-method call)))
                    (note next)
                    (progn (grpc:send call (note next)) nil)))))
       (with-probe (channel :options *small-windows*)

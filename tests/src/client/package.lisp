@@ -3,7 +3,7 @@
 (defpackage #:clgrpc.tests.client
   (:use #:cl #:clgrpc.base #:fiveam #:clgrpc.tests.server)
   (:local-nicknames (#:grpc #:clgrpc) (#:rpc #:clgrpc.rpc) (#:calling #:clgrpc.calling)
-                    (#:status #:clgrpc.status) (#:service #:clgrpc.service) (#:wire #:clgrpc.wire)
+                    (#:status #:clgrpc.status) (#:method #:clgrpc.method) (#:wire #:clgrpc.wire)
                     (#:client #:clgrpc.client) (#:config #:clgrpc.config)
                     (#:loop #:clgrpc.loop) (#:http2 #:clgrpc.http2) (#:hpack #:clgrpc.hpack)
                     (#:os #:clgrpc.os) (#:dns #:clgrpc.dns) (#:dns-tests #:clgrpc.tests.dns)

@@ -76,6 +76,6 @@
                                          (setf seen t))))
         (collect channel (lambda ()
                            (signal 'simple-condition)
-                           (is (null service:*call*))
+                           (is (null method:*call*))
                            (when (plusp left) (note (decf left))))))
       (is (eq t seen)))))

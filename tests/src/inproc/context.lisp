@@ -48,7 +48,7 @@
       (grpc:do-messages (note (watch channel (note 1) :timeout 30))
         (signal 'simple-condition)
         (is (null (find-restart 'of-the-handler)))
-        (is (null service:*call*))
+        (is (null method:*call*))
         (push (number-of (lab.bench:ask channel note)) remaining))
       (is (equal '(0 0 0) remaining))
       (is (= 0 seen)))))

@@ -6,8 +6,8 @@
 (defmacro with-service ((service &rest handlers) &body body)
   `(let ((,service (make-probe ,@handlers)))
      (unwind-protect (progn ,@body)
-       (when (service:direct-channel ,service)
-         (grpc:close-channel (service:direct-channel ,service))))))
+       (when (method:direct-channel ,service)
+         (grpc:close-channel (method:direct-channel ,service))))))
 
 (test services-are-called-directly
   (with-service (service :ask #'double :watch #'count-up :collect #'add-up :chat #'echo)
@@ -40,7 +40,7 @@
                   (setf call-of-outer call)
                   (let ((reply (lab.bench:ask inner note)))
                     (is (eq note reply))
-                    (is (eq call service:*call*))
+                    (is (eq call method:*call*))
                     reply)))
         (ask channel (note 1)))
       (is-true same)

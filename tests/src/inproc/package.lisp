@@ -4,7 +4,7 @@
 (defpackage #:clgrpc.tests.inproc
   (:use #:cl #:clgrpc.base #:fiveam #:clgrpc.tests.server)
   (:local-nicknames (#:grpc #:clgrpc) (#:inproc #:clgrpc.inproc) (#:rpc #:clgrpc.rpc)
-                    (#:serving #:clgrpc.serving) (#:service #:clgrpc.service)
+                    (#:serving #:clgrpc.serving) (#:method #:clgrpc.method)
                     (#:loop #:clgrpc.loop))
   (:import-from #:clgrpc.tests.server
                 #:call-with-threads

@@ -5,7 +5,7 @@
 
 (test methods-remember-their-route
   "For one host at a time; a method that the services have not has none."
-  (let ((ask (service:find-rpc-method 'lab.bench:ask))
+  (let ((ask (method:find-rpc-method 'lab.bench:ask))
         (hosts (loop repeat 2
                      collect (inproc::make-host :services (list (make-probe :ask #'double))
                                                 :options (make-server-options)))))
@@ -13,7 +13,7 @@
     (destructuring-bind (one other) hosts
       (let ((route (inproc::route-to one ask)))
         (is (eq ask (serving:route-method route)))
-        (is (eq route (service:rpc-method-route ask)))
+        (is (eq route (method:rpc-method-route ask)))
         (is (eq route (inproc::route-to one ask)))
         (is (not (eq route (inproc::route-to other ask))))
         (is (eq route (inproc::route-to one ask)))
@@ -21,16 +21,16 @@
         (is (not (eq route (inproc::route-to one ask))))
         (is (= 2 (serving:route-epoch (inproc::route-to one ask))))))
     (is (null (inproc::route-to (first hosts)
-                                (service:find-rpc-method 'grpc.health.v1.health:check))))))
+                                (method:find-rpc-method 'grpc.health.v1.health:check))))))
 
 (test handlers-that-answer-later-are-remembered
   "Until they are defined anew."
   (let* ((host (inproc::make-host :services (list (make-probe :ask #'double))
                                   :options (make-server-options)))
          (route (progn (inproc::renew-table host)
-                       (inproc::route-to host (service:find-rpc-method 'lab.bench:ask)))))
+                       (inproc::route-to host (method:find-rpc-method 'lab.bench:ask)))))
     (is (not (inproc::keeps-p route)))
-    (setf (inproc::route-kept route) (service:binding-function (serving:route-binding route)))
+    (setf (inproc::route-kept route) (method:binding-function (serving:route-binding route)))
     (is-true (inproc::keeps-p route))
     (setf (inproc::route-kept route) #'identity)
     (is (not (inproc::keeps-p route)))))

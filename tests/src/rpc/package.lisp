@@ -3,7 +3,7 @@
 
 (defpackage #:clgrpc.tests.rpc
   (:use #:cl #:clgrpc.base #:fiveam)
-  (:local-nicknames (#:rpc #:clgrpc.rpc) (#:serving #:clgrpc.serving) (#:service #:clgrpc.service)
+  (:local-nicknames (#:rpc #:clgrpc.rpc) (#:serving #:clgrpc.serving) (#:method #:clgrpc.method)
                     (#:support #:clgrpc.tests.support)
                     (#:status #:clgrpc.status) (#:calling #:clgrpc.calling) (#:loop #:clgrpc.loop)
                     (#:protobuf #:clgrpc.protobuf) (#:config #:clgrpc.config)))
@@ -11,7 +11,7 @@
 (in-package #:clgrpc.tests.rpc)
 
 (def-suite :clgrpc.status :description "Statuses, metadata and time-outs.")
-(def-suite :clgrpc.service :description "Methods and services.")
+(def-suite :clgrpc.method :description "Methods and services.")
 (def-suite :clgrpc.rpc :description "What both ends of a call share.")
 (def-suite :clgrpc.calling :description "What channels of all transports share.")
 (def-suite :clgrpc.serving :description "What servers of all transports share.")

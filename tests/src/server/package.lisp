@@ -4,7 +4,7 @@
 
 (defpackage #:clgrpc.tests.server
   (:use #:cl #:clgrpc.base #:fiveam)
-  (:local-nicknames (#:grpc #:clgrpc) (#:rpc #:clgrpc.rpc) (#:service #:clgrpc.service)
+  (:local-nicknames (#:grpc #:clgrpc) (#:rpc #:clgrpc.rpc) (#:method #:clgrpc.method)
                     (#:status #:clgrpc.status) (#:serving #:clgrpc.serving) (#:wire #:clgrpc.wire)
                     (#:server #:clgrpc.server)
                     (#:client #:clgrpc.client) (#:loop #:clgrpc.loop) (#:http2 #:clgrpc.http2)

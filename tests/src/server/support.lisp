@@ -129,5 +129,5 @@ EXPECTED events was logged as an error."
   "The route of SERVER to the method that the generic function NAME is for."
   (loop with table = (server::hub-routes (first (server::server-hubs server)))
         for route being the hash-values of (server::route-table-routes table)
-        when (eq name (service:rpc-method-function-name (server::route-method route)))
+        when (eq name (method:rpc-method-function-name (server::route-method route)))
           return route))

@@ -1,6 +1,6 @@
 (defpackage #:clgrpc.tests.wire
   (:use #:cl #:clgrpc.base #:fiveam)
-  (:local-nicknames (#:rpc #:clgrpc.rpc) (#:status #:clgrpc.status) (#:service #:clgrpc.service)
+  (:local-nicknames (#:rpc #:clgrpc.rpc) (#:status #:clgrpc.status) (#:method #:clgrpc.method)
                     (#:wire #:clgrpc.wire) (#:hpack #:clgrpc.hpack)
                     (#:http2 #:clgrpc.http2) (#:loop #:clgrpc.loop)
                     (#:memory #:clgrpc.tests.world) (#:dialogue #:clgrpc.tests.dialogue)))

@@ -4,7 +4,7 @@
 (in-suite :clgrpc.load)
 
 (defun route-method (name)
-  (service:find-rpc-method name))
+  (method:find-rpc-method name))
 
 (defun plan-for (address &rest arguments
                  &key (method 'routeguide.route-guide:get-feature) (data "{}") rate workers
@@ -15,7 +15,7 @@
     (apply #'load:make-plan
            :target address :addresses (list target) :method method
            :payload (load:json-payload data method (constantly nil))
-           :fields (load:request-fields (service:rpc-method-path method)
+           :fields (load:request-fields (method:rpc-method-path method)
                                         (loop:target-authority target) timeout-ns "http" #())
            :timeout-ns timeout-ns :connect-timeout-ns 2000000000
            :options-of-http2 options-of-http2

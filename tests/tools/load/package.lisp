@@ -4,7 +4,7 @@
   (:use #:cl #:fiveam)
   (:local-nicknames (#:grpc #:clgrpc) (#:base #:clgrpc.base) (#:os #:clgrpc.os)
                     (#:load #:clgrpc.load)
-                    (#:service #:clgrpc.service) (#:protobuf #:clgrpc.protobuf)
+                    (#:method #:clgrpc.method) (#:protobuf #:clgrpc.protobuf)
                     (#:hpack #:clgrpc.hpack) (#:http2 #:clgrpc.http2) (#:loop #:clgrpc.loop)
                     (#:examples #:clgrpc.examples) (#:wire #:clgrpc.wire)
                     (#:support #:clgrpc.tests.support))

@@ -8,7 +8,7 @@
                                :method (base-method) arguments)))
 
 (defun base-method ()
-  (service:find-rpc-method 'grpc.health.v1.health:check))
+  (method:find-rpc-method 'grpc.health.v1.health:check))
 
 (test constant-texts
   "A text without templates stays itself."

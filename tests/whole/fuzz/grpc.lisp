@@ -189,7 +189,7 @@
     (grpc:try-send (second streams) (fuzzed-note "c"))
     (grpc:try-send (third streams) (fuzzed-note "d"))
     (grpc:close-send (second streams))
-    (list* (service:invoke channel (service:find-rpc-method 'lab.bench:ask) (fuzzed-note "a")
+    (list* (method:invoke channel (method:find-rpc-method 'lab.bench:ask) (fuzzed-note "a")
                            :async t)
            streams)))
 

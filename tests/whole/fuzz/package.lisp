@@ -7,7 +7,7 @@
                     (#:http1 #:clgrpc.http1)
                     (#:http2 #:clgrpc.http2) (#:loop #:clgrpc.loop) (#:dns #:clgrpc.dns)
                     (#:dns-tests #:clgrpc.tests.dns) (#:rpc #:clgrpc.rpc)
-                    (#:service #:clgrpc.service)
+                    (#:method #:clgrpc.method)
                     (#:server #:clgrpc.server) (#:client #:clgrpc.client) (#:grpc #:clgrpc)
                     (#:support #:clgrpc.tests.support) (#:dialogue #:clgrpc.tests.dialogue)
                     (#:ends #:clgrpc.tests.loop) (#:sim #:clgrpc.sim)

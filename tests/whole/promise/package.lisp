@@ -4,7 +4,7 @@
 
 (defpackage #:clgrpc.tests.promise
   (:use #:cl #:clgrpc.base #:fiveam #:clgrpc.tests.server)
-  (:local-nicknames (#:grpc #:clgrpc) (#:rpc #:clgrpc.rpc) (#:service #:clgrpc.service)
+  (:local-nicknames (#:grpc #:clgrpc) (#:rpc #:clgrpc.rpc) (#:method #:clgrpc.method)
                     (#:status #:clgrpc.status) (#:server #:clgrpc.server)
                     (#:client #:clgrpc.client) (#:loop #:clgrpc.loop)
                     (#:async #:clgrpc.async) (#:os #:clgrpc.os)

@@ -3,7 +3,7 @@
 (in-package #:clgrpc.tests.client)
 (in-suite :clgrpc.client)
 
-(defun path-of (call) (service:rpc-method-path (grpc:call-rpc-method call)))
+(defun path-of (call) (method:rpc-method-path (grpc:call-rpc-method call)))
 
 (defun more (number)
   "A function of a note that returns one that is greater by NUMBER."
@@ -92,7 +92,7 @@
                  :channel-options
                  (list :interceptors
                        (list (lambda (method request options next)
-                               (push (list :outer (service:rpc-method-path method)) trace)
+                               (push (list :outer (method:rpc-method-path method)) trace)
                                (multiple-value-bind (reply call)
                                    (funcall next request
                                             (list* :metadata '(("x-who" . "interceptor")) options))
@@ -118,7 +118,7 @@
                  :channel-options
                  (list :interceptors
                        (list (lambda (method request options next)
-                               (if (eq :unary (service:rpc-method-kind method))
+                               (if (eq :unary (method:rpc-method-kind method))
                                    (loop
                                      (handler-case (return (funcall next request options))
                                        (grpc:unavailable ())))

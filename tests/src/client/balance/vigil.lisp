@@ -9,7 +9,7 @@ it, and a function that returns what has been told since it was called last."
   (let* ((told '())
          (one (member-to core 1))
          (vigil (balance::keep-vigil
-                 one (clgrpc.service:find-rpc-method 'grpc.health.v1.health:watch)
+                 one (clgrpc.method:find-rpc-method 'grpc.health.v1.health:watch)
                  (health:make-health-check-request)
                  (lambda (event datum) (push (if datum (list event datum) event) told)))))
     (funcall function vigil (lambda () (reverse (shiftf told '()))))

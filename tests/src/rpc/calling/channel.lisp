@@ -3,7 +3,7 @@
 (in-package #:clgrpc.tests.rpc)
 (in-suite :clgrpc.calling)
 
-(defclass test-channel (service:channel) ())
+(defclass test-channel (method:channel) ())
 
 (defmethod calling:channel-target ((channel test-channel)) "test:1")
 

@@ -9,12 +9,12 @@
 
 (defclass intercepted-test-channel (calling:interception secure-channel) ())
 
-(defmethod service:invoke ((channel test-channel) method request &rest options)
+(defmethod method:invoke ((channel test-channel) method request &rest options)
   "What the transport of CHANNEL gets."
   (list method request options))
 
 (defparameter *test-method*
-  (service::make-rpc-method :name "M" :service-name "s.S" :path "/s.S/M" :kind :unary
+  (method::make-rpc-method :name "M" :service-name "s.S" :path "/s.S/M" :kind :unary
                         :request-type (protobuf:intern-message-type "google.rpc.Status")
                         :response-type (protobuf:intern-message-type "google.rpc.Status")))
 
@@ -43,7 +43,7 @@
                                 :call-credentials (calling:bearer-token "secret"))))
     (is (equal `(,*test-method* 2 (:metadata (("a" . "b") ("authorization" . "Bearer secret"))
                                    :timeout 3 :metadata (("a" . "b"))))
-               (service:invoke channel *test-method* 1 :metadata '(("a" . "b")))))))
+               (method:invoke channel *test-method* 1 :metadata '(("a" . "b")))))))
 
 (test credentials-are-for-secure-channels
   (let ((token (calling:bearer-token (lambda () "new"))))

@@ -16,5 +16,5 @@
     (is (not (member one (calling::client-loops))))))
 
 (test who-runs-a-handler-does-not-drive
-  (let ((service:*call* (new-call)))
+  (let ((method:*call* (new-call)))
     (is (not (calling:drive-for nil (new-call) (constantly t))))))

@@ -1,19 +1,19 @@
 ;;;; Methods, services and the bindings through which the wire reaches handlers.
 
 (in-package #:clgrpc.tests.rpc)
-(in-suite :clgrpc.service)
+(in-suite :clgrpc.method)
 
 (defun kinds-of (class)
-  (mapcar #'service:rpc-method-kind (service:service-methods (make-instance class))))
+  (mapcar #'method:rpc-method-kind (method:service-methods (make-instance class))))
 
 (test methods
   "What define-proto makes of a service."
-  (let ((method (service:find-rpc-method 'words.speaker:echo)))
-    (is (string= "/words.Speaker/Echo" (service:rpc-method-path method)))
-    (is (string= "words.Speaker" (service:rpc-method-service-name method)))
-    (is (eq 'words.speaker:echo (service:rpc-method-function-name method)))
+  (let ((method (method:find-rpc-method 'words.speaker:echo)))
+    (is (string= "/words.Speaker/Echo" (method:rpc-method-path method)))
+    (is (string= "words.Speaker" (method:rpc-method-service-name method)))
+    (is (eq 'words.speaker:echo (method:rpc-method-function-name method)))
     (is (string= "words.Word" (protobuf:message-type-name
-                              (service:rpc-method-request-type method))))
+                              (method:rpc-method-request-type method))))
     (is (search "/words.Speaker/Echo unary" (princ-to-string method)))
     (is (equal '(:unary :server-streaming :client-streaming :bidi) (kinds-of 'words:speaker)))
     (is (search "/words.Speaker/Echo" (documentation 'words.speaker:echo 'function)))
@@ -78,14 +78,14 @@ service Teller { rpc Tell(Word) returns (Word);~%  rpc TellAll(Word) returns (st
 (test several-services
   "A class of two services has the methods of both."
   (eval '(defclass both (words:speaker words:listener) ()))
-  (is (= 5 (length (service:service-methods (make-instance 'both))))))
+  (is (= 5 (length (method:service-methods (make-instance 'both))))))
 
 (defun evaluate (form)
   (handler-bind ((warning #'muffle-warning)) (eval form)))
 
 (defun answer (binding service)
   "What BINDING does for SERVICE."
-  (words:word-text (funcall (service:binding-function binding) service (words:make-word :text "x")
+  (words:word-text (funcall (method:binding-function binding) service (words:make-word :text "x")
                             :the-call)))
 
 (defmacro define-answer (class text &rest qualifiers)
@@ -98,14 +98,14 @@ service Teller { rpc Tell(Word) returns (Word);~%  rpc TellAll(Word) returns (st
   (evaluate '(progn (defclass base (words:speaker) ())
                     (defclass derived (base) ())))
   (let* ((service (make-instance 'derived))
-         (binding (service::ensure-binding #'words.speaker:echo (class-of service)))
+         (binding (method::ensure-binding #'words.speaker:echo (class-of service)))
          (before nil))
-    (is (eq binding (service::ensure-binding #'words.speaker:echo (find-class 'derived))))
-    (is (not (eq binding (service::ensure-binding #'words.speaker:echo (find-class 'base)))))
+    (is (eq binding (method::ensure-binding #'words.speaker:echo (find-class 'derived))))
+    (is (not (eq binding (method::ensure-binding #'words.speaker:echo (find-class 'base)))))
     (signals status:unimplemented (answer binding service))
     (define-answer base (words:make-word :text "base"))
     (is (string= "base" (answer binding service)))
-    (setf before (service:binding-function binding))
+    (setf before (method:binding-function binding))
     (define-answer derived (words:make-word :text (format nil "derived ~A" (words:word-text
                                                                             (call-next-method)))))
     (is (string= "derived base" (answer binding service)))
@@ -122,7 +122,7 @@ service Teller { rpc Tell(Word) returns (Word);~%  rpc TellAll(Word) returns (st
       (is (equal '(:before) seen)))
     (evaluate '(defclass other (words:speaker) ()))
     (evaluate '(defclass derived (other) ()))
-    (is (eq binding (service::ensure-binding #'words.speaker:echo (find-class 'derived))))
+    (is (eq binding (method::ensure-binding #'words.speaker:echo (find-class 'derived))))
     (signals status:unimplemented (answer binding service))
     (define-answer other (words:make-word :text "other"))
     (is (string= "derived other" (answer binding service)))))
@@ -145,18 +145,18 @@ rpc Tell~D(Word) returns (Word); }" more (length more)))))))
                  (declare (ignore word))
                  :told))
     (let* ((function (fdefinition (find-symbol "TELL" '#:again.teller)))
-           (binding (service::ensure-binding function (find-class 'teller))))
+           (binding (method::ensure-binding function (find-class 'teller))))
       (loop for more in '("" "" "string more = 2;" "")
             do (is (equal '("" ()) (define-again more)))
                (is (eq function (fdefinition (find-symbol "TELL" '#:again.teller))))
-               (is (eq :told (funcall (service:binding-function binding) (make-instance 'teller)
+               (is (eq :told (funcall (method:binding-function binding) (make-instance 'teller)
                                       nil nil)))))))
 
 (test bindings-with-eql-methods
   "Methods for one object work too."
   (evaluate '(defclass single (words:speaker) ()))
   (let* ((service (make-instance 'single))
-         (binding (service::ensure-binding #'words.speaker:echo (class-of service))))
+         (binding (method::ensure-binding #'words.speaker:echo (class-of service))))
     (evaluate `(defmethod words.speaker:echo ((service (eql ,service)) word &key)
                  (declare (ignore word))
                  (words:make-word :text "one")))
@@ -182,7 +182,7 @@ rpc Tell~D(Word) returns (Word); }" more (length more)))))))
          (loop for i below 300
                for name = (intern (format nil "CLASS-~D" i) '#:clgrpc.tests.rpc)
                do (evaluate `(defclass ,name (shared) ()))
-                  (is (string= "shared" (answer (service::ensure-binding #'words.speaker:echo
+                  (is (string= "shared" (answer (method::ensure-binding #'words.speaker:echo
                                                                     (find-class name))
                                                 (make-instance name)))))
       (setf done t)
