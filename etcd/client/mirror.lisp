@@ -13,8 +13,8 @@
   (function nil :type function :read-only t) ; of :entries or :changes, a list of these, a revision
   (range '() :type list :read-only t)   ; which keys, a plist
   (on-end nil :type (or null function) :read-only t) ; of the condition that has ended it
+  (errand (make-errand) :type errand :read-only t) ; what it waits for while it is mended
   (lock (sb-thread:make-mutex :name "clgrpc mirror") :read-only t) ; of what follows
-  (bell (sb-thread:make-waitqueue :name "clgrpc mirror") :read-only t) ; it has ended
   ;; before it fetches entries again
   (pauses (loop:make-pauses +mirror-pause-seconds+ +mirror-pause-seconds+)
    :type loop:pauses :read-only t)
@@ -32,9 +32,8 @@
   "MIRROR tells nothing any more. Return false if it had ended; and its watch."
   (multiple-value-prog1
       (sb-thread:with-mutex ((mirror-lock mirror))
-        (values (not (shiftf (mirror-ended mirror) t))
-                (progn (sb-thread:condition-broadcast (mirror-bell mirror))
-                       (mirror-watch mirror))))
+        (values (not (shiftf (mirror-ended mirror) t)) (mirror-watch mirror)))
+    (end-errand (mirror-errand mirror))
     (remove-ending (mirror-etcd mirror) (mirror-ending mirror))))
 
 (defun set-mirror-watch (mirror watch)
@@ -50,9 +49,8 @@
 (defun mirror-entries (mirror timeout)
   "All entries of MIRROR, and their revision. Signal an ETCD-ERROR, after TIMEOUT seconds for each
 request at most."
-  (let ((watch (mirror-watch mirror)))
-    (with-errand ((and watch (watch-errand watch)))
-      (apply #'fetch-entries (mirror-etcd mirror) :timeout timeout (mirror-range mirror)))))
+  (with-errand ((and (mirror-watch mirror) (mirror-errand mirror)))
+    (apply #'fetch-entries (mirror-etcd mirror) :timeout timeout (mirror-range mirror))))
 
 (defun newest-entry (entries)
   "That of ENTRIES which was changed last, or nil."
@@ -76,12 +74,6 @@ seconds."
                              (setf begun t))
         (unless begun (set-mirror-watch mirror before))))))
 
-(defun pause-mirror (mirror)
-  (let ((end (loop:notice-end (loop:next-pause (mirror-pauses mirror)))))
-    (sb-thread:with-mutex ((mirror-lock mirror))
-      (loop until (or (mirror-ended mirror) (<= end (loop:world-now)))
-            do (loop:await-notice (mirror-bell mirror) (mirror-lock mirror) end)))))
-
 (defun mendable-p (condition)
   "True if a mirror that CONDITION has come to begins anew."
   (or (typep condition '(or compacted future-revision)) (passing-p condition)))
@@ -102,7 +94,8 @@ has lost its data, else end it. On the thread of that watch."
                    (serious-condition (condition) (return (fail-mirror mirror condition))))
                  (return (watch-mirror mirror entries revision nil)))
              (etcd-error (error) (setf condition error)))
-           (pause-mirror mirror)
+           (with-errand ((mirror-errand mirror))
+             (pause-errand (loop:notice-end (loop:next-pause (mirror-pauses mirror)))))
         finally (fail-mirror mirror condition)))
 
 (defun mirror (etcd function &key prefix from to on-end timeout)
