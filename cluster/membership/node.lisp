@@ -1,5 +1,5 @@
 ;;;; Nodes: a server that is a member of a cluster from START-NODE to STOP-NODE. It joins under a
-;;;; lease of its own, which a thread keeps alive, and knows who else is there.
+;;;; lease of its own, which is kept alive, and knows who else is there.
 ;;;;
 ;;;; A node is a member while its state is :member. If its lease ends, or its entry is gone, it is
 ;;;; :lost, and joins again, as a new generation, when the store can be reached; if another process
@@ -26,11 +26,9 @@
    (state :initform :joining :accessor node-%state) ; see NODE-STATE
    (generation :initform 0 :accessor node-%generation) ; that it has, or had last
    (lease :initform nil :accessor node-%lease) ; while it is a member
-   (joiner :initform nil :accessor node-joiner) ; the thread that joins again, or nil
-   ;; of these
-   (lock :initform (sb-thread:make-mutex :name "clgrpc node") :reader node-lock)
-   ;; the state has changed
-   (bell :initform (sb-thread:make-waitqueue :name "clgrpc node") :reader node-bell))
+   (joiner :accessor node-joiner)       ; the job that has it join again
+   (pauses :initform nil :accessor node-pauses) ; the job's, before it tries that, or nil
+   (lock :initform (sb-thread:make-mutex :name "clgrpc node") :reader node-lock)) ; of these
   (:documentation "A server that is a member of a cluster, see START-NODE."))
 
 (document-functions
@@ -116,7 +114,6 @@ nil if that is none of FROM; and the lease that it had, if any, which it has no 
           (when (member before from)
             (setf (node-%state node) to
                   (node-%lease node) (and (eq :leaving to) lease))
-            (sb-thread:condition-broadcast (node-bell node))
             (values before lease))))
     (when before (record-state node))
     (values before lease)))
@@ -128,7 +125,6 @@ nil if that is none of FROM; and the lease that it had, if any, which it has no 
             (setf (node-%generation node) (member-generation member)
                   (node-%lease node) lease
                   (node-%state node) :member)
-            (sb-thread:condition-broadcast (node-bell node))
             t))
     (record-state node)
     t))
@@ -170,7 +166,7 @@ with it goes. If the store cannot be told within TIMEOUT, it ends by itself."
             (metrics:add (meters-losses meters) 1 (node-cluster node) (node-name node))))
         (tell-loss node (make-condition 'membership-lost
                                         :text (format nil "~?" control arguments)))
-        (when (node-rejoin-p node) (begin-joining node))
+        (when (node-rejoin-p node) (loop:wake-job (node-joiner node)))
         (give-back node lease 1)))))
 
 (defun note-lease-lost (node generation cause)
@@ -217,37 +213,28 @@ entry meanwhile."
     (cond ((null member) (note-entry-gone node generation))
           ((< generation (member-generation member)) (supersede node member)))))
 
-(defun pause-node (node seconds)
-  "Wait for SECONDS, or until NODE is not :lost any more. Return false if it is not."
-  (let ((end (loop:notice-end seconds)))
-    (with-node-lock (node)
-      (loop while (and (eq :lost (node-%state node)) (< (loop:world-now) end))
-            do (loop:await-notice (node-bell node) (node-lock node) end))
-      (eq :lost (node-%state node)))))
-
-(defun run-joiner (node)
-  "What the thread does that has NODE join again."
-  (loop with pauses = (loop:make-pauses +first-pause-seconds+ +longest-pause-seconds+)
-        while (pause-node node (loop:next-pause pauses))
-        do (handler-case (return (join-node node))
-             (superseded ()
-               (return (supersede node (or (handler-case
-                                               (nth-value 1 (fetch-entry (node-store node)
-                                                                         (node-cluster node)
-                                                                         (node-name node)))
-                                             ((or cluster-error etcd:etcd-error) () nil))
-                                           (node-asked node)))))
-             ;; whatever it is: without this thread the node would be lost for good
-             (error (condition)
-               (log-event :info :cluster-node-not-joined :node (node-name node)
-                                                         :condition (princ-to-string condition))))))
-
-(defun begin-joining (node)
-  (with-node-lock (node)
-    (when (eq :lost (node-%state node))
-      (setf (node-joiner node)
-            (sb-thread:make-thread #'run-joiner :name "clgrpc cluster joiner"
-                                                :arguments (list node))))))
+(defun join-again (node)
+  "What the job does that has NODE join again when it is lost. Return when it is to try again."
+  (handler-case
+      (cond ((not (eq :lost (node-state node))) nil)
+            ((node-pauses node)
+             (join-node node)
+             (setf (node-pauses node) nil))
+            (t (loop:next-pause (setf (node-pauses node)
+                                      (loop:make-pauses +first-pause-seconds+
+                                                        +longest-pause-seconds+)))))
+    (superseded ()
+      (supersede node (or (handler-case (nth-value 1 (fetch-entry (node-store node)
+                                                                  (node-cluster node)
+                                                                  (node-name node)))
+                            ((or cluster-error etcd:etcd-error) () nil))
+                          (node-asked node)))
+      nil)
+    ;; whatever it is: without this job the node would be lost for good
+    (error (condition)
+      (log-event :info :cluster-node-not-joined :node (node-name node)
+                                                :condition (princ-to-string condition))
+      (loop:next-pause (node-pauses node)))))
 
 (defun count-changes (node changes)
   "Count CHANGES of the cluster, a list, and the members that there are by now."
@@ -277,13 +264,18 @@ entry meanwhile."
 (defun make-node (name store service &rest arguments &key labels lease-seconds services
                                                         &allow-other-keys)
   "A node called NAME that does nothing yet."
-  (apply #'make-instance 'node
-         :store store :service service
-         :health (or (find-if (lambda (service) (typep service 'services:health-service)) services)
-                     (make-instance 'services:health-service))
-         :asked (make-cluster-member :name name :labels labels :lease-seconds lease-seconds
-                                     :instance (random-instance))
-         (alexandria:remove-from-plist arguments :labels :lease-seconds :services)))
+  (let ((node (apply #'make-instance 'node
+                     :store store :service service
+                     :health (or (find-if (lambda (service)
+                                            (typep service 'services:health-service))
+                                          services)
+                                 (make-instance 'services:health-service))
+                     :asked (make-cluster-member :name name :labels labels
+                                                 :lease-seconds lease-seconds
+                                                 :instance (random-instance))
+                     (alexandria:remove-from-plist arguments :labels :lease-seconds :services))))
+    (setf (node-joiner node) (etcd:add-job store (lambda () (join-again node))))
+    node))
 
 (defun observers (observer metrics)
   "OBSERVER, one or a list, and METRICS, if there are some, as a list."
@@ -389,7 +381,7 @@ but the node's own."
                (or (null (node-server node))
                    (server:stop-server (node-server node) :drain drain)))
           (give-back node lease)
-          (when (node-joiner node) (sb-thread:join-thread (node-joiner node) :default nil))
+          (loop:end-job (node-joiner node))
           (close-cluster-service (node-service node))
           (when (node-own-store-p node) (etcd:close-etcd (node-store node)))
           (change-state node '(:leaving) :stopped)))))

@@ -113,10 +113,11 @@ connections are closed. From any thread but that of a watch or a lease."
   (mapc #'run-ending (sb-thread:with-mutex ((etcd-lock etcd))
                        (setf (etcd-closed etcd) t)
                        (shiftf (etcd-endings etcd) '())))
-  (when (etcd-background etcd) (loop:end-background (etcd-background etcd)))
   (if (etcd-parent etcd)
       (remove-ending (etcd-parent etcd) etcd)
-      (calling:close-channel (etcd-channel etcd))))
+      (calling:close-channel (etcd-channel etcd)))
+  ;; whose jobs wait for no answer any more
+  (when (etcd-background etcd) (loop:end-background (etcd-background etcd))))
 
 (defmacro with-etcd ((variable endpoints &rest options) &body body)
   "Evaluate BODY with VARIABLE bound to a client made as MAKE-ETCD makes it, closed on the way out."
