@@ -1,9 +1,9 @@
 ;;;; Finders: each follows a name in etcd, and tells the resolvers of all channels to that name.
 ;;;;
-;;;; 1. The finder's thread fetches all entries of the name and its service config, at one revision;
+;;;; 1. The finder's job fetches all entries of the name and its service config, at one revision;
 ;;;;    then it watches both from the revision behind. So no change is lost.
 ;;;; 2. A watch goes on by itself after each break. If it ends, since what it was to tell has been
-;;;;    compacted or for any other reason, the thread begins with 1; also, after a pause, if that
+;;;;    compacted or for any other reason, the job begins with 1; also, after a pause, if that
 ;;;;    fails, whatever the error is, with fewer entries at a time.
 ;;;; 3. Changes are told at once; those of the next 20 ms together, or of longer if there are many
 ;;;;    servers. What leaves everything as it was is not told.
@@ -30,19 +30,22 @@
   (age nil :type (or null function))    ; what METER asks
   (heard-ns 0 :type nanoseconds)        ; when etcd has last said how things are; 0: not yet
   (hosts nil :type (or null hosts))     ; the names in its addresses
-  (thread nil)                          ; that follows the name
-  (ending nil :type (or null function)) ; ends the thread when ETCD is closed
+  (job nil :type (or null loop:job))    ; that follows the name; the next six are the job's
+  (watches '() :type list)              ; of the name; empty: it is to be fetched
+  (page +page+ :type (integer 1))       ; how many entries are fetched at a time
+  (pauses (loop:make-pauses +first-pause-seconds+ +longest-pause-seconds+)
+   :type loop:pauses :read-only t)      ; before the name is fetched again
+  (fetch-ns 0 :type nanoseconds)        ; when it may be fetched, or again
+  (ask-ns 0 :type nanoseconds)          ; when etcd is asked how far its changes were told
+  (settled-ns 0 :type nanoseconds)      ; when news may be told
+  (ending nil :type (or null function)) ; ends the job when ETCD is closed
   (lock (sb-thread:make-mutex :name "clgrpc finder") :read-only t) ; of what follows
-  (bell (sb-thread:make-waitqueue :name "clgrpc finder") :read-only t) ; any of it has changed
   (resolvers '() :type list)            ; that are to be told
   (roster nil :type roster)             ; what the store says
-  (answers 0 :type (integer 0))         ; how many look-ups have ended
   (news nil :type boolean)              ; the resolvers have not been told of all of that
   (broken nil :type boolean)            ; a watch has ended
-  (page +page+ :type (integer 1))       ; the thread's: how many entries it fetches at a time
-  (told nil :type list)                 ; what resolvers are told: (:addresses LIST CONFIG) or
+  (told nil :type list))                ; what resolvers are told: (:addresses LIST CONFIG) or
                                         ; (:failure TEXT); nil while nothing is known
-  (ended nil :type boolean))            ; it follows no longer
 
 (declaim (sb-ext:freeze-type finder))
 
@@ -52,12 +55,11 @@
             (length (finder-resolvers finder)))))
 
 (defmacro with-finder ((finder) &body body)
-  "Evaluate BODY, which changes FINDER, under its lock, and tell who waits."
+  "Evaluate BODY, which changes FINDER, under its lock; then its job looks at that."
   (let ((it (gensym "FINDER")))
     `(let ((,it ,finder))
-       (sb-thread:with-mutex ((finder-lock ,it))
-         (multiple-value-prog1 (progn ,@body)
-           (sb-thread:condition-broadcast (finder-bell ,it)))))))
+       (multiple-value-prog1 (sb-thread:with-mutex ((finder-lock ,it)) ,@body)
+         (loop:wake-job (finder-job ,it))))))
 
 ;;; Telling
 
@@ -118,7 +120,7 @@ last. A failure is not told to those to come if addresses are known."
 (defun tell-news (finder)
   "Tell what FINDER's roster says by now. Return how many servers it has."
   (multiple-value-bind (all config)
-      (with-finder (finder)
+      (sb-thread:with-mutex ((finder-lock finder))
         (setf (finder-news finder) nil)
         (values (all-endpoints (finder-roster finder)) (roster-config (finder-roster finder))))
     (measure-servers finder all)
@@ -135,19 +137,12 @@ last. A failure is not told to those to come if addresses are known."
   "A look-up of FINDER's has ended, perhaps with FAILURE; NEWS is true if that changes anything."
   (when failure (note (finder-meter finder) #'meter-failures 1 (finder-name finder) "look_up"))
   (with-finder (finder)
-    (incf (finder-answers finder))
     (when news (setf (finder-news finder) t))))
 
-;;; Its thread
+;;; Its job
 
-(defun await-finder (finder end-ns predicate)
-  "Wait until PREDICATE, called under FINDER's lock, is true, FINDER ends, or it is END-NS."
-  (sb-thread:with-mutex ((finder-lock finder))
-    (loop until (or (funcall predicate) (finder-ended finder))
-          while (loop:await-notice (finder-bell finder) (finder-lock finder) end-ns))))
-
-(defun pause-finder (finder milliseconds)
-  (await-finder finder (loop:notice-end (/ milliseconds 1000)) (constantly nil)))
+(defun ended-p (finder)
+  (loop:job-ended (finder-job finder)))
 
 (defun note-change-kinds (finder kinds)
   "Changes of KINDS, texts, have come to FINDER."
@@ -162,7 +157,7 @@ was changed last, if there is one; or nil if FINDER ends."
   (etcd:reach (finder-etcd finder) :timeout +reach-seconds+)
   (let ((roster (make-roster (finder-name finder))) (etcd (finder-etcd finder)) (newest nil))
     (flet ((note-entry (entry)
-             (when (finder-ended finder) (return-from fetch-roster nil))
+             (when (ended-p finder) (return-from fetch-roster nil))
              (when (or (null newest) (< (etcd:entry-changed newest) (etcd:entry-changed entry)))
                (setf newest entry))
              (unless (note-put roster entry)
@@ -173,7 +168,7 @@ was changed last, if there is one; or nil if FINDER ends."
                                         :revision revision))
         (setf (finder-page finder) +page+)
         (note-change-kinds finder '("fetch"))
-        (with-finder (finder)
+        (sb-thread:with-mutex ((finder-lock finder))
           (setf (finder-roster finder) roster
                 (finder-heard-ns finder) (loop:world-now)
                 (finder-news finder) t
@@ -228,61 +223,52 @@ nil, is in the store. Return a list of watches."
                        (setf (finder-heard-ns finder) (loop:world-now)))
     (etcd:etcd-error ())))
 
-(defun settle (finder servers)
-  "Wait for further changes of FINDER, which has SERVERS, a number."
-  (pause-finder finder (max +settle-ms+ (floor servers +servers-per-ms+))))
-
-(defun await-changes (finder end-ns)
-  "Begin the look-ups that FINDER has to do, and wait for something to do, or until END-NS."
-  (let* ((answers (finder-answers finder))
-         (next-ns (begin-look-ups (finder-hosts finder))))
-    (await-finder finder (if next-ns (min next-ns end-ns) end-ns)
-                  (lambda ()
-                    (or (finder-news finder)
-                        (finder-broken finder)
-                        (/= answers (finder-answers finder)))))))
-
-(defun follow-changes (finder watches)
-  "Tell what changes of FINDER's name, until one of WATCHES or FINDER ends; or for a while if
-servers had to be left out that there is room for by now."
-  (loop with refetch-ns = (loop:notice-end +refetch-seconds+)
-        with ask-ns = (loop:notice-end +ask-seconds+)
-        do (await-changes finder ask-ns)
-           (when (or (finder-ended finder)
-                     (finder-broken finder)
-                     (and (incomplete-p (finder-roster finder))
-                          (< refetch-ns (loop:world-now))))
-             (return))
-           (when (finder-news finder) (settle finder (tell-news finder)))
-           (when (< ask-ns (loop:world-now))
-             (when (finder-meter finder) (ask-how-far finder (first watches)))
-             (setf ask-ns (loop:notice-end +ask-seconds+)))))
-
-(defun follow-name (finder)
-  "Tell what FINDER's name is, and of its changes, until a watch of it or FINDER ends. Signal an
-ETCD-ERROR if it cannot be fetched."
+(defun begin-following (finder)
+  "Tell what FINDER's name is, and watch it, unless FINDER ends. Signal an ETCD-ERROR if it cannot
+be fetched."
   (multiple-value-bind (revision mark) (fetch-roster finder)
     (when revision
       (tell-news finder)
-      (let ((watches (watch-name finder revision mark)))
-        (unwind-protect (follow-changes finder watches)
-          (mapc #'etcd:cancel-watch watches))))))
+      (setf (finder-watches finder) (watch-name finder revision mark)
+            (finder-fetch-ns finder) (loop:notice-end +refetch-seconds+)
+            (finder-ask-ns finder) (loop:notice-end +ask-seconds+)))))
 
-(defun run-finder (finder)
-  "What the thread of FINDER does."
-  (loop with pauses = (loop:make-pauses +first-pause-seconds+ +longest-pause-seconds+)
-        until (finder-ended finder)
-        do (handler-case (progn (follow-name finder)
-                                (loop:forget-failures pauses))
-             (error (condition)
-               (note (finder-meter finder) #'meter-failures 1 (finder-name finder) "read")
-               (log-event (if (typep condition 'etcd:etcd-error) :warning :error)
-                          :discovery-failed :name (finder-name finder)
-                                            :condition (princ-to-string condition))
-               (tell finder :failure (princ-to-string condition))
-               (setf (finder-page finder) (max +shortest-page+ (floor (finder-page finder) 8)))))
-           (pause-finder finder (* 1000 (loop:next-pause pauses)))
-        finally (tell finder :failure "the client of etcd is closed")))
+(defun end-following (finder)
+  "Have FINDER's name be fetched again, after a pause. Return when that is."
+  (mapc #'etcd:cancel-watch (shiftf (finder-watches finder) '()))
+  (setf (finder-fetch-ns finder) (loop:notice-end (loop:next-pause (finder-pauses finder)))))
+
+(defun follow-changes (finder)
+  "Tell the news of FINDER, and begin the look-ups that it has to do. Return when it is to again."
+  (when (and (finder-news finder) (<= (finder-settled-ns finder) (loop:world-now)))
+    (let ((milliseconds (max +settle-ms+ (floor (tell-news finder) +servers-per-ms+))))
+      (setf (finder-settled-ns finder) (loop:notice-end (/ milliseconds 1000)))))
+  (when (<= (finder-ask-ns finder) (loop:world-now))
+    (when (finder-meter finder) (ask-how-far finder (first (finder-watches finder))))
+    (setf (finder-ask-ns finder) (loop:notice-end +ask-seconds+)))
+  (min (finder-ask-ns finder)
+       (or (begin-look-ups (finder-hosts finder)) most-positive-fixnum)
+       (if (finder-news finder) (finder-settled-ns finder) most-positive-fixnum)))
+
+(defun follow-name (finder)
+  "What the job of FINDER does. Return the seconds until it has to again. It begins anew if a watch
+has ended, or servers had to be left out that there is room for by now."
+  (loop:seconds-until
+   (handler-case
+       (let ((due (<= (finder-fetch-ns finder) (loop:world-now))))
+         (cond ((null (finder-watches finder)) (when due (begin-following finder)))
+               ((or (finder-broken finder) (and due (incomplete-p (finder-roster finder))))
+                (loop:forget-failures (finder-pauses finder))
+                (end-following finder)))
+         (if (finder-watches finder) (follow-changes finder) (finder-fetch-ns finder)))
+     (error (condition)
+       (note (finder-meter finder) #'meter-failures 1 (finder-name finder) "read")
+       (log-event (if (typep condition 'etcd:etcd-error) :warning :error)
+                  :discovery-failed :name (finder-name finder)
+                                    :condition (princ-to-string condition))
+       (tell finder :failure (princ-to-string condition))
+       (setf (finder-page finder) (max +shortest-page+ (floor (finder-page finder) 8)))
+       (end-following finder)))))
 
 ;;; Whose they are
 
@@ -302,24 +288,23 @@ ETCD-ERROR if it cannot be fetched."
                                :meter (meter-of etcd))))
     (setf (finder-hosts finder) (make-hosts (lambda (news failure)
                                               (note-look-up finder news failure)))
-          (finder-ending finder) (lambda () (end-thread finder))
+          (finder-job finder) (etcd:add-job etcd (lambda () (follow-name finder)))
+          (finder-ending finder) (lambda () (end-job finder))
           (finder-age finder) (lambda () (age-of finder)))
     (begin-age (finder-meter finder) (finder-age finder))
     (etcd:add-ending etcd (finder-ending finder))
-    (setf (finder-thread finder)
-          (sb-thread:make-thread #'run-finder :name "clgrpc finder" :arguments (list finder)))
+    (loop:wake-job (finder-job finder))
     finder))
 
-(defun end-thread (finder)
-  (with-finder (finder) (setf (finder-ended finder) t))
+(defun end-job (finder)
   (end-age (finder-meter finder) (finder-age finder))
-  (let ((thread (finder-thread finder)))
-    ;; there is none yet if ETCD was closed before
-    (when thread (sb-thread:join-thread thread :default nil))))
+  (loop:end-job (finder-job finder))
+  (mapc #'etcd:cancel-watch (shiftf (finder-watches finder) '()))
+  (tell finder :failure "the client of etcd is closed"))
 
 (defun end-finder (finder)
   "End FINDER, which nobody needs any more."
-  (end-thread finder)
+  (end-job finder)
   (etcd:remove-ending (finder-etcd finder) (finder-ending finder))
   (when (stringp (finder-place finder)) (etcd:close-etcd (finder-etcd finder))))
 
@@ -329,7 +314,7 @@ ETCD-ERROR if it cannot be fetched."
     (let ((finder (or (find-if (lambda (finder)
                                  (and (equal place (finder-place finder))
                                       (string= name (finder-name finder))
-                                      (not (finder-ended finder))))
+                                      (not (ended-p finder))))
                                **finders**)
                       (first (push (start-finder place name) **finders**)))))
       (sb-thread:with-mutex ((finder-lock finder))

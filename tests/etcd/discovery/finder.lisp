@@ -7,6 +7,7 @@
   (with-store (store)
     (let ((finder (clgrpc.discovery::%make-finder
                    :place *etcd* :etcd *etcd* :name "greeter"
+                   :job (etcd:add-job *etcd* (constantly nil))
                    :roster (clgrpc.discovery::make-roster "greeter")))
           (begin (etcd:put *etcd* "greeter/1" (said "h:1"))))
       (etcd:compact *etcd* (progn (etcd:remove-entry *etcd* "greeter/1")
@@ -58,8 +59,10 @@
   (with-memory (engine)
     (etcd:put *etcd* "greeter/1" (said "h:1"))
     (let* ((roster (clgrpc.discovery::make-roster "greeter"))
+           (job (etcd:add-job *etcd* (constantly nil)))
            (finder (clgrpc.discovery::%make-finder :place *etcd* :etcd *etcd* :name "greeter"
-                                                   :roster roster :ended t)))
+                                                   :roster roster :job job)))
+      (clgrpc.loop:end-job job)
       (is (null (clgrpc.discovery::fetch-roster finder)))
       (is (eq roster (clgrpc.discovery::finder-roster finder))))))
 

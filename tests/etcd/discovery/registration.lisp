@@ -210,8 +210,8 @@ of it."
         (is (null (listed "greeter")))))))
 
 (test a-client-has-two-threads-at-most
-  "100 leases, 100 watches and 100 registrations, with a lease each, have one thread that waits;
-threads of the reserve end once there is nothing to do."
+  "100 leases, 100 watches, 100 registrations, with a lease each, and 20 names that channels follow
+have one thread that waits; threads of the reserve end once there is nothing to do."
   (with-memory (engine)
     (let ((watches (loop for i below 100
                          collect (etcd:watch *etcd* (constantly nil) :key (format nil "~D" i))))
@@ -219,10 +219,13 @@ threads of the reserve end once there is nothing to do."
           (registrations (loop for i below 100
                                collect (discovery:register nil "greeter" :etcd *etcd*
                                                            :address (format nil "127.0.0.1:~D"
-                                                                            (1+ i))))))
+                                                                            (1+ i)))))
+          (finders (loop for i below 20
+                         collect (clgrpc.discovery::start-finder *etcd* (format nil "shop-~D" i)))))
       (is-true (every (lambda (registration)
                         (discovery:await-registration registration :timeout +patience+))
                       registrations))
+      (is-true (wait-until (lambda () (every #'clgrpc.discovery::finder-watches finders))))
       (is-true (every #'etcd:watch-open-p watches))
       (is-true (every #'etcd:lease-alive-p leases))
       (let ((names (mapcar #'sb-thread:thread-name (sb-thread:list-all-threads))))
@@ -235,6 +238,7 @@ threads of the reserve end once there is nothing to do."
                              names))))
       (mapc #'etcd:cancel-watch watches)
       (mapc #'etcd:revoke-lease leases)
+      (mapc #'clgrpc.discovery::end-finder finders)
       (mapc #'discovery:withdraw registrations))))
 
 (test servers-take-their-leave

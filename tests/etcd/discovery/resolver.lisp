@@ -226,7 +226,7 @@ meanwhile."
         (is (search "Connection refused" (princ-to-string error))))))
   (is-true (wait-until (lambda ()
                          (notany (lambda (thread)
-                                   (equal "clgrpc finder" (sb-thread:thread-name thread)))
+                                   (equal "clgrpc etcd" (sb-thread:thread-name thread)))
                                  (sb-thread:list-all-threads))))))
 
 (test etcd-comes-late
