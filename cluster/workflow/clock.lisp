@@ -1,4 +1,4 @@
-;;;; The clock: a thread of each node that does what nobody calls for. It does what has come due, by
+;;;; The clock: a job of each node that does what nobody calls for. It does what has come due, by
 ;;;; the keys of the index, of whatever workflow; gives to others what sessions that have ended had
 ;;;; claimed; keeps the watch of the index; counts. It looks when the next thing is due, when the
 ;;;; watch tells of something sooner, and every second in any case, since clocks can be set.
@@ -16,12 +16,10 @@
 ;;; The alarm
 
 (defun ring-alarm (node function)
-  "Call FUNCTION, which changes the alarm of NODE, under its lock; the clock's thread looks at it."
+  "Call FUNCTION, which changes the alarm of NODE, under its lock; the clock's job looks at it."
   (let ((alarm (node-alarm node)))
-    (sb-thread:with-mutex ((alarm-lock alarm))
-      (funcall function alarm)
-      (setf (alarm-rung alarm) t)
-      (sb-thread:condition-broadcast (alarm-bell alarm)))))
+    (sb-thread:with-mutex ((alarm-lock alarm)) (funcall function alarm))
+    (when (node-ticker node) (loop:wake-job (node-ticker node)))))
 
 (defun note-due (node ms)
   "Something is due at MS, in milliseconds since 1970."
@@ -30,21 +28,12 @@
       (ring-alarm node (lambda (alarm) (setf (alarm-next-ms alarm) ms))))))
 
 (defun sleep-seconds (node)
-  "How long the clock's thread of NODE may sleep. The lock is held."
-  (let ((next (alarm-next-ms (node-alarm node))))
+  "How long the clock of NODE may sleep."
+  (let* ((alarm (node-alarm node))
+         (next (sb-thread:with-mutex ((alarm-lock alarm)) (alarm-next-ms alarm))))
     (if next
         (max 0 (min +longest-sleep-seconds+ (/ (- next (node-now node)) 1000)))
         +longest-sleep-seconds+)))
-
-(defun await-alarm (node)
-  "Wait until there is something to look at. Return false once the node is closed."
-  (let* ((alarm (node-alarm node)) (end nil))
-    (sb-thread:with-mutex ((alarm-lock alarm))
-      (setf end (loop:notice-end (sleep-seconds node)))
-      (loop until (or (alarm-closed alarm) (alarm-rung alarm))
-            while (loop:await-notice (alarm-bell alarm) (alarm-lock alarm) end))
-      (setf (alarm-rung alarm) nil)
-      (not (alarm-closed alarm)))))
 
 ;;; The watch of the index
 
@@ -135,11 +124,11 @@ due that is not, or nil; and the last key of the page if there may be more that 
         (dolist (id (shuffled node ids))
           (for-one (node id) (change-workflow node id #'note-time)))
         (when next (note-due-quietly alarm next))
-        (when (or (null last) (alarm-closed alarm)) (return))
+        (when (or (null last) (desk-closed (node-desk node))) (return))
         (setf from (format nil "~A~C" last (code-char 0)))))))
 
 (defun note-due-quietly (alarm ms)
-  "Something is due at MS; this is the clock's thread itself."
+  "Something is due at MS; this is the clock itself."
   (sb-thread:with-mutex ((alarm-lock alarm))
     (setf (alarm-next-ms alarm) (min ms (or (alarm-next-ms alarm) ms)))))
 
@@ -174,7 +163,7 @@ due that is not, or nil; and the last key of the page if there may be more that 
     (unless (etcd:fetch (node-etcd node) (session-key node session))
       (end-session-claims node session))))
 
-;;; The thread
+;;; The job
 
 (defun count-node (node)
   (setf (node-running node) (etcd:count-entries (node-etcd node)
@@ -204,25 +193,18 @@ passed since it was last so."
           (setf (getf times name) now)
           t)))))
 
-(defun run-clock (node)
-  "What the clock's thread does. What the store does not do now is done when it is back."
-  (let ((due (make-due)) (trouble nil))
-    (loop
-      (handler-case (progn (look-around node due)
-                           (when trouble (log-event :info :workflow-store-back))
-                           (setf trouble nil)
-                           (tell-health node :serving))
-        ((or etcd:etcd-error workflow-error) (condition)
-          (unless trouble
-            (log-event :warning :workflow-store-trouble :condition (princ-to-string condition)))
-          (setf trouble t)
-          (tell-health node :not-serving))
-        (error (condition)
-          (log-event :error :workflow-clock-error :condition (princ-to-string condition))))
-      (unless (await-alarm node) (return)))))
-
-(defun node-thread (node function name)
-  (push (sb-thread:make-thread function :name name :arguments (list node)) (node-threads node)))
+(defun run-clock (node due)
+  "What the clock's job does; DUE is for LOOK-AROUND. Return the seconds until it looks again. What
+the store does not do now is done when it is back."
+  (handler-case (progn (look-around node due)
+                       (loop:tell-recovery (node-ticker node) :workflow-store-back)
+                       (tell-health node :serving))
+    ((or etcd:etcd-error workflow-error) (condition)
+      (loop:tell-trouble (node-ticker node) :workflow-store-trouble condition)
+      (tell-health node :not-serving))
+    (error (condition)
+      (log-event :error :workflow-clock-error :condition (princ-to-string condition))))
+  (sleep-seconds node))
 
 (defun make-workflow-service (etcd &rest limits &key (namespace "default") metrics health clock
                               &allow-other-keys)
@@ -246,8 +228,13 @@ need not be reachable yet. Signal MISUSE for a wrong namespace. From any thread.
                                              (alexandria:remove-from-plist
                                               limits :namespace :metrics :health :clock)))))
     (begin-counting node metrics)
-    (node-thread node #'run-clock "clgrpc workflow clock")
-    (loop repeat +claimers+ do (node-thread node #'run-claimer "clgrpc workflow claimer"))
+    (setf (node-ticker node) (let ((due (make-due)))
+                               (etcd:add-job etcd (lambda () (run-clock node due))))
+          (node-threads node)
+          (loop repeat +claimers+
+                collect (sb-thread:make-thread #'run-claimer :name "clgrpc workflow claimer"
+                                                             :arguments (list node))))
+    (loop:wake-job (node-ticker node))
     node))
 
 (defun close-workflow-service (service)
@@ -256,11 +243,10 @@ store is not closed. Nothing of its workflows is lost; other nodes go on with th
 but its own."
   (end-counting service)
   (close-desk service)
-  (ring-alarm service (lambda (alarm) (setf (alarm-closed alarm) t)))
   (end-watches service)
-  (let ((threads (sb-thread:with-mutex ((node-lock service))
-                   (shiftf (node-threads service) '()))))
-    (dolist (thread threads) (sb-thread:join-thread thread :default nil)))
+  (when (node-ticker service) (loop:end-job (node-ticker service)))
+  (dolist (thread (shiftf (node-threads service) '()))
+    (sb-thread:join-thread thread :default nil))
   (when (node-index-watch service)
     (etcd:cancel-watch (shiftf (node-index-watch service) nil)))
   ;; by which the service was called as an object

@@ -1,6 +1,6 @@
 ;;;; A node: what serves the service. It has the store, limits, and what its threads share: the
-;;;; desk, where claims wait for tasks, and the alarm, which wakes the clock's thread. Nothing of
-;;;; this is the truth about a workflow; a node may die at any moment, and others go on.
+;;;; desk, where claims wait for tasks, and the alarm, which wakes the clock's job. Nothing of this
+;;;; is the truth about a workflow; a node may die at any moment, and others go on.
 
 (in-package #:clgrpc.workflow)
 
@@ -29,14 +29,11 @@ its kinds, so that the first of a kind is found, and one that waits no more is t
   (closed nil :type boolean))           ; nothing is to wait here any more
 
 (defstruct (alarm (:copier nil))
-  "What wakes the clock's thread. LOCK guards the rest."
+  "What wakes the clock's job. LOCK guards the rest."
   (lock (sb-thread:make-mutex :name "clgrpc workflow alarm") :read-only t) ; of all below
-  (bell (sb-thread:make-waitqueue :name "clgrpc workflow alarm") :read-only t) ; it is to look now
-  (rung nil :type boolean)              ; it is to look though its time has not come
   (next-ms nil :type (or null integer)) ; when it is to look, as far as it knows
   (ended '() :type list)                ; sessions that have ended, to be looked at
-  (lost-watch t :type boolean)          ; there is no watch of the index, or none any more
-  (closed nil :type boolean))           ; it is to end
+  (lost-watch t :type boolean))         ; there is no watch of the index, or none any more
 
 (defclass workflow-service (pb:workflow)
   ((etcd :initarg :etcd :reader node-etcd) ; the store
@@ -47,7 +44,8 @@ its kinds, so that the first of a kind is found, and one that waits no more is t
    (health :initarg :health :reader node-health) ; a health service to be told, or nil
    (instruments :initform nil :accessor node-instruments) ; or nil
    (desk :initform (make-desk) :reader node-desk) ; where claims wait
-   (alarm :initform (make-alarm) :reader node-alarm) ; that wakes the clock's thread
+   (alarm :initform (make-alarm) :reader node-alarm) ; that wakes the clock's job
+   (ticker :initform nil :accessor node-ticker) ; the clock's job
    (running :initform 0 :accessor node-running) ; workflows, when they were counted last
    (ready :initform 0 :accessor node-ready) ; tasks nobody has claimed, likewise
    ;; the names of those that are open, as the watch of the index tells, and those that are opened
@@ -59,7 +57,7 @@ its kinds, so that the first of a kind is found, and one that waits no more is t
    (recent-octets :initform 0 :accessor node-recent-octets) ; of all of RECENT, under its lock
    (watches :initform '() :accessor node-watches) ; calls that watch
    (index-watch :initform nil :accessor node-index-watch) ; of the index, or nil
-   (threads :initform '() :accessor node-threads) ; the clock's and the claimers
+   (threads :initform '() :accessor node-threads) ; the claimers
    (random :initform (loop:new-random-state) :reader node-random) ; under the lock
    (lock :initform (sb-thread:make-mutex :name "clgrpc workflow") :reader node-lock)) ; of the above
   (:documentation "The service clgrpc.workflow.v1.Workflow, see MAKE-WORKFLOW-SERVICE."))
