@@ -19,27 +19,20 @@
 
 ;;; The exporter's own metrics
 
-(defglobal **counters** (make-hash-table :test 'eq :weakness :key :synchronized t)
-  "From METRICS to the counter of what exporters have done with points and spans.")
-
-(defun ensure-counter (metrics)
-  "The counter of what exporters have done, among METRICS."
-  (sb-ext:with-locked-hash-table (**counters**)
-    (or (gethash metrics **counters**)
-        (setf (gethash metrics **counters**)
-              (metrics:make-counter
-               metrics "clgrpc.otlp.items" :unit "{item}" :attributes '("signal" "outcome")
-               :text (format nil "Points of metrics and spans, by what has become of them: ~
-                                  exported, rejected by the collector, dropped with an export ~
-                                  that failed for good, or overflowed because too many ~
-                                  waited."))))))
+(defun new-counter (metrics)
+  "A counter of what exporters have done with points and spans, among METRICS."
+  (metrics:make-counter
+   metrics "clgrpc.otlp.items" :unit "{item}" :attributes '("signal" "outcome")
+   :text (format nil "Points of metrics and spans, by what has become of them: exported, rejected ~
+                      by the collector, dropped with an export that failed for good, or ~
+                      overflowed because too many waited.")))
 
 (defun counting-function (metrics signal)
   "The function COUNT of a pipeline for SIGNAL: it counts in METRICS, if there are any."
-  (if metrics
-      (let ((counter (ensure-counter metrics)))
-        (lambda (fate items) (metrics:add counter items signal fate)))
-      (constantly nil)))
+  (let ((counter (metrics:ensure-instruments metrics 'counter #'new-counter)))
+    (if counter
+        (lambda (fate items) (metrics:add counter items signal fate))
+        (constantly nil))))
 
 ;;; The pipelines
 
