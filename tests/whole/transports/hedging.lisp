@@ -81,7 +81,7 @@ as HANGING-FIRST and others here take them."
     (is (= 2 (attempts-made)))
     (is (= 6 (number-of (grpc:receive (send-all (collect channel :open) (notes 1 2 3))))))
     (is (= 2 (attempts-made))))
-  (with-hedging (channel cancelled)
+  (with-hedging (channel cancelled :delay 8)
       (:ask (failing-first 9 #'double))
     (let ((error (caught (ask channel (note 7)))))
       (is (eq :unavailable (status-of-error error)))
