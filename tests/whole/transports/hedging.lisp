@@ -27,10 +27,17 @@ as HANGING-FIRST and others here take them."
   (grpc:on-cancel call (lambda () (signal-it cancelled)))
   call)
 
+(defun attempts-before (call)
+  "How many attempts came before the one that a handler has as CALL, as its client says."
+  (parse-integer (or (cdr (assoc "grpc-previous-rpc-attempts" (grpc:call-metadata call)
+                                 :test #'string=))
+                     "0")))
+
 (defun hanging-first (count handler cancelled)
-  "HANDLER, which hangs the first COUNT times."
+  "HANDLER, which hangs for the first COUNT attempts, whichever of them comes first."
   (lambda (request call)
-    (if (< (note-attempt) count)
+    (note-attempt)
+    (if (< (attempts-before call) count)
         (hang call cancelled)
         (funcall handler request call))))
 
