@@ -5,7 +5,7 @@
 ;;;;
 ;;;; A claim that finds nothing waits at the desk, without a thread. The watch of the index tells
 ;;;; when a task becomes ready; then the first claim of its kind is woken for it, and tried again by
-;;;; one of a few threads: it looks at no other task. So whatever becomes ready has somebody who is
+;;;; one of a few jobs: it looks at no other task. So whatever becomes ready has somebody who is
 ;;;; to see to it:
 ;;;;
 ;;;; - Who is woken claims the task, or sees that it cannot be claimed any more, or that another
@@ -21,7 +21,7 @@
 (defconstant +claim-octets+ 2000000 "Inputs of the tasks that one claim gets, unless one has more.")
 (defconstant +claim-state-octets+ 1000000 "States that one claim puts; etcd takes 1.5 MB.")
 (defconstant +longest-wait-ms+ 60000 "Of a claim.")
-(defconstant +claimers+ 4 "Threads that try claims again.")
+(defconstant +claimers+ 4 "Jobs that try claims again.")
 (defconstant +claim-rounds+ 5 "How often a claim looks for others when those it saw were taken.")
 
 ;;; Looking for tasks
@@ -311,7 +311,8 @@ list of it, or an empty one."
   "WAITING is to be tried again, for the task of ID, of KIND, or to look for any. The lock is held."
   (setf (waiting-woken waiting) (and kind (list kind id (arrivals desk (waiting-kinds waiting)))))
   (enqueue waiting (desk-retries desk))
-  (sb-thread:condition-notify (desk-bell desk)))
+  (let ((claimer (pop (desk-idle desk))))
+    (when claimer (loop:wake-job claimer))))
 
 (defun wake-claim (desk kind id)
   "The task of ID, of KIND, can perhaps be claimed: the first claim that waits for one of this kind
@@ -404,23 +405,24 @@ was woken for."
       (fail-waiting node waiting condition)
       nil)))
 
-(defun next-retry (desk)
-  "The claim that is to be tried now; wait for one. Nil once the desk is closed."
+(defun next-retry (desk claimer)
+  "The claim that is to be tried now; if there is none CLAIMER, a job, is idle from now on."
   (sb-thread:with-mutex ((desk-lock desk))
-    (loop
-      (when (desk-closed desk) (return nil))
-      (let ((waiting (dequeue (desk-retries desk))))
-        (when waiting (return waiting)))
-      (loop:await-notice (desk-bell desk) (desk-lock desk) (loop:notice-end 60)))))
+    (or (dequeue (desk-retries desk))
+        (not (push claimer (desk-idle desk))))))
 
-(defun run-claimer (node)
-  "What a thread of the desk does."
+(defun run-claimer (node claimer)
+  "What CLAIMER, a job, does."
   (loop with desk = (node-desk node)
-        for waiting = (next-retry desk)
+        for waiting = (next-retry desk claimer)
         while waiting
         unless (and (not (waiting-over waiting))
                     (loop:guarding (:workflow-claim-error) (try-waiting node waiting)))
           do (pass-wake-up desk waiting)))
+
+(defun new-claimer (node)
+  (let ((claimer nil))
+    (setf claimer (etcd:add-job (node-etcd node) (lambda () (run-claimer node claimer))))))
 
 (defun waiting-sessions (desk)
   "The sessions whose claims wait at DESK."
@@ -465,7 +467,6 @@ there is no SESSION: who looks only after the claim is known to wait misses no e
   (let* ((desk (node-desk node))
          (all (sb-thread:with-mutex ((desk-lock desk))
                 (setf (desk-closed desk) t)
-                (sb-thread:condition-broadcast (desk-bell desk))
                 (append (loop for waiting = (take-first desk)
                               while waiting
                               collect waiting)

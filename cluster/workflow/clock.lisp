@@ -228,12 +228,10 @@ need not be reachable yet. Signal MISUSE for a wrong namespace. From any thread.
                                              (alexandria:remove-from-plist
                                               limits :namespace :metrics :health :clock)))))
     (begin-counting node metrics)
-    (setf (node-ticker node) (let ((due (make-due)))
-                               (etcd:add-job etcd (lambda () (run-clock node due))))
-          (node-threads node)
-          (loop repeat +claimers+
-                collect (sb-thread:make-thread #'run-claimer :name "clgrpc workflow claimer"
-                                                             :arguments (list node))))
+    (let ((due (make-due)))
+      (setf (node-ticker node) (etcd:add-job etcd (lambda () (run-clock node due)))
+            (desk-idle (node-desk node)) (loop repeat +claimers+ collect (new-claimer node))
+            (node-jobs node) (cons (node-ticker node) (desk-idle (node-desk node)))))
     (loop:wake-job (node-ticker node))
     node))
 
@@ -244,9 +242,7 @@ but its own."
   (end-counting service)
   (close-desk service)
   (end-watches service)
-  (when (node-ticker service) (loop:end-job (node-ticker service)))
-  (dolist (thread (shiftf (node-threads service) '()))
-    (sb-thread:join-thread thread :default nil))
+  (mapc #'loop:end-job (node-jobs service))
   (when (node-index-watch service)
     (etcd:cancel-watch (shiftf (node-index-watch service) nil)))
   ;; by which the service was called as an object

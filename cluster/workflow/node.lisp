@@ -1,4 +1,4 @@
-;;;; A node: what serves the service. It has the store, limits, and what its threads share: the
+;;;; A node: what serves the service. It has the store, limits, and what its jobs share: the
 ;;;; desk, where claims wait for tasks, and the alarm, which wakes the clock's job. Nothing of this
 ;;;; is the truth about a workflow; a node may die at any moment, and others go on.
 
@@ -14,7 +14,7 @@
   "Where claims wait. LOCK guards the rest. A claim is in the queue of all and in that of each of
 its kinds, so that the first of a kind is found, and one that waits no more is taken out, at once."
   (lock (sb-thread:make-mutex :name "clgrpc workflow desk") :read-only t) ; of all below
-  (bell (sb-thread:make-waitqueue :name "clgrpc workflow desk") :read-only t) ; RETRIES has one more
+  (idle '() :type list)                 ; jobs of claimers that have nothing to do
   (parked 0 :type index)                ; how many claims wait for a task
   (queue (make-ring) :type ring :read-only t) ; the head of the TICKETs of all, first to last
   ;; from a kind for which claims wait to the head of their TICKETs
@@ -57,7 +57,7 @@ its kinds, so that the first of a kind is found, and one that waits no more is t
    (recent-octets :initform 0 :accessor node-recent-octets) ; of all of RECENT, under its lock
    (watches :initform '() :accessor node-watches) ; calls that watch
    (index-watch :initform nil :accessor node-index-watch) ; of the index, or nil
-   (threads :initform '() :accessor node-threads) ; the claimers
+   (jobs :initform '() :accessor node-jobs) ; the clock's and the claimers'
    (random :initform (loop:new-random-state) :reader node-random) ; under the lock
    (lock :initform (sb-thread:make-mutex :name "clgrpc workflow") :reader node-lock)) ; of the above
   (:documentation "The service clgrpc.workflow.v1.Workflow, see MAKE-WORKFLOW-SERVICE."))
