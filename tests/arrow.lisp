@@ -328,7 +328,7 @@ returns them, define to the names of the files that do."
     ("raft" "base" 30) ("raft" "loop" 10) ("raft" "status" 10) ("raft" "rpc" 15)
     ("raft" "method" 10) ("raft" "calling" 10) ("raft" "client" 10) ("raft" "metrics" 10)
     ("raft" "protobuf" 10)
-    ("workflow" "base" 30) ("workflow" "loop" 15) ("workflow" "status" 10) ("workflow" "rpc" 15)
+    ("workflow" "base" 30) ("workflow" "loop" 20) ("workflow" "status" 10) ("workflow" "rpc" 15)
     ("workflow" "protobuf" 10) ("workflow" "calling" 5) ("workflow" "balance" 5)
     ("workflow" "server" 5) ("workflow" "method" 5) ("workflow" "services" 5)
     ("workflow" "metrics" 5)
@@ -353,7 +353,8 @@ returns them, define to the names of the files that do."
     ("sim" "base" 30) ("sim" "os" 10) ("sim" "loop" 30) ("sim" "calling" 10) ("sim" "server" 10))
   "For a folder and another that it uses: how many symbols of the other's package it may name. There
 is room for a few more than it names; lower a number when it can be, raise it with a reason. Client
-and inproc name more of calling than before, and less of wire, since calling decides on retries.")
+and inproc name more of calling than before, and less of wire, since calling decides on retries.
+Workflow names more of loop, whose jobs it has instead of threads.")
 
 (defun names-used (folder)
   "A table from each folder that FOLDER uses to the symbols of its package that FOLDER names."
