@@ -310,11 +310,9 @@ ETCD-ERROR."
 
 (defun pause-hub (hub)
   "Wait for about +PAUSE-SECONDS+ or until HUB is closed."
-  (let ((end (loop:notice-end (loop:next-pause (hub-pauses hub)))))
-    (with-hub (hub)
-      (loop until (or (hub-closed hub)
-                      (<= end (loop:world-now)))
-            do (loop:await-notice (hub-bell hub) (hub-lock hub) end)))))
+  (loop:await-until (hub-bell hub) (hub-lock hub)
+                    (loop:notice-end (loop:next-pause (hub-pauses hub)))
+                    (lambda () (hub-closed hub))))
 
 (defun follow-anew (hub condition)
   "The mirror of HUB has ended by CONDITION, on whose thread this is: begin anew, until that works."

@@ -151,10 +151,9 @@ FUNCTION-FAILED."
                      '(:unavailable :deadline-exceeded :cancelled :internal :unknown))))))
 
 (defun pause-watcher (watcher)
-  (let ((end (loop:notice-end (loop:next-pause (watcher-pauses watcher)))))
-    (sb-thread:with-mutex ((watcher-lock watcher))
-      (loop until (watcher-ended watcher)
-            while (loop:await-notice (watcher-bell watcher) (watcher-lock watcher) end)))))
+  (loop:await-until (watcher-bell watcher) (watcher-lock watcher)
+                    (loop:notice-end (loop:next-pause (watcher-pauses watcher)))
+                    (lambda () (watcher-ended watcher))))
 
 (defun finish-watcher (watcher condition)
   (let ((first (sb-thread:with-mutex ((watcher-lock watcher))
@@ -187,10 +186,8 @@ FUNCTION-FAILED."
 
 (defun await-beginning (watcher timeout)
   "Wait until WATCHER, of all, knows where it goes on, or has ended; TIMEOUT seconds at most."
-  (let ((end (loop:notice-end timeout)))
-    (sb-thread:with-mutex ((watcher-lock watcher))
-      (loop until (or (plusp (watcher-revision watcher)) (watcher-ended watcher))
-            while (loop:await-notice (watcher-bell watcher) (watcher-lock watcher) end)))))
+  (loop:await-until (watcher-bell watcher) (watcher-lock watcher) (loop:notice-end timeout)
+                    (lambda () (or (plusp (watcher-revision watcher)) (watcher-ended watcher)))))
 
 (defun watch-workflow (function channel id &key (after 0) (revision 0) on-end
                                              (timeout +call-seconds+))

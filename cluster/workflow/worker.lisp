@@ -52,10 +52,7 @@
 
 (defun await-worker (worker seconds over-p)
   "Wait for SECONDS, or until OVER-P, a function without arguments called under the lock, is true."
-  (let ((end (loop:notice-end seconds)))
-    (sb-thread:with-mutex ((worker-lock worker))
-      (loop until (or (funcall over-p) (<= end (loop:world-now)))
-            do (loop:await-notice (worker-bell worker) (worker-lock worker) end)))))
+  (loop:await-until (worker-bell worker) (worker-lock worker) (loop:notice-end seconds) over-p))
 
 (defun closed-p (worker)
   (eq :closed (worker-state worker)))
@@ -81,10 +78,9 @@
 
 (defun await-session (worker)
   "Wait for a session of WORKER. Return it, or nil if it is being stopped."
-  (sb-thread:with-mutex ((worker-lock worker))
-    (loop until (or (worker-session worker) (not (worker-open-p worker)))
-          do (loop:await-notice (worker-bell worker) (worker-lock worker) (loop:notice-end 60)))
-    (and (worker-open-p worker) (worker-session worker))))
+  (loop until (await-worker worker 60 (lambda ()
+                                        (or (worker-session worker) (not (worker-open-p worker))))))
+  (and (worker-open-p worker) (worker-session worker)))
 
 (defun held-messages (worker)
   (loop for task in (worker-running worker)
@@ -313,17 +309,15 @@ kind. From any thread; end it with STOP-WORKER."
   "Stop WORKER: it claims nothing more, what it does has DRAIN seconds to end and be reported, and
 what is left goes to others at once. Return true if nothing was left. A function that has not ended
 by then goes on, and its report is refused. From any thread but the worker's own."
-  (let ((end (loop:notice-end drain)) (done nil))
-    (sb-thread:with-mutex ((worker-lock worker))
+  (let ((done nil))
+    (with-worker (worker)
       (when (worker-open-p worker) (setf (worker-state worker) :draining))
-      (sb-thread:condition-broadcast (worker-bell worker))
-      (mapc #'rpc:cancel (worker-calls worker))
-      (loop until (zerop (worker-working worker))
-            while (loop:await-notice (worker-bell worker) (worker-lock worker) end))
+      (mapc #'rpc:cancel (worker-calls worker)))
+    (await-worker worker drain (lambda () (zerop (worker-working worker))))
+    (with-worker (worker)
       (setf done (zerop (worker-working worker))
             (worker-state worker) :closed)
-      (dolist (task (worker-held worker)) (setf (task-lost task) t))
-      (sb-thread:condition-broadcast (worker-bell worker)))
+      (dolist (task (worker-held worker)) (setf (task-lost task) t)))
     (when (worker-session worker)
       (handler-case (ask #'methods:close-session (worker-channel worker)
                          (pb:make-close-session-request :session (worker-session worker)) nil)

@@ -59,10 +59,8 @@
 (defun pause-errand (end-ns)
   "Wait until END-NS. Return false if this thread is to wait for nothing any more."
   (let ((errand (or *errand* (make-errand))))
-    (sb-thread:with-mutex ((errand-lock errand))
-      (loop until (or (errand-over errand) (<= end-ns (loop:world-now)))
-            do (loop:await-notice (errand-bell errand) (errand-lock errand) end-ns))
-      (not (errand-over errand)))))
+    (not (loop:await-until (errand-bell errand) (errand-lock errand) end-ns
+                           (lambda () (errand-over errand))))))
 
 (defun call-again (end-ns twice function)
   "Return what FUNCTION, a call, returns, and call it until END-NS again and again while it signals

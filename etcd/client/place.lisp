@@ -86,10 +86,8 @@
 
 (defun pause-place (place end-ns)
   "Wait until END-NS, or until PLACE is stirred, left or lost."
-  (sb-thread:with-mutex ((place-lock place))
-    (loop while (and (eq :waiting (place-state place)) (not (place-stirred place))
-                     (< (loop:world-now) end-ns))
-          do (loop:await-notice (place-bell place) (place-lock place) end-ns))))
+  (loop:await-until (place-bell place) (place-lock place) end-ns
+                    (lambda () (or (not (eq :waiting (place-state place))) (place-stirred place)))))
 
 (defun stir-place (place)
   (sb-thread:with-mutex ((place-lock place))

@@ -82,12 +82,11 @@ since etcd is away; :serving; :draining; :withdrawn. From any thread."
 (defun await (registration end-ns predicate)
   "Wait until PREDICATE, which is called under REGISTRATION's lock, is true, REGISTRATION is to be
 kept no longer, or it is END-NS. Return what PREDICATE does."
-  (sb-thread:with-mutex ((registration-lock registration))
-    (loop for value = (funcall predicate)
-          until (or value (registration-ended registration))
-          while (loop:await-notice (registration-bell registration)
-                                   (registration-lock registration) end-ns)
-          finally (return value))))
+  (let ((value nil))
+    (loop:await-until (registration-bell registration) (registration-lock registration) end-ns
+                      (lambda ()
+                        (or (setf value (funcall predicate)) (registration-ended registration))))
+    value))
 
 ;;; What its job does
 

@@ -177,11 +177,9 @@ close it on exit."
   "Call FUNCTION with the state of CHANNEL, now and after each change, until it returns true; return
 that, or NIL after TIMEOUT seconds."
   (declare (type function function))
-  (let ((end (loop:notice-end timeout))
-        (core (channel-core channel)))
-    (sb-thread:with-mutex ((core-lock core))
-      (loop thereis (funcall function (channel-state channel))
-            while (loop:await-notice (core-changed core) (core-lock core) end)))))
+  (let ((core (channel-core channel)))
+    (loop:await-until (core-changed core) (core-lock core) (loop:notice-end timeout)
+                      (lambda () (funcall function (channel-state channel))))))
 
 (defmethod ensure-connected ((channel wire-channel) &key (timeout 10))
   (let* ((core (channel-core channel))

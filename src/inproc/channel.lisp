@@ -118,11 +118,10 @@ MAKE-CHANNEL for a target inproc:NAME; ended by CLOSE-CHANNEL."))
   (if (site-open (channel-site channel)) :ready :shutdown))
 
 (defmethod calling:wait-for-state-change ((channel inproc-channel) state &key (timeout 10))
-  (let ((end (loop:notice-end timeout)))
-    (sb-thread:with-mutex ((channel-lock channel))
-      (loop for now = (calling:channel-state channel)
-            unless (eq now state) return now
-            while (loop:await-notice (channel-closed channel) (channel-lock channel) end)))))
+  (loop:await-until (channel-closed channel) (channel-lock channel) (loop:notice-end timeout)
+                    (lambda ()
+                      (let ((now (calling:channel-state channel)))
+                        (and (not (eq now state)) now)))))
 
 (defmethod calling:reset-back-off ((channel inproc-channel))
   channel)

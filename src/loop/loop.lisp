@@ -127,10 +127,8 @@ that its peers do not take at once is lost. Stopping again does nothing. From an
 
 (defun await-stop (loop timeout-seconds)
   "Wait until LOOP has stopped; return false if that takes longer than TIMEOUT-SECONDS."
-  (let ((end (notice-end timeout-seconds)))
-    (sb-thread:with-mutex ((event-loop-lock loop))
-      (loop until (eq :stopped (event-loop-state loop))
-            always (await-notice (event-loop-stopped loop) (event-loop-lock loop) end)))))
+  (await-until (event-loop-stopped loop) (event-loop-lock loop) (notice-end timeout-seconds)
+               (lambda () (eq :stopped (event-loop-state loop)))))
 
 (defun join-event-loop (loop &key (timeout-seconds +join-seconds+))
   "Wait until LOOP has stopped, TIMEOUT-SECONDS at most. Return true if it has; if not, something

@@ -13,7 +13,8 @@
    #:world #:make-world #:world-client-loops #:world-clock #:world-now #:*world*
    #:simulated-p #:unix-seconds #:unix-ns #:new-random-state #:world-sleep
    #:network
-   #:make-network #:notice-end #:seconds-until #:await-notice #:await-semaphore #:await-futex
+   #:make-network #:notice-end #:seconds-until #:await-notice #:await-until #:await-semaphore
+   #:await-futex
    ;; guard.lisp
    #:guarding #:*unguarded* #:**default-options**
    ;; image.lisp

@@ -125,6 +125,15 @@ see NOTICE-END. Return false if it is past that. It may return without a reason.
                   (< (monotonic-ns) end-ns)))
          t)))
 
+(defun await-until (queue mutex end-ns predicate)
+  "Wait until PREDICATE, called with MUTEX held, returns true, or until END-NS, see NOTICE-END. A
+change of what it depends on is told to QUEUE. Return what it has returned last."
+  (declare (type function predicate))
+  (sb-thread:with-mutex (mutex)
+    (loop (let ((value (funcall predicate)))
+            (when (or value (not (await-notice queue mutex end-ns)))
+              (return value))))))
+
 (defun await-semaphore (semaphore &key (count 1) timeout-seconds)
   "Wait until SEMAPHORE can be lowered by COUNT, and lower it; false if that takes longer than
 TIMEOUT-SECONDS, or, if they are nil, never."

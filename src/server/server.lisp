@@ -359,16 +359,14 @@ than a loop that works would need."
 (defun wait-for-peers (server seconds)
   "Wait, SECONDS at most, until the peers of SERVER, which has no link any more, have closed their
 side. To close a connection before that might destroy answers that are on their way."
-  (let ((end (loop:notice-end seconds)))
-    (sb-thread:with-mutex ((server-lock server))
-      (loop until (loop for hub in (server-hubs server)
-                        always (zerop (loop:event-loop-connections (hub-loop hub))))
-            while (loop:await-notice (server-emptied server) (server-lock server) end)))))
+  (loop:await-until (server-emptied server) (server-lock server) (loop:notice-end seconds)
+                    (lambda ()
+                      (loop for hub in (server-hubs server)
+                            always (zerop (loop:event-loop-connections (hub-loop hub)))))))
 
 (defun wait-for-links (server seconds)
   "Wait until SERVER has no link, SECONDS at most; return true if it has none."
-  (let ((end (loop:notice-end seconds)))
-    (sb-thread:with-mutex ((server-lock server))
-      (loop thereis (and (every #'zerop (mapcar #'hub-link-count (server-hubs server)))
-                         (notany #'entrance-busy-p (server-entrances server)))
-            while (loop:await-notice (server-emptied server) (server-lock server) end)))))
+  (loop:await-until (server-emptied server) (server-lock server) (loop:notice-end seconds)
+                    (lambda ()
+                      (and (every #'zerop (mapcar #'hub-link-count (server-hubs server)))
+                           (notany #'entrance-busy-p (server-entrances server))))))

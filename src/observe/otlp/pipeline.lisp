@@ -271,10 +271,10 @@ is past."
 
 (defun await-flush (pipeline number end-ns)
   "True if the flush NUMBER of PIPELINE comes about until END-NS."
-  (sb-thread:with-mutex ((pipeline-lock pipeline))
-    (loop until (or (<= number (pipeline-done pipeline)) (pipeline-stopping pipeline))
-          while (loop:await-notice (pipeline-bell pipeline) (pipeline-lock pipeline) end-ns))
-    (<= number (pipeline-done pipeline))))
+  (loop:await-until (pipeline-bell pipeline) (pipeline-lock pipeline) end-ns
+                    (lambda ()
+                      (or (<= number (pipeline-done pipeline)) (pipeline-stopping pipeline))))
+  (<= number (pipeline-done pipeline)))
 
 (defun stop-pipeline (pipeline)
   "End the thread of PIPELINE, and what it waits for."

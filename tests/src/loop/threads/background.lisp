@@ -138,3 +138,23 @@
       (loop repeat 3 do (tell-recovery job :well))
       (tell-trouble job :ill condition)
       (is (equal '(:ill :well :ill) (reverse events))))))
+
+(test await-until-returns-what-its-predicate-has
+  "It looks at once, whenever it is told of a change, and no more when its time is over."
+  (let ((lock (sb-thread:make-mutex)) (queue (sb-thread:make-waitqueue)) (calls 0) (value nil))
+    (flet ((await (seconds predicate)
+             (clgrpc.loop:await-until queue lock (clgrpc.loop:notice-end seconds) predicate)))
+      (is (eql 7 (await 0 (constantly 7))))
+      (is (null (await 0 (lambda () (incf calls) nil))))
+      (is (= 1 calls))
+      (let ((thread nil))
+        (is (eq :told (await 60 (lambda ()
+                                  ;; it can tell only once this waits
+                                  (unless thread
+                                    (setf thread (sb-thread:make-thread
+                                                  (lambda ()
+                                                    (sb-thread:with-mutex (lock)
+                                                      (setf value :told)
+                                                      (sb-thread:condition-broadcast queue))))))
+                                  value))))
+        (sb-thread:join-thread thread)))))
