@@ -216,7 +216,7 @@
   :pathname "src/wire/"
   :serial t
   :components ((:file "package") (:file "status") (:file "metadata") (:file "framing")
-               (:file "compression") (:file "stage") (:file "dialect") (:file "part")
+               (:file "compression") (:file "stage") (:file "part")
                (:file "encoding") (:file "link") (:file "tap") (:file "life") (:file "call")
                (:file "held") (:file "inlet") (:file "callback") (:file "outlet")
                (:file "deadline") (:file "account") (:file "transport") (:file "traffic")))
@@ -271,11 +271,12 @@
   :pathname "src/server/"
   :serial t
   :components ((:file "package") (:file "route") (:file "structure") (:file "http/request")
-               (:file "http/site") (:file "hub") (:file "refusal") (:file "peer") (:file "valve")
-               (:file "limit") (:file "call") (:file "room") (:file "compression") (:file "reply")
-               (:file "answer") (:file "http/plain") (:file "http/response") (:file "execution")
-               (:file "delivery") (:file "transport") (:file "drain") (:file "dispatch")
-               (:file "http/http1") (:file "opening") (:file "server") (:file "survey")))
+               (:file "http/content") (:file "http/site") (:file "hub") (:file "refusal")
+               (:file "peer") (:file "valve") (:file "limit") (:file "call") (:file "room")
+               (:file "compression") (:file "reply") (:file "answer") (:file "http/plain")
+               (:file "http/response") (:file "execution") (:file "delivery") (:file "transport")
+               (:file "drain") (:file "dispatch") (:file "http/http1") (:file "opening")
+               (:file "server") (:file "survey")))
 
 (defsystem "clgrpc/inproc"
   :description "Calls within the image: from a channel to a server without octets between."

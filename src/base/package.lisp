@@ -33,7 +33,7 @@
    #:copy-options #:option-values #:options-max-span-attributes #:options-max-span-events
    #:options-max-span-links #:options-max-attribute-characters #:options-max-queued-spans
    #:options-batch-spans
-   #:option-table #:option-default #:option-row #:find-option-row
+   #:option-table #:option-default #:find-option-row
    #:option-row-name #:option-row-scope #:option-row-only
    #:option-row-default #:option-row-minimum #:option-row-maximum #:option-row-unit
    #:option-row-reason #:check-option
@@ -80,9 +80,9 @@
    #:options-dns-timeout-seconds #:options-resolve-interval-seconds #:options-dns-service-config
    #:options-max-addresses #:options-max-subchannels
    ;; seed.lisp
-   #:hash-seed #:renew-hash-seed #:+golden-step+ #:+signed-golden-step+ #:mixed-word
+   #:hash-seed #:+golden-step+ #:+signed-golden-step+ #:mixed-word
    ;; heap.lisp
-   #:heap-full #:heap-full-octets #:heap-condition-p #:heap-used
+   #:heap-full #:heap-condition-p #:heap-used
    #:heap-size #:heap-spare #:collection-epoch #:hole-p #:search-due-p
    #:search-for-garbage
    #:promise-octets #:settle-octets #:collect-for-room #:known-heap-p
@@ -92,7 +92,7 @@
    #:%copy-512
    ;; utf8.lisp
    #:invalid-utf8 #:invalid-utf8-position #:utf8-length #:encode-utf8 #:decode-utf8
-   #:string-octets #:octets-string #:put-utf8 #:ascii-octets #:octets-ascii #:ascii-string
+   #:string-octets #:octets-string #:ascii-octets #:octets-ascii #:ascii-string
    #:%ascii-string #:decode-wide-utf8 #:encode-wide-utf8
    #:%copy-base-string #:%narrow-string #:%wide-utf8-length #:%copy-plain #:wide-string
    ;; base64.lisp
@@ -107,7 +107,7 @@
    #:schedule-timer #:cancel-timer #:advance-wheel #:next-due-ns #:wheel-count
    #:timers-due-p #:timer-wheel-earliest-ns
    ;; ranking.lisp
-   #:ring #:ring-p #:make-ring #:isolate-ring #:ring-first #:ring-last #:ring-list #:enter-ring
+   #:ring #:make-ring #:isolate-ring #:ring-first #:ring-last #:ring-list #:enter-ring
    #:quit-ring
    #:standing #:make-standing #:standing-count #:standing-owner
    #:ranking #:make-ranking #:ranking-total #:change-standing #:greediest
@@ -149,8 +149,8 @@
    #:json-error #:json-error-line #:json-error-column #:json-error-text
    #:json-reader #:make-json-reader #:json-reader-octets #:json-reader-position
    #:json-reader-depth
-   #:next-json #:skip-json-space #:read-json-value #:skip-json-value #:read-json-string
+   #:next-json #:skip-json-space #:skip-json-value #:read-json-string
    #:read-json-word #:scan-json-number #:do-json-members #:do-json-elements
-   #:expect-json-end #:json-fail #:line-and-column #:source-octets
-   #:append-ascii #:append-json-string #:append-json-integer #:append-json-float
+   #:expect-json-end #:line-and-column
+   #:append-ascii #:append-json-string #:append-json-integer
    #:buffer-string))

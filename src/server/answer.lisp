@@ -4,16 +4,27 @@
 
 (in-package #:clgrpc.server)
 
-(define-hot (reply-in-dialect :inline t) ((call server-call) value) boolean
-  "True if CALL's dialect has its own way to answer with VALUE, and has done so."
-  (let ((dialect (wire:wire-call-dialect call)))
-    (and dialect (wire:dialect-reply dialect)
-         (progn (funcall (the function (wire:dialect-reply dialect)) call value) t))))
+(defun answer-plainly (call answer)
+  "End CALL, a plain one, with ANSWER. On the loop."
+  (unless (call-status call)
+    (setf (http-request-answer (call-http-request call)) answer)
+    (server-finish call :ok "" nil '())))
+
+(defun reply-plainly (call value)
+  "Answer the plain request CALL with VALUE, what HANDLER-ANSWER has returned."
+  (if (plain-answer-p value)
+      (answer-plainly call value)
+      (server-finish call :ok "" nil '())))
+
+(define-hot (replied-plainly-p :inline t) ((call server-call) value) boolean
+  "If CALL is a plain request, answer it with VALUE, and return true."
+  (and (call-http-request call)
+       (progn (reply-plainly call value) t)))
 
 (define-hot reply-now ((call server-call) message) boolean
   "Send MESSAGE and the status :ok, and return true. If MESSAGE is long, do nothing and return
 false: then POST-REPLY is to be called with the baton lent. On the loop."
-  (if (or (call-status call) (reply-in-dialect call message))
+  (if (or (call-status call) (replied-plainly-p call message))
       t
       (let ((outcome (progn
                        (note-time call)
@@ -36,19 +47,14 @@ false: then POST-REPLY is to be called with the baton lent. On the loop."
             nil)
     (post-reply call message)))
 
-(defun replies-on-loop-p (call)
-  "True if CALL's dialect has its own way to answer, which only the loop may use."
-  (let ((dialect (wire:wire-call-dialect call)))
-    (and dialect (wire:dialect-reply dialect) t)))
-
 (defun post-reply (call message)
   "Encode MESSAGE on this thread, and post it to the loop, which sends it and the status :ok."
-  (if (replies-on-loop-p call)
+  (if (call-http-request call)          ; whose answer only the loop may write
       (loop:post (wire-call-loop call) (lambda () (reply-now call message)))
       (post-encoded-reply call message)))
 
 (defun post-encoded-reply (call message)
-  "As POST-REPLY, for gRPC and for dialects that have no way of their own to answer."
+  "As POST-REPLY, for gRPC."
   (let* ((octets (handler-case (wire:encode-message call message :auto)
                    ((or error storage-condition) (error)
                      (bad-answer-condition call message error))))

@@ -5,13 +5,15 @@
 (in-package #:clgrpc.server)
 
 (defstruct (detour (:copier nil))
-  "What is noted of a call whose handler does not simply run on the loop, or whose request is long."
+  "What is noted of a call whose handler does not simply run on the loop, whose request is long,
+or that is a plain request."
   ;; for a reserve thread: a list of the call, or NIL once somebody has used it, and of the function
   ;; that waits; NIL without a ticket
   (ticket '() :type list)
   (place nil :type (or null ring))      ; among the calls of its loop that wait for room
   (undecoded nil :type (or null wire:parcel wire:packed)) ; its request, if that is long
   (later nil :type boolean)             ; the handler has returned the call, to answer later
+  (http-request nil :type (or null http-request)) ; that it is, if it is no call of gRPC's
   ;; whether the handler, which began on the loop and lost it, is charged to its link
   (late nil :type (member nil :charged :returned)))
 
@@ -39,7 +41,13 @@
   (let ((detour (server-call-detour call)))
     (and detour (detour-undecoded detour))))
 
-(defmethod wire:call-began-ns ((call server-call))
+(define-hot (call-http-request :inline t) ((call server-call)) (or null http-request)
+  "The request of HTTP that CALL is, a plain one, or nil if it is a call of gRPC's."
+  (let ((detour (server-call-detour call)))
+    (and detour (detour-http-request detour))))
+
+(defun handler-began-ns (call)
+  "When the handler of CALL began to run, a time, or nil."
   (let ((began-ns (server-call-began-ns call)))
     (and (plusp began-ns) began-ns)))
 
@@ -71,5 +79,31 @@ handler has returned."
   "The operation PARTICULARS."
   (list :peer (rpc:call-peer call)
         :stream (let ((stream (wire-call-stream call))) (and stream (http2:stream-id stream)))
-        :dialect (let ((dialect (wire:wire-call-dialect call)))
-                   (and dialect (wire:dialect-name dialect)))))
+        :plain (and (call-http-request call) t)))
+
+;;; Where the time of a call went
+
+(defun server-stage (call)
+  "The operation STAGE."
+  (let ((marks (wire:wire-call-marks call)))
+    (cond ((not (wire:marked-p marks wire:+due+)) :receive)
+          ((null (handler-began-ns call)) :queue)
+          ((or (wire:stuck-p call) (wire:marked-p marks wire:+headers+)) :send)
+          (t :answer))))
+
+(defun server-spans (call total)
+  "The stages of CALL so far: a list of (stage . ns), oldest first."
+  (let* ((marks (wire:wire-call-marks call))
+         (due (wire:mark-ns marks wire:+due+))
+         (headers (wire:mark-ns marks wire:+headers+))
+         (began-ns (handler-began-ns call))
+         (began (and began-ns (min total (- began-ns (wire:wire-call-born-ns call)))))
+         (answered (and headers (min total headers))))
+    (append (list (cons :receive (or due total)))
+            (when due (list (cons :queue (- (or began total) due))))
+            (when began (list (cons :answer (- (or answered total) began))))
+            (when (and began answered) (list (cons :send (- total answered)))))))
+
+(defun server-stages (call)
+  "The operation STAGES."
+  (wire:list-stages call #'server-spans 0))

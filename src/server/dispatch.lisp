@@ -1,26 +1,18 @@
 ;;;; From a request's headers to a call (gRPC over HTTP/2, "Requests"), and the server's sink: the
-;;;; functions that the http2 core calls, on the loop. A request that no dialect takes is a plain
-;;;; one (plain.lisp); if nobody answers those it is answered with 415 once it is whole.
+;;;; functions that the http2 core calls, on the loop. A request whose content type
+;;;; is not gRPC's is a plain one (http/plain.lisp); if nobody answers those it is answered with 415
+;;;; once it is whole.
 
 (in-package #:clgrpc.server)
 
-(define-hot request-speech ((field hpack:field)) (or null wire:dialect)
-  "The dialect of requests whose content type is FIELD; NIL is gRPC. FIELD remembers that it is
-gRPC; or, if it is none of the registered dialects, the list of those."
-  (let ((memo (hpack:field-memo field)))
-    (cond ((eq :grpc memo) nil)
-          ((and memo (eq memo wire:**dialects**)) **plain**)
-          (t (look-up-speech field)))))
-
-(defun look-up-speech (field)
-  "As REQUEST-SPEECH, for a FIELD that does not remember it."
-  (let ((content-type (hpack:field-value-string field)))
-    (cond ((grpc-content-type-value-p content-type)
-           (setf (hpack:field-memo field) :grpc)
-           nil)
-          ((wire:content-type-dialect content-type))
-          (t (setf (hpack:field-memo field) wire:**dialects**)
-             **plain**))))
+(define-hot plain-content-type-p ((field hpack:field)) boolean
+  "True if a request whose content type is FIELD is a plain one, and not gRPC's. FIELD remembers
+it."
+  (eq :plain (or (hpack:field-memo field)
+                 (setf (hpack:field-memo field)
+                       (if (grpc-content-type-value-p (hpack:field-value-string field))
+                           :grpc
+                           :plain)))))
 
 (defun grpc-content-type-value-p (value)
   (let ((base "application/grpc"))
@@ -42,7 +34,7 @@ gRPC; or, if it is none of the registered dialects, the list of those."
   (setf (request-table request) table
         (request-route request) nil
         (request-timeout request) nil
-        (request-dialect request) **plain**
+        (request-plain request) t
         (request-refusal request) nil
         (request-incoming request) nil
         (request-accepted request) '()
@@ -52,7 +44,7 @@ gRPC; or, if it is none of the registered dialects, the list of those."
       (cond ((= kind http2:+kind-path+)
              (setf (request-route request) (route-of table field)))
             ((= kind http2:+kind-content-type+)
-             (setf (request-dialect request) (request-speech field)))
+             (setf (request-plain request) (plain-content-type-p field)))
             ((= kind http2:+kind-method+)
              (unless (octets-are (hpack:field-value field) #.(coerce "POST" 'simple-base-string))
                (setf (request-refusal request) **not-post**)))
@@ -63,9 +55,8 @@ gRPC; or, if it is none of the registered dialects, the list of those."
              (read-encoding request field))
             ((= kind http2:+kind-grpc-accept-encoding+)
              (setf (request-accepted request) (wire:accepted-encodings field))))))
-  (let ((dialect (request-dialect request)))
-    (when dialect (read-speech request dialect list)))
-  (cond ((request-refusal request) (setf (request-dialect request) **plain**))
+  (when (request-plain request) (setf (request-refusal request) **not-grpc**))
+  (cond ((request-refusal request) (setf (request-plain request) t))
         ((hpack:field-list-overflow-p list)
          (setf (request-rejection request) '(:resource-exhausted "header list too large")))
         ((request-rejection request))
@@ -80,15 +71,9 @@ gRPC; or, if it is none of the registered dialects, the list of those."
                (multiple-value-list (rpc:verdict :came-too-late)))))
   nil)
 
-(defun read-speech (request dialect list)
-  "Note in REQUEST what LIST says to its DIALECT, which is not gRPC."
-  (cond ((eq dialect **plain**) (setf (request-refusal request) **not-grpc**))
-        ((wire:dialect-read-head dialect)
-         (funcall (wire:dialect-read-head dialect) request list))))
-
 (defconstant +free-metadata-octets+ 512
   "Metadata that is no longer counts with the call's stream.")
-(define-hot read-fields ((request request) (list hpack:field-list) (link link)) null
+(define-hot read-fields ((request request) (list hpack:field-list) (link server-link)) null
   "Note in REQUEST its metadata, which is in LIST, and what its call on LINK is charged with."
   (let* ((last (wire:link-last-fields link))
          (fields (wire:list-custom-fields list last))
@@ -99,7 +84,7 @@ gRPC; or, if it is none of the registered dialects, the list of those."
           (request-charge request) (if (<= octets +free-metadata-octets+) 0 octets)))
   nil)
 
-(define-hot request-of ((hub hub) (list hpack:field-list) (link link)) request
+(define-hot request-of ((hub hub) (list hpack:field-list) (link server-link)) request
   "The REQUEST that LIST, the headers of a request on LINK, says. If the peer repeats a block, LIST
 remembers it."
   (let ((memo (hpack:field-list-memo list)))
@@ -108,23 +93,22 @@ remembers it."
         (let ((request (if (hpack:field-list-repeated-p list) (make-request) (hub-request hub))))
           (read-fields request list link)
           (read-request request (hub-routes hub) list)
-          ;; dialects may come and go
-          (unless (request-dialect request) (setf (hpack:field-list-memo list) request))
+          (setf (hpack:field-list-memo list) request)
           request))))
 
-(define-hot (count-call :inline t) ((link link) (hub hub)) null
+(define-hot (count-call :inline t) ((link server-link) (hub hub)) null
   "A call of LINK begins on HUB."
   (incf (wire:link-calls link))
   (incf (hub-open hub))
-  (incf (guest-open (the guest (wire:link-guest link))))
+  (incf (guest-open (the guest (server-link-guest link))))
   nil)
 
-(define-hot (begin-server-call :inline t) ((stream http2:stream) (link link) (hub hub)
-                                           (request request) (dialect (or null wire:dialect))
+(define-hot (begin-server-call :inline t) ((stream http2:stream) (link server-link) (hub hub)
+                                           (request request)
                                            (route (or null server-route)))
     server-call
   "Make the call on STREAM of LINK that REQUEST begins, by ROUTE. Count it, give it its compression,
-and return it."
+and return it. A plain request is no call, and not counted with those."
   (count-call link hub)
   (let* ((now (loop:event-loop-now (link-loop link)))
          (method (and route (route-method route)))
@@ -142,10 +126,9 @@ and return it."
     (declare (type (unsigned-byte 62) now))
     (setf (http2:stream-user stream) call
           (wire:link-stream-ns link) now)
-    (unless (eq dialect **plain**)
+    (unless (request-plain request)
       (incf (hub-begun hub))
       (setf (hub-call-ns hub) now))
-    (when dialect (setf (wire:wire-call-dialect call) dialect))
     (when (or (request-incoming request) (hub-encoding hub))
       (begin-compression call (request-incoming request) (hub-encoding hub)))
     call))
@@ -159,7 +142,7 @@ and return it."
   "The memory of the plain request that is made of LIST: strings in lists, beside fields."
   (* 2 (+ (hpack:field-list-octets list) (* wire:+field-octets+ (hpack:field-list-count list)))))
 
-(define-hot room-for-call-p ((hub hub) (link link) (call server-call) (charge index)) boolean
+(define-hot room-for-call-p ((hub hub) (link server-link) (call server-call) (charge index)) boolean
   "Charge LINK with what the header list of CALL takes, CHARGE. Return false if that is too much:
 CALL has been ended."
   (or (zerop charge)
@@ -167,9 +150,9 @@ CALL has been ended."
       (progn (complain hub :max-held-octets (link-peer-name link))
              nil)))
 
-(define-hot (refuse-call-p :inline t) ((hub hub) (link link) (call server-call)) boolean
+(define-hot (refuse-call-p :inline t) ((hub hub) (link server-link) (call server-call)) boolean
   "Return true if CALL of LINK, which is new, may not begin: it has been ended."
-  (let ((verdict (refusal-of-call hub link (wire:link-guest link))))
+  (let ((verdict (refusal-of-call hub link (server-link-guest link))))
     (and verdict
          (multiple-value-bind (status text) (rpc:verdict verdict)
            (server-finish call status text nil '())
@@ -179,19 +162,18 @@ CALL has been ended."
   "The sink's on-headers."
   (let* ((http2 (http2:stream-connection stream))
          (link (http2:connection-user http2))
-         (hub (link-owner (the link link)))
+         (hub (link-owner (the server-link link)))
          (request (request-of (the hub hub) list link))
-         (dialect (request-dialect request))
-         (plain (and (eq dialect **plain**) (read-plain-request list (request-refusal request))))
+         (plain (and (request-plain request) (read-plain-request list (request-refusal request))))
          (route (if plain (find-plain-route (hub-site hub) plain) (request-route request)))
-         (call (begin-server-call stream link hub request dialect route))
+         (call (begin-server-call stream link hub request route))
          (charge (if plain (list-octets list) (request-charge request))))
     (declare (type index charge))
+    (when plain (begin-plain-call call plain))
     (when (wire:endpoint-observer hub) (wire:count-from-none stream))
     (rpc:observe call-begun (wire:endpoint-observer hub) call)
     (rpc:observe request-begun (wire:endpoint-observer hub) call (list-authority list))
     (rpc:observe headers-received (wire:endpoint-observer hub) call)
-    (when plain (begin-plain-call call plain))
     (cond ((and (request-rejection request) (not plain))
            (destructuring-bind (status text) (request-rejection request)
              (server-finish call status text nil '())))
@@ -209,7 +191,9 @@ CALL has been ended."
   "The sink's on-data."
   (let ((call (http2:stream-user stream)))
     (cond (call
-           (wire:receive-data (the server-call call) octets start end)
+           (if (call-http-request (the server-call call))
+               (receive-plain-data call octets start end)
+               (wire:receive-data call octets start end))
            (when ended (end-of-request call)))
           (t (http2:consume-data stream (- end start))))
     nil))
@@ -222,20 +206,13 @@ CALL has been ended."
 
 (define-hot end-of-request ((call server-call)) null
   (rpc:observe half-closed (wire:call-observer call) call)
-  (let ((dialect (wire:wire-call-dialect call)))
-    (when dialect (end-speech call dialect)))
+  (when (call-http-request call) (end-plain-request call))
   (cond ((wire:wire-call-partial call)
          (setf (call-half-closed call) t)
          (rpc:abort-as call (rpc:flaw call 0 t)))
         (t (operate half-close call)
            (setf (call-half-closed call) t)))
   nil)
-
-(defun end-speech (call dialect)
-  "Tell DIALECT, which is CALL's, that the request is whole."
-  (when (wire:dialect-end dialect)
-    (setf (call-half-closed call) t)
-    (funcall (wire:dialect-end dialect) call)))
 
 (defun lose-call (call cause)
   "The peer of CALL has cancelled it or gone, as CAUSE, a text, says."
@@ -252,12 +229,12 @@ CALL has been ended."
     (when (and call (not (call-status call)))
       (lose-call call (format nil "~A from ~(~A~)" (http2:error-code-name error-code) source)))))
 
-(define-hot (retire-call :inline t) ((call server-call) (link link)) null
+(define-hot (retire-call :inline t) ((call server-call) (link server-link)) null
   "CALL of LINK is over, and nothing more of it is sent: it is counted no longer."
   (forget-unstarted call)
   (wire:release-call call)
   (decf (hub-open (the hub (link-owner link))))
-  (decf (guest-open (the guest (wire:link-guest link))))
+  (decf (guest-open (the guest (server-link-guest link))))
   (decf (wire:link-calls link))
   nil)
 
@@ -283,7 +260,7 @@ its loop."
         (wire:release-stream-charge link stream)
         (retire-call call link)
         (http2:release-stream stream)
-        (unless (eq **plain** (wire:wire-call-dialect call)) ; which is no call
+        (unless (call-http-request call) ; which is no call
           (count-end (link-owner link) call))
         (when (and (zerop (wire:link-calls link)) (wire:link-draining link))
           (wire:close-link link "drained"))))))

@@ -23,14 +23,13 @@ things first.")
   "Let no more calls begin on LINK, and end LINK with its last call. On its loop."
   (wire:end-opening link)
   (let ((dialect (wire:link-dialect link)))
-    (cond ((null dialect) (drain-http2 link))
-          ((wire:connection-dialect-drain dialect)
-           (funcall (wire:connection-dialect-drain dialect) link))
-          (t (wire:close-link link "drained")))))
+    (if dialect
+        (funcall (wire:dialect-drain dialect) link)
+        (drain-http2 link))))
 
 (defun drain-http2 (link)
   "As DRAIN-LINK, of a LINK that speaks HTTP/2."
-  (let ((now (loop:event-loop-now (link-loop link))) (seat (wire:link-seat link)))
+  (let ((now (loop:event-loop-now (link-loop link))) (seat (server-link-seat link)))
     (http2:send-goaway (wire:link-http2 link) http2:+no-error+ :last-stream-id #x7FFFFFFF)
     (http2:send-ping (wire:link-http2 link) +drain-ping+)
     (unless (seat-drain seat)
@@ -49,7 +48,7 @@ things first.")
 
 (defun await-drain-ping (link now)
   "Start the timer for a look, a while after NOW, whether the PING of DRAIN-LINK has been answered."
-  (schedule-timer (loop:event-loop-wheel (link-loop link)) (seat-drain (wire:link-seat link))
+  (schedule-timer (loop:event-loop-wheel (link-loop link)) (seat-drain (server-link-seat link))
                   (+ now +drain-look-ns+)))
 
 (defun busy-p (link now)
@@ -60,7 +59,7 @@ things first.")
 
 (defun look-at-drain (link)
   "LINK's peer has not answered the PING so far: go on without the answer if its time is up."
-  (let ((now (loop:event-loop-now (link-loop link))) (seat (wire:link-seat link)))
+  (let ((now (loop:event-loop-now (link-loop link))) (seat (server-link-seat link)))
     (when (and (busy-p link now) (< now (seat-drain-end-ns seat)))
       (setf (seat-drain-busy-ns seat) now))
     (if (< now (+ (seat-drain-busy-ns seat) +drain-ping-ns+))
@@ -69,7 +68,7 @@ things first.")
 
 (defun forget-drain (link)
   "LINK has ended: no answer to the PING of DRAIN-LINK is waited for."
-  (let ((timer (seat-drain (wire:link-seat link))))
+  (let ((timer (seat-drain (server-link-seat link))))
     (when timer (cancel-timer (loop:event-loop-wheel (link-loop link)) timer))))
 
 (defun server-ping-ack (http2 payload)

@@ -21,7 +21,7 @@
   (cond ((runs-inline-p (the route (server-call-route call))
                         (= 1 (hub-open (the hub (wire:wire-call-endpoint call)))))
          (loop:defer (wire-call-loop call) #'run-inline call))
-        ((output-waits-p (the link (wire-call-link call)))
+        ((output-waits-p (the server-link (wire-call-link call)))
          (hold-up call))
         (t (start-on-reserve call)))
   nil)
@@ -95,19 +95,23 @@ request any longer. On the loop."
   (flet ((id (call) (http2:stream-id (the http2:stream (wire-call-stream call)))))
     (< (id call) (id other))))
 
+(defun ensure-held-up (link)
+  "The queue of LINK's calls that wait, made now if there is none. On the loop."
+  (or (wire:link-held-up link) (setf (wire:link-held-up link) (make-fifo))))
+
 (defun hold-up (call)
   "Let CALL wait until its link's peer has taken enough of the answers before it. A call that has
 waited before goes back to its place among the others. On the loop."
   (let ((link (wire-call-link call)))
     (unless (call-status call)
-      (enqueue-in-order call (wire:answers-held-up (ensure-answers link)) #'earlier-p)
+      (enqueue-in-order call (ensure-held-up link) #'earlier-p)
       ;; the peer may have taken enough meanwhile
       (wire:answers-left (link-owner link) link))))
 
 (defun leave-held-up (link call)
   "CALL, of LINK, waits no more, if it did."
-  (let ((answers (wire:link-answers link)))
-    (when answers (remove-from-fifo call (wire:answers-held-up answers)))))
+  (let ((queue (wire:link-held-up link)))
+    (when queue (remove-from-fifo call queue))))
 
 (defmethod wire:answers-left ((hub hub) link)
   ;; not now: output that is unsent now may be sent in this turn
@@ -116,7 +120,7 @@ waited before goes back to its place among the others. On the loop."
 (defun start-held-up (link)
   "Start the first of LINK's calls that are held up, unless too much of its output waits still. The
 next has its turn after what is due now."
-  (let ((queue (wire:answers-held-up (wire:link-answers link))))
+  (let ((queue (wire:link-held-up link)))
     (when (and (fifo-items queue) (not (answers-wait-p link)) (not (output-waits-p link)))
       (let ((call (dequeue queue)))
         (unless (call-status call) (run-call call))
@@ -194,8 +198,8 @@ promised; nil if there is no room."
   (let ((promised 0))
     (cond ((call-status call))          ; cancelled before it began
           ((rpc:overdue-p call) (wire:deadline-passed call))
-          ((or (output-waits-p (the link (wire-call-link call)))
-               (answers-wait-p (the link (wire-call-link call))))
+          ((or (output-waits-p (the server-link (wire-call-link call)))
+               (answers-wait-p (the server-link (wire-call-link call))))
            (hold-up call))
           ((and (plusp (route-late (the route (server-call-route call))))
                 (leaves-loop-p call))

@@ -37,17 +37,17 @@
   (length (hub-links hub)))
 
 (defun add-link (hub link)
-  (setf (wire:link-place link) (vector-push-extend link (hub-links hub))))
+  (setf (server-link-place link) (vector-push-extend link (hub-links hub))))
 
 (defun remove-link (hub link)
   (let* ((links (hub-links hub))
-         (place (wire:link-place link)))
+         (place (server-link-place link)))
     ;; one that could not even be opened was never added
     (when (and (< place (length links)) (eq link (aref links place)))
       (let* ((end (1- (length links)))
              (last (aref links end)))
         (setf (aref links place) last
-              (wire:link-place last) place
+              (server-link-place last) place
               (aref links end) nil
               (fill-pointer links) end)))))
 

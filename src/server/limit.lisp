@@ -23,7 +23,8 @@ the threads that its peer may use and that are not kept for other connections."
 
 ;;; Calls
 
-(define-hot (refusal-of-call :inline t) ((hub hub) (link link) (guest guest)) (or null keyword)
+(define-hot (refusal-of-call :inline t) ((hub hub) (link server-link) (guest guest))
+    (or null keyword)
   "The verdict on the newest call of LINK, of the peer GUEST, if it may not begin, else nil. It is
 counted already."
   (cond ((valve-shut-p hub)
@@ -63,31 +64,23 @@ is 1309."
       +least-queued-octets+
       (options-max-queued-octets (wire:link-options link))))
 
-(define-hot answers-wait-p ((link link)) boolean
+(define-hot answers-wait-p ((link server-link)) boolean
   "True if so many answers wait for LINK's peer to take them that no more of its calls may begin."
-  (let* ((answers (wire:link-answers link))
-         (waiting (+ (if answers (the index (wire:answers-coming answers)) 0)
-                     (http2:counters-queued-octets
-                      (http2:connection-counters (wire:link-http2 link))))))
+  (let ((waiting (+ (the index (server-link-coming link))
+                    (http2:counters-queued-octets
+                     (http2:connection-counters (wire:link-http2 link))))))
     (and (< +least-queued-octets+ waiting)
          (< (the index (queued-limit link)) waiting))))
 
-(define-hot (output-waits-p :inline t) ((link link)) boolean
+(define-hot (output-waits-p :inline t) ((link server-link)) boolean
   "True if so much of LINK's output is unsent that no more of its calls may begin. Unsent output may
 be header blocks, which no window holds back. On the loop."
   (let ((socket (the loop:connection (wire:link-socket link))))
     (< (loop:connection-max-unsent socket) (loop:connection-unsent socket))))
 
-(defun ensure-answers (link)
-  "The ANSWERS of LINK. From any thread."
-  (or (wire:link-answers link)
-      (let ((new (wire:make-answers)))
-        (or (sb-ext:compare-and-swap (wire:link-answers link) nil new)
-            new))))
-
 (defun note-answering (link count)
   "COUNT octets of an answer are on their way to the loop of LINK; negative: have come there."
-  (sb-ext:atomic-incf (wire:answers-coming (ensure-answers link)) count)
+  (sb-ext:atomic-incf (server-link-coming link) count)
   (if (minusp count)
       (discharge-account (wire:link-account link) (- count))
       (charge-account (wire:link-account link) count)))
@@ -96,7 +89,7 @@ be header blocks, which no window holds back. On the loop."
   "The share of the reserve that LINK has, made now if there is none. On its loop."
   (or (wire:link-share link)
       (setf (wire:link-share link)
-            (link-share link (peer-entry-share (seat-entry (wire:link-seat link)))))))
+            (link-share link (peer-entry-share (seat-entry (server-link-seat link)))))))
 
 (defun forget-waiting (link)
   "LINK has ended: take its calls that wait for a thread out of the reserve's queue."

@@ -1,6 +1,7 @@
-;;;; What a new connection speaks (wire/dialect.lisp): HTTP/2, or a registered dialect, which then
-;;;; gets the connection with its first octets. The connection has its seat and its limits whatever
-;;;; it speaks. HTTP/2 loses no time by this: it gets the first octets in the same read.
+;;;; What a new connection speaks: HTTP/2, or HTTP/1.1 where the server does. It is decided here, by
+;;;; what ALPN has agreed on or by the first octets, which the connection then goes on with. It has
+;;;; its seat and its limits whatever it speaks. HTTP/2 loses no time by this: it gets the first
+;;;; octets in the same read. It answers connections that speak neither.
 
 (in-package #:clgrpc.server)
 
@@ -9,16 +10,18 @@
   (let ((security (wire:link-security link)))
     (and security (loop:security-alpn security))))
 
-(defun known-dialects (hub)
-  "What connections of HUB may speak besides HTTP/2."
-  (if (speaks-http1-p hub)
-      (cons **http1** wire:**connection-dialects**)
-      wire:**connection-dialects**))
+(defun begin-speech (link dialect)
+  "LINK speaks DIALECT. Return that."
+  ;; HTTP/2 is ready with its SETTINGS, others when they begin
+  (note-ready link)
+  dialect)
 
 (defun open-speech (link octets start end)
   "The OPENING of a server's LINK."
-  (let ((dialect (wire:opening-dialect (agreed-protocol link) octets start end
-                                       :dialects (known-dialects (link-owner link)))))
-    ;; HTTP/2 is ready with its SETTINGS, others when they begin
-    (when (wire:connection-dialect-p dialect) (note-ready link))
-    dialect))
+  (let ((protocol (agreed-protocol link)))
+    (cond ((not (speaks-http1-p (link-owner link))) nil)
+          (protocol (and (string= "http/1.1" protocol) (begin-speech link **http1**)))
+          (t (case (opens-http1-p octets start end)
+               ((nil) nil)
+               (:more :more)
+               (t (begin-speech link **http1**)))))))

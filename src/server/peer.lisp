@@ -35,7 +35,7 @@
 (defstruct (seat (:include ring) (:constructor %make-seat (entry)) (:copier nil))
   "The place of a connection among those of its peer."
   (entry nil :type peer-entry :read-only t) ; the peer's
-  (link nil :type (or null link))       ; the connection, once it is begun
+  (link nil :type (or null server-link))      ; the connection, once it is begun
   (ready nil :type boolean)             ; it has shown that it speaks what we do, or has ended
   (leaving nil :type boolean)           ; it is to go, and counts among the census's LEAVING
   (octets-left 0 :type fixnum)          ; and so much among its LEAVING-OCTETS
@@ -121,7 +121,7 @@ kept for other peers: its address may be a load balancer's and stand for many."
 
 (defun link-peer-name (link)
   "What the peer of LINK is called."
-  (peer-entry-name (seat-entry (wire:link-seat link))))
+  (peer-entry-name (seat-entry (server-link-seat link))))
 
 ;;; Counting; the lock is held
 
@@ -266,8 +266,8 @@ On HUB's loop."
 (defun note-seat-taken (hub seat link)
   "LINK has been begun for SEAT. On HUB's loop."
   (let ((census (server-census (hub-server hub))))
-    (setf (wire:link-seat link) seat
-          (wire:link-guest link) (ensure-guest hub seat))
+    (setf (server-link-seat link) seat
+          (server-link-guest link) (ensure-guest hub seat))
     (sb-thread:with-mutex ((census-lock census))
       (setf (seat-link seat) link)
       (enter-ring seat (peer-entry-unready (seat-entry seat))))))
@@ -283,7 +283,7 @@ On HUB's loop."
 
 (defun note-ready (link)
   "The peer of LINK has shown that it speaks what LINK does. On its loop."
-  (let ((seat (wire:link-seat link)))
+  (let ((seat (server-link-seat link)))
     (unless (seat-ready seat)
       (let ((census (server-census (hub-server (link-owner link)))))
         (sb-thread:with-mutex ((census-lock census))

@@ -35,17 +35,11 @@
 
 (defun write-answer-head (call)
   "The operation WRITE-HEAD."
-  (let ((dialect (wire:wire-call-dialect call)))
-    (if (and dialect (wire:dialect-write-head dialect))
-        (funcall (wire:dialect-write-head dialect) call)
-        (write-grpc-head call (wire-call-stream call)))))
-
-(defun write-grpc-head (call stream)
-  "Write the headers of CALL's answer on STREAM."
-  (multiple-value-bind (encoder buffer) (write-headers-start stream call)
-    (when (rpc:outgoing-metadata call)
-      (wire:encode-metadata (rpc:outgoing-metadata call) encoder buffer)))
-  (http2:end-headers stream nil))
+  (let ((stream (wire-call-stream call)))
+    (multiple-value-bind (encoder buffer) (write-headers-start stream call)
+      (when (rpc:outgoing-metadata call)
+        (wire:encode-metadata (rpc:outgoing-metadata call) encoder buffer)))
+    (http2:end-headers stream nil)))
 
 (defun header-list-limit (link)
   "How large a header list may be that is sent on LINK. From any thread."
@@ -137,12 +131,46 @@ room. A long message is cut; details or trailers that do not fit are left out."
     (unless (call-half-closed call) (http2:reset-stream stream http2:+no-error+))
     nil))
 
+;;; The end of a plain request (http/plain.lisp)
+
+(defun status-http-status (status)
+  "The HTTP status for a call that has ended with STATUS, in a response that says nothing else of
+it."
+  (ecase status
+    (:ok 200)
+    ((:invalid-argument :failed-precondition :out-of-range) 400)
+    (:unauthenticated 401) (:permission-denied 403) (:not-found 404)
+    ((:already-exists :aborted) 409)
+    (:resource-exhausted 429)
+    (:cancelled 499)
+    ((:unknown :internal :data-loss) 500)
+    (:unimplemented 501) (:unavailable 503) (:deadline-exceeded 504)))
+
+(defun plain-end (call)
+  "The answer with which CALL, which has ended, ends."
+  (let ((request (call-http-request call))
+        (outcome (rpc:call-outcome call)))
+    (or (http-request-answer request)
+        (check-answer (status-http-status (call-status call)) '()
+                      (if outcome (rpc:outcome-message outcome) "")))))
+
+(defun write-plain-end (call)
+  "Write the end of the plain request CALL, which has ended."
+  (let* ((request (call-http-request call))
+         (carrier (http-request-carrier request)))
+    (cond ((begun-p request)
+           ;; a server that stops ends what would not end by itself
+           (funcall (carrier-end carrier) call
+                    (and (member (call-status call) '(:ok :unavailable)) t)))
+          (t (wire:mark-call call wire:+headers+)
+             (funcall (carrier-answer carrier) call (plain-end call))))))
+
+;;; The end of a call
+
 (define-hot write-end ((call server-call)) null
   "Send the end of CALL behind what is queued."
-  (let ((stream (wire-call-stream call))
-        (dialect (wire:wire-call-dialect call)))
-    (cond ((and dialect (wire:dialect-write-end dialect))
-           (funcall (the function (wire:dialect-write-end dialect)) call))
+  (let ((stream (wire-call-stream call)))
+    (cond ((call-http-request call) (write-plain-end call))
           ((null stream))
           ((http2:stream-queue-empty-p stream)
            (write-trailers stream))

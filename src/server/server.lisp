@@ -243,7 +243,7 @@ admitted; so their limit is higher, and holds only when too many connections hav
          (link (wire:open-link hub (hub-loop hub) transport :server **server-sink**
                               (hub-options hub) (hub-pool hub)
                               :account (peer-entry-account (seat-entry seat))
-                              :opening #'open-speech)))
+                              :opening #'open-speech :make #'make-server-link)))
     (trace-event :server :connection-begun :peer (wire:link-peer link))
     (add-link hub link)
     (note-seat-taken hub seat link)
@@ -256,7 +256,7 @@ admitted; so their limit is higher, and holds only when too many connections hav
   (remove-link hub link)
   (forget-waiting link)
   (forget-drain link)
-  (give-seat-up hub (wire:link-seat link))
+  (give-seat-up hub (server-link-seat link))
   (let ((server (hub-server hub)))
     (when (and (zerop (hub-link-count hub)) (not (server-running-p server)))
       (note-emptied server))))

@@ -1,4 +1,4 @@
-;;;; The server object. All files after this use it; server.lisp says what it does.
+;;;; The server object and its links. All files after this use them; server.lisp says what it does.
 
 (in-package #:clgrpc.server)
 
@@ -30,3 +30,14 @@
   server-hubs "The hubs of SERVER, one for each of its loops."
   server-chronicle "The number of SERVER, and what has happened to it."
   server-sockets "An alist from the numbers of what SERVER listens on to its listeners.")
+
+(defstruct (server-link (:include link) (:constructor make-server-link (loop options owner))
+                        (:copier nil))
+  "A connection of a server's."
+  (coming 0 :type sb-ext:word)          ; octets of answers on their way to the loop; atomic
+  (place 0 :type index)                 ; its place among the links of its hub
+  (seat nil)                            ; of peer.lisp: its place among the connections
+  (guest nil)                           ; of peer.lisp: what its hub knows of the peer
+  (speech nil))                         ; what HTTP/1.1 keeps of it
+
+(declaim (sb-ext:freeze-type server-link))

@@ -7,6 +7,7 @@
   :change-encoding #'server-change-encoding :note-long-message #'server-note-long-message
   :abort #'server-abort :callback-returned #'server-callback-returned
   :write-head #'write-answer-head :deliver #'deliver-request :half-close #'half-close-request
+  :stage #'server-stage :stages #'server-stages
   :drive #'server-drive :particulars #'server-particulars :elapsed-ns #'server-elapsed-ns)
 
 (rpc:define-transport-end **stream-operations** (:server :like **request-operations**)

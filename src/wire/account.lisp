@@ -1,11 +1,7 @@
-;;;; Where the time of a call on the wire went, computed on demand from its marks (stage.lisp): the
-;;;; operations STAGE, STAGES and UNSENT-OCTETS, but for what a client's call waits for
-;;;; (client/waiting.lisp).
+;;;; Where the time of a call on the wire went, computed on demand from its marks (stage.lisp), as far
+;;;; as both ends tell it alike: the operation UNSENT-OCTETS, and what STAGES has besides the stages.
 
 (in-package #:clgrpc.wire)
-
-(defgeneric call-began-ns (call)
-  (:documentation "When the handler of CALL, a server's, began to run, a time, or nil."))
 
 (defun wire-unsent-octets (call)
   "The operation UNSENT-OCTETS."
@@ -19,28 +15,7 @@
   (let ((stream (wire-call-stream call)))
     (and stream (plusp (http2:stream-queued-octets stream)))))
 
-(defun wire-stage (call)
-  "The operation STAGE, of a handler's call."
-  (let ((marks (wire-call-marks call)))
-    (cond ((not (marked-p marks +due+)) :receive)
-          ((null (call-began-ns call)) :queue)
-          ((or (stuck-p call) (marked-p marks +headers+)) :send)
-          (t :answer))))
-
 ;;; The plist
-
-(defun server-spans (call total)
-  "The stages of a handler's CALL so far: a list of (stage . ns), oldest first."
-  (let* ((marks (wire-call-marks call))
-         (due (mark-ns marks +due+))
-         (headers (mark-ns marks +headers+))
-         (began-ns (call-began-ns call))
-         (began (and began-ns (min total (- began-ns (wire-call-born-ns call)))))
-         (answered (and headers (min total headers))))
-    (append (list (cons :receive (or due total)))
-            (when due (list (cons :queue (- (or began total) due))))
-            (when began (list (cons :answer (- (or answered total) began))))
-            (when (and began answered) (list (cons :send (- total answered)))))))
 
 (defun messages-sent (call)
   (if (sends-one-p call)
@@ -66,7 +41,7 @@
 
 (defun list-stages (call spans connects)
   "The operation STAGES, of CALL. SPANS is a function of CALL and how long that has taken in all, in
-nanoseconds, that returns its stages so far as SERVER-SPANS does; CONNECTS is how often it was
+nanoseconds, that returns its stages so far, a list of (stage . ns), oldest first; CONNECTS is how often it was
 attempted to connect while CALL waited for that."
   (declare (type function spans))
   (let* ((outcome (call-outcome call))
@@ -89,7 +64,3 @@ attempted to connect while CALL waited for that."
      (when (plusp unsent) (list :unsent-octets unsent))
      (when (plusp (call-deadline call))
        (list :remaining (ns-seconds (- (call-deadline call) (+ born total))))))))
-
-(defun wire-stages (call)
-  "The operation STAGES, of a handler's call."
-  (list-stages call #'server-spans 0))

@@ -200,9 +200,7 @@ them for the next call, which may have the same. Return how many octets of memor
   (let ((dialect (link-dialect link)))
     (+ (http2:kept-octets (link-http2 link))
        (link-last-octets link)
-       (if (and dialect (connection-dialect-octets dialect))
-           (the index (funcall (the function (connection-dialect-octets dialect)) link))
-           0))))
+       (if dialect (the index (funcall (dialect-octets dialect) link)) 0))))
 
 (define-hot measure-link ((link link)) null
   "Charge LINK with what it keeps from now on. On its loop."

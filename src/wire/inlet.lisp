@@ -63,15 +63,10 @@ through."
   (loop while (link-arriving link)
         do (seal-batch (pop (link-arriving link)))))
 
-(defun dialect-flag-p (call flag)
-  "True if the dialect of CALL has messages whose prefix says FLAG."
-  (let ((dialect (wire-call-dialect call)))
-    (and dialect (member flag (dialect-flags dialect)) t)))
-
 (define-hot acceptable-prefix-p ((call wire-call) (flag octet) (length (unsigned-byte 32))) boolean
   "True if a message with this prefix may come; otherwise CALL has been ended."
   (let ((limit (receive-limit call)))
-    (cond ((not (or (= flag 0) (and (= flag 1) (packs-p call)) (dialect-flag-p call flag)))
+    (cond ((not (or (= flag 0) (and (= flag 1) (packs-p call))))
            (if (= flag 1)
                (abort-as call :not-to-be-compressed)
                (abort-as call :unknown-flag flag))
@@ -93,13 +88,9 @@ through."
             (and (= flag 1)
                  (inflated-size (compression-incoming compression) octets start end))))
     (tell-received call (- end start))
-    (if (> flag 1)
-        (funcall (the function (dialect-receive-flagged (the dialect (wire-call-dialect call))))
-                 call flag octets start end)
-        (progn
-          (observe content-received (call-observer call) call octets start end
-                   (and (= flag 1) (encoding-name (compression-incoming compression))))
-          (operate deliver call octets start end)))))
+    (observe content-received (call-observer call) call octets start end
+             (and (= flag 1) (encoding-name (compression-incoming compression))))
+    (operate deliver call octets start end)))
 
 (defun refuse-body (call partial at)
   "End CALL, since the heap has no room for the message of PARTIAL. Return AT."
@@ -176,11 +167,8 @@ batch."
 
 (define-hot receive-data ((call wire-call) (octets octets) (start index) (end index)) null
   "Take the payload of a DATA frame, and give window back for it."
-  (let ((dialect (wire-call-dialect call)))
-    (if (and dialect (dialect-receive dialect))
-        (funcall (the function (dialect-receive dialect)) call octets start end)
-        (receive-messages call octets start end))
-    (give-window call (- end start))))
+  (receive-messages call octets start end)
+  (give-window call (- end start)))
 
 (define-hot queue-limit ((call wire-call)) index
   "How many octets may be queued on CALL before its window is withheld: as many as a window has, but
@@ -193,6 +181,7 @@ few if its link holds much."
         (* 2 +arrival-octets+))))
 
 (define-hot give-window ((call wire-call) (count index)) null
+  "Give back the window of COUNT octets that CALL has received, unless too much of it is queued."
   (let ((inlet (call-wire-inlet call))
         (stream (wire-call-stream call)))
     (cond ((null stream))               ; closed by what was delivered
@@ -233,14 +222,11 @@ few if its link holds much."
   "Decode the octets; return the message. With CONSUME, the message may keep OCTETS as a part of it:
 then the second value is true. The third is how much memory the messages inside it take. Signal a
 PROTOBUF-ERROR if the octets are no message."
-  (let ((options (wire-call-options call))
-        (dialect (wire-call-dialect call)))
-    (if (and dialect (dialect-parse dialect))
-        (values (funcall (the function (dialect-parse dialect)) call octets start end) nil 0)
-        (protobuf:parse-received (incoming-type call) octets start end
-                                 (options-max-message-depth options)
-                                 (options-max-decoded-octets options)
-                                 consume))))
+  (let ((options (wire-call-options call)))
+    (protobuf:parse-received (incoming-type call) octets start end
+                             (options-max-message-depth options)
+                             (options-max-decoded-octets options)
+                             consume)))
 
 (define-hot wire-decode ((call wire-call) item (start index) (end index)) t
   "The operation DECODE."

@@ -5,23 +5,28 @@
 
 (in-package #:clgrpc.wire)
 
-(defstruct (answers (:copier nil))
-  "What server/limit.lisp notes of a link if other threads have answers for it, or its peer does not
-take its answers."
-  (coming 0 :type sb-ext:word)          ; octets on their way to the loop; atomic
-  (held-up (make-fifo) :type fifo :read-only t)) ; calls that wait until some have left
-
-(declaim (sb-ext:freeze-type answers))
-
 (defstruct (opening (:constructor make-opening (finder handler)) (:copier nil))
   "What a link has that a server has accepted, until it is known what it speaks."
-  (finder nil :type function :read-only t) ; of (link octets start end), see OPENING-DIALECT
+  (finder nil :type function :read-only t) ; of (link octets start end), see OPEN-LINK
   (handler nil :type loop:handler :read-only t)) ; what the loop does with octets of HTTP/2
 
 (declaim (sb-ext:freeze-type opening))
 
 (defmethod print-object ((opening opening) stream)
   (print-unreadable-object (opening stream :type t)))
+
+(defstruct (dialect (:copier nil))
+  "What a link does that does not speak HTTP/2. All functions run on its loop."
+  (begin nil :type function :read-only t) ; (link): it is known that the link speaks so
+  (handler nil :type loop:handler :read-only t) ; what the loop does with the link from then on
+  (octets nil :type function :read-only t) ; (link): how much memory it keeps, about
+  (drain nil :type function :read-only t) ; (link): end when nothing is under way
+  (abandon nil :type function :read-only t)) ; (link status text): end what is under way
+
+(declaim (sb-ext:freeze-type dialect))
+
+(defmethod print-object ((dialect dialect) stream)
+  (print-unreadable-object (dialect stream :type t :identity t)))
 
 (defstruct (link (:constructor make-link (loop options owner)) (:copier nil))
   "One HTTP/2 connection, at either end."
@@ -34,17 +39,14 @@ take its answers."
   (measured 0 :type index)              ; charged by MEASURE-LINK, see held.lisp
   (dammed nil :type boolean)            ; the connection's window is withheld
   (arriving '() :type list)             ; calls that the read under way has brought messages for
-  (answers nil :type (or null answers)) ; of server/limit.lisp
+  (held-up nil :type (or null fifo))    ; calls that wait until output has left; see ANSWERS-LEFT
   (draining nil :type boolean)          ; it takes no more calls
   (stopped nil :type boolean)           ; the core wants nothing more read until output has left
-  (place 0 :type index)                 ; where the owner keeps it
   (last-fields #() :type simple-vector) ; the metadata of the call before, to be shared
   (last-octets 0 :type index)           ; their memory, about
-  (seat nil)                            ; of server/peer.lisp: its place among the connections
-  (guest nil)                           ; of server/peer.lisp: what its hub knows of the peer
   (late 0 :type fixnum)                 ; handlers and callbacks that have lost the loop and run
   (waiting-calls nil :type (or null ring)) ; calls whose callbacks wait for one of those to return
-  (share nil :type (or null loop:share)) ; of the reserve, see server/limit.lisp
+  (share nil :type (or null loop:share)) ; of the reserve; nil without a limit
   (life nil :type (or null timer))      ; of life.lisp, as those until QUIET-NS
   (born-ns 0 :type (unsigned-byte 62))  ; when it began
   (age-ns 0 :type (unsigned-byte 62))   ; how old it may get, 0 for no limit
@@ -60,8 +62,7 @@ take its answers."
   (quiet-ns 0 :type (unsigned-byte 62)) ; and since when it has been
   (goaway nil :type (or null string))   ; what a GOAWAY of the peer's has said, if it was an error
   (opening nil :type (or null opening)) ; nil once it is known what the link speaks
-  (dialect nil :type (or null connection-dialect)) ; what it speaks; nil is HTTP/2
-  (speech nil)                          ; what the dialect keeps of it
+  (dialect nil :type (or null dialect)) ; what it speaks; nil is HTTP/2
   ;; for channelz; a time of 0 is none
   (number (new-number) :type (unsigned-byte 62) :read-only t) ; its own, for good
   (stream-ns 0 :type (unsigned-byte 62)) ; when its last stream began
@@ -146,8 +147,7 @@ take its answers."
 (defun abort-calls (link status text)
   "End every call on LINK with STATUS and TEXT."
   (let ((dialect (link-dialect link)))
-    (when (and dialect (connection-dialect-abandon dialect))
-      (funcall (connection-dialect-abandon dialect) link status text)))
+    (when dialect (funcall (dialect-abandon dialect) link status text)))
   (http2:map-streams (lambda (stream)
                        (let ((call (http2:stream-user stream)))
                          (when (typep call 'call) (operate abort call status text :local))))

@@ -46,16 +46,9 @@ for it."
 
 (define-hot encode-message ((call wire-call) message compress)
     (or octets parcel)
-  "Encode MESSAGE in CALL's dialect, for WRITE-ENCODED. COMPRESS as for SEND. From any thread."
-  (let ((dialect (wire-call-dialect call)))
-    (if (and dialect (dialect-encode dialect))
-        (funcall (the function (dialect-encode dialect)) call message compress)
-        (encode-grpc-message call message compress))))
-
-(define-hot encode-grpc-message ((call wire-call) message compress)
-    (or octets parcel)
-  "Encode MESSAGE with its prefix. Return fresh octets or, if it is long or compressed, a parcel.
-COMPRESS as for SEND. For a long MESSAGE this may wait until the heap has room. From any thread."
+  "Encode MESSAGE with its prefix, for WRITE-ENCODED. Return fresh octets or, if it is long or
+compressed, a parcel. COMPRESS as for SEND. For a long MESSAGE this may wait until the heap has
+room. From any thread."
   (let* ((type (outgoing-type call))
          (size (protobuf:measure type message)))
     (declare (type index size))
@@ -69,7 +62,7 @@ COMPRESS as for SEND. For a long MESSAGE this may wait until the heap has room. 
 (define-hot encode-sized ((call wire-call) (type protobuf:message-type) message (size index)
                           compress)
     (or octets parcel)
-  "As ENCODE-GRPC-MESSAGE, for a MESSAGE of TYPE and SIZE for which the heap has room."
+  "As ENCODE-MESSAGE, for a MESSAGE of TYPE and SIZE for which the heap has room."
   (let* ((end (+ size +prefix-octets+))
          (octets (borrow-octets end)))
     (declare (type index end))
@@ -102,12 +95,6 @@ it and return what ENCODE-MESSAGE does. Signal an RPC-ERROR if MESSAGE is too lo
   "Send MESSAGE, with END_STREAM if LAST, and return true. If MESSAGE is so long that the loop
 should not encode it, send nothing and return false: the caller then does ENCODE-MESSAGE with the
 baton lent, and WRITE-ENCODED. On the loop; CALL has a stream and its headers are sent."
-  (if (wire-call-dialect call)
-      nil                               ; which has its own way to encode it
-      (write-grpc-message call message last)))
-
-(define-hot write-grpc-message ((call wire-call) message (last boolean)) boolean
-  "As WRITE-MESSAGE, of a call that speaks gRPC."
   (let* ((stream (the http2:stream (wire-call-stream call)))
          (type (outgoing-type call))
          (size (protobuf:measure type message))
@@ -143,17 +130,16 @@ baton lent, and WRITE-ENCODED. On the loop; CALL has a stream and its headers ar
 
 (defun note-sent (call stream encoded)
   "ENCODED, of ENCODE-MESSAGE, is about to be written to STREAM of CALL, for the first time or
-again. In a dialect of its own it may have no prefix."
+again."
   (note-message-sent (http2:connection-user (http2:stream-connection stream)))
-  (tell-sent call stream (max 0 (- (encoded-length encoded) +prefix-octets+))
+  (tell-sent call stream (- (encoded-length encoded) +prefix-octets+)
              (and (typep encoded 'parcel) (parcel-plain encoded))))
 
 (defun note-first-sent (call encoded)
   "As NOTE-SENT, of ENCODED that CALL writes to its own stream, for the first time if it is a
 stream's."
-  (unless (wire-call-dialect call)
-    (observe content-sent (call-observer call) call (encoded-octets encoded) +prefix-octets+
-             (encoded-length encoded) (sent-encoding call encoded)))
+  (observe content-sent (call-observer call) call (encoded-octets encoded) +prefix-octets+
+           (encoded-length encoded) (sent-encoding call encoded))
   (note-sent call (wire-call-stream call) encoded))
 
 (defun write-encoded (call encoded last)

@@ -30,24 +30,24 @@
    #:call-observer #:note-sent #:note-first-sent #:count-from-none #:encoded-length #:call-replay
    #:wire-parts #:wire-parts-replay #:wire-outlet-outbox #:wire-outlet-outbox-octets
    #:+prefix-octets+ #:tell-writable #:stuck-p #:mark-ns #:list-stages #:uncompressed
-   #:parcel-plain #:call-wire-parts #:ensure-wire-parts #:**wire-operations** #:call-wire-outlet
+   #:parcel-plain #:**wire-operations** #:call-wire-outlet
    #:ensure-wire-outlet #:wire-outlet-begun #:wire-outlet-over #:wire-outlet-spoken
    #:method-path-field #:+answer+ #:+due+ #:+end+ #:+headers+ #:+parcel-octets+ #:+unattended+
-   #:abandon-link #:accepted-encodings #:accepted-encodings-field #:answers-coming
-   #:answers-held-up #:answers-left #:call-began-ns #:close-link #:close-sending #:compresses-p
+   #:abandon-link #:accepted-encodings #:accepted-encodings-field
+   #:answers-left #:close-link #:close-sending #:compresses-p
    #:compression-incoming #:compression-of #:compression-outgoing #:deadline-passed
    #:decode-status-message #:deliver-streamed #:encode-accepted-encodings #:encode-encodings
    #:encode-message #:encode-metadata #:encode-status-message #:encode-unless-short #:encoding
    #:endpoint #:ensure-compression #:ensure-headers #:error-code-status #:expel-link
-   #:fields-metadata #:fields-octets #:+field-octets+ #:find-encoding #:half-close-streamed
-   #:begin-on-link #:hold #:http-status-status #:keep-fields #:keep-octets #:link #:link-answers
+   #:fields-octets #:+field-octets+ #:find-encoding #:half-close-streamed
+   #:begin-on-link #:hold #:http-status-status #:keep-fields #:keep-octets #:link #:link-held-up
    #:link-born-ns #:link-calls #:link-draining #:link-due #:link-ended #:link-failure
-   #:link-goaway #:link-guest #:link-http2 #:link-http2-closed #:link-keepalive-ns
+   #:link-goaway #:link-http2 #:link-http2-closed #:link-keepalive-ns
    #:link-last-fields #:link-late #:link-loop #:link-options #:link-output #:link-owner
-   #:link-peer #:link-last-octets #:link-place #:link-seat #:link-security #:link-share
-   #:link-socket #:link-speech #:link-number #:link-stream-ns #:link-messages-sent #:link-sent-ns
+   #:link-peer #:link-last-octets #:link-security #:link-share
+   #:link-socket #:link-number #:link-stream-ns #:link-messages-sent #:link-sent-ns
    #:link-messages-received #:link-received-ns #:link-keepalives #:list-custom-fields
-   #:make-answers #:mark-call #:marked-p #:metadata-fields #:metadata-octets #:open-link #:parcel
+   #:mark-call #:marked-p #:metadata-fields #:metadata-octets #:open-link #:parcel
    #:parcel-end #:parcel-octets #:parcel-taken #:parse-encoding #:parse-incoming #:queue-incoming
    #:quoted-octets #:read-enough-p #:receive-data #:release-call #:release-stream-charge
    #:charge-call #:pressed-p #:link-account #:seal-batch #:sound-metadata-p #:start-deadline
@@ -56,13 +56,7 @@
    #:wire-call-born-ns #:wire-call-endpoint #:wire-call-headers-sent #:wire-call-link
    #:wire-call-loop #:wire-call-marks #:wire-call-options #:wire-call-partial
    #:wire-call-send-closed #:wire-call-stream #:wire-call-unattended #:wire-decode #:wire-now
-   #:wire-post #:wire-schedule #:in-turn-p #:posted-octets #:post-in-turn #:wire-writable
+   #:wire-schedule #:in-turn-p #:posted-octets #:post-in-turn #:wire-writable
    #:write-encoded #:write-message
-   ;; dialect.lisp, and what dialects are made with
-   #:dialect #:make-dialect #:define-dialect #:add-dialect #:remove-dialect #:**dialects**
-   #:content-type-dialect #:dialect-name #:dialect-read-head #:dialect-end #:dialect-write-head
-   #:dialect-reply #:dialect-write-end #:wire-call-dialect #:call-dialect-state
-   #:connection-dialect #:connection-dialect-p #:make-connection-dialect #:add-connection-dialect
-   #:remove-connection-dialect #:**connection-dialects** #:connection-dialect-drain
-   #:opening-dialect #:end-opening #:link-dialect #:link-closed #:receive-messages
-   #:encode-grpc-message #:status-http-status #:packed))
+   #:dialect #:make-dialect #:dialect-drain #:end-opening #:link-dialect #:link-closed
+   #:give-window #:packed))

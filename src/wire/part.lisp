@@ -22,8 +22,6 @@
 (defstruct (wire-parts (:include parts) (:copier nil))
   "The parts of a call on a stream of HTTP/2."
   (timer nil :type (or null timer))     ; the deadline's
-  (dialect nil :type (or null dialect)) ; what the call speaks; nil is gRPC
-  (dialect-state nil)                   ; what the call's dialect keeps of it
   (compression nil :type (or null compression)) ; of the messages both ways
   (replay nil :type (or null replay)))  ; what is kept of what the call has sent
 
@@ -65,19 +63,3 @@ whose parts are all WIRE-PARTs."
   "What is kept of what CALL has sent, or nil."
   (let ((parts (call-wire-parts call)))
     (and parts (wire-parts-replay parts))))
-
-(define-hot (wire-call-dialect :inline t) ((call call)) (or null dialect)
-  "What CALL speaks, or nil if that is gRPC. SETFable before its first message."
-  (let ((parts (call-wire-parts call)))
-    (and parts (wire-parts-dialect parts))))
-
-(defun (setf wire-call-dialect) (dialect call)
-  (setf (wire-parts-dialect (ensure-wire-parts call)) dialect))
-
-(defun call-dialect-state (call)
-  "What CALL's dialect keeps of it, or nil. SETFable. On its loop."
-  (let ((parts (call-wire-parts call)))
-    (and parts (wire-parts-dialect-state parts))))
-
-(defun (setf call-dialect-state) (state call)
-  (setf (wire-parts-dialect-state (ensure-wire-parts call)) state))

@@ -20,19 +20,6 @@
        (every #'digit-char-p value)
        (parse-integer value)))
 
-(defun status-http-status (status)
-  "The HTTP status for a call that has ended with STATUS, in a response that says nothing else of
-it."
-  (ecase status
-    (:ok 200)
-    ((:invalid-argument :failed-precondition :out-of-range) 400)
-    (:unauthenticated 401) (:permission-denied 403) (:not-found 404)
-    ((:already-exists :aborted) 409)
-    (:resource-exhausted 429)
-    (:cancelled 499)
-    ((:unknown :internal :data-loss) 500)
-    (:unimplemented 501) (:unavailable 503) (:deadline-exceeded 504)))
-
 (defun error-code-status (error-code)
   "The status that a stream reset with the HTTP/2 ERROR-CODE stands for."
   (cond ((= error-code http2:+refused-stream+) :unavailable)

@@ -9,11 +9,11 @@ time carry 1.2 GB/s and 256 KB 3 GB/s (doc/decisions.md); a frame of another cal
 than this.")
 
 (defun take-over (link dialect)
-  "Hand LINK over to DIALECT, a CONNECTION-DIALECT."
+  "Have LINK speak DIALECT from now on."
   (setf (link-opening link) nil
         (link-dialect link) dialect
-        (loop:connection-handler (link-socket link)) (connection-dialect-handler dialect))
-  (funcall (connection-dialect-begin dialect) link))
+        (loop:connection-handler (link-socket link)) (dialect-handler dialect))
+  (funcall (dialect-begin dialect) link))
 
 (defun opening-input (socket octets start end)
   "The handler's INPUT of a link of which it is not known yet what it speaks."
@@ -103,9 +103,8 @@ the rest of OCTETS is left for the next turn."
     (when (and (link-stopped link) (not (http2:connection-stop-reading-p http2)))
       (setf (link-stopped link) nil)
       (loop:start-reading socket))
-    (let ((answers (link-answers link)))
-      (when (and answers (fifo-items (answers-held-up answers)))
-        (answers-left (link-owner link) link)))
+    (let ((held-up (link-held-up link)))
+      (when (and held-up (fifo-items held-up)) (answers-left (link-owner link) link)))
     nil))
 
 (defun link-sent (socket octets start end)
@@ -145,8 +144,9 @@ the rest of OCTETS is left for the next turn."
   "Make a link over TRANSPORT, which is connected, on LOOP, begin HTTP/2 in ROLE, and return the
 link. It shares http2's POOL with its owner's other links. Its account is part of ACCOUNT. After a
 silence of KEEPALIVE-NS, unless that is 0, it asks the peer by a PING whether it is there. OPENING
-is given if it is not known yet what the link speaks: it is the function that finds out, and HTTP/2
-begins only after it has returned nil. MAKE is called with LOOP, OPTIONS and OWNER and returns the
+is given if it is not known yet what the link speaks. It is a function of the link, octets that its
+connection begins with, their start and end. It returns a DIALECT, NIL for HTTP/2, or :MORE if more
+octets are needed to tell. MAKE is called with LOOP, OPTIONS and OWNER and returns the
 link."
   (let ((link (funcall make loop options owner)))
     (setf (link-keepalive-ns link) keepalive-ns

@@ -14,4 +14,4 @@
   :crowded #'wire-crowded
   :now #'wire-now :peer #'wire-peer :security #'wire-security :observer #'call-observer
   :traffic #'wire-traffic
-  :stage #'wire-stage :stages #'wire-stages :unsent-octets #'wire-unsent-octets)
+  :unsent-octets #'wire-unsent-octets)

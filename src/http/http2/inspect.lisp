@@ -63,13 +63,3 @@ they are a client's output."
              (null (mismatch **preface** octets :start2 start :end2 preface-end)))
         preface-end
         start)))
-
-(defconstant +telling-preface-octets+ 4
-  "So much of the client's preface begins nothing else: no method of HTTP/1.1 is PRI.")
-
-(defun preface-p (octets start end)
-  "True if OCTETS from START to END begin as a client's connection does (section 3.4), as far as can
-be told from them."
-  (let ((count (min (length **preface**) (- end start))))
-    (and (<= +telling-preface-octets+ count)
-         (null (mismatch **preface** octets :end1 count :start2 start :end2 (+ start count))))))

@@ -12,33 +12,29 @@
   (:export
    ;; error.lisp
    #:error-code #:error-code-name
-   #:+no-error+ #:+protocol-error+ #:+internal-error+ #:+flow-control-error+ #:+settings-timeout+
-   #:+stream-closed+ #:+frame-size-error+ #:+refused-stream+ #:+cancel+ #:+compression-error+
-   #:+connect-error+ #:+enhance-your-calm+ #:+inadequate-security+ #:+http-1-1-required+
+   #:+no-error+ #:+protocol-error+ #:+internal-error+
+   #:+refused-stream+ #:+cancel+
+   #:+enhance-your-calm+ #:+inadequate-security+
    ;; structure.lisp
    #:sink #:make-sink
    #:pool #:make-pool
-   #:counters #:counters-queued-octets #:counters-control-frames #:counters-block-octets
-   #:counters-streams-opened #:counters-streams-failed #:counters-streams-refused
-   #:counters-resets-received
-   #:counters-resets-sent #:counters-pings-received #:counters-settings-received
-   #:counters-empty-frames #:counters-malformed-messages
+   #:counters #:counters-queued-octets
+   #:counters-streams-opened #:counters-streams-failed
    #:stream #:stream-p #:stream-id #:stream-connection #:stream-user #:stream-tally-in
    #:stream-tally-out #:stream-charge #:stream-queued-octets
-   #:stream-state-name #:stream-sendable-p #:stream-receivable-p #:stream-open-p
-   #:connection #:connection-p #:connection-role #:connection-user #:connection-options
-   #:connection-sink #:connection-output #:connection-counters #:connection-stream-count
-   #:connection-closed-p #:connection-draining-p #:connection-ready-p #:connection-error-text
+   #:stream-sendable-p #:stream-receivable-p #:stream-open-p
+   #:connection #:connection-role #:connection-user
+   #:connection-output #:connection-counters #:connection-stream-count
+   #:connection-closed-p #:connection-ready-p #:connection-error-text
    #:connection-last-receive-ns #:connection-peer-max-streams #:connection-peer-max-header-list
    #:connection-goaway-received #:connection-send-window #:connection-receive-window
    ;; header.lisp
    #:field-kind-of
-   #:+kind-malformed+ #:+kind-method+ #:+kind-scheme+ #:+kind-authority+ #:+kind-path+
-   #:+kind-status+ #:+kind-other+ #:+kind-content-type+ #:+kind-te+ #:+kind-content-length+
-   #:+kind-user-agent+ #:+kind-host+ #:+kind-accept-encoding+ #:+kind-content-encoding+
+   #:+kind-method+ #:+kind-path+
+   #:+kind-other+ #:+kind-content-type+
+   #:+kind-user-agent+
    #:+kind-grpc-timeout+ #:+kind-grpc-encoding+ #:+kind-grpc-accept-encoding+
-   #:+kind-grpc-status+ #:+kind-grpc-message+ #:+kind-grpc-status-details-bin+
-   #:+kind-grpc-previous-rpc-attempts+ #:+kind-grpc-retry-pushback-ms+
+   #:+kind-grpc-previous-rpc-attempts+
    ;; earning.lisp
    #:note-call-served
    ;; output.lisp
@@ -50,7 +46,7 @@
    ;; reset.lisp
    #:reset-stream
    ;; flow.lisp
-   #:consume-data #:credit-connection #:write-window-updates
+   #:consume-data #:credit-connection
    ;; writer.lisp
    #:connection-writable-p #:begin-headers #:end-headers #:reserve-data #:begin-data #:end-data
    ;; queue.lisp
@@ -58,7 +54,7 @@
    ;; reader.lisp
    #:receive-octets
    ;; inspect.lisp
-   #:describe-frame #:skip-preface #:preface-p
+   #:describe-frame #:skip-preface
    ;; connection.lisp
    #:make-connection #:start-connection #:open-stream #:available-streams #:send-goaway
    #:receive-eof #:advance-time #:shrink-connection #:kept-octets

@@ -86,14 +86,14 @@ the duration is to be counted now."
            (run-series run))
           (t (values (begin-run book method status began-ns))))))
 
-(defun in-plain-dialect-p (call)
-  (string= "PLAIN" (getf (operate particulars call) :dialect)))
+(defun says-plain-p (call)
+  (getf (operate particulars call) :plain))
 
 (define-hot (plain-request-p :inline t) (call) t
   "True if CALL is a request of HTTP and no call."
   (let ((method (call-rpc-method call)))
     (and (or (null method) (zerop (method:rpc-method-number (the method:rpc-method method))))
-         (in-plain-dialect-p call))))
+         (says-plain-p call))))
 
 (defmacro define-observers (name lambda-list documentation &body clauses)
   "Define NAME, a function of LAMBDA-LIST that returns an observer made of CLAUSES, the arguments of

@@ -1,6 +1,6 @@
-;;;; HTTP/1.1 at a server (RFC 9112), a dialect of connections (wire/dialect.lisp). A server speaks
-;;;; it if it has somebody to answer plain requests (site.lisp). Each request is a call in the
-;;;; dialect of plain requests, as over HTTP/2; what is here reads it and writes its answer.
+;;;; HTTP/1.1 at a server (RFC 9112), a dialect of its links (wire/link.lisp). A server speaks it if
+;;;; it has somebody to answer plain requests (site.lisp). Each request is a plain one, as over
+;;;; HTTP/2; what is here reads it and writes its answer.
 ;;;;
 ;;;; A connection has one request at a time. What comes behind it, pipelined, waits until it is
 ;;;; answered; meanwhile nothing more is read, so a peer makes us keep one read at most. After
@@ -16,7 +16,7 @@
 (defstruct (http1-state (:conc-name state-) (:constructor make-http1-state (link parser))
                         (:copier nil))
   "What is kept of a connection that speaks HTTP/1.1."
-  (link nil :type link :read-only t)    ; the connection
+  (link nil :type server-link :read-only t) ; the connection
   (parser nil :type http1:parser :read-only t) ; of its requests
   (phase :head :type (member :idle :head :body :answer :over)) ; see above
   (since-ns 0 :type nanoseconds)        ; when the phase began
@@ -193,7 +193,7 @@ the connection."
 
 (defun call-http1-state (call)
   "The STATE that CALL, a request over HTTP/1.1, is of."
-  (wire:link-speech (wire-call-link call)))
+  (server-link-speech (wire-call-link call)))
 
 (defun asks-for-head-p (message)
   (string= "HEAD" (http1:message-http-method message)))
@@ -309,7 +309,6 @@ the connection."
                                  :born-ns (loop:event-loop-now (link-loop link))
                                  :operations **request-operations**)))
     (count-call link hub)
-    (setf (wire:wire-call-dialect call) **plain**)
     (begin-plain-call call request)
     (rpc:observe call-begun (wire:endpoint-observer hub) call)
     (rpc:observe headers-received (wire:endpoint-observer hub) call)
@@ -359,7 +358,7 @@ told of it; else nil."
     (cond ((refuse-call-p hub link call))
           ((eql 0 body))                ; it is whole
           ((not (answered-p call))
-           (answer-plainly call (http-request-refusal (wire:call-dialect-state call))))
+           (answer-plainly call (http-request-refusal (call-http-request call))))
           ((and (integerp body) (< limit body)) (refuse-body call limit))
           ((http1:message-expects-p message)
            (http1:write-response-head (state-output state) 100 '() nil)))))
@@ -423,7 +422,7 @@ time that a turn has for them. Return where that is, and true if there is more."
 (define-hot http1-input ((socket loop:connection) (octets octets) (start index) (end index))
     (values index boolean)
   "The handler's INPUT."
-  (let ((state (wire:link-speech (the link (loop:connection-user socket)))))
+  (let ((state (server-link-speech (the server-link (loop:connection-user socket)))))
     (multiple-value-prog1
         (handler-case (read-requests state octets start end)
           (http1:http1-error (error)
@@ -434,12 +433,12 @@ time that a turn has for them. Return where that is, and true if there is more."
 ;;; The connection
 
 (defun opens-http1-p (octets start end)
-  "The dialect's OPENS: true if OCTETS begin with text, which is a request or should be one; but
-\"PRI \" begins HTTP/2."
+  "True if OCTETS begin with text, which is a request or should be one; but \"PRI \" begins HTTP/2.
+:MORE if that cannot be told yet."
   (let ((count (min 4 (- end start))))
     (cond ((null (mismatch #.(ascii-octets "PRI ") octets :end1 count :start2 start
                                                           :end2 (+ start count)))
-           :more)
+           (if (< count 4) :more nil))
           ((or (<= 32 (aref octets start) 126) (member (aref octets start) '(9 10 13))) t))))
 
 (defun begin-http1 (link)
@@ -453,12 +452,12 @@ time that a turn has for them. Return where that is, and true if there is more."
           (loop:make-lasting-timer (link-loop (state-link state)) #'state-due state)
           (state-since-ns state) (wire:link-born-ns link)
           (state-sent-ns state) (state-now state)
-          (wire:link-speech link) state)
+          (server-link-speech link) state)
     (await-due state)))
 
 (define-hot http1-fill ((socket loop:connection)) null
   "The handler's FILL: the peer takes output."
-  (let ((state (wire:link-speech (the link (loop:connection-user socket)))))
+  (let ((state (server-link-speech (the server-link (loop:connection-user socket)))))
     (setf (state-sent-ns state) (state-now state))
     (wire:measure-link (state-link state))
     nil))
@@ -466,7 +465,7 @@ time that a turn has for them. Return where that is, and true if there is more."
 (defun http1-closed (socket reason)
   "The handler's CLOSED."
   (let* ((link (loop:connection-user socket))
-         (state (wire:link-speech link))
+         (state (server-link-speech link))
          (call (state-call state)))
     (cancel-timer (loop:event-loop-wheel (link-loop link)) (state-timer state))
     (enter-phase state :over)
@@ -478,7 +477,7 @@ time that a turn has for them. Return where that is, and true if there is more."
 
 (defun http1-octets (link)
   "The dialect's OCTETS."
-  (let* ((state (wire:link-speech link))
+  (let* ((state (server-link-speech link))
          (message (and state (state-message state))))
     (+ +http1-octets+
        (if state (http1:parser-octets (state-parser state)) 0)
@@ -490,7 +489,7 @@ time that a turn has for them. Return where that is, and true if there is more."
 
 (defun drain-http1 (link)
   "The dialect's DRAIN: the answer under way is the last."
-  (let ((state (wire:link-speech link)))
+  (let ((state (server-link-speech link)))
     (setf (state-last state) t)
     (case (state-phase state)
       (:idle (end-http1 state "drained"))
@@ -499,11 +498,11 @@ time that a turn has for them. Return where that is, and true if there is more."
 
 (defun abandon-http1 (link status text)
   "The dialect's ABANDON."
-  (let ((call (state-call (wire:link-speech link))))
+  (let ((call (state-call (server-link-speech link))))
     (when call (operate abort call status text :local))))
 
 (define-load-time-global **http1**
-    (wire:make-connection-dialect
-     :name 'http1 :alpn '("http/1.1") :opens #'opens-http1-p :begin #'begin-http1
+    (wire:make-dialect
+     :begin #'begin-http1
      :handler (loop:make-handler :input #'http1-input :fill #'http1-fill :closed #'http1-closed)
      :octets #'http1-octets :drain #'drain-http1 :abandon #'abandon-http1))

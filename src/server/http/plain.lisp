@@ -1,8 +1,8 @@
-;;;; Plain requests: requests of HTTP that no dialect takes, and so are no calls. The handlers of
-;;;; HTTP that START-SERVER was given, or its :FALLBACK, answer them (site.lisp). Where there is
-;;;; none a plain request is answered with an error once it is whole. Each is a server-call in a
-;;;; dialect of its own. So handlers of HTTP run as those of calls do, and the limits and the end of
-;;;; the server apply to them; but they do not count as calls.
+;;;; Plain requests: requests of HTTP that are no calls of gRPC's. The handlers of HTTP that
+;;;; START-SERVER was given, or its :FALLBACK, answer them (site.lisp). Where there is none a plain
+;;;; request is answered with an error once it is whole. Each is a server-call that has the
+;;;; HTTP-REQUEST that it is. So handlers of HTTP run as those of calls do, and the limits and the
+;;;; end of the server apply to them; but they do not count as calls.
 ;;;;
 ;;;; What differs between HTTP/2 and HTTP/1.1 is the CARRIER: how an answer is written. HTTP/2's is
 ;;;; here, that of HTTP/1.1 in http1.lisp.
@@ -81,7 +81,7 @@ true if they end it."
 
 (defun ended-by-head-p (call)
   "True if the answer of CALL, which is sent in chunks, has no body, so that its head has ended it."
-  (let ((answer (http-request-answer (wire:call-dialect-state call))))
+  (let ((answer (http-request-answer (call-http-request call))))
     (bodiless-p call (plain-answer-http-status answer))))
 
 (defun unsent-over-http2 (call)
@@ -129,8 +129,8 @@ Return false if CALL may not have so much memory and so has been ended."
           t))))
 
 (defun receive-plain-body (call octets start end)
-  "The dialect's RECEIVE."
-  (let ((request (wire:call-dialect-state call))
+  "Keep OCTETS from START to END, of the body of the plain request CALL."
+  (let ((request (call-http-request call))
         (limit (options-max-fallback-body-octets (wire:wire-call-options call)))
         (count (- end start)))
     (cond ((or (call-status call) (not (answered-p call))))
@@ -140,9 +140,15 @@ Return false if CALL may not have so much memory and so has been ended."
                     :start1 (http-request-fill request) :start2 start :end2 end)
            (incf (http-request-fill request) count)))))
 
+(defun receive-plain-data (call octets start end)
+  "As RECEIVE-PLAIN-BODY, of the payload of a DATA frame, for which window is given back."
+  (receive-plain-body call octets start end)
+  (wire:give-window call (- end start)))
+
 (defun end-plain-request (call)
-  "The dialect's END: the request is whole. The half-close starts the handler, if there is one."
-  (let ((request (wire:call-dialect-state call)))
+  "The plain request CALL is whole. The half-close starts the handler, if there is one."
+  (setf (call-half-closed call) t)
+  (let ((request (call-http-request call)))
     (cond ((call-status call))
           ((answered-p call)
            (when (< (http-request-fill request) (length (http-request-body request)))
@@ -152,114 +158,9 @@ Return false if CALL may not have so much memory and so has been ended."
           (t (answer-plainly call (http-request-refusal request))))))
 
 (defun begin-plain-call (call request)
-  "CALL, which is in the dialect of plain requests, is REQUEST."
+  "CALL is the plain REQUEST."
   (setf (http-request-call request) call
-        (wire:call-dialect-state call) request))
-
-;;; What handlers of HTTP return
-
-(defun name-char-p (char)
-  "True if CHAR may be in the name of a header in lower case (RFC 9110 section 5.6.2)."
-  (or (char<= #\a char #\z) (char<= #\0 char #\9) (find char "!#$%&'*+-.^_`|~")))
-
-(define-load-time-global **name-chars**
-    (let ((set (make-array 128 :element-type 'bit :initial-element 0)))
-      (dotimes (code 128 set)
-        (when (name-char-p (code-char code)) (setf (sbit set code) 1)))))
-(declaim (type (simple-bit-vector 128) **name-chars**))
-
-(deftype text ()
-  '(simple-array character (*)))
-
-(define-hot sound-name-p ((name text)) boolean
-  "True if NAME can be the name of a header, and is in lower case."
-  (and (plusp (length name))
-       (loop for char across name
-             for code = (char-code char)
-             always (and (< code 128) (= 1 (sbit **name-chars** code))))))
-
-(define-hot sound-value-p ((value text)) boolean
-  "True if VALUE can be a header's as it is: printable ASCII without blanks around it."
-  (let ((end (length value)))
-    (and (loop for char across value always (char<= #\Space char #\~))
-         (or (zerop end)
-             (and (char/= #\Space (char value 0))
-                  (char/= #\Space (char value (1- end))))))))
-
-(define-hot same-name-p ((a text) (b text)) boolean
-  "True if A and B, names of headers in lower case, are the same."
-  (and (= (length a) (length b))
-       (loop for x across a for y across b always (char= x y))))
-
-(defparameter *our-headers*
-  (mapcar (lambda (name) (coerce name 'text))
-          '("connection" "content-length" "keep-alive" "proxy-connection" "te" "transfer-encoding"
-            "upgrade"))
-  "The names of headers that only we may set.")
-
-(defun sound-header (entry)
-  "ENTRY of a handler's headers with its name in lower case and without blanks around its value.
-Signal an error if it can be none."
-  (unless (and (consp entry) (stringp (car entry)) (stringp (cdr entry)))
-    (error "Headers are an alist from strings to strings; ~S is no entry of one." entry))
-  (let ((name (coerce (string-downcase (car entry)) 'text))
-        (value (coerce (string-trim '(#\Space #\Tab) (cdr entry)) 'text)))
-    (unless (sound-name-p name)
-      (error "~S is no name of a header." (car entry)))
-    (unless (sound-value-p value)
-      (error "The value of the header ~A must be printable ASCII, not ~S." name value))
-    (cons name value)))
-
-(defun check-header (entry)
-  "ENTRY of a handler's headers as it is sent; nil for a header that only we may set."
-  (let ((entry (if (and (consp entry)
-                        (typep (car entry) 'text) (sound-name-p (car entry))
-                        (typep (cdr entry) 'text) (sound-value-p (cdr entry)))
-                   entry
-                   (sound-header entry))))
-    (if (member (car entry) *our-headers* :test #'same-name-p) nil entry)))
-
-(defun find-header (name headers)
-  "The entry of HEADERS, checked ones, that is called NAME, or nil."
-  (find-if (lambda (entry) (same-name-p name (car entry))) headers))
-
-(defun check-answer (http-status headers body)
-  "The PLAIN-ANSWER that the values of a handler stand for. Signal an error if they are none."
-  (unless (typep http-status '(integer 200 599))
-    (error "A handler has returned ~S, which is no HTTP status from 200 to 599." http-status))
-  (let ((headers (loop for entry in headers
-                       for checked = (check-header entry)
-                       when checked collect checked)))
-    (when (and (stringp body) (null (find-header "content-type" headers)))
-      (push '("content-type" . "text/plain; charset=utf-8") headers))
-    (make-plain-answer http-status headers
-                       (typecase body
-                         (null (make-octets 0))
-                         (string (string-octets body))
-                         ((vector octet) (coerce body 'octets))
-                         (t (error "The body of an answer is a string or octets, not ~S."
-                                   body))))))
-
-(defun fixed-answer (http-status headers body)
-  "Return an answer for handlers to return again and again: HTTP-STATUS, HEADERS and BODY, as
-handlers return them, checked and written once. From any thread."
-  (let* ((answer (check-answer http-status headers body))
-         (headers (plain-answer-headers answer)))
-    (if (or (member http-status '(204 304)) (find-header "date" headers))
-        answer
-        (make-plain-answer http-status headers (plain-answer-body answer)
-                           (http1:response-head-octets http-status headers
-                                                       (length (plain-answer-body answer)))))))
-
-(defun handler-answer (request values)
-  "What VALUES, those of a handler of REQUEST, are for the call: the call itself if REQUEST is
-answered later; T if that has been begun, and so is to end; else a PLAIN-ANSWER."
-  (cond ((eq request (first values)) (http-request-call request))
-        ((plain-answer-p (first values)) (first values))
-        ((http-request-sending request) t)
-        (t (destructuring-bind (&optional http-status headers body &rest more) values
-             (declare (ignore more))
-             (check-answer http-status headers body)))))
+        (detour-http-request (ensure-detour call)) request))
 
 ;;; Routes
 
@@ -350,47 +251,8 @@ if there is neither. EXECUTION is what START-SERVER was given."
 
 ;;; The answer
 
-(defun answer-plainly (call answer)
-  "End CALL, a plain one, with ANSWER. On the loop."
-  (unless (call-status call)
-    (setf (http-request-answer (wire:call-dialect-state call)) answer)
-    (server-finish call :ok "" nil '())))
-
-(defun plain-end (call)
-  "The answer with which CALL, which has ended, ends."
-  (let ((request (wire:call-dialect-state call))
-        (outcome (rpc:call-outcome call)))
-    (or (http-request-answer request)
-        (check-answer (wire:status-http-status (call-status call)) '()
-                      (if outcome (rpc:outcome-message outcome) "")))))
-
 (defun bodiless-p (call http-status)
   "True if the answer to CALL with HTTP-STATUS has no body (RFC 9110 section 6.4.1)."
   (or (= http-status 204)
       (= http-status 304)
-      (string= "HEAD" (http-request-method (wire:call-dialect-state call)))))
-
-(defun begun-p (request)
-  "True if the head of REQUEST's answer, which is sent in chunks, has been written. On the loop."
-  (eq :begun (http-request-sending request)))
-
-(defun write-plain-end (call)
-  "The dialect's WRITE-END."
-  (let* ((request (wire:call-dialect-state call))
-         (carrier (http-request-carrier request)))
-    (cond ((begun-p request)
-           ;; a server that stops ends what would not end by itself
-           (funcall (carrier-end carrier) call
-                    (and (member (call-status call) '(:ok :unavailable)) t)))
-          (t (wire:mark-call call wire:+headers+)
-             (funcall (carrier-answer carrier) call (plain-end call))))))
-
-(defun reply-plainly (call value)
-  "The dialect's REPLY: VALUE is what HANDLER-ANSWER has returned."
-  (if (plain-answer-p value)
-      (answer-plainly call value)
-      (server-finish call :ok "" nil '())))
-
-(define-load-time-global **plain**
-    (wire:make-dialect :name 'plain :receive #'receive-plain-body :end #'end-plain-request
-                       :reply #'reply-plainly :write-end #'write-plain-end))
+      (string= "HEAD" (http-request-method (call-http-request call)))))

@@ -1,5 +1,5 @@
-;;;; What is known of a request before it is a call: what its headers said. A request that no
-;;;; dialect takes is a plain one (plain.lisp), an HTTP-REQUEST; that is what handlers of HTTP get.
+;;;; What is known of a request before it is a call: what its headers said. A request that is not
+;;;; gRPC's is a plain one (plain.lisp), an HTTP-REQUEST; that is what handlers of HTTP get.
 
 (in-package #:clgrpc.server)
 
@@ -58,6 +58,10 @@ this found in the memo of MESSAGE. The connection's."
             (http-request-path request)
             (let ((answer (http-request-answer request)))
               (and answer (plain-answer-http-status answer))))))
+
+(defun begun-p (request)
+  "True if the head of REQUEST's answer, which is sent in chunks, has been written. On the loop."
+  (eq :begun (http-request-sending request)))
 
 (document-functions
   http-request-p "True of the requests that the functions of HTTP handlers get."
@@ -211,7 +215,7 @@ with \"/events?token=a%20b\" and \"token\"; nil if there is none."
   (timeout nil :type (or null (unsigned-byte 62))) ; nanoseconds
   (incoming nil :type (or symbol wire:encoding)) ; as BEGIN-COMPRESSION has it
   (accepted '() :type list)             ; the encodings that the client can read
-  (dialect nil :type (or null wire:dialect)) ; that the content type is of; NIL is gRPC
+  (plain nil :type boolean)             ; its content type is not gRPC's
   (refusal nil :type (or null plain-answer)) ; for a plain request: the answer without a fallback
   (rejection '() :type list))           ; why it cannot become a call: a status and a text
 

@@ -92,6 +92,6 @@ wait. Return REQUEST. From any thread."
 (defun end-open-response (call)
   "If CALL is a plain request whose response is sent in chunks, end it, since the server stops. On
 the loop."
-  (let ((request (wire:call-dialect-state call)))
-    (when (and (http-request-p request) (begun-p request))
+  (let ((request (call-http-request call)))
+    (when (and request (begun-p request))
       (multiple-value-call #'server-abort call (rpc:verdict :server-stopping) :local))))

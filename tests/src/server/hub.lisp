@@ -11,7 +11,7 @@
                (is (= count (server::hub-link-count hub)))
                (loop for link across (server::hub-links hub)
                      for place from 0
-                     do (is (= place (wire:link-place link))))))
+                     do (is (= place (server::server-link-place link))))))
         (check 20)
         (loop for end in (append (subseq ends 15) (subseq ends 0 5) (subseq ends 5 15))
               for left downfrom 19

@@ -19,9 +19,9 @@
   "At once on the loop, else in its next turn; not when it has stopped."
   (with-link (link)
     (let ((call (calls 1)) (ran '()))
-      (is-true (wire:wire-post call (lambda () (push 1 ran))))
+      (is-true (wire::wire-post call (lambda () (push 1 ran))))
       (is (null ran))
       (memory:run-turns memory:*world*)
       (is (equal '(1) ran))
-      (on-loop (lambda () (wire:wire-post call (lambda () (push 2 ran))) (push 3 ran)))
+      (on-loop (lambda () (wire::wire-post call (lambda () (push 2 ran))) (push 3 ran)))
       (is (equal '(3 2 1) ran)))))

@@ -11,7 +11,7 @@
     (wire:encode-metadata (status:check-metadata metadata) encoder buffer)
     (hpack:decode-block decoder (buffer-octets buffer) (buffer-start buffer) (buffer-end buffer)
                         list)
-    (values (wire:fields-metadata (wire:list-custom-fields list #())) list)))
+    (values (wire::fields-metadata (wire:list-custom-fields list #())) list)))
 
 (test metadata-round-trip
   (let ((metadata `(("x-trace" . "abc") ("x-trace" . "def") ("empty" . "")
@@ -22,8 +22,8 @@
   "Several binary values may come in one field, with padding or without; what is no base64 is
 dropped."
   (is (equalp `(("k-bin" . ,(octets-of 1)) ("k-bin" . ,(octets-of 2 3)))
-              (wire:fields-metadata (vector (hpack:string-field "k-bin" "AQ==,AgM")))))
-  (is (null (wire:fields-metadata (vector (hpack:string-field "k-bin" "!!"))))))
+              (wire::fields-metadata (vector (hpack:string-field "k-bin" "AQ==,AgM")))))
+  (is (null (wire::fields-metadata (vector (hpack:string-field "k-bin" "!!"))))))
 
 (test repeated-metadata-is-shared
   "A peer that sends the same fields again costs no new vector."

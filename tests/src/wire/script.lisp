@@ -11,8 +11,7 @@
   (told '()))                           ; events of the link, newest first
 
 (defstruct (post-call (:include wire:wire-call))
-  "A call as a server has it that does nothing by itself."
-  (began-ns nil))                       ; when the test says that its handler began
+  "A call as a server has it that does nothing by itself.")
 
 (defvar *station* nil "The station of the test.")
 
@@ -22,8 +21,6 @@
 (defmethod wire:link-due ((owner station) link event)
   (declare (ignore link))
   (push event (station-told owner)))
-
-(defmethod wire:call-began-ns ((call post-call)) (post-call-began-ns call))
 
 (defun told ()
   "What the owner was told since the last look."
@@ -44,8 +41,17 @@
       (hpack:encode-field encoder buffer (hpack:string-field ":status" "200") :plain))
     (http2:end-headers stream nil)))
 
+(defun post-stages (call)
+  "The operation STAGES."
+  (wire:list-stages call
+                    (lambda (call total)
+                      (declare (ignore call))
+                      (list (cons :receive 1000000000) (cons :queue 999)
+                            (cons :send (- total 1000000000))))
+                    0))
+
 (rpc:define-transport-end **post-operations** (:server :like wire:**wire-operations**)
-  :send-metadata #'list :reply #'list :finish #'list :abort #'end-post
+  :send-metadata #'list :reply #'list :finish #'list :abort #'end-post :stages #'post-stages
   :write-head #'write-post-head
   :deliver #'wire:deliver-streamed :half-close #'wire:half-close-streamed)
 

@@ -126,7 +126,7 @@
   (sees '(:ping-ack 5))
   (h2:send-ping (connection) 77)
   (says '(:ping 77))
-  (is (= 2 (h2:counters-pings-received (h2:connection-counters (connection))))))
+  (is (= 2 (h2::counters-pings-received (h2:connection-counters (connection))))))
 
 (define-dialogue too-many-answers (:server :max-queued-control-frames 10)
   "A peer that provokes answers and does not read them is cut off."
@@ -151,7 +151,7 @@
   (flush)
   (hears '(:goaway 3 :no-error))
   (sees '(:goaway 3 :no-error) '(:reset 5 :refused-stream :goaway) '(:closed 5))
-  (is (h2:connection-draining-p (connection)))
+  (is (h2::connection-draining-p (connection)))
   (is (zerop (h2:available-streams (connection))))
   (is (null (h2:open-stream (connection))))
   (hears '(:headers 1 :ok :end-stream) '(:goaway 1 :no-error))

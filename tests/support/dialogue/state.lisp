@@ -192,4 +192,4 @@
   (sees '(:reset 1 :cancel :peer) '(:closed 1))
   (hears '(:headers 7 ((":method" "POST") (":scheme" "http") (":path" "/indexed"))))
   (sees '(:headers 7 "/indexed" nil))
-  (is (= 1 (h2:counters-streams-refused (h2:connection-counters (connection))))))
+  (is (= 1 (h2::counters-streams-refused (h2:connection-counters (connection))))))

@@ -164,13 +164,13 @@ not have returned for the next to run elsewhere. Neither do quick ones bring the
       (is-true (wait-until (lambda () (< 65536 (queued-octets server)))))
       (throw-and-reset attacker (support:at-length 50 200) 1000000)
       (with-attacker (decent address) (is-true (served-p decent)))
-      (let ((answers (clgrpc.wire::link-answers
-                      (find-if #'clgrpc.wire::link-answers
+      (let ((held-up (clgrpc.wire:link-held-up
+                      (find-if #'clgrpc.wire:link-held-up
                                (server::hub-links (first (server::server-hubs server)))))))
         ;; one of the two that asked for much may wait still
         (is-true (wait-until
                   (lambda ()
-                    (null (rest (fifo-items (clgrpc.wire::answers-held-up answers)))))))))))
+                    (null (rest (fifo-items held-up))))))))))
 
 (defun throw-and-reset (attacker count length)
   "Make COUNT calls with requests of LENGTH octets, and reset each when it is whole."

@@ -154,7 +154,7 @@ of kind and octets, is."
   (lambda (kind octets)
     (declare (ignore kind))
     (let ((fields (vector (hpack:make-field (ascii-octets "x-bin") octets))))
-      (when (wire::sound-metadata-p fields) (wire:fields-metadata fields)))))
+      (when (wire::sound-metadata-p fields) (wire::fields-metadata fields)))))
 
 (defparameter *traceparent* "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
 

@@ -7,7 +7,7 @@
 (defun try-beside (call)
   "Have CALL tried on its link once more. Return the attempt, or nil."
   (let ((done (make-signal)) (attempt nil))
-    (wire:wire-post call (lambda ()
+    (wire::wire-post call (lambda ()
                            (unless (grpc:call-status call)
                              (let ((link (wire:wire-call-link call)))
                                (client::ensure-retries call)

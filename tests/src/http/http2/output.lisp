@@ -10,7 +10,7 @@
     (shake-hands)
     (flet ((count-after (&rest frames)
              (apply #'hears frames)
-             (h2:counters-control-frames counters)))
+             (h2::counters-control-frames counters)))
       (is (= 2 (count-after '(:ping 1) '(:settings))))
       (setf (h2:connection-output (connection)) nil) ; nothing of it could be sent
       (is (= 3 (count-after '(:ping 2))))

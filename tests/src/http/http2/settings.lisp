@@ -15,7 +15,7 @@
 (test setting-ranges
   "The ends of each range (6.5.2)."
   (loop for (name value code) in `((2 0 nil) (2 1 nil) (2 2 ,h2:+protocol-error+)
-                                   (4 #x7FFFFFFF nil) (4 #x80000000 ,h2:+flow-control-error+)
+                                   (4 #x7FFFFFFF nil) (4 #x80000000 ,h2::+flow-control-error+)
                                    (5 16383 ,h2:+protocol-error+) (5 16384 nil)
                                    (5 16777215 nil) (5 16777216 ,h2:+protocol-error+)
                                    (1 #xFFFFFFFF nil) (3 0 nil) (6 #xFFFFFFFF nil) (99 1 nil))

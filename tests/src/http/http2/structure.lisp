@@ -10,7 +10,7 @@
     (request :get)
     (let ((stream (find-stream 1)))
       (is (search "1 open" (princ-to-string stream)))
-      (is (eq :open (h2:stream-state-name stream)))
+      (is (eq :open (h2::stream-state-name stream)))
       (is (search "client, 1 stream" (princ-to-string (connection))))
       (h2:receive-eof (connection))
       (is (search "closed" (princ-to-string (connection))))

@@ -1,0 +1,107 @@
+;;;; What handlers of HTTP return, checked. Their headers may be none that only we set, nor say
+;;;; anything that would not be one header on the line.
+
+(in-package #:clgrpc.server)
+
+(defun name-char-p (char)
+  "True if CHAR may be in the name of a header in lower case (RFC 9110 section 5.6.2)."
+  (or (char<= #\a char #\z) (char<= #\0 char #\9) (find char "!#$%&'*+-.^_`|~")))
+
+(define-load-time-global **name-chars**
+    (let ((set (make-array 128 :element-type 'bit :initial-element 0)))
+      (dotimes (code 128 set)
+        (when (name-char-p (code-char code)) (setf (sbit set code) 1)))))
+(declaim (type (simple-bit-vector 128) **name-chars**))
+
+(deftype text ()
+  '(simple-array character (*)))
+
+(define-hot sound-name-p ((name text)) boolean
+  "True if NAME can be the name of a header, and is in lower case."
+  (and (plusp (length name))
+       (loop for char across name
+             for code = (char-code char)
+             always (and (< code 128) (= 1 (sbit **name-chars** code))))))
+
+(define-hot sound-value-p ((value text)) boolean
+  "True if VALUE can be a header's as it is: printable ASCII without blanks around it."
+  (let ((end (length value)))
+    (and (loop for char across value always (char<= #\Space char #\~))
+         (or (zerop end)
+             (and (char/= #\Space (char value 0))
+                  (char/= #\Space (char value (1- end))))))))
+
+(define-hot same-name-p ((a text) (b text)) boolean
+  "True if A and B, names of headers in lower case, are the same."
+  (and (= (length a) (length b))
+       (loop for x across a for y across b always (char= x y))))
+
+(defparameter *our-headers*
+  (mapcar (lambda (name) (coerce name 'text))
+          '("connection" "content-length" "keep-alive" "proxy-connection" "te" "transfer-encoding"
+            "upgrade"))
+  "The names of headers that only we may set.")
+
+(defun sound-header (entry)
+  "ENTRY of a handler's headers with its name in lower case and without blanks around its value.
+Signal an error if it can be none."
+  (unless (and (consp entry) (stringp (car entry)) (stringp (cdr entry)))
+    (error "Headers are an alist from strings to strings; ~S is no entry of one." entry))
+  (let ((name (coerce (string-downcase (car entry)) 'text))
+        (value (coerce (string-trim '(#\Space #\Tab) (cdr entry)) 'text)))
+    (unless (sound-name-p name)
+      (error "~S is no name of a header." (car entry)))
+    (unless (sound-value-p value)
+      (error "The value of the header ~A must be printable ASCII, not ~S." name value))
+    (cons name value)))
+
+(defun check-header (entry)
+  "ENTRY of a handler's headers as it is sent; nil for a header that only we may set."
+  (let ((entry (if (and (consp entry)
+                        (typep (car entry) 'text) (sound-name-p (car entry))
+                        (typep (cdr entry) 'text) (sound-value-p (cdr entry)))
+                   entry
+                   (sound-header entry))))
+    (if (member (car entry) *our-headers* :test #'same-name-p) nil entry)))
+
+(defun find-header (name headers)
+  "The entry of HEADERS, checked ones, that is called NAME, or nil."
+  (find-if (lambda (entry) (same-name-p name (car entry))) headers))
+
+(defun check-answer (http-status headers body)
+  "The PLAIN-ANSWER that the values of a handler stand for. Signal an error if they are none."
+  (unless (typep http-status '(integer 200 599))
+    (error "A handler has returned ~S, which is no HTTP status from 200 to 599." http-status))
+  (let ((headers (loop for entry in headers
+                       for checked = (check-header entry)
+                       when checked collect checked)))
+    (when (and (stringp body) (null (find-header "content-type" headers)))
+      (push '("content-type" . "text/plain; charset=utf-8") headers))
+    (make-plain-answer http-status headers
+                       (typecase body
+                         (null (make-octets 0))
+                         (string (string-octets body))
+                         ((vector octet) (coerce body 'octets))
+                         (t (error "The body of an answer is a string or octets, not ~S."
+                                   body))))))
+
+(defun fixed-answer (http-status headers body)
+  "Return an answer for handlers to return again and again: HTTP-STATUS, HEADERS and BODY, as
+handlers return them, checked and written once. From any thread."
+  (let* ((answer (check-answer http-status headers body))
+         (headers (plain-answer-headers answer)))
+    (if (or (member http-status '(204 304)) (find-header "date" headers))
+        answer
+        (make-plain-answer http-status headers (plain-answer-body answer)
+                           (http1:response-head-octets http-status headers
+                                                       (length (plain-answer-body answer)))))))
+
+(defun handler-answer (request values)
+  "What VALUES, those of a handler of REQUEST, are for the call: the call itself if REQUEST is
+answered later; T if that has been begun, and so is to end; else a PLAIN-ANSWER."
+  (cond ((eq request (first values)) (http-request-call request))
+        ((plain-answer-p (first values)) (first values))
+        ((http-request-sending request) t)
+        (t (destructuring-bind (&optional http-status headers body &rest more) values
+             (declare (ignore more))
+             (check-answer http-status headers body)))))
