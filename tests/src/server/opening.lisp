@@ -33,7 +33,7 @@ SETTINGS, and a GOAWAY with the reason."
            (loop for (text reason) in `(("GET / HTTP/1.1" "the peer speaks HTTP/1.1")
                                         ("ECHO" "not an HTTP/2 client preface")
                                         ("PRJ * HTTP" "not an HTTP/2 client preface")
-                                        ("E" "no preface and SETTINGS in time")
+                                        ("E" "not an HTTP/2 client preface")
                                         ("PRI *" "no preface and SETTINGS in time"))
                  do (with-plain-socket (socket (grpc:server-address server))
                       (say-text socket text)
