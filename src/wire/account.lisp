@@ -1,5 +1,5 @@
-;;;; Where the time of a call on the wire went, computed on demand from its marks (stage.lisp), as far
-;;;; as both ends tell it alike: the operation UNSENT-OCTETS, and what STAGES has besides the stages.
+;;;; Where the time of a call on the wire went, computed on demand from its marks (stage.lisp): what
+;;;; both ends have in common, the operation UNSENT-OCTETS and all of STAGES but the stages.
 
 (in-package #:clgrpc.wire)
 
@@ -41,8 +41,8 @@
 
 (defun list-stages (call spans connects)
   "The operation STAGES, of CALL. SPANS is a function of CALL and how long that has taken in all, in
-nanoseconds, that returns its stages so far, a list of (stage . ns), oldest first; CONNECTS is how often it was
-attempted to connect while CALL waited for that."
+nanoseconds, that returns its stages so far, a list of (stage . ns), oldest first. CONNECTS is how
+often it was attempted to connect while CALL waited for that."
   (declare (type function spans))
   (let* ((outcome (call-outcome call))
          (status (call-status call))
