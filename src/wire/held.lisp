@@ -27,8 +27,9 @@
 
 (in-package #:clgrpc.wire)
 
-(defconstant +most-held-octets+ (* 512 1024 1024)
-  "The default limit of what all links together hold is no more than that, however large the heap.")
+(defconstant +most-held-octets+ (* 128 1024 1024)
+  "The default limit of what all links together hold is no more than that, however large the heap: a
+collection that copies as much stops all threads for about an eighth of a second.")
 (defconstant +little-held-octets+ 65536
   "A link that holds no more is refused nothing.")
 (defconstant +least-unsent-octets+ 65536
@@ -38,7 +39,7 @@
   "How much all links of a server or channel with OPTIONS may hold."
   (let ((limit (options-max-total-held-octets options)))
     (if (zerop limit)
-        (min +most-held-octets+ (ash (sb-ext:dynamic-space-size) -2))
+        (min +most-held-octets+ (ash (sb-ext:dynamic-space-size) -3))
         limit)))
 
 (define-hot (link-account :inline t) ((link link)) account
