@@ -66,7 +66,7 @@ refused, and the server lives."
                                               (when (member :end-stream form)
                                                 (push form endings))
                                               (= (length ids) (length endings)))
-                                            :seconds 30)))
+                                            :seconds 120)))
                           (declare (ignore heard))
                           (is (= (length ids) (length endings)))
                           (dolist (form endings)
