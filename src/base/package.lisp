@@ -121,7 +121,7 @@
    ;; queue.lisp
    #:inbox #:make-inbox #:push-inbox #:drain-inbox #:inbox-empty-p #:doze-inbox #:rouse-inbox
    #:inbox-asleep-p
-   #:confirm-wake #:close-inbox
+   #:confirm-wake #:close-inbox #:no-waker-left-p
    ;; fifo.lisp
    #:fifo #:make-fifo #:fifo-items #:enqueue #:enqueue-first #:enqueue-in-order #:dequeue
    #:remove-from-fifo #:clear-fifo

@@ -17,7 +17,7 @@
 (in-package #:clgrpc.base)
 
 (defconstant +longest-wake-ns+ +ns-per-second+
-  "For so long CLOSE-INBOX waits for threads that may be about to wake the consumer.")
+  "For so long NO-WAKER-LEFT-P waits for threads that may be about to wake the consumer.")
 
 (defstruct (inbox (:constructor make-inbox ()) (:copier nil))
   "A queue from many threads to one."
@@ -101,6 +101,11 @@ thread is about to wake the consumer; false if one still is after +LONGEST-WAKE-
 consumer."
   (take-arrivals inbox :closed)
   (rouse-inbox inbox)
+  (no-waker-left-p inbox))
+
+(defun no-waker-left-p (inbox)
+  "Wait until no thread is about to wake the consumer of INBOX. Return true; false if one still is
+after +LONGEST-WAKE-NS+."
   (sb-thread:barrier (:memory))
   (loop with end = (+ (monotonic-ns) +longest-wake-ns+)
         until (zerop (inbox-wakers inbox))

@@ -176,7 +176,7 @@ does the rest. On the loop."
     (flush-phase loop)
     (last-phase loop)
     (release-sources loop)
-    (release-pollers loop quiet))
+    (close-poller loop (event-loop-poller loop) quiet))
   (release-area loop)
   (fill (event-loop-pool loop) nil)
   (setf (event-loop-pool-count loop) 0

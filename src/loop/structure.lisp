@@ -56,9 +56,7 @@ gathering.lisp."
   (world *world* :type world :read-only t) ; the one that the loop was made in
   (clock nil :type function :read-only t) ; returns the time in nanoseconds
   (poller nil :type poller)             ; says what is ready
-  ;; pollers that POLLER has replaced and no thread waits with; guarded by LOCK. :CLOSED once they
-  ;; are closed, :KEPT if they stay open
-  (spare-pollers '() :type (or list (member :closed :kept)))
+  (strays '() :type list)               ; threads overtaken while they waited with POLLER
   (random nil :type random-state :read-only t) ; for what is left to chance on the loop
   (reserve nil :type (or null reserve) :read-only t) ; runs the loop when its own thread cannot
   (driving nil :type (or null driving) :read-only t) ; nil if the loop has a thread of its own
@@ -85,7 +83,7 @@ gathering.lisp."
   (runner nil :type (or null sb-thread:thread)) ; the one that LAUNCH-EVENT-LOOP has made
   (overtaken nil :type boolean)         ; RUNNER is like any thread of RESERVE now
   (blind nil :type boolean)             ; events were fetched and then lost
-  (lock (sb-thread:make-mutex :name "clgrpc loop") :read-only t) ; for STATE, SPARE-POLLERS
+  (lock (sb-thread:make-mutex :name "clgrpc loop") :read-only t) ; for STATE, STRAYS
   ;; told when STATE changes
   (stopped (sb-thread:make-waitqueue :name "clgrpc loop stopped") :read-only t)
   ;; turns that take long; see watchdog.lisp

@@ -251,44 +251,62 @@ WITH-USER-INTERRUPTS. Return the value of BODY, or NIL."
 
 ;;; A thread that is overtaken while it waits for events may be in the middle of the wait, and
 ;;; would take events from the thread that runs the loop now, and be left there when the loop stops.
-;;; So the loop gets another poller; the thread is woken, and gives back the one that it has.
+;;; So the loop gets another poller; the thread is woken, and closes the one that it has. The thread
+;;; is a stray until it has left its poller. If it has left before the loop gets another, the loop
+;;; keeps the one that there is.
+
+(defmacro with-strays ((loop) &body body)
+  "Evaluate BODY, which sees and changes the strays of LOOP and its poller, while no other does."
+  `(sb-thread:with-mutex ((event-loop-lock ,loop)) ,@body))
+
+(defun forget-stray (loop thread)
+  "THREAD is no stray of LOOP any more; return true if it was. The lock is held."
+  (when (member thread (event-loop-strays loop))
+    (setf (event-loop-strays loop) (remove thread (event-loop-strays loop) :count 1))
+    t))
 
 (defun replace-poller (loop)
-  "This thread has overtaken one that waits for events of LOOP: give LOOP another poller and wake
-that thread. Without descriptors for another poller the threads share the old one."
+  "Give LOOP another poller, and wake the thread that waits with the one that it had. Without
+descriptors for another poller the threads share it. The lock is held."
   (let* ((old (event-loop-poller loop))
-         (spare (sb-thread:with-mutex ((event-loop-lock loop))
-                  (pop (event-loop-spare-pollers loop))))
-         (new (or spare
-                  (handler-case (funcall (world-make-poller (event-loop-world loop)))
-                    (socket-error () nil)))))
+         (new (handler-case (funcall (world-make-poller (event-loop-world loop)))
+                (socket-error () nil))))
     (when new
       (setf (poller-interest new) (poller-interest old)
             (event-loop-poller loop) new
             (event-loop-blind loop) t)
       (funcall (poller-wake old) old))))
 
-(defun give-poller-back (loop poller)
-  "This thread has waited with POLLER, which LOOP has replaced meanwhile."
-  (when (eq :closed
-            (sb-thread:with-mutex ((event-loop-lock loop))
-              (let ((spare (event-loop-spare-pollers loop)))
-                (when (listp spare)
-                  ;; a thread that was interrupted there may have had it as well
-                  (setf (event-loop-spare-pollers loop) (adjoin poller spare)))
-                spare)))
-    (funcall (poller-close poller) poller)))
+(defun overtake-sleeper (loop baton)
+  "As OVERTAKE, of a thread that waits for events."
+  (let ((sleeper (event-loop-thread loop)))
+    (with-strays (loop) (push sleeper (event-loop-strays loop)))
+    (cond ((overtake loop baton)
+           (with-strays (loop)
+             (when (member sleeper (event-loop-strays loop)) (replace-poller loop)))
+           t)
+          (t (with-strays (loop) (forget-stray loop sleeper))
+             nil))))
 
-(defun release-pollers (loop quiet)
-  "Close the pollers of LOOP. QUIET is false if a thread is still about to wake LOOP, one that was
-stopped in the middle of a POST: then they stay open, since their descriptors may have other owners
-by the time that thread writes to them."
-  (let ((pollers (cons (event-loop-poller loop)
-                       (sb-thread:with-mutex ((event-loop-lock loop))
-                         (shiftf (event-loop-spare-pollers loop) (if quiet :closed :kept))))))
-    (if quiet
-        (dolist (poller pollers) (funcall (poller-close poller) poller))
-        (log-event :error :waker-does-not-return :loop loop))))
+(defun leave-poller (loop poller)
+  "This thread was overtaken while it waited with POLLER for events of LOOP, and waits no more.
+Return true if POLLER is still that of LOOP; else close it, as soon as no other thread is about to
+wake LOOP by it."
+  (multiple-value-bind (stray shared)
+      (with-strays (loop)
+        (values (forget-stray loop sb-thread:*current-thread*)
+                (eq poller (event-loop-poller loop))))
+    (when (and stray (not shared))
+      (close-poller loop poller (no-waker-left-p (event-loop-inbox loop))))
+    shared))
+
+(defun close-poller (loop poller quiet)
+  "Close POLLER, of LOOP. QUIET is false if a thread is still about to wake LOOP by it, one that was
+stopped in the middle of a POST: then it stays open, since its descriptors may have other owners by
+the time that thread writes to them."
+  (if quiet
+      (funcall (poller-close poller) poller)
+      (log-event :error :waker-does-not-return :loop loop)))
 
 ;;; Asking other threads to run a loop
 
@@ -327,13 +345,14 @@ RUN-ON-RESERVE. Return true if one will try."
     (and reserve
          (run-on-reserve reserve
                          (lambda ()
-                           (with-taken-loop (loop (overtake loop baton))
+                           (with-taken-loop (loop (if (= +waiting+ (baton-state baton))
+                                                      (overtake-sleeper loop baton)
+                                                      (overtake loop baton)))
                              ;; from now on the runner is a thread like others: none waits for it
                              (setf (event-loop-overtaken loop) t)
                              (trace-event :loop :overtaken :loop loop)
-                             (if (= +lent+ (baton-state baton))
-                                 (note-late (event-loop-user loop))
-                                 (replace-poller loop))
+                             (when (= +lent+ (baton-state baton)) ; else it was in no user code
+                               (note-late (event-loop-user loop)))
                              (funcall (event-loop-run loop) loop)))
                          :if-busy if-busy))))
 

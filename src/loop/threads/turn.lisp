@@ -90,7 +90,7 @@ interrupts; return how many events it has fetched."
 (define-hot sleep-as-lender ((loop event-loop) (wait (signed-byte 62))) (integer 0 256)
   "As FETCH-EVENTS, which is to wait. Events are lost that this thread has fetched when an interrupt
 unwinds it, when another thread has got LOOP, or when it has run LOOP in the middle of an interrupt;
-then LOOP asks for all of them again. A thread that was overtaken gives its poller back."
+then LOOP asks for all of them again. A thread that was overtaken closes its poller."
   (let ((poller (event-loop-poller loop))
         (turns (event-loop-turns loop))
         (count -1))
@@ -101,8 +101,7 @@ then LOOP asks for all of them again. A thread that was overtaken gives its poll
              (unless (and (<= 0 count) (= turns (event-loop-turns loop)))
                (setf (event-loop-blind loop) t
                      count 0)))
-            ((not (eq poller (event-loop-poller loop))) (give-poller-back loop poller))
-            ((/= 0 count)
+            ((and (leave-poller loop poller) (/= 0 count))
              (setf (event-loop-blind loop) t)
              (post loop (constantly nil))))) ; the thread that runs it may sleep
     (max 0 count)))

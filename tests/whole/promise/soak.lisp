@@ -298,9 +298,7 @@ the least one of each half counts."
                (note-problem soak "~(~A~) memory has grown by ~,1F MB." figure
                              (/ growth 1048576.0))))
     (flet ((descriptors (rest) (getf rest :descriptors)))
-      (when (> (reduce #'max later :key #'descriptors)
-               ;; a loop that was overtaken while it waited keeps a second poller
-               (+ (descriptors (first rests)) (* 2 (length clgrpc.loop::**watched**))))
+      (when (> (reduce #'max later :key #'descriptors) (descriptors (first rests)))
         (note-problem soak "There are more and more descriptors:~{ ~D~}."
                       (mapcar #'descriptors rests))))
     ;; those of the reserve end after a while; one may run the client's loop

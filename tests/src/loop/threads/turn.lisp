@@ -152,14 +152,18 @@
 
 (test a-thread-that-is-overtaken-in-its-wait-leaves
   "It is woken, though nothing happens, and takes no events from the thread that runs the loop now;
-nor is it left behind in the wait when the loop stops, as it would be if both had one poller."
+nor is it left behind in the wait when the loop stops, as it would be if both had one poller. It
+closes the one that it had."
   (let ((reserve (make-reserve :threads 3))
+        (descriptors 0)
         (pause (sb-thread:make-semaphore)))
     (flet ((wait-until (predicate)
              (loop repeat 2000
                    thereis (funcall predicate)
                    do (sb-thread:wait-on-semaphore pause :timeout 0.01))))
       (with-loops (loop) (:reserve reserve)
+        (settle loop)
+        (setf descriptors (os:open-descriptor-count))
         (dotimes (i 3)
           (settle loop)
           (let ((baton 0) (thread nil))
@@ -173,6 +177,7 @@ nor is it left behind in the wait when the loop stops, as it would be if both ha
             ;; the thread that has left is one of the reserve
             (is-true (wait-until (lambda ()
                                    (= 1 (getf (event-loop-statistics loop) :idle-threads))))
-                     "A thread that was overtaken has not left its wait.")))
+                     "A thread that was overtaken has not left its wait.")
+            (is (= descriptors (os:open-descriptor-count)))))
         (is (= 42 (on-loop loop (constantly 42)))))
       (is-true (close-reserve reserve 10)))))
