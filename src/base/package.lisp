@@ -131,7 +131,7 @@
    #:visible-text #:write-visible #:unsafe-char-p #:bounded-text #:with-bounded-text
    ;; chronicle.lisp
    #:new-number #:chronicle #:make-chronicle #:chronicle-number #:chronicle-born-ns
-   #:chronicle-count #:note-happening #:happenings #:+most-happenings+
+   #:chronicle-count #:note-happening #:happenings
    #:happening-text #:happening-severity #:happening-ns #:happening-child #:happening-child-name
    #:make-registry #:enter-registry #:quit-registry #:registered
    ;; log.lisp, trace.lisp, journal.lisp

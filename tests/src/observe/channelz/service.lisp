@@ -265,9 +265,10 @@
   (let ((chronicle (make-chronicle 1)))
     (dotimes (i 1000)
       (note-happening chronicle i (format nil "~D" i))
-      (is (<= (length (clgrpc.base::chronicle-happenings chronicle)) (* 2 +most-happenings+))))
+      (is (<= (length (clgrpc.base::chronicle-happenings chronicle))
+              (* 2 clgrpc.base::+most-happenings+))))
     (is (= 1000 (chronicle-count chronicle)))
-    (is (equal (loop for i from (- 1000 +most-happenings+) below 1000
+    (is (equal (loop for i from (- 1000 clgrpc.base::+most-happenings+) below 1000
                      collect (format nil "~D" i))
                (mapcar #'happening-text (happenings chronicle))))))
 
@@ -276,7 +277,7 @@
     (with-threads (thread 4)
       (dotimes (i 500) (note-happening chronicle i "x")))
     (is (= 2000 (chronicle-count chronicle)))
-    (is (= +most-happenings+ (length (happenings chronicle))))))
+    (is (= clgrpc.base::+most-happenings+ (length (happenings chronicle))))))
 
 ;;; Numbers and pages
 
