@@ -254,7 +254,7 @@ so that the rest is left for messages under way; a call that would exceed it end
 :resource-exhausted. Two messages of max-receive-octets are always allowed.")
    (max-total-held-octets 0 0 1099511627776 "octets"
     "What max-held-octets counts, for all connections of a server or of a channel together; 0
-means an eighth of the Lisp heap, but at most 128 MB: all calls wait while a collection copies what
+means a quarter of the Lisp heap, but at most 128 MB: all calls wait while a collection copies what
 is held, a millisecond for each megabyte. Give more where many long messages come at once. Above
 half of it, each connection is limited to two of the largest messages and to 64 KB of output. A peer
 may hold three times what is left; a call that would exceed that ends with :resource-exhausted. An

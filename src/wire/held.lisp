@@ -39,7 +39,7 @@ collection that copies as much stops all threads for about an eighth of a second
   "How much all links of a server or channel with OPTIONS may hold."
   (let ((limit (options-max-total-held-octets options)))
     (if (zerop limit)
-        (min +most-held-octets+ (ash (sb-ext:dynamic-space-size) -3))
+        (min +most-held-octets+ (ash (sb-ext:dynamic-space-size) -2))
         limit)))
 
 (define-hot (link-account :inline t) ((link link)) account
