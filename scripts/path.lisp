@@ -117,7 +117,6 @@ order."
       (unwind-protect
            (progn
              (loop repeat 4 do (call))
-             (sleep 0.2)
              (let ((steps (note-call #'call)))
                (print-path "Client" (steps-of steps (lambda (thread) (eq thread here))) verbose)
                (print-path "Server"
