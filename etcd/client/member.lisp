@@ -1,5 +1,8 @@
 ;;;; The members of etcd's cluster: who they are, and how their number changes. A cluster of N
 ;;;; members works while more than half of them do; learners have no vote until they are promoted.
+;;;;
+;;;; etcd drops a change that is proposed before its leader has noted that the one before it was
+;;;; applied, and never answers it: the call ends with its deadline, and may be made again.
 
 (in-package #:clgrpc.etcd)
 

@@ -39,14 +39,14 @@
   "A lease lasts beyond its time, through a restart of etcd, too, until its client is closed."
   (with-store (store)
     (let ((lease nil))
-      (etcd:with-etcd (other (store-address store) :backoff-maximum-seconds 0.2)
+      (etcd:with-etcd (other (store-address store) :timeout +patience+ :backoff-maximum-seconds 0.2)
         (setf lease (etcd:grant-lease other 3))
         (etcd:put other "a" "1" :lease lease)
         (let ((end (lease-end lease)))
           (begin-store store)
           (await-time end)
           (is-true (etcd:lease-alive-p lease))
-          (is-true (etcd:fetch *etcd* "a" :timeout +patience+))))
+          (is-true (etcd:fetch *etcd* "a"))))
       (is-false (etcd:lease-alive-p lease)))))
 
 (test leases-are-lost
@@ -56,7 +56,7 @@ has not answered for its time."
     (let* ((lost '())
            (note (lambda (condition) (push (type-of condition) lost)))
            (lease (etcd:grant-lease *etcd* 2 :on-loss note)))
-      (etcd:with-etcd (other (store-address store))
+      (etcd:with-etcd (other (store-address store) :timeout +patience+)
         (clgrpc.etcd::ask other #'etcdserverpb.lease:lease-revoke
                           (pb:make-lease-revoke-request :id (etcd:lease-id lease)) nil))
       (is-true (wait-until (lambda () lost)))

@@ -18,7 +18,7 @@ lost, and fencing numbers grow."
              (loop repeat 4
                    collect (sb-thread:make-thread
                             (lambda ()
-                              (etcd:with-etcd (etcd (store-address store))
+                              (etcd:with-etcd (etcd (store-address store) :timeout +patience+)
                                 (loop repeat 5
                                       do (etcd:with-lock (lock etcd "lab/lock" :timeout +patience+)
                                            (push (etcd:lock-revision lock) numbers)
@@ -116,7 +116,7 @@ it."
 (test locks-are-waited-for-through-restarts
   "etcd is killed while somebody waits for a lock: he has it once it is back and the lock is free."
   (with-store (store)
-    (etcd:with-etcd (etcd (store-address store) :backoff-maximum-seconds 0.2)
+    (etcd:with-etcd (etcd (store-address store) :timeout +patience+ :backoff-maximum-seconds 0.2)
       (let* ((lock (etcd:acquire-lock etcd "l" :seconds 60))
              (next (etcd:request-lock etcd "l" :seconds 60))
              (waiting (sb-thread:make-thread

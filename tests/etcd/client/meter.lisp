@@ -14,8 +14,8 @@
 (test clients-count
   (with-store (store)
     (let ((metrics (metrics:make-metrics)))
-      (etcd:with-etcd (etcd (store-address store) :metrics metrics)
-        (etcd:with-etcd (other (store-address store) :metrics metrics)
+      (etcd:with-etcd (etcd (store-address store) :timeout +patience+ :metrics metrics)
+        (etcd:with-etcd (other (store-address store) :timeout +patience+ :metrics metrics)
           (let ((heard 0))
             (etcd:watch etcd (lambda (changes revision)
                                (declare (ignore revision))

@@ -59,7 +59,7 @@ newest first, were applied to."
       (begin-store store)
       (is-true (wait-until (lambda () (equal '(:entries :entries) (mapcar #'first events)))))
       (is (equal '(("m/b" . "2") ("m/c" . "3")) (copy-of events)))
-      (etcd:put *etcd* "m/d" "4" :timeout +patience+)
+      (etcd:put *etcd* "m/d" "4")
       (is-true (wait-until (lambda () (assoc "m/d" (copy-of events) :test #'string=)))))))
 
 (test mirrors-begin-anew-when-the-store-has-lost-its-data
@@ -75,7 +75,7 @@ newest first, were applied to."
       (begin-store store)
       (is-true (wait-until (lambda () (equal '(:entries :entries) (mapcar #'first events)))))
       (is (null (copy-of events)))
-      (etcd:put *etcd* "m/d" "4" :timeout +patience+)
+      (etcd:put *etcd* "m/d" "4")
       (is-true (wait-until (lambda () (equal '(("m/d" . "4")) (copy-of events))))))))
 
 (store-test mirrors-end

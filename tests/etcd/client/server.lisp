@@ -75,7 +75,7 @@ gives to clients, one of which might take it while an etcd is restarted."
   "Call FUNCTION while STORES run, with *ETCD* bound to a client of all of them."
   (mapc #'begin-store stores)
   (unwind-protect
-       (etcd:with-etcd (etcd (mapcar #'store-address stores)
+       (etcd:with-etcd (etcd (mapcar #'store-address stores) :timeout +patience+
                         :backoff-initial-seconds 0.05 :backoff-maximum-seconds 0.2)
          (etcd:count-entries etcd :prefix "" :timeout +patience+)
          (let ((*etcd* etcd)) (funcall function)))

@@ -21,7 +21,7 @@ a/ and to read b; from then on it wants to know who asks."
     (signals etcd:not-ready (etcd:enable-authentication *etcd*))
     (enable-users)
     (signals etcd:access-denied (etcd:fetch *etcd* "a/x"))
-    (etcd:with-etcd (root (store-address store) :user "root" :password "secret")
+    (etcd:with-etcd (root (store-address store) :timeout +patience+ :user "root" :password "secret")
       (is (equal '("ada" "root") (sort (etcd:list-users root) #'string<)))
       (is (equal '("root" "writer") (sort (etcd:list-roles root) #'string<)))
       (is (equal '("writer") (etcd:user-roles root "ada")))
@@ -71,14 +71,15 @@ a/ and to read b; from then on it wants to know who asks."
 disabled; a password may be fetched anew."
   (with-store (store "--bcrypt-cost" "4")
     (let ((password "countess") (asked 0))
-      (etcd:with-etcd (ada (store-address store)
+      (etcd:with-etcd (ada (store-address store) :timeout +patience+
                        :user "ada" :password (lambda () (incf asked) password))
         (etcd:put ada "c" "free")
         (is (= 1 asked))
         (enable-users)
         (etcd:put ada "a/x" "1")
         (is (= 2 asked))
-        (etcd:with-etcd (root (store-address store) :user "root" :password "secret")
+        (etcd:with-etcd (root (store-address store) :timeout +patience+
+                              :user "root" :password "secret")
           (etcd:change-password root "ada" (setf password "lady"))
           (etcd:put ada "a/x" "2")
           (is (= 3 asked))
@@ -117,7 +118,7 @@ all of it goes on."
 new ones, through a restart, too."
   (with-store (store "--bcrypt-cost" "4")
     (enable-users)
-    (etcd:with-etcd (ada (store-address store) :user "ada" :password "countess"
+    (etcd:with-etcd (ada (store-address store) :timeout +patience+ :user "ada" :password "countess"
                                                :backoff-maximum-seconds 0.2)
       (exercise-token ada (lambda ()
                             (etcd:change-password (etcd:as-user ada "root" "secret")
@@ -141,7 +142,8 @@ whole seconds; calls, watches and leases get new ones."
                               (format nil "jwt,pub-key=~A,priv-key=~A,sign-method=RS256,ttl=3s"
                                       public private))
              (enable-users)
-             (etcd:with-etcd (ada (store-address store) :user "ada" :password "countess"
+             (etcd:with-etcd (ada (store-address store) :timeout +patience+
+                                  :user "ada" :password "countess"
                                                         :backoff-maximum-seconds 0.2)
                (let ((ended nil))
                  (exercise-token ada (lambda ()
@@ -151,7 +153,8 @@ whole seconds; calls, watches and leases get new ones."
                  (setf (clgrpc.etcd::etcd-token ada) ended))
                (is-true (etcd:watch ada (constantly nil) :prefix "a/"))
                ;; users and roles have changed since the token was made
-               (etcd:with-etcd (root (store-address store) :user "root" :password "secret")
+               (etcd:with-etcd (root (store-address store) :timeout +patience+
+                                     :user "root" :password "secret")
                  (etcd:put ada "a/4" "1")
                  (etcd:add-user root "bob" "x")
                  (etcd:put ada "a/5" "1")))))
@@ -162,7 +165,8 @@ whole seconds; calls, watches and leases get new ones."
   (with-store (store "--bcrypt-cost" "4")
     (enable-users)
     (let ((metrics (metrics:make-metrics)))
-      (etcd:with-etcd (ada (store-address store) :user "ada" :password "countess"
+      (etcd:with-etcd (ada (store-address store) :timeout +patience+
+                           :user "ada" :password "countess"
                                                  :metrics metrics)
         (etcd:put ada "a/1" "1")
         (setf (clgrpc.etcd::etcd-token ada) "invalid")

@@ -48,7 +48,8 @@ once, in its order."
                               :prefix "n/"))
            (writer (sb-thread:make-thread
                     (lambda ()
-                      (etcd:with-etcd (etcd (store-address store) :backoff-maximum-seconds 0.2)
+                      (etcd:with-etcd (etcd (store-address store) :timeout +patience+
+                                            :backoff-maximum-seconds 0.2)
                         (loop for i from 0
                               until stop
                               do (handler-case
@@ -98,7 +99,7 @@ back."
       (end-store store)
       (setf (store-port store) (free-port))
       (begin-store store)
-      (etcd:with-etcd (etcd (store-address store))
+      (etcd:with-etcd (etcd (store-address store) :timeout +patience+)
         (loop repeat 5 do (etcd:put etcd "a" "2" :timeout +patience+))
         (etcd:compact etcd (+ 4 first)))
       (end-store store)

@@ -56,7 +56,7 @@
 lease, and when it comes back without its data."
   (with-store (store)
     (let ((registration (register "127.0.0.1:5" :lease-seconds 1)))
-      (flet ((lease () (let ((entry (etcd:fetch *etcd* "greeter/127.0.0.1:5" :timeout +patience+)))
+      (flet ((lease () (let ((entry (etcd:fetch *etcd* "greeter/127.0.0.1:5")))
                          (if entry (etcd:entry-lease entry) 0)))
              (other-lease-p (before)
                (let ((entry (ignore-errors (etcd:fetch *etcd* "greeter/127.0.0.1:5"))))
@@ -281,7 +281,7 @@ have one thread that waits; threads of the reserve end once there is nothing to 
   "Who closes the client ends what is registered with it."
   (with-store (store)
     (let ((registration nil))
-      (etcd:with-etcd (other (store-address store))
+      (etcd:with-etcd (other (store-address store) :timeout +patience+)
         (setf registration (discovery:register nil "greeter" :etcd other :address "127.0.0.1:5"))
         (is-true (discovery:await-registration registration :timeout +patience+)))
       (is (eq :withdrawn (discovery:registration-state registration))))))

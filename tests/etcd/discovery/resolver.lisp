@@ -193,7 +193,7 @@ meanwhile."
         (support:kill-program (store-program store))
         (is (= 0 (who channel)))
         (begin-store store)
-        (etcd:count-entries *etcd* :prefix "" :timeout +patience+)
+        (etcd:count-entries *etcd* :prefix "")
         (put-server (second servers))
         (is-true (answers-p channel '(0 1) :seconds +patience+))))))
 
