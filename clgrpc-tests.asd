@@ -71,6 +71,7 @@ that is not loaded (:DATA)."
                     (:file "architecture")
                     (:file "arrow")
                     (:file "packages")
+                    (:file "path")
                     (:file "slot")
                     (:file "documentation")
                     (:file "chapter")

@@ -103,6 +103,11 @@ order."
   (loop for (thread . symbol) in steps
         when (funcall predicate thread) collect symbol))
 
+(defun from-wake-up (steps)
+  "The STEPS of a loop's thread from when it has events. Before that it ends the turn of the call
+before, and waits."
+  (or (member "NOTE-EPOLL-EVENTS" steps :key #'symbol-name :test #'string=) steps))
+
 (defun print-paths (verbose)
   "Print the path of a unary call, the fifth on its connection, at both ends."
   (let* ((server (uiop:symbol-call '#:clgrpc '#:start-server
@@ -120,8 +125,9 @@ order."
              (let ((steps (note-call #'call)))
                (print-path "Client" (steps-of steps (lambda (thread) (eq thread here))) verbose)
                (print-path "Server"
-                           (steps-of steps (lambda (thread)
-                                             (search "server" (sb-thread:thread-name thread))))
+                           (from-wake-up
+                            (steps-of steps (lambda (thread)
+                                              (search "server" (sb-thread:thread-name thread)))))
                            verbose)))
         (uiop:symbol-call '#:clgrpc '#:close-channel channel)
         (uiop:symbol-call '#:clgrpc '#:stop-server server :drain 0)))))

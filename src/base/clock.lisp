@@ -34,6 +34,7 @@ architectures."
     (the nanoseconds (+ (* (the (integer 0 4000000000) (sb-alien:deref timespec 0)) +ns-per-second+)
                         (the (integer 0 999999999) (sb-alien:deref timespec 1))))))
 
+(declaim (sb-ext:maybe-inline monotonic-ns))
 (define-hot monotonic-ns () nanoseconds
   "The time since some fixed point in the past, in nanoseconds; it never goes back. From any
 thread."

@@ -60,12 +60,12 @@ interrupts off until all of this is done."
   "True if INBOX holds nothing."
   (and (not (consp (inbox-head inbox))) (null (inbox-arrived inbox))))
 
-(define-hot rouse-inbox ((inbox inbox)) null
+(define-hot (rouse-inbox :inline t) ((inbox inbox)) null
   "Say that the consumer is awake. By the consumer."
   (setf (inbox-asleep inbox) 0)
   nil)
 
-(define-hot doze-inbox ((inbox inbox)) boolean
+(define-hot (doze-inbox :inline t) ((inbox inbox)) boolean
   "Say that the consumer is about to sleep. Return true if it may, since INBOX is empty; otherwise
 it is taken to be awake. By the consumer."
   (setf (inbox-asleep inbox) 1)
@@ -86,14 +86,17 @@ it is taken to be awake. By the consumer."
         (setf (inbox-arrived inbox) (nconc (inbox-arrived inbox) (nreverse head)))
         (return nil)))))
 
-(define-hot drain-inbox ((inbox inbox) (function function)) null
+(define-hot drain-items ((inbox inbox) (function function)) null
+  "As DRAIN-INBOX, of an INBOX that has items."
+  (take-arrivals inbox nil)
+  (loop while (inbox-arrived inbox)
+        until (eq :enough (funcall function (pop (inbox-arrived inbox))))))
+
+(define-hot (drain-inbox :inline t) ((inbox inbox) (function function)) null
   "Call FUNCTION with each item that is in INBOX now, the oldest first, until it returns :ENOUGH;
 what is pushed meanwhile waits. If FUNCTION exits non-locally, or has had enough, the next drain
 goes on with the next item. By the consumer."
-  (unless (inbox-empty-p inbox)
-    (take-arrivals inbox nil)
-    (loop while (inbox-arrived inbox)
-          until (eq :enough (funcall function (pop (inbox-arrived inbox)))))))
+  (unless (inbox-empty-p inbox) (drain-items inbox function)))
 
 (defun close-inbox (inbox)
   "Make INBOX refuse items from now on; those it holds can still be drained. Return true if no

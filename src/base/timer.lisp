@@ -51,6 +51,7 @@ ARGUMENT."
   (tick 0 :type (unsigned-byte 42))     ; up to which the wheel has turned
   (count 0 :type index)                 ; how many timers are in it
   (earliest-ns most-positive-fixnum :type nanoseconds) ; no timer is due before
+  (earliest-known t :type boolean)      ; false once the timer that is due then may have left
   ;; the first timer of each slot, or nil
   (slots (make-array (1+ +expired+) :initial-element nil) :type (simple-vector 449))
   ;; for each level, a bit for each slot with timers
@@ -142,11 +143,18 @@ wheel's it may be what was so a moment ago."
 
 ;;; For users
 
+(define-hot (note-removal :inline t) ((wheel timer-wheel) (timer timer)) null
+  "TIMER, which is pending, is about to be taken out of WHEEL: perhaps it was the first."
+  (when (<= (timer-due-ns timer) (timer-wheel-earliest-ns wheel))
+    (setf (timer-wheel-earliest-known wheel) nil))
+  nil)
+
 (define-hot schedule-timer ((wheel timer-wheel) (timer timer) (due-ns nanoseconds)) null
   "Let TIMER run in the first ADVANCE-WHEEL at DUE-NS or later. If it is pending, it moves there."
-  (if (timer-pending-p timer)
-      (unlink-timer wheel timer)
-      (incf (timer-wheel-count wheel)))
+  (cond ((timer-pending-p timer)
+         (note-removal wheel timer)
+         (unlink-timer wheel timer))
+        (t (incf (timer-wheel-count wheel))))
   (setf (timer-due-ns timer) due-ns)
   (when (< due-ns (timer-wheel-earliest-ns wheel))
     (setf (timer-wheel-earliest-ns wheel) due-ns))
@@ -155,6 +163,7 @@ wheel's it may be what was so a moment ago."
 (define-hot cancel-timer ((wheel timer-wheel) (timer timer)) boolean
   "Do not let TIMER run. Return true if it was pending."
   (when (timer-pending-p timer)
+    (note-removal wheel timer)
     (unlink-timer wheel timer)
     (decf (timer-wheel-count wheel))
     t))
@@ -184,6 +193,7 @@ timers."
         finally (return due)))
 
 (define-hot find-next-due ((wheel timer-wheel)) (or null nanoseconds)
+  "As NEXT-DUE-NS, found by a look at the slots."
   (let ((expired (svref (timer-wheel-slots wheel) +expired+)))
     (if expired
         (timer-due-ns expired)
@@ -193,13 +203,19 @@ timers."
                               (if (< slot (ash 1 +level-bits+)) #xFFFFFFFF +exact-scan+))
                 (ash tick +tick-bits+)))))))
 
-(define-hot next-due-ns ((wheel timer-wheel)) (or null nanoseconds)
+(define-hot renew-earliest ((wheel timer-wheel)) null
+  "Have EARLIEST-NS of WHEEL say what NEXT-DUE-NS returns."
+  (setf (timer-wheel-earliest-ns wheel) (or (find-next-due wheel) most-positive-fixnum)
+        (timer-wheel-earliest-known wheel) t)
+  nil)
+
+(define-hot (next-due-ns :inline t) ((wheel timer-wheel)) (or null nanoseconds)
   "When ADVANCE-WHEEL should be called next: never later than the first timer is due; NIL if there
 is none. It may be earlier where more than +EXACT-SCAN+ timers share a slot above level 0: then it
 is when that slot's timers are to move down."
-  (let ((due (find-next-due wheel)))
-    (setf (timer-wheel-earliest-ns wheel) (or due most-positive-fixnum))
-    due))
+  (unless (timer-wheel-earliest-known wheel) (renew-earliest wheel))
+  (let ((due (timer-wheel-earliest-ns wheel)))
+    (if (= due most-positive-fixnum) nil due)))
 
 (define-hot empty-slot ((wheel timer-wheel) (slot (integer 0 447)) (now-ns nanoseconds)) null
   "Take every timer out of SLOT, which the wheel's tick has reached, to where it now belongs: from
@@ -241,5 +257,5 @@ due."
         (unlink-timer wheel timer)
         (decf (timer-wheel-count wheel))
         (funcall (timer-function timer) (timer-argument timer))))
-    (next-due-ns wheel)
+    (renew-earliest wheel)
     nil))

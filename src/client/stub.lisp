@@ -138,14 +138,16 @@ and wait for the end of CALL. If this is left otherwise, at whatever moment, can
          (sb-sys:with-local-interrupts
            (when generator
              (send-requests call (if at-once (sending-at-once call generator) generator)))
-           (rpc:wait-for-call call #'rpc:never))
-      (operate leave call))))
+           (rpc:wait-for-call call #'call-status))
+      (unless (call-status call) (operate leave call)))))
 
 (defun reply-of (call)
   "Return the reply of CALL, which answers once and has ended, and CALL, or signal its RPC-ERROR."
   (unless (eq :ok (call-status call)) (error (rpc:call-condition call)))
   (values (let ((reply (shiftf (client-call-reply call) nil)))
-            (if reply (wire:wire-decode call reply 0 0) (rpc:pop-incoming call)))
+            (cond ((null reply) (rpc:pop-incoming call))
+                  ((wire:undecoded-p reply) (wire:wire-decode call reply 0 0))
+                  (t reply)))
           call))
 
 ;;; Streams of requests

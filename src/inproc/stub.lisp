@@ -134,7 +134,7 @@ CALL-UNARY."
   (let ((client (line-client line)))
     (when (eq :waiting (line-phase line))
       (begin-for-receiver line))
-    (rpc:wait-for-call client #'rpc:never)
+    (rpc:wait-for-call client #'rpc:call-status)
     (values (line-reply line) client)))
 
 ;;; Calls with a line

@@ -41,10 +41,11 @@
   (%inflate-reset "inflateReset" int (stream system-area-pointer))
   (%inflate-end "inflateEnd" int (stream system-area-pointer)))
 
+(declaim (inline open-zlib))
 (defun open-zlib ()
   "Open libz unless it is open. Return true if there is one, else nil and why not as text. From any
 thread."
-  (open-library **libz**))
+  (if (library-addresses **libz**) (values t nil) (open-library **libz**)))
 
 ;;; Streams
 

@@ -162,18 +162,22 @@ none may be sent. OVER is true if CALL's user has said that no more messages wil
         (let ((new (make-gate)))
           (or (sb-ext:compare-and-swap (parts-gate parts) nil new) new)))))
 
-(define-hot notify ((call call)) null
+(define-hot ring-in-turn ((gate gate)) null
+  "See NOTIFY; GATE is the call's."
+  (let ((loop loop:*event-loop*))
+    (cond ((not (and loop (loop:holds-baton-p loop))) (ring gate))
+          ((not (gate-ringing gate))
+           (setf (gate-ringing gate) t)
+           (loop:call-last loop #'ring gate))))
+  nil)
+
+(define-hot (notify :inline t) ((call call)) null
   "Wake the threads that wait for CALL. Call this after the store that they wait for. A thread that
 runs a loop wakes them at the end of the turn, together with those of other calls."
   (sb-thread:barrier (:memory))
   (let* ((parts (call-parts call))
          (gate (and parts (parts-gate parts))))
-    (when gate
-      (let ((loop loop:*event-loop*))
-        (cond ((not (and loop (loop:holds-baton-p loop))) (ring gate))
-              ((not (gate-ringing gate))
-               (setf (gate-ringing gate) t)
-               (loop:call-last loop #'ring gate))))))
+    (when gate (ring-in-turn gate)))
   nil)
 
 (define-hot (notify-sleeper :inline t) ((call call)) null
@@ -192,13 +196,9 @@ thread sleeps."
     (when (plusp (gate-sleepers gate)) (os:wake-futex futex)))
   nil)
 
-(defun never (call)
-  "False: the predicate for WAIT-FOR-CALL of a thread that waits for CALL's end and nothing else."
-  (declare (ignore call))
-  nil)
-
 (defun wait-for-call (call ready-p)
-  "Wait until (funcall READY-P CALL) is true or CALL has ended; return what it returned last. Either
+  "Wait until (funcall READY-P CALL) is true or CALL has ended; return what it returned last. For a
+thread that waits for CALL's end and nothing else READY-P is CALL-STATUS. Either
 this thread drives CALL's loop meanwhile, or it parks, after handing over the loop that it runs
 itself. The wait ends with the call, which its deadline or its connection ends at the latest. Signal
 :resource-exhausted if this thread runs a loop and no other is left to do so."
@@ -312,8 +312,10 @@ are not a message, signal an RPC-ERROR, which ends CALL as well. Only by the rec
 
 ;;; The end of a call
 
-(defun end-call (call status &key (message "") details (ended-by :peer) cause (sent t))
-  "Store how CALL ended and wake its waiters. On CALL's loop. Return false if it had ended already."
+(defun end-call (call status &key (message "") details (ended-by :peer) cause (sent t)
+                               (observer (operate observer call)))
+  "Store how CALL ended, tell OBSERVER and wake its waiters. On CALL's loop. Return false if it had
+ended already."
   (unless (call-status call)
     (unless (and (eq status :ok) (null details) (zerop (length (the string message))))
       (setf (ending-outcome (ensure-ending call))
@@ -322,7 +324,7 @@ are not a message, signal an RPC-ERROR, which ends CALL as well. Only by the rec
                           :unsent (call-unsent-octets call))))
     (sb-thread:barrier (:write))
     (setf (call-status call) status)
-    (observe call-ended (operate observer call) call)
+    (observe call-ended observer call)
     (notify call)
     (let ((reactions (call-reactions call)))
       (when (and reactions (reactions-on-ended reactions)) (operate schedule call)))

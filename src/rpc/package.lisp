@@ -32,7 +32,7 @@
    #:failed-attempts #:filter-messages #:filtered #:finish #:flaw #:gate-ringer #:incoming-type
    #:inlet #:inlet-filter #:inlet-queued-octets #:inlet-received #:intent-attempt #:intent-metadata
    #:intent-wait-for-ready #:interceptors-for #:join-observers #:late-value #:make-arrival
-   #:make-observer #:make-trusted-observer #:may-send-p #:message-due-p #:never
+   #:make-observer #:make-trusted-observer #:may-send-p #:message-due-p
    #:note-failed-attempt #:note-opened #:notify #:notify-sleeper #:observe #:observer #:observer-for
    #:observer-interceptors #:on-cancel #:on-end #:on-half-close #:on-message #:on-writable
    #:operate #:operations #:outcome #:outcome-details #:outcome-message #:outcome-stage

@@ -83,7 +83,8 @@ false: then POST-REPLY is to be called with the baton lent. On the loop."
     (rpc:add-trailers call trailers)
     (note-time call)
     (wire:mark-call call wire:+end+)
-    (end-call call status :message message :details details :ended-by :local)
+    (end-call call status :message message :details details :ended-by :local
+                          :observer (wire:call-observer call))
     (wire:stop-timers call)
     (write-end call))
   nil)

@@ -45,4 +45,4 @@ the encoding for answers, if the client accepts it, or nil."
 (defun encode-compression-fields (call encoder buffer)
   "Append the fields of compression to CALL's first header block. CALL has a COMPRESSION."
   (wire:encode-encodings call encoder buffer)
-  (wire:encode-accepted-encodings encoder buffer))
+  (hpack:encode-field encoder buffer (wire:accepted-encodings-field) :index))

@@ -118,7 +118,7 @@ count it and tell the observer, if CALL has one."
   "True of a client's call that is its own future: no stub waits for it."
   (logtest +unattended+ (wire-call-marks call)))
 
-(define-hot close-sending ((call wire-call)) null
+(define-hot (close-sending :inline t) ((call wire-call)) null
   "Note that our side of CALL sends no more. On its loop, or before the loop begins it."
   (setf (wire-call-marks call) (logior +closed+ (wire-call-marks call)))
   nil)

@@ -26,6 +26,7 @@
 (defglobal **accept-all** (hpack:string-field "grpc-accept-encoding" "gzip,deflate"))
 (defglobal **accept-identity** (hpack:string-field "grpc-accept-encoding" "identity"))
 
+(declaim (inline accepted-encodings-field))
 (defun accepted-encodings-field ()
   "The grpc-accept-encoding that says what we can read."
   (if (os:open-zlib) **accept-all** **accept-identity**))

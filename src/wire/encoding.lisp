@@ -94,7 +94,3 @@ If libz has no memory, end CALL and return nil."
     (when compression
       (let ((encoding (compression-outgoing compression)))
         (when encoding (hpack:encode-field encoder buffer (encoding-field encoding) :index))))))
-
-(defun encode-accepted-encodings (encoder buffer)
-  "Append grpc-accept-encoding to a header block."
-  (hpack:encode-field encoder buffer (accepted-encodings-field) :index))

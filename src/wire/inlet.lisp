@@ -10,12 +10,6 @@
 (defconstant +shortest-batch+ 512
   "How long the second batch of a read is at least.")
 
-(define-hot queue-incoming ((call wire-call) item (size index)) null
-  "Queue ITEM, of SIZE octets, behind what came before, and charge CALL's link with it."
-  (seal-batch call)
-  (charge-link (the link (wire-call-link call)) (push-incoming call item size))
-  nil)
-
 (define-hot open-batch ((call wire-call) (need index)) arrival
   "Open a batch of CALL with room for NEED octets and return it. The first batch of a read is as
 long as its message, each further one about twice as long as the one before."
@@ -49,13 +43,24 @@ through."
             (arrival-end batch) (copy-octets octets start end item (+ 4 at)))))
   nil)
 
-(define-hot seal-batch ((call wire-call)) null
-  "Queue what has arrived."
-  (let* ((inlet (call-wire-inlet call))
-         (batch (and inlet (shiftf (wire-inlet-arriving inlet) nil))))
+(define-hot seal-inlet ((call wire-call) (inlet wire-inlet)) null
+  "See SEAL-BATCH; INLET is CALL's."
+  (let ((batch (shiftf (wire-inlet-arriving inlet) nil)))
     (when batch
       (push-arrival call batch)
       (when (callbacks-p call) (wire-schedule call))))
+  nil)
+
+(define-hot (seal-batch :inline t) ((call wire-call)) null
+  "Queue what has arrived."
+  (let ((inlet (call-wire-inlet call)))
+    (when inlet (seal-inlet call inlet)))
+  nil)
+
+(define-hot queue-incoming ((call wire-call) item (size index)) null
+  "Queue ITEM, of SIZE octets, behind what came before, and charge CALL's link with it."
+  (seal-batch call)
+  (charge-link (the link (wire-call-link call)) (push-incoming call item size))
   nil)
 
 (define-hot seal-arrivals ((link link)) null
@@ -216,7 +221,7 @@ few if its link holds much."
       (wire-post call (lambda () (release-window call))))
     nil))
 
-(define-hot parse-incoming ((call wire-call) (octets octets) (start index) (end index)
+(define-hot (parse-incoming :inline t) ((call wire-call) (octets octets) (start index) (end index)
                             (consume boolean))
     (values t boolean fixnum)
   "Decode the octets; return the message. With CONSUME, the message may keep OCTETS as a part of it:

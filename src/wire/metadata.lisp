@@ -119,12 +119,6 @@ heads of its vectors, and its strings, which are made when somebody reads it.")
           do (incf octets (+ +field-octets+ (hpack:field-size field))))
     octets))
 
-(defun method-path-field (method)
-  "The header field :path of METHOD, an RPC-METHOD."
-  (or (rpc-method-path-field method)
-      (setf (rpc-method-path-field method)
-            (hpack:string-field ":path" (rpc-method-path method)))))
-
 (defun wire-metadata (call fields)
   "The operation METADATA."
   (declare (ignore call))

@@ -79,7 +79,7 @@ room. From any thread."
         (* 2 octets)
         octets)))
 
-(define-hot encode-unless-short ((call wire-call) message) (or null octets parcel)
+(define-hot (encode-unless-short :inline t) ((call wire-call) message) (or null octets parcel)
   "Return NIL if WRITE-MESSAGE is sure to write MESSAGE, CALL's only one, at once. Otherwise encode
 it and return what ENCODE-MESSAGE does. Signal an RPC-ERROR if MESSAGE is too long."
   (let ((size (protobuf:measure (outgoing-type call) message)))
@@ -87,7 +87,7 @@ it and return what ENCODE-MESSAGE does. Signal an RPC-ERROR if MESSAGE is too lo
     (when (or (> size +parcel-octets+) (compresses-p call :auto))
       (encode-message call message :auto))))
 
-(define-hot undecoded-p (item) boolean
+(define-hot (undecoded-p :inline t) (item) boolean
   "True if ITEM is a message that WIRE-DECODE has yet to decode."
   (typep item '(or parcel packed)))
 

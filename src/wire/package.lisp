@@ -8,7 +8,7 @@
   (:import-from #:clgrpc.status
                   #:binary-name-p #:deadline #:deadline-in #:earlier-deadline #:make-rpc-error)
   (:import-from #:clgrpc.method
-                  #:rpc-method-kind #:rpc-method-path #:rpc-method-path-field)
+                  #:rpc-method-kind)
   (:import-from #:clgrpc.rpc
                   #:observer #:observe #:parts #:call-parts #:ensure-parts #:inlet #:call-inlet
                   #:ensure-inlet #:inlet-queued-octets #:outlet #:call-outlet #:call-path
@@ -32,11 +32,11 @@
    #:+prefix-octets+ #:tell-writable #:stuck-p #:mark-ns #:list-stages #:uncompressed
    #:parcel-plain #:**wire-operations** #:call-wire-outlet
    #:ensure-wire-outlet #:wire-outlet-begun #:wire-outlet-over #:wire-outlet-spoken
-   #:method-path-field #:+answer+ #:+due+ #:+end+ #:+headers+ #:+parcel-octets+ #:+unattended+
+   #:+answer+ #:+due+ #:+end+ #:+headers+ #:+parcel-octets+ #:+unattended+
    #:abandon-link #:accepted-encodings #:accepted-encodings-field
    #:answers-left #:close-link #:close-sending #:compresses-p
    #:compression-incoming #:compression-of #:compression-outgoing #:deadline-passed
-   #:decode-status-message #:deliver-streamed #:encode-accepted-encodings #:encode-encodings
+   #:decode-status-message #:deliver-streamed #:encode-encodings
    #:encode-message #:encode-metadata #:encode-status-message #:encode-unless-short #:encoding
    #:endpoint #:ensure-compression #:ensure-headers #:error-code-status #:expel-link
    #:fields-octets #:+field-octets+ #:find-encoding #:half-close-streamed

@@ -28,7 +28,7 @@
 (defconstant +due+ 20 "A server's mark: when the handler could start.")
 (defconstant +end+ 40 "The mark of the end.")
 
-(define-hot ns-span ((ns fixnum)) span
+(define-hot (ns-span :inline t) ((ns fixnum)) span
   "NS as a span; the shortest span if NS is not positive."
   (let* ((ns (max 1 ns))
          (shift (max 0 (- (integer-length ns) +mantissa-bits+))))

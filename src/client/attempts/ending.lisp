@@ -137,7 +137,7 @@ deadline is that of the deadline, and what was said of it its cause."
     (when (and (eq :ok status) (core-throttle (client-call-core call)))
       (count-success (core-throttle (client-call-core call))))
     (when (core-observer (client-call-core call)) (tell-lost-attempts call status))
-    (apply #'end-call call status :message message how)
+    (apply #'end-call call status :message message :observer (client-observer call) how)
     (when (and (wire-call-unattended call)
                (compare-and-swap (client-call-completions call) '() :done)) ; true if there are any
       (loop:run-completions call))

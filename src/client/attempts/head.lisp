@@ -23,6 +23,13 @@
       **first-retry**
       (hpack:string-field "grpc-previous-rpc-attempts" (princ-to-string number))))
 
+(declaim (inline method-path-field))
+(defun method-path-field (method)
+  "The header field :path of METHOD, an RPC-METHOD."
+  (or (method:rpc-method-path-field method)
+      (setf (method:rpc-method-path-field method)
+            (hpack:string-field ":path" (method:rpc-method-path method)))))
+
 (defun write-head (call stream number metadata)
   "Write the header block on STREAM of the attempt of CALL that NUMBER others came before, with
 METADATA, an alist."
@@ -33,7 +40,7 @@ METADATA, an alist."
                             **https**
                             **http**)
                         :index)
-    (hpack:encode-field encoder buffer (wire:method-path-field (call-rpc-method call)) :index)
+    (hpack:encode-field encoder buffer (method-path-field (call-rpc-method call)) :index)
     (hpack:encode-field encoder buffer
                         (core-authority (client-call-core call)) :index)
     (when (plusp (call-deadline call))
@@ -43,18 +50,19 @@ METADATA, an alist."
     (hpack:encode-field encoder buffer **te-trailers** :index)
     (hpack:encode-field encoder buffer **content-type** :index)
     (hpack:encode-field encoder buffer **user-agent** :index)
-    (wire:encode-accepted-encodings encoder buffer)
-    (when (reads-compressed-p stream call) (wire:encode-encodings call encoder buffer))
+    (hpack:encode-field encoder buffer (wire:accepted-encodings-field) :index)
+    (when (and (wire:compression-of call) (reads-compressed-p stream call))
+      (wire:encode-encodings call encoder buffer))
     (when (plusp number)
       (hpack:encode-field encoder buffer (attempts-field number) :index))
-    (wire:encode-metadata metadata encoder buffer)
+    (when metadata (wire:encode-metadata metadata encoder buffer))
     (http2:end-headers stream nil)))
 
 (defun request-list-octets (call number metadata)
   "How large the header list of the attempt of CALL that NUMBER others came before, with METADATA,
 is at most, as RFC 9113 section 6.5.2 counts."
   (+ (loop for field in (list **post** **https** **te-trailers** **content-type** **user-agent**
-                              (wire:method-path-field (call-rpc-method call))
+                              (method-path-field (call-rpc-method call))
                               (core-authority (client-call-core call))
                               (wire:accepted-encodings-field))
            sum (hpack:field-size field))

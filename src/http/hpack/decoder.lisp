@@ -67,7 +67,7 @@ it is acknowledged. A larger table is cut down at once; a smaller one waits for 
              (* +cache-sets+ (+ +literal-octets+ +repeat-octets+ (* 16 +cache-octets+)))))
   nil)
 
-(define-hot decoder-memory ((decoder decoder)) index
+(define-hot (decoder-memory :inline t) ((decoder decoder)) index
   "How much memory DECODER keeps, about."
   (+ (table-memory decoder) (decoder-kept-octets decoder)))
 

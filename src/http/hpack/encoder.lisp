@@ -48,7 +48,7 @@ by one thread at a time; it grows with its table."
   "Let go of what ENCODER remembers so that ENCODE-FIELDS costs less; it learns anew."
   (setf (encoder-encoded encoder) nil))
 
-(define-hot encoder-memory ((encoder encoder)) index
+(define-hot (encoder-memory :inline t) ((encoder encoder)) index
   "How much memory ENCODER keeps, about."
   (+ (table-memory encoder) (* 16 (min +most-places+ (length (encoder-heads encoder))))))
 
@@ -183,19 +183,23 @@ The value is its index on the wire, or 0."
 
 ;;; Blocks
 
-(define-hot begin-block ((encoder encoder) (buffer buffer)) null
+(define-hot append-updates ((encoder encoder) (buffer buffer) (pending index)) null
+  "Append to BUFFER the table size updates that lead ENCODER to the limit PENDING."
+  (flet ((update (limit)
+           (resize-table encoder limit)
+           (append-integer buffer limit #x1F #x20)))
+    (when (< (encoder-least encoder) pending) (update (encoder-least encoder)))
+    (update pending)
+    (setf (encoder-pending encoder) nil
+          ;; under another limit other fields may enter the table
+          (encoder-encoded encoder) nil))
+  nil)
+
+(define-hot (begin-block :inline t) ((encoder encoder) (buffer buffer)) null
   "Begin a header block: append to BUFFER the table size updates that are due. To be called once
 before the fields of each block."
   (let ((pending (encoder-pending encoder)))
-    (when pending
-      (flet ((update (limit)
-               (resize-table encoder limit)
-               (append-integer buffer limit #x1F #x20)))
-        (when (< (encoder-least encoder) pending) (update (encoder-least encoder)))
-        (update pending)
-        (setf (encoder-pending encoder) nil
-              ;; under another limit other fields may enter the table
-              (encoder-encoded encoder) nil))))
+    (when pending (append-updates encoder buffer pending)))
   nil)
 
 (define-hot append-literal ((encoder encoder) (buffer buffer) (field field) (mask octet)

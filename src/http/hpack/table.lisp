@@ -35,7 +35,7 @@
 (defconstant +most-places+ 65536
   "No ring of a table is longer than that.")
 
-(define-hot table-memory ((table table)) index
+(define-hot (table-memory :inline t) ((table table)) index
   "How much memory TABLE keeps, about. A field's strings have up to four octets a character."
   (+ (* 4 (table-octets table))
      (* +field-memory+ (table-count table))

@@ -70,7 +70,7 @@ NIL."
 (defconstant +most-places+ (ash 1 24)
   "No vector of a connection has more.")
 
-(define-hot kept-octets ((connection connection)) index
+(define-hot (kept-octets :inline t) ((connection connection)) index
   "How much memory CONNECTION keeps, about: its tables, its streams, the DATA that is queued, and
 the header block that is not whole. Not what its owner keeps."
   (let ((block (connection-block-buffer connection)))
@@ -99,7 +99,7 @@ been quiet for long; what is needed again is made again."
 
 (defconstant +highest-stream-id+ #x7FFFFFFF)
 
-(define-hot available-streams ((connection connection)) (unsigned-byte 32)
+(define-hot (available-streams :inline t) ((connection connection)) (unsigned-byte 32)
   "How many streams the client end CONNECTION may open now: the peer's limit less those that are
 open, and 0 once either end sent GOAWAY or the connection is finished."
   (if (or (connection-closed-p connection) (connection-draining-p connection))

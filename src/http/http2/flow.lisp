@@ -66,15 +66,25 @@ it back to the stream's window."
         (return-to-connection (stream-connection stream) count))))
   nil)
 
+(define-hot (window-update-due-p :inline t) ((connection connection)) boolean
+  "True if half of CONNECTION's own window is to be given back."
+  (and (<= (ash (connection-connection-window connection) -1) (connection-unreturned connection))
+       (not (connection-closed-p connection))))
+
+(define-hot (window-updates-due-p :inline t) ((connection connection)) boolean
+  "True if WRITE-WINDOW-UPDATES has something to do."
+  (or (window-update-due-p connection)
+      (and (connection-due connection) t)))
+
 (define-hot write-window-updates ((connection connection)) null
   "Append the WINDOW_UPDATEs that are due. WRITE-QUEUED does this too; an owner that does not call
 it before each flush must call this."
-  (unless (connection-closed-p connection)
+  (when (window-update-due-p connection)
     (let ((unreturned (connection-unreturned connection)))
-      (when (<= (ash (connection-connection-window connection) -1) unreturned)
-        (incf (connection-receive-window connection) unreturned)
-        (setf (connection-unreturned connection) 0)
-        (emit-window-update connection 0 unreturned)))
+      (incf (connection-receive-window connection) unreturned)
+      (setf (connection-unreturned connection) 0)
+      (emit-window-update connection 0 unreturned)))
+  (unless (connection-closed-p connection)
     (loop for stream = (connection-due connection)
           while stream
           do (setf (connection-due connection) (stream-due stream)

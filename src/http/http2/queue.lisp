@@ -133,10 +133,8 @@ send the trailers by BEGIN-HEADERS and END-HEADERS. It is not called if the stre
                (funcall (sink-on-writable (connection-sink connection)) stream)))))
     nil))
 
-(define-hot write-queued ((connection connection) (limit-octets index)) boolean
-  "Append the WINDOW_UPDATEs that are due, then queued DATA, a frame of each waiting stream in
-turn, until the output holds LIMIT-OCTETS or so. To be called before each flush. Return true if
-more could be written now."
+(define-hot write-due ((connection connection) (limit-octets index)) boolean
+  "See WRITE-QUEUED."
   (write-window-updates connection)
   (loop
     (let ((head (connection-ring-head connection)))
@@ -150,3 +148,10 @@ more could be written now."
              (return t))
             (t
              (write-turn connection (leave-ring connection)))))))
+
+(define-hot (write-queued :inline t) ((connection connection) (limit-octets index)) boolean
+  "Append the WINDOW_UPDATEs that are due, then queued DATA, a frame of each waiting stream in
+turn, until the output holds LIMIT-OCTETS or so. To be called before each flush. Return true if
+more could be written now."
+  (and (or (connection-ring-head connection) (window-updates-due-p connection))
+       (write-due connection limit-octets)))

@@ -227,7 +227,7 @@ began, and the state of its rate limits (patience.lisp)."
   "True once the peer's first SETTINGS have come and until CONNECTION is finished."
   (< +awaiting-settings+ (connection-phase connection) +finished-connection+))
 
-(defun connection-draining-p (connection)
+(define-hot (connection-draining-p :inline t) ((connection connection)) boolean
   "True if either end sent GOAWAY: running streams go on, new ones are not for this connection."
   (or (/= +no-goaway+ (connection-goaway-sent connection))
       (/= +no-goaway+ (connection-goaway-received connection))))
@@ -245,11 +245,11 @@ began, and the state of its rate limits (patience.lisp)."
   "True if our side of STREAM may still send: HEADERS first, then DATA or trailers."
   (or (sending-state-p (stream-state stream)) (= +idle+ (stream-state stream))))
 
-(define-hot stream-receivable-p ((stream stream)) boolean
+(define-hot (stream-receivable-p :inline t) ((stream stream)) boolean
   "True if the peer may still send DATA or trailers on STREAM."
   (receiving-state-p (stream-state stream)))
 
-(define-hot stream-open-p ((stream stream)) boolean
+(define-hot (stream-open-p :inline t) ((stream stream)) boolean
   "True until STREAM is closed in both directions or reset."
   (< (stream-state stream) +closed+))
 

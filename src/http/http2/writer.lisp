@@ -26,7 +26,7 @@ then.")
 
 ;;; HEADERS
 
-(define-hot begin-headers ((stream stream)) (values hpack:encoder buffer)
+(define-hot (begin-headers :inline t) ((stream stream)) (values hpack:encoder buffer)
   "Begin the header block of a request, a response or trailers on STREAM. Return the encoder and
 the buffer to give to the encoding functions of clgrpc.hpack, each field once; then call
 END-HEADERS. Nothing else may be done with the connection in between. Signal MISUSE if our side of
@@ -109,7 +109,7 @@ MARK after the start of BUFFER. The pieces move back to front, each to its place
   (min (connection-peer-frame-octets connection)
        (options-max-frame-octets (connection-options connection))))
 
-(define-hot reserve-data ((stream stream) (count index)) boolean
+(define-hot (reserve-data :inline t) ((stream stream) (count index)) boolean
   "True if a DATA frame of COUNT octets on STREAM can go into the output at once. This is so if the
 stream's headers are sent, both windows and one frame have room, no stream has queued DATA and the
 output is under its cap. Then call BEGIN-DATA, else SEND-DATA."
@@ -123,7 +123,7 @@ output is under its cap. Then call BEGIN-DATA, else SEND-DATA."
          (null (connection-ring-head connection))
          (< (output-fill connection) +output-cap+))))
 
-(define-hot begin-data ((stream stream) (count index)) (values octets index)
+(define-hot (begin-data :inline t) ((stream stream) (count index)) (values octets index)
   "After RESERVE-DATA was true for COUNT: return octets and the position in them where exactly
 COUNT octets are to be written. Then call END-DATA, with nothing done to the connection in between."
   (let* ((buffer (output-buffer (stream-connection stream)))

@@ -173,7 +173,7 @@ it again."
 
 ;;; What is built of them
 
-(define-hot call-user ((loop event-loop) (function function) (argument t))
+(define-hot (call-user :inline t) ((loop event-loop) (function function) (argument t))
     (values t (member :kept :lost))
   "Call FUNCTION, which calls user code in WITH-USER-INTERRUPTS, with ARGUMENT while the baton of
 LOOP is lent. Return its value, and whether the baton was :KEPT or :LOST; IN-EVENT-LOOP-P says the

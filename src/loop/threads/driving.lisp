@@ -44,7 +44,7 @@
       (when future-p (atomic-incf (driving-waiters driving)))))
   nil)
 
-(define-hot leave-call ((loop event-loop) (future-p boolean)) null
+(define-hot (leave-call :inline t) ((loop event-loop) (future-p boolean)) null
   "A call that ENTER-CALL counted has ended. From any thread."
   (let ((driving (event-loop-driving loop)))
     (when driving

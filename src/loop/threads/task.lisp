@@ -12,7 +12,7 @@
 
 (in-package #:clgrpc.loop)
 
-(define-hot defer ((loop event-loop) (function function) (argument t)) null
+(define-hot (defer :inline t) ((loop event-loop) (function function) (argument t)) null
   "Call FUNCTION with ARGUMENT after the reading of this turn, or in the next turn if that is over.
 Deferred functions are called in order. On the loop."
   (let ((ring (event-loop-ring loop))

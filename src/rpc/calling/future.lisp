@@ -43,7 +43,7 @@ From any thread."
 (defmethod await ((call call) &key timeout)
   (check-future call)
   (when timeout (loop:await-settlement call timeout))
-  (wait-for-call call #'never)
+  (wait-for-call call #'call-status)
   (unless (eq :ok (call-status call)) (error (call-condition call)))
   (let ((reply (operate reply-of-future call)))
     (if (failure-p reply)

@@ -11,7 +11,7 @@
                 #:call-outcome #:call-path #:call-rpc-method
                 #:call-status #:call-value #:check-message #:client-p #:close-send
                 #:ending-trailer-fields #:ensure-intent #:failed-attempts #:intent-attempt
-                #:interceptors-for #:never #:on-writable #:operate #:outcome-message
+                #:interceptors-for #:on-writable #:operate #:outcome-message
                 #:reply #:retry-call #:send #:try-send #:verdict-error #:wait-for-call)
   (:import-from #:clgrpc.method
                 #:*call* #:channel #:invoke #:rpc-method #:rpc-method-kind #:rpc-method-path

@@ -43,7 +43,7 @@ absolute nanoseconds or nil, and of the current call's. NOW matters only if one 
                                           0))
                     (if *call* (call-deadline *call*) 0)))
 
-(define-hot only-request ((method rpc-method) request) t
+(define-hot (only-request :inline t) ((method rpc-method) request) t
   "REQUEST, if METHOD takes it."
   (check-message method (rpc-method-request-type method) request))
 

@@ -1,0 +1,66 @@
+;;;; The path of a unary call as `scripts/path` prints it, in an image of its own: how often it
+;;;; crosses from one package to another, and that it is what doc/architecture.md draws.
+
+(in-package #:clgrpc.tests.architecture)
+(in-suite :clgrpc.architecture)
+
+(defparameter *crossings* '(("Client" 58) ("Server" 46))
+  "How often the path of a unary call crosses from one package to another at each end. Lower a number
+when it can be. The goals are 62 and 42.")
+
+(defun path-lines ()
+  "What `scripts/path --steps` prints."
+  (uiop:run-program (list "env" "CLGRPC_PATH_STEPS=1"
+                          (uiop:native-namestring sb-ext:*runtime-pathname*) "--noinform"
+                          "--dynamic-space-size" "2048" "--non-interactive" "--no-sysinit"
+                          "--no-userinit" "--load" "scripts/path.lisp")
+                    :directory (support:root-file "") :output :lines :error-output :output
+                    :ignore-error-status t))
+
+(defun split-words (text)
+  (remove "" (uiop:split-string text :separator " ,") :test #'string=))
+
+(defun printed-path (end lines)
+  "How often the path of END, \"Client\" or \"Server\", crosses from one package to another as LINES
+of PATH-LINES say, and its steps, a list of (folder . functions)."
+  (let* ((head (or (member-if (lambda (line) (uiop:string-prefix-p (format nil "~A: " end) line))
+                              lines)
+                   (error "scripts/path has printed:~{~%~A~}" lines)))
+         (words (split-words (first head))))
+    (values (parse-integer (nth (- (position "crossings" words :test #'string=) 1) words))
+            (loop for line in (rest head)
+                  until (search "crossings" line)
+                  for row = (split-words line)
+                  when (member (first row) (folders) :test #'string=) collect row))))
+
+(defconstant +drawn-columns+ 52
+  "In the drawing the server's part of a line begins there.")
+
+(defun drawn-path (end)
+  "What doc/architecture.md draws of END, a list of (folder function)."
+  (loop for line in (rest (member-if (lambda (line) (uiop:string-prefix-p "CLIENT, " line))
+                                     (uiop:read-file-lines
+                                      (support:root-file "doc/architecture.md"))))
+        until (uiop:string-prefix-p "```" line)
+        for half = (if (string= "Client" end)
+                       (subseq line 0 (min +drawn-columns+ (length line)))
+                       (subseq line (min +drawn-columns+ (length line))))
+        for row = (member-if (lambda (word) (member word (folders) :test #'string=))
+                             (split-words half))
+        append (loop for function in (rest row)
+                     unless (char= #\( (char function 0)) collect (list (first row) function))))
+
+(test the-path-of-a-call-is-short-and-as-drawn
+  (let ((lines (path-lines)))
+    (loop for (end limit) in *crossings*
+          do (multiple-value-bind (crossings steps) (printed-path end lines)
+               (is (<= crossings limit)
+                   "~A: ~D crossings between packages; ~D are allowed" end crossings limit)
+               (loop for (folder function) in (drawn-path end)
+                     do (is (or (member function '("say-hello" "invoke") :test #'string=) ; generic
+                                (some (lambda (step)
+                                        (and (string= folder (first step))
+                                             (member function (rest step) :test #'string=)))
+                                      steps))
+                            "~A: doc/architecture.md draws ~A of ~A, which is not called"
+                            end function folder))))))
