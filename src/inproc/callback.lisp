@@ -71,31 +71,37 @@ callbacks take messages from the queue."
 
 (define-hot run-due ((call inproc-call) &optional (message t nil)) null
   "Run the callbacks of CALL that are due, before them that for MESSAGE unless that is nil.
-SCHEDULED is this thread's."
+SCHEDULED is this thread's. Interrupts are off; callbacks run with them if they are allowed."
   (let ((reactions (the rpc:reactions (rpc:call-reactions call)))
         (done nil))
-    (with-undoing (nil
-                   (unless done
-                     (setf (rpc:reactions-scheduled reactions) nil)
-                     (rpc:abort-as call :callback-left)))
-      (with-clean-context ()
-        (loop
-          (when message
-            (call-back call (the function (rpc:reactions-on-message reactions))
-                       (let ((inlet (rpc:call-inlet call)))
-                         (rpc:filtered (and inlet (rpc:inlet-filter inlet))
-                                       (shiftf message nil)))))
-          (loop while (run-next-callback call reactions))
-          (sb-sys:without-interrupts
-            (setf done (eq t (compare-and-swap (rpc:reactions-scheduled reactions) t nil))))
-          (when done (return))
-          (setf (rpc:reactions-scheduled reactions) t)
-          ;; who has seen :again before that leaves what has come to this look
-          (sb-thread:barrier (:memory))))))
+    (unwind-protect
+         (with-clean-context ()
+           (loop
+             (when message
+               (call-back call (the function (rpc:reactions-on-message reactions))
+                          (let ((inlet (rpc:call-inlet call)))
+                            (rpc:filtered (and inlet (rpc:inlet-filter inlet))
+                                          (shiftf message nil)))))
+             (loop while (run-next-callback call reactions))
+             (when (eq t (compare-and-swap (rpc:reactions-scheduled reactions) t nil))
+               (setf done t)
+               (return))
+             (setf (rpc:reactions-scheduled reactions) t)
+             ;; who has seen :again before that leaves what has come to this look
+             (sb-thread:barrier (:memory))))
+      (unless done
+        (setf (rpc:reactions-scheduled reactions) nil)
+        (rpc:abort-as call :callback-left))))
   nil)
 
 (defun run-due-on-loop (call)
-  (loop:call-user (site-execution (call-site call)) #'run-due call))
+  (flet ((run (call)
+           (sb-sys:without-interrupts (sb-sys:allow-with-interrupts (run-due call)))))
+    (loop:call-user (site-execution (call-site call)) #'run call)))
+
+(defun post-run-due (loop call)
+  "Have LOOP run the callbacks of CALL that are due; return false if it runs no more."
+  (loop:post loop (lambda () (loop:defer loop #'run-due-on-loop call))))
 
 (define-hot schedule ((call inproc-call)) null
   "The operation SCHEDULE."
@@ -105,13 +111,12 @@ SCHEDULED is this thread's."
     (loop
       (ecase (rpc:reactions-scheduled reactions)
         ((nil)
-         (sb-sys:without-interrupts     ; who sets it runs them
-           (when (null (compare-and-swap (rpc:reactions-scheduled reactions) nil t))
-             (unless (and (loop-p execution)
-                          (loop:post execution
-                                     (lambda () (loop:defer execution #'run-due-on-loop call))))
-               (sb-sys:allow-with-interrupts (run-due call)))
-             (return))))
+         (when (sb-sys:without-interrupts ; who sets it runs them
+                 (when (null (compare-and-swap (rpc:reactions-scheduled reactions) nil t))
+                   (unless (and (loop-p execution) (post-run-due execution call))
+                     (sb-sys:allow-with-interrupts (run-due call)))
+                   t))
+           (return)))
         ((t)
          (when (eq t (compare-and-swap (rpc:reactions-scheduled reactions) t :again)) (return)))
         (:again (return)))))

@@ -30,9 +30,10 @@
   "The time now, by SITE's clock."
   (the (values nanoseconds &optional) (funcall (site-clock site))))
 
-(defun passage-of (call)
+(define-hot (passage-of :inline t) ((call inproc-call)) (or null passage)
   "The PASSAGE of CALL, or nil if it has no observer."
-  (rpc:call-value call 'passage))
+  (declare (inline rpc:call-value))
+  (values (the (or null passage) (values (rpc:call-value call 'passage)))))
 
 (defun begin-passage (line)
   "Have what passes on LINE, whose call has begun, be counted from now on."

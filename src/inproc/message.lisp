@@ -29,7 +29,7 @@
   (let ((host (line-host line)))
     (and (or (site-observer (call-site (line-client line)))
              (and host (host-observer host))
-             (and (rpc:call-parts (line-client line)) (passage-of (line-client line))))
+             (passage-of (line-client line)))
          t)))
 
 (defun tell-of-message (call message size)

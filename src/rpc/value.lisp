@@ -7,17 +7,20 @@
 
 (in-package #:clgrpc.rpc)
 
+(declaim (inline check-key))
 (defun check-key (key)
   "Return KEY, of a value on a call; signal MISUSE if it is none."
   (unless (and key (symbolp key)) (misuse "The key of a value on a call is a symbol, not ~S." key))
   key)
 
+(declaim (sb-ext:maybe-inline call-value))
 (defun call-value (call key &optional default)
   "The value that CALL has for KEY, a symbol, and true; if it has none, DEFAULT and nil. SETFable.
 The two ends of a call have values of their own; those that a client's call begins with are given to
 its stub by :values. From any thread."
+  (check-key key)
   (let* ((parts (call-parts call))
-         (entry (assoc (check-key key) (if parts (parts-values parts) '()) :test #'eq)))
+         (entry (and parts (parts-values parts) (assoc key (parts-values parts) :test #'eq))))
     (if entry
         (values (cdr entry) t)
         (values default nil))))

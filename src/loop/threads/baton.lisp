@@ -73,9 +73,14 @@ for a lock.")
   "Do BODY, user code or the wait for events, with interrupts if this thread allows them. An
 interrupt that has come before is taken as BODY begins; so whoever handles errors of BODY does so
 outside of this. On a thread that runs no loop, interrupts stay as they are."
-  `(let ((sb-sys:*allow-with-interrupts* (or *interruptible* sb-sys:*allow-with-interrupts*))
-         (*interruptible* nil))
-     (sb-sys:with-interrupts ,@body)))
+  (let ((function (gensym "BODY")))
+    `(flet ((,function () ,@body))
+       (declare (dynamic-extent #',function))
+       (if *interruptible*
+           (let ((sb-sys:*allow-with-interrupts* t)
+                 (*interruptible* nil))
+             (sb-sys:with-interrupts (,function)))
+           (sb-sys:with-interrupts (,function))))))
 
 (defmacro allowing-user-interrupts (&body body)
   "Do BODY, which runs a loop, so that WITH-USER-INTERRUPTS allows what was allowed outside of the
