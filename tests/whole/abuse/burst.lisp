@@ -152,13 +152,9 @@ octets were heard."
         (sb-thread:join-thread waker)))
     (values (ns-seconds longest) (ns-seconds theirs) heard)))
 
-(defun crowded-machine-p ()
-  "True if twice as many threads as there are processors wanted to run in the last minute: then the
-victim, too, stands still, which nobody here sees."
-  (with-open-file (in "/proc/loadavg")
-    (< (* 2 (os:processor-count)) (read in))))
-
 (defun check-burst (name octets attacker channel program)
+  "Throw OCTETS, and check what the server says to them and by how much it grows. Return the longest
+call of a bystander meanwhile, as CALL-IN-BURST does."
   (sb-ext:gc)
   (let ((before (forget-peak (support:program-pid program))))
     (multiple-value-bind (stall theirs heard) (call-in-burst octets attacker channel)
@@ -166,14 +162,23 @@ victim, too, stands still, which nobody here sees."
         (format t "~&; burst of ~(~A~): ~,1F ms, ~,1F without what we stood still, ~,2F MB heard, ~
                    growth ~,1F MB~%" name (* 1000 stall) (* 1000 theirs) (/ heard 1e6)
                 (/ growth 1e6))
-        (cond ((< stall *most-stall-seconds*) (pass))
-              ((or (< theirs *most-stall-seconds*) (crowded-machine-p))
-               (support:skip-on-slow-machine "a burst of ~A made a bystander wait for ~,3F s, of ~
-                                              which threads could run for ~,3F s"
-                                             name stall theirs))
-              (t (fail "~A: a bystander waited ~,3F s." name theirs)))
         (is (< heard *most-answered-octets*) "~A: ~D octets were answered." name heard)
-        (is (< growth (+ *most-growth-octets* heard)) "~A: ~D octets more." name growth)))))
+        (is (< growth (+ *most-growth-octets* heard)) "~A: ~D octets more." name growth)
+        (values stall theirs)))))
+
+(defun check-stall (name throw)
+  "Check that a bystander waits for long in none or few of the bursts NAME that THROW throws: the
+server itself may stand still on a busy machine, which nobody here sees, but not each time."
+  (loop with least = most-positive-fixnum and theirs-least = most-positive-fixnum
+        repeat 5
+        do (multiple-value-bind (stall theirs) (funcall throw)
+             (when (< stall *most-stall-seconds*) (return (pass)))
+             (setf least (min least stall) theirs-least (min theirs-least theirs)))
+        finally (if (< theirs-least *most-stall-seconds*)
+                    (support:skip-on-slow-machine "a burst of ~A made a bystander wait for ~,3F s, ~
+                                                   of which threads could run for ~,3F s"
+                                                  name least theirs-least)
+                    (fail "~A: a bystander waited ~,3F s or more." name theirs-least))))
 
 (test bursts
   "Of requests, of frames, of messages. In the end the server's memory comes back."
@@ -183,9 +188,11 @@ victim, too, stands still, which nobody here sees."
       (ask channel (note 1))
       (let ((resident (process-octets "VmRSS" (support:program-pid program))))
         (flet ((throw-burst (name function &rest arguments)
-                 (with-attacker (attacker address)
-                   (check-burst name (apply function attacker arguments) attacker channel
-                                program))))
+                 (flet ((throw-one ()
+                          (with-attacker (attacker address)
+                            (check-burst name (apply function attacker arguments) attacker
+                                         channel program))))
+                   (check-stall name #'throw-one))))
           (loop for (name . arguments) in *requests*
                 do (apply #'throw-burst name #'burst arguments))
           (dolist (form *frames*)
