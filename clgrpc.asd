@@ -47,11 +47,11 @@
   :components ((:file "package") (:file "version") (:file "policy") (:file "interrupt")
                (:file "clock") (:file "number") (:file "memory/heap") (:file "memory/raw")
                (:file "copy-kernel") (:file "octets") (:file "memory/store")
-               (:file "memory/collector") (:file "condition") (:file "likely") (:file "option")
+               (:file "memory/collector") (:file "condition") (:file "suggestion") (:file "option")
                (:file "seed") (:file "text/utf8-kernel") (:file "text/utf8") (:file "text/base64")
                (:file "timer") (:file "ranking") (:file "memory/account") (:file "replay")
-               (:file "queue") (:file "fifo") (:file "log/visible") (:file "log/chronicle")
-               (:file "log/log") (:file "log/trace") (:file "text/decimal") (:file "text/json")
+               (:file "queue") (:file "fifo") (:file "log/printable") (:file "log/channel-trace")
+               (:file "log/log") (:file "log/tracer") (:file "text/decimal") (:file "text/json")
                (:file "log/journal")))
 
 (defsystem "clgrpc/os"

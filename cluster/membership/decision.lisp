@@ -40,7 +40,7 @@ had, 0 for none. IF-TAKEN is :take-over or :refuse."
   "Signal NOT-A-MEMBER or SUPERSEDED unless EXISTING, a member or nil, is NAME's of GENERATION."
   (ecase (decide-life existing generation)
     (:alive existing)
-    (:gone (refuse-membership 'not-a-member "there is no member ~A" (visible-text name)))
+    (:gone (refuse-membership 'not-a-member "there is no member ~A" (printable-text name)))
     (:superseded (refuse-membership 'superseded "~A is of generation ~D now, not ~D"
-                                    (visible-text name) (member-generation existing)
+                                    (printable-text name) (member-generation existing)
                                     generation))))

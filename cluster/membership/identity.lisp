@@ -37,7 +37,7 @@ name, or it has shown none and none is REQUIRED."
              (unless (find name names :test #'string=)
                (refuse-membership 'identity-refused
                                   "the certificate is for ~:[nobody~;~:*~{~A~^, ~}~], not for ~A"
-                                  (mapcar #'visible-text names) (visible-text name)))))
+                                  (mapcar #'printable-text names) (printable-text name)))))
           (required
            (refuse-membership 'identity-refused "who joins as ~A shows a certificate for it"
-                              (visible-text name))))))
+                              (printable-text name))))))

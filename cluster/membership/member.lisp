@@ -41,9 +41,9 @@ alist of strings, :lease-seconds, 10 by default, :instance, what its process cal
 (defmethod print-object ((member cluster-member) stream)
   (print-unreadable-object (member stream)
     (write-string "member " stream)
-    (write-visible (member-name member) stream :limit 80)
+    (write-printable (member-name member) stream :limit 80)
     (format stream ", generation ~D, " (member-generation member))
-    (write-visible (member-address member) stream :limit 80)
+    (write-printable (member-address member) stream :limit 80)
     (format stream "~[~:;, leaving~]" (if (eq :leaving (member-state member)) 1 0))))
 
 ;;; Names and keys
@@ -60,7 +60,7 @@ alist of strings, :lease-seconds, 10 by default, :instance, what its process cal
   "Return TEXT. Signal MISUSE unless it may be a name, of WHAT."
   (unless (name-p text)
     (misuse "The name of a ~A has 1 to ~D letters, digits, '.', '_' and '-', unlike ~A." what
-            +longest-name+ (visible-text (princ-to-string text) :limit 300)))
+            +longest-name+ (printable-text (princ-to-string text) :limit 300)))
   text)
 
 (defun members-prefix (cluster)
@@ -140,7 +140,7 @@ told of."
   (let ((member (check-member (message-member (protobuf:parse-message
                                                'pb:member (etcd:entry-value entry))))))
     (unless (string= name (member-name member))
-      (misuse "It is of ~A." (visible-text (member-name member))))
+      (misuse "It is of ~A." (printable-text (member-name member))))
     (protobuf:unix-time-timestamp (member-joined member))
     member))
 

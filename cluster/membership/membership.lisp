@@ -94,7 +94,7 @@ is, the revision, and whether it was that already."
          (ecase (decide-join existing asked if-taken known)
            (:taken (refuse-membership 'name-taken "there is a member ~A, of generation ~D, at ~A"
                                       name (member-generation existing)
-                                      (visible-text (member-address existing))))
+                                      (printable-text (member-address existing))))
            (:superseded (require-life existing name known))
            (:same (setf already t
                         at revision)

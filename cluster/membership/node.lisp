@@ -153,7 +153,7 @@ with it goes. If the store cannot be told within TIMEOUT, it ends by itself."
                        'superseded
                        :text (format nil "~A is of generation ~D now, at ~A" (member-name member)
                                      (member-generation member)
-                                     (visible-text (member-address member)))))
+                                     (printable-text (member-address member)))))
       (give-back node lease 1))))
 
 (defun lose-membership (node generation control &rest arguments)

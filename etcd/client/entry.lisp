@@ -33,7 +33,7 @@
 
 (defmethod print-object ((entry entry) stream)
   (print-unreadable-object (entry stream :type t)
-    (write-visible (entry-key entry) stream :quoted t :limit 80)
+    (write-printable (entry-key entry) stream :quoted t :limit 80)
     (format stream " ~D octets, revision ~D" (length (entry-value entry)) (entry-changed entry))))
 
 (defun entry-of (message)

@@ -48,7 +48,7 @@
 
 (defmethod print-object ((place place) stream)
   (print-unreadable-object (place stream :type t)
-    (write-visible (place-name place) stream :quoted t :limit 80)
+    (write-printable (place-name place) stream :quoted t :limit 80)
     (format stream " ~(~A~), revision ~D" (place-state place) (place-revision place))))
 
 (defun set-place (place state)

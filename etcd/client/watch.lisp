@@ -82,7 +82,7 @@ here another watch would go on.")
 
 (defmethod print-object ((watch watch) stream)
   (print-unreadable-object (watch stream :type t)
-    (write-visible (octets-string (watch-start watch)) stream :quoted t :limit 80)
+    (write-printable (octets-string (watch-start watch)) stream :quoted t :limit 80)
     (format stream "~:[…~;~], ~(~A~), next revision ~D" (zerop (length (watch-end watch)))
             (watch-state watch) (watch-next-revision watch))))
 

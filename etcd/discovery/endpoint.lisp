@@ -34,7 +34,7 @@ under the name \"\" what is said in place of an object.")
 
 (defmethod print-object ((endpoint endpoint) stream)
   (print-unreadable-object (endpoint stream :type t)
-    (write-visible (endpoint-address endpoint) stream :limit 80)
+    (write-printable (endpoint-address endpoint) stream :limit 80)
     (format stream "~@[, weight ~D~]~@[, zone ~A~]~:[~;, draining~]" (endpoint-weight endpoint)
             (endpoint-zone endpoint) (eq :draining (endpoint-state endpoint)))))
 

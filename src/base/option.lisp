@@ -136,11 +136,11 @@ takes.")
     (if (keywordp hint)
         (keyword-hint hint)
         (or hint
-            (let ((likely (likely-name (string-downcase name)
-                                       (append *other-keywords*
-                                               (loop for row in (option-table)
-                                                     collect (string-downcase
-                                                              (option-row-name row)))))))
+            (let ((likely (suggested-name (string-downcase name)
+                                          (append *other-keywords*
+                                                  (loop for row in (option-table)
+                                                        collect (string-downcase
+                                                                 (option-row-name row)))))))
               (and likely (format nil "is it :~A?" likely)))))))
 
 (defun check-options (taker arguments)

@@ -23,7 +23,7 @@
    #:borrow-octets #:give-octets-back #:clear-store #:stored-octets
    ;; collector.lisp
    #:tune-collector #:memory-to-give-p #:give-memory-back #:full-collection-due-p
-   #:collect-everything #:make-calm #:give-back-if-calm
+   #:collect-everything #:make-quiet-period #:give-back-if-quiet
    ;; condition.lisp
    #:clgrpc-error #:misuse #:misuse-text #:function-failed #:function-failed-cause
    #:limit-exceeded #:limit-exceeded-option #:limit-exceeded-limit #:limit-exceeded-actual
@@ -109,14 +109,14 @@
    ;; ranking.lisp
    #:ring #:make-ring #:isolate-ring #:ring-first #:ring-last #:ring-list #:enter-ring
    #:quit-ring
-   #:standing #:make-standing #:standing-count #:standing-owner
-   #:ranking #:make-ranking #:ranking-total #:change-standing #:greediest
+   #:owner-usage #:make-owner-usage #:owner-usage-count #:owner-usage-owner
+   #:ranking #:make-ranking #:ranking-total #:change-owner-usage #:largest-user
    ;; account.lisp
    #:account #:make-account #:**process-account** #:account-whole #:account-sum
    #:account-most #:account-on-excess #:charge-own #:charge-account #:discharge-account
    #:close-account #:account-closed-p #:note-collected
    ;; replay.lisp
-   #:ledger #:make-ledger #:ledger-held
+   #:octet-budget #:make-octet-budget #:octet-budget-held
    #:replay #:make-replay #:replay-messages #:keep-message #:release-replay
    ;; queue.lisp
    #:inbox #:make-inbox #:push-inbox #:drain-inbox #:inbox-empty-p #:doze-inbox #:rouse-inbox
@@ -125,14 +125,15 @@
    ;; fifo.lisp
    #:fifo #:make-fifo #:fifo-items #:enqueue #:enqueue-first #:enqueue-in-order #:dequeue
    #:remove-from-fifo #:clear-fifo
-   ;; likely.lisp
-   #:likely-name
+   ;; suggestion.lisp
+   #:suggested-name
    ;; visible.lisp
-   #:visible-text #:write-visible #:unsafe-char-p #:bounded-text #:with-bounded-text
+   #:printable-text #:write-printable #:unsafe-char-p #:bounded-text #:with-bounded-text
    ;; chronicle.lisp
-   #:new-number #:chronicle #:make-chronicle #:chronicle-number #:chronicle-born-ns
-   #:chronicle-count #:note-happening #:happenings
-   #:happening-text #:happening-severity #:happening-ns #:happening-child #:happening-child-name
+   #:new-number #:channel-trace #:make-channel-trace #:channel-trace-number #:channel-trace-born-ns
+   #:channel-trace-count #:note-channel-event #:channel-events
+   #:channel-event-text #:channel-event-severity #:channel-event-ns #:channel-event-child
+   #:channel-event-child-name
    #:make-registry #:enter-registry #:quit-registry #:registered
    ;; log.lisp, trace.lisp, journal.lisp
    #:*log-function* #:add-log-listener #:remove-log-listener #:log-event

@@ -1,11 +1,11 @@
 ;;;; Rankings: which owner has how many of a limited number of places, and which has the most. Each
-;;;; owner has a STANDING. Standings with the same count form a row, which is a ring with a head;
-;;;; rows are indexed by count. A count changes by one at a time, so the owner with the most is
-;;;; always known, and every operation takes the same time however many owners there are.
+;;;; owner has a OWNER-USAGE. Owner usages with the same count form a row, which is a ring with a
+;;;; head; rows are indexed by count. A count changes by one at a time, so the owner with the most
+;;;; is always known, and every operation takes the same time however many owners there are.
 ;;;;
-;;;; Invariants: TOTAL is the sum of the counts; MOST is the largest of them; a standing is in the
-;;;; row of its count, and in none if that is 0. Only one thread at a time works on a ranking; the
-;;;; caller sees to that.
+;;;; Invariants: TOTAL is the sum of the counts; MOST is the largest of them; an owner usage is in
+;;;; the row of its count, and in none if that is 0. Only one thread at a time works on a ranking;
+;;;; the caller sees to that.
 
 (in-package #:clgrpc.base)
 
@@ -63,20 +63,20 @@
 (defmethod print-object ((ring ring) stream)
   (print-unreadable-object (ring stream :type t :identity t)))
 
-;;; Standings and rankings
+;;; Owner usages and rankings
 
-(defstruct (standing (:include ring) (:constructor %make-standing (owner)) (:copier nil))
+(defstruct (owner-usage (:include ring) (:constructor %make-owner-usage (owner)) (:copier nil))
   "How many places an owner has."
   (owner nil :read-only t)              ; whose places they are
   (count 0 :type index))                ; how many
 
-(defun make-standing (owner)
-  "Return a standing of OWNER, without a place."
-  (isolate-ring (%make-standing owner)))
+(defun make-owner-usage (owner)
+  "Return an owner usage of OWNER, without a place."
+  (isolate-ring (%make-owner-usage owner)))
 
-(defmethod print-object ((standing standing) stream)
-  (print-unreadable-object (standing stream :type t)
-    (format stream "~D of ~A" (standing-count standing) (standing-owner standing))))
+(defmethod print-object ((owner-usage owner-usage) stream)
+  (print-unreadable-object (owner-usage stream :type t)
+    (format stream "~D of ~A" (owner-usage-count owner-usage) (owner-usage-owner owner-usage))))
 
 (defstruct (ranking (:constructor make-ranking ()) (:copier nil))
   "Owners by how many places they have; see above."
@@ -85,17 +85,17 @@
   ;; by count: the head of the ring of owners with it, or nil where none was needed yet
   (rows (make-array 8 :initial-element nil) :type simple-vector))
 
-(declaim (sb-ext:freeze-type standing ranking))
+(declaim (sb-ext:freeze-type owner-usage ranking))
 
 (defmethod print-object ((ranking ranking) stream)
   (print-unreadable-object (ranking stream :type t)
     (format stream "~D, ~D of one" (ranking-total ranking) (ranking-most ranking))))
 
 (document-functions
-  make-ranking "Return a ranking without standings."
+  make-ranking "Return a ranking without owner usages."
   ranking-total "How many places of RANKING are taken."
-  standing-count "How many places STANDING stands for."
-  standing-owner "The owner of STANDING.")
+  owner-usage-count "How many places OWNER-USAGE stands for."
+  owner-usage-owner "The owner of OWNER-USAGE.")
 
 (defun ranking-row (ranking count)
   "The head of the row of those that have COUNT."
@@ -107,21 +107,21 @@
     (or (svref rows count)
         (setf (svref rows count) (make-ring)))))
 
-(defun change-standing (ranking standing change)
-  "STANDING gets a place of RANKING, or gives one back: CHANGE is 1 or -1. Return its count."
+(defun change-owner-usage (ranking owner-usage change)
+  "OWNER-USAGE gets a place of RANKING, or gives one back: CHANGE is 1 or -1. Return its count."
   (declare (type (member 1 -1) change))
-  (quit-ring standing)
+  (quit-ring owner-usage)
   (incf (ranking-total ranking) change)
-  (let ((count (incf (standing-count standing) change))
+  (let ((count (incf (owner-usage-count owner-usage) change))
         (most (ranking-most ranking)))
-    (when (plusp count) (enter-ring standing (ranking-row ranking count)))
+    (when (plusp count) (enter-ring owner-usage (ranking-row ranking count)))
     (cond ((< most count) (setf (ranking-most ranking) count))
           ((and (= most (- count change)) (null (ring-first (ranking-row ranking most))))
            (setf (ranking-most ranking) count)))
     count))
 
-(defun greediest (ranking)
-  "The standing with the most places of RANKING, among equals the one that has had as many for
+(defun largest-user (ranking)
+  "The owner usage with the most places of RANKING, among equals the one that has had as many for
 longest; nil if none has a place."
   (and (plusp (ranking-most ranking))
        (ring-first (ranking-row ranking (ranking-most ranking)))))

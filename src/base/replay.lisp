@@ -4,16 +4,17 @@
 
 (in-package #:clgrpc.base)
 
-(defstruct (ledger (:copier nil))
+(defstruct (octet-budget (:copier nil))
   "The octets that the calls of a channel together are charged with, of what they keep."
   (held 0 :type sb-ext:word))           ; octets; atomic
 
-(declaim (sb-ext:freeze-type ledger))
+(declaim (sb-ext:freeze-type octet-budget))
 
-(defstruct (replay (:constructor make-replay (ledger limit &optional (room most-positive-fixnum)))
+(defstruct (replay (:constructor make-replay
+                    (octet-budget limit &optional (room most-positive-fixnum)))
                    (:copier nil))
   "The messages that a call has sent, none of which has been answered."
-  (ledger nil :type ledger)             ; the channel's, charged with OCTETS
+  (octet-budget nil :type octet-budget) ; the channel's, charged with OCTETS
   (limit 0 :type index)                 ; how many octets may be kept
   (room 0 :type fixnum)                 ; how many more messages may be
   (messages '() :type list)             ; in the form of the transport, newest first
@@ -22,10 +23,11 @@
 (declaim (sb-ext:freeze-type replay))
 
 (document-functions
-  make-ledger "A ledger that is charged with nothing."
-  ledger-held "The octets that a ledger is charged with. Changed atomically, from any thread."
-  make-replay "(LEDGER LIMIT &optional ROOM): a replay of no messages, which may keep LIMIT octets
-and ROOM messages, and charges LEDGER with them."
+  make-octet-budget "An octet budget that is charged with nothing."
+  octet-budget-held "The octets that an octet budget is charged with. Changed atomically, from any
+thread."
+  make-replay "(OCTET-BUDGET LIMIT &optional ROOM): a replay of no messages, which may keep LIMIT
+octets and ROOM messages, and charges OCTET-BUDGET with them."
   replay-messages "The messages that a replay keeps, newest first.")
 
 (defmethod print-object ((replay replay) stream)
@@ -36,12 +38,12 @@ and ROOM messages, and charges LEDGER with them."
 (defun keep-message (replay message size total)
   "Keep MESSAGE, of SIZE octets, in REPLAY and return true; return false if there is no room for it,
 in the call's budget or in TOTAL octets of the channel's calls. From one thread at a time."
-  (let ((ledger (replay-ledger replay)))
+  (let ((octet-budget (replay-octet-budget replay)))
     (and (plusp (replay-room replay))
          (<= (+ size (replay-octets replay)) (replay-limit replay))
-         (<= (+ size (ledger-held ledger)) total)
+         (<= (+ size (octet-budget-held octet-budget)) total)
          (progn
-           (sb-ext:atomic-incf (ledger-held ledger) size)
+           (sb-ext:atomic-incf (octet-budget-held octet-budget) size)
            (incf (replay-octets replay) size)
            (decf (replay-room replay))
            (push message (replay-messages replay))
@@ -49,5 +51,6 @@ in the call's budget or in TOTAL octets of the channel's calls. From one thread 
 
 (defun release-replay (replay)
   "What REPLAY keeps is not kept any more."
-  (sb-ext:atomic-decf (ledger-held (replay-ledger replay)) (shiftf (replay-octets replay) 0))
+  (sb-ext:atomic-decf (octet-budget-held (replay-octet-budget replay))
+                      (shiftf (replay-octets replay) 0))
   (setf (replay-messages replay) '()))

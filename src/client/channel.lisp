@@ -115,13 +115,13 @@ if CREDENTIALS cannot be used. From any thread."
                            :balancing balancing :default-config config
                            :receive-limit (getf arguments :max-receive-octets)
                            :attempt-interceptors attempt-interceptors
-                           :chronicle (make-chronicle
-                                     (loop:read-clock (client-loop-loop client-loop)))))))
+                           :channel-trace (make-channel-trace
+                                         (loop:read-clock (client-loop-loop client-loop)))))))
     (setf (core-balancer core) (make-instance 'switch :parent core))
     (add-guard core)
     (trace-event :channel :channel-made :target target)
-    (note-happening (core-chronicle core) (chronicle-born-ns (core-chronicle core))
-                    "channel created")
+    (note-channel-event (core-channel-trace core) (channel-trace-born-ns (core-channel-trace core))
+                        "channel created")
     (unless (loop:simulated-p) (enter-registry core **cores**)) ; its loop answers nobody else
     (loop:end-before-save core #'close-core)
     (let ((channel (apply #'make-instance

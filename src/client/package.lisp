@@ -71,10 +71,10 @@
    ;; side-call.lisp
    #:open-side-call #:close-side-call
    ;; for channelz
-   #:**cores** #:core-chronicle #:core-state #:core-subchannels #:core-calls-begun
+   #:**cores** #:core-channel-trace #:core-state #:core-subchannels #:core-calls-begun
    #:core-calls-succeeded #:core-calls-failed #:core-call-ns #:core-name #:trunk-of
    #:trunk-failure #:all-links
-   #:subchannel-chronicle #:subchannel-picks #:subchannel-failures #:subchannel-cancellations
+   #:subchannel-channel-trace #:subchannel-picks #:subchannel-failures #:subchannel-cancellations
    #:addresses-text #:state-text
    ;; guard.lisp
    #:cancelled-by-server-p

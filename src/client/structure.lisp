@@ -98,12 +98,13 @@
   (trouble nil :type (or null string)) ; why the last attempt to connect failed
   (failed-attempts 0 :type (unsigned-byte 62)) ; to resolve its target, or to connect to a server
   (throttle nil :type (or null throttle)) ; of retries, once one may be throttled
-  (replays (make-ledger) :type ledger :read-only t) ; octets of requests that are kept
+  (replays (make-octet-budget) :type octet-budget :read-only t) ; octets of requests that are kept
   (retrying (make-hash-table :test 'eq) :type hash-table :read-only t) ; calls that wait for their
                                         ; next attempt, as keys
   (attempt-interceptors '() :type list :read-only t) ; see MAKE-CHANNEL
   ;; for channelz
-  (chronicle (make-chronicle 0) :type chronicle :read-only t) ; its number and its last events
+  ;; its number and its last events
+  (channel-trace (make-channel-trace 0) :type channel-trace :read-only t)
   (backend-keys '() :type list)         ; of the backends that the resolver last told of, sorted
   (calls-begun 0 :type (unsigned-byte 62)) ; of users
   (calls-succeeded 0 :type (unsigned-byte 62)) ; that have ended with OK
@@ -122,8 +123,8 @@
 
 (defun note-core-event (core severity text &rest arguments)
   "Note for channelz what has happened to CORE's channel: TEXT, a control string, with ARGUMENTS."
-  (note-happening (core-chronicle core) (core-now core) (apply #'format nil text arguments)
-                  :severity severity))
+  (note-channel-event (core-channel-trace core) (core-now core) (apply #'format nil text arguments)
+                      :severity severity))
 
 (document-functions
   subchannel-key "The addresses of the server that SUBCHANNEL is for, as text; empty if it is for
@@ -250,7 +251,8 @@ them. If it has a SHARED-TRUNK, its LINK-STATE is what it has asked for and hear
   (note nil)                            ; what its balancer knows of it
   (failures 0 :type (unsigned-byte 62)) ; attempts that ended badly; not if cancelled
   (cancellations 0 :type (unsigned-byte 62)) ; attempts that were cancelled
-  (chronicle (make-chronicle 0) :type chronicle :read-only t)) ; its number and its last events
+  ;; its number and its last events
+  (channel-trace (make-channel-trace 0) :type channel-trace :read-only t))
 
 (declaim (sb-ext:freeze-type trunk))
 
@@ -288,16 +290,16 @@ them. If it has a SHARED-TRUNK, its LINK-STATE is what it has asked for and hear
 
 (defun note-subchannel-event (subchannel severity text &rest arguments)
   "As NOTE-CORE-EVENT, of SUBCHANNEL."
-  (note-happening (subchannel-chronicle subchannel) (core-now (subchannel-core subchannel))
-                  (apply #'format nil text arguments)
-                  :severity severity))
+  (note-channel-event (subchannel-channel-trace subchannel) (core-now (subchannel-core subchannel))
+                      (apply #'format nil text arguments)
+                      :severity severity))
 
 (defun note-child-event (subchannel text)
   "Note TEXT, which has happened to SUBCHANNEL, for its channel."
   (let ((core (subchannel-core subchannel)))
-    (note-happening (core-chronicle core) (core-now core) text
-                    :child (chronicle-number (subchannel-chronicle subchannel))
-                    :child-name (addresses-text subchannel))))
+    (note-channel-event (core-channel-trace core) (core-now core) text
+                        :child (channel-trace-number (subchannel-channel-trace subchannel))
+                        :child-name (addresses-text subchannel))))
 
 (defmethod print-object ((trunk shared-trunk) stream)
   (print-unreadable-object (trunk stream :type t)

@@ -30,7 +30,7 @@ channel has as many as it may. On the channel's loop."
                       :core core :balancer balancer :key (backend-key backend)
                       :addresses (backend-addresses backend)
                       :attributes (backend-attributes backend)
-                      :chronicle (make-chronicle (core-now core)))))
+                      :channel-trace (make-channel-trace (core-now core)))))
     (note-child-event subchannel "subchannel created")
     (when (core-commons core) (join-trunk subchannel))
     (push subchannel (core-subchannels core))

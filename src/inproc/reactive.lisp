@@ -44,7 +44,7 @@ other ARGUMENTS are those of MAKE-RELAY."
   (let ((kept (cons nil requests)))
     (apply #'%make-reactive-relay
            :kept kept :last (last kept) :over over
-           :replay (make-replay (channel-ledger channel)
+           :replay (make-replay (channel-octet-budget channel)
                                     (options-replay-octets (channel-retry-options channel)))
            arguments)))
 

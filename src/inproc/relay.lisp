@@ -32,7 +32,8 @@
    (attempt-interceptors :initarg :attempt-interceptors :reader channel-attempt-interceptors)
    (options :initarg :options :reader channel-retry-options) ; that say how often a call is tried
    (throttle :initarg :throttle :reader channel-throttle) ; or nil
-   (ledger :initform (make-ledger) :reader channel-ledger) ; of requests kept for attempts
+   ;; of requests kept for attempts
+   (octet-budget :initform (make-octet-budget) :reader channel-octet-budget)
    (plans :initarg :plans :reader channel-plans) ; from the METHOD-CONFIGs of CONFIG, and nil
    (front :initarg :front :reader channel-front)) ; whose calls lead to relays that wait
   (:documentation "An in-process channel with a service config, or interceptors of attempts."))

@@ -11,8 +11,8 @@
              (format stream "The field ~A takes ~A, not ~A."
                      (field-type-error-field condition)
                      (type-in-words (type-error-expected-type condition))
-                     (visible-text (bounded-text (type-error-datum condition)
-                                                 :limit 200 :escape t)))))
+                     (printable-text (bounded-text (type-error-datum condition)
+                                                   :limit 200 :escape t)))))
   (:documentation "A message was to be given a value that its field cannot hold; nothing was
 changed. FIELD is the field's full name; EXPECTED-TYPE and DATUM are those of TYPE-ERROR."))
 

@@ -111,7 +111,7 @@ transports may keep more there, else by MAKE-NAME."
          :datum message :expected-type (or (protobuf:message-type-symbol type) 'protobuf:message)
          :text (format nil "~A ~:[answers with~;takes~] a ~A, not ~A." (rpc-method-path method)
                        (eq type (rpc-method-request-type method)) (protobuf:message-type-name type)
-                       (visible-text (bounded-text message :limit 200 :escape t)))))
+                       (printable-text (bounded-text message :limit 200 :escape t)))))
 
 (define-hot (check-message :inline t) ((method rpc-method) (type protobuf:message-type) message) t
   "MESSAGE, if it is of TYPE, one of METHOD's two."

@@ -47,7 +47,7 @@
 
 (defmethod print-object ((outcome outcome) stream)
   (print-unreadable-object (outcome stream :type t)
-    (write-visible (outcome-message outcome) stream :limit 200 :quoted t)
+    (write-printable (outcome-message outcome) stream :limit 200 :quoted t)
     (format stream ", ended by ~(~A~)" (outcome-ended-by outcome))))
 
 (defstruct (inlet (:copier nil))

@@ -1,4 +1,4 @@
-;;;; The tracers of calls as an observer: see observer.lisp, and base/log/trace.lisp for the
+;;;; The tracers of calls as an observer: see observer.lisp, and base/log/tracer.lisp for the
 ;;;; tracers.
 
 (in-package #:clgrpc.rpc)

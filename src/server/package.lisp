@@ -32,7 +32,7 @@
    #:server-statistics #:server-running-p #:server-service-names #:note-server-started
    #:note-server-stopping #:call-before-stop
    ;; for channelz
-   #:**servers** #:server-chronicle #:server-hubs #:server-sockets
+   #:**servers** #:server-channel-trace #:server-hubs #:server-sockets
    #:hub-tally #:hub-links #:hub-loop
    ;; survey.lisp
    #:survey-server #:server-speaks-tls-p

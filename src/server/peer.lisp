@@ -17,8 +17,8 @@
   (name "" :type string :read-only t)   ; as PEER-NAME has it
   (share nil :type loop:share :read-only t) ; of the reserve; those of its links are parts
   (account nil :type account :read-only t) ; of what its connections hold
-  (connections nil :type (or null standing)) ; how many it has, among all peers
-  (handshakes nil :type (or null standing)) ; how many of these are not ready
+  (connections nil :type (or null owner-usage)) ; how many it has, among all peers
+  (handshakes nil :type (or null owner-usage)) ; how many of these are not ready
   (unready (make-ring) :type ring :read-only t) ; the seats of those, the oldest first
   (ready (make-ring) :type ring :read-only t) ; the seats of the others
   (guests '() :type list))              ; an alist from hub to GUEST
@@ -26,7 +26,7 @@
 (defmethod print-object ((entry peer-entry) stream)
   (print-unreadable-object (entry stream :type t)
     (format stream "~A ~D connections" (peer-entry-name entry)
-            (standing-count (peer-entry-connections entry)))))
+            (owner-usage-count (peer-entry-connections entry)))))
 
 (defstruct (guest (:copier nil))
   "A peer as one hub sees it. Only the hub's loop touches it."
@@ -107,8 +107,8 @@ kept for other peers: its address may be a load balancer's and stand for many."
   (or (gethash name (census-peers census))
       (let ((entry (isolate-ring (make-peer-entry name (peer-share server)
                                                   (make-account (server-account server))))))
-        (setf (peer-entry-connections entry) (make-standing entry)
-              (peer-entry-handshakes entry) (make-standing entry)
+        (setf (peer-entry-connections entry) (make-owner-usage entry)
+              (peer-entry-handshakes entry) (make-owner-usage entry)
               (gethash name (census-peers census)) entry))))
 
 (defun ensure-guest (hub seat)
@@ -127,21 +127,21 @@ kept for other peers: its address may be a load balancer's and stand for many."
 
 (defun count-seat (census entry)
   "A new seat for the peer with ENTRY."
-  (change-standing (census-connections census) (peer-entry-connections entry) 1)
-  (change-standing (census-handshakes census) (peer-entry-handshakes entry) 1)
+  (change-owner-usage (census-connections census) (peer-entry-connections entry) 1)
+  (change-owner-usage (census-handshakes census) (peer-entry-handshakes entry) 1)
   (isolate-ring (%make-seat entry)))
 
 (defun note-seat-ready (census seat)
   "The connection of SEAT is ready, or ends and so counts as ready."
   (unless (shiftf (seat-ready seat) t)
-    (change-standing (census-handshakes census) (peer-entry-handshakes (seat-entry seat)) -1)))
+    (change-owner-usage (census-handshakes census) (peer-entry-handshakes (seat-entry seat)) -1)))
 
 (defun uncount-seat (census seat)
   "The connection of SEAT ends."
   (let ((entry (seat-entry seat)))
     (quit-ring seat)
     (note-seat-ready census seat)
-    (when (zerop (change-standing (census-connections census) (peer-entry-connections entry) -1))
+    (when (zerop (change-owner-usage (census-connections census) (peer-entry-connections entry) -1))
       (quit-ring entry)
       (enter-ring entry (census-gone census)))
     (forget-entries census)))
@@ -154,7 +154,7 @@ its peer come back, they count. If the peer is back already, the entry only leav
         for entry = (ring-first (census-gone census))
         while entry
         do (quit-ring entry)
-           (cond ((plusp (standing-count (peer-entry-connections entry))))
+           (cond ((plusp (owner-usage-count (peer-entry-connections entry))))
                  ((zerop (loop:share-running (peer-entry-share entry)))
                   (remhash (peer-entry-name entry) (census-peers census)))
                  (t (enter-ring entry (census-gone census))))))
@@ -189,14 +189,14 @@ looked at longest ago for one without calls; if there is none, it is the newest.
     (setf (seat-leaving seat) t)
     seat))
 
-(defun dismiss-for (census newcomer greediest choose)
-  "The seat that the peer with the standing GREEDIEST gives up for one more of NEWCOMER's, or nil.
-CHOOSE, a function of that peer's entry, returns the seat. Half of the seats that may be leaving at
-a time are kept for newcomers that have less than half of what the greediest has. So a peer that
-connects again and again, and has its own seats given up for it, never keeps others out."
+(defun dismiss-for (census newcomer largest-user choose)
+  "The seat that the peer with the standing LARGEST-USER gives up for one more of NEWCOMER's, or
+nil. CHOOSE, a function of that peer's entry, returns the seat. Half of the seats that may be
+leaving at a time are kept for newcomers that have less than half of what the largest user has. So a
+peer that connects again and again, and has its own seats given up for it, never keeps others out."
   (let ((most (max-leaving (census-max-connections census))))
-    (dismiss census (funcall choose (standing-owner greediest))
-             (if (< (* 2 (standing-count newcomer)) (standing-count greediest))
+    (dismiss census (funcall choose (owner-usage-owner largest-user))
+             (if (< (* 2 (owner-usage-count newcomer)) (owner-usage-count largest-user))
                  most
                  (ash most -1)))))
 
@@ -206,7 +206,7 @@ is room, and the seat that was dismissed for it, or nil."
   (let ((handshakes (census-handshakes census)))
     (if (< (ranking-total handshakes) (census-max-handshakes census))
         t
-        (let ((seat (dismiss-for census (peer-entry-handshakes entry) (greediest handshakes)
+        (let ((seat (dismiss-for census (peer-entry-handshakes entry) (largest-user handshakes)
                                  (lambda (greedy) (ring-first (peer-entry-unready greedy))))))
           (values (and seat t) seat)))))
 
@@ -215,10 +215,10 @@ is room, and the seat that was dismissed for it, or nil."
   (let ((connections (census-connections census)))
     (if (< (ranking-total connections) (census-max-connections census))
         t
-        (let* ((greediest (greediest connections))
+        (let* ((largest-user (largest-user connections))
                (newcomer (peer-entry-connections entry))
-               (seat (and (< (1+ (standing-count newcomer)) (standing-count greediest))
-                          (dismiss-for census newcomer greediest #'seat-to-leave))))
+               (seat (and (< (1+ (owner-usage-count newcomer)) (owner-usage-count largest-user))
+                          (dismiss-for census newcomer largest-user #'seat-to-leave))))
           (values (and seat t) seat)))))
 
 (defun try-to-seat (census entry)
@@ -230,7 +230,7 @@ second value lists the seats that were dismissed for it, each as (SEAT . OPTION)
                (when seat (push (cons seat option) dismissed))
                room)))
       (values (cond ((<= (census-max-per-peer census)
-                         (standing-count (peer-entry-connections entry)))
+                         (owner-usage-count (peer-entry-connections entry)))
                      :max-connections-per-peer)
                     ((not (room-p :max-handshakes #'room-for-handshake entry)) :max-handshakes)
                     ((not (room-p :max-connections #'room-for-connection entry))
@@ -350,8 +350,9 @@ true if some were dismissed. On HUB's loop."
                                                         +steps-at-once+))
               (census-lowered-ns census) (loop:read-clock (hub-loop hub)))
         (loop while (and (< (census-max-connections census) (ranking-total connections))
-                         (< 1 (standing-count (greediest connections))))
-              do (push (or (dismiss census (seat-to-leave (standing-owner (greediest connections))))
+                         (< 1 (owner-usage-count (largest-user connections))))
+              do (push (or (dismiss census
+                                    (seat-to-leave (owner-usage-owner (largest-user connections))))
                            (return))
                        dismissed))))
     (dolist (seat dismissed) (expel hub seat :max-connections))

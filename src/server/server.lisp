@@ -19,7 +19,8 @@
 
 (defun note-server-event (server text &rest arguments)
   "Note for channelz what has happened to SERVER: TEXT, a control string, with ARGUMENTS."
-  (note-happening (server-chronicle server) (loop:world-now) (apply #'format nil text arguments)))
+  (note-channel-event (server-channel-trace server) (loop:world-now)
+                      (apply #'format nil text arguments)))
 
 (defun server-addresses (server)
   "The addresses SERVER listens on, a list of strings such as \"HOST:PORT\" or \"unix:PATH\", each
@@ -126,7 +127,7 @@ From any thread."
                                 :interceptors (rpc:check-interceptors interceptors)
                                 :observer (rpc:check-observer observer)
                                 :credentials credentials
-                                :chronicle (make-chronicle (loop:world-now))
+                                :channel-trace (make-channel-trace (loop:world-now))
                                 :encoding (wire:find-encoding compression)
                                 :reserve (loop:make-reserve
                                           :threads (options-reserve-threads options)

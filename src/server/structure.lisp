@@ -18,7 +18,8 @@
    (asked-to-give-way :initform (list nil) :reader server-asked-to-give-way)
    (refusals :accessor server-refusals) ; that the log is to hear of
    (encoding :initarg :encoding :reader server-encoding) ; of answers, if nobody says otherwise
-   (chronicle :initarg :chronicle :reader server-chronicle) ; its number and what has happened to it
+   ;; its number and what has happened to it
+   (channel-trace :initarg :channel-trace :reader server-channel-trace)
    (sockets :initform '() :accessor server-sockets) ; an alist from number to listener
    (farewells :initform '() :accessor server-farewells) ; functions of CALL-BEFORE-STOP; the lock's
    (watcher :initform nil :accessor server-watcher) ; the function that WATCH-SERVICES has
@@ -28,7 +29,7 @@
 
 (document-functions
   server-hubs "The hubs of SERVER, one for each of its loops."
-  server-chronicle "The number of SERVER, and what has happened to it."
+  server-channel-trace "The number of SERVER, and what has happened to it."
   server-sockets "An alist from the numbers of what SERVER listens on to its listeners.")
 
 (defstruct (server-link (:include link) (:constructor make-server-link (loop options owner))

@@ -20,38 +20,38 @@
 
 ;;; The connection that gives way; the census's lock is held
 
-(defun greediest-entry (census spared)
+(defun largest-user-entry (census spared)
   "The peer that holds most, but for what SPARED, a table from entries to octets, says."
-  (let ((greediest nil) (most 0))
+  (let ((largest-user nil) (most 0))
     (maphash (lambda (name entry)
                (declare (ignore name))
                (let ((held (- (account-sum (peer-entry-account entry)) (gethash entry spared 0))))
                  (when (< most held)
-                   (setf greediest entry
+                   (setf largest-user entry
                          most held))))
              (census-peers census))
-    greediest))
+    largest-user))
 
 (defun seat-octets (seat)
   (account-sum (wire:link-account (seat-link seat))))
 
-(defun greediest-seat (entry)
+(defun largest-user-seat (entry)
   "The seat of the peer with ENTRY whose connection holds most, or nil."
-  (let ((greediest nil) (most -1))
+  (let ((largest-user nil) (most -1))
     (flet ((look (seat)
              (when (and (seat-link seat) (< most (seat-octets seat)))
-               (setf greediest seat
+               (setf largest-user seat
                      most (seat-octets seat)))))
       (mapc #'look (ring-list (peer-entry-ready entry)))
       (mapc #'look (ring-list (peer-entry-unready entry))))
-    greediest))
+    largest-user))
 
-(defun dismiss-greediest (census octets)
+(defun dismiss-largest-user (census octets)
   "Dismiss seats whose connections hold OCTETS together, or one if that is 0; return them."
   (let ((spared (make-hash-table :test 'eq)) (dismissed '()))
     (loop
-      (let* ((entry (greediest-entry census spared))
-             (seat (and entry (greediest-seat entry)))
+      (let* ((entry (largest-user-entry census spared))
+             (seat (and entry (largest-user-seat entry)))
              (held (if seat (seat-octets seat) 0)))
         (unless (and seat (dismiss census seat)) (return dismissed))
         (push seat dismissed)
@@ -70,7 +70,7 @@ together, if that is more. On a loop of SERVER's."
                       (let ((more (max (- (account-sum (server-account server)) total
                                           (census-leaving-octets census))
                                        least)))
-                        (if (minusp more) '() (dismiss-greediest census more))))))
+                        (if (minusp more) '() (dismiss-largest-user census more))))))
     (dolist (seat dismissed) (expel hub seat :max-total-held-octets))))
 
 (defun ask-to-give-way (server least)
@@ -96,7 +96,7 @@ together, if that is more. On a loop of SERVER's."
 (declaim (type boolean **shut**))
 (defglobal **shut** nil)                ; no calls may begin
 
-(defun greediest-server ()
+(defun largest-user-server ()
   "The server of the process whose connections hold most, or nil."
   (let ((servers (remove :serving (registered **servers**) :key #'server-state :test-not #'eq)))
     (first (sort servers #'> :key (lambda (server) (account-sum (server-account server)))))))
@@ -111,7 +111,7 @@ garbage has just been collected. Return true if it is to be."
     (cond ((<= missing 0) (setf **shut** nil))
           ((or searched (< spare (ash fifth -1))) (setf **shut** t)))
     (when (and searched (plusp missing))
-      (let ((server (greediest-server)))
+      (let ((server (largest-user-server)))
         (when (and server
                    (or (< spare (ash fifth -1))
                        ;; its connections may keep the valve shut: an octet less makes room for two

@@ -78,9 +78,9 @@ cannot read."
 
 (defun quoted-octets (octets)
   "The beginning of OCTETS, which a peer has sent, as ISO 8859-1, for a text to print or to send."
-  (visible-text (map 'string #'code-char
-                     (subseq octets 0 (min (1+ +quoted-octets+) (length octets))))
-                :limit +quoted-octets+ :quoted t))
+  (printable-text (map 'string #'code-char
+                       (subseq octets 0 (min (1+ +quoted-octets+) (length octets))))
+                  :limit +quoted-octets+ :quoted t))
 
 (defun unknown-encoding-text (value)
   "What to say of VALUE, octets of a grpc-encoding that is :unknown."

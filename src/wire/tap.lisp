@@ -1,4 +1,4 @@
-;;;; The tracers of frames (base/log/trace.lisp) tell of every HTTP/2 frame that a link reads or
+;;;; The tracers of frames (base/log/tracer.lisp) tell of every HTTP/2 frame that a link reads or
 ;;;; writes, when its octets come from the transport or have gone to it. So the core does not know
 ;;;; of the tracers, and a frame that was written but never sent is not told.
 ;;;;

@@ -77,7 +77,7 @@ parameters and options, keywords and values."
 
 (defun shown (text)
   "TEXT, which a server may have sent, as it may go to a terminal: in one line, visible, bounded."
-  (visible-text text :limit *longest-text*))
+  (printable-text text :limit *longest-text*))
 
 ;;; Running
 
@@ -102,7 +102,7 @@ tried and failed, 2 if the arguments are wrong."
                0)
               ((null command)
                (refuse "there is no command ~S~@[ (is it ~A?)~]; see `clgrpc --help`" name
-                       (likely-name name (mapcar #'command-name *commands*))))
+                       (suggested-name name (mapcar #'command-name *commands*))))
               (t (let ((parsed (parse-arguments command (rest arguments))))
                    (cond ((eq :help parsed) (write-command-help command *standard-output*) 0)
                          (t (apply (command-function command) parsed))))))

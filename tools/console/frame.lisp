@@ -80,13 +80,13 @@ takes long.")
   (typecase value
     (null :null)
     ((eql t) :true)
-    (string (visible-text value))
+    (string (printable-text value))
     (real (json-number value))
     (symbol (string-downcase value))
     (cons (if (keywordp (first value))
               (json-object value)
               (json-list (mapcar #'json-value value))))
-    (t (visible-text (bounded-text value :limit 200 :escape nil)))))
+    (t (printable-text (bounded-text value :limit 200 :escape nil)))))
 
 (defun json-object (plist)
   (loop for (key value) on plist by #'cddr
@@ -190,7 +190,7 @@ takes long.")
 (defun shown-servers ()
   "The servers of this process that serve something, the oldest first."
   (sort (remove-if-not #'serving:server-services (registered server:**servers**))
-        #'< :key (lambda (server) (chronicle-number (server:server-chronicle server)))))
+        #'< :key (lambda (server) (channel-trace-number (server:server-channel-trace server)))))
 
 (defun server-objects ()
   (mapcar #'server-object (shown-servers)))
@@ -201,7 +201,7 @@ takes long.")
     (dolist (thread (sb-thread:list-all-threads))
       (incf (gethash (or (sb-thread:thread-name thread) "") counts 0)))
     (let ((rows (sort (loop for name being the hash-keys of counts using (hash-value count)
-                            collect (list (visible-text name :limit 100) count))
+                            collect (list (printable-text name :limit 100) count))
                       #'string< :key #'first)))
       (subseq rows 0 (min +threads+ (length rows))))))
 

@@ -41,7 +41,7 @@
   "VALUE of an event, whose name is KEY, as the log writes it."
   (if (and (eq :backtrace key) (stringp value))
       (subseq value 0 (min (length value) +value-backtrace+))
-      (visible-text (log-value-text value) :limit +value-characters+)))
+      (printable-text (log-value-text value) :limit +value-characters+)))
 
 (defun room-in-second-p (tail now)
   "True if TAIL may take another event NOW; the lock is held."

@@ -84,7 +84,7 @@
 
 (defun octets-text (octets)
   "OCTETS, a peer's, as text to be shown."
-  (visible-text (map 'string #'code-char octets) :limit 200))
+  (printable-text (map 'string #'code-char octets) :limit 200))
 
 (defun finish-drained (connection)
   "Close CONNECTION if it is its line's no more and has no streams."

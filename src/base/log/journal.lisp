@@ -8,7 +8,7 @@
 ;;;; LOG-WRITER is a journal of lines, as text for people or JSON for programs. The lines are made
 ;;;; where the event happens, since the objects in an event may have changed a moment later; the
 ;;;; thread only writes them. A peer may have written much of their text, so lines have a limited
-;;;; length and are made visible (visible.lisp).
+;;;; length and are made visible (printable.lisp).
 
 (in-package #:clgrpc.base)
 
@@ -262,12 +262,12 @@ nothing in it may look like another line."
 
 (defun write-quoted (text stream)
   "Write TEXT, which is no plain word of ASCII, as WRITE-VALUE does."
-  (write-visible text stream
-                 :limit (1+ +visible-characters+)
-                 :quoted (or (zerop (length text))
-                             (find-if (lambda (char)
-                                        (or (unsafe-char-p char) (find char " \"\\=")))
-                                      text))))
+  (write-printable text stream
+                   :limit (1+ +visible-characters+)
+                   :quoted (or (zerop (length text))
+                               (find-if (lambda (char)
+                                          (or (unsafe-char-p char) (find char " \"\\=")))
+                                        text))))
 
 (defun write-backtrace (text stream)
   "Write the lines of TEXT, each indented."
@@ -275,7 +275,7 @@ nothing in it may look like another line."
     (loop for line = (read-line lines nil)
           while line
           do (write-string "    " stream)
-             (write-visible line stream)
+             (write-printable line stream)
              (terpri stream))))
 
 (defun text-line (level event plist)

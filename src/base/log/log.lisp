@@ -1,7 +1,7 @@
 ;;;; The log: events as data. They go to *LOG-FUNCTION*, the user's choice, which by default writes
 ;;;; errors to the standard error, and to any number of listeners, which libraries add. Logging must
 ;;;; never make anything fail, so errors in these functions are ignored, and so are events that they
-;;;; log themselves. Details of what happens are events of tracers (trace.lisp); functions that
+;;;; log themselves. Details of what happens are events of tracers (tracer.lisp); functions that
 ;;;; write events are in journal.lisp.
 
 (in-package #:clgrpc.base)
@@ -95,7 +95,7 @@ From any thread."
 (defun write-frame (frame stream)
   "Write FRAME, a list of a function's name and its arguments."
   (flet ((text (object limit)
-           (visible-text (bounded-text object :limit limit :escape t) :limit (1+ limit))))
+           (printable-text (bounded-text object :limit limit :escape t) :limit (1+ limit))))
     (write-string (with-bounded-text (stream +frame-characters+)
                     (write-char #\( stream)
                     (write-string (text (first frame) 200) stream)

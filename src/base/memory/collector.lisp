@@ -3,9 +3,9 @@
 ;;;; before, so fewer collections are less work.
 ;;;;
 ;;;; A process that has little to do gives memory back (loop/threads/watchdog.lisp calls what is
-;;;; here): one that is CALM, since it conses little, and one that is idle. It collects young
+;;;; here): one that is QUIET, since it conses little, and one that is idle. It collects young
 ;;;; objects and returns all free pages; then, if the gain is worth the time, it makes a full
-;;;; collection, which a process that is only calm does if that takes 20 ms at most. Free pages are
+;;;; collection, which a process that is only quiet does if that takes 20 ms at most. Free pages are
 ;;;; returned by STEPS of a few milliseconds, each with the world stopped, and between two steps
 ;;;; others run. SBCL would return all of them at the end of a collection, for which a process that
 ;;;; had a gigabyte stands still for 60 ms.
@@ -189,12 +189,12 @@ for some milliseconds at a time after that."
 most, the heap must be a quarter larger than after the last full collection; if it is longer, which
 it may not be if QUICK, twice as large. There must be room for the copies."
   (and **tuned**
-       (let* ((survey (recent-survey))
-              (quickly (<= (survey-copied survey) +quickly-copied-octets+)))
+       (let* ((page-statistics (recent-page-statistics))
+              (quickly (<= (page-statistics-copied page-statistics) +quickly-copied-octets+)))
          (and (or quickly (not quick))
               (> (heap-used)
                  (+ **live** (max +worth-giving-octets+ (if quickly (ash **live** -2) **live**))))
-              (plusp (survey-spare survey))))))
+              (plusp (page-statistics-spare page-statistics))))))
 
 (defun collect-everything ()
   "Make a full collection, and give all free pages back to the system. As GIVE-MEMORY-BACK."
@@ -202,40 +202,40 @@ it may not be if QUICK, twice as large. There must be room for the copies."
   (setf **live** (heap-used))
   (return-free-pages))
 
-;;; Calm
+;;; Quiet periods
 
-(defconstant +calm-ns+ (* 5 +ns-per-second+)
-  "For so long a process has consed little when it is calm.")
-(defconstant +calm-octets+ (* 20 1024 1024)
-  "What a calm process has consed in that time at most.")
+(defconstant +quiet-ns+ (* 5 +ns-per-second+)
+  "For so long a process has consed little when it is quiet.")
+(defconstant +quiet-octets+ (* 20 1024 1024)
+  "What a quiet process has consed in that time at most.")
 
-(defstruct (calm (:copier nil) (:predicate nil))
+(defstruct (quiet-period (:copier nil) (:predicate nil))
   "Since when the process has consed little, for one thread that looks now and then."
   (since-ns 0 :type nanoseconds)        ; when that time began
   (used 0 :type heap-octets)            ; what was allocated then
   (epoch nil))                          ; of the collection before
 
 (document-functions
-  make-calm "Return what is known of how much is consed: nothing yet.")
+  make-quiet-period "Return what is known of how much is consed: nothing yet.")
 
-(defun calm-p (calm)
-  "True if little was consed for +CALM-NS+. Then the next such time begins."
+(defun quiet-p (quiet-period)
+  "True if little was consed for +QUIET-NS+. Then the next such time begins."
   (let ((now (monotonic-ns)) (used (heap-used)))
     (flet ((begin ()
-             (setf (calm-since-ns calm) now
-                   (calm-used calm) used
-                   (calm-epoch calm) (collection-epoch))))
-      (cond ((not (and (eq (collection-epoch) (calm-epoch calm))
-                       (<= used (+ (calm-used calm) +calm-octets+))))
+             (setf (quiet-period-since-ns quiet-period) now
+                   (quiet-period-used quiet-period) used
+                   (quiet-period-epoch quiet-period) (collection-epoch))))
+      (cond ((not (and (eq (collection-epoch) (quiet-period-epoch quiet-period))
+                       (<= used (+ (quiet-period-used quiet-period) +quiet-octets+))))
              (begin)
              nil)
-            ((< now (+ (calm-since-ns calm) +calm-ns+)) nil)
+            ((< now (+ (quiet-period-since-ns quiet-period) +quiet-ns+)) nil)
             (t (begin)
                t)))))
 
-(defun give-back-if-calm (calm)
-  "If the process is calm, and has memory to give back, do so. As GIVE-MEMORY-BACK; for CALM see
-CALM-P."
-  (when (and **tuned** (calm-p calm) (memory-to-give-p))
+(defun give-back-if-quiet (quiet-period)
+  "If the process is quiet, and has memory to give back, do so. As GIVE-MEMORY-BACK; for
+QUIET-PERIOD see QUIET-P."
+  (when (and **tuned** (quiet-p quiet-period) (memory-to-give-p))
     (give-memory-back)
     (when (full-collection-due-p :quick t) (collect-everything))))

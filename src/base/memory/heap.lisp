@@ -92,7 +92,7 @@
 
 ;;; A look at every page, which takes a tenth of a millisecond for each gigabyte
 
-(defstruct (survey (:copier nil))
+(defstruct (page-statistics (:copier nil))
   "What the pages of the heap were like at some moment."
   (epoch nil)                           ; of the collection before
   (used 0 :type heap-octets)            ; how much was allocated then
@@ -100,7 +100,7 @@
   (copied 0 :type heap-octets)          ; what a full collection copies
   (spare 0 :type fixnum))               ; free at the worst moment of one
 
-(declaim (sb-ext:freeze-type survey))
+(declaim (sb-ext:freeze-type page-statistics))
 
 (defmacro page-slot (entry slot)
   "SLOT of ENTRY of the table of pages."
@@ -135,7 +135,7 @@ how many of these a collection of GENERATION and the younger ones copies."
          ,generation
          (values 0 used used))))
 
-(defun make-new-survey ()
+(defun make-new-page-statistics ()
   "Look at the heap as it is now. Where we do not know the pages there are no holes, and everything
 would be copied."
   (let ((epoch sb-kernel::*gc-epoch*)
@@ -143,26 +143,27 @@ would be copied."
     (multiple-value-bind (wide pages copied)
         (count-pages (used-pages) sb-vm:+highest-normal-generation+)
       (declare (type heap-octets wide pages copied))
-      (make-survey :epoch epoch :used used
-                   :wide (+ (* wide sb-vm:gencgc-page-bytes) (heap-tail))
-                   :copied (* copied sb-vm:gencgc-page-bytes)
-                   :spare (- (heap-size) (* (+ pages copied) sb-vm:gencgc-page-bytes))))))
+      (make-page-statistics :epoch epoch :used used
+                            :wide (+ (* wide sb-vm:gencgc-page-bytes) (heap-tail))
+                            :copied (* copied sb-vm:gencgc-page-bytes)
+                            :spare (- (heap-size) (* (+ pages copied) sb-vm:gencgc-page-bytes))))))
 
-(declaim (type survey **survey**))
-(sb-ext:define-load-time-global **survey** (make-survey))
+(declaim (type page-statistics **page-statistics**))
+(sb-ext:define-load-time-global **page-statistics** (make-page-statistics))
 
-(define-hot recent-survey () survey
-  "A survey that is still true: nothing was collected since it was made, and little allocated."
-  (let ((survey **survey**))
-    (if (and (eq sb-kernel::*gc-epoch* (survey-epoch survey))
-             (< (abs (- (heap-used) (survey-used survey))) (ash (heap-size) -7)))
-        survey
-        (setf **survey** (make-new-survey)))))
+(define-hot recent-page-statistics () page-statistics
+  "Page statistics that are still true: nothing was collected since it was made, and little
+allocated."
+  (let ((page-statistics **page-statistics**))
+    (if (and (eq sb-kernel::*gc-epoch* (page-statistics-epoch page-statistics))
+             (< (abs (- (heap-used) (page-statistics-used page-statistics))) (ash (heap-size) -7)))
+        page-statistics
+        (setf **page-statistics** (make-new-page-statistics)))))
 
 (defun heap-spare ()
   "How many octets of the heap are free at the worst moment of a full collection, by what is
 allocated now, garbage included; the collector is lost if that is negative."
-  (survey-spare (recent-survey)))
+  (page-statistics-spare (recent-page-statistics)))
 
 (define-hot (collection-epoch :inline t) () t
   "An object that is another after each collection."
@@ -171,8 +172,9 @@ allocated now, garbage included; the collector is lost if that is negative."
 (define-hot hole-p ((octets heap-octets)) boolean
   "True if OCTETS can be allocated as long vectors before the next collection."
   (or (<= octets (heap-tail))
-      (let ((survey (recent-survey)))
-        (<= (+ octets (max 0 (- (heap-used) (survey-used survey)))) (survey-wide survey)))))
+      (let ((page-statistics (recent-page-statistics)))
+        (<= (+ octets (max 0 (- (heap-used) (page-statistics-used page-statistics))))
+            (page-statistics-wide page-statistics)))))
 
 ;;; Promises
 
@@ -218,7 +220,7 @@ holds none of our locks."
       (sb-ext:gc :gen 2)
       (when (and (not (and (<= (* 5 (heap-used)) (* 3 (heap-size)))
                            (hole-p (floor (* 2 (heap-size)) 5))))
-                 (plusp (survey-spare (recent-survey))))
+                 (plusp (page-statistics-spare (recent-page-statistics))))
         (mapc #'funcall **reclaimers**)
         (sb-ext:gc :full t))
       (let ((end (monotonic-ns)))
@@ -269,7 +271,7 @@ SEARCH-DUE-P is false. From any thread that holds none of our locks."
              (<= (if (< octets +uncopied-octets+)
                      (* 2 (+ octets (heap-margin))) ; copies, too, need holes
                      (+ octets (ash (heap-margin) -1)))
-                 (survey-spare (recent-survey)))))))
+                 (page-statistics-spare (recent-page-statistics)))))))
 
 (define-hot fits-well-p ((octets heap-octets)) boolean
   "True if a vector of OCTETS is sure to find a hole besides."

@@ -8,7 +8,7 @@
              (format stream "Invalid service config: ~@[~A ~]~A."
                      (let ((path (service-config-error-path condition)))
                        (and (plusp (length path)) path))
-                     (visible-text (misuse-text condition) :limit 1000))))
+                     (printable-text (misuse-text condition) :limit 1000))))
   (:documentation "A service config is not one. PATH, such as methodConfig[0].timeout, says where,
 and the text what is allowed there. Nothing of the config is in force."))
 

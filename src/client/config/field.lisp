@@ -95,7 +95,7 @@ the names of the fields that were asked for.")
                             (member given keywords :test #'string=))
                    do (config-error path "has no field ~(~S~)~@[ (is it :~A?)~]; its fields are ~
                                           ~{:~A~^, ~}"
-                                    key (likely-name given keywords)
+                                    key (suggested-name given keywords)
                                     (sort keywords #'string<)))))
 
 (defun find-field (object name path)

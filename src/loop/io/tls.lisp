@@ -209,7 +209,7 @@ read. The certificate may be an attacker's."
          (names (loop for (kind name) in all
                       when (member kind '(:dns :ip)) collect name))
          (shown (loop for name in names
-                      repeat +most-names-shown+ collect (visible-text name :limit 80)))
+                      repeat +most-names-shown+ collect (printable-text name :limit 80)))
          (more (- (length names) (length shown))))
     (cond ((null der) nil)
           ((null names) "no name")

@@ -29,8 +29,8 @@
 ;;;; which every store made before arrives; looks once more; and only then sleeps.
 ;;;;
 ;;;; The watchdog also has the process give memory back (base/memory/collector.lisp): while it
-;;;; ticks, if the process is calm, which it looks for once a second; and before it sleeps for good,
-;;;; once no loop has made a turn for a while.
+;;;; ticks, if the process is quiet, which it looks for once a second; and before it sleeps for
+;;;; good, once no loop has made a turn for a while.
 
 (in-package #:clgrpc.loop)
 
@@ -48,8 +48,8 @@ next one counts as a first.")
   "So many looks in a row find a bell unanswered before the thread that waits is overtaken: woken on
 a busy machine, it may have no processor yet.")
 
-(defconstant +calm-look-ns+ +ns-per-second+
-  "How often it is looked whether the process is calm.")
+(defconstant +quiet-look-ns+ +ns-per-second+
+  "How often it is looked whether the process is quiet.")
 
 (defconstant +idle-ns+ 8000000000
   "After so long without a turn of any loop the process gives memory back.")
@@ -86,7 +86,7 @@ a busy machine, it may have no processor yet.")
 (defun run-watchdog ()
   "What the watchdog's thread does."
   (let ((tick +shortest-tick-ns+) (quiet 0) (since-overstay +longest-alert-ns+) (alert 0)
-        (collections nil) (calm (make-calm)) (calm-look-ns 0))
+        (collections nil) (quiet-period (make-quiet-period)) (quiet-look-ns 0))
     (sb-thread:with-mutex (**watchdog-lock**)
       (loop while (eq **watchdog** sb-thread:*current-thread*)
             do (multiple-value-bind (moved lent overstayed)
@@ -102,9 +102,9 @@ a busy machine, it may have no processor yet.")
                                 +shortest-tick-ns+
                                 (min (next-timer-ns) (* 2 tick)))))
                (let ((now (monotonic-ns)))
-                 (when (<= calm-look-ns now)
-                   (setf calm-look-ns (+ now +calm-look-ns+))
-                   (without-lock (lambda () (give-back-if-calm calm)))))
+                 (when (<= quiet-look-ns now)
+                   (setf quiet-look-ns (+ now +quiet-look-ns+))
+                   (without-lock (lambda () (give-back-if-quiet quiet-period)))))
                (cond ((<= quiet +doze-after-ns+) (pause tick))
                      (t (doze)
                         (setf quiet 0

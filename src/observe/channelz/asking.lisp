@@ -40,16 +40,16 @@ answer is passed over; if nothing is found, it is told of."
 (defun cores ()
   "The cores of the channels of this process, in the order of their numbers."
   (sort (registered client:**cores**) #'<
-        :key (lambda (core) (chronicle-number (client:core-chronicle core)))))
+        :key (lambda (core) (channel-trace-number (client:core-channel-trace core)))))
 
 (defun servers ()
   "The servers of this process, in the order of their numbers."
   (sort (registered server:**servers**) #'<
-        :key (lambda (server) (chronicle-number (server:server-chronicle server)))))
+        :key (lambda (server) (channel-trace-number (server:server-channel-trace server)))))
 
-(defun find-numbered (number chronicles key)
-  "The one of CHRONICLES' owners whose chronicle, by KEY, has NUMBER, or nil."
-  (find number chronicles :key (lambda (owner) (chronicle-number (funcall key owner)))))
+(defun find-numbered (number channel-traces key)
+  "The one of CHANNEL-TRACES' owners whose channel trace, by KEY, has NUMBER, or nil."
+  (find number channel-traces :key (lambda (owner) (channel-trace-number (funcall key owner)))))
 
 (defun links (core)
   "The links that the subchannels of CORE use, of a trunk that channels share all of them. On its

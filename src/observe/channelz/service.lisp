@@ -21,27 +21,27 @@ it."))
 (defun event-message (event loop)
   "The ChannelTraceEvent of EVENT, which has happened on LOOP."
   (apply #'v1:make-channel-trace-event
-         :description (happening-text event)
-         :severity (ecase (happening-severity event)
+         :description (channel-event-text event)
+         :severity (ecase (channel-event-severity event)
                      (:info :ct-info)
                      (:warning :ct-warning)
                      (:error :ct-error))
-         :timestamp (stamp (happening-ns event) loop)
-         (when (happening-child event)
-           (list :subchannel-ref (v1:make-subchannel-ref :subchannel-id (happening-child event)
-                                                         :name (happening-child-name event))))))
+         :timestamp (stamp (channel-event-ns event) loop)
+         (when (channel-event-child event)
+           (list :subchannel-ref (v1:make-subchannel-ref :subchannel-id (channel-event-child event)
+                                                         :name (channel-event-child-name event))))))
 
-(defun trace-message (chronicle loop)
-  "The ChannelTrace of CHRONICLE, whose times are of LOOP's clock."
+(defun trace-message (channel-trace loop)
+  "The ChannelTrace of CHANNEL-TRACE, whose times are of LOOP's clock."
   (v1:make-channel-trace
-   :num-events-logged (chronicle-count chronicle)
-   :creation-timestamp (stamp (max 1 (chronicle-born-ns chronicle)) loop)
-   :events (mapcar (lambda (event) (event-message event loop)) (happenings chronicle))))
+   :num-events-logged (channel-trace-count channel-trace)
+   :creation-timestamp (stamp (max 1 (channel-trace-born-ns channel-trace)) loop)
+   :events (mapcar (lambda (event) (event-message event loop)) (channel-events channel-trace))))
 
-(defun data-message (make loop chronicle begun succeeded failed last-ns &rest more)
-  "The data of a channel, a subchannel or a server, made by MAKE of CHRONICLE, the counts of its
+(defun data-message (make loop channel-trace begun succeeded failed last-ns &rest more)
+  "The data of a channel, a subchannel or a server, made by MAKE of CHANNEL-TRACE, the counts of its
 calls, LAST-NS, when the last began, by the clock of LOOP, or 0, and MORE."
-  (apply make :trace (trace-message chronicle loop)
+  (apply make :trace (trace-message channel-trace loop)
               :calls-started begun :calls-succeeded succeeded :calls-failed failed
               (append (when (plusp last-ns)
                         (list :last-call-started-timestamp (stamp last-ns loop)))
@@ -54,15 +54,16 @@ calls, LAST-NS, when the last began, by the clock of LOOP, or 0, and MORE."
 
 (defun subchannel-ref (subchannel)
   (v1:make-subchannel-ref
-   :subchannel-id (chronicle-number (client:subchannel-chronicle subchannel))
+   :subchannel-id (channel-trace-number (client:subchannel-channel-trace subchannel))
    :name (client:addresses-text subchannel)))
 
 (defun channel-message (core)
   "The Channel that CORE is. On its loop."
   (v1:make-channel
-   :ref (v1:make-channel-ref :channel-id (chronicle-number (client:core-chronicle core))
+   :ref (v1:make-channel-ref :channel-id (channel-trace-number (client:core-channel-trace core))
                              :name (client:core-name core))
-   :data (data-message #'v1:make-channel-data (client:core-loop core) (client:core-chronicle core)
+   :data (data-message #'v1:make-channel-data (client:core-loop core)
+                       (client:core-channel-trace core)
                        (client:core-calls-begun core) (client:core-calls-succeeded core)
                        (client:core-calls-failed core) (client:core-call-ns core)
                        :state (state-message (client:core-state core))
@@ -79,7 +80,7 @@ calls, LAST-NS, when the last began, by the clock of LOOP, or 0, and MORE."
     (v1:make-subchannel
      :ref (subchannel-ref subchannel)
      :data (data-message #'v1:make-channel-data (client:core-loop core)
-                         (client:subchannel-chronicle subchannel)
+                         (client:subchannel-channel-trace subchannel)
                          begun
                          (max 0 (- begun failed (client:subchannel-calls subchannel)))
                          failed
@@ -110,14 +111,14 @@ calls, LAST-NS, when the last began, by the clock of LOOP, or 0, and MORE."
                                            (lambda ()
                                              (multiple-value-list (server:hub-tally hub))))
                                       '(0 0 0 0)))))
-         (number (chronicle-number (server:server-chronicle server))))
+         (number (channel-trace-number (server:server-channel-trace server))))
     (flet ((total (place function)
              (reduce function tallies :key (lambda (tally) (nth place tally)) :initial-value 0)))
       (v1:make-server
        :ref (v1:make-server-ref :server-id number
                                 :name (format nil "~{~A~^,~}" (server:server-addresses server)))
        :data (data-message #'v1:make-server-data (server:hub-loop (first hubs))
-                           (server:server-chronicle server)
+                           (server:server-channel-trace server)
                            (total 0 #'+) (total 1 #'+) (total 2 #'+) (total 3 #'max))
        :listen-socket (loop for (number . listener) in (reverse (server:server-sockets server))
                             collect (listener-ref number listener))))))
@@ -176,7 +177,7 @@ calls, LAST-NS, when the last began, by the clock of LOOP, or 0, and MORE."
   (multiple-value-bind (cores end)
       (page (cores) (need-start (v1:get-top-channels-request-start-channel-id request))
             (most-results (v1:get-top-channels-request-max-results request) +page+)
-            (lambda (core) (chronicle-number (client:core-chronicle core))))
+            (lambda (core) (channel-trace-number (client:core-channel-trace core))))
     (v1:make-get-top-channels-response :channel (remove nil (mapcar #'ask-for-channel cores))
                                        :end end)))
 
@@ -184,11 +185,11 @@ calls, LAST-NS, when the last began, by the clock of LOOP, or 0, and MORE."
   (multiple-value-bind (servers end)
       (page (servers) (need-start (v1:get-servers-request-start-server-id request))
             (most-results (v1:get-servers-request-max-results request) +page+)
-            (lambda (server) (chronicle-number (server:server-chronicle server))))
+            (lambda (server) (channel-trace-number (server:server-channel-trace server))))
     (v1:make-get-servers-response :server (mapcar #'server-message servers) :end end)))
 
 (defun need-server (number)
-  (or (find-numbered number (servers) #'server:server-chronicle)
+  (or (find-numbered number (servers) #'server:server-channel-trace)
       (unknown "server" number)))
 
 (defmethod methods:get-server ((service channelz-service) request &key)
@@ -205,7 +206,7 @@ calls, LAST-NS, when the last began, by the clock of LOOP, or 0, and MORE."
 
 (defmethod methods:get-channel ((service channelz-service) request &key)
   (let* ((number (v1:get-channel-request-channel-id request))
-         (core (find-numbered number (cores) #'client:core-chronicle)))
+         (core (find-numbered number (cores) #'client:core-channel-trace)))
     (v1:make-get-channel-response
      :channel (or (and core (ask-for-channel core))
                   (unknown "channel" number)))))
@@ -216,7 +217,7 @@ calls, LAST-NS, when the last began, by the clock of LOOP, or 0, and MORE."
      :subchannel (or (find-in-channels
                       (lambda (core)
                         (let ((found (find-numbered number (client:core-subchannels core)
-                                                    #'client:subchannel-chronicle)))
+                                                    #'client:subchannel-channel-trace)))
                           (and found (subchannel-message found)))))
                      (unknown "subchannel" number)))))
 

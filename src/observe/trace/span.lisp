@@ -58,7 +58,7 @@
 
 (defmethod print-object ((event event) stream)
   (print-unreadable-object (event stream :type t)
-    (write-visible (event-name event) stream :limit 200)))
+    (write-printable (event-name event) stream :limit 200)))
 
 (defmethod print-object ((link link) stream)
   (print-unreadable-object (link stream :type t)
@@ -66,7 +66,7 @@
 
 (defmethod print-object ((span span) stream)
   (print-unreadable-object (span stream :type t)
-    (write-visible (span-name span) stream :limit 200)
+    (write-printable (span-name span) stream :limit 200)
     (format stream " ~A ~(~A~)" (span-id (span-context span)) (span-status span))))
 
 (defun span-attributes (span)

@@ -28,7 +28,7 @@ REST is left."
     (cond ((null option)
            (refuse-absent name)
            (refuse "there is no option ~A~@[ (is it ~A?)~]; `~A --help` tells those there are"
-                   name (likely-name name (option-names command)) (command-invocation command)))
+                   name (suggested-name name (option-names command)) (command-invocation command)))
           (equals (values (argument-key option) (parse-value option (subseq token (1+ equals)))
                           rest))
           ((optional-p option) (values (argument-key option) (parse-value option "true") rest))

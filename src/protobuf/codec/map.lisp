@@ -209,4 +209,4 @@ sub-message knows its size already."
 
 (defun write-key (key stream)
   "Write KEY, of a map, in brackets."
-  (format stream "[~A]" (if (stringp key) (visible-text key :limit 60 :quoted t) key)))
+  (format stream "[~A]" (if (stringp key) (printable-text key :limit 60 :quoted t) key)))

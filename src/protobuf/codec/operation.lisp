@@ -335,7 +335,7 @@ vector or map with SOURCE."
 
 (defun print-value (value stream)
   (typecase value
-    (string (write-visible value stream :limit *print-message-characters* :quoted t))
+    (string (write-printable value stream :limit *print-message-characters* :quoted t))
     (octets (print-octets value stream))
     (vector (if (<= (length value) 4)
                 (loop for i from 0 below (length value)
@@ -352,7 +352,7 @@ first few in hexadecimal."
   (let ((text (octets-text octets *print-message-characters*)))
     (cond (text
            (write-char #\< stream)
-           (write-visible text stream :quoted t)
+           (write-printable text stream :quoted t)
            (when (> (length octets) *print-message-characters*) (write-char #\… stream))
            (write-char #\> stream))
           (t (format stream "<~D octet~:P~@[ ~(~{~2,'0X~}~)~]~:[~;…~]>" (length octets)

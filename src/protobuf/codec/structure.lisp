@@ -193,7 +193,7 @@ code, so they are compiled in half the time without care."
     (unless (or (eq :any known) (member keyword known))
       (let ((names (mapcar #'string-downcase known)))
         (format nil "~(~S~) has no field ~(~S~)~@[ (is it :~A?)~]; it has~:[ none~;~:*~{ :~A~^,~}~]"
-                name keyword (likely-name (string-downcase keyword) names) names)))))
+                name keyword (suggested-name (string-downcase keyword) names) names)))))
 
 (defun refuse-unknown-keyword (name keyword)
   "Signal MISUSE unless the constructor NAME takes KEYWORD by now."

@@ -250,7 +250,7 @@
       (unless (and (string= "" url) (zerop (length octets)))
         (let* ((inner (or (any-content output url octets)
                           (fail-writing output "there is no message type for the Any of ~A"
-                                        (visible-text url :limit 200 :quoted t))))
+                                        (printable-text url :limit 200 :quoted t))))
                (view (json-view (message-layout inner))))
           (check-required (message-type-of inner) inner)
           (append-string-name output "@type")

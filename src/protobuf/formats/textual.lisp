@@ -162,7 +162,7 @@ level."
 a peer."
   (multiple-value-bind (text cut)
       (with-bounded-text (stream 500) (apply #'format stream control arguments))
-    (format nil "~A~:[~;…~]" (visible-text text) cut)))
+    (format nil "~A~:[~;…~]" (printable-text text) cut)))
 
 (defun fail-input (input position control &rest arguments)
   "Signal MESSAGE-TEXT-ERROR for the octet POSITION of INPUT."

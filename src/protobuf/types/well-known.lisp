@@ -80,7 +80,7 @@ message of it."
            (parse-message found (google.protobuf:any-value any)))
           (t (error 'protobuf-error :type "google.protobuf.Any"
                                     :text (format nil "the type ~A of its message is not loaded"
-                                                  (visible-text name :limit 200 :quoted t)))))))
+                                                  (printable-text name :limit 200 :quoted t)))))))
 
 ;;; Struct
 

@@ -53,8 +53,8 @@ safe to repeat the call.")
   (with-slots (status message peer ended-by cause sent) condition
     (flet ((visible (text)
              (and text
-                  (visible-text (if (stringp text) text (bounded-text text))
-                                :limit +reported-characters+))))
+                  (printable-text (if (stringp text) text (bounded-text text))
+                                  :limit +reported-characters+))))
       (format stream "~:@(~A~)~@[: ~A~]~@[ (peer ~A)~]~@[; ended by ~(~A~)~]~@[: ~A~]~
                       ~:[; never sent~;~]~@[; ~A~]"
               (substitute #\_ #\- (string status))

@@ -1,4 +1,4 @@
-;;;; Every tracer (src/base/log/trace.lisp) tells what it says it tells, at both ends of real
+;;;; Every tracer (src/base/log/tracer.lisp) tells what it says it tells, at both ends of real
 ;;;; connections, and only while it is on.
 
 (in-package #:clgrpc.tests.client)

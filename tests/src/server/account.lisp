@@ -90,7 +90,7 @@ when the end comes."
     (http2:map-streams (lambda (stream) (push stream streams)) (wire:link-http2 link))
     streams))
 
-(test the-greediest-gives-way
+(test the-largest-user-gives-way
   "Above an eighth more than all may hold, the connection that holds most of the peer that holds
 most is ended, and no other."
   (with-hub (hub :options '(:max-total-held-octets 1000000)) (:ask #'double)
@@ -149,8 +149,8 @@ time to collect all garbage."
 
 (test connections-do-not-keep-the-valve-shut
   "Peers that hold no more than they may, in a heap that the program has half filled, would keep out
-all others. If they hold enough, the greediest gives way once the valve was shut at two looks; else
-no connection does."
+all others. If they hold enough, the largest user gives way once the valve was shut at two looks;
+else no connection does."
   (with-hub (hub) (:ask #'double)
     (let ((server (server::hub-server hub)) (links '()))
       (flet ((comes-with (octets)

@@ -7,7 +7,7 @@
 
 (defparameter *others*
   '(loop:event-loop server::hub server:wire-server options http2:sink http2:pool loop:handler timer
-    standing server::peer-entry server::guest loop:share account function symbol package class
+    owner-usage server::peer-entry server::guest loop:share account function symbol package class
     method:rpc-method server::server-route wire:dialect
     rpc:observer loop:tls-credentials sb-thread:mutex rpc:operations server::route-table
     server::site loop:transport)

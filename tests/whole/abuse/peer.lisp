@@ -1,5 +1,5 @@
 ;;;; One address that wants everything: connections, handshakes, calls, descriptors. Others, who
-;;;; come from another address, are served, the greediest gives way, and the log says so.
+;;;; come from another address, are served, the largest user gives way, and the log says so.
 
 (in-package #:clgrpc.tests.abuse)
 (in-suite :clgrpc.abuse)

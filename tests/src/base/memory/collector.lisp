@@ -68,21 +68,21 @@ is due when there is twice as much."
 
 (test calm-processes-give-back
   "One that has consed little for five seconds is calm, one that has consed much is not."
-  (let ((calm (clgrpc.base::make-calm)))
-    (flet ((calm-p (&key (later 0))
-             (decf (clgrpc.base::calm-since-ns calm)
-                   (min later (clgrpc.base::calm-since-ns calm)))
-             (clgrpc.base::calm-p calm)))
-      (is-false (calm-p))
-      (is-false (calm-p :later (seconds-ns 4)))
-      (is-true (calm-p :later (seconds-ns 2)))
-      (is-false (calm-p))
+  (let ((quiet-period (clgrpc.base::make-quiet-period)))
+    (flet ((quiet-p (&key (later 0))
+             (decf (clgrpc.base::quiet-period-since-ns quiet-period)
+                   (min later (clgrpc.base::quiet-period-since-ns quiet-period)))
+             (clgrpc.base::quiet-p quiet-period)))
+      (is-false (quiet-p))
+      (is-false (quiet-p :later (seconds-ns 4)))
+      (is-true (quiet-p :later (seconds-ns 2)))
+      (is-false (quiet-p))
       (setf *records* (make-octets 30000000))
-      (is-false (calm-p :later (seconds-ns 6)))
-      (is-true (calm-p :later (seconds-ns 6)))
+      (is-false (quiet-p :later (seconds-ns 6)))
+      (is-true (quiet-p :later (seconds-ns 6)))
       (setf *records* '())
       (sb-ext:gc)
-      (is-false (calm-p :later (seconds-ns 6))))))
+      (is-false (quiet-p :later (seconds-ns 6))))))
 
 (test tuned-collector
   "It has its sizes, keeps what it frees, and gives that back when it collects everything."

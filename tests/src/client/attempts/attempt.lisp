@@ -24,7 +24,7 @@
     (wait-until (lambda ()
                   (and (zerop (wire:link-calls link))
                        (zerop (http2:connection-stream-count (wire:link-http2 link)))
-                       (zerop (ledger-held
+                       (zerop (octet-budget-held
                                (client::core-replays (wire:wire-call-endpoint call)))))))))
 
 (defun answering (exchanges answer &optional (count 2))
@@ -163,9 +163,9 @@ Return what AWAIT returns, or the error it signals, the call, and the exchanges.
 (test what-is-kept-of-a-stream-goes-when-its-answer-begins
   (with-probe (channel) (:chat #'echo)
     (let ((call (chat channel :open))
-          (ledger (client::core-replays (client::channel-core channel))))
+          (octet-budget (client::core-replays (client::channel-core channel))))
       (is-true (wire:call-replay call))
       (speak call 1)
       (is (null (wire:call-replay call)))
-      (is (zerop (ledger-held ledger)))
+      (is (zerop (octet-budget-held octet-budget)))
       (grpc:cancel call))))

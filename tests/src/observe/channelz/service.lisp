@@ -63,10 +63,10 @@
                        :timeout +patience+)))
 
 (defun channel-number (channel)
-  (chronicle-number (client:core-chronicle (client::channel-core channel))))
+  (channel-trace-number (client:core-channel-trace (client::channel-core channel))))
 
 (defun server-number (server)
-  (chronicle-number (server:server-chronicle server)))
+  (channel-trace-number (server:server-channel-trace server)))
 
 (defun only-subchannel (channelz channel)
   "The Subchannel of CHANNEL, which has one."
@@ -262,22 +262,22 @@
           (is (null (v1:socket-remote socket))))))))
 
 (test traces-are-bounded
-  (let ((chronicle (make-chronicle 1)))
+  (let ((channel-trace (make-channel-trace 1)))
     (dotimes (i 1000)
-      (note-happening chronicle i (format nil "~D" i))
-      (is (<= (length (clgrpc.base::chronicle-happenings chronicle))
-              (* 2 clgrpc.base::+most-happenings+))))
-    (is (= 1000 (chronicle-count chronicle)))
-    (is (equal (loop for i from (- 1000 clgrpc.base::+most-happenings+) below 1000
+      (note-channel-event channel-trace i (format nil "~D" i))
+      (is (<= (length (clgrpc.base::channel-trace-channel-events channel-trace))
+              (* 2 clgrpc.base::+most-channel-events+))))
+    (is (= 1000 (channel-trace-count channel-trace)))
+    (is (equal (loop for i from (- 1000 clgrpc.base::+most-channel-events+) below 1000
                      collect (format nil "~D" i))
-               (mapcar #'happening-text (happenings chronicle))))))
+               (mapcar #'channel-event-text (channel-events channel-trace))))))
 
 (test events-come-from-several-threads
-  (let ((chronicle (make-chronicle 1)))
+  (let ((channel-trace (make-channel-trace 1)))
     (with-threads (thread 4)
-      (dotimes (i 500) (note-happening chronicle i "x")))
-    (is (= 2000 (chronicle-count chronicle)))
-    (is (= clgrpc.base::+most-happenings+ (length (happenings chronicle))))))
+      (dotimes (i 500) (note-channel-event channel-trace i "x")))
+    (is (= 2000 (channel-trace-count channel-trace)))
+    (is (= clgrpc.base::+most-channel-events+ (length (channel-events channel-trace))))))
 
 ;;; Numbers and pages
 
@@ -449,10 +449,11 @@
       (is (typep (caught (the-server channelz server-number)) 'grpc:not-found))
       (is (typep (caught (the-socket channelz socket-number)) 'grpc:not-found))
       (is (typep (caught (the-subchannel channelz subchannel-number)) 'grpc:not-found))
-      (is (notany (lambda (core) (= channel-number (chronicle-number (client:core-chronicle core))))
+      (is (notany (lambda (core) (= channel-number
+                                    (channel-trace-number (client:core-channel-trace core))))
                   (registered client:**cores**)))
       (is (notany (lambda (server) (= server-number
-                                      (chronicle-number (server:server-chronicle server))))
+                                      (channel-trace-number (server:server-channel-trace server))))
                   (registered server:**servers**))))))
 
 (test connections-that-end-are-forgotten

@@ -16,7 +16,7 @@
              (setf row (nreverse row)))
     (first (last row))))
 
-(defun likely-name (name names)
+(defun suggested-name (name names)
   "That of NAMES, strings, which somebody who wrote NAME is likely to have meant, or nil: the only
 one that begins so, or the one nearest to it."
   (let ((begun (remove-if-not (lambda (known) (uiop:string-prefix-p name known)) names)))

@@ -1,7 +1,7 @@
 ;;;; Text that a peer may have written, made fit to be shown: in a log, a report, a backtrace, on a
 ;;;; terminal. Nothing in it may look like another line, move a cursor, change the order of what
-;;;; stands beside it or be longer than it should. Code that shows such text uses VISIBLE-TEXT or
-;;;; WRITE-VISIBLE; code that prints an object with such text in it, BOUNDED-TEXT.
+;;;; stands beside it or be longer than it should. Code that shows such text uses PRINTABLE-TEXT or
+;;;; WRITE-PRINTABLE; code that prints an object with such text in it, BOUNDED-TEXT.
 ;;;;
 ;;;; Invariant: the work and the memory are bounded by the limit, not by the length of the text.
 
@@ -27,7 +27,7 @@ paragraph separators, marks and overrides of direction, surrogates, tags."
 override of direction and so on."
   (unsafe-code-p (char-code char)))
 
-(defun write-visible-char (char stream quoted)
+(defun write-printable-char (char stream quoted)
   (let ((code (char-code char)))
     (cond ((char= char #\Newline) (write-string "\\n" stream))
           ((char= char #\Return) (write-string "\\r" stream))
@@ -37,7 +37,7 @@ override of direction and so on."
           ((and quoted (find char "\"\\")) (write-char #\\ stream) (write-char char stream))
           (t (write-char char stream)))))
 
-(defun write-visible (text stream &key (limit +visible-characters+) quoted)
+(defun write-printable (text stream &key (limit +visible-characters+) quoted)
   "Write at most LIMIT characters of the string TEXT to STREAM, and … if it has more. What is not to
 be seen is escaped: \\n, \\x1b, \\u{202e}. QUOTED puts it between quotation marks, and a backslash
 before those in it."
@@ -49,15 +49,15 @@ before those in it."
                           (not (and quoted (or (char= char #\") (char= char #\\))))))
         (write-string text stream :end end)
         (loop for i below end
-              do (write-visible-char (char text i) stream quoted))))
+              do (write-printable-char (char text i) stream quoted))))
   (when quoted (write-char #\" stream))
   (when (> (length text) limit) (write-string "…" stream))
   nil)
 
-(defun visible-text (text &key (limit +visible-characters+) quoted)
-  "Return what WRITE-VISIBLE writes."
+(defun printable-text (text &key (limit +visible-characters+) quoted)
+  "Return what WRITE-PRINTABLE writes."
   (with-output-to-string (stream)
-    (write-visible text stream :limit limit :quoted quoted)))
+    (write-printable text stream :limit limit :quoted quoted)))
 
 ;;; Printing within bounds
 

@@ -4,19 +4,19 @@
 (in-suite :clgrpc.base)
 
 (test what-is-not-to-be-seen-is-escaped
-  (flet ((shown (&rest codes) (visible-text (map 'string #'code-char codes))))
-    (is (string= "a é 𝄞 \\ \"" (visible-text "a é 𝄞 \\ \"")))
+  (flet ((shown (&rest codes) (printable-text (map 'string #'code-char codes))))
+    (is (string= "a é 𝄞 \\ \"" (printable-text "a é 𝄞 \\ \"")))
     (is (string= "\\n\\r\\t\\x00\\x1b\\x7f" (shown 10 13 9 0 27 127)))
     (is (string= "\\x80\\x9b\\x9f" (shown #x80 #x9B #x9F)))
     (is (string= "\\u{2028}\\u{2029}\\u{202e}\\u{2066}\\u{200f}\\u{61c}\\u{d800}\\u{e0041}"
                  (shown #x2028 #x2029 #x202E #x2066 #x200F #x61C #xD800 #xE0041)))
-    (is (string= "\"a\\\\\\\"\\n\"" (visible-text (format nil "a\\\"~%") :quoted t)))))
+    (is (string= "\"a\\\\\\\"\\n\"" (printable-text (format nil "a\\\"~%") :quoted t)))))
 
 (test texts-are-cut
   (let ((long (make-string 5000000 :initial-element #\x)))
-    (is (string= "xxx…" (visible-text long :limit 3)))
-    (is (string= "xxx" (visible-text "xxx" :limit 3)))
-    (is (= 1001 (length (visible-text long))))
+    (is (string= "xxx…" (printable-text long :limit 3)))
+    (is (string= "xxx" (printable-text "xxx" :limit 3)))
+    (is (= 1001 (length (printable-text long))))
     (is (= 1001 (length (bounded-text long))))
     (is (string= "\"xx…" (bounded-text long :limit 3 :escape t)))
     (is (= 11 (length (bounded-text (list 1 (make-array 1000000 :initial-element 7)) :limit 10))))
