@@ -69,9 +69,9 @@
   :depends-on ("clgrpc/os")
   :pathname "src/loop/"
   :serial t
-  :components ((:file "package") (:file "world") (:file "threads/guard") (:file "image")
+  :components ((:file "package") (:file "world") (:file "threads/guard") (:file "saved-image")
                (:file "condition") (:file "threads/share") (:file "threads/reserve")
-               (:file "io/poller") (:file "io/transport") (:file "io/spinning")
+               (:file "io/poller") (:file "io/byte-channel") (:file "io/spinning")
                (:file "structure") (:file "io/credentials") (:file "io/tls") (:file "io/bell")
                (:file "threads/baton") (:file "threads/watchdog") (:file "threads/task")
                (:file "io/connection") (:file "threads/turn") (:file "threads/driving")
@@ -112,8 +112,8 @@
   :pathname "src/http/http2/"
   :serial t
   :components ((:file "package") (:file "error") (:file "state") (:file "frame")
-               (:file "structure") (:file "header") (:file "earning") (:file "output")
-               (:file "stream") (:file "failure") (:file "patience") (:file "reset")
+               (:file "structure") (:file "header") (:file "rate-credit") (:file "output")
+               (:file "stream") (:file "failure") (:file "rate-limit") (:file "reset")
                (:file "flow") (:file "writer") (:file "queue") (:file "settings") (:file "reader")
                (:file "connection") (:file "inspect")))
 
@@ -123,7 +123,7 @@
   :pathname "src/observe/metrics/"
   :serial t
   :components ((:file "package") (:file "bucket") (:file "instrument") (:file "shard")
-               (:file "registry") (:file "count") (:file "family") (:file "custom")
+               (:file "registry") (:file "count") (:file "family") (:file "user-instrument")
                (:file "collect") (:file "accept") (:file "text")))
 
 (defsystem "clgrpc/protobuf"
@@ -138,8 +138,8 @@
                (:file "codec/range") (:file "codec/varint-kernel") (:file "codec/scalar")
                (:file "codec/record") (:file "source/pool") (:file "source/option")
                (:file "source/feature") (:file "source/linker") (:file "source/check")
-               (:file "source/image") (:file "codec/sequence") (:file "codec/index")
-               (:file "codec/map") (:file "codec/plan") (:file "codec/place")
+               (:file "source/descriptor-writer") (:file "codec/sequence") (:file "codec/index")
+               (:file "codec/map") (:file "codec/plan") (:file "codec/slot-access")
                (:file "codec/extension") (:file "types/reflection") (:file "codec/requirement")
                (:file "codec/copier") (:file "codec/operation") (:file "codec/structure")
                (:file "codec/field") (:file "codec/encoder") (:file "codec/decoder")
@@ -147,7 +147,7 @@
                (:file "source/source") (:file "formats/textual") (:file "formats/well-known-text")
                (:file "formats/json-writer") (:file "formats/json-reader")
                (:file "formats/text-writer") (:file "formats/text-reader") (:file "source/define")
-               (:file "source/set") (:file "types/dynamic") (:file "source/component")
+               (:file "source/descriptor-set") (:file "types/dynamic") (:file "source/component")
                (:module "../../proto/google/protobuf/"
                        :components ((:static-file "any.proto") (:static-file "api.proto")
                                     (:static-file "compiler/plugin.proto")

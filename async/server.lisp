@@ -65,11 +65,11 @@
 
 ;;; Servers
 
-(defun accept-socket (settings loop transport)
+(defun accept-socket (settings loop byte-channel)
   "The listener's ON-ACCEPT."
   (let ((socket (%make-socket :loop loop :settings settings)))
     (begin-socket socket)
-    (handler-case (open-connection socket transport nil)
+    (handler-case (open-connection socket byte-channel nil)
       (error (error)
         (close-now socket t)
         (tell-event socket error))
@@ -91,9 +91,9 @@
                                        :max-connections max-connections
                                        :reuse-port (and reuse-port t)))
          (listener (loop:listen-on target options loops
-                              (lambda (loop transport peer)
+                              (lambda (loop byte-channel peer)
                                 (declare (ignore peer))
-                                (accept-socket settings loop transport))))
+                                (accept-socket settings loop byte-channel))))
          (server (%make-server :loop loop :listener listener)))
     (on-loop (loop) (begin-use server))
     server))
@@ -177,20 +177,20 @@ thread."
       (begin-socket socket)
       (when data (write-socket-data socket data))
       (loop:connect-to loop target (timeout-ns connect-timeout)
-                  (lambda (transport condition)
-                    (socket-connected socket target transport condition))))
+                  (lambda (byte-channel condition)
+                    (socket-connected socket target byte-channel condition))))
     result))
 
-(defun socket-connected (socket target transport condition)
+(defun socket-connected (socket target byte-channel condition)
   "The attempt to connect SOCKET has ended."
   (let ((settings (%socket-settings socket)))
     (flet ((fail-socket (condition)
              (close-now socket t)
              (tell-event socket condition)))
       (cond ((%socket-closed socket)
-             (when transport (loop:close-transport transport)))
+             (when byte-channel (loop:close-byte-channel byte-channel)))
             (condition (fail-socket condition))
-            (t (handler-case (open-connection socket transport (loop:target-host target))
+            (t (handler-case (open-connection socket byte-channel (loop:target-host target))
                  (error (error) (fail-socket error))
                  (:no-error (nothing)
                    (declare (ignore nothing))

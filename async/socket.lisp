@@ -169,24 +169,25 @@
         (incf (program-incoming program))
         (incf (program-outgoing program)))))
 
-(defun open-connection (socket transport server-name)
-  "TRANSPORT is connected: from now on SOCKET reads and writes it, with TLS if its settings say so.
-Signal SOCKET-ERROR or TLS-ERROR, and close TRANSPORT, if that cannot be."
+(defun open-connection (socket byte-channel server-name)
+  "BYTE-CHANNEL is connected: from now on SOCKET reads and writes it, with TLS if its settings say
+so. Signal SOCKET-ERROR or TLS-ERROR, and close BYTE-CHANNEL, if that cannot be."
   (let* ((loop (handle-loop socket))
          (settings (%socket-settings socket))
          (tls (settings-tls settings))
          (made nil))
     (unwind-protect
-         (let ((transport (if tls
-                              (loop:make-tls-transport loop transport tls
-                                                  (if (settings-incoming settings) :server :client)
-                                                  :server-name server-name)
-                              transport)))
+         (let ((byte-channel (if tls
+                                 (loop:make-tls-byte-channel loop byte-channel tls
+                                                     (if (settings-incoming settings)
+                                                         :server :client)
+                                                     :server-name server-name)
+                                 byte-channel)))
            (setf (%socket-connection socket)
-                 (loop:make-connection loop transport **socket-handler** :user socket
+                 (loop:make-connection loop byte-channel **socket-handler** :user socket
                                   :max-unsent-octets (settings-max-unsent settings))
                  made t))
-      (unless made (loop:close-transport transport)))
+      (unless made (loop:close-byte-channel byte-channel)))
     (when (and tls (not (settings-incoming settings)))
       (loop:begin-handshake (%socket-connection socket)))
     (let ((early (shiftf (%socket-early socket) nil)))

@@ -168,11 +168,11 @@ nothing do nothing."
     (record-for socket :refused)
     (fail-socket socket os:+econnrefused+)))
 
-;;; Transports
+;;; Byte channels
 
-(defun read-socket (transport octets start end)
+(defun read-socket (byte-channel octets start end)
   "As recv(2)."
-  (let* ((socket (loop:transport-state transport))
+  (let* ((socket (loop:byte-channel-state byte-channel))
          (at start))
     (declare (type octets octets) (type index start end at))
     (cond ((plusp (socket-failure socket)) (- (socket-failure socket)))
@@ -206,10 +206,10 @@ for that."
 (defun become-writable (socket)
   (unless (eq :closed (socket-state socket)) (tell socket loop:+writable+)))
 
-(defun write-socket (transport octets start end)
+(defun write-socket (byte-channel octets start end)
   "As send(2)."
   (declare (type octets octets) (type index start end))
-  (let* ((socket (loop:transport-state transport))
+  (let* ((socket (loop:byte-channel-state byte-channel))
          (count (min (- end start) (- (socket-room socket) (socket-unread socket)))))
     (cond ((plusp (socket-failure socket)) (- os:+epipe+))
           ((= start end) 0)
@@ -231,8 +231,8 @@ for that."
                (transmit socket (subseq octets start stop))
                (setf start stop)))))
 
-(defun shut-socket (transport)
-  (let ((socket (loop:transport-state transport)))
+(defun shut-socket (byte-channel)
+  (let ((socket (loop:byte-channel-state byte-channel)))
     (unless (or (shiftf (socket-shut socket) t) (plusp (socket-failure socket)))
       (transmit socket :end))))
 
@@ -262,11 +262,11 @@ for that."
     (close-socket socket)))
 
 (defparameter *kind*
-  (loop:make-transport-kind :name "simulated" :read #'read-socket :write #'write-socket
-                            :shutdown #'shut-socket
-                            :close (lambda (transport)
-                                     (close-socket (loop:transport-state transport))))
-  "The kind of all transports of simulations.")
+  (loop:make-byte-channel-kind :name "simulated" :read #'read-socket :write #'write-socket
+                               :shutdown #'shut-socket
+                               :close (lambda (byte-channel)
+                                        (close-socket (loop:byte-channel-state byte-channel))))
+  "The kind of all byte channels of simulations.")
 
 ;;; The network of a host
 

@@ -26,8 +26,8 @@
    :local-address (lambda (descriptor)
                     (host-address host (socket-port (find-socket host descriptor))))
    :close (lambda (descriptor) (close-socket (find-socket host descriptor)))
-   :transport (lambda (descriptor peer)
-                (loop:make-transport *kind* descriptor peer (find-socket host descriptor)))
+   :byte-channel (lambda (descriptor peer)
+                   (loop:make-byte-channel *kind* descriptor peer (find-socket host descriptor)))
    :resolve (lambda (name port) (resolve-name host name port))))
 
 (defun make-host-world (host)

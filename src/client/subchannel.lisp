@@ -124,12 +124,12 @@ SINCE-NS, the newest first."
           (loop:connect-addresses
            (core-loop core) (core-name core) (trunk-addresses trunk)
            (seconds-ns (options-connect-timeout-seconds options))
-           (lambda (transport condition)
-             (declare (ignore transport)) ; it is a candidate first
+           (lambda (byte-channel condition)
+             (declare (ignore byte-channel)) ; it is a candidate first
              (endeavour-failed endeavour condition))
            :limit-each t
            :delay-ns (seconds-ns (options-connection-attempt-delay-seconds options))
-           :on-candidate (lambda (transport) (begin-link endeavour transport))
+           :on-candidate (lambda (byte-channel) (begin-link endeavour byte-channel))
            :on-progress (lambda (event &rest plist)
                           (connect-progress trunk event plist))))))
 
@@ -156,42 +156,45 @@ never."
             0
             (seconds-ns (max seconds (options-min-keepalive-seconds (core-options core))))))))
 
-(defun limit-silence (core transport)
-  "Where links of CORE ask whether their server is there, have TRANSPORT fail as well if it does not
-acknowledge what we send in the time that it has for an answer (gRFC A18)."
+(defun limit-silence (core byte-channel)
+  "Where links of CORE ask whether their server is there, have BYTE-CHANNEL fail as well if it does
+not acknowledge what we send in the time that it has for an answer (gRFC A18)."
   (when (plusp (keepalive-ns core))
-    (loop:limit-silence (core-loop core) transport
+    (loop:limit-silence (core-loop core) byte-channel
                         (options-keepalive-timeout-seconds (core-options core)))))
 
-(defun begin-link (endeavour transport)
-  "ENDEAVOUR has TRANSPORT, a connected one. It has led to something when the peer's SETTINGS come."
+(defun begin-link (endeavour byte-channel)
+  "ENDEAVOUR has BYTE-CHANNEL, a connected one. It has led to something when the peer's SETTINGS
+come."
   (let* ((trunk (endeavour-trunk endeavour))
          (core (trunk-core trunk)))
     (setf (endeavour-met endeavour) t)
     (enter-stages trunk :handshake)
     (trace-event :subchannel :connected :target (core-name core)
-                                        :peer (loop:transport-peer transport))
-    (limit-silence core transport)
+                                        :peer (loop:byte-channel-peer byte-channel))
+    (limit-silence core byte-channel)
     (handler-case
-        (push (wire:open-link trunk (core-loop core) (secure-transport trunk transport) :client
+        (push (wire:open-link trunk (core-loop core) (secure-byte-channel trunk byte-channel)
+                              :client
                               (core-sink core) (core-options core) (core-pool core)
                               :make #'make-client-link
                               :account (core-account core)
                               :keepalive-ns (keepalive-ns core))
               (endeavour-links endeavour))
       (clgrpc-error (error)
-        (loop:close-transport transport)
-        (loop:candidate-failed (endeavour-connector endeavour) (loop:transport-peer transport)
+        (loop:close-byte-channel byte-channel)
+        (loop:candidate-failed (endeavour-connector endeavour) (loop:byte-channel-peer byte-channel)
                                (string-right-trim "." (princ-to-string error)))))))
 
-(defun secure-transport (trunk transport)
-  "TRANSPORT, one of TRUNK's, with TLS if its channel has credentials."
+(defun secure-byte-channel (trunk byte-channel)
+  "BYTE-CHANNEL, one of TRUNK's, with TLS if its channel has credentials."
   (let* ((core (trunk-core trunk))
          (credentials (core-credentials core)))
     (if credentials
-        (loop:make-tls-transport (core-loop core) transport credentials :client
-                                 :server-name (server-name trunk (loop:transport-peer transport)))
-        transport)))
+        (loop:make-tls-byte-channel (core-loop core) byte-channel credentials :client
+                                    :server-name (server-name
+                                                  trunk (loop:byte-channel-peer byte-channel)))
+        byte-channel)))
 
 (defun server-name (trunk peer)
   "The name that the certificate of TRUNK's server at PEER, an address as text, must have, unless

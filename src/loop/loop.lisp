@@ -23,7 +23,7 @@ time, even if it was never started."
   (let ((loop (if (simulated-p)
                   (%make-event-loop name clock poller random nil nil nil #'run-as-holder)
                   (%make-event-loop name clock poller random reserve
-                                    (and caller-driven (make-driving)) (make-spinner-if-useful)
+                                    (and caller-driven (make-driving)) (make-spin-state-if-useful)
                                     #'run-as-holder))))
     (setf (event-loop-input loop) (make-octets (+ +copied-leftover-octets+ +read-octets+))
           (event-loop-now loop) (funcall clock)
@@ -230,8 +230,8 @@ timed; :spun-ns, for how long it has waited without sleeping, which takes a proc
           :octets-received (event-loop-octets-received loop)
           :octets-sent (event-loop-octets-sent loop)
           :waited-ns (event-loop-waited-ns loop)
-          :spun-ns (let ((spinner (event-loop-spinner loop)))
-                     (if spinner (spinner-spun-ns spinner) 0))
+          :spun-ns (let ((spin-state (event-loop-spin-state loop)))
+                     (if spin-state (spin-state-spun-ns spin-state) 0))
           :reserve reserve :busy-threads busy :idle-threads (- threads busy))))
 
 ;;; Signals

@@ -1,6 +1,6 @@
 ;;;; The event loop: connections, listeners, timers, posted functions, futures, and the threads
 ;;;; around it. It is what gRPC is built on. Programs on a loop without gRPC have cl-async's verbs
-;;;; in clgrpc.async, which stands on it, and need what is here for handlers and transports of
+;;;; in clgrpc.async, which stands on it, and need what is here for handlers and byte channels of
 ;;;; their own.
 
 (defpackage #:clgrpc.loop
@@ -17,7 +17,7 @@
    #:await-futex
    ;; guard.lisp
    #:guarding #:*unguarded* #:**default-options**
-   ;; image.lisp
+   ;; saved-image.lisp
    #:end-before-save #:forget-ending
    ;; condition.lisp
    #:socket-error #:socket-error-code #:socket-error-operation #:socket-error-address
@@ -34,11 +34,12 @@
    #:poller-state
    #:+readable+ #:+writable+ #:+failed+ #:+ended+
    ;; transport.lisp
-   #:transport #:make-transport #:transport-kind #:make-transport-kind #:transport-descriptor
-   #:transport-peer #:transport-state #:transport-read #:transport-write
-   #:shut-transport-down #:+wants-read+ #:+wants-write+ #:+broken+
-   #:transport-more #:transport-failure
-   #:limit-silence #:make-tcp-transport
+   #:byte-channel #:make-byte-channel #:byte-channel-kind #:make-byte-channel-kind
+   #:byte-channel-descriptor
+   #:byte-channel-peer #:byte-channel-state #:byte-channel-read #:byte-channel-write
+   #:shut-byte-channel-down #:+wants-read+ #:+wants-write+ #:+broken+
+   #:byte-channel-more #:byte-channel-failure
+   #:limit-silence #:make-tcp-byte-channel
    ;; structure.lisp
    #:event-loop #:event-loop-name #:event-loop-world #:event-loop-poller #:event-loop-now
    #:event-loop-wheel #:event-loop-turns #:event-loop-timed #:event-loop-statistics
@@ -46,17 +47,17 @@
    #:event-loop-stopping
    #:event-loop-datum #:event-loop-running-p #:in-event-loop-p #:note-time
    #:source #:add-source #:remove-source #:interest
-   #:close-transport
+   #:close-byte-channel
    #:handler #:make-handler #:handler-input #:connection #:connection-loop #:connection-handler
-   #:connection-user #:connection-transport #:connection-max-unsent #:connection-account
+   #:connection-user #:connection-byte-channel #:connection-max-unsent #:connection-account
    #:connection-kept
    #:connection-peer #:connection-local #:connection-state
    ;; credentials.lisp
    #:tls-credentials #:tls-credentials-server-name #:tls-credentials-verify #:check-credentials
    #:reload-credentials
    ;; tls.lisp
-   #:tls-credentials-alpn #:security-alpn #:make-tls-transport #:transport-handshaking-p
-   #:transport-security #:transport-own-certificate #:security
+   #:tls-credentials-alpn #:security-alpn #:make-tls-byte-channel #:byte-channel-handshaking-p
+   #:byte-channel-security #:byte-channel-own-certificate #:security
    #:security-protocol #:security-cipher #:security-resumed-p #:security-server-name
    #:security-peer-certificate
    ;; baton.lisp
@@ -91,7 +92,7 @@
    ;; resolver.lisp
    #:run-on-resolver #:look-up-host #:look-up
    ;; datagram.lisp
-   #:exchange #:open-exchange #:send-datagram #:close-exchange #:route-p
+   #:udp-socket #:open-udp-socket #:send-datagram #:close-udp-socket #:route-p
    ;; connector.lisp
    #:connector #:connect-addresses #:candidate-failed #:end-connecting #:connect-to
    ;; back-off.lisp

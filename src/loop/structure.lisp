@@ -15,16 +15,16 @@
 (defconstant +pool-buffers+ 1024
   "How many unused buffers a loop keeps.")
 
-(defstruct (chores (:copier nil))
+(defstruct (function-queue (:copier nil))
   "Functions that are to be called once, in their order."
   (places (make-array 16 :initial-element 0) :type simple-vector) ; function, argument, …
   (count 0 :type index))                ; how many places are taken
 
-(declaim (sb-ext:freeze-type chores))
+(declaim (sb-ext:freeze-type function-queue))
 
-(defmethod print-object ((chores chores) stream)
-  (print-unreadable-object (chores stream :type t)
-    (format stream "~D" (ash (chores-count chores) -1))))
+(defmethod print-object ((function-queue function-queue) stream)
+  (print-unreadable-object (function-queue stream :type t)
+    (format stream "~D" (ash (function-queue-count function-queue) -1))))
 
 (defstruct (driving (:copier nil))
   "What a caller-driven loop knows of its callers. See driving.lisp and, for the last four slots,
@@ -49,7 +49,7 @@ gathering.lisp."
     (format stream "~D calls, ~D waiters" (driving-calls driving) (driving-waiters driving))))
 
 (defstruct (event-loop (:constructor %make-event-loop
-                           (name clock poller random reserve driving spinner run))
+                           (name clock poller random reserve driving spin-state run))
                        (:copier nil))
   "See MAKE-EVENT-LOOP."
   (name "" :type string :read-only t)   ; for people
@@ -60,7 +60,7 @@ gathering.lisp."
   (random nil :type random-state :read-only t) ; for what is left to chance on the loop
   (reserve nil :type (or null reserve) :read-only t) ; runs the loop when its own thread cannot
   (driving nil :type (or null driving) :read-only t) ; nil if the loop has a thread of its own
-  (spinner nil :type (or null spinner)) ; nil if the loop always sleeps
+  (spin-state nil :type (or null spin-state)) ; nil if the loop always sleeps
   (run nil :type function :read-only t) ; (loop): runs it, for a thread that has taken its baton
   (wheel (make-timer-wheel) :type timer-wheel :read-only t) ; of its timers
   (inbox (make-inbox) :type inbox :read-only t) ; what has been posted
@@ -110,8 +110,8 @@ gathering.lisp."
   (slow-turn 0 :type (unsigned-byte 62)) ; the TURNS of the turn that SLOW-NS is of
   (slow-ns 0 :type nanoseconds)         ; how long it has spent on slow work
   (flushed-at 0 :type nanoseconds)      ; when all output was last sent, or the turn began
-  (early (make-chores) :type chores :read-only t) ; of CALL-BEFORE-FLUSH
-  (last (make-chores) :type chores :read-only t) ; of CALL-LAST
+  (early (make-function-queue) :type function-queue :read-only t) ; of CALL-BEFORE-FLUSH
+  (last (make-function-queue) :type function-queue :read-only t) ; of CALL-LAST
   ;; buffers
   (input (make-octets 0) :type octets)  ; what connections are read into
   ;; of buffers
@@ -257,20 +257,20 @@ and so on together, or 0. For pollers that are level-triggered.")
          (= token (source-token source))
          source)))
 
-;;; A transport counts among the connections of a loop from when it is dealt to the loop, or a
+;;; A byte channel counts among the connections of a loop from when it is dealt to the loop, or a
 ;;; connection is made of it, until it is closed.
 
-(defun count-transport (transport loop)
-  (unless (transport-loop transport)
-    (setf (transport-loop transport) loop)
+(defun count-byte-channel (byte-channel loop)
+  (unless (byte-channel-loop byte-channel)
+    (setf (byte-channel-loop byte-channel) loop)
     (atomic-incf (event-loop-connections loop))))
 
-(defun close-transport (transport)
-  "Close TRANSPORT, which no connection has taken. Closing it again does nothing. On its loop."
-  (unless (minusp (transport-descriptor transport))
-    (let ((loop (shiftf (transport-loop transport) nil)))
-      (funcall (transport-kind-close (transport-kind transport)) transport)
-      (setf (transport-descriptor transport) -1)
+(defun close-byte-channel (byte-channel)
+  "Close BYTE-CHANNEL, which no connection has taken. Closing it again does nothing. On its loop."
+  (unless (minusp (byte-channel-descriptor byte-channel))
+    (let ((loop (shiftf (byte-channel-loop byte-channel) nil)))
+      (funcall (byte-channel-kind-close (byte-channel-kind byte-channel)) byte-channel)
+      (setf (byte-channel-descriptor byte-channel) -1)
       (when loop (atomic-decf (event-loop-connections loop)))))
   nil)
 
@@ -302,7 +302,7 @@ and so on together, or 0. For pollers that are level-triggered.")
 
 (defstruct (connection (:include source) (:constructor %make-connection) (:copier nil))
   "See MAKE-CONNECTION."
-  (transport nil :type transport :read-only t) ; carries its octets
+  (byte-channel nil :type byte-channel :read-only t) ; carries its octets
   (handler nil :type handler)           ; what is done with them
   (user nil)                            ; the owner's datum
   ;; how far its end has come
@@ -336,7 +336,7 @@ and so on together, or 0. For pollers that are level-triggered.")
   make-handler "Return a handler with the functions given; INPUT is needed. See the type HANDLER."
   handler-input "The function of HANDLER that takes octets."
   connection-loop "The loop of CONNECTION."
-  connection-transport "The transport of CONNECTION."
+  connection-byte-channel "The byte channel of CONNECTION."
   connection-handler "The handler of CONNECTION. SETFable, on its loop."
   connection-user "The datum that CONNECTION's owner gave it. SETFable."
   connection-max-unsent "How many octets may be unsent while CONNECTION is read. SETFable."
@@ -359,7 +359,7 @@ and so on together, or 0. For pollers that are level-triggered.")
 
 (defun connection-peer (connection)
   "The address of CONNECTION's peer, as text."
-  (transport-peer (connection-transport connection)))
+  (byte-channel-peer (connection-byte-channel connection)))
 
 (defun connection-local (connection)
   "The address of CONNECTION's own end, as text; empty if it is not known any more. On the loop."

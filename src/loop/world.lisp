@@ -14,8 +14,8 @@
 
 (defstruct (network (:copier nil))
   "The sockets of a world, as functions that answer as the kernel's calls of clgrpc.os do: a result
-below 0 is a negated errno. A descriptor is whatever number they, the transports and the pollers of
-the world agree on."
+below 0 is a negated errno. A descriptor is whatever number they, the byte channels and the pollers
+of the world agree on."
   (open nil :type operation :read-only t)          ; (family): a descriptor
   (connect nil :type operation :read-only t)       ; (descriptor address)
   (failure nil :type operation :read-only t)       ; (descriptor): a positive errno, or 0
@@ -23,7 +23,7 @@ the world agree on."
   (accept nil :type operation :read-only t)        ; (descriptor octets): a descriptor
   (local-address nil :type operation :read-only t) ; (descriptor): octets, or nil
   (close nil :type operation :read-only t)         ; (descriptor)
-  (transport nil :type operation :read-only t)     ; (descriptor peer): a transport
+  (byte-channel nil :type operation :read-only t)  ; (descriptor peer): a byte channel
   ;; (descriptor seconds): give a connection up whose peer does not acknowledge octets for so long
   (limit-silence 'no-limit :type operation :read-only t)
   ;; datagrams, which a network need not have

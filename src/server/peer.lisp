@@ -82,13 +82,13 @@ options."
 
 ;;; Who
 
-(defun peer-name (transport)
-  "The name of the peer of TRANSPORT, an accepted one that is not encrypted yet: the network of its
-address (see OS:ADDRESS-NETWORK) or, on a unix socket, its user."
-  (let* ((text (loop:transport-peer transport))
+(defun peer-name (byte-channel)
+  "The name of the peer of BYTE-CHANNEL, an accepted one that is not encrypted yet: the network of
+its address (see OS:ADDRESS-NETWORK) or, on a unix socket, its user."
+  (let* ((text (loop:byte-channel-peer byte-channel))
          (colon (position #\: text :from-end t)))
     (cond ((eql 0 (search "unix" text))
-           (let ((user (os:peer-user (loop:transport-descriptor transport))))
+           (let ((user (os:peer-user (loop:byte-channel-descriptor byte-channel))))
              (if user (format nil "user ~D of ~A" user text) text)))
           ((and colon (plusp colon) (char= #\[ (char text 0)))
            (let ((address (os:make-address (subseq text 1 (1- colon)) 0)))
@@ -248,12 +248,12 @@ second value lists the seats that were dismissed for it, each as (SEAT . OPTION)
                (lambda ()
                  (wire:expel-link link (format nil "others need the place (~(~A~))" option))))))
 
-(defun admit (hub transport)
-  "Count the new connection TRANSPORT, and return its seat; or return nil if the limits forbid it.
-On HUB's loop."
+(defun admit (hub byte-channel)
+  "Count the new connection BYTE-CHANNEL, and return its seat; or return nil if the limits forbid
+it. On HUB's loop."
   (let* ((server (hub-server hub))
          (census (server-census server))
-         (name (peer-name transport)))
+         (name (peer-name byte-channel)))
     (multiple-value-bind (seat dismissed)
         (sb-thread:with-mutex ((census-lock census))
           (try-again census (loop:read-clock (hub-loop hub)))

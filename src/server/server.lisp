@@ -220,28 +220,29 @@ admitted; so their limit is higher, and holds only when too many connections hav
 (defun listen-for (server address)
   (let ((hubs (server-hubs server)))
     (loop:listen-on address (listening-options server) (mapcar #'hub-loop hubs)
-                    (lambda (loop transport peer)
+                    (lambda (loop byte-channel peer)
                       (declare (ignore peer))
-                      (accept-link (find loop hubs :key #'hub-loop) transport))
+                      (accept-link (find loop hubs :key #'hub-loop) byte-channel))
                     :on-full (lambda () (note-no-descriptors (first hubs))))))
 
-(defun accept-link (hub transport)
+(defun accept-link (hub byte-channel)
   "Begin to serve a new connection. On HUB's loop."
-  (let ((seat (admit hub transport)) (begun nil))
+  (let ((seat (admit hub byte-channel)) (begun nil))
     (if seat
-        (unwind-protect (progn (begin-link hub seat transport) (setf begun t))
+        (unwind-protect (progn (begin-link hub seat byte-channel) (setf begun t))
           (unless begun (give-seat-up hub seat)))
-        (loop:close-transport transport))))
+        (loop:close-byte-channel byte-channel))))
 
-(defun begin-link (hub seat transport)
-  "Make a link of TRANSPORT, which HUB has admitted to SEAT."
+(defun begin-link (hub seat byte-channel)
+  "Make a link of BYTE-CHANNEL, which HUB has admitted to SEAT."
   (let* ((server (hub-server hub))
          (credentials (server-credentials server))
-         (transport (if credentials
-                        (loop:make-tls-transport (hub-loop hub) transport credentials :server
-                                                 :http1 (speaks-http1-p hub))
-                        transport))
-         (link (wire:open-link hub (hub-loop hub) transport :server **server-sink**
+         (byte-channel (if credentials
+                           (loop:make-tls-byte-channel (hub-loop hub) byte-channel credentials
+                                                       :server
+                                                       :http1 (speaks-http1-p hub))
+                           byte-channel))
+         (link (wire:open-link hub (hub-loop hub) byte-channel :server **server-sink**
                               (hub-options hub) (hub-pool hub)
                               :account (peer-entry-account (seat-entry seat))
                               :opening #'open-speech :make #'make-server-link)))

@@ -49,7 +49,7 @@ its loop."))
 something else than HTTP/2."
   (let ((socket (link-socket link)))
     (not (or (loop:connection-unread-p socket)
-             (loop:transport-handshaking-p (loop:connection-transport socket))
+             (loop:byte-channel-handshaking-p (loop:connection-byte-channel socket))
              (null (funcall (opening-finder (link-opening link)) link (make-octets 0) 0 0))))))
 
 (defun check-opening (link now)

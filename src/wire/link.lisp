@@ -95,7 +95,7 @@
 (defun link-security (link)
   "What the TLS handshake of LINK came to, or nil without TLS or before its end. From any thread."
   (let ((socket (link-socket link)))
-    (and socket (loop:transport-security (loop:connection-transport socket)))))
+    (and socket (loop:byte-channel-security (loop:connection-byte-channel socket)))))
 
 (defgeneric link-ended (owner link)
   (:documentation "Tell OWNER that LINK has ended and all its streams with it."))
@@ -125,7 +125,7 @@
   "The sink's on-close: the core has ended the connection; send what it wrote and close."
   (let* ((link (http2:connection-user http2))
          (socket (link-socket link))
-         (handshaking (loop:transport-handshaking-p (loop:connection-transport socket))))
+         (handshaking (loop:byte-channel-handshaking-p (loop:connection-byte-channel socket))))
     (unless (link-failure link)
       (setf (link-failure link)
             (if handshaking             ; so the core has seen nothing, and has run out of time

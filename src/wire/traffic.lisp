@@ -138,10 +138,10 @@ the rest of OCTETS is left for the next turn."
     (loop:make-handler :input #'link-input :fill #'link-fill :closed #'link-closed
                        :sent #'link-sent))
 
-(defun open-link (owner loop transport role sink options pool
+(defun open-link (owner loop byte-channel role sink options pool
                   &key account opening (make #'make-link)
                     (keepalive-ns (seconds-ns (options-keepalive-seconds options))))
-  "Make a link over TRANSPORT, which is connected, on LOOP, begin HTTP/2 in ROLE, and return the
+  "Make a link over BYTE-CHANNEL, which is connected, on LOOP, begin HTTP/2 in ROLE, and return the
 link. It shares http2's POOL with its owner's other links. Its account is part of ACCOUNT. After a
 silence of KEEPALIVE-NS, unless that is 0, it asks the peer by a PING whether it is there. OPENING
 is given if it is not known yet what the link speaks. It is a function of the link, octets that its
@@ -153,7 +153,7 @@ link."
           (link-http2 link) (http2:make-connection role sink options :user link :pool pool)
           (link-opening link) (and opening (make-opening opening **link-handler**))
           (link-socket link) (loop:make-connection
-                              loop transport (if opening **opening-handler** **link-handler**)
+                              loop byte-channel (if opening **opening-handler** **link-handler**)
                               :user link
                               :account (make-account account)
                               :max-unsent-octets (options-max-unsent-octets options)))

@@ -10,48 +10,51 @@
 ;;; Octets are counted where they meet the kernel
 
 (defstruct (meter (:copier nil))
-  "The state of a transport that counts."
-  (inner nil :type loop:transport)      ; what it reads and writes
+  "The state of a byte channel that counts."
+  (inner nil :type loop:byte-channel)   ; what it reads and writes
   (tally nil :type tally))              ; where it counts
 
 (declaim (sb-ext:freeze-type meter))
 
-(define-hot read-metered ((transport loop:transport) (octets octets) (start index) (end index))
+(define-hot read-metered
+            ((byte-channel loop:byte-channel) (octets octets) (start index) (end index))
     fixnum
-  (let* ((meter (the meter (loop:transport-state transport)))
+  (let* ((meter (the meter (loop:byte-channel-state byte-channel)))
          (inner (meter-inner meter))
-         (result (loop:transport-read inner octets start end)))
+         (result (loop:byte-channel-read inner octets start end)))
     (when (plusp result) (incf (tally-received-octets (meter-tally meter)) result))
-    (setf (loop:transport-more transport) (loop:transport-more inner))
+    (setf (loop:byte-channel-more byte-channel) (loop:byte-channel-more inner))
     (when (= result loop:+broken+)
-      (setf (loop:transport-failure transport) (loop:transport-failure inner)))
+      (setf (loop:byte-channel-failure byte-channel) (loop:byte-channel-failure inner)))
     result))
 
-(define-hot write-metered ((transport loop:transport) (octets octets) (start index) (end index))
+(define-hot write-metered
+            ((byte-channel loop:byte-channel) (octets octets) (start index) (end index))
     fixnum
-  (let* ((meter (the meter (loop:transport-state transport)))
-         (result (loop:transport-write (meter-inner meter) octets start end)))
+  (let* ((meter (the meter (loop:byte-channel-state byte-channel)))
+         (result (loop:byte-channel-write (meter-inner meter) octets start end)))
     (when (plusp result) (incf (tally-sent-octets (meter-tally meter)) result))
     (when (= result loop:+broken+)
-      (setf (loop:transport-failure transport)
-            (loop:transport-failure (meter-inner meter))))
+      (setf (loop:byte-channel-failure byte-channel)
+            (loop:byte-channel-failure (meter-inner meter))))
     result))
 
-(defun metered-inner (transport)
-  (meter-inner (loop:transport-state transport)))
+(defun metered-inner (byte-channel)
+  (meter-inner (loop:byte-channel-state byte-channel)))
 
 (sb-ext:define-load-time-global **metered**
-  (loop:make-transport-kind :name "metered" :read #'read-metered :write #'write-metered
-                            :shutdown (lambda (transport)
-                                        (loop:shut-transport-down (metered-inner transport)))
-                            :close (lambda (transport)
-                                     (loop:close-transport (metered-inner transport)))))
+  (loop:make-byte-channel-kind :name "metered" :read #'read-metered :write #'write-metered
+                               :shutdown (lambda (byte-channel)
+                                           (loop:shut-byte-channel-down
+                                            (metered-inner byte-channel)))
+                               :close (lambda (byte-channel)
+                                        (loop:close-byte-channel (metered-inner byte-channel)))))
 
-(defun meter-transport (transport tally)
-  "A transport over TRANSPORT that counts in TALLY what is read and written."
-  (loop:make-transport **metered** (loop:transport-descriptor transport)
-                       (loop:transport-peer transport)
-                       (make-meter :inner transport :tally tally)))
+(defun meter-byte-channel (byte-channel tally)
+  "A byte channel over BYTE-CHANNEL that counts in TALLY what is read and written."
+  (loop:make-byte-channel **metered** (loop:byte-channel-descriptor byte-channel)
+                          (loop:byte-channel-peer byte-channel)
+                          (make-meter :inner byte-channel :tally tally)))
 
 ;;; What the core of HTTP/2 calls
 
@@ -192,29 +195,30 @@
     (setf (line-state line) :connecting
           (line-connection line) nil)
     (loop:connect-to (lane-loop lane) (line-target line) (plan-connect-timeout-ns plan)
-                     (lambda (transport condition)
+                     (lambda (byte-channel condition)
                        (note-now lane)
                        (cond (condition
                               (connecting-failed line (string-right-trim
                                                        "." (princ-to-string condition))))
-                             ((eq :closed (line-state line)) (loop:close-transport transport))
-                             (t (open-connection line transport)))
+                             ((eq :closed (line-state line)) (loop:close-byte-channel byte-channel))
+                             (t (open-connection line byte-channel)))
                        (pump-line line)
                        (after-event lane)))))
 
-(defun open-connection (line transport)
-  "Begin HTTP/2, behind TLS if there is any, over TRANSPORT, which is connected, for LINE."
+(defun open-connection (line byte-channel)
+  "Begin HTTP/2, behind TLS if there is any, over BYTE-CHANNEL, which is connected, for LINE."
   (let* ((lane (line-lane line))
          (plan (lane-plan lane))
          (loop (lane-loop lane))
          (connection (make-connection
                       :line line
-                      :backend (find-backend (lane-tally lane) (loop:transport-peer transport)))))
+                      :backend (find-backend (lane-tally lane)
+                                             (loop:byte-channel-peer byte-channel)))))
     (handler-case
-        (let ((metered (meter-transport transport (lane-tally lane))))
+        (let ((metered (meter-byte-channel byte-channel (lane-tally lane))))
           (when (plan-credentials plan)
-            (setf metered (loop:make-tls-transport loop metered (plan-credentials plan) :client
-                                                   :server-name (plan-server-name plan))))
+            (setf metered (loop:make-tls-byte-channel loop metered (plan-credentials plan) :client
+                                                      :server-name (plan-server-name plan))))
           (setf (connection-http2 connection)
                 (http2:make-connection :client *sink* (plan-options-of-http2 plan)
                                        :user connection :pool (lane-pool lane))
@@ -223,7 +227,7 @@
                 (line-connection line) connection)
           (http2:start-connection (connection-http2 connection) (lane-now lane)))
       (clgrpc-error (error)
-        (loop:close-transport transport)
+        (loop:close-byte-channel byte-channel)
         (connecting-failed line (string-right-trim "." (princ-to-string error)))))))
 
 (defun leave-connection (line connection)

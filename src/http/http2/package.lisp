@@ -35,7 +35,7 @@
    #:+kind-user-agent+
    #:+kind-grpc-timeout+ #:+kind-grpc-encoding+ #:+kind-grpc-accept-encoding+
    #:+kind-grpc-previous-rpc-attempts+
-   ;; earning.lisp
+   ;; rate-credit.lisp
    #:note-call-served
    ;; output.lisp
    #:send-ping

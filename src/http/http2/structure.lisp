@@ -51,7 +51,7 @@ function that does nothing, except ON-OUTPUT, which has no default.
 
 (defstruct (counters (:copier nil) (:predicate nil))
   "What a peer makes one connection hold and do: amounts at present, counts since the connection
-began, and the state of its rate limits (patience.lisp)."
+began, and the state of its rate limits (rate-limit.lisp)."
   (queued-octets 0 :type index)         ; DATA that waits for windows or a turn
   (control-frames 0 :type event-count)  ; answers appended since the output was last empty
   (block-octets 0 :type index)          ; of the header block that is being collected

@@ -26,7 +26,7 @@
   (id 0 :type (unsigned-byte 16))       ; of the last message sent
   (extended t :type boolean)            ; no server has failed to understand that it is
   (timer nil :type (or null timer))     ; when it rings, the try has failed
-  (exchange nil :type (or null loop:exchange)) ; of the try under way, over UDP
+  (udp-socket nil :type (or null loop:udp-socket)) ; of the try under way, over UDP
   (connection nil :type (or null loop:connection)) ; over TCP
   (outcome :no-answer :type outcome)    ; of the last try
   (text "" :type string)                ; why it has failed
@@ -73,11 +73,11 @@ GIVE-UP."
 
 (defun leave-try (query)
   "Nothing more is expected of the try under way."
-  (let ((exchange (shiftf (query-exchange query) nil))
+  (let ((udp-socket (shiftf (query-udp-socket query) nil))
         (connection (shiftf (query-connection query) nil)))
     (incf (query-attempt query))
     (cancel-timer (loop:event-loop-wheel (query-loop query)) (query-timer query))
-    (when exchange (loop:close-exchange exchange))
+    (when udp-socket (loop:close-udp-socket udp-socket))
     (when connection (loop:close-connection connection :abort t))))
 
 (defun finish (query outcome data)
@@ -108,21 +108,21 @@ GIVE-UP."
         (set-limit query (if first
                              (floor (time-left query) 5)
                              (floor (time-left query) (1+ (query-tries query)))))
-        (multiple-value-bind (exchange failure)
-            (loop:open-exchange loop (first servers)
-                                (lambda (octets end) (receive-answer query octets 0 end :udp))
-                                (lambda (failure) (exchange-failed query failure)))
-          (cond (exchange
-                 (setf (query-exchange query) exchange)
-                 (loop:send-datagram exchange (next-message query)))
-                (t (exchange-failed query failure)))))))
+        (multiple-value-bind (udp-socket failure)
+            (loop:open-udp-socket loop (first servers)
+                                  (lambda (octets end) (receive-answer query octets 0 end :udp))
+                                  (lambda (failure) (udp-socket-failed query failure)))
+          (cond (udp-socket
+                 (setf (query-udp-socket query) udp-socket)
+                 (loop:send-datagram udp-socket (next-message query)))
+                (t (udp-socket-failed query failure)))))))
 
 (defun asked-server (query)
   "The address of the server that QUERY was last sent to."
   (first (last (query-servers query))))
 
-(defun exchange-failed (query failure)
-  (setf (query-exchange query) nil)
+(defun udp-socket-failed (query failure)
+  (setf (query-udp-socket query) nil)
   (unless (query-done query)
     (try-failed query :unreachable (server-text query failure))))
 
@@ -202,20 +202,20 @@ question."
   (leave-try query)
   (set-limit query (time-left query))
   (let ((attempt (query-attempt query)))
-    (flet ((connected (transport condition)
+    (flet ((connected (byte-channel condition)
              (let ((current (and (not (query-done query)) (= attempt (query-attempt query)))))
-               (cond ((and transport current) (send-over query transport))
-                     (transport (loop:close-transport transport))
+               (cond ((and byte-channel current) (send-over query byte-channel))
+                     (byte-channel (loop:close-byte-channel byte-channel))
                      (current
                       (try-failed query :unreachable
                                   (server-text query (loop:socket-error-reason condition))))))))
       (loop:connect-addresses (query-loop query) "the DNS server" (list (asked-server query))
                               (time-left query) #'connected))))
 
-(defun send-over (query transport)
-  "Ask over TRANSPORT, a connected one."
+(defun send-over (query byte-channel)
+  "Ask over BYTE-CHANNEL, a connected one."
   (handler-case
-      (let ((connection (loop:make-connection (query-loop query) transport **handler**
+      (let ((connection (loop:make-connection (query-loop query) byte-channel **handler**
                                               :user query))
             (message (next-message query))
             (length (make-octets 2)))

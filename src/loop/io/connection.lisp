@@ -95,7 +95,7 @@ it hold descriptors without end. When descriptors run out none may.")
        (size (connection-buffer connection))
        (if (eq :closed (connection-state connection))
            0
-           (transport-kept-octets (connection-transport connection))))))
+           (byte-channel-kept-octets (connection-byte-channel connection))))))
 
 (defun charge-kept (connection)
   "Charge the account of CONNECTION with what it keeps now."
@@ -114,22 +114,23 @@ it hold descriptors without end. When descriptors run out none may.")
 
 ;;; Making
 
-(defun make-connection (loop transport handler &key user account
+(defun make-connection (loop byte-channel handler &key user account
                                                 (max-unsent-octets (options-max-unsent-octets
                                                                     **default-options**)))
-  "Return a connection on LOOP that owns TRANSPORT, a connected one, and calls the functions of
+  "Return a connection on LOOP that owns BYTE-CHANNEL, a connected one, and calls the functions of
 HANDLER. USER is the owner's own datum. ACCOUNT, if given, is charged with what the connection
 keeps. While more than MAX-UNSENT-OCTETS of its output are unsent it is not read. On the loop.
-Signal SOCKET-ERROR, and close TRANSPORT, if it cannot be watched."
-  (declare (type event-loop loop) (type transport transport) (type handler handler))
-  (let* ((connection (%make-connection :loop loop :transport transport :handler handler :user user
+Signal SOCKET-ERROR, and close BYTE-CHANNEL, if it cannot be watched."
+  (declare (type event-loop loop) (type byte-channel byte-channel) (type handler handler))
+  (let* ((connection (%make-connection :loop loop :byte-channel byte-channel :handler handler
+                                       :user user
                                        :account account :max-unsent max-unsent-octets))
-         (result (add-source connection (transport-descriptor transport))))
+         (result (add-source connection (byte-channel-descriptor byte-channel))))
     (when (os:failed-p result)
-      (close-transport transport)
+      (close-byte-channel byte-channel)
       (error 'socket-error :operation "watch the connection to" :reason (os:errno-text result)
-                           :address (transport-peer transport)))
-    (count-transport transport loop)
+                           :address (byte-channel-peer byte-channel)))
+    (count-byte-channel byte-channel loop)
     (charge-kept connection)
     connection))
 
@@ -195,8 +196,8 @@ is about how many they are."
 (define-hot write-output ((connection connection)) (member :sent :blocked :failed)
   "Send what is in CONNECTION's buffer with one call."
   (let* ((buffer (the buffer (connection-buffer connection)))
-         (result (transport-write (connection-transport connection) (buffer-octets buffer)
-                                  (buffer-start buffer) (buffer-end buffer))))
+         (result (byte-channel-write (connection-byte-channel connection) (buffer-octets buffer)
+                                     (buffer-start buffer) (buffer-end buffer))))
     (declare (type fixnum result))
     (when (and (tracing-p :tcp :http :flowctl :http-keepalive) (plusp result))
       (tell-written connection buffer result))
@@ -217,9 +218,9 @@ is about how many they are."
              :failed))))
 
 (defun failure-reason (connection result)
-  "Why a read or write that returned RESULT failed: a condition, or a text of the transport's."
+  "Why a read or write that returned RESULT failed: a condition, or a text of the byte channel's."
   (if (= result +broken+)
-      (transport-failure (connection-transport connection))
+      (byte-channel-failure (connection-byte-channel connection))
       (errno-condition result "go on with the connection to" (connection-peer connection))))
 
 (define-hot send-output ((connection connection)) boolean
@@ -257,7 +258,7 @@ stays. Return true if the owner may have more to send, for which it gets its cha
 the turn. Not from the handler's FILL. On the loop."
   (and (member (connection-state connection) '(:open :closing))
        (not (connection-blocked connection))
-       (progn (do-early-chores (connection-loop connection))
+       (progn (run-early-functions (connection-loop connection))
               (send-output connection))))
 
 (define-hot flush-and-close ((connection connection)) null
@@ -279,15 +280,15 @@ the turn. Not from the handler's FILL. On the loop."
 (defun end-flushed (connection)
   "CONNECTION is to be closed and has no output any more."
   (cond ((eq :closing (connection-state connection)) (begin-linger connection nil))
-        ;; a transport that has told its peer of a fault gives it the time to read that
-        ((and (transport-failure (connection-transport connection))
+        ;; a byte channel that has told its peer of a fault gives it the time to read that
+        ((and (byte-channel-failure (connection-byte-channel connection))
               (not (connection-told connection)))
          (begin-linger connection (connection-reason connection)))
         (t (finish-connection connection (connection-reason connection)))))
 
 (defun begin-handshake (connection)
   "Have CONNECTION, a client's over TLS, begin its handshake although it has nothing to send yet."
-  (let ((result (transport-write (connection-transport connection) (make-octets 0) 0 0)))
+  (let ((result (byte-channel-write (connection-byte-channel connection) (make-octets 0) 0 0)))
     (unless (member result '(0 #.+wants-read+ #.+wants-write+))
       (abort-connection connection (failure-reason connection result)))))
 
@@ -320,12 +321,13 @@ the turn. Not from the handler's FILL. On the loop."
   (cond ((plusp result)
          (incf (event-loop-octets-received (connection-loop connection)) result)
          (when (and (< result room) (not (connection-ended connection))
-                    (not (transport-more (connection-transport connection))))
+                    (not (byte-channel-more (connection-byte-channel connection))))
            (setf (connection-readable connection) nil))
          t)
         ((zerop result) (end-of-input connection) nil)
         ((= result +wants-read+)
-         (setf (connection-readable connection) (transport-more (connection-transport connection)))
+         (setf (connection-readable connection)
+               (byte-channel-more (connection-byte-channel connection)))
          nil)
         ((= result +wants-write+)
          (setf (connection-readable connection) nil
@@ -342,8 +344,8 @@ the turn. Not from the handler's FILL. On the loop."
                     (copy-octets (buffer-octets leftover) (buffer-start leftover)
                                  (buffer-end leftover) area 0)
                     0))
-         (result (transport-read (connection-transport connection) area start
-                                 (+ start +read-octets+))))
+         (result (byte-channel-read (connection-byte-channel connection) area start
+                                    (+ start +read-octets+))))
     (declare (type index start))
     (when (take-input connection result +read-octets+)
       (let* ((end (+ start (the index result)))
@@ -355,8 +357,8 @@ the turn. Not from the handler's FILL. On the loop."
   "Read into the buffer of a long LEFTOVER and give it all to the owner."
   (let* ((octets (ensure-buffer-room leftover +read-octets+))
          (end (buffer-end leftover))
-         (result (transport-read (connection-transport connection) octets end
-                                 (+ end +read-octets+))))
+         (result (byte-channel-read (connection-byte-channel connection) octets end
+                                    (+ end +read-octets+))))
     (when (take-input connection result +read-octets+)
       (incf (buffer-end leftover) (the index result))
       (setf (buffer-start leftover)
@@ -385,8 +387,8 @@ the turn. Not from the handler's FILL. On the loop."
 (define-hot discard-input ((connection connection)) null
   "Read and forget what the peer still sends to CONNECTION, which we are closing."
   (take-input connection
-              (transport-read (connection-transport connection)
-                              (event-loop-input (connection-loop connection)) 0 +read-octets+)
+              (byte-channel-read (connection-byte-channel connection)
+                                 (event-loop-input (connection-loop connection)) 0 +read-octets+)
               +read-octets+)
   nil)
 
@@ -397,7 +399,7 @@ the turn. Not from the handler's FILL. On the loop."
      (cond ((connection-stopped connection) (return-from read-connection nil))
            ((and (> (connection-unsent connection) (connection-max-unsent connection))
                  ;; nothing leaves before the handshake is over
-                 (not (transport-handshaking-p (connection-transport connection))))
+                 (not (byte-channel-handshaking-p (connection-byte-channel connection))))
             (setf (connection-throttled connection) t)
             (return-from read-connection nil)))
      (let ((leftover (connection-leftover connection)))
@@ -541,7 +543,7 @@ own. To close it before that might destroy octets that are still on their way to
   (cond ((connection-ended connection) (finish-connection connection reason))
         (t (setf (connection-state connection) :lingering)
            (count-lingering connection)
-           (shut-transport-down (connection-transport connection))
+           (shut-byte-channel-down (connection-byte-channel connection))
            (start-linger-timer connection)
            (when reason
              ;; it was not read to its end
@@ -556,7 +558,7 @@ own. To close it before that might destroy octets that are still on their way to
       (funcall (handler-closed (connection-handler connection)) connection reason))))
 
 (defun finish-connection (connection reason)
-  "Close CONNECTION's transport, give up what it holds and tell its owner."
+  "Close CONNECTION's byte channel, give up what it holds and tell its owner."
   (unless (eq :closed (connection-state connection))
     (let ((loop (connection-loop connection)))
       (end-linger connection)
@@ -570,7 +572,7 @@ own. To close it before that might destroy octets that are still on their way to
       (when (connection-timer connection)
         (cancel-timer (event-loop-wheel loop) (connection-timer connection)))
       (remove-source connection)
-      (close-transport (connection-transport connection))
+      (close-byte-channel (connection-byte-channel connection))
       (tell-closed connection reason)
       (dolist (function (event-loop-after-closing loop))
         (call-last loop function loop))))
@@ -585,12 +587,12 @@ the output, or to close its side. On the loop."
                 t)))
     (some #'closing-p (event-loop-sources loop))))
 
-(defun close-unowned (loop transport reason)
-  "Close TRANSPORT, whose new owner failed; perhaps it has made a connection of it on LOOP."
+(defun close-unowned (loop byte-channel reason)
+  "Close BYTE-CHANNEL, whose new owner failed; perhaps it has made a connection of it on LOOP."
   (let ((connection (find-if (lambda (source)
                                (and (typep source 'connection)
-                                    (eq transport (connection-transport source))))
+                                    (eq byte-channel (connection-byte-channel source))))
                              (event-loop-sources loop))))
     (if connection
         (abort-connection connection reason)
-        (close-transport transport))))
+        (close-byte-channel byte-channel))))

@@ -15,41 +15,41 @@
 
 (in-package #:clgrpc.loop)
 
-(defconstant +attempt-delay-ns+ 250000000
+(defconstant +connecting-delay-ns+ 250000000
   "How long an attempt is waited for before the next begins, unless somebody says otherwise (RFC
 8305 section 8).")
 
 (defstruct (connector (:include source) (:constructor %make-connector) (:copier nil))
   "An endeavour to connect to one of several addresses."
   (name "" :type string)                ; what it connects to, for people
-  (on-done nil :type function)          ; (transport condition), one of them nil
+  (on-done nil :type function)          ; (byte-channel condition), one of them nil
   (on-progress nil :type (or null function)) ; (event &rest plist)
-  (on-candidate nil :type (or null function)) ; (transport)
+  (on-candidate nil :type (or null function)) ; (byte-channel)
   (untried '() :type list)              ; addresses
-  (attempts '() :type list)             ; those under way
+  (connectings '() :type list)          ; those under way
   (candidates '() :type list)           ; those that the owner has: (peer . due-ns), newest first
   (each nil :type boolean)              ; TIMEOUT-NS is for each attempt, not for all
   (timeout-ns 0 :type nanoseconds)      ; the time limit
   (end-ns 0 :type nanoseconds)          ; when that is over, if it is for all
   (failures '() :type list)             ; texts, newest first
   (failure-class 'connect-error :type symbol) ; of the last of them
-  (delay-ns +attempt-delay-ns+ :type nanoseconds) ; that an attempt is waited for
+  (delay-ns +connecting-delay-ns+ :type nanoseconds) ; that an attempt is waited for
   (deadline nil :type (or null timer))  ; when it rings, the time of all or of an attempt is up
   (delay nil :type (or null timer))     ; when it rings, the next attempt begins
   (done nil :type boolean))             ; ON-DONE has been called
 
 (declaim (sb-ext:freeze-type connector))
 
-(defstruct (attempt (:include source) (:constructor %make-attempt) (:copier nil))
+(defstruct (connecting (:include source) (:constructor %make-connecting) (:copier nil))
   "An attempt of a connector to connect to one address."
   (connector nil :type connector)       ; whose it is
   (address "" :type string)             ; as text
   (due-ns 0 :type nanoseconds)          ; when its time is up
   (socket -1 :type fixnum))             ; the descriptor that is being connected; -1 once given up
 
-(declaim (sb-ext:freeze-type attempt))
+(declaim (sb-ext:freeze-type connecting))
 
-(defmethod interest ((attempt attempt))
+(defmethod interest ((connecting connecting))
   +writable+)
 
 (defmethod print-object ((connector connector) stream)
@@ -58,16 +58,15 @@
 
 (defun connect-addresses (loop name addresses timeout-ns on-done
                           &key on-progress on-candidate limit-each
-                            (delay-ns +attempt-delay-ns+))
+                            (delay-ns +connecting-delay-ns+))
   "Connect to one of ADDRESSES, those of the kernel that NAME, a text, has, within TIMEOUT-NS
-nanoseconds, or if LIMIT-EACH is true within as much for each attempt. Then (ON-DONE transport nil)
-or (ON-DONE nil condition), a CONNECT-ERROR, is called on
-LOOP, exactly once and never before this returns. ON-PROGRESS is a function that is told on LOOP how
-it goes: for each attempt (:attempt :address text), and for those that fail (:attempt-failed
-:address text :reason text). ON-CANDIDATE is a function of a transport that is called on LOOP for
-each connection, which it owns; then ON-DONE gets conditions only. An attempt is waited for DELAY-NS
-nanoseconds before the next begins. Return the connector. Signal MISUSE if LOOP has stopped. From
-any thread."
+nanoseconds, or if LIMIT-EACH is true within as much for each attempt. Then (ON-DONE byte-channel
+nil) or (ON-DONE nil condition), a CONNECT-ERROR, is called on LOOP, exactly once and never before
+this returns. ON-PROGRESS is a function that is told on LOOP how it goes: for each attempt
+(:connecting :address text), and for those that fail (:connecting-failed :address text :reason
+text). ON-CANDIDATE is a function of a byte channel that is called on LOOP for each connection,
+which it owns; then ON-DONE gets conditions only. An attempt is waited for DELAY-NS nanoseconds
+before the next begins. Return the connector. Signal MISUSE if LOOP has stopped. From any thread."
   (let ((connector (%make-connector
                     :loop loop :name name :on-done on-done :on-progress on-progress
                     :on-candidate on-candidate :delay-ns delay-ns
@@ -111,7 +110,7 @@ or LOOP has stopped. From any thread."
   "When what begins now and has all of CONNECTOR's time limit is to have succeeded."
   (+ (event-loop-now (connector-loop connector)) (connector-timeout-ns connector)))
 
-(defun attempt-end-ns (connector)
+(defun connecting-end-ns (connector)
   "When the time of an attempt of CONNECTOR that begins now is up."
   (if (connector-each connector) (due-from-now connector) (connector-end-ns connector)))
 
@@ -129,11 +128,11 @@ for."
          (wheel (event-loop-wheel loop)))
     (cancel-timer wheel (connector-delay connector))
     (loop while (connector-untried connector)
-          until (begin-attempt connector (pop (connector-untried connector))))
+          until (begin-connecting connector (pop (connector-untried connector))))
     (cond ((connector-untried connector)
            (schedule-timer wheel (connector-delay connector)
                            (+ (event-loop-now loop) (connector-delay-ns connector))))
-          ((null (or (connector-attempts connector) (connector-candidates connector)))
+          ((null (or (connector-connectings connector) (connector-candidates connector)))
            (fail-connector connector)))))
 
 (defun note-failure (connector text address &optional (class 'connect-error))
@@ -143,10 +142,10 @@ for."
             text
             (format nil "~A (~A)" text address))
         (connector-failures connector))
-  (tell-progress connector :attempt-failed :address address
-                                           :reason (first (connector-failures connector))))
+  (tell-progress connector :connecting-failed :address address
+                                              :reason (first (connector-failures connector))))
 
-(defun begin-attempt (connector address)
+(defun begin-connecting (connector address)
   "Open a socket, begin to connect it to ADDRESS and watch it. Return true, or note why not."
   (let* ((text (os:address-text address))
          (family (os:address-family address))
@@ -156,15 +155,15 @@ for."
                      socket
                      (funcall (network-connect network) socket address))))
     (when (or (not (os:failed-p result)) (= result (- os:+einprogress+)))
-      (let ((attempt (%make-attempt :loop (connector-loop connector) :connector connector
-                                    :address text :socket socket :on-event #'attempt-event
-                                    :due-ns (attempt-end-ns connector)
-                                    :on-release #'identity))) ; the connector gives it up
-        (setf result (add-source attempt socket))
+      (let ((connecting (%make-connecting :loop (connector-loop connector) :connector connector
+                                          :address text :socket socket :on-event #'connecting-event
+                                          :due-ns (connecting-end-ns connector)
+                                          :on-release #'identity))) ; the connector gives it up
+        (setf result (add-source connecting socket))
         (unless (os:failed-p result)
-          (push attempt (connector-attempts connector))
-          (tell-progress connector :attempt :address text)
-          (return-from begin-attempt t))))
+          (push connecting (connector-connectings connector))
+          (tell-progress connector :connecting :address text)
+          (return-from begin-connecting t))))
     (unless (os:failed-p socket) (funcall (network-close network) socket))
     (note-errno connector result text)
     nil))
@@ -173,40 +172,40 @@ for."
   (note-failure connector (os:errno-text result) address
                 (if (= result (- os:+econnrefused+)) 'socket-refused 'connect-error)))
 
-(defun leave-attempt (attempt)
-  "ATTEMPT is under way no more. Return its socket."
-  (let ((connector (attempt-connector attempt)))
-    (setf (connector-attempts connector) (delete attempt (connector-attempts connector)))
-    (remove-source attempt)
-    (attempt-socket attempt)))
+(defun leave-connecting (connecting)
+  "CONNECTING is under way no more. Return its socket."
+  (let ((connector (connecting-connector connecting)))
+    (setf (connector-connectings connector) (delete connecting (connector-connectings connector)))
+    (remove-source connecting)
+    (connecting-socket connecting)))
 
-(defun attempt-event (attempt flags)
-  "The socket of ATTEMPT has become connected, or never will."
+(defun connecting-event (connecting flags)
+  "The socket of CONNECTING has become connected, or never will."
   (when (logtest flags (logior +writable+ +failed+))
-    (let* ((connector (attempt-connector attempt))
+    (let* ((connector (connecting-connector connecting))
            (network (event-loop-network (connector-loop connector)))
-           (errno (funcall (network-failure network) (attempt-socket attempt)))
-           (socket (leave-attempt attempt)))
+           (errno (funcall (network-failure network) (connecting-socket connecting)))
+           (socket (leave-connecting connecting)))
       (cond ((zerop errno)
-             (let ((transport (funcall (network-transport network) socket
-                                       (attempt-address attempt))))
+             (let ((byte-channel (funcall (network-byte-channel network) socket
+                                          (connecting-address connecting))))
                (if (connector-on-candidate connector)
-                   (add-candidate connector transport (attempt-due-ns attempt))
-                   (end-connector connector transport nil))))
+                   (add-candidate connector byte-channel (connecting-due-ns connecting))
+                   (end-connector connector byte-channel nil))))
             (t (funcall (network-close network) socket)
-               (note-errno connector (- (abs errno)) (attempt-address attempt))
+               (note-errno connector (- (abs errno)) (connecting-address connecting))
                (try-next-address connector))))))
 
 ;;; Candidates
 
-(defun add-candidate (connector transport due-ns)
-  "Give the owner of CONNECTOR TRANSPORT, a connected one, whose time is up at DUE-NS."
-  (push (cons (transport-peer transport) due-ns) (connector-candidates connector))
+(defun add-candidate (connector byte-channel due-ns)
+  "Give the owner of CONNECTOR BYTE-CHANNEL, a connected one, whose time is up at DUE-NS."
+  (push (cons (byte-channel-peer byte-channel) due-ns) (connector-candidates connector))
   (let ((failure (nth-value 1 (guarding (:connect-function-error :connector connector)
-                                (funcall (connector-on-candidate connector) transport)))))
+                                (funcall (connector-on-candidate connector) byte-channel)))))
     (when failure
-      (close-unowned (connector-loop connector) transport failure)
-      (candidate-failed connector (transport-peer transport) (princ-to-string failure)))))
+      (close-unowned (connector-loop connector) byte-channel failure)
+      (candidate-failed connector (byte-channel-peer byte-channel) (princ-to-string failure)))))
 
 (defun candidate-failed (connector peer text)
   "The connection to PEER, text, a candidate of CONNECTOR's, has ended because of TEXT. Go on with
@@ -226,10 +225,10 @@ are their owner's."
          (now (event-loop-now loop)))
     (flet ((late-p (due-ns) (<= due-ns now))
            (note (peer) (note-failure connector "no answer in time" peer 'connect-timeout)))
-      (dolist (attempt (remove-if-not #'late-p (connector-attempts connector)
-                                      :key #'attempt-due-ns))
-        (funcall (network-close (event-loop-network loop)) (leave-attempt attempt))
-        (note (attempt-address attempt)))
+      (dolist (connecting (remove-if-not #'late-p (connector-connectings connector)
+                                         :key #'connecting-due-ns))
+        (funcall (network-close (event-loop-network loop)) (leave-connecting connecting))
+        (note (connecting-address connecting)))
       (dolist (candidate (remove-if-not #'late-p (connector-candidates connector) :key #'cdr))
         (setf (connector-candidates connector)
               (delete candidate (connector-candidates connector)))
@@ -240,11 +239,12 @@ are their owner's."
 the next one begins when it would have begun."
   (give-up-late connector)
   (unless (connector-each connector) (setf (connector-untried connector) '()))
-  (unless (or (connector-attempts connector) (connector-candidates connector))
+  (unless (or (connector-connectings connector) (connector-candidates connector))
     (try-next-address connector))
   (unless (connector-done connector)
     (schedule-timer (event-loop-wheel (connector-loop connector)) (connector-deadline connector)
-                    (reduce #'min (append (mapcar #'attempt-due-ns (connector-attempts connector))
+                    (reduce #'min
+                            (append (mapcar #'connecting-due-ns (connector-connectings connector))
                                           (mapcar #'cdr (connector-candidates connector)))))))
 
 (defun end-connecting (connector)
@@ -258,18 +258,18 @@ owner's. Nobody is told anything any more. On the loop."
             (event-loop-unconnected loop) (delete connector (event-loop-unconnected loop)))
       (cancel-timer wheel (connector-deadline connector))
       (cancel-timer wheel (connector-delay connector))
-      (loop while (connector-attempts connector)
+      (loop while (connector-connectings connector)
             do (funcall (network-close (event-loop-network loop))
-                        (leave-attempt (first (connector-attempts connector)))))))
+                        (leave-connecting (first (connector-connectings connector)))))))
   nil)
 
-(defun end-connector (connector transport condition)
-  "Tell the owner of CONNECTOR of TRANSPORT or CONDITION."
+(defun end-connector (connector byte-channel condition)
+  "Tell the owner of CONNECTOR of BYTE-CHANNEL or CONDITION."
   (let ((loop (connector-loop connector)))
     (end-connecting connector)
     (let ((failure (nth-value 1 (guarding (:connect-function-error :connector connector)
-                                  (funcall (connector-on-done connector) transport condition)))))
-      (when (and failure transport) (close-unowned loop transport failure)))))
+                                  (funcall (connector-on-done connector) byte-channel condition)))))
+      (when (and failure byte-channel) (close-unowned loop byte-channel failure)))))
 
 (defun fail-connector (connector)
   (unless (connector-done connector)

@@ -7,10 +7,10 @@
 (defconstant +datagram-octets+ 4096
   "The longest datagram that is taken; the rest of a longer one is lost.")
 (defconstant +most-datagrams+ 64
-  "So many are taken of a peer; one more ends the exchange, which was to have a few.")
+  "So many are taken of a peer; one more ends the UDP socket, which was to have a few.")
 
-(defstruct (exchange (:include source) (:constructor %make-exchange) (:copier nil))
-  "Datagrams to a peer and back; see OPEN-EXCHANGE."
+(defstruct (udp-socket (:include source) (:constructor %make-udp-socket) (:copier nil))
+  "Datagrams to a peer and back; see OPEN-UDP-SOCKET."
   (socket -1 :type fixnum)              ; the descriptor; -1 once closed
   (peer "" :type string)                ; its address, as text
   (on-datagram nil :type function)      ; (octets end)
@@ -18,72 +18,74 @@
   (taken 0 :type (integer 0 #.+most-datagrams+)) ; how many datagrams have come
   (input (make-octets +datagram-octets+) :type octets :read-only t)) ; the last of them
 
-(declaim (sb-ext:freeze-type exchange))
+(declaim (sb-ext:freeze-type udp-socket))
 
-(defmethod print-object ((exchange exchange) stream)
-  (print-unreadable-object (exchange stream :type t)
-    (write-string (exchange-peer exchange) stream)))
+(defmethod print-object ((udp-socket udp-socket) stream)
+  (print-unreadable-object (udp-socket stream :type t)
+    (write-string (udp-socket-peer udp-socket) stream)))
 
-(defun exchange-network (exchange)
-  (event-loop-network (exchange-loop exchange)))
+(defun udp-socket-network (udp-socket)
+  (event-loop-network (udp-socket-loop udp-socket)))
 
-(defun open-exchange (loop address on-datagram on-failure)
-  "Return an exchange of datagrams with ADDRESS, the kernel's, or nil and why there can be none, as
-text. (ON-DATAGRAM octets end) is called with each datagram that comes from there, whose octets
-are those of the vector up to END until it returns; (ON-FAILURE text) if nobody listens there or
-LOOP stops, whereupon the exchange is closed. On LOOP, as both."
+(defun open-udp-socket (loop address on-datagram on-failure)
+  "Return a UDP socket for datagrams to and from ADDRESS, the kernel's, or nil and why there can be
+none, as text. (ON-DATAGRAM octets end) is called with each datagram that comes from there, whose
+octets are those of the vector up to END until it returns; (ON-FAILURE text) if nobody listens there
+or LOOP stops, whereupon the UDP socket is closed. On LOOP, as both."
   (let* ((network (event-loop-network loop))
          (socket (funcall (network-open-datagram network) (os:address-family address)))
-         (exchange (%make-exchange :loop loop :socket socket :peer (os:address-text address)
-                                   :on-datagram on-datagram :on-failure on-failure
-                                   :on-event #'exchange-event
-                                   :on-release (lambda (exchange)
-                                                 (fail-exchange exchange
-                                                                "the event loop has stopped")))))
+         (udp-socket (%make-udp-socket :loop loop :socket socket :peer (os:address-text address)
+                                       :on-datagram on-datagram :on-failure on-failure
+                                       :on-event #'udp-socket-event
+                                       :on-release #'release-udp-socket)))
     (flet ((must (result)
              (when (os:failed-p result)
-               (close-exchange exchange)
-               (return-from open-exchange (values nil (os:errno-text result))))))
+               (close-udp-socket udp-socket)
+               (return-from open-udp-socket (values nil (os:errno-text result))))))
       (must socket)
       (must (funcall (network-connect network) socket address))
-      (must (add-source exchange socket)))
-    exchange))
+      (must (add-source udp-socket socket)))
+    udp-socket))
 
-(defun send-datagram (exchange octets)
-  "Send OCTETS to the peer of EXCHANGE. On its loop."
-  (unless (minusp (exchange-socket exchange))
-    (let ((result (funcall (network-send (exchange-network exchange)) (exchange-socket exchange)
+(defun send-datagram (udp-socket octets)
+  "Send OCTETS to the peer of UDP-SOCKET. On its loop."
+  (unless (minusp (udp-socket-socket udp-socket))
+    (let ((result (funcall (network-send (udp-socket-network udp-socket))
+                           (udp-socket-socket udp-socket)
                            octets 0 (length octets))))
       (when (and (os:failed-p result) (/= result (- os:+eagain+)))
         ;; not now: the sender may not expect to be told before this returns
-        (post (exchange-loop exchange)
-              (lambda () (fail-exchange exchange (os:errno-text result)))))))
+        (post (udp-socket-loop udp-socket)
+              (lambda () (fail-udp-socket udp-socket (os:errno-text result)))))))
   nil)
 
-(defun exchange-event (exchange flags)
+(defun udp-socket-event (udp-socket flags)
   "Take the datagrams that have come."
   (declare (ignore flags))
-  (loop with input = (exchange-input exchange)
-        until (minusp (exchange-socket exchange))
-        do (let ((result (funcall (network-receive (exchange-network exchange))
-                                  (exchange-socket exchange) input 0 (length input))))
+  (loop with input = (udp-socket-input udp-socket)
+        until (minusp (udp-socket-socket udp-socket))
+        do (let ((result (funcall (network-receive (udp-socket-network udp-socket))
+                                  (udp-socket-socket udp-socket) input 0 (length input))))
              (cond ((= result (- os:+eagain+)) (return))
-                   ((os:failed-p result) (fail-exchange exchange (os:errno-text result)))
-                   ((= +most-datagrams+ (exchange-taken exchange))
-                    (fail-exchange exchange "it sends too much"))
-                   (t (incf (exchange-taken exchange))
-                      (funcall (exchange-on-datagram exchange) input result))))))
+                   ((os:failed-p result) (fail-udp-socket udp-socket (os:errno-text result)))
+                   ((= +most-datagrams+ (udp-socket-taken udp-socket))
+                    (fail-udp-socket udp-socket "it sends too much"))
+                   (t (incf (udp-socket-taken udp-socket))
+                      (funcall (udp-socket-on-datagram udp-socket) input result))))))
 
-(defun fail-exchange (exchange text)
-  (unless (minusp (exchange-socket exchange))
-    (close-exchange exchange)
-    (funcall (exchange-on-failure exchange) text)))
+(defun fail-udp-socket (udp-socket text)
+  (unless (minusp (udp-socket-socket udp-socket))
+    (close-udp-socket udp-socket)
+    (funcall (udp-socket-on-failure udp-socket) text)))
 
-(defun close-exchange (exchange)
-  "End EXCHANGE: nobody is told of anything any more. On its loop."
-  (remove-source exchange)
-  (let ((socket (shiftf (exchange-socket exchange) -1)))
-    (unless (minusp socket) (funcall (network-close (exchange-network exchange)) socket)))
+(defun release-udp-socket (udp-socket)
+  (fail-udp-socket udp-socket "the event loop has stopped"))
+
+(defun close-udp-socket (udp-socket)
+  "End UDP-SOCKET: nobody is told of anything any more. On its loop."
+  (remove-source udp-socket)
+  (let ((socket (shiftf (udp-socket-socket udp-socket) -1)))
+    (unless (minusp socket) (funcall (network-close (udp-socket-network udp-socket)) socket)))
   nil)
 
 (defun route-p (loop address)

@@ -23,7 +23,7 @@ the longest backlog there may be.")
   (address "" :type string)             ; as text, with the port it really has
   (file nil :type list)                 ; of a unix socket, see LISTENING-FILE
   (loops '() :type list)                ; those that connections are dealt to
-  (on-accept nil :type function)        ; (loop transport peer)
+  (on-accept nil :type function)        ; (loop byte channel peer)
   (on-full nil :type function)          ; (), true if it has had descriptors closed
   (max-connections 0 :type index)       ; what LOOPS may have together
   (pause nil :type (or null timer))     ; pending while nothing is accepted; then it ends that
@@ -75,8 +75,8 @@ the longest backlog there may be.")
 first), with the backlog, the limit of connections and, for a unix socket, the file mode that
 OPTIONS has, and return the listener. The file that a dead server has left of a unix socket is
 replaced. Each new connection goes to the one of LOOPS that has the fewest: (ON-ACCEPT loop
-transport peer) is called there with its transport, which now belongs to ON-ACCEPT, and the peer's
-address as text. (ON-FULL) is called on the first of LOOPS when the process can have no more
+byte-channel peer) is called there with its byte channel, which now belongs to ON-ACCEPT, and the
+peer's address as text. (ON-FULL) is called on the first of LOOPS when the process can have no more
 descriptors, and returns true if it has had some closed. Signal MISUSE if TEXT is no target,
 SOCKET-ERROR if the address cannot be had. From any thread; connections are accepted while the first
 of LOOPS runs."
@@ -155,12 +155,12 @@ Closing again does nothing. From any thread."
       (setf (listener-quiet-until listener) (+ now +warning-interval-ns+))
       (apply #'log-event :warning event :listener listener plist))))
 
-(defun hand-to-owner (listener loop transport)
+(defun hand-to-owner (listener loop byte-channel)
   "Call LISTENER's ON-ACCEPT. On LOOP."
   (let ((failure (nth-value 1 (guarding (:accept-function-error :listener listener)
-                                (funcall (listener-on-accept listener) loop transport
-                                         (transport-peer transport))))))
-    (when failure (close-unowned loop transport failure))))
+                                (funcall (listener-on-accept listener) loop byte-channel
+                                         (byte-channel-peer byte-channel))))))
+    (when failure (close-unowned loop byte-channel failure))))
 
 (defun peer-text (listener)
   "The address of the peer that LISTENER has just accepted, as text. Clients have none on unix
@@ -176,12 +176,12 @@ sockets: there it is the listener's own."
     (cond ((>= total (listener-max-connections listener))
            (warn-of listener :too-many-connections :connections total)
            (funcall (network-close (listener-network listener)) socket))
-          (t (let ((transport (funcall (network-transport (listener-network listener))
-                                       socket (peer-text listener))))
-               (count-transport transport loop)
-               (cond ((in-event-loop-p loop) (hand-to-owner listener loop transport))
-                     ((post loop (lambda () (hand-to-owner listener loop transport))))
-                     (t (close-transport transport))))))))
+          (t (let ((byte-channel (funcall (network-byte-channel (listener-network listener))
+                                          socket (peer-text listener))))
+               (count-byte-channel byte-channel loop)
+               (cond ((in-event-loop-p loop) (hand-to-owner listener loop byte-channel))
+                     ((post loop (lambda () (hand-to-owner listener loop byte-channel))))
+                     (t (close-byte-channel byte-channel))))))))
 
 (defun end-lingering (loops)
   "Have no connection of LOOPS linger any more; return true if one did."

@@ -1,7 +1,7 @@
 ;;;; A poller waits for events of descriptors: six functions, and the place where they leave the
 ;;;; events. Two are here, epoll and, to show that the loop needs no more, poll(2). Others, such as
 ;;;; the simulator's, fill in the same structure; a descriptor is whatever number they and their
-;;;; transports agree on.
+;;;; byte channels agree on.
 ;;;;
 ;;;; A descriptor is added once and reported edge-triggered: after an event the loop reads or writes
 ;;;; until it would block before it waits for another. A level-triggered poller calls INTEREST, the

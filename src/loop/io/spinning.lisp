@@ -43,7 +43,7 @@ in vain: its peer may have to be woken first.")
 (defconstant +wins+ 256
   "When spinning has paid so often it is tried again soon after it has ceased to pay.")
 
-(defstruct (spinner (:copier nil))
+(defstruct (spin-state (:copier nil))
   "What a loop knows of its waits."
   (token 0 :type os:event-token)        ; of the only source that had an event last; 0 if not one
   (streak 0 :type (integer 0 8))        ; waits in a row that ended so, as far as they matter
@@ -55,78 +55,84 @@ in vain: its peer may have to be woken first.")
   (sent 0 :type (unsigned-byte 62))     ; octets that the loop had sent when it last waited
   (spun-ns 0 :type (unsigned-byte 62))) ; how long it has spun, in all
 
-(declaim (sb-ext:freeze-type spinner))
+(declaim (sb-ext:freeze-type spin-state))
 
-(defmethod print-object ((spinner spinner) stream)
-  (print-unreadable-object (spinner stream :type t)
-    (format stream "~:[sleeps~;spins~]" (plusp (spinner-credit spinner)))))
+(defmethod print-object ((spin-state spin-state) stream)
+  (print-unreadable-object (spin-state stream :type t)
+    (format stream "~:[sleeps~;spins~]" (plusp (spin-state-credit spin-state)))))
 
-(defun make-spinner-if-useful ()
-  "A spinner, or nil for a loop that never spins."
+(defun make-spin-state-if-useful ()
+  "A spin state, or nil for a loop that never spins."
   (and (not (simulated-p))
        (<= 2 (os:processor-limit))
-       (make-spinner)))
+       (make-spin-state)))
 
-(define-hot forget-trials ((spinner spinner)) null
+(define-hot forget-trials ((spin-state spin-state)) null
   "What comes now is of another source: no more spinning, and a trial under way is over. How rare
 trials are stays, or a source now and then would have them made for ever in vain; if spinning has
 paid until now, they come soon."
-  (when (= +wins+ (spinner-wins spinner))
-    (setf (spinner-wins spinner) 0
-          (spinner-pause spinner) +least-pause+
-          (spinner-left spinner) +least-pause+))
-  (when (plusp (spinner-trials spinner))
-    (setf (spinner-left spinner) (spinner-pause spinner)
-          (spinner-pause spinner) (max (spinner-pause spinner)
-                                       (min +longest-pause+ (* 2 (spinner-pause spinner))))))
-  (setf (spinner-streak spinner) 0
-        (spinner-credit spinner) 0
-        (spinner-trials spinner) 0)
+  (when (= +wins+ (spin-state-wins spin-state))
+    (setf (spin-state-wins spin-state) 0
+          (spin-state-pause spin-state) +least-pause+
+          (spin-state-left spin-state) +least-pause+))
+  (when (plusp (spin-state-trials spin-state))
+    (setf (spin-state-left spin-state) (spin-state-pause spin-state)
+          (spin-state-pause spin-state) (max (spin-state-pause spin-state)
+                                             (min +longest-pause+
+                                                  (* 2 (spin-state-pause spin-state))))))
+  (setf (spin-state-streak spin-state) 0
+        (spin-state-credit spin-state) 0
+        (spin-state-trials spin-state) 0)
   nil)
 
-(define-hot note-source ((spinner spinner) (token os:event-token)) null
+(define-hot note-source ((spin-state spin-state) (token os:event-token)) null
   "A wait has ended with one event, of the source with TOKEN, or, if that is 0, otherwise."
-  (cond ((zerop token) (forget-trials spinner))
-        ((= token (spinner-token spinner))
-         (when (< (spinner-streak spinner) +steady+) (incf (spinner-streak spinner))))
-        (t (forget-trials spinner)))
-  (setf (spinner-token spinner) token)
+  (cond ((zerop token) (forget-trials spin-state))
+        ((= token (spin-state-token spin-state))
+         (when (< (spin-state-streak spin-state) +steady+) (incf (spin-state-streak spin-state))))
+        (t (forget-trials spin-state)))
+  (setf (spin-state-token spin-state) token)
   nil)
 
-(define-hot spin-time-ns ((spinner spinner) (driven boolean)) (integer 0 50000)
+(define-hot spin-time-ns ((spin-state spin-state) (driven boolean)) (integer 0 50000)
   "How long the wait that begins may spin; DRIVEN says whether a caller drives the loop."
-  (cond ((= +credit+ (spinner-credit spinner)) +spin-ns+)
+  (cond ((= +credit+ (spin-state-credit spin-state)) +spin-ns+)
         ;; one pause has both ends sleep; to be there again takes the time that the other one wakes
-        ((plusp (spinner-credit spinner)) +trial-ns+)
-        ((< (spinner-streak spinner) +steady+) 0)
-        ((plusp (spinner-left spinner))
-         (decf (spinner-left spinner))
+        ((plusp (spin-state-credit spin-state)) +trial-ns+)
+        ((< (spin-state-streak spin-state) +steady+) 0)
+        ((plusp (spin-state-left spin-state))
+         (decf (spin-state-left spin-state))
          0)
         (t
-         (when (zerop (spinner-trials spinner))
-           (setf (spinner-trials spinner) (if driven +trials+ 1)))
+         (when (zerop (spin-state-trials spin-state))
+           (setf (spin-state-trials spin-state) (if driven +trials+ 1)))
          (if driven +trial-ns+ +spin-ns+))))
 
-(define-hot note-spin ((spinner spinner) (driven boolean) (waited-ns (or null (integer 0 100000))))
+(define-hot note-spin
+            ((spin-state spin-state) (driven boolean) (waited-ns (or null (integer 0 100000))))
     null
   "The loop has spun through a wait of WAITED-NS, or, if that is nil, in vain."
-  (let ((credit (spinner-credit spinner)) (trials (spinner-trials spinner)))
+  (let ((credit (spin-state-credit spin-state)) (trials (spin-state-trials spin-state)))
     (cond ((and waited-ns (<= waited-ns +spin-ns+))
-           (setf (spinner-credit spinner) +credit+
-                 (spinner-trials spinner) 0)
-           (when (< (spinner-wins spinner) +wins+) (incf (spinner-wins spinner))))
+           (setf (spin-state-credit spin-state) +credit+
+                 (spin-state-trials spin-state) 0)
+           (when (< (spin-state-wins spin-state) +wins+) (incf (spin-state-wins spin-state))))
           ((plusp credit)
-           (when (zerop (setf (spinner-credit spinner) (1- credit))) (pause-trials spinner driven)))
+           (when (zerop (setf (spin-state-credit spin-state) (1- credit)))
+                 (pause-trials spin-state driven)))
           (t
-           (setf (spinner-trials spinner) (max 0 (- trials (if waited-ns 1 +steady+))))
-           (when (zerop (spinner-trials spinner)) (pause-trials spinner driven))))
+           (setf (spin-state-trials spin-state) (max 0 (- trials (if waited-ns 1 +steady+))))
+           (when (zerop (spin-state-trials spin-state)) (pause-trials spin-state driven))))
     nil))
 
-(define-hot pause-trials ((spinner spinner) (driven boolean)) null
+(define-hot pause-trials ((spin-state spin-state) (driven boolean)) null
   "A trial has failed, or spinning does not pay any more."
-  (when (= +wins+ (shiftf (spinner-wins spinner) 0)) (setf (spinner-pause spinner) +least-pause+))
-  (setf (spinner-left spinner) (spinner-pause spinner)
-        (spinner-pause spinner) (if driven
-                                    (min +longest-driven-pause+ (* 8 (spinner-pause spinner)))
-                                    (min +longest-pause+ (* 2 (spinner-pause spinner)))))
+  (when (= +wins+ (shiftf (spin-state-wins spin-state) 0))
+        (setf (spin-state-pause spin-state) +least-pause+))
+  (setf (spin-state-left spin-state) (spin-state-pause spin-state)
+        (spin-state-pause spin-state) (if driven
+                                          (min +longest-driven-pause+
+                                               (* 8 (spin-state-pause spin-state)))
+                                          (min +longest-pause+
+                                               (* 2 (spin-state-pause spin-state)))))
   nil)

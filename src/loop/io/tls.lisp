@@ -1,11 +1,12 @@
-;;;; TLS as a transport around another. The handshake goes on whenever the connection reads or, in
-;;;; the beginning, writes. So a connection need not know of it: until the handshake is over nothing
-;;;; can be read or written. One receive feeds the session, one send takes all records of a flush.
+;;;; TLS as a byte channel around another. The handshake goes on whenever the connection reads or,
+;;;; in the beginning, writes. So a connection need not know of it: until the handshake is over
+;;;; nothing can be read or written. One receive feeds the session, one send takes all records of a
+;;;; flush.
 ;;;;
 ;;;; States: :new → :handshaking → :open → :ended (the peer sends no more) or :closed (we send no
 ;;;; more either; what still comes is thrown away). A session that fails is :failed: that is
-;;;; reported once, as +BROKEN+, with the reason in TRANSPORT-FAILURE, and then it is :closed. The
-;;;; peer has been sent the alert.
+;;;; reported once, as +BROKEN+, with the reason in BYTE-CHANNEL-FAILURE, and then it is :closed.
+;;;; The peer has been sent the alert.
 ;;;;
 ;;;; All sessions of a loop work through one area. LENDING-AREA lends it to one session at a time,
 ;;;; for one step. The area is empty when it comes back, which is checked, and so when it is lent.
@@ -17,8 +18,8 @@
 ;;;; +SHAKING-OCTETS+ of one, no peer may send more than +MAX-SHAKING-OCTETS+ before it is over, and
 ;;;; handshakes are slow work, of which a turn does some (structure.lisp).
 ;;;;
-;;;; Records that the inner transport did not take wait in TAIL. What they carry, OWED octets, does
-;;;; not count as written before they are on their way, so the connection offers those octets
+;;;; Records that the inner byte channel did not take wait in TAIL. What they carry, OWED octets,
+;;;; does not count as written before they are on their way, so the connection offers those octets
 ;;;; again and sees as much back-pressure as without TLS.
 
 (in-package #:clgrpc.loop)
@@ -65,8 +66,8 @@ unless the credentials say that nothing is; nil if it has shown none.")
             (security-peer-certificate security))))
 
 (defstruct (tls (:copier nil))
-  "The STATE of a TLS transport; see above."
-  (inner nil :type transport :read-only t) ; carries the records
+  "The STATE of a TLS byte channel; see above."
+  (inner nil :type byte-channel :read-only t) ; carries the records
   (role :client :type (member :client :server) :read-only t) ; our end's
   (used-credentials nil :type tls-credentials :read-only t) ; those in force when it began
   (context nil :type context)           ; a server's may become that for another name
@@ -94,46 +95,46 @@ unless the credentials say that nothing is; nil if it has shown none.")
   (print-unreadable-object (tls stream :type t)
     (format stream "~(~A~) ~(~A~)" (tls-role tls) (tls-state tls))))
 
-(define-hot (tls-state-of :inline t) ((transport transport)) tls
-  (the tls (transport-state transport)))
+(define-hot (tls-state-of :inline t) ((byte-channel byte-channel)) tls
+  (the tls (byte-channel-state byte-channel)))
 
 (defun tls-established-p (tls)
   "True once the handshake is over and until either end has closed."
   (and (member (tls-state tls) '(:open :ended)) t))
 
-(defun transport-handshaking-p (transport)
-  "True while TRANSPORT's handshake is not over, so that it carries nothing yet. On the loop."
-  (let ((tls (transport-state transport)))
+(defun byte-channel-handshaking-p (byte-channel)
+  "True while BYTE-CHANNEL's handshake is not over, so that it carries nothing yet. On the loop."
+  (let ((tls (byte-channel-state byte-channel)))
     (and (typep tls 'tls) (member (tls-state tls) '(:new :handshaking)) t)))
 
 (defconstant +session-octets+ 24576
   "What a session keeps in the memory of OpenSSL, about.")
 
-(defun transport-kept-octets (transport)
-  "How much memory TRANSPORT keeps of its own. On the loop."
-  (let ((tls (transport-state transport)))
+(defun byte-channel-kept-octets (byte-channel)
+  "How much memory BYTE-CHANNEL keeps of its own. On the loop."
+  (let ((tls (byte-channel-state byte-channel)))
     (cond ((not (typep tls 'tls)) 0)
           ((tls-tail tls) (+ +session-octets+ (length (buffer-octets (tls-tail tls)))))
           (t +session-octets+))))
 
-(defun transport-security (transport)
-  "The SECURITY of TRANSPORT, or NIL if it has no TLS or its handshake is not over. From any
+(defun byte-channel-security (byte-channel)
+  "The SECURITY of BYTE-CHANNEL, or NIL if it has no TLS or its handshake is not over. From any
 thread."
-  (let ((tls (transport-state transport)))
+  (let ((tls (byte-channel-state byte-channel)))
     (and (typep tls 'tls) (tls-security tls))))
 
-(defun transport-own-certificate (transport)
-  "The DER of the certificate that our end of TRANSPORT shows, or NIL if there is none, or the
+(defun byte-channel-own-certificate (byte-channel)
+  "The DER of the certificate that our end of BYTE-CHANNEL shows, or NIL if there is none, or the
 session has ended. On the loop."
-  (let ((tls (transport-state transport)))
+  (let ((tls (byte-channel-state byte-channel)))
     (and (typep tls 'tls) (tls-security tls) (/= 0 (tls-ssl tls))
          (os:own-certificate (tls-ssl tls)))))
 
 ;;; The area
 
-(defmacro lending-area ((transport tls) &body body)
-  "Do BODY, in which the session of TLS, the state of TRANSPORT, may use the loop's area, and return
-its values. It is not left by RETURN-FROM."
+(defmacro lending-area ((byte-channel tls) &body body)
+  "Do BODY, in which the session of TLS, the state of BYTE-CHANNEL, may use the loop's area, and
+return its values. It is not left by RETURN-FROM."
   (let ((over (gensym "OVER")))
     `(let ((,over nil))
        (assert (not (shiftf (os:tls-area-lent (tls-area ,tls)) t)))
@@ -141,25 +142,25 @@ its values. It is not left by RETURN-FROM."
                          (assert (os:area-empty-p (tls-area ,tls)))
                          (setf (os:tls-area-lent (tls-area ,tls)) nil
                                ,over t))
-         (unless ,over (abandon-session ,transport ,tls))))))
+         (unless ,over (abandon-session ,byte-channel ,tls))))))
 
-(defun abandon-session (transport tls)
+(defun abandon-session (byte-channel tls)
   "The session of TLS has been left in the middle of a step: drop all that it has read or written."
   (os:empty-area (tls-area tls))
   (setf (os:tls-area-lent (tls-area tls)) nil)
   (unless (eq :closed (tls-state tls))
-    (fail-tls transport tls "TLS: the session was left in the middle of a step")))
+    (fail-tls byte-channel tls "TLS: the session was left in the middle of a step")))
 
 ;;; Sending records
 
 (define-hot send-tail ((tls tls)) fixnum
-  "Send what TAIL holds. Return 0 if nothing is left of it, or as TRANSPORT-WRITE does when it takes
-nothing more."
+  "Send what TAIL holds. Return 0 if nothing is left of it, or as BYTE-CHANNEL-WRITE does when it
+takes nothing more."
   (let ((tail (tls-tail tls)))
     (if (null tail)
         0
-        (let ((result (transport-write (tls-inner tls) (buffer-octets tail) (buffer-start tail)
-                                       (buffer-end tail))))
+        (let ((result (byte-channel-write (tls-inner tls) (buffer-octets tail) (buffer-start tail)
+                                          (buffer-end tail))))
           (cond ((minusp result) result)
                 ((= result (buffer-fill tail)) (setf (tls-tail tls) nil) 0)
                 (t (incf (buffer-start tail) result)
@@ -178,7 +179,7 @@ negated errno."
         (when (zerop count) (return failure))
         (incf (tls-written tls) count)
         (unless (tls-tail tls)
-          (let ((result (transport-write (tls-inner tls) octets 0 count)))
+          (let ((result (byte-channel-write (tls-inner tls) octets 0 count)))
             (cond ((not (minusp result)) (setf sent result))
                   ((or (= result +wants-write+) (= result +wants-read+)))
                   (t (setf failure result)))))
@@ -189,11 +190,11 @@ negated errno."
 
 ;;; Failing
 
-(defun fail-tls (transport tls text)
-  "The session of TRANSPORT is over, because of TEXT."
+(defun fail-tls (byte-channel tls text)
+  "The session of BYTE-CHANNEL is over, because of TEXT."
   (when (tls-server tls)
     (forget-ticket (tls-used-credentials tls) (tls-context tls) (tls-server tls)))
-  (setf (transport-failure transport) text
+  (setf (byte-channel-failure byte-channel) text
         (tls-state tls) :failed)
   nil)
 
@@ -230,35 +231,35 @@ read. The certificate may be an attacker's."
                  " (no common protocol: ALPN h2 is needed)")
                 (t ""))))
 
-(defun fail-handshake (transport tls failure)
-  (fail-tls transport tls (explain-failure tls failure)))
+(defun fail-handshake (byte-channel tls failure)
+  (fail-tls byte-channel tls (explain-failure tls failure)))
 
-(defun answer-broken (transport tls)
-  "The answer of a read or write of TRANSPORT, whose session has failed."
+(defun answer-broken (byte-channel tls)
+  "The answer of a read or write of BYTE-CHANNEL, whose session has failed."
   (setf (tls-state tls) :closed)
   (unless (tls-security tls)
-    (log-event :info :handshake-failed :peer (transport-peer transport) :role (tls-role tls)
-                                       :reason (transport-failure transport)))
+    (log-event :info :handshake-failed :peer (byte-channel-peer byte-channel) :role (tls-role tls)
+                                       :reason (byte-channel-failure byte-channel)))
   +broken+)
 
 ;;; The handshake
 
-(defun advance-handshake (transport tls)
+(defun advance-handshake (byte-channel tls)
   "Go on with the handshake, as far as the peer has said enough for it. The area is lent."
   (setf (tls-state tls) :handshaking)
   (ecase (os:shake-hands (tls-ssl tls) :choose (lambda (name) (choose-context tls name)))
-    (:done (end-handshake transport tls))
+    (:done (end-handshake byte-channel tls))
     (:more)
-    (:ended (fail-handshake transport tls "the peer closed the connection"))
-    (:failed (fail-handshake transport tls (os:session-failure (tls-ssl tls))))))
+    (:ended (fail-handshake byte-channel tls "the peer closed the connection"))
+    (:failed (fail-handshake byte-channel tls (os:session-failure (tls-ssl tls))))))
 
-(defun take-handshake (transport tls count)
+(defun take-handshake (byte-channel tls count)
   "COUNT octets have come that the handshake goes on with, or data behind it. The area is lent."
   (incf (tls-idle tls) count)
-  (advance-handshake transport tls)
+  (advance-handshake byte-channel tls)
   (cond ((not (eq :handshaking (tls-state tls))) (setf (tls-idle tls) 0))
         ((< +max-shaking-octets+ (tls-idle tls))
-         (fail-tls transport tls "TLS: the peer sends too much before the handshake is over"))))
+         (fail-tls byte-channel tls "TLS: the peer sends too much before the handshake is over"))))
 
 (defun choose-context (tls name)
   "The pointer of the context with which to go on for NAME, a string or NIL, that the client asks
@@ -278,7 +279,7 @@ ClientHello must ask for the same (RFC 8446 section 4.1.2)."
                (setf (tls-context tls) other)
                (context-pointer other)))))))
 
-(defun end-handshake (transport tls)
+(defun end-handshake (byte-channel tls)
   (let ((ssl (tls-ssl tls)))
     (cond ((or (eq :server (tls-role tls)) ; which has chosen
                (not (tls-credentials-alpn (tls-used-credentials tls)))
@@ -287,14 +288,15 @@ ClientHello must ask for the same (RFC 8446 section 4.1.2)."
                  (tls-state tls) :open))
           (t (os:end-session-output ssl)
              (fail-handshake
-              transport tls "the server has not agreed to ALPN h2, so it does not speak gRPC")))))
+              byte-channel tls
+              "the server has not agreed to ALPN h2, so it does not speak gRPC")))))
 
-(defun trace-handshake (transport tls)
-  "Tell tracers that the handshake of TRANSPORT is over, if it is and went well."
+(defun trace-handshake (byte-channel tls)
+  "Tell tracers that the handshake of BYTE-CHANNEL is over, if it is and went well."
   (let ((security (tls-security tls)))
     (when security
       (trace-event :handshaker :handshake-done
-                   :role (tls-role tls) :peer (transport-peer transport)
+                   :role (tls-role tls) :peer (byte-channel-peer byte-channel)
                    :protocol (security-protocol security) :cipher (security-cipher security)
                    :resumed (security-resumed-p security)))))
 
@@ -320,26 +322,28 @@ ClientHello must ask for the same (RFC 8446 section 4.1.2)."
 
 ;;; Reading
 
-(define-hot take-records ((transport transport) (tls tls) (count index) (octets octets) (at index)
+(define-hot take-records
+            ((byte-channel byte-channel) (tls tls) (count index) (octets octets) (at index)
                           (end index))
     index
   "COUNT octets have come into the area: decrypt them into OCTETS from AT to END, and send what that
 has made the session write. Return the position after what it gave."
   (let ((shaking (not (eq :open (tls-state tls)))))
-    (lending-area (transport tls)
+    (lending-area (byte-channel tls)
       (os:feed-area (tls-area tls) count)
-      (when shaking (take-handshake transport tls count))
+      (when shaking (take-handshake byte-channel tls count))
       (when (eq :open (tls-state tls))
         (let ((before at))
-          (setf at (decrypt-records transport tls octets before end))
-          (count-idle transport tls count (- at before))))
+          (setf at (decrypt-records byte-channel tls octets before end))
+          (count-idle byte-channel tls count (- at before))))
       ;; it reads no more
       (when (member (tls-state tls) '(:ended :failed)) (os:drop-unread (tls-area tls)))
-      (send-answers transport tls))
-    (when shaking (trace-handshake transport tls))
+      (send-answers byte-channel tls))
+    (when shaking (trace-handshake byte-channel tls))
     at))
 
-(define-hot decrypt-records ((transport transport) (tls tls) (octets octets) (at index) (end index))
+(define-hot decrypt-records
+            ((byte-channel byte-channel) (tls tls) (octets octets) (at index) (end index))
     index
   "Decrypt what is in the area into OCTETS from AT to END. Return the position after it."
   (multiple-value-bind (position outcome)
@@ -349,59 +353,60 @@ has made the session write. Return the position after what it gave."
       (:more)
       (:ended (setf (tls-state tls) :ended))
       (:failed
-       (fail-tls transport tls (format nil "TLS: ~A" (os:session-failure (tls-ssl tls))))))
+       (fail-tls byte-channel tls (format nil "TLS: ~A" (os:session-failure (tls-ssl tls))))))
     position))
 
-(define-hot count-idle ((transport transport) (tls tls) (count index) (data index)) null
+(define-hot count-idle ((byte-channel byte-channel) (tls tls) (count index) (data index)) null
   "Note that COUNT octets were taken, of which DATA were data; fail the session if too many are
 not."
   (let ((idle (max 0 (- (+ (tls-idle tls) count) (* +octets-per-data-octet+ data)))))
     (setf (tls-idle tls) idle)
     (when (and (> idle +max-idle-octets+) (eq :open (tls-state tls)))
-      (fail-tls transport tls "TLS: the peer sends too much that is no data"))
+      (fail-tls byte-channel tls "TLS: the peer sends too much that is no data"))
     nil))
 
-(define-hot send-answers ((transport transport) (tls tls)) null
+(define-hot send-answers ((byte-channel byte-channel) (tls tls)) null
   "Send what reading has made the session write."
   (let ((open (eq :open (tls-state tls)))
         (before (tls-written tls)))
     (send-records tls)
     (when (and open
                (> (incf (tls-answered tls) (- (tls-written tls) before)) +max-answer-octets+))
-      (fail-tls transport tls "TLS: the peer asks for too many answers"))
+      (fail-tls byte-channel tls "TLS: the peer asks for too many answers"))
     nil))
 
-(define-hot shake-hands-now ((transport transport) (tls tls) (octets octets) (start index)
+(define-hot shake-hands-now ((byte-channel byte-channel) (tls tls) (octets octets) (start index)
                              (end index))
     fixnum
   "As READ-SESSION, during the handshake, unless that is for the next turn."
   (let ((loop (tls-loop tls)))
     (cond ((slow-work-left-p loop)
-           (with-slow-work (loop) (read-session transport tls octets start end)))
-          (t (setf (transport-more transport) t)
+           (with-slow-work (loop) (read-session byte-channel tls octets start end)))
+          (t (setf (byte-channel-more byte-channel) t)
              +wants-read+))))
 
-(define-hot read-session ((transport transport) (tls tls) (octets octets) (start index) (end index))
+(define-hot read-session
+            ((byte-channel byte-channel) (tls tls) (octets octets) (start index) (end index))
     fixnum
   (let ((at start) (taken 0) (area (os:tls-area-octets (tls-area tls)))
         (most (if (eq :open (tls-state tls)) most-positive-fixnum +shaking-octets+)))
     (declare (type index at taken) (type fixnum most))
     (labels ((answer (otherwise more)
                (declare (type fixnum otherwise))
-               (setf (transport-more transport) more)
+               (setf (byte-channel-more byte-channel) more)
                (return-from read-session (if (> at start) (- at start) otherwise)))
              (end-reading ()
                ;; octets that are there come first; the end is told when more is asked for
                (if (> at start)
                    (answer 0 t)
-                   (read-tls transport octets at end))))
+                   (read-tls byte-channel octets at end))))
       (loop
         (let ((room (min (- end at +record-room+) (length area) (- most taken))))
           (unless (plusp room) (answer +wants-read+ t))
-          (let ((result (transport-read (tls-inner tls) area 0 room)))
+          (let ((result (byte-channel-read (tls-inner tls) area 0 room)))
             (declare (type fixnum result))
             (cond ((plusp result)
-                   (setf at (take-records transport tls result octets at end))
+                   (setf at (take-records byte-channel tls result octets at end))
                    (incf taken result)
                    (case (tls-state tls)
                      ;; without anything for the connection it is not over: what was short may
@@ -411,29 +416,29 @@ not."
                         (answer +wants-read+ (= result room))))
                      (t (return (end-reading)))))
                   ((zerop result)
-                   (end-of-records transport tls)
+                   (end-of-records byte-channel tls)
                    (return (end-reading)))
                   (t (answer result (/= result +wants-read+))))))))))
 
-(defun end-of-records (transport tls)
-  "The inner transport has ended, whether or not the peer said before that it would."
+(defun end-of-records (byte-channel tls)
+  "The inner byte channel has ended, whether or not the peer said before that it would."
   (if (eq :open (tls-state tls))
       (setf (tls-state tls) :ended)
-      (fail-handshake transport tls "the peer closed the connection")))
+      (fail-handshake byte-channel tls "the peer closed the connection")))
 
-(define-hot read-tls ((transport transport) (octets octets) (start index) (end index)) fixnum
-  (let ((tls (tls-state-of transport)))
-    (setf (transport-more transport) nil)
+(define-hot read-tls ((byte-channel byte-channel) (octets octets) (start index) (end index)) fixnum
+  (let ((tls (tls-state-of byte-channel)))
+    (setf (byte-channel-more byte-channel) nil)
     (ecase (tls-state tls)
-      (:open (read-session transport tls octets start end))
-      ((:new :handshaking) (shake-hands-now transport tls octets start end))
+      (:open (read-session byte-channel tls octets start end))
+      ((:new :handshaking) (shake-hands-now byte-channel tls octets start end))
       (:ended 0)
-      (:failed (answer-broken transport tls))
-      (:closed (transport-read (tls-inner tls) octets start end)))))
+      (:failed (answer-broken byte-channel tls))
+      (:closed (byte-channel-read (tls-inner tls) octets start end)))))
 
 ;;; Writing
 
-(define-hot write-session ((transport transport) (tls tls) (octets octets) (start index)
+(define-hot write-session ((byte-channel byte-channel) (tls tls) (octets octets) (start index)
                            (end index))
     fixnum
   (let ((at (+ start (shiftf (tls-owed tls) 0))))
@@ -441,13 +446,14 @@ not."
     (assert (<= at end))
     (if (= at end)
         (- at start)
-        (let ((result (lending-area (transport tls)
-                        (write-records transport tls octets start at end))))
+        (let ((result (lending-area (byte-channel tls)
+                        (write-records byte-channel tls octets start at end))))
           (if (eq :failed (tls-state tls))
-              (answer-broken transport tls)
+              (answer-broken byte-channel tls)
               result)))))
 
-(define-hot write-records ((transport transport) (tls tls) (octets octets) (start index) (at index)
+(define-hot write-records
+            ((byte-channel byte-channel) (tls tls) (octets octets) (start index) (at index)
                            (end index))
     fixnum
   "Encrypt OCTETS from AT to END, as much at a time as is sent at once, and send them. Return how
@@ -455,7 +461,7 @@ many from START are on their way, or as a write does. The area is lent."
   (loop
     (let ((next (min end (+ at +write-octets+))))
       (unless (os:encrypt-octets (tls-ssl tls) octets at next)
-        (fail-tls transport tls (format nil "TLS: ~A" (os:session-failure (tls-ssl tls)))))
+        (fail-tls byte-channel tls (format nil "TLS: ~A" (os:session-failure (tls-ssl tls)))))
       (let ((result (send-records tls)))
         (cond ((eq :failed (tls-state tls)) (return +broken+))
               ((minusp result) (return result))
@@ -465,59 +471,59 @@ many from START are on their way, or as a write does. The area is lent."
       (setf at next)
       (when (= at end) (return (- at start))))))
 
-(defun begin-session (transport tls)
-  "The first write of TRANSPORT, which nobody can read yet: a client begins the handshake."
+(defun begin-session (byte-channel tls)
+  "The first write of BYTE-CHANNEL, which nobody can read yet: a client begins the handshake."
   (when (eq :client (tls-role tls))
-    (lending-area (transport tls)
-      (advance-handshake transport tls)
+    (lending-area (byte-channel tls)
+      (advance-handshake byte-channel tls)
       (send-records tls)))
   (if (eq :failed (tls-state tls))
-      (answer-broken transport tls)
+      (answer-broken byte-channel tls)
       +wants-read+))
 
-(define-hot write-tls ((transport transport) (octets octets) (start index) (end index)) fixnum
-  (let* ((tls (tls-state-of transport))
+(define-hot write-tls ((byte-channel byte-channel) (octets octets) (start index) (end index)) fixnum
+  (let* ((tls (tls-state-of byte-channel))
          (result (send-tail tls)))
     (declare (type fixnum result))
     (if (minusp result)
         result
         (ecase (tls-state tls)
-          ((:open :ended) (write-session transport tls octets start end))
-          (:new (begin-session transport tls))
+          ((:open :ended) (write-session byte-channel tls octets start end))
+          (:new (begin-session byte-channel tls))
           (:handshaking +wants-read+)
-          (:failed (answer-broken transport tls))
+          (:failed (answer-broken byte-channel tls))
           (:closed (- end start))))))
 
 ;;; Closing
 
-(defun say-goodbye (transport tls)
+(defun say-goodbye (byte-channel tls)
   "Send close_notify (RFC 8446 section 6.1), if the peer can understand it, or as much of it as the
-transport takes."
+byte channel takes."
   (when (tls-established-p tls)
     (setf (tls-state tls) :closed)
-    (lending-area (transport tls)
+    (lending-area (byte-channel tls)
       (os:end-session-output (tls-ssl tls))
       (send-tail tls)
       (send-records tls))))
 
-(defun shut-tls-down (transport)
-  (let ((tls (tls-state-of transport)))
-    (say-goodbye transport tls)
-    (shut-transport-down (tls-inner tls))))
+(defun shut-tls-down (byte-channel)
+  (let ((tls (tls-state-of byte-channel)))
+    (say-goodbye byte-channel tls)
+    (shut-byte-channel-down (tls-inner tls))))
 
-(defun close-tls (transport)
-  (let ((tls (tls-state-of transport)))
-    (unwind-protect (say-goodbye transport tls)
+(defun close-tls (byte-channel)
+  (let ((tls (tls-state-of byte-channel)))
+    (unwind-protect (say-goodbye byte-channel tls)
       (unless (zerop (tls-ssl tls))
         (os:close-tls-session (shiftf (tls-ssl tls) 0)))
       (setf (tls-state tls) :closed
             (tls-tail tls) nil)
-      (close-transport (tls-inner tls)))))
+      (close-byte-channel (tls-inner tls)))))
 
 (sb-ext:define-load-time-global **tls**
-  (make-transport-kind :name "TLS"
-                       :read #'read-tls :write #'write-tls
-                       :shutdown #'shut-tls-down :close #'close-tls))
+  (make-byte-channel-kind :name "TLS"
+                          :read #'read-tls :write #'write-tls
+                          :shutdown #'shut-tls-down :close #'close-tls))
 
 ;;; Making
 
@@ -531,20 +537,21 @@ transport takes."
   (let ((area (shiftf (event-loop-tls-area loop) nil)))
     (when area (os:free-tls-area area))))
 
-(defun make-tls-transport (loop transport credentials role &key server-name http1)
-  "Return a transport with TLS over TRANSPORT, a connected one, which now belongs to it, for ROLE
-with CREDENTIALS. A client calls its server SERVER-NAME, a host name or numeric address, unless
+(defun make-tls-byte-channel (loop byte-channel credentials role &key server-name http1)
+  "Return a byte channel with TLS over BYTE-CHANNEL, a connected one, which now belongs to it, for
+ROLE with CREDENTIALS. A client calls its server SERVER-NAME, a host name or numeric address, unless
 CREDENTIALS have a name for it; a dot at its end, which certificates never have, is left out. With
 HTTP1 a server agrees to HTTP/1.1 as well. The first read or write begins the handshake. Signal
-TLS-ERROR, with TRANSPORT unchanged, if there is no OpenSSL or CREDENTIALS cannot be used. On LOOP."
+TLS-ERROR, with BYTE-CHANNEL unchanged, if there is no OpenSSL or CREDENTIALS cannot be used. On
+LOOP."
   (let* ((name (and (eq role :client)
                     (or (tls-credentials-server-name credentials) server-name)))
          (name (and name (string-right-trim "." name)))
-         (server (and name (format nil "~A at ~A" name (transport-peer transport))))
+         (server (and name (format nil "~A at ~A" name (byte-channel-peer byte-channel))))
          (area (loop-area loop)))
     (with-context (context credentials (if http1 :http-server role))
       (let* ((ticket (and server (good-ticket context server)))
-             (tls (make-tls :inner transport :role role :used-credentials credentials
+             (tls (make-tls :inner byte-channel :role role :used-credentials credentials
                             :context context :server server :server-name name
                             :resumable-until (and ticket (ticket-until ticket))
                             :loop loop :area area)))
@@ -552,8 +559,8 @@ TLS-ERROR, with TRANSPORT unchanged, if there is no OpenSSL or CREDENTIALS canno
               (os:open-tls-session (context-pointer context) area role
                                    :name name :check-name (tls-credentials-verify credentials)
                                    :resumed (and ticket (ticket-pointer ticket))))
-        (let ((outer (make-transport **tls** (transport-descriptor transport)
-                                     (transport-peer transport) tls)))
+        (let ((outer (make-byte-channel **tls** (byte-channel-descriptor byte-channel)
+                                        (byte-channel-peer byte-channel) tls)))
           ;; counted once
-          (setf (transport-loop outer) (shiftf (transport-loop transport) nil))
+          (setf (byte-channel-loop outer) (shiftf (byte-channel-loop byte-channel) nil))
           outer)))))

@@ -55,7 +55,7 @@ always arrive."
        :network (make-network :open 'open-by-kernel :connect 'os:connect-socket
                               :failure 'failure-by-kernel :listen 'listen-by-kernel
                               :accept 'os:accept-socket :local-address 'os:socket-address
-                              :close 'os:close-descriptor :transport 'make-tcp-transport
+                              :close 'os:close-descriptor :byte-channel 'make-tcp-byte-channel
                               :limit-silence 'limit-silence-by-kernel
                               :open-datagram 'os:open-datagram-socket :send 'os:send-octets
                               :receive 'os:receive-octets

@@ -5,8 +5,9 @@
 ;;;; begun when nobody wants the answer any more.
 ;;;;
 ;;;; A loop that asks for a name that is being looked up gets the answer to that, unless it has
-;;;; taken very long: retries of a name that hangs take few further threads. A question that waits
-;;;; for a thread is shared by the loops of its reserve alone, since those threads may all hang.
+;;;; taken very long: retries of a name that hangs take few further threads. An address query that
+;;;; waits for a thread is shared by the loops of its reserve alone, since those threads may all
+;;;; hang.
 
 (in-package #:clgrpc.loop)
 
@@ -41,12 +42,12 @@
           ((simulated-p world) (start-thread world function) t)
           (t (run-on-reserve **resolvers** function)))))
 
-;;; Questions to the system's resolver
+;;; Address queries to the system's resolver
 
-(defconstant +question-ns+ (* 60 +ns-per-second+)
-  "A question that is older is asked once more.")
+(defconstant +address-query-ns+ (* 60 +ns-per-second+)
+  "An address query that is older is asked once more.")
 
-(defstruct (question (:constructor make-question (key reserve since-ns)) (:copier nil))
+(defstruct (address-query (:constructor make-address-query (key reserve since-ns)) (:copier nil))
   "The addresses of a host that are asked for."
   (key nil :type cons :read-only t)     ; the host's name and the port
   (reserve nil :type reserve :read-only t) ; whose thread asks
@@ -54,73 +55,75 @@
   (begun nil :type boolean)             ; a thread asks the system's resolver
   (askers '() :type list))              ; conses of functions: gets the answer, is it wanted still
 
-(declaim (sb-ext:freeze-type question))
+(declaim (sb-ext:freeze-type address-query))
 
-(defmethod print-object ((question question) stream)
-  (print-unreadable-object (question stream :type t)
-    (format stream "~A, ~D asker~:P" (car (question-key question))
-            (length (question-askers question)))))
+(defmethod print-object ((address-query address-query) stream)
+  (print-unreadable-object (address-query stream :type t)
+    (format stream "~A, ~D asker~:P" (car (address-query-key address-query))
+            (length (address-query-askers address-query)))))
 
-(declaim (type list **questions**))
-(defglobal **questions** '())           ; those without an answer
-(defglobal **questions-lock** (sb-thread:make-mutex :name "clgrpc look-ups"))
+(declaim (type list **address-queries**))
+(defglobal **address-queries** '())     ; those without an answer
+(defglobal **address-queries-lock** (sb-thread:make-mutex :name "clgrpc look-ups"))
 
-(defun find-question (question)
-  "Another question that is the same as QUESTION, and whose answer is as good: one that a thread
-asks, or of the same reserve. With the lock."
+(defun find-address-query (address-query)
+  "Another address query that is the same as ADDRESS-QUERY, and whose answer is as good: one that a
+thread asks, or of the same reserve. With the lock."
   (find-if (lambda (other)
-             (and (not (eq question other))
-                  (equal (question-key question) (question-key other))
-                  (or (question-begun other)
-                      (eq (question-reserve question) (question-reserve other)))
-                  (< (question-since-ns question) (+ (question-since-ns other) +question-ns+))))
-           **questions**))
+             (and (not (eq address-query other))
+                  (equal (address-query-key address-query) (address-query-key other))
+                  (or (address-query-begun other)
+                      (eq (address-query-reserve address-query) (address-query-reserve other)))
+                  (< (address-query-since-ns address-query)
+                     (+ (address-query-since-ns other) +address-query-ns+))))
+           **address-queries**))
 
 (defun add-asker (host port reserve answer wanted-p)
-  "Have ANSWER called with the answer to the question for the addresses of HOST. Return the question
-if it is a new one, for a thread of RESERVE."
-  (let ((new (make-question (cons host port) reserve (monotonic-ns)))
+  "Have ANSWER called with the answer to the address query for the addresses of HOST. Return the
+address query if it is a new one, for a thread of RESERVE."
+  (let ((new (make-address-query (cons host port) reserve (monotonic-ns)))
         (asker (cons answer wanted-p)))
-    (sb-thread:with-mutex (**questions-lock**)
-      (let ((old (find-question new)))
+    (sb-thread:with-mutex (**address-queries-lock**)
+      (let ((old (find-address-query new)))
         (cond (old
-               (setf (question-askers old)
-                     (cons asker (remove-if-not #'asker-waits-p (question-askers old))))
+               (setf (address-query-askers old)
+                     (cons asker (remove-if-not #'asker-waits-p (address-query-askers old))))
                nil)
-              (t (push asker (question-askers new))
-                 (push new **questions**)
+              (t (push asker (address-query-askers new))
+                 (push new **address-queries**)
                  new))))))
 
 (defun asker-waits-p (asker)
   (funcall (the function (cdr asker))))
 
-(defun end-question (question addresses failure)
-  "Tell whoever has asked QUESTION the answer."
-  (dolist (asker (sb-thread:with-mutex (**questions-lock**)
-                   (setf **questions** (delete question **questions**))
-                   (shiftf (question-askers question) '())))
+(defun end-address-query (address-query addresses failure)
+  "Tell whoever has asked ADDRESS-QUERY the answer."
+  (dolist (asker (sb-thread:with-mutex (**address-queries-lock**)
+                   (setf **address-queries** (delete address-query **address-queries**))
+                   (shiftf (address-query-askers address-query) '())))
     (funcall (the function (car asker)) addresses failure)))
 
-(defun begin-question (question)
-  "A thread is there for QUESTION. Return true if it is to ask it; not if nobody waits for the
+(defun begin-address-query (address-query)
+  "A thread is there for ADDRESS-QUERY. Return true if it is to ask it; not if nobody waits for the
 answer, or if another thread asks the same."
-  (sb-thread:with-mutex (**questions-lock**)
-    (let ((askers (remove-if-not #'asker-waits-p (question-askers question)))
-          (other (find-question question)))
-      (cond ((and askers (not (and other (question-begun other))))
-             (setf (question-begun question) t))
-            (t (setf **questions** (delete question **questions**))
-               (when other (setf (question-askers other) (append askers (question-askers other))))
+  (sb-thread:with-mutex (**address-queries-lock**)
+    (let ((askers (remove-if-not #'asker-waits-p (address-query-askers address-query)))
+          (other (find-address-query address-query)))
+      (cond ((and askers (not (and other (address-query-begun other))))
+             (setf (address-query-begun address-query) t))
+            (t (setf **address-queries** (delete address-query **address-queries**))
+               (when other (setf (address-query-askers other)
+                                 (append askers (address-query-askers other))))
                nil)))))
 
-(defun ask-question (question network)
+(defun ask-address-query (address-query network)
   "Ask the resolver of NETWORK, if somebody waits for the answer."
-  (when (begin-question question)
+  (when (begin-address-query address-query)
     (let ((addresses '()) (failure "the look-up has failed"))
       (unwind-protect
-           (destructuring-bind (host . port) (question-key question)
+           (destructuring-bind (host . port) (address-query-key address-query)
              (setf (values addresses failure) (funcall (network-resolve network) host port)))
-        (end-question question addresses failure)))))
+        (end-address-query address-query addresses failure)))))
 
 (defun look-up-host (loop host port function &optional (wanted-p (constantly t)))
   "Ask for the addresses of HOST, each with PORT. Then (FUNCTION addresses failure) is called on
@@ -131,10 +134,10 @@ answer still is of use; from any thread."
              (post loop (lambda () (funcall function addresses failure)))))
       (if (simulated-p (event-loop-world loop))
           (multiple-value-call #'answer (funcall (network-resolve network) host port))
-          (let ((question (add-asker host port (resolvers-of loop) #'answer wanted-p)))
-            (when question
-              (unless (run-on-resolver loop (lambda () (ask-question question network)))
-                (end-question question '() "too many look-ups are waiting"))))))))
+          (let ((address-query (add-asker host port (resolvers-of loop) #'answer wanted-p)))
+            (when address-query
+              (unless (run-on-resolver loop (lambda () (ask-address-query address-query network)))
+                (end-address-query address-query '() "too many look-ups are waiting"))))))))
 
 (defstruct (look-up (:include source) (:constructor %make-look-up) (:copier nil))
   "A look-up of the addresses of TARGET, with a time limit."

@@ -31,44 +31,45 @@ Deferred functions are called in order. On the loop."
 EVENT-LOOP-NOW. From any thread."
   (funcall (event-loop-clock loop)))
 
-(define-hot add-chore ((chores chores) (function function) (argument t)) null
-  (let ((count (chores-count chores)))
-    (when (= count (length (chores-places chores)))
-      (setf (chores-places chores) (grow-vector (chores-places chores) (* 2 count))))
-    (setf (svref (chores-places chores) count) function
-          (svref (chores-places chores) (1+ count)) argument
-          (chores-count chores) (+ 2 count))
+(define-hot queue-function ((function-queue function-queue) (function function) (argument t)) null
+  (let ((count (function-queue-count function-queue)))
+    (when (= count (length (function-queue-places function-queue)))
+      (setf (function-queue-places function-queue)
+            (grow-vector (function-queue-places function-queue) (* 2 count))))
+    (setf (svref (function-queue-places function-queue) count) function
+          (svref (function-queue-places function-queue) (1+ count)) argument
+          (function-queue-count function-queue) (+ 2 count))
     nil))
 
-(define-hot do-chores ((loop event-loop) (chores chores)) boolean
-  "Do CHORES of LOOP, also those that are added meanwhile. Return true if there were any."
+(define-hot run-queued-functions ((loop event-loop) (function-queue function-queue)) boolean
+  "Do FUNCTION-QUEUE of LOOP, also those that are added meanwhile. Return true if there were any."
   (let ((i 0))
     (declare (type index i))
-    (loop while (< i (chores-count chores))
-          do (let* ((places (chores-places chores))
+    (loop while (< i (function-queue-count function-queue))
+          do (let* ((places (function-queue-places function-queue))
                     (function (shiftf (svref places i) 0))
                     (argument (shiftf (svref places (1+ i)) 0)))
                (incf i 2)
                (guarding (:last-function-error :loop loop)
                  (funcall (the function function) argument))))
-    (setf (chores-count chores) 0)
+    (setf (function-queue-count function-queue) 0)
     (plusp i)))
 
-(define-hot (do-early-chores :inline t) ((loop event-loop)) null
+(define-hot (run-early-functions :inline t) ((loop event-loop)) null
   "Output of LOOP is about to be sent, or its turn ends."
-  (let ((chores (event-loop-early loop)))
-    (when (plusp (chores-count chores)) (do-chores loop chores)))
+  (let ((function-queue (event-loop-early loop)))
+    (when (plusp (function-queue-count function-queue)) (run-queued-functions loop function-queue)))
   nil)
 
 (define-hot call-last ((loop event-loop) (function function) (argument t)) null
   "Call FUNCTION with ARGUMENT at the end of the turn, after the flush. FUNCTION must not be user
 code, and must not call functions of the loop. By the thread that holds the baton."
-  (add-chore (event-loop-last loop) function argument))
+  (queue-function (event-loop-last loop) function argument))
 
 (define-hot call-before-flush ((loop event-loop) (function function) (argument t)) null
   "Call FUNCTION with ARGUMENT before output of any connection is sent next, or at the end of the
 turn if none is. FUNCTION as for CALL-LAST. By the thread that holds the baton."
-  (add-chore (event-loop-early loop) function argument))
+  (queue-function (event-loop-early loop) function argument))
 
 (defconstant +again-ns+ +ns-per-second+
   "A lasting timer whose function has failed rings again after so long; twice as long with each

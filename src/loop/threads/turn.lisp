@@ -142,21 +142,21 @@ is one that does not pay."
                                (- now begin))))
               ((>= (- now begin) spin-ns) (return (values 0 nil (- now begin)))))))))
 
-(define-hot spin-or-sleep ((loop event-loop) (spinner spinner) (wait (signed-byte 62)))
+(define-hot spin-or-sleep ((loop event-loop) (spin-state spin-state) (wait (signed-byte 62)))
     (integer 0 256)
   "As FETCH-EVENTS, which is to wait: spin before that if it pays."
   (let* ((driving (event-loop-driving loop))
          (driven (and driving (driving-owner driving) t))
          (sent (event-loop-octets-sent loop))
-         (spin-ns (if (or (= sent (shiftf (spinner-sent spinner) sent)) ; nobody is to answer
+         (spin-ns (if (or (= sent (shiftf (spin-state-sent spin-state) sent)) ; nobody is to answer
                           (and driving (not driven))) ; for many callers
                       0
-                      (spin-time-ns spinner driven))))
+                      (spin-time-ns spin-state driven))))
     (if (or (zerop spin-ns) (<= 0 wait (* 2 spin-ns)))
         (fetch-events loop wait)
         (multiple-value-bind (count waited-ns spun-ns) (look-for-events loop spin-ns)
-          (note-spin spinner driven waited-ns)
-          (incf (spinner-spun-ns spinner) spun-ns)
+          (note-spin spin-state driven waited-ns)
+          (incf (spin-state-spun-ns spin-state) spun-ns)
           (cond (waited-ns count)
                 ;; the thread may have been kept from running for long
                 ((plusp wait) (fetch-events loop (max 0 (- wait spun-ns))))
@@ -168,15 +168,15 @@ is one that does not pay."
          (begin (if (and (event-loop-timed loop) (/= 0 wait))
                     (funcall (event-loop-clock loop))
                     0))
-         (spinner (and (/= 0 wait) (event-loop-spinner loop)))
-         (count (if spinner (spin-or-sleep loop spinner wait) (fetch-events loop wait))))
+         (spin-state (and (/= 0 wait) (event-loop-spin-state loop)))
+         (count (if spin-state (spin-or-sleep loop spin-state wait) (fetch-events loop wait))))
     (declare (type nanoseconds begin))
     (when (in-event-loop-p loop)
       (unless (zerop wait) (rouse-inbox (event-loop-inbox loop)))
-      (when spinner
-        (note-source spinner (if (= 1 count)
-                                 (aref (poller-tokens (event-loop-poller loop)) 0)
-                                 0)))
+      (when spin-state
+        (note-source spin-state (if (= 1 count)
+                                    (aref (poller-tokens (event-loop-poller loop)) 0)
+                                    0)))
       ;; woken by a post: other threads that are about to post get to do so, and share one send
       (when (and (zerop count) (event-loop-driving loop)
                  (not (inbox-empty-p (event-loop-inbox loop))))
@@ -228,7 +228,7 @@ aborted, and the loop goes on with the others."
   nil)
 
 (define-hot flush-phase ((loop event-loop)) null
-  (do-early-chores loop)
+  (run-early-functions loop)
   (let ((driving (event-loop-driving loop)))
     (when driving (setf (driving-gathered-ns driving) 0)))
   (when (plusp (event-loop-dirty-count loop))
@@ -320,8 +320,8 @@ all output if the last time was long ago."
   (run-timers loop (event-loop-now loop)))
 
 (define-hot last-phase ((loop event-loop)) null
-  (do-early-chores loop)
-  (let ((some (do-chores loop (event-loop-last loop)))
+  (run-early-functions loop)
+  (let ((some (run-queued-functions loop (event-loop-last loop)))
         (driving (event-loop-driving loop)))
     (when driving (setf (driving-woke driving) some)))
   nil)

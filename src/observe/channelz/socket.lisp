@@ -41,8 +41,8 @@
   (let ((security (wire:link-security link)))
     (when security
       (let ((cipher (loop:security-cipher security))
-            (own (loop:transport-own-certificate
-                  (loop:connection-transport (wire:link-socket link))))
+            (own (loop:byte-channel-own-certificate
+                  (loop:connection-byte-channel (wire:link-socket link))))
             (peer (loop:security-peer-certificate security)))
         (v1:make-security
          :tls (apply #'v1:make-security.tls
@@ -166,8 +166,8 @@
 (defun link-message (link summary)
   "The Socket that LINK is, without the kernel's options if SUMMARY is true. On its loop."
   (let ((data (link-data link))
-        (descriptor (loop:transport-descriptor
-                     (loop:connection-transport (wire:link-socket link))))
+        (descriptor (loop:byte-channel-descriptor
+                     (loop:connection-byte-channel (wire:link-socket link))))
         (security (security-message link)))
     (unless (or summary (minusp descriptor) (loop:simulated-p))
       (setf (v1:socket-data-option data) (option-messages descriptor)))

@@ -13,7 +13,7 @@
   (:export
    ;; registry.lisp
    #:metrics #:make-metrics #:metrics-started-ns
-   ;; custom.lisp
+   ;; user-instrument.lisp
    #:make-counter #:make-up-down-counter #:make-gauge #:make-histogram #:add #:record
    #:ensure-instruments
    ;; instrument.lisp

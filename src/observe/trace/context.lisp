@@ -15,14 +15,14 @@
 
 (in-package #:clgrpc.trace)
 
-(defstruct (place (:constructor nil) (:copier nil))
+(defstruct (span-context (:constructor nil) (:copier nil))
   "Where a span is: in which trace, and which one there."
   (high 0 :type id :read-only t)        ; the first half of the trace id
   (low 0 :type id :read-only t)         ; the other
   (id 0 :type id :read-only t))         ; the span id
 
 (declaim (inline make-trace-context))   ; so that ids stay words
-(defstruct (trace-context (:include place) (:conc-name context-) (:copier nil))
+(defstruct (trace-context (:include span-context) (:conc-name context-) (:copier nil))
   "The place of a span in its trace, and what goes with that from process to process."
   (sampled nil :type boolean :read-only t) ; the trace is recorded
   (remote nil :type boolean :read-only t) ; it came from another process

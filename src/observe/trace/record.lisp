@@ -8,7 +8,7 @@
 (in-package #:clgrpc.trace)
 
 (declaim (inline make-record))          ; so that ids stay words
-(defstruct (record (:include place) (:copier nil))
+(defstruct (record (:include span-context) (:copier nil))
   "What tracing knows of a call."
   (tracing nil :type tracing :read-only t) ; whose calls these are
   (queue nil :type queue :read-only t)  ; of the call's loop

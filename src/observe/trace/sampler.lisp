@@ -6,8 +6,8 @@
 (in-package #:clgrpc.trace)
 
 (deftype sampler ()
-  "A function of the PARENT, a context or nil, and the PLACE of a span, which returns true if that
-is to be recorded."
+  "A function of the PARENT, a context or nil, and the SPAN-CONTEXT of a span, which returns true if
+that is to be recorded."
   'function)
 
 (defun ratio-bound (ratio)
@@ -18,9 +18,9 @@ is to be recorded."
   "The sampler traceidratio of RATIO, from 0 to 1."
   (let ((bound (ratio-bound ratio)))
     (declare (type (integer 0 #.(ash 1 63)) bound))
-    (lambda (parent place)
+    (lambda (parent span-context)
       (declare (ignore parent))
-      (< (ash (place-low place) -1) bound))))
+      (< (ash (span-context-low span-context) -1) bound))))
 
 (defun parent-sampler (root &key (remote-parent-sampled :always-on)
                               (remote-parent-not-sampled :always-off)
@@ -34,12 +34,12 @@ or is not, in another process and is, or is not, recorded."
         (local (find-sampler local-parent-sampled))
         (not-local (find-sampler local-parent-not-sampled)))
     (declare (type sampler root remote not-remote local not-local))
-    (lambda (parent place)
+    (lambda (parent span-context)
       (declare (type (or null trace-context) parent))
       (funcall (cond ((null parent) root)
                      ((context-remote parent) (if (context-sampled parent) remote not-remote))
                      (t (if (context-sampled parent) local not-local)))
-               parent place))))
+               parent span-context))))
 
 (defun find-sampler (form)
   "The sampler that FORM, as MAKE-TRACING takes it, says. Signal MISUSE if it says none."
@@ -51,8 +51,9 @@ or is not, in another process and is, or is not, recorded."
     (cond ((eq :always-on form) (constantly t))
           ((eq :always-off form) (constantly nil))
           ((functionp form)
-           (lambda (parent place)
-             (funcall form parent (id-octets (place-high place) (place-low place)))))
+           (lambda (parent span-context)
+             (funcall form parent (id-octets (span-context-high span-context)
+                                             (span-context-low span-context)))))
           ((typep form '(cons (eql :trace-id-ratio) (cons (real 0 1) null)))
            (ratio-sampler (second form)))
           ((and (typep form '(cons (eql :parent-based) (cons t list)))

@@ -22,17 +22,17 @@ if it is longer than +MOST-STATE-OCTETS+.")
 
 (deftype state-text () "Text that may be a tracestate." '(simple-array character (*)))
 
-(defstruct (member-place (:constructor make-member-place (start equals end)) (:copier nil))
+(defstruct (member-bounds (:constructor make-member-bounds (start equals end)) (:copier nil))
   "Where in a text a member of a tracestate is."
   (start 0 :type index :read-only t)    ; of its key
   (equals 0 :type index :read-only t)   ; where the key ends
   (end 0 :type index :read-only t))     ; of its value
 
-(declaim (sb-ext:freeze-type member-place))
+(declaim (sb-ext:freeze-type member-bounds))
 
-(defmethod print-object ((place member-place) stream)
+(defmethod print-object ((place member-bounds) stream)
   (print-unreadable-object (place stream :type t)
-    (format stream "~D to ~D" (member-place-start place) (member-place-end place))))
+    (format stream "~D to ~D" (member-bounds-start place) (member-bounds-end place))))
 
 (define-hot (lower-or-digit-p :inline t) ((char character)) boolean
   (or (char<= #\a char #\z) (char<= #\0 char #\9)))
@@ -66,19 +66,19 @@ blank at the end."
              for char = (char text i)
              always (and (char<= #\Space char #\~) (char/= char #\,) (char/= char #\=)))))
 
-(define-hot find-member ((text state-text) (start index) (end index)) (or null member-place)
+(define-hot find-member ((text state-text) (start index) (end index)) (or null member-bounds)
   "The place of the member, KEY=VALUE, that TEXT from START to END is; nil if it is none."
   (let ((equals (position #\= text :start start :end end)))
     (and equals
          (key-p text start equals)
          (value-p text (1+ equals) end)
-         (make-member-place start equals end))))
+         (make-member-bounds start equals end))))
 
-(define-hot same-key-p ((text state-text) (one member-place) (other member-place)) boolean
+(define-hot same-key-p ((text state-text) (one member-bounds) (other member-bounds)) boolean
   "True if the members ONE and OTHER of TEXT have the same key."
-  (let ((start (member-place-start one)) (from (member-place-start other)))
-    (and (= (- (member-place-equals one) start) (- (member-place-equals other) from))
-         (loop for i of-type index from start below (member-place-equals one)
+  (let ((start (member-bounds-start one)) (from (member-bounds-start other)))
+    (and (= (- (member-bounds-equals one) start) (- (member-bounds-equals other) from))
+         (loop for i of-type index from start below (member-bounds-equals one)
                for j of-type index from from
                always (char= (char text i) (char text j))))))
 
@@ -106,7 +106,7 @@ or one is none."
         (setf start (1+ comma))))))
 
 (defun member-length (place)
-  (- (member-place-end place) (member-place-start place)))
+  (- (member-bounds-end place) (member-bounds-start place)))
 
 (defun state-length (members)
   "How long the tracestate of MEMBERS is."
@@ -127,8 +127,8 @@ or one is none."
   "The tracestate of MEMBERS, places in TEXT."
   (let ((state (make-string (state-length members) :initial-element #\,)) (at 0))
     (dolist (member members state)
-      (replace state (the state-text text) :start1 at :start2 (member-place-start member)
-                                           :end2 (member-place-end member))
+      (replace state (the state-text text) :start1 at :start2 (member-bounds-start member)
+                                           :end2 (member-bounds-end member))
       (incf at (1+ (member-length member))))))
 
 (defun join-states (texts)
@@ -158,6 +158,6 @@ none or something in it is wrong."
 what other tracing systems have said of the trace, in their order. From any thread."
   (let ((text (coerce (context-state context) 'state-text)))
     (loop for place in (find-members text)
-          for equals = (member-place-equals place)
-          collect (cons (subseq text (member-place-start place) equals)
-                        (subseq text (1+ equals) (member-place-end place))))))
+          for equals = (member-bounds-equals place)
+          collect (cons (subseq text (member-bounds-start place) equals)
+                        (subseq text (1+ equals) (member-bounds-end place))))))

@@ -220,17 +220,18 @@ sign."
                (:repeated (read-json-elements input message slot))
                (:map (read-json-entries input message slot)))))))
 
-(defun read-json-fields (input message view &optional any)
-  "Read the members of an object into MESSAGE, whose layout VIEW shows. ANY: the object is an Any's,
-and has @type besides."
+(defun read-json-fields (input message text-layout &optional any)
+  "Read the members of an object into MESSAGE, whose layout TEXT-LAYOUT shows. ANY: the object is an
+Any's, and has @type besides."
   (want-json input :object "object")
   (let ((reader (json-input-reader input))
-        (seen (make-array (length (view-ordered view)) :element-type 'bit :initial-element 0))
+        (seen (make-array (length (text-layout-ordered text-layout)) :element-type 'bit
+                          :initial-element 0))
         (others '()))
     (do-json-members (name reader)
       (flet ((once (new)
                (unless new (json-wrong input "the field ~A stands twice" name))))
-        (multiple-value-bind (slot index) (view-slot view name)
+        (multiple-value-bind (slot index) (text-layout-slot text-layout name)
           (let ((slot (or slot (extension-named message name))))
             (cond (index (once (zerop (bit seen index)))
                          (setf (bit seen index) 1))
@@ -258,13 +259,13 @@ and has @type besides."
   (let ((position (json-reader-position (json-input-reader input))))
     (with-depth (input position)
       (multiple-value-bind (message layout) (begin-message input type position)
-        (read-json-form input message (json-view layout))
+        (read-json-form input message (json-text-layout layout))
         message))))
 
-(defun read-json-form (input message view)
-  "Read into MESSAGE, whose layout VIEW shows, what its type has in JSON."
-  (ecase (view-form view)
-    ((nil) (read-json-fields input message view))
+(defun read-json-form (input message text-layout)
+  "Read into MESSAGE, whose layout TEXT-LAYOUT shows, what its type has in JSON."
+  (ecase (text-layout-form text-layout)
+    ((nil) (read-json-fields input message text-layout))
     (:any (read-json-any input message))
     (:timestamp (read-json-time input message #'parse-timestamp-text "Timestamp"))
     (:duration (read-json-time input message #'parse-duration-text "Duration"))
@@ -332,13 +333,13 @@ none; second value true if there is any member. READER stays where it is."
 
 (defun read-any-content (input type)
   "Read the object of an Any as the message of TYPE in it."
-  (let ((view (json-view (message-type-layout type)))
+  (let ((text-layout (json-text-layout (message-type-layout type)))
         (position (json-reader-position (json-input-reader input))))
-    (if (view-form view)
+    (if (text-layout-form text-layout)
         (read-any-value input type)
         (with-depth (input position)
           (let ((message (begin-message input type position)))
-            (read-json-fields input message view t)
+            (read-json-fields input message text-layout t)
             message)))))
 
 (defun read-any-value (input type)

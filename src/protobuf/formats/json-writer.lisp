@@ -36,17 +36,19 @@
     (append-octet buffer (char-code #\:))
     (subseq-octets (buffer-octets buffer) (buffer-start buffer) (buffer-end buffer))))
 
-(defun json-view (layout)
+(defun json-text-layout (layout)
   (or (layout-json layout)
-      (let ((view (build-view (layout-slots layout) #'slot-proto-name #'slot-json-name)))
+      (let ((text-layout (build-text-layout (layout-slots layout) #'slot-proto-name
+                                            #'slot-json-name)))
         (flet ((keys (namer)
                  (map 'simple-vector (lambda (slot) (json-key (funcall namer slot)))
-                      (view-ordered view))))
-          (setf (view-keys view) (keys #'slot-json-name)
-                (view-proto-keys view) (keys #'slot-proto-name)
-                (view-form view) (cdr (assoc (message-type-name (layout-type layout)) *json-forms*
-                                             :test #'string=))))
-        (setf (layout-json layout) view))))
+                      (text-layout-ordered text-layout))))
+          (setf (text-layout-keys text-layout) (keys #'slot-json-name)
+                (text-layout-proto-keys text-layout) (keys #'slot-proto-name)
+                (text-layout-form text-layout)
+                (cdr (assoc (message-type-name (layout-type layout)) *json-forms*
+                                                           :test #'string=))))
+        (setf (layout-json layout) text-layout))))
 
 ;;; Layout of the text
 
@@ -185,10 +187,11 @@
   "True if SLOT, whose field is absent, has a member when defaults are asked for."
   (member (slot-presence slot) '(:implicit :elements)))
 
-(defun append-fields (output message view)
+(defun append-fields (output message text-layout)
   "Write a member for each field and extension that MESSAGE has."
-  (loop for slot across (view-ordered view)
-        for key across (if (output-proto-names output) (view-proto-keys view) (view-keys view))
+  (loop for slot across (text-layout-ordered text-layout)
+        for key across (if (output-proto-names output) (text-layout-proto-keys text-layout)
+                           (text-layout-keys text-layout))
         do (cond ((slot-present-p message slot)
                   (append-name output key)
                   (append-stored output slot (present-stored message slot)))
@@ -202,12 +205,12 @@
 (defun append-message (output message)
   (with-level (output)
     (let ((message (current message)))
-      (append-form output message (json-view (message-layout message))))))
+      (append-form output message (json-text-layout (message-layout message))))))
 
-(defun append-form (output message view)
-  "Write MESSAGE, whose layout VIEW shows, in the form that its type has in JSON."
-  (ecase (view-form view)
-    ((nil) (with-items (output #\{ #\}) (append-fields output message view)))
+(defun append-form (output message text-layout)
+  "Write MESSAGE, whose layout TEXT-LAYOUT shows, in the form that its type has in JSON."
+  (ecase (text-layout-form text-layout)
+    ((nil) (with-items (output #\{ #\}) (append-fields output message text-layout)))
     (:any (append-any output message))
     (:timestamp (append-time output message #'timestamp-text "Timestamp"))
     (:duration (append-time output message #'duration-text "Duration"))
@@ -251,16 +254,16 @@
         (let* ((inner (or (any-content output url octets)
                           (fail-writing output "there is no message type for the Any of ~A"
                                         (printable-text url :limit 200 :quoted t))))
-               (view (json-view (message-layout inner))))
+               (text-layout (json-text-layout (message-layout inner))))
           (check-required (message-type-of inner) inner)
           (append-string-name output "@type")
           (append-json-string (output-buffer output) url)
           (within-any (output)
             (with-level (output)
-              (cond ((view-form view)
+              (cond ((text-layout-form text-layout)
                      (append-string-name output "value")
-                     (append-form output inner view))
-                    (t (append-fields output inner view))))))))))
+                     (append-form output inner text-layout))
+                    (t (append-fields output inner text-layout))))))))))
 
 (defun message-json (message &key (as :string) proto-names enum-numbers defaults indent
                                (finder #'find-message-type) (max-octets +text-octets+)

@@ -337,32 +337,33 @@ pass over the closing one."
                (let ((table (message-type-extensions (message-type-of message))))
                  (and table (loop for slot being the hash-values of table collect slot))))))
 
-(defstruct (gathering (:conc-name gathering-) (:copier nil) (:constructor make-gathering (message)))
+(defstruct (partial-message (:conc-name partial-message-) (:copier nil)
+                            (:constructor make-partial-message (message)))
   "What has been read of a message."
   (message nil :type message)           ; the message
   (slots '() :type list)                ; that stood in the text
   (items '() :type list))               ; of repeated slots, the latest first, by slot
 
-(defun note-text-field (input gathering slot)
+(defun note-text-field (input partial-message slot)
   "Make sure that SLOT may stand (again)."
-  (unless (member slot (gathering-slots gathering) :test #'eq)
+  (unless (member slot (partial-message-slots partial-message) :test #'eq)
     (let ((oneof (slot-oneof slot)))
-      (when (and oneof (/= 0 (oneof-case-of (gathering-message gathering) oneof)))
+      (when (and oneof (/= 0 (oneof-case-of (partial-message-message partial-message) oneof)))
         (text-wrong input "another field of the oneof ~A stands before ~A"
                     (field-descriptor-oneof (slot-field slot)) (slot-path slot))))
-    (push slot (gathering-slots gathering))
+    (push slot (partial-message-slots partial-message))
     (return-from note-text-field))
   (when (eq :singular (slot-label slot))
     (text-wrong input "the field ~A stands twice" (slot-path slot))))
 
-(defun gather-item (gathering slot item)
-  (let ((entry (or (assoc slot (gathering-items gathering))
-                   (first (push (list slot) (gathering-items gathering))))))
+(defun gather-item (partial-message slot item)
+  (let ((entry (or (assoc slot (partial-message-items partial-message))
+                   (first (push (list slot) (partial-message-items partial-message))))))
     (push item (rest entry))))
 
-(defun read-text-entry (input gathering slot)
+(defun read-text-entry (input partial-message slot)
   "Read one entry of the map SLOT."
-  (let* ((message (gathering-message gathering))
+  (let* ((message (partial-message-message partial-message))
          (map (slot-user-value message slot))
          (parts (list (slot-entry-key slot) nil nil (slot-entry-value slot) nil nil)))
     (read-braced-fields
@@ -392,12 +393,13 @@ pass over the closing one."
   (unless (or (pass-symbol input #\:) (eq :message (slot-kind slot)))
     (text-wrong input "`:' expected, not ~A" (token-title input))))
 
-(defun read-text-value (input gathering slot)
+(defun read-text-value (input partial-message slot)
   "Read one value of SLOT and give it to the message."
   (ecase (slot-label slot)
-    (:singular (set-slot (gathering-message gathering) slot (read-text-item input slot)))
-    (:repeated (gather-item gathering slot (read-text-item input slot)))
-    (:map (read-text-entry input gathering slot))))
+    (:singular (set-slot (partial-message-message partial-message) slot
+                         (read-text-item input slot)))
+    (:repeated (gather-item partial-message slot (read-text-item input slot)))
+    (:map (read-text-entry input partial-message slot))))
 
 (defun read-text-list (input function)
   "Call FUNCTION at each item of the list whose bracket comes next."
@@ -408,14 +410,14 @@ pass over the closing one."
       (unless (pass-symbol input #\,) (return)))
     (expect-symbol input #\])))
 
-(defun read-text-field (input gathering slot)
+(defun read-text-field (input partial-message slot)
   "Read the field of SLOT behind its name."
   (with-step (input slot)
-    (note-text-field input gathering slot)
+    (note-text-field input partial-message slot)
     (expect-colon input slot)
     (if (and (symbol-next-p input #\[) (not (eq :singular (slot-label slot))))
-        (read-text-list input (lambda () (read-text-value input gathering slot)))
-        (read-text-value input gathering slot))))
+        (read-text-list input (lambda () (read-text-value input partial-message slot)))
+        (read-text-value input partial-message slot))))
 
 ;;; Fields and values that are skipped
 
@@ -468,9 +470,9 @@ pass over the closing one."
   (member name (message-descriptor-reserved-names (message-type-descriptor type))
           :test #'string=))
 
-(defun read-named-field (input gathering view)
+(defun read-named-field (input partial-message text-layout)
   "Read the field whose name comes next."
-  (let* ((message (gathering-message gathering))
+  (let* ((message (partial-message-message partial-message))
          (type (message-type-of message))
          (token (text-input-token input))
          (bracketed (symbol-next-p input #\[))
@@ -479,24 +481,26 @@ pass over the closing one."
                       (prog1 (text-input-value input) (pass-token input)))
                      (t (text-wrong input "name of a field expected, not ~A"
                                     (token-title input)))))
-         (slot (if bracketed (named-extension message name) (view-slot view name))))
-    (cond (slot (read-text-field input gathering slot))
+         (slot (if bracketed (named-extension message name) (text-layout-slot text-layout name))))
+    (cond (slot (read-text-field input partial-message slot))
           ((and bracketed (find #\/ name)
                 (string= "google.protobuf.Any" (message-type-name type)))
-           (read-text-any input gathering name token))
+           (read-text-any input partial-message name token))
           ((or (input-ignore-unknown input) (and (not bracketed) (reserved-name-p type name)))
            (skip-text-field input))
           (t (fail-input input token "~A has no ~:[field~;extension~] ~S" (message-type-name type)
                          bracketed name)))))
 
-(defun read-text-any (input gathering url token)
+(defun read-text-any (input partial-message url token)
   "Read the message whose type URL stands in brackets."
-  (let ((message (gathering-message gathering))
+  (let ((message (partial-message-message partial-message))
         (type (funcall (input-finder input) (url-type-name url))))
     (unless (and type (message-type-defined-p type))
       (fail-input input token "there is no message type for the Any of ~S" url))
-    (when (gathering-slots gathering) (fail-input input token "an Any holds one message"))
-    (setf (gathering-slots gathering) (coerce (layout-slots (message-layout message)) 'list))
+    (when (partial-message-slots partial-message)
+          (fail-input input token "an Any holds one message"))
+    (setf (partial-message-slots partial-message)
+          (coerce (layout-slots (message-layout message)) 'list))
     (pass-symbol input #\:)
     (hold-number url message 1)
     (hold-number (serialize (read-text-message input type) :partial (input-partial input))
@@ -508,9 +512,11 @@ its fields."
   (let ((token (text-input-token input)))
     (with-depth (input token)
       (multiple-value-bind (message layout) (begin-message input type token)
-        (let ((gathering (make-gathering message)) (view (text-view layout)))
-          (funcall read-fields input (lambda () (read-named-field input gathering view)))
-          (loop for (slot . items) in (gathering-items gathering)
+        (let ((partial-message (make-partial-message message))
+              (text-layout (text-text-layout layout)))
+          (funcall read-fields input
+                   (lambda () (read-named-field input partial-message text-layout)))
+          (loop for (slot . items) in (partial-message-items partial-message)
                 do (set-slot message slot (to-stored slot (nreverse items))))
           message)))))
 

@@ -13,7 +13,7 @@
 
 ;;; Views
 
-(defstruct (view (:constructor make-view (ordered indices)) (:copier nil))
+(defstruct (text-layout (:constructor make-text-layout (ordered indices)) (:copier nil))
   "A layout as texts see it."
   (ordered #() :type simple-vector)     ; its slots by number
   ;; from what a field may be called to where it is among them
@@ -51,24 +51,24 @@ beside it."
                 (and (= scope (- (length type-name) (length (descriptor-name field))))
                      (string= full-name type-name :end1 scope :end2 scope)))))))
 
-(defun build-view (slots &rest namers)
+(defun build-text-layout (slots &rest namers)
   (let ((ordered (sort (copy-seq slots) #'< :key #'slot-number))
         (indices (make-hash-table :test 'equal)))
     (dolist (namer namers)
       (loop for slot across ordered
             for i from 0
             do (setf (gethash (funcall namer slot) indices) i)))
-    (make-view ordered indices)))
+    (make-text-layout ordered indices)))
 
-(defun view-slot (view name)
-  "The slot that VIEW shows under NAME, and its index; or nil."
-  (let ((index (gethash name (view-indices view))))
-    (and index (values (svref (view-ordered view) index) index))))
+(defun text-layout-slot (text-layout name)
+  "The slot that TEXT-LAYOUT shows under NAME, and its index; or nil."
+  (let ((index (gethash name (text-layout-indices text-layout))))
+    (and index (values (svref (text-layout-ordered text-layout) index) index))))
 
-(defun text-view (layout)
+(defun text-text-layout (layout)
   (or (layout-text layout)
       (setf (layout-text layout)
-            (build-view (layout-slots layout) #'slot-proto-name #'slot-text-name))))
+            (build-text-layout (layout-slots layout) #'slot-proto-name #'slot-text-name))))
 
 (defun present-stored (message slot)
   "The stored value of the field of SLOT, which is present in MESSAGE; of a singular enum the

@@ -108,11 +108,11 @@ is called with a name that imports itself and the names on the way to that, the 
                (setf (gethash (first step) states) :left)
                (funcall leave (first step))))))))
 
-(defun link-file (file find roots &optional (world (make-world)))
+(defun link-file (file find roots &optional (symbol-table (make-symbol-table)))
   "Resolve and check FILE, parsed from source, in place and return it. FIND maps the path of an
-import to its linked file descriptor, or nil; ROOTS are the directories in which it looks; WORLD is
-that of the files linked before FILE. Signal PROTO-SYNTAX-ERROR."
-  (let ((*linker* (make-linker :file file :world world)))
+import to its linked file descriptor, or nil; ROOTS are the directories in which it looks;
+SYMBOL-TABLE is that of the files linked before FILE. Signal PROTO-SYNTAX-ERROR."
+  (let ((*linker* (make-linker :file file :symbol-table symbol-table)))
     (resolve-imports file find roots)
     (start-records file)
     (interpret-options file nil)
@@ -135,7 +135,7 @@ Return the fresh file descriptors with their symbols, imports first."
 (defun link-protos (file text places)
   "As LOAD-PROTOS, with FILE already parsed from TEXT; the files get no symbols."
   (let ((parsed (make-hash-table :test 'equal)) ; name to file and text, of what is not linked
-        (files (make-hash-table :test 'equal)) (world (make-world)) (fresh '()))
+        (files (make-hash-table :test 'equal)) (symbol-table (make-symbol-table)) (fresh '()))
     (labels ((read-import (name)
                (multiple-value-bind (text truename) (import-text name places)
                  (let ((known (find-file-descriptor name)))
@@ -156,7 +156,7 @@ Return the fresh file descriptors with their symbols, imports first."
                    (setf (file-descriptor-fingerprint file) (hash-text text))
                    (link-file file (lambda (name) ; what the image has is not read, nor its imports
                                      (or (gethash name files) (find-file-descriptor name)))
-                              places world)
+                              places symbol-table)
                    (setf (gethash name files) file)
                    (push file fresh)))))
       (setf (gethash (descriptor-name file) parsed) (cons file text))

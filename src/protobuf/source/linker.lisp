@@ -2,8 +2,8 @@
 ;;;; violations of the language's rules are found (protobuf language specification). The stages are
 ;;;; protoc's: declare names and resolve them; interpret standard options, resolve features,
 ;;;; interpret custom options; then the checks of check.lisp. LINK-FILE (import.lisp) and
-;;;; LINK-READ-FILE (set.lisp) run the stages. Between them, declarations with errors are set aside;
-;;;; see pool.lisp.
+;;;; LINK-READ-FILE (descriptor-set.lisp) run the stages. Between them, declarations with errors are
+;;;; set aside; see pool.lisp.
 
 (in-package #:clgrpc.protobuf)
 
@@ -27,66 +27,70 @@
     (unless (and (<= first last) (or (null minimum) (< last 2147483647)))
       (complain range :number "the range ends before it begins"))))
 
-(defstruct (span (:constructor make-span (first last range place reach)) (:copier nil))
+(defstruct (number-range (:constructor make-number-range (first last range place reach))
+                         (:copier nil))
   "One range of numbers of a list of ranges."
   (first 0 :type integer)               ; its lowest number
   (last 0 :type integer)                ; its highest number
   (range nil)                           ; what it was made of
   (place 0 :type index)                 ; in the list
   ;; the span, this one or before it in a vector, whose LAST is the greatest
-  (reach nil :type (or null span)))
+  (reach nil :type (or null number-range)))
 
-(defun spans (ranges)
+(defun number-ranges (ranges)
   "The vector of the spans of RANGES, by their first numbers."
-  (let ((spans (sort (coerce (loop for range in ranges
-                                   for place from 0
-                                   for (first . last) = (bounds range)
-                                   collect (make-span first last range place nil))
-                             'simple-vector)
-                     #'< :key #'span-first))
+  (let ((number-ranges (sort (coerce (loop for range in ranges
+                                           for place from 0
+                                           for (first . last) = (bounds range)
+                                           collect (make-number-range first last range place nil))
+                                     'simple-vector)
+                             #'< :key #'number-range-first))
         (reach nil))
-    (loop for span across spans
-          do (when (or (null reach) (> (span-last span) (span-last reach))) (setf reach span))
-             (setf (span-reach span) reach))
-    spans))
+    (loop for number-range across number-ranges
+          do (when (or (null reach) (> (number-range-last number-range) (number-range-last reach)))
+                   (setf reach number-range))
+             (setf (number-range-reach number-range) reach))
+    number-ranges))
 
-(defun span-in (spans first last)
-  "The one of SPANS that has a number from FIRST to LAST, or nil."
-  (let ((low 0) (high (length spans)))
+(defun number-range-in (number-ranges first last)
+  "The one of NUMBER-RANGES that has a number from FIRST to LAST, or nil."
+  (let ((low 0) (high (length number-ranges)))
     ;; below LOW they begin at LAST or before it
     (loop while (< low high)
           do (let ((middle (floor (+ low high) 2)))
-               (if (<= (span-first (svref spans middle)) last)
+               (if (<= (number-range-first (svref number-ranges middle)) last)
                    (setf low (1+ middle))
                    (setf high middle))))
-    (let ((reach (and (plusp low) (span-reach (svref spans (1- low))))))
-      (and reach (<= first (span-last reach)) reach))))
+    (let ((reach (and (plusp low) (number-range-reach (svref number-ranges (1- low))))))
+      (and reach (<= first (number-range-last reach)) reach))))
 
 (defun overlaps (ranges)
   "Pairs of spans of RANGES that have a number in common, by the place of the one that comes first
 in RANGES; each range that overlaps with another one is in a pair."
-  (let ((spans (spans ranges)))
-    (sort (loop for i from 1 below (length spans)
-                for span = (svref spans i)
-                for before = (span-reach (svref spans (1- i)))
-                when (<= (span-first span) (span-last before))
-                  collect (if (< (span-place span) (span-place before))
-                              (cons span before)
-                              (cons before span)))
-          #'< :key (lambda (pair) (span-place (car pair))))))
+  (let ((number-ranges (number-ranges ranges)))
+    (sort (loop for i from 1 below (length number-ranges)
+                for number-range = (svref number-ranges i)
+                for before = (number-range-reach (svref number-ranges (1- i)))
+                when (<= (number-range-first number-range) (number-range-last before))
+                  collect (if (< (number-range-place number-range) (number-range-place before))
+                              (cons number-range before)
+                              (cons before number-range)))
+          #'< :key (lambda (pair) (number-range-place (car pair))))))
 
 (defun check-overlaps (ranges what)
-  (loop for (span . other) in (overlaps ranges)
-        do (complain (span-range span) :number "the ~A ~D to ~D and ~D to ~D overlap" what
-                     (span-first span) (span-last span) (span-first other) (span-last other))))
+  (loop for (number-range . other) in (overlaps ranges)
+        do (complain (number-range-range number-range)
+                     :number "the ~A ~D to ~D and ~D to ~D overlap" what
+                     (number-range-first number-range) (number-range-last number-range)
+                     (number-range-first other) (number-range-last other))))
 
-(defun extension-spans (message)
-  (spans (message-descriptor-extension-ranges message)))
+(defun extension-number-ranges (message)
+  (number-ranges (message-descriptor-extension-ranges message)))
 
 (defun extension-range-of (message number)
   "The extension range of MESSAGE, which is declared, that has NUMBER, or nil."
-  (let ((span (span-in (index-of message 'extension-spans) number number)))
-    (and span (span-range span))))
+  (let ((number-range (number-range-in (index-of message 'extension-number-ranges) number number)))
+    (and number-range (number-range-range number-range))))
 
 (defun check-reserved-twice (descriptor names)
   "Return the set of NAMES after seeing that none is there twice."
@@ -124,7 +128,7 @@ in RANGES; each range that overlaps with another one is in a pair."
 (defun check-fields-are-free (message)
   "See that MESSAGE keeps neither the number nor the name of a field from it."
   (let ((names (check-reserved-twice message (message-descriptor-reserved-names message)))
-        (reserved (spans (message-descriptor-reserved-ranges message))))
+        (reserved (number-ranges (message-descriptor-reserved-ranges message))))
     (dolist (field (message-descriptor-fields message))
       (let* ((number (field-descriptor-number field))
              (name (descriptor-name field))
@@ -132,22 +136,23 @@ in RANGES; each range that overlaps with another one is in a pair."
         (when range
           (complain range :number "the extension range has the number ~D of the field \"~A\"" number
                     name))
-        (let ((span (span-in reserved number number)))
-          (when span
-            (complain (span-range span) :number "the number ~D of the field \"~A\" is reserved"
+        (let ((number-range (number-range-in reserved number number)))
+          (when number-range
+            (complain (number-range-range number-range)
+                      :number "the number ~D of the field \"~A\" is reserved"
                       number name)))
         (when (gethash name names)
           (complain field :name "the name \"~A\" is reserved" name))))))
 
 (defun check-extension-ranges (message)
-  (let ((reserved (spans (message-descriptor-reserved-ranges message)))
+  (let ((reserved (number-ranges (message-descriptor-reserved-ranges message)))
         (ranges (message-descriptor-extension-ranges message)))
     (dolist (range ranges)
       (destructuring-bind (first . last) (bounds range)
-        (let ((span (span-in reserved first last)))
-          (when span
+        (let ((number-range (number-range-in reserved first last)))
+          (when number-range
             (complain range :number "the extension range overlaps with the reserved ~D to ~D"
-                      (span-first span) (span-last span))))))
+                      (number-range-first number-range) (number-range-last number-range))))))
     (check-overlaps ranges "extension ranges")))
 
 (defun declare-enum (enum)
@@ -158,19 +163,20 @@ in RANGES; each range that overlaps with another one is in a pair."
   (declare-name enum)
   (check-overlaps (enum-descriptor-reserved-ranges enum) "ranges")
   (let ((names (check-reserved-twice enum (enum-descriptor-reserved-names enum)))
-        (reserved (spans (enum-descriptor-reserved-ranges enum))))
+        (reserved (number-ranges (enum-descriptor-reserved-ranges enum))))
     (dolist (value (enum-descriptor-values enum))
       (let* ((number (enum-value-descriptor-number value))
-             (span (span-in reserved number number)))
-        (when span
-          (complain (span-range span) :number "the number ~D of the value \"~A\" is reserved" number
+             (number-range (number-range-in reserved number number)))
+        (when number-range
+          (complain (number-range-range number-range)
+                    :number "the number ~D of the value \"~A\" is reserved" number
                     (descriptor-name value)))
         (when (gethash (descriptor-name value) names)
           (complain value :name "the name \"~A\" is reserved" (descriptor-name value)))))))
 
 (defun declare-file (file)
   (unless (string= "" (file-descriptor-package file)) (check-package file))
-  (setf (gethash file (world-entered (linker-world *linker*))) t)
+  (setf (gethash file (symbol-table-entered (linker-symbol-table *linker*))) t)
   (enter-package file t)
   (mapc #'declare-message (file-descriptor-messages file))
   (mapc #'declare-enum (file-descriptor-enums file))

@@ -1,12 +1,12 @@
 ;;;; The names a file sees while it is linked, and the errors that are found. Files that are linked
-;;;; together share a WORLD: every name declared in one of them, and in their imports at any
+;;;; together share a SYMBOL-TABLE: every name declared in one of them, and in their imports at any
 ;;;; distance, is entered once. A name is in sight if its file is imported, or is imported publicly
 ;;;; by a file that is in sight. Name resolution is C++'s: the innermost scope that has the first
 ;;;; part of a name decides (protobuf language specification).
 ;;;;
 ;;;; Descriptors come from peers too, so the work here and in the files above is linear in their
-;;;; octets: names that are looked up often have an index in the world, and no recursion is as deep
-;;;; as imports go.
+;;;; octets: names that are looked up often have an index in the symbol table, and no recursion is
+;;;; as deep as imports go.
 ;;;;
 ;;;; Errors are collected in the order in which protoc reports them; the first is signalled with the
 ;;;; others in it. protoc ends with the first stage that finds errors. Here a source goes on to the
@@ -30,7 +30,7 @@ names around it.")
   "The files that all files linked together may have in sight, counted for each. Bounds the work for
 public imports, of which N can put N × N files in sight.")
 
-(defstruct (world (:copier nil))
+(defstruct (symbol-table (:copier nil))
   "The state that files linked together share."
   (names (make-hash-table :test 'equal) :type hash-table) ; full name to DECLARED
   (entered (make-hash-table :test 'eq) :type hash-table)  ; the files whose names are in NAMES
@@ -41,7 +41,8 @@ public imports, of which N can put N × N files in sight.")
 (defstruct (linker (:copier nil))
   "The state of linking one file."
   (file nil :type (or null file-descriptor)) ; the file
-  (world (make-world) :type world)      ; what it shares with files that are linked along
+  ;; what it shares with files that are linked along
+  (symbol-table (make-symbol-table) :type symbol-table)
   (imports '() :type list)              ; the files in sight
   (option-imports '() :type list)       ; those that are so for options only
   (sight (make-hash-table :test 'eq) :type hash-table) ; to T or :OPTIONS, both of these
@@ -107,9 +108,9 @@ public imports, of which N can put N × N files in sight.")
 ;;; Indexes
 
 (defun index-of (thing make)
-  "The index of THING, a descriptor that does not change any more, in the world: what the function
-named MAKE returned of THING the first time."
-  (let* ((table (world-indexes (linker-world *linker*)))
+  "The index of THING, a descriptor that does not change any more, in the symbol table: what the
+function named MAKE returned of THING the first time."
+  (let* ((table (symbol-table-indexes (linker-symbol-table *linker*)))
          (there (getf (gethash thing table) make table)))
     (if (eq there table)
         (setf (getf (gethash thing table) make) (funcall make thing))
@@ -130,20 +131,20 @@ named MAKE returned of THING the first time."
 nil."
   (or (gethash number (index-of message 'fields-by-number))
       (let ((extensions (gethash (descriptor-full-name message)
-                                 (world-extensions (linker-world *linker*)))))
+                                 (symbol-table-extensions (linker-symbol-table *linker*)))))
         (and extensions (values (gethash number extensions))))))
 
 ;;; Entering
 
 (defun names ()
-  (world-names (linker-world *linker*)))
+  (symbol-table-names (linker-symbol-table *linker*)))
 
 (defun raw-declared (name)
   (gethash name (names)))
 
 (defun know-extension (field)
   "Enter FIELD, an extension whose extendee is resolved."
-  (let ((extensions (world-extensions (linker-world *linker*)))
+  (let ((extensions (symbol-table-extensions (linker-symbol-table *linker*)))
         (name (field-descriptor-extendee field)))
     (setf (gethash (field-descriptor-number field)
                    (or (gethash name extensions)
@@ -193,7 +194,7 @@ nil."
 
 (defun enter-file (file)
   "Enter what FILE, which is linked, declares."
-  (setf (gethash file (world-entered (linker-world *linker*))) t)
+  (setf (gethash file (symbol-table-entered (linker-symbol-table *linker*))) t)
   (enter-package file nil)
   (map-names (lambda (descriptor owner)
                (setf (gethash (descriptor-full-name descriptor) (names))
@@ -219,10 +220,10 @@ that SELECT names of it. FIND maps a name to its file, or nil."
 (defun see-imports (names find kind)
   "The files called NAMES and what they import publicly, at any distance; they come in sight as KIND
 says, T or :OPTIONS."
-  (let ((files '()) (sight (linker-sight *linker*)) (world (linker-world *linker*)))
+  (let ((files '()) (sight (linker-sight *linker*)) (symbol-table (linker-symbol-table *linker*)))
     (map-import-closure
      (lambda (file)
-       (when (minusp (decf (world-reach world)))
+       (when (minusp (decf (symbol-table-reach symbol-table)))
          (fail-read nil "public imports put too many files in sight"))
        (unless (gethash file sight)
          (setf (gethash file sight) kind)
@@ -234,7 +235,7 @@ says, T or :OPTIONS."
   (setf (linker-imports *linker*) (see-imports (file-descriptor-dependencies file) find t)
         (linker-option-imports *linker*)
         (see-imports (file-descriptor-option-dependencies file) find :options))
-  (let ((entered (world-entered (linker-world *linker*))))
+  (let ((entered (symbol-table-entered (linker-symbol-table *linker*))))
     (map-import-closure (lambda (file)
                           (unless (gethash file entered)
                             (enter-file file)

@@ -77,8 +77,8 @@
   (flet ((limit (&rest options)
            (with-probe (channel :channel-options options) (:ask #'double)
              (ask channel (note 1))
-             (os:socket-option (loop:transport-descriptor
-                                (loop:connection-transport
+             (os:socket-option (loop:byte-channel-descriptor
+                                (loop:connection-byte-channel
                                  (wire:link-socket
                                   (first (client::subchannel-links (the-subchannel channel))))))
                                os:+ipproto-tcp+ os:+tcp-user-timeout+))))

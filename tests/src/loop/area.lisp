@@ -63,7 +63,7 @@ function that tells whether those two are unharmed."
        (arrive (pattern 5000))
        (read-end end))
       (:ended-and-garbage
-       (clgrpc.loop::shut-transport-down (end-transport peer))
+       (clgrpc.loop::shut-byte-channel-down (end-byte-channel peer))
        (carry peer end)
        (arrive (pattern 5000))
        (read-end end))
@@ -150,8 +150,8 @@ function that tells whether those two are unharmed."
              (append-octets (end-arrived end) (hello-with-name theirs name))
              (append-octets (end-arrived end) tail)
              (is (eql clgrpc.loop::+broken+ (read-end end)))
-             (is (search "no name of a host" (transport-failure (end-transport end))) "~S: ~A"
-                 name (transport-failure (end-transport end)))
+             (is (search "no name of a host" (byte-channel-failure (end-byte-channel end))) "~S: ~A"
+                 name (byte-channel-failure (end-byte-channel end)))
              (is (equalp (octets-of 21 3) (subseq (buffer-octets (end-sent end)) 0 2)) "an alert"))
            (is-true (funcall unharmed-p) "~S with ~D octets" name (length tail))))))))
 
@@ -192,7 +192,7 @@ function that tells whether those two are unharmed."
       (clear-buffer (end-got server))
       (is (eql clgrpc.loop::+broken+ (read-end server)))
       (is (= 22 (buffer-fill (end-got server))))
-      (is (search "bad record mac" (transport-failure (end-transport server)))))))
+      (is (search "bad record mac" (byte-channel-failure (end-byte-channel server)))))))
 
 (test a-session-left-in-a-step-says-so
   (with-still-loops (ours theirs)
@@ -202,5 +202,5 @@ function that tells whether those two are unharmed."
       (setf (end-fault server) (make-condition 'simple-error))
       (signals simple-error (write-end server (pattern 10)))
       (is (eql clgrpc.loop::+broken+ (write-end server (pattern 10))))
-      (is (search "in the middle of a step" (transport-failure (end-transport server))))
+      (is (search "in the middle of a step" (byte-channel-failure (end-byte-channel server))))
       (is (zerop (carry server client)) "nothing more is sent"))))

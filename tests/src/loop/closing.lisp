@@ -261,8 +261,8 @@ seconds, in which a client on a busy machine may not have read all."
                                              (found old))
                                       (progn (clgrpc.loop::add-source
                                               connection
-                                              (transport-descriptor
-                                               (connection-transport connection)))
+                                              (byte-channel-descriptor
+                                               (connection-byte-channel connection)))
                                              ;; the descriptor is the same, the generation another
                                              (found old))
                                       (found (clgrpc.loop::source-token connection)))))))))
@@ -275,10 +275,10 @@ are no more to be had."
   (with-loops (loop) ()
     (let ((connections '()))
       (let ((listener (listen-on "127.0.0.1:0" (make-server-options) (list loop)
-                                 (lambda (loop transport peer)
+                                 (lambda (loop byte-channel peer)
                                    (declare (ignore peer))
                                    (let ((connection (make-connection
-                                                      loop transport
+                                                      loop byte-channel
                                                       (make-handler :input #'echo))))
                                      (push connection connections)
                                      (close-connection connection))))))

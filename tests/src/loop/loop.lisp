@@ -318,9 +318,9 @@
                      (t (echo connection octets start-index end)))
                end))
         (connect-to client (listener-address listener) (seconds-ns 10)
-                    (lambda (transport condition)
+                    (lambda (byte-channel condition)
                       (declare (ignore condition))
-                      (let ((connection (make-connection client transport
+                      (let ((connection (make-connection client byte-channel
                                                          (make-handler :input #'input))))
                         (append-octet (connection-output connection) 1)))))
       (is-true (await done))

@@ -5,8 +5,8 @@
 (in-package #:clgrpc.tests.loop)
 
 (defstruct (end (:copier nil) (:predicate nil))
-  "One end of a connection: TRANSPORT is its own, with TLS."
-  (transport nil)
+  "One end of a connection: BYTE-CHANNEL is its own, with TLS."
+  (byte-channel nil)
   (arrived (make-buffer) :read-only t)  ; what the peer has sent and the session has not read
   (over nil)                            ; the peer sends no more: true, or a negated errno
   (sent (make-buffer) :read-only t)     ; what the session has sent and the peer not got
@@ -24,16 +24,16 @@
     (when (zerop (buffer-fill buffer)) (clear-buffer buffer))
     count))
 
-(defun read-memory (transport octets start end)
-  (let ((self (transport-state transport)))
+(defun read-memory (byte-channel octets start end)
+  (let ((self (byte-channel-state byte-channel)))
     (cond ((plusp (buffer-fill (end-arrived self)))
            (take-octets (end-arrived self) octets start end))
           ((integerp (end-over self)) (end-over self))
           ((end-over self) 0)
           (t clgrpc.loop::+wants-read+))))
 
-(defun write-memory (transport octets start end)
-  (let* ((self (transport-state transport))
+(defun write-memory (byte-channel octets start end)
+  (let* ((self (byte-channel-state byte-channel))
          (count (min (end-room self) (- end start)))
          (fault (shiftf (end-fault self) nil)))
     (cond ((integerp fault) fault)
@@ -44,23 +44,24 @@
              count))))
 
 (sb-ext:define-load-time-global **memory**
-  (make-transport-kind :name "memory" :read #'read-memory :write #'write-memory
-                       :shutdown (constantly nil)
-                       :close (constantly nil)))
+  (make-byte-channel-kind :name "memory" :read #'read-memory :write #'write-memory
+                          :shutdown (constantly nil)
+                          :close (constantly nil)))
 
 (defun open-end (loop credentials role &key (name "localhost"))
   "Return an end of ROLE on LOOP that has not shaken hands."
   (let ((end (make-end)))
-    (setf (end-transport end)
-          (make-tls-transport loop (make-transport **memory** 1000000 "memory" end) credentials
-                              role :server-name name))
+    (setf (end-byte-channel end)
+          (make-tls-byte-channel loop (make-byte-channel **memory** 1000000 "memory" end)
+                                 credentials
+                                 role :server-name name))
     end))
 
 (defun end-tls (end)
-  (transport-state (end-transport end)))
+  (byte-channel-state (end-byte-channel end)))
 
 (defun close-end (end)
-  (clgrpc.loop::close-transport (end-transport end)))
+  (clgrpc.loop::close-byte-channel (end-byte-channel end)))
 
 (defun carry (from to &optional (count most-positive-fixnum))
   "Have what FROM has sent, COUNT octets at most, arrive at TO."
@@ -77,17 +78,18 @@
 (defun read-end (end)
   "Read all that END can, onto GOT, each time as in a turn of its own; return what the last read
 returned."
-  (loop for result = (transport-read (end-transport end) *end-octets* 0 (length *end-octets*))
+  (loop for result = (byte-channel-read (end-byte-channel end) *end-octets* 0 (length *end-octets*))
         when (plusp result)
           do (append-octets (end-got end) *end-octets* :end result)
         do (incf (clgrpc.loop::event-loop-turns (clgrpc.loop::tls-loop (end-tls end))))
         while (or (plusp result)
-                  (and (= result clgrpc.loop::+wants-read+) (transport-more (end-transport end))))
+                  (and (= result clgrpc.loop::+wants-read+)
+                       (byte-channel-more (end-byte-channel end))))
         finally (return (setf (end-last end) result))))
 
 (defun write-end (end octets)
   "Have END write OCTETS; return what that returned."
-  (transport-write (end-transport end) octets 0 (length octets)))
+  (byte-channel-write (end-byte-channel end) octets 0 (length octets)))
 
 (defun established-p (end)
   (clgrpc.loop::tls-established-p (end-tls end)))
@@ -144,7 +146,7 @@ afterwards."
 (defun memory-connection (loop descriptor input)
   "A connection on LOOP whose peer is an END, which is returned as well; INPUT takes what comes."
   (let ((end (make-end)))
-    (values (make-connection loop (make-transport **memory** descriptor "memory" end)
+    (values (make-connection loop (make-byte-channel **memory** descriptor "memory" end)
                              (make-handler :input input))
             end)))
 

@@ -43,12 +43,13 @@ that it has given, a universal time."
     (with-ends ((one ours server :server)
                 (other theirs client :client :name name))
       (if (shake-ends other one)
-          (let ((resumed (list (security-resumed-p (transport-security (end-transport one)))
-                               (security-resumed-p (transport-security (end-transport other))))))
+          (let ((resumed (list (security-resumed-p (byte-channel-security (end-byte-channel one)))
+                               (security-resumed-p
+                                (byte-channel-security (end-byte-channel other))))))
             (is (eq (first resumed) (second resumed)))
             (values (if (first resumed) :resumed :full)
                     (os::ticket-end (os::ssl-get-session (clgrpc.loop::tls-ssl (end-tls one))))))
-          (transport-failure (end-transport one))))))
+          (byte-channel-failure (end-byte-channel one))))))
 
 (defun with-both-versions (function)
   (dolist (version '(13 12)) (funcall function version)))

@@ -142,9 +142,9 @@ loop would wait, in nanoseconds."
                                     on-connection arguments)
   "Listen; each connection gets HANDLER and is passed to ON-CONNECTION. Return the listener."
   (listen-on address options loops
-             (lambda (loop transport peer)
+             (lambda (loop byte-channel peer)
                (declare (ignore peer))
-               (let ((connection (apply #'make-connection loop transport handler arguments)))
+               (let ((connection (apply #'make-connection loop byte-channel handler arguments)))
                  (when on-connection (funcall on-connection connection))))))
 
 (defun echo (connection octets start end)

@@ -45,8 +45,8 @@ OPTIONS, a form. Fails if anything but EVENTS is logged as an error."
 (defun link-of (end hub)
   "The link of HUB whose peer's end is END."
   (find end (server::hub-links hub)
-        :key (lambda (link) (loop:transport-state
-                             (loop:connection-transport (wire:link-socket link))))))
+        :key (lambda (link) (loop:byte-channel-state
+                             (loop:connection-byte-channel (wire:link-socket link))))))
 
 (defun asks (id method &rest arguments)
   "The peer calls METHOD of the probe on stream ID, with a note of ARGUMENTS."

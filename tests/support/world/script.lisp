@@ -1,6 +1,6 @@
 ;;;; The words of tests/support/dialogue, spoken to a connection of a world, from the view of what
-;;;; is under test: (connects TRANSPORT-FUNCTION), (hears FRAME…), (says FRAME…), (silent), (passes
-;;;; SECONDS), (hangs-up).
+;;;; is under test: (connects BYTE-CHANNEL-FUNCTION), (hears FRAME…), (says FRAME…), (silent),
+;;;; (passes SECONDS), (hangs-up).
 
 (in-package #:clgrpc.tests.world)
 
@@ -13,11 +13,11 @@
       (setf (gethash end *peers*) (dialogue:make-peer))))
 
 (defun connects (accept &key (peer "memory"))
-  "Have ACCEPT, a function, take the transport of a new connection, whose other end, called PEER, is
-the one that the words are of from now on. Return that end."
+  "Have ACCEPT, a function, take the byte channel of a new connection, whose other end, called PEER,
+is the one that the words are of from now on. Return that end."
   (setf *peers* (or *peers* (make-hash-table :test 'eq))
         *end* (new-end *world* :peer peer))
-  (call-in-world *world* (lambda () (funcall accept (end-transport *end*))))
+  (call-in-world *world* (lambda () (funcall accept (end-byte-channel *end*))))
   *end*)
 
 (defun hears (&rest frames)

@@ -13,7 +13,7 @@
   (portion nil)                         ; how many octets of a write it takes; nil is all
   (shut nil :type boolean)              ; the loop says no more
   (closed nil :type boolean)            ; the loop has closed the connection
-  (transport nil)                       ; of the loop's end
+  (byte-channel nil)                    ; of the loop's end
   (descriptor 0 :type fixnum)           ; by which the poller knows the loop's end,
   (token 0)                             ; and what it is to report, 0 before it watches it
   (news 0 :type (unsigned-byte 32)))    ; what it is to report next
@@ -29,8 +29,8 @@
 (defun end-of (world descriptor)
   (find descriptor (world-ends world) :key #'end-descriptor))
 
-(defun read-end (transport octets start end)
-  (let* ((peer (loop:transport-state transport))
+(defun read-end (byte-channel octets start end)
+  (let* ((peer (loop:byte-channel-state byte-channel))
          (count (min (- end start) (- (length (end-octets peer)) (end-start peer)))))
     (cond ((plusp count)
            (replace octets (end-octets peer) :start1 start :start2 (end-start peer)
@@ -40,19 +40,19 @@
           ((end-ended peer) 0)
           (t loop::+wants-read+))))
 
-(defun write-end (transport octets start end)
-  (let ((peer (loop:transport-state transport)))
+(defun write-end (byte-channel octets start end)
+  (let ((peer (loop:byte-channel-state byte-channel)))
     (cond ((end-full peer) loop::+wants-write+)
           (t (let ((count (min (- end start) (or (end-portion peer) (- end start)))))
                (append-octets (end-said peer) octets :start start :end (+ start count))
                count)))))
 
 (defparameter *kind*
-  (loop:make-transport-kind
+  (loop:make-byte-channel-kind
    :name "memory" :read #'read-end :write #'write-end
-   :shutdown (lambda (transport) (setf (end-shut (loop:transport-state transport)) t))
-   :close (lambda (transport)
-            (let ((end (loop:transport-state transport)))
+   :shutdown (lambda (byte-channel) (setf (end-shut (loop:byte-channel-state byte-channel)) t))
+   :close (lambda (byte-channel)
+            (let ((end (loop:byte-channel-state byte-channel)))
               (setf (end-shut end) t
                     (end-closed end) t)))))
 
@@ -121,12 +121,12 @@
     (values-list values)))
 
 (defun new-end (world &key (peer "memory"))
-  "The peer's end of a new connection, called PEER, in WORLD; END-TRANSPORT is the loop's."
+  "The peer's end of a new connection, called PEER, in WORLD; END-BYTE-CHANNEL is the loop's."
   (let* ((end (make-end :descriptor (1+ (reduce #'max (world-ends world) :key #'end-descriptor
                                                                           :initial-value 2)))))
     (push end (world-ends world))
-    (setf (end-transport end)
-          (loop:make-transport *kind* (end-descriptor end) peer end))
+    (setf (end-byte-channel end)
+          (loop:make-byte-channel *kind* (end-descriptor end) peer end))
     end))
 
 (defun say (world end octets)

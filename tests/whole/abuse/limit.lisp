@@ -218,9 +218,9 @@ not have returned for the next to run elsewhere. Neither do quick ones bring the
                        :events (:accept-function-error))
       (:ask #'answer)
     (sb-int:encapsulate 'wire:open-link 'fails
-                        (lambda (original owner loop transport &rest more)
+                        (lambda (original owner loop byte-channel &rest more)
                           (declare (ignore original owner loop more))
-                          (loop:close-transport transport)
+                          (loop:close-byte-channel byte-channel)
                           (error "no")))
     (unwind-protect
          (with-connected (attackers 6 (grpc:server-address server))

@@ -183,7 +183,7 @@ up as well: another address is served."
 
 (test peers-by-address
   "Who counts as one: an IPv6 network, a mapped address and the IPv4 address, a user."
-  (flet ((name (text) (server::peer-name (loop:make-tcp-transport -1 text))))
+  (flet ((name (text) (server::peer-name (loop:make-tcp-byte-channel -1 text))))
     (is (string= "10.1.2.3" (name "10.1.2.3:77")))
     (is (string= "10.1.2.3" (name "[::ffff:10.1.2.3]:77")))
     (is (string= "2001:db8:1:2::/64" (name "[2001:db8:1:2:3:4:5:6]:77")))

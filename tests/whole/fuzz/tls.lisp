@@ -1,6 +1,6 @@
-;;;; TLS as a transport, at both ends. Three sessions share a loop's area: whatever the peer of one
-;;;; says, and whatever the kernel does to it, the others go on to exchange their octets exactly.
-;;;; An input is one of these, by its kind:
+;;;; TLS as a byte channel, at both ends. Three sessions share a loop's area: whatever the peer of
+;;;; one says, and whatever the kernel does to it, the others go on to exchange their octets
+;;;; exactly. An input is one of these, by its kind:
 ;;;;
 ;;;;   text      what the peer says to a session that begins: a ClientHello, or a server's answer
 ;;;;   handshake changes to the flights of a peer that shakes hands
@@ -119,7 +119,7 @@ bystanders and their peers; SUBJECT and PEER are established, or NIL."
            (arrive subject octets))
       (ends::close-end subject))
     (check-bystanders trio)
-    (when (loop:transport-failure (ends::end-transport subject)) (error 'session-refused))))
+    (when (loop:byte-channel-failure (ends::end-byte-channel subject)) (error 'session-refused))))
 
 (defun end-output (end)
   (let ((sent (ends::end-sent end)))
@@ -289,7 +289,7 @@ bystanders and their peers; SUBJECT and PEER are established, or NIL."
     (ends::close-end peer)))
 
 (defun write-signalling (end octets)
-  "Have END write, and take the condition that its transport may have been told to signal."
+  "Have END write, and take the condition that its byte channel may have been told to signal."
   (handler-case (ends::write-end end octets)
     (simple-error () nil)))
 
@@ -318,11 +318,12 @@ bystanders and their peers; SUBJECT and PEER are established, or NIL."
         (10 (when (loop::tls-established-p (ends::end-tls peer))
               (clgrpc.os:update-keys (loop::tls-ssl (ends::end-tls peer))))
          (from-peer) (read-it))
-        (11 (broken) (loop:shut-transport-down (ends::end-transport peer))
+        (11 (broken) (loop:shut-byte-channel-down (ends::end-byte-channel peer))
          (ends::carry peer subject)
          (when (evenp c) (append-octets (ends::end-arrived subject) data))
          (read-it))
-        (12 (broken) (loop:shut-transport-down (ends::end-transport subject)) (from-peer) (read-it))
+        (12 (broken) (loop:shut-byte-channel-down (ends::end-byte-channel subject)) (from-peer)
+            (read-it))
         (13 (broken) (setf (ends::end-over subject) (if (evenp c) t -104)) (read-it))
         (14 (broken)
          (setf (ends::end-fault subject) (case (mod c 3) (0 -32) (1 -104)

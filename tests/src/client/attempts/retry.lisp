@@ -160,7 +160,7 @@ are."
     (sb-int:encapsulate 'wire:open-link 'resets
                         (lambda (original owner loop transport role &rest more)
                           (cond ((and (eq role :server) (plusp (sb-ext:atomic-decf (car left))))
-                                 (loop:close-transport transport)
+                                 (loop:close-byte-channel transport)
                                  (error "closed for the test"))
                                 (t (apply original owner loop transport role more)))))
     (unwind-protect (funcall function)

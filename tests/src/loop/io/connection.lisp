@@ -1,4 +1,4 @@
-;;;; Reading and writing: echo, half frames, slow readers, flushes, stop-reading, transports that
+;;;; Reading and writing: echo, half frames, slow readers, flushes, stop-reading, byte channels that
 ;;;; answer crosswise.
 
 (in-package #:clgrpc.tests.loop)
@@ -180,36 +180,36 @@ their turns meanwhile, and nothing is lost or comes in another order. Also if re
 
 ;;; Output
 
-(defun transport-around (inner &key (read #'transport-read)
-                                 (write #'transport-write))
-  "A transport that reads and writes with functions that get INNER."
+(defun byte-channel-around (inner &key (read #'byte-channel-read)
+                                    (write #'byte-channel-write))
+  "A byte channel that reads and writes with functions that get INNER."
   (flet ((on-inner (function)
-           (lambda (transport &rest arguments)
-             (apply function (transport-state transport) arguments))))
-    (make-transport (make-transport-kind
-                     :name "test"
-                     :read (on-inner read) :write (on-inner write)
-                     :shutdown (on-inner #'shut-transport-down)
-                     :close (on-inner #'close-transport))
-                    (transport-descriptor inner) (transport-peer inner) inner)))
+           (lambda (byte-channel &rest arguments)
+             (apply function (byte-channel-state byte-channel) arguments))))
+    (make-byte-channel (make-byte-channel-kind
+                        :name "test"
+                        :read (on-inner read) :write (on-inner write)
+                        :shutdown (on-inner #'shut-byte-channel-down)
+                        :close (on-inner #'close-byte-channel))
+                       (byte-channel-descriptor inner) (byte-channel-peer inner) inner)))
 
-(defun counting-transport (inner writes)
-  "A transport around INNER that adds the length of each write to the list in the car of WRITES."
-  (transport-around inner :write (lambda (&rest arguments)
-                                   (let ((result (apply #'transport-write arguments)))
-                                     (push result (car writes))
-                                     result))))
+(defun counting-byte-channel (inner writes)
+  "A byte channel around INNER that adds the length of each write to the list in the car of WRITES."
+  (byte-channel-around inner :write (lambda (&rest arguments)
+                                      (let ((result (apply #'byte-channel-write arguments)))
+                                        (push result (car writes))
+                                        result))))
 
 (defun call-with-counted-server (loop handler function)
   "Call FUNCTION with a connection on LOOP, a client of it, and a list whose car collects its
 writes."
   (let* ((writes (list '())) (made (sb-thread:make-semaphore)) (connection nil)
          (listener (listen-on "127.0.0.1:0" (make-server-options) (list loop)
-                              (lambda (loop transport peer)
+                              (lambda (loop byte-channel peer)
                                 (declare (ignore peer))
                                 (setf connection
                                       (make-connection
-                                       loop (counting-transport transport writes) handler))
+                                       loop (counting-byte-channel byte-channel writes) handler))
                                 (sb-thread:signal-semaphore made)))))
     (with-clients (client) ((listener-address listener))
       (await made)
@@ -355,28 +355,28 @@ writes."
         (is-true (await got))
         (is (= 15 input))))))
 
-;;; Transports
+;;; Byte channels
 
-(test transport-that-answers-crosswise
+(test byte-channel-that-answers-crosswise
   ;; as TLS may: the first read wants to write, the first write wants to read
   (with-loops (loop) ()
     (let* ((reads 0) (writes 0)
            (listener
              (listen-on "127.0.0.1:0" (make-server-options) (list loop)
-                        (lambda (loop transport peer)
+                        (lambda (loop byte-channel peer)
                           (declare (ignore peer))
                           (make-connection
                            loop
-                           (transport-around
-                            transport
+                           (byte-channel-around
+                            byte-channel
                             :read (lambda (&rest arguments)
                                     (if (= 1 (incf reads))
                                         +wants-write+
-                                        (apply #'transport-read arguments)))
+                                        (apply #'byte-channel-read arguments)))
                             :write (lambda (&rest arguments)
                                      (if (= 1 (incf writes))
                                          +wants-read+
-                                         (apply #'transport-write arguments))))
+                                         (apply #'byte-channel-write arguments))))
                            (make-handler :input #'echo))))))
       (with-clients (client) ((listener-address listener))
         (client-send client (octets-of 1))

@@ -5,12 +5,12 @@
 (in-suite :clgrpc.loop)
 
 (defun connect-and-wait (loop host port &key (seconds 10))
-  "Connect; return the transport and the condition."
+  "Connect; return the byte channel and the condition."
   (let ((done (sb-thread:make-semaphore)) (answers '()))
     (connect-to loop (format nil "~A:~D" host port) (seconds-ns seconds)
-                (lambda (transport condition)
-                  (push (list transport condition (in-event-loop-p loop)) answers)
-                  (when transport (close-transport transport))
+                (lambda (byte-channel condition)
+                  (push (list byte-channel condition (in-event-loop-p loop)) answers)
+                  (when byte-channel (close-byte-channel byte-channel))
                   (sb-thread:signal-semaphore done)))
     (is-true (await done))
     (settle loop)
@@ -32,26 +32,27 @@
   (with-loops (loop) ()
     (let ((listener (listen-with (list loop) (make-handler :input #'echo))))
       (dolist (host '("127.0.0.1" "localhost"))
-        (multiple-value-bind (transport condition) (connect-and-wait loop host (port-of listener))
+        (multiple-value-bind (byte-channel condition)
+                             (connect-and-wait loop host (port-of listener))
           (is-false condition)
-          (is (string= (listener-address listener) (transport-peer transport))))))))
+          (is (string= (listener-address listener) (byte-channel-peer byte-channel))))))))
 
-(test connected-transport-carries-octets
+(test connected-byte-channel-carries-octets
   (with-loops (loop other) ()
     (let ((listener (listen-with (list other) (make-handler :input #'echo)))
           (done (sb-thread:make-semaphore)) (got nil) (no-delay nil))
       (connect-to loop (listener-address listener) (seconds-ns 10)
-                  (lambda (transport condition)
+                  (lambda (byte-channel condition)
                     (declare (ignore condition))
                     (let ((connection
                             (make-connection
-                             loop transport
+                             loop byte-channel
                              (make-handler :input (lambda (connection octets start end)
                                                     (declare (ignore connection))
                                                     (setf got (subseq octets start end))
                                                     (sb-thread:signal-semaphore done)
                                                     end)))))
-                      (setf no-delay (os:socket-option (transport-descriptor transport)
+                      (setf no-delay (os:socket-option (byte-channel-descriptor byte-channel)
                                                        os:+ipproto-tcp+ os:+tcp-nodelay+))
                       (append-octets (connection-output connection) (octets-of 1 2 3)))))
       (is-true (await done))
@@ -62,8 +63,8 @@
   (with-loops (loop) ()
     (dolist (host '("127.0.0.1" "localhost"))
       (let ((port (closed-port)))
-        (multiple-value-bind (transport condition) (connect-and-wait loop host port)
-          (is-false transport)
+        (multiple-value-bind (byte-channel condition) (connect-and-wait loop host port)
+          (is-false byte-channel)
           (is (typep condition 'connect-error))
           (is (search "refused" (princ-to-string condition)))
           (is (search (format nil "~A:~D" host port) (princ-to-string condition))))))))
@@ -87,17 +88,17 @@
     (call-with-deaf-listener
      (lambda (address)
        (multiple-value-bind (host port) (os:parse-address address)
-         (multiple-value-bind (transport condition)
+         (multiple-value-bind (byte-channel condition)
              (connect-and-wait loop host port :seconds 0.05)
-           (is-false transport)
+           (is-false byte-channel)
            (is (search "in time" (princ-to-string condition)))))))))
 
 (test connecting-to-a-name
   ;; whatever this machine calls itself; its resolver may know it or not
   (with-loops (loop) ()
-    (multiple-value-bind (transport condition)
+    (multiple-value-bind (byte-channel condition)
         (connect-and-wait loop (machine-instance) (closed-port) :seconds 2)
-      (is-false transport)
+      (is-false byte-channel)
       (is (typep condition 'connect-error)))))
 
 (test stopping-while-connecting
@@ -107,7 +108,7 @@
         (post loop (lambda () (sb-thread:signal-semaphore held) (await release)))
         (await held)
         (connect-to loop (format nil "127.0.0.1:~D" (closed-port)) (seconds-ns 10)
-                    (lambda (transport condition) (push (list transport condition) answers)))
+                    (lambda (byte-channel condition) (push (list byte-channel condition) answers)))
         (stop-event-loop loop)
         (sb-thread:signal-semaphore release)
         (is-true (join-event-loop loop))))
@@ -120,8 +121,8 @@
       (let ((listener (listen-with (list loop) (make-handler :input #'echo)))
             (called (sb-thread:make-semaphore)))
         (connect-to loop (listener-address listener) (seconds-ns 10)
-                    (lambda (transport condition)
-                      (declare (ignore transport condition))
+                    (lambda (byte-channel condition)
+                      (declare (ignore byte-channel condition))
                       (sb-thread:signal-semaphore called)
                       (error "broken")))
         (is-true (await called))
@@ -326,10 +327,10 @@ threads of its own that asks for the same name has its answer."
                          (list (os:make-address "127.0.0.1" closed)
                                (os:make-address "127.0.0.1" (port-of listener)))
                          (seconds-ns 10)
-                         (lambda (transport condition)
+                         (lambda (byte-channel condition)
                            (declare (ignore condition))
-                           (setf peer (transport-peer transport))
-                           (close-transport transport)
+                           (setf peer (byte-channel-peer byte-channel))
+                           (close-byte-channel byte-channel)
                            (sb-thread:signal-semaphore done))
                          :on-progress (lambda (event &key address reason)
                                         (push (list event address reason) progress)))
@@ -337,44 +338,44 @@ threads of its own that asks for the same name has its answer."
       (settle loop)
       (is (string= (listener-address listener) peer))
       (let ((dead (format nil "127.0.0.1:~D" closed)))
-        (is (equal `((:attempt ,dead nil)
-                     (:attempt-failed ,dead ,(format nil "Connection refused (~A)" dead))
-                     (:attempt ,peer nil))
+        (is (equal `((:connecting ,dead nil)
+                     (:connecting-failed ,dead ,(format nil "Connection refused (~A)" dead))
+                     (:connecting ,peer nil))
                    (reverse progress)))))))
 
 (defun call-with-candidates (function)
-  "Call FUNCTION with a loop, a connector to two listeners, and functions that return the transports
-that came as candidates, latest first, and the condition that it ended with."
+  "Call FUNCTION with a loop, a connector to two listeners, and functions that return the byte
+channels that came as candidates, latest first, and the condition that it ended with."
   (with-loops (loop other) ()
     (let* ((listeners (loop repeat 2 collect (listen-with (list other)
                                                           (make-handler :input #'echo))))
-           (transports '()) (ended nil)
+           (byte-channels '()) (ended nil)
            (connector (connect-addresses
                        loop "somebody"
                        (loop for listener in listeners
                              collect (os:make-address "127.0.0.1" (port-of listener)))
                        (seconds-ns 20)
-                       (lambda (transport condition)
-                         (declare (ignore transport))
+                       (lambda (byte-channel condition)
+                         (declare (ignore byte-channel))
                          (setf ended condition))
                        :delay-ns (seconds-ns 60)
-                       :on-candidate (lambda (transport) (push transport transports)))))
+                       :on-candidate (lambda (byte-channel) (push byte-channel byte-channels)))))
       (flet ((count-of (count)
                (loop repeat 100000
-                     until (= count (length transports))
+                     until (= count (length byte-channels))
                      do (settle loop))
-               (= count (length transports))))
-        (funcall function loop connector #'count-of (lambda () transports) (lambda () ended))
-        (on-loop loop (lambda () (mapc #'close-transport transports)))))))
+               (= count (length byte-channels))))
+        (funcall function loop connector #'count-of (lambda () byte-channels) (lambda () ended))
+        (on-loop loop (lambda () (mapc #'close-byte-channel byte-channels)))))))
 
 (test candidates-that-fail
   "The next address is tried at once, until none is left."
   (call-with-candidates
-   (lambda (loop connector count-of transports ended)
+   (lambda (loop connector count-of byte-channels ended)
      (flet ((reject ()
               (on-loop loop (lambda ()
                               (candidate-failed connector
-                                                (transport-peer (first (funcall transports)))
+                                                (byte-channel-peer (first (funcall byte-channels)))
                                                 "it is rude")))))
        (is-true (funcall count-of 1))
        (is-false (funcall ended))
@@ -387,8 +388,8 @@ that came as candidates, latest first, and the condition that it ended with."
 (test candidates-that-are-accepted
   "Nobody is told anything more."
   (call-with-candidates
-   (lambda (loop connector count-of transports ended)
-     (declare (ignore transports))
+   (lambda (loop connector count-of byte-channels ended)
+     (declare (ignore byte-channels))
      (is-true (funcall count-of 1))
      (on-loop loop (lambda ()
                      (end-connecting connector)

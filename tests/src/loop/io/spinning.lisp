@@ -10,7 +10,7 @@
 (defconstant +model-wake-ns+ 20000 "What an end that sleeps takes to wake.")
 
 (defstruct model-end
-  (spinner (clgrpc.loop::make-spinner))
+  (spin-state (clgrpc.loop::make-spin-state))
   (driven nil)
   (begun 0)                             ; when it began to wait
   (spin-ns 0)                           ; how long it spins at most
@@ -19,7 +19,7 @@
 
 (defun begin-to-wait (end now)
   (setf (model-end-begun end) now
-        (model-end-spin-ns end) (clgrpc.loop::spin-time-ns (model-end-spinner end)
+        (model-end-spin-ns end) (clgrpc.loop::spin-time-ns (model-end-spin-state end)
                                                            (model-end-driven end))))
 
 (defun see-event (end at)
@@ -29,9 +29,9 @@
          (awake (< waited spin-ns)))
     (incf (model-end-spun end) (min waited spin-ns))
     (when (plusp spin-ns)
-      (clgrpc.loop::note-spin (model-end-spinner end) (model-end-driven end)
+      (clgrpc.loop::note-spin (model-end-spin-state end) (model-end-driven end)
                               (and awake waited)))
-    (clgrpc.loop::note-source (model-end-spinner end) (model-end-token end))
+    (clgrpc.loop::note-source (model-end-spin-state end) (model-end-token end))
     (if awake at (+ at +model-wake-ns+))))
 
 (defun play (caller server count &key (now 0) (pause-ns (constantly 0)) (work-ns +model-work-ns+))
@@ -128,28 +128,28 @@ the last 100 calls took on average."
 ;;; The real thing
 
 (defun spinning-for-good ()
-  "A spinner that spins through each wait."
-  (clgrpc.loop::make-spinner :token 1 :streak 8 :credit 4 :sent 1))
+  "A spin state that spins through each wait."
+  (clgrpc.loop::make-spin-state :token 1 :streak 8 :credit 4 :sent 1))
 
 (test a-loop-spins-and-then-sleeps
   (let ((waits '()))
     (with-still-loop (loop :note (lambda (what) (push what waits)))
-      (setf (clgrpc.loop::event-loop-spinner loop) (spinning-for-good))
+      (setf (clgrpc.loop::event-loop-spin-state loop) (spinning-for-good))
       (make-turn-of loop)
       (is (< 1 (count 0 waits)) "it looks more than once")
       (is (= -1 (first waits)) "and sleeps without limit")
       (is (= 1 (count 0 waits :test #'/=)))
       (setf waits '()
-            (clgrpc.loop::event-loop-spinner loop) nil)
+            (clgrpc.loop::event-loop-spin-state loop) nil)
       (make-turn-of loop)
-      (is (equal '(-1) waits) "without a spinner it sleeps at once")
+      (is (equal '(-1) waits) "without a spin state it sleeps at once")
       (setf waits '()
-            (clgrpc.loop::event-loop-spinner loop)
-            (clgrpc.loop::make-spinner :token 1 :streak 8 :credit 4))
+            (clgrpc.loop::event-loop-spin-state loop)
+            (clgrpc.loop::make-spin-state :token 1 :streak 8 :credit 4))
       (make-turn-of loop)
       (is (equal '(-1) waits) "nor does it spin if it has sent nothing")
       (setf waits '()
-            (clgrpc.loop::event-loop-spinner loop) (spinning-for-good))
+            (clgrpc.loop::event-loop-spin-state loop) (spinning-for-good))
       (schedule-timer (event-loop-wheel loop) (make-timer #'identity nil)
                       (+ (monotonic-ns) 10000))
       (make-turn-of loop)
@@ -166,14 +166,14 @@ the last 100 calls took on average."
     (with-still-loop (loop :note (lambda (what)
                                    (push what waits)
                                    (when (eql 0 what) (wait-at-least 3000000))))
-      (setf (clgrpc.loop::event-loop-spinner loop) (spinning-for-good))
+      (setf (clgrpc.loop::event-loop-spin-state loop) (spinning-for-good))
       (schedule-timer (event-loop-wheel loop) (make-timer #'identity nil)
                       (+ (monotonic-ns) 60000000000))
       (make-turn-of loop)
       (is (< 1000000 (first waits) (- 60000000000 3000000)))
       (is (<= 3000000 (getf (event-loop-statistics loop) :spun-ns)))
       (setf waits '()
-            (clgrpc.loop::event-loop-spinner loop) (spinning-for-good))
+            (clgrpc.loop::event-loop-spin-state loop) (spinning-for-good))
       (schedule-timer (event-loop-wheel loop) (make-timer #'identity nil)
                       (+ (monotonic-ns) 1000000))
       (make-turn-of loop)
@@ -186,7 +186,7 @@ the last 100 calls took on average."
                                    (when (and still (eql 0 what) (= 3 (count 0 waits)))
                                      (post (shiftf still nil) (lambda () (setf ran t))))))
       (setf still loop
-            (clgrpc.loop::event-loop-spinner loop) (spinning-for-good))
+            (clgrpc.loop::event-loop-spin-state loop) (spinning-for-good))
       (make-turn-of loop)
       (is-true ran)
       (is (= 3 (count 0 waits)))
@@ -199,7 +199,7 @@ the last 100 calls took on average."
     (let ((listener (listen-with (list loop) (make-handler :input #'echo))))
       (with-clients (client) ((listener-address listener))
         (dotimes (i 2000)
-          (setf (clgrpc.loop::event-loop-spinner loop) (spinning-for-good))
+          (setf (clgrpc.loop::event-loop-spin-state loop) (spinning-for-good))
           (let ((pause (random 60)) (begin (monotonic-ns)))
             (loop while (< (- (monotonic-ns) begin) (* 1000 pause))))
           (if (evenp i)
@@ -213,12 +213,12 @@ the last 100 calls took on average."
 (test what-never-spins
   (let ((*world* (make-world :clock #'monotonic-ns :wait (constantly nil)
                              :network (loop::world-network *world*))))
-    (is (null (clgrpc.loop::make-spinner-if-useful)) "A simulated world has no time to lose."))
+    (is (null (clgrpc.loop::make-spin-state-if-useful)) "A simulated world has no time to lose."))
   (let ((limit #'os:processor-limit))
     (unwind-protect
          (flet ((spins-with (processors)
                   (setf (symbol-function 'os:processor-limit) (constantly processors))
-                  (not (null (clgrpc.loop::make-spinner-if-useful)))))
+                  (not (null (clgrpc.loop::make-spin-state-if-useful)))))
            (is-true (spins-with 2))
            (is-false (spins-with 1) "with one processor the peer cannot run meanwhile")
            (is-false (spins-with 3/2) "what is spun would be taken from the quota"))

@@ -5,10 +5,10 @@
 
 (defun listen-with-tls (loops handler credentials &key on-connection)
   (listen-on "127.0.0.1:0" (make-server-options) loops
-             (lambda (loop transport peer)
+             (lambda (loop byte-channel peer)
                (declare (ignore peer))
                (let ((connection (make-connection
-                                  loop (make-tls-transport loop transport credentials :server)
+                                  loop (make-tls-byte-channel loop byte-channel credentials :server)
                                   handler)))
                  (when on-connection (funcall on-connection connection))))))
 
@@ -20,7 +20,7 @@
 (defun talk-handler (talk)
   (make-handler
    :input (lambda (connection octets start end)
-            (setf (talk-security talk) (transport-security (connection-transport connection)))
+            (setf (talk-security talk) (byte-channel-security (connection-byte-channel connection)))
             (append-octets (talk-received talk) octets :start start :end end)
             (when (>= (buffer-fill (talk-received talk)) (talk-expected talk))
               (sb-thread:signal-semaphore (talk-done talk)))
@@ -35,11 +35,12 @@
   "Connect to ADDRESS, send OCTETS and return a talk."
   (let ((talk (make-talk :expected expected)) (made (sb-thread:make-semaphore)))
     (connect-to loop address (seconds-ns 10)
-                (lambda (transport condition)
+                (lambda (byte-channel condition)
                   (when condition (error condition))
                   (let ((connection (make-connection
-                                     loop (make-tls-transport loop transport credentials :client
-                                                              :server-name name)
+                                     loop
+                                     (make-tls-byte-channel loop byte-channel credentials :client
+                                                                 :server-name name)
                                      (talk-handler talk))))
                     (setf (talk-connection talk) connection)
                     (append-octets (connection-output connection) octets)
@@ -249,8 +250,8 @@
         (setf (talk-expected talk) (+ 2 i))
         (on-loop loop (lambda ()
                         (os:update-keys (clgrpc.loop::tls-ssl
-                                         (transport-state
-                                          (connection-transport (talk-connection talk)))))
+                                         (byte-channel-state
+                                          (connection-byte-channel (talk-connection talk)))))
                         (append-octets (connection-output (talk-connection talk)) (octets-of i))))
         (is-true (await (talk-done talk))))
       (is (null (end-talk loop talk))))))
@@ -266,7 +267,7 @@
       (let ((talk (begin-talk loop address (client-credentials) (octets-of 1))))
         (is-true (await (talk-done talk)))
         (flet ((update-keys ()
-                 (let ((tls (transport-state (connection-transport (talk-connection talk)))))
+                 (let ((tls (byte-channel-state (connection-byte-channel (talk-connection talk)))))
                    (when (clgrpc.loop::tls-established-p tls)
                      (dotimes (i 100)
                        (os:update-keys (clgrpc.loop::tls-ssl tls))
@@ -311,7 +312,8 @@
                (send-new-keys peer 100000)
                (carry peer end)
                (is (= clgrpc.loop::+broken+ (read-end end)))
-               (is (search "too much that is no data" (transport-failure (end-transport end))))
+               (is (search "too much that is no data"
+                           (byte-channel-failure (end-byte-channel end))))
                (is (< 2000000 (buffer-fill (end-arrived end))) "the rest is not looked at"))
           (close-end end)
           (close-end peer))))))
@@ -339,11 +341,11 @@
                      (clgrpc.loop::note-event connection clgrpc.loop::+readable+))
                    (shake (descriptor)
                      (let* ((end (make-end))
-                            (inner (make-transport **memory** descriptor "memory" end))
-                            (transport (make-tls-transport loop inner (server-credentials)
-                                                           :server)))
+                            (inner (make-byte-channel **memory** descriptor "memory" end))
+                            (byte-channel (make-tls-byte-channel loop inner (server-credentials)
+                                                                 :server)))
                        (push end ends)
-                       (arrive (make-connection loop transport (make-handler :input #'takes-all))
+                       (arrive (make-connection loop byte-channel (make-handler :input #'takes-all))
                                end hello)))
                    (begin (argument)
                      (declare (ignore argument))
@@ -380,11 +382,11 @@
       (flet ((left () (buffer-fill (end-arrived end))))
         (let ((before (left)))
           (is (= clgrpc.loop::+wants-read+
-                 (transport-read (end-transport end) *end-octets* 0 (length *end-octets*))))
-          (is-true (transport-more (end-transport end)))
+                 (byte-channel-read (end-byte-channel end) *end-octets* 0 (length *end-octets*))))
+          (is-true (byte-channel-more (end-byte-channel end)))
           (is (= clgrpc.loop::+shaking-octets+ (- before (left))))
           (is (= clgrpc.loop::+broken+ (read-end end)))
-          (is (search "before the handshake is over" (transport-failure (end-transport end))))
+          (is (search "before the handshake is over" (byte-channel-failure (end-byte-channel end))))
           (is (< (- before (left)) (+ clgrpc.loop::+max-shaking-octets+
                                       (* 2 clgrpc.loop::+shaking-octets+)))
               "the rest is not looked at"))))))

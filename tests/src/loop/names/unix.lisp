@@ -15,14 +15,14 @@
   `(call-with-directory (lambda (,directory) ,@body)))
 
 (defun connect-once (loop target &key (seconds 10))
-  "Connect to TARGET; return the peer's address of the transport, or the condition's text."
+  "Connect to TARGET; return the peer's address of the byte channel, or the condition's text."
   (let ((done (sb-thread:make-semaphore)) (answer nil))
     (connect-to loop target (seconds-ns seconds)
-                (lambda (transport condition)
-                  (setf answer (if transport
-                                   (transport-peer transport)
+                (lambda (byte-channel condition)
+                  (setf answer (if byte-channel
+                                   (byte-channel-peer byte-channel)
                                    (princ-to-string condition)))
-                  (when transport (close-transport transport))
+                  (when byte-channel (close-byte-channel byte-channel))
                   (sb-thread:signal-semaphore done)))
     (is-true (await done))
     answer))
@@ -112,11 +112,11 @@
              (done (sb-thread:make-semaphore)) (got 0))
         (is-true listener)
         (connect-to loop target (seconds-ns 10)
-                    (lambda (transport condition)
+                    (lambda (byte-channel condition)
                       (declare (ignore condition))
                       (let ((connection
                               (make-connection
-                               loop transport
+                               loop byte-channel
                                (make-handler :input (lambda (connection octets start end)
                                                       (declare (ignore connection octets))
                                                       (when (= 500000 (incf got (- end start)))

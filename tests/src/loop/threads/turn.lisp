@@ -96,7 +96,8 @@
     (with-still-loop (loop :clock (lambda () (incf now 1000000)))
       (labels ((connect (descriptor)
                  (let ((end (make-end)))
-                   (values (make-connection loop (make-transport **memory** descriptor "memory" end)
+                   (values (make-connection loop
+                                            (make-byte-channel **memory** descriptor "memory" end)
                                             (make-handler :input #'takes-all
                                                           :closed (lambda (connection reason)
                                                                     (declare (ignore connection

@@ -1,6 +1,6 @@
 ;;;; What a peer earns by decent work, so that it is not charged for frames that go with it
-;;;; (patience.lisp). A call that was served earns its client one reset. DATA of ours, a new stream,
-;;;; and a stream that we reset each earn the peer some WINDOW_UPDATEs and late frames.
+;;;; (rate-limit.lisp). A call that was served earns its client one reset. DATA of ours, a new
+;;;; stream, and a stream that we reset each earn the peer some WINDOW_UPDATEs and late frames.
 
 (in-package #:clgrpc.http2)
 

@@ -341,10 +341,10 @@ in it."
                                                      (descriptor-name field)))
                                      :value (written-value field value))))))
 
-(defun link-read-file (file find &optional (world (make-world)))
+(defun link-read-file (file find &optional (symbol-table (make-symbol-table)))
   "As LINK-FILE, with FILE read from octets: its options are interpreted already, and what sources
 may not say is not asked, since a set does not keep all that would allow it."
-  (let ((*linker* (make-linker :file file :world world :read-p t)))
+  (let ((*linker* (make-linker :file file :symbol-table symbol-table :read-p t)))
     (resolve-imports file find '())
     (map-optioned (lambda (descriptor inside)
                     (declare (ignore inside))
@@ -373,7 +373,7 @@ PROTOBUF-ERROR and PROTO-SYNTAX-ERROR."
   (let* ((read (mapcar #'read-file-descriptor set))
          (unlinked (make-hash-table :test 'equal))
          (linked (make-hash-table :test 'equal))
-         (world (make-world))
+         (symbol-table (make-symbol-table))
          (all '()) (fresh '()))
     (labels ((imports (name)
                (let ((file (gethash name unlinked))) (and file (all-imports file))))
@@ -382,14 +382,16 @@ PROTOBUF-ERROR and PROTO-SYNTAX-ERROR."
              (link (name)
                (let ((file (gethash name unlinked)))
                  (when file
-                   (push (setf (gethash name linked) (settled (link-read-file file #'known world)))
+                   (push (setf (gethash name linked)
+                               (settled (link-read-file file #'known symbol-table)))
                          all))))
              (settled (file)
                (let ((known (find-file-descriptor (descriptor-name file))))
                  (cond ((and known (equalp (file-descriptor-octets file)
                                            (file-descriptor-octets known)))
                         ;; instead of FILE, which declared the same
-                        (let ((*linker* (make-linker :world world))) (enter-file known))
+                        (let ((*linker* (make-linker :symbol-table symbol-table)))
+                             (enter-file known))
                         known)
                        (t
                         (push file fresh)

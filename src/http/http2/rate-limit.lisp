@@ -1,4 +1,4 @@
-;;;; Patience with frames that cost us more than they cost the peer (RFC 9113 section 10.5): resets
+;;;; Rate limits of frames that cost us more than they cost the peer (RFC 9113 section 10.5): resets
 ;;;; ("rapid reset", also those that a peer provokes us to send), frames that carry nothing, answers
 ;;;; that the peer does not read.
 ;;;;
@@ -7,7 +7,7 @@
 ;;;; which the whole burst will be allowed again. An event moves that time one interval away; the
 ;;;; limit is exceeded if it is then further away than the burst's intervals.
 ;;;;
-;;;; What decent peers do in numbers is not charged (earning.lisp): as many resets as calls were
+;;;; What decent peers do in numbers is not charged (rate-credit.lisp): as many resets as calls were
 ;;;; served; a PING, by which peers measure bandwidth, if calls began or ended, or DATA was sent,
 ;;;; since the last one; WINDOW_UPDATEs and late frames, as far as DATA and new streams have earned
 ;;;; them. A frame is late if it has no content and its stream has ended, which its sender did not

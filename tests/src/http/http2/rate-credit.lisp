@@ -1,4 +1,4 @@
-;;;; See src/http/http2/earning.lisp.
+;;;; See src/http/http2/rate-credit.lisp.
 
 (in-package #:clgrpc.tests.http2)
 (in-suite :clgrpc.http2)

@@ -1,4 +1,4 @@
-;;;; See src/http/http2/patience.lisp.
+;;;; See src/http/http2/rate-limit.lisp.
 
 (in-package #:clgrpc.tests.http2)
 (in-suite :clgrpc.http2)

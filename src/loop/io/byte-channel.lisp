@@ -1,0 +1,110 @@
+;;;; A byte channel: how a connection reads, writes, shuts down and closes. The functions of a kind
+;;;; are shared by all its byte channels; STATE is theirs. TCP is the kind that stands here.
+;;;;
+;;;; What they answer: n from 0, or +WANTS-READ+ or +WANTS-WRITE+ (not now: try again when the
+;;;; descriptor can be read or written), or a negated errno. A read that gets fewer octets than
+;;;; there is room for, +WANTS-READ+, or a write that takes fewer than it was given, means that no
+;;;; more can be had now, unless the read has set MORE. A read of 0 means that the peer will send no
+;;;; more. A byte channel that finds a fault of its own answers +BROKEN+ and says in FAILURE which;
+;;;; the peer has been told.
+
+(in-package #:clgrpc.loop)
+
+(defconstant +wants-read+ -10001
+  "Not before the descriptor can be read.")
+(defconstant +wants-write+ -10002
+  "Not before the descriptor can be written.")
+(defconstant +broken+ -10003
+  "Never again; the byte channel's FAILURE says why.")
+
+(defstruct (byte-channel-kind (:copier nil))
+  "How all byte channels of a kind work. The functions run on the loop."
+  (name "" :type string :read-only t)   ; for people
+  (read nil :type function :read-only t) ; (byte-channel octets start end)
+  (write nil :type function :read-only t) ; (byte-channel octets start end)
+  (shutdown nil :type function :read-only t) ; (byte-channel) ends our output
+  (close nil :type function :read-only t)) ; (byte-channel), called once
+
+(declaim (sb-ext:freeze-type byte-channel-kind))
+
+(defstruct (byte-channel (:constructor make-byte-channel (kind descriptor peer &optional state))
+                         (:copier nil))
+  "What a connection reads and writes."
+  (kind nil :type byte-channel-kind :read-only t) ; its functions
+  (descriptor -1 :type fixnum)          ; what the poller knows it by; -1 once closed
+  (peer "" :type string :read-only t)   ; the peer's address, as text
+  (state nil)                           ; the kind's; a byte channel around another has that in it
+  (loop nil)                            ; the loop among whose connections it counts
+  (more nil :type boolean)              ; see BYTE-CHANNEL-MORE
+  (failure nil :type (or null string))) ; see BYTE-CHANNEL-FAILURE
+
+(declaim (sb-ext:freeze-type byte-channel))
+
+(document-functions
+  make-byte-channel-kind "Return a kind of byte channels; see the type BYTE-CHANNEL-KIND."
+  make-byte-channel "Return a byte channel of KIND for DESCRIPTOR, connected to PEER, with STATE."
+  byte-channel-kind "The BYTE-CHANNEL-KIND of BYTE-CHANNEL."
+  byte-channel-descriptor "The descriptor of BYTE-CHANNEL, as the poller knows it; -1 once closed."
+  byte-channel-peer "The address of the other end, as text."
+  byte-channel-state "The datum of the kind's functions."
+  byte-channel-more "True if the last read gave fewer octets than there was room for, or none, and
+more can be had. SETFable by the kind's functions."
+  byte-channel-failure "Why BYTE-CHANNEL, which works, can no longer be used, as text, or NIL.
+SETFable by the kind's functions.")
+
+(defun limit-silence (loop byte-channel seconds)
+  "Have BYTE-CHANNEL, one of LOOP's network, fail once its peer has not acknowledged octets for
+SECONDS, if the network knows such a limit."
+  (funcall (network-limit-silence (event-loop-network loop)) (byte-channel-descriptor byte-channel)
+           seconds)
+  nil)
+
+(defmethod print-object ((kind byte-channel-kind) stream)
+  (print-unreadable-object (kind stream :type t)
+    (write-string (byte-channel-kind-name kind) stream)))
+
+(defmethod print-object ((byte-channel byte-channel) stream)
+  (print-unreadable-object (byte-channel stream :type t)
+    (format stream "~A ~A~:[~; closed~]" (byte-channel-kind-name (byte-channel-kind byte-channel))
+            (byte-channel-peer byte-channel) (minusp (byte-channel-descriptor byte-channel)))))
+
+(define-hot (byte-channel-read :inline t)
+    ((byte-channel byte-channel) (octets octets) (start index) (end index))
+    fixnum
+  "Read into OCTETS from START to END; see above for the answer."
+  (let ((function (byte-channel-kind-read (byte-channel-kind byte-channel))))
+    (the (values fixnum &optional) (funcall function byte-channel octets start end))))
+
+(define-hot (byte-channel-write :inline t)
+    ((byte-channel byte-channel) (octets octets) (start index) (end index))
+    fixnum
+  "Write OCTETS from START to END; see above for the answer."
+  (let ((function (byte-channel-kind-write (byte-channel-kind byte-channel))))
+    (the (values fixnum &optional) (funcall function byte-channel octets start end))))
+
+(defun shut-byte-channel-down (byte-channel)
+  "Tell the peer that no more octets will come; what it sends can still be read."
+  (funcall (byte-channel-kind-shutdown (byte-channel-kind byte-channel)) byte-channel))
+
+;;; TCP
+
+(define-hot read-tcp ((byte-channel byte-channel) (octets octets) (start index) (end index)) fixnum
+  (let ((result (os:receive-octets (byte-channel-descriptor byte-channel) octets start end)))
+    (if (= result (- os:+eagain+)) +wants-read+ result)))
+
+(define-hot write-tcp ((byte-channel byte-channel) (octets octets) (start index) (end index)) fixnum
+  (let ((result (os:send-octets (byte-channel-descriptor byte-channel) octets start end)))
+    (if (= result (- os:+eagain+)) +wants-write+ result)))
+
+(sb-ext:define-load-time-global **tcp**
+  (make-byte-channel-kind :name "TCP"
+                          :read #'read-tcp :write #'write-tcp
+                          :shutdown (lambda (byte-channel)
+                                      (os:shutdown-output (byte-channel-descriptor byte-channel)))
+                          :close (lambda (byte-channel)
+                                   (os:close-descriptor (byte-channel-descriptor byte-channel)))))
+
+(defun make-tcp-byte-channel (socket peer)
+  "Return a byte channel for SOCKET, a connected non-blocking one, which now belongs to it; PEER is
+the peer's address as text."
+  (make-byte-channel **tcp** socket peer))
