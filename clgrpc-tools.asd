@@ -12,8 +12,8 @@
   :components ((:file "command/protos") (:file "command/package")
                (:file "command/standard-output") (:file "command/command") (:file "command/tls")
                (:file "command/payload") (:file "command/serve") (:file "command/client")
-               (:file "command/gen") (:file "inspect/catalogue") (:file "inspect/declaration")
-               (:file "command/fleet") (:file "inspect/call") (:file "inspect/channelz")
+               (:file "command/gen") (:file "inspect/descriptor-source") (:file "inspect/declaration")
+               (:file "command/balancing-options") (:file "inspect/call") (:file "inspect/channelz")
                (:file "inspect/http") (:file "inspect/exposition") (:file "inspect/top")
                (:file "inspect/binlog") (:file "worker/service") (:file "worker/figures")
                (:file "worker/client") (:file "worker/worker") (:file "worker/driver")
@@ -32,8 +32,8 @@
   :serial t
   :components ((:file "package") (:file "histogram") (:file "run") (:file "second")
                (:file "round") (:file "schedule") (:file "template") (:file "payload")
-               (:file "plan") (:file "tally") (:file "structure") (:file "flight") (:file "line")
-               (:file "lane") (:file "engine")))
+               (:file "plan") (:file "tally") (:file "structure") (:file "load-call") (:file "connection-slot")
+               (:file "generator") (:file "engine")))
 
 (defsystem "clgrpc-tools/report"
   :description "What is said of runs of `clgrpc load`: reports, comparisons, conditions."
@@ -66,7 +66,7 @@
   :depends-on ("clgrpc/server" "clgrpc/metrics" "clgrpc/logs" "clgrpc/program")
   :pathname "tools/console/"
   :serial t
-  :components ((:file "package") (:file "album") (:file "tail") (:file "console") (:file "frame")
+  :components ((:file "package") (:file "sample-set") (:file "tail") (:file "console") (:file "update")
                (:file "access") (:file "viewer") (:static-file "page/console.html")
                (:static-file "page/console.css") (:static-file "page/console.js") (:file "page")
                (:file "program")))

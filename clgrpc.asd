@@ -192,7 +192,7 @@
   :components ((:file "package") (:file "interceptor") (:file "transport") (:file "part")
                (:file "observer") (:file "call") (:file "value") (:file "verb") (:file "verdict")
                (:file "trouble") (:file "reaction") (:file "room") (:file "account")
-               (:file "tracing")))
+               (:file "call-tracer")))
 
 (defsystem "clgrpc/calling"
   :description "What channels of all transports share: stubs, futures, client loops."
@@ -259,8 +259,8 @@
   :depends-on ("clgrpc/client")
   :pathname "src/client/balance/"
   :serial t
-  :components ((:file "package") (:file "timer") (:file "vigil") (:file "health") (:file "orca")
-               (:file "fleet") (:file "round-robin") (:file "least-request") (:file "stride")
+  :components ((:file "package") (:file "policy-timer") (:file "backend-stream") (:file "health") (:file "orca")
+               (:file "leaf-policy") (:file "round-robin") (:file "least-request") (:file "stride")
                (:file "weighted-round-robin") (:file "xxh64") (:file "ring-hash")
                (:file "wrapper") (:file "outlier-detection") (:file "random-subsetting")
                (:file "branch") (:file "weighted-target") (:file "priority")))

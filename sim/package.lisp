@@ -9,8 +9,8 @@
   (:export
    ;; chance.lisp
    #:chance #:make-chance #:below #:between #:chance-p #:pick
-   ;; trace.lisp
-   #:note #:simulation-trace #:simulation-digest #:write-story
+   ;; history.lisp
+   #:note #:simulation-entries #:simulation-digest #:write-history
    ;; structure.lisp
    #:simulation #:*simulation* #:simulation-seed #:simulation-chance #:simulation-now
    #:simulation-steps #:host #:host-name #:host-up #:host-processes #:simulation-error

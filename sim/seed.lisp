@@ -52,7 +52,7 @@ a SEED-FAILED."
                                    (format nil "~A But not when it was run again." failure))
                     :rerun rerun
                     :story (with-output-to-string (stream)
-                             (write-story simulation stream)))))
+                             (write-history simulation stream)))))
 
 (defun run-seeds (scenario &rest options &key (first 1) (count 100) on-seed rerun
                   &allow-other-keys)

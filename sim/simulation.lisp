@@ -99,7 +99,7 @@ which end with the process."
     (record (simulation-history *simulation*) (simulation-now *simulation*)
             (and host (host-name host)) :note (apply #'format nil control arguments))))
 
-(defun simulation-trace (simulation)
+(defun simulation-entries (simulation)
   "Return all that has happened in SIMULATION as text, a line for each: the virtual time in seconds,
 the host, what happened. The same seed gives the same text."
   (with-output-to-string (stream)
@@ -115,7 +115,7 @@ the host, what happened. The same seed gives the same text."
   (or (eq :octets (entry-event entry))
       (eq :trace (first (entry-arguments entry)))))
 
-(defun write-story (simulation &optional (stream *standard-output*) (most 200))
+(defun write-history (simulation &optional (stream *standard-output*) (most 200))
   "Write how SIMULATION went to STREAM: the last MOST lines of its trace, and of those before what
 is neither a packet nor told by a tracer."
   (loop with entries = (history-entries (simulation-history simulation))

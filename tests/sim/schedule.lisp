@@ -73,14 +73,14 @@
   (sim:with-simulation (simulation)
     (let ((task (sim:start-task "bad" (lambda () (error "As planned.")))))
       (sim:wait-until (lambda () (sim:task-done-p task)))
-      (is (search "As planned." (sim:simulation-trace simulation))))))
+      (is (search "As planned." (sim:simulation-entries simulation))))))
 
 (test a-task-whose-thread-ends-is-done
   "Its turn goes back to the scheduler, however its thread is left."
   (sim:with-simulation (simulation)
     (let ((task (sim:start-task "aborted" #'sb-thread:abort-thread)))
       (sim:wait-until (lambda () (sim:task-done-p task)))
-      (is (search "its thread ended" (sim:simulation-trace simulation)))
+      (is (search "its thread ended" (sim:simulation-entries simulation)))
       (let ((next (sim:start-task "next" (lambda () (sim:wait-for 1)))))
         (is-true (sim:wait-until (lambda () (sim:task-done-p next))))))))
 

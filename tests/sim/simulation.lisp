@@ -9,7 +9,7 @@
     (apply #'sim:call-with-simulation
            (lambda (simulation)
              (run-mix simulation)
-             (setf trace (sim:simulation-trace simulation)
+             (setf trace (sim:simulation-entries simulation)
                    digest (sim:simulation-digest simulation)))
            :seed seed *mix-options*)
     (values trace digest)))

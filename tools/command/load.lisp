@@ -273,7 +273,7 @@ one; those that are left are not made once the user has interrupted one."
       (insecure "[BOOLEAN]" #'parse-boolean nil
                 "Speak plaintext; the default, for command lines of ghz.")
       (authority "NAME" #'identity nil "The :authority of calls, by default the target's.")
-      fleet
+      balancing-options
       ((format nil "-O") "FORMAT" (apply #'choice-parser report:*formats*) :summary
        "How to report: summary, json as ghz writes it with more, pretty, csv, or html, a page.")
       ((output nil "-o") "FILE" #'identity nil "Where to, instead of standard output.")

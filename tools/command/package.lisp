@@ -22,8 +22,8 @@
    #:parse-channel-target
    ;; standard-output.lisp
    #:make-standard-output #:octet-input
-   ;; tls.lisp, fleet.lisp
-   #:client-tls #:client-credentials #:fleet #:fleet-arguments
+   ;; tls.lisp, balancing-options.lisp
+   #:client-tls #:client-credentials #:balancing-options #:balancing-arguments
    ;; payload.lisp
    #:+max-payload-octets+ #:payload-of-size
    ;; worker/service.lisp

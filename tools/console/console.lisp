@@ -1,6 +1,6 @@
 ;;;; The console object. Given to servers and channels as :observer it keeps the calls that are
-;;;; worth a look, in an album for each loop, and has its metrics count. It hears of the log until
-;;;; it is garbage.
+;;;; worth a look, in a sample set for each loop, and has its metrics count. It hears of the log
+;;;; until it is garbage.
 
 (in-package #:clgrpc.console)
 
@@ -15,11 +15,13 @@
    (exemplar :initarg :exemplar :reader console-exemplar) ; see MAKE-CONSOLE
    (tail :initform (make-tail) :reader console-tail) ; of the log
    (lock :initform (sb-thread:make-mutex :name "clgrpc console") :reader console-lock) ; of the rest
-   (albums :initform '() :accessor console-albums) ; an alist from weak loops, or nil, to ALBUMs
+   ;; an alist from weak loops, or nil, to SAMPLE-SETs
+   (sample-sets :initform '() :accessor console-sample-sets)
    (viewers :initform '() :accessor console-viewers) ; VIEWERs, who look now
-   (thread :initform nil :accessor console-thread) ; that makes frames while somebody looks
+   (thread :initform nil :accessor console-thread) ; that makes updates while somebody looks
    (bell :initform (sb-thread:make-semaphore :name "clgrpc console") :reader console-bell) ; for it
-   (film :initform nil :accessor console-film)) ; the FILM of the last minutes, or nil; its thread's
+   ;; the UPDATE-STREAM of the last minutes, or nil; its thread's
+   (update-stream :initform nil :accessor console-update-stream))
   (:documentation "What a console in the browser shows: see MAKE-CONSOLE."))
 
 (defmethod print-object ((console console) stream)
@@ -92,24 +94,24 @@ Signal MISUSE for a wrong argument, as REMOTE without a TOKEN is. From any threa
 
 ;;; Observing
 
-(defun album-of-loop (console loop)
-  "The album of CONSOLE for LOOP, or for threads without one if that is nil."
+(defun sample-set-of-loop (console loop)
+  "The sample set of CONSOLE for LOOP, or for threads without one if that is nil."
   (sb-thread:with-mutex ((console-lock console))
     (flet ((its-loop (entry) (and (car entry) (sb-ext:weak-pointer-value (car entry)))))
-      (setf (console-albums console)
+      (setf (console-sample-sets console)
             (remove-if (lambda (entry) (and (car entry) (null (its-loop entry))))
-                       (console-albums console)))
-      (or (cdr (find loop (console-albums console) :key #'its-loop))
-          (let ((album (make-album :lock (if loop nil (sb-thread:make-mutex)))))
-            (push (cons (and loop (sb-ext:make-weak-pointer loop)) album)
-                  (console-albums console))
-            album)))))
+                       (console-sample-sets console)))
+      (or (cdr (find loop (console-sample-sets console) :key #'its-loop))
+          (let ((sample-set (make-sample-set :lock (if loop nil (sb-thread:make-mutex)))))
+            (push (cons (and loop (sb-ext:make-weak-pointer loop)) sample-set)
+                  (console-sample-sets console))
+            sample-set)))))
 
 (defun keeping-observer (console target loop)
   "An observer that keeps calls of LOOP, or of threads without one, for CONSOLE. TARGET is that of
 their channel, or nil."
-  (let* ((album (album-of-loop console loop))
-         (lock (album-lock album))
+  (let* ((sample-set (sample-set-of-loop console loop))
+         (lock (sample-set-lock sample-set))
          (exemplar (console-exemplar console)))
     (flet ((describe-call (call)
              (loop:guarding (:observer-error) (logs:call-plist call target exemplar))))
@@ -118,13 +120,14 @@ their channel, or nil."
        (if loop
            (lambda (call)
              (unless (metrics:plain-request-p call)
-               (note-call album call (eq :ok (call-status call)) (operate elapsed-ns call)
+               (note-call sample-set call (eq :ok (call-status call)) (operate elapsed-ns call)
                           (loop:event-loop-now loop) #'describe-call)))
            (lambda (call)
              (let ((ns (operate elapsed-ns call)) (now (monotonic-ns)))
                ;; a thread that another is ahead of goes on: calls cost more to keep than to lose
                (sb-thread:with-mutex (lock :wait-p nil)
-                 (note-call album call (eq :ok (call-status call)) ns now #'describe-call)))))))))
+                 (note-call sample-set call (eq :ok (call-status call)) ns now
+                            #'describe-call)))))))))
 
 (defmethod rpc:check-observer ((source console))
   (list (console-metrics source) source))

@@ -1,58 +1,60 @@
-;;;; Who looks at the console now, and the thread that makes frames for them. The thread is there
-;;;; only while somebody looks. It makes a frame each second, or less often if that took much of a
+;;;; Who looks at the console now, and the thread that makes updates for them. The thread is there
+;;;; only while somebody looks. It makes an update each second, or less often if that took much of a
 ;;;; processor, so that it never takes more than a hundredth of one; what it waits for, such as a
-;;;; loop that does not answer, makes no frame rare when it is needed most. All viewers get the same
-;;;; frames. Frames that a slow one has no room for wait for it, and follow together; only if there
-;;;; are too many it gets, once it has caught up, all there is anew.
+;;;; loop that does not answer, makes no update rare when it is needed most. All viewers get the
+;;;; same updates. Updates that a slow one has no room for wait for it, and follow together; only if
+;;;; there are too many it gets, once it has caught up, all there is anew.
 
 (in-package #:clgrpc.console)
 
 (defconstant +viewers+ 16 "How many may look at once.")
-(defconstant +period-ns+ 1000000000 "How much later the next frame is due.")
-(defconstant +thrift+ 100 "How many times as long as a frame took the processor none is made.")
+(defconstant +period-ns+ 1000000000 "How much later the next update is due.")
+(defconstant +thrift+ 100 "How many times as long as an update took the processor none is made.")
 (defconstant +waiting-characters+ 1000000
-  "How long the frames that wait for a slow viewer may be together: some minutes of them.")
-(defconstant +film-ns+ 60000000000 "How long nobody may have looked for a film to go on.")
+  "How long the updates that wait for a slow viewer may be together: some minutes of them.")
+(defconstant +update-stream-ns+ 60000000000
+             "How long nobody may have looked for an update stream to go on.")
 
 (defstruct (viewer (:constructor make-viewer (request)) (:copier nil))
   "Somebody who looks."
   (request nil :type server:http-request :read-only t) ; whose response is sent over time
-  ;; it has got all frames until now, but those that wait for it; the thread's, as is what follows
+  ;; it has got all updates until now, but those that wait for it; the thread's, as is what follows
   (current nil :type boolean)
-  (waiting '() :type list))             ; the texts of frames that wait for it, newest first
+  (waiting '() :type list))             ; the texts of updates that wait for it, newest first
 
 (declaim (sb-ext:freeze-type viewer))
 
 (defmethod print-object ((viewer viewer) stream)
   (print-unreadable-object (viewer stream :type t)
-    (format stream "~:[behind~;current~], ~D frames wait" (viewer-current viewer)
+    (format stream "~:[behind~;current~], ~D updates wait" (viewer-current viewer)
             (length (viewer-waiting viewer)))))
 
 (defun viewer-open-p (viewer)
   (server:response-open-p (viewer-request viewer)))
 
-(defun fresh-film (console now)
-  "The film of CONSOLE, a new one if its last frame is too old NOW."
-  (let ((film (console-film console)))
-    (if (and film (< now (+ (film-taken-ns film) +film-ns+)))
-        film
-        (setf (console-film console) (make-film)))))
+(defun fresh-update-stream (console now)
+  "The update stream of CONSOLE, a new one if its last update is too old NOW."
+  (let ((update-stream (console-update-stream console)))
+    (if (and update-stream (< now (+ (update-stream-taken-ns update-stream) +update-stream-ns+)))
+        update-stream
+        (setf (console-update-stream console) (make-update-stream)))))
 
 (defun send-waiting (viewer text)
-  "Send VIEWER, which is current, the frames that wait for it and that of TEXT behind them. If there
-is no room they wait, unless that is too much."
-  (let ((frames (cons text (viewer-waiting viewer))))
+  "Send VIEWER, which is current, the updates that wait for it and that of TEXT behind them. If
+there is no room they wait, unless that is too much."
+  (let ((updates (cons text (viewer-waiting viewer))))
     (cond ((server:send-chunk (viewer-request viewer)
-                              (apply #'concatenate 'string (reverse frames)))
-           (setf frames '()))
-          ((< +waiting-characters+ (reduce #'+ frames :key #'length))
-           (setf frames '()
+                              (apply #'concatenate 'string (reverse updates)))
+           (setf updates '()))
+          ((< +waiting-characters+ (reduce #'+ updates :key #'length))
+           (setf updates '()
                  (viewer-current viewer) nil)))
-    (setf (viewer-waiting viewer) frames)))
+    (setf (viewer-waiting viewer) updates)))
 
-(defun send-frame (console film frame viewers)
-  "Send FRAME of FILM to those of VIEWERS who have got the one before, all of CONSOLE to others."
-  (let ((text (event-text "frame" frame)) (hello nil))
+(defun send-update (console update-stream update viewers)
+  "Send UPDATE of UPDATE-STREAM to those of VIEWERS who have got the one before, all of CONSOLE to
+others."
+  (let ((text (event-text "frame" update)) (hello nil))
     (dolist (viewer viewers)
       (if (viewer-current viewer)
           (send-waiting viewer text)
@@ -60,21 +62,22 @@ is no room they wait, unless that is too much."
                 (server:send-chunk (viewer-request viewer)
                                    (or hello
                                        (setf hello (event-text "hello"
-                                                               (hello console film))))))))))
+                                                               (hello console
+                                                                      update-stream))))))))))
 
-(defun frame-due-ns (now spent-ns)
-  "When the frame is due after one that was due NOW and took the processor for SPENT-NS."
+(defun update-due-ns (now spent-ns)
+  "When the update is due after one that was due NOW and took the processor for SPENT-NS."
   (+ now (max +period-ns+ (* +thrift+ spent-ns))))
 
-(defun show-frame (console viewers)
-  "Make the next frame of CONSOLE and send it to VIEWERS. Return when the one after it is due."
+(defun show-update (console viewers)
+  "Make the next update of CONSOLE and send it to VIEWERS. Return when the one after it is due."
   (let* ((now (monotonic-ns))
          (begin-ns (thread-time-ns))
-         (film (fresh-film console now))
-         (frame (take-frame console film now)))
-    (keep-frame film frame)
-    (send-frame console film frame viewers)
-    (frame-due-ns now (- (thread-time-ns) begin-ns))))
+         (update-stream (fresh-update-stream console now))
+         (update (take-update console update-stream now)))
+    (keep-update update-stream update)
+    (send-update console update-stream update viewers)
+    (update-due-ns now (- (thread-time-ns) begin-ns))))
 
 (defun current-viewers (console)
   "The viewers of CONSOLE; if there are none any more its thread, this one, is not there for those
@@ -86,10 +89,10 @@ who come."
 
 (defun greet (console viewers)
   "Send all there is to those of VIEWERS who have got nothing yet."
-  (let ((film (console-film console)))
-    (when film
+  (let ((update-stream (console-update-stream console)))
+    (when update-stream
       (let ((new (remove-if #'viewer-current viewers)))
-        (when new (send-frame console film '() new))))))
+        (when new (send-update console update-stream '() new))))))
 
 (defun wait-for-bell (console due-ns)
   "Wait until DUE-NS, or until somebody comes or goes at CONSOLE."
@@ -98,8 +101,8 @@ who come."
    ;; SBCL signals an error for a time-out of 0.0
    :timeout (ns-seconds (max 1000 (- due-ns (monotonic-ns))))))
 
-(defun show-frames (console)
-  "Make frames as long as there is somebody who looks at CONSOLE. The function of its thread."
+(defun show-updates (console)
+  "Make updates as long as there is somebody who looks at CONSOLE. The function of its thread."
   (loop with due-ns = 0
         for viewers = (current-viewers console)
         for now = (monotonic-ns)
@@ -107,12 +110,12 @@ who come."
         do (loop:guarding (:console-error)
              (if (>= now due-ns)
                  (setf due-ns (+ now +period-ns+) ; if it fails
-                       due-ns (show-frame console viewers))
+                       due-ns (show-update console viewers))
                  (greet console viewers)))
            (wait-for-bell console due-ns)))
 
 (defun add-viewer (console request)
-  "Begin to answer REQUEST with frames of CONSOLE; return it, or nil if too many look."
+  "Begin to answer REQUEST with updates of CONSOLE; return it, or nil if too many look."
   (sb-thread:with-mutex ((console-lock console))
     (when (< (count-if #'viewer-open-p (console-viewers console)) +viewers+)
       (server:begin-response request :headers (safe-headers "text/event-stream"))
@@ -122,6 +125,6 @@ who come."
       (if (console-thread console)
           (sb-thread:signal-semaphore (console-bell console))
           (setf (console-thread console)
-                (sb-thread:make-thread #'show-frames :name "clgrpc console"
-                                                     :arguments (list console))))
+                (sb-thread:make-thread #'show-updates :name "clgrpc console"
+                                                      :arguments (list console))))
       request)))

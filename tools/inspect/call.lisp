@@ -10,10 +10,10 @@
 (define-command "list"
     (((address "[ADDRESS]" #'identity "Where the server listens; left out with --proto.")
       (service "[SERVICE]" #'identity "The full name of a service."))
-     (catalogue client-tls))
+     (descriptor-source client-tls))
     "List the services of a server, or the methods of one, by their full names. Asks the server's
 reflection, or reads --proto."
-  (call-with-catalogue
+  (call-with-descriptor-source
    (lambda (symbol list pool-of)
      (format t "~{~A~%~}"
              (mapcar #'shown
@@ -31,10 +31,10 @@ reflection, or reads --proto."
     (((address "[ADDRESS]" #'identity "Where the server listens; left out with --proto.")
       (symbol "[SYMBOL]" #'identity
               "The full name of a service, method, message, enum or field; all services without."))
-     (catalogue client-tls))
+     (descriptor-source client-tls))
     "Show the declaration of a symbol as it would stand in a .proto file. Asks the server's
 reflection, or reads --proto."
-  (call-with-catalogue
+  (call-with-descriptor-source
    (lambda (symbol list pool-of)
      (let* ((symbols (if symbol (list (string-left-trim "." symbol)) (funcall list)))
             (index (pool-index (funcall pool-of symbols))))
@@ -52,7 +52,8 @@ reflection, or reads --proto."
          (owner (and dot (gethash (subseq full-name 0 dot) index))))
     (and (typep owner 'protobuf:message-descriptor) owner)))
 
-(defun call-with-catalogue (function address symbol proto import-paths headers timeout credentials)
+(defun call-with-descriptor-source
+       (function address symbol proto import-paths headers timeout credentials)
   "Call FUNCTION with SYMBOL, a function that lists the names of the services, and one that returns
 a pool with the symbols of a list. With PROTO there is no address, and the first argument is the
 symbol."
@@ -236,7 +237,7 @@ service has if it is none of them."
                      "Print fields also if they are zero or empty.")
       (wait-for-ready "[BOOLEAN]" #'parse-boolean nil
                       "Wait until the server can be reached, instead of failing when it cannot.")
-      fleet catalogue client-tls))
+      balancing-options descriptor-source client-tls))
     "Call any method of any server with requests in JSON, and print its responses in JSON. Types
 come from the server's reflection or from --proto. Exits with 0 if the call ends with OK, with 64
 plus the code of its status if it ends with another (69 is NOT_FOUND), with 1 if it could not be
@@ -258,7 +259,7 @@ arguments are wrong."
                                          *standard-input*
                                          (make-string-input-stream (or data ""))))
               (reflector-channel reflector))))
-         address (list* :credentials credentials (fleet-arguments service-config balance))
+         address (list* :credentials credentials (balancing-arguments service-config balance))
          headers timeout :patient wait-for-ready)
       (grpc:rpc-error (error) (print-status error))
       (:no-error (&rest values) (declare (ignore values)) 0))))

@@ -1,7 +1,7 @@
-;;;; A run from begin to end, by the thread that calls PERFORM-RUN: it makes the lanes, waits until
-;;;; they are connected, begins them all at one time, tells how they fare, stops them when the user
-;;;; interrupts, and makes a RUN of their notes. Interrupts of that thread come through while it
-;;;; waits and nowhere else: a thread that is unwound while it posts would leave the loop waiting
+;;;; A run from begin to end, by the thread that calls PERFORM-RUN: it makes the generators, waits
+;;;; until they are connected, begins them all at one time, tells how they fare, stops them when the
+;;;; user interrupts, and makes a RUN of their notes. Interrupts of that thread come through while
+;;;; it waits and nowhere else: a thread that is unwound while it posts would leave the loop waiting
 ;;;; for it.
 
 (in-package #:clgrpc.load)
@@ -16,8 +16,9 @@
 
 (defstruct (control (:copier nil))
   "What the thread of PERFORM-RUN waits with."
-  (lanes '() :type list)                ; all LANEs
-  (event (sb-thread:make-semaphore :name "clgrpc load") :read-only t)) ; a lane is ready, or done
+  (generators '() :type list)           ; all GENERATORs
+  (event (sb-thread:make-semaphore :name "clgrpc load")
+         :read-only t)) ; a generator is ready, or done
 
 (defun make-load-loop (number)
   (let ((loop (loop:make-event-loop
@@ -28,29 +29,31 @@
     loop))
 
 (defun post-all (control function)
-  "Call FUNCTION with each lane of CONTROL on its loop."
-  (dolist (lane (control-lanes control))
-    (let ((lane lane)) (loop:post (lane-loop lane) (lambda () (funcall function lane))))))
+  "Call FUNCTION with each generator of CONTROL on its loop."
+  (dolist (generator (control-generators control))
+    (let ((generator generator))
+         (loop:post (generator-loop generator) (lambda () (funcall function generator))))))
 
-(defun await-lanes (control test seconds)
-  "Wait until TEST is true of all lanes of CONTROL, or SECONDS have passed; return whether it is."
+(defun await-generators (control test seconds)
+  "Wait until TEST is true of all generators of CONTROL, or SECONDS have passed; return whether it
+is."
   (let ((end (+ (monotonic-ns) (seconds-ns seconds))))
     (loop
-      (when (every test (control-lanes control)) (return t))
+      (when (every test (control-generators control)) (return t))
       (let ((left (- end (monotonic-ns))))
         (unless (plusp left) (return nil))
         (sb-sys:with-interrupts
           (sb-thread:wait-on-semaphore (control-event control) :timeout (/ left 1d9)))))))
 
 (defun connect-all (control plan)
-  "Connect all lanes of CONTROL. Signal RUN-FAILED if not one connection comes about."
-  (post-all control #'connect-lane)
-  (await-lanes control #'lane-ready-p (+ 1 (ns-seconds (plan-connect-timeout-ns plan))))
-  (let ((lines (loop for lane in (control-lanes control)
-                     append (coerce (lane-lines lane) 'list))))
-    (unless (find :ready lines :key #'line-state)
+  "Connect all generators of CONTROL. Signal RUN-FAILED if not one connection comes about."
+  (post-all control #'connect-generator)
+  (await-generators control #'generator-ready-p (+ 1 (ns-seconds (plan-connect-timeout-ns plan))))
+  (let ((connection-slots (loop for generator in (control-generators control)
+                                append (coerce (generator-connection-slots generator) 'list))))
+    (unless (find :ready connection-slots :key #'connection-slot-state)
       (error 'run-failed :text (format nil "~A cannot be reached: ~A" (plan-target plan)
-                                       (line-failure (first lines)))))))
+                                       (connection-slot-failure (first connection-slots)))))))
 
 (defun cpu-ns ()
   "The CPU time of this process so far."
@@ -69,25 +72,26 @@
 the user interrupts again."
   (let ((begin (monotonic-ns)))
     (flet ((wait ()
-             (await-lanes control #'lane-done +interrupt-grace-seconds+)
+             (await-generators control #'generator-done +interrupt-grace-seconds+)
              ;; the second of two may still come
              (sb-sys:with-interrupts
                (sleep (ns-seconds (max 0 (- (+ begin +twice-ns+) (monotonic-ns))))))))
-      (post-all control #'stop-lane)
+      (post-all control #'stop-generator)
       (when (and (interrupted-p #'wait) (< (- (monotonic-ns) begin) +twice-ns+))
         (interrupted-p #'wait)))
-    (unless (every #'lane-done (control-lanes control))
-      (post-all control (lambda (lane) (drop-calls lane t))))))
+    (unless (every #'generator-done (control-generators control))
+      (post-all control (lambda (generator) (drop-calls generator t))))))
 
 (defun calls-ended (control)
-  (loop for lane in (control-lanes control) sum (tally-count (lane-tally lane))))
+  (loop for generator in (control-generators control) sum
+        (tally-count (generator-tally generator))))
 
 (defun await-run (control begin-ns measure-ns on-progress)
-  "Wait until all lanes of CONTROL are done. Return the CPU time when what counts began, and whether
-the user has interrupted the run."
+  "Wait until all generators of CONTROL are done. Return the CPU time when what counts began, and
+whether the user has interrupted the run."
   (let ((cpu nil) (interrupted nil))
     (flet ((wait ()
-             (loop until (await-lanes control #'lane-done 1/10)
+             (loop until (await-generators control #'generator-done 1/10)
                    do (when (and (null cpu) (<= measure-ns (monotonic-ns)))
                         (setf cpu (cpu-ns)))
                       (when (and on-progress (< begin-ns (monotonic-ns)))
@@ -107,7 +111,7 @@ the user has interrupted the run."
 to say. Beyond their CPU time that of the process has begin and end of the run."
   (if (< (run-duration-ns run) +judged-ns+)
       0
-      (min 1 (/ (run-cpu-ns run) (* (plan-lanes plan) (run-duration-ns run))))))
+      (min 1 (/ (run-cpu-ns run) (* (plan-generators plan) (run-duration-ns run))))))
 
 (defun why-limited (run plan capped)
   "Why it was the tool that set the limit in RUN, a text, or nil; CAPPED calls waited for a worker."
@@ -126,27 +130,27 @@ to say. Beyond their CPU time that of the process has begin and end of the run."
                         more calls" (round (* 100 busy)))))))
 
 (defun finish-run (control plan measure-ns cpu-begin interrupted)
-  "The RUN that CONTROL's lanes have noted."
-  (let* ((lanes (control-lanes control))
-         (end-ns (reduce #'max lanes :key #'lane-last-end-ns :initial-value measure-ns))
+  "The RUN that CONTROL's generators have noted."
+  (let* ((generators (control-generators control))
+         (end-ns (reduce #'max generators :key #'generator-last-end-ns :initial-value measure-ns))
          (run (make-run :name (plan-name plan) :target (plan-target plan)
                         :method (subseq (method:rpc-method-path (plan-method plan)) 1)
                         :kind (plan-kind plan) :options (plan-options plan)
                         :tags (plan-tags plan)
                         :started-unix-ns (+ measure-ns (tally-real-offset-ns
-                                                        (lane-tally (first lanes))))
+                                                        (generator-tally (first generators))))
                         :duration-ns (- end-ns measure-ns)
                         :loop-kind (if (plan-rate plan) :open :closed)
                         :connections (plan-connections plan)
                         :cpu-ns (- (cpu-ns) cpu-begin))))
-    (fill-run run (mapcar #'lane-tally lanes))
+    (fill-run run (mapcar #'generator-tally generators))
     (setf (run-ended-early run)
           (cond (interrupted :interrupted)
                 ((and (plan-total plan) (plan-duration-ns plan)
                       (< (run-count run) (plan-total plan)))
                  :deadline)))
     (when (plan-rate plan) (setf (run-intended-rps run) (mean-rate plan run)))
-    (setf (run-limited run) (why-limited run plan (reduce #'+ lanes :key #'lane-capped)))
+    (setf (run-limited run) (why-limited run plan (reduce #'+ generators :key #'generator-capped)))
     run))
 
 (defun mean-rate (plan run)
@@ -156,24 +160,24 @@ to say. Beyond their CPU time that of the process has begin and end of the run."
         (schedule-start rate)
         (/ (loop for i below 1000 sum (schedule-value rate (* seconds (/ i 1000)))) 1000))))
 
-(defun prepare-lanes (control plan)
-  "Give CONTROL the lanes of PLAN, with their loops running."
-  (dotimes (i (plan-lanes plan))
-    (let ((lane (prepare-lane plan i (make-load-loop i)
-                              (lambda (lane)
-                                (declare (ignore lane))
-                                (sb-thread:signal-semaphore (control-event control))))))
-      (setf (control-lanes control) (append (control-lanes control) (list lane))))))
+(defun prepare-generators (control plan)
+  "Give CONTROL the generators of PLAN, with their loops running."
+  (dotimes (i (plan-generators plan))
+    (let ((generator (prepare-generator plan i (make-load-loop i)
+                                        (lambda (generator)
+                                          (declare (ignore generator))
+                                          (sb-thread:signal-semaphore (control-event control))))))
+      (setf (control-generators control) (append (control-generators control) (list generator))))))
 
 (defun perform-with (control plan on-progress)
-  "PERFORM-RUN with CONTROL, whose lanes the caller ends."
-  (prepare-lanes control plan)
+  "PERFORM-RUN with CONTROL, whose generators the caller ends."
+  (prepare-generators control plan)
   (connect-all control plan)
   (let* ((begin-ns (+ (monotonic-ns) 2000000))
          (measure-ns (+ begin-ns (plan-warm-up-ns plan))))
-    (post-all control (lambda (lane) (begin-lane lane begin-ns)))
+    (post-all control (lambda (generator) (begin-generator generator begin-ns)))
     (multiple-value-bind (cpu interrupted) (await-run control begin-ns measure-ns on-progress)
-      (let ((trouble (some #'lane-trouble (control-lanes control))))
+      (let ((trouble (some #'generator-trouble (control-generators control))))
         (when trouble
           (error 'run-failed :text (string-right-trim "." (princ-to-string trouble)))))
       (finish-run control plan measure-ns cpu interrupted))))
@@ -186,10 +190,10 @@ RUN-FAILED if not one connection could be made, or what a template gave was no m
     (sb-sys:without-interrupts
       (unwind-protect
            (sb-sys:allow-with-interrupts (perform-with control plan on-progress))
-        (dolist (lane (control-lanes control))
-          (loop:stop-event-loop (lane-loop lane)))
-        (dolist (lane (control-lanes control))
-          (loop:join-event-loop (lane-loop lane)))))))
+        (dolist (generator (control-generators control))
+          (loop:stop-event-loop (generator-loop generator)))
+        (dolist (generator (control-generators control))
+          (loop:join-event-loop (generator-loop generator)))))))
 
 (defun single-targets (target timeout-ns)
   "A list of targets of one address each for all addresses that TARGET, a target, has, looked up

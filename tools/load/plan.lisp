@@ -3,7 +3,7 @@
 (in-package #:clgrpc.load)
 
 (defstruct (plan (:copier nil))
-  "What is to be called, and how. Lanes read it and never change it."
+  "What is to be called, and how. Generators read it and never change it."
   (name nil :type (or null string))     ; the user's, for reports
   (tags '() :type list)                 ; the user's, for reports
   (options '() :type list)              ; what was asked for, for reports; see RUN-OPTIONS
@@ -19,15 +19,15 @@
   (connect-timeout-ns 0 :type nanoseconds) ; that connecting may take
   (options-of-http2 nil :type (or null options)) ; what limits connections
   ;; how much at once
-  (lanes 1 :type (integer 1 1024))      ; event loops, each with a thread
-  (connections 1 :type (integer 1 100000)) ; of all lanes together
+  (generators 1 :type (integer 1 1024)) ; event loops, each with a thread
+  (connections 1 :type (integer 1 100000)) ; of all generators together
   (workers nil :type (or null schedule)) ; calls under way at once; nil for as many as are due
   ;; when calls begin
   (rate nil :type (or null schedule))   ; calls a second, of an open loop; nil for a closed one
   (arrival :constant :type (member :constant :poisson)) ; see PACER
   (group-ns 1000000 :type (unsigned-byte 40)) ; see PACER
   ;; when the run ends
-  (total nil :type (or null unsigned-byte)) ; how many calls count, of all lanes together
+  (total nil :type (or null unsigned-byte)) ; how many calls count, of all generators together
   (duration-ns nil :type (or null nanoseconds)) ; for how long calls that count begin
   (stop :wait :type (member :wait :close :ignore)) ; what becomes of calls under way then
   ;; what does not count

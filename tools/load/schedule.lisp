@@ -42,31 +42,31 @@
 (defconstant +never-ns+ (ash 1 61) "A time that does not come.")
 
 (defstruct (pacer (:copier nil) (:constructor %make-pacer))
-  "The times of one lane's calls."
-  (schedule nil :type schedule)         ; the rate of all lanes together, in calls a second
-  (share 1d0 :type double-float)        ; of it that is this lane's
+  "The times of one generator's calls."
+  (schedule nil :type schedule)         ; the rate of all generators together, in calls a second
+  (share 1d0 :type double-float)        ; of it that is this generator's
   (arrival :constant :type (member :constant :poisson)) ; how calls are spread
   (group-ns 0 :type (unsigned-byte 40)) ; within which calls are due together
   (group 1 :type (and quantity (integer 1))) ; how many that are, if the rate is constant
   (interval-ns 0d0 :type double-float)  ; between two calls, if the rate is constant
-  (offset-ns 0d0 :type double-float)    ; of this lane's calls among those of all lanes
+  (offset-ns 0d0 :type double-float)    ; of this generator's calls among those of all generators
   (count 0 :type quantity) ; calls so far
   (at 0d0 :type double-float)           ; seconds: the time of the next, if the rate changes
   (random nil :type (or null random-state))) ; of a Poisson process
 
 (declaim (sb-ext:freeze-type pacer))
 
-(defun make-pacer (schedule &key (lanes 1) (lane 0) (arrival :constant) (group-ns 1000000)
+(defun make-pacer (schedule &key (generators 1) (generator 0) (arrival :constant) (group-ns 1000000)
                               (random (sb-ext:seed-random-state 1)))
-  "A pacer for the number LANE of LANES that share the rate SCHEDULE."
+  "A pacer for the number GENERATOR of GENERATORS that share the rate SCHEDULE."
   (let* ((even (and (eq :constant arrival) (eq :const (schedule-kind schedule))))
-         (rate (/ (schedule-start schedule) lanes))
-         (pacer (%make-pacer :schedule schedule :share (/ 1d0 lanes) :arrival arrival
+         (rate (/ (schedule-start schedule) generators))
+         (pacer (%make-pacer :schedule schedule :share (/ 1d0 generators) :arrival arrival
                              :group-ns group-ns :random random)))
     (when even
       (setf (pacer-interval-ns pacer) (/ 1d9 rate)
             (pacer-group pacer) (max 1 (floor (* rate group-ns) 1000000000))
-            (pacer-offset-ns pacer) (* lane (/ 1d9 (schedule-start schedule)))))
+            (pacer-offset-ns pacer) (* generator (/ 1d9 (schedule-start schedule)))))
     (when (eq :poisson arrival) (advance-pacer pacer))
     pacer))
 

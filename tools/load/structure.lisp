@@ -1,19 +1,20 @@
-;;;; The structures of a run under way. A LANE is an event loop with its thread and what runs on it.
-;;;; A lane has LINES: places for one connection each, which is made anew when it is lost. A FLIGHT
-;;;; is one call, from when it is due until it has ended; flights are used again.
+;;;; The structures of a run under way. A GENERATOR is an event loop with its thread and what runs
+;;;; on it. A generator has CONNECTION-SLOTS: places for one connection each, which is made anew
+;;;; when it is lost. A LOAD-CALL is one call, from when it is due until it has ended; load calls
+;;;; are used again.
 ;;;;
-;;;; Everything of a lane is touched on its loop only, but for a few counters that the main thread
-;;;; reads for its progress line.
+;;;; Everything of a generator is touched on its loop only, but for a few counters that the main
+;;;; thread reads for its progress line.
 
 (in-package #:clgrpc.load)
 
-(defstruct (flight (:constructor %make-flight (lane)) (:copier nil))
+(defstruct (load-call (:constructor %make-load-call (generator)) (:copier nil))
   "A call."
-  (lane nil)                            ; whose it is
-  (line nil)                            ; where it goes
+  (generator nil)                       ; whose it is
+  (connection-slot nil)                 ; where it goes
   (connection nil)                      ; that it has a stream of
   (stream nil :type (or null http2:stream)) ; that it has
-  (number 0 :type quantity) ; of the request, over all lanes
+  (number 0 :type quantity) ; of the request, over all generators
   (intended-ns 0 :type nanoseconds)     ; when it was to begin; its latency counts from then
   (made-ns 0 :type nanoseconds)         ; when it was made; its timeout counts from then
   (begun-ns 0 :type nanoseconds)        ; when it got its stream
@@ -29,28 +30,29 @@
   (encoded nil :type boolean)           ; its response has a grpc-encoding
   (timer nil :type (or null timer))     ; of a stream's pace or end; made when first needed
   (ended nil :type boolean)             ; it is used again once neither of the next two holds it
-  (queued nil :type boolean)            ; in its line's queue
+  (queued nil :type boolean)            ; in its connection slot's queue
   (chained nil :type boolean)           ; among those that its connection has not flushed
-  (later nil :type (or null flight))    ; in one of these two
-  (next nil :type (or null flight))     ; among the lane's, by MADE-NS, or those to be used again
-  (previous nil :type (or null flight))) ; among the lane's
+  (later nil :type (or null load-call)) ; in one of these two
+  ;; among the generator's, by MADE-NS, or those to be used again
+  (next nil :type (or null load-call))
+  (previous nil :type (or null load-call))) ; among the generator's
 
 (defstruct (connection (:copier nil))
-  "A connection of a line."
-  (line nil)                            ; whose it is
+  "A connection of a connection slot."
+  (connection-slot nil)                 ; whose it is
   (http2 nil :type (or null http2:connection)) ; the core
   (socket nil :type (or null loop:connection)) ; the loop's
   (backend nil :type (or null backend-row)) ; what is counted of its peer
-  (unflushed nil :type (or null flight)) ; calls whose first octets are in the output, chained
+  (unflushed nil :type (or null load-call)) ; calls whose first octets are in the output, chained
   (ready nil :type boolean)             ; the peer's SETTINGS have come
   (used nil :type boolean)              ; a call has begun on it
   (stopped nil :type boolean)           ; it is not read until output has left
   (failure nil :type (or null string))) ; why it has ended
 
-(defstruct (line (:copier nil))
+(defstruct (connection-slot (:copier nil))
   "A place for a connection."
-  (lane nil)                            ; whose it is
-  (number 0 :type index)                ; over all lanes
+  (generator nil)                       ; whose it is
+  (number 0 :type index)                ; over all generators
   (target "" :type t)                   ; what it connects to, a target of the loop's
   (connection nil :type (or null connection)) ; for new calls
   ;; :WAITING is for the next attempt to connect, after one that failed
@@ -62,19 +64,19 @@
   (quota 0 :type fixnum)                ; calls that may be under way
   (flying 0 :type fixnum)               ; calls that are due and have not ended
   (begun 0 :type fixnum)                ; of these, those with a stream
-  (queue-head nil :type (or null flight)) ; of those without one, in order
-  (queue-tail nil :type (or null flight)) ; the last of them
+  (queue-head nil :type (or null load-call)) ; of those without one, in order
+  (queue-tail nil :type (or null load-call)) ; the last of them
   (timer nil :type (or null timer)))    ; ends :WAITING
 
-(defstruct (lane (:copier nil))
+(defstruct (generator (:copier nil))
   "An event loop and what runs on it."
   (plan nil :type plan)                 ; what is to be done
-  (number 0 :type index)                ; which lane it is
+  (number 0 :type index)                ; which generator it is
   (loop nil :type loop:event-loop)      ; where all is done
   (tally (make-tally) :type tally)      ; what is noted of calls that count
   (pool (http2:make-pool))              ; shared by its connections
-  (lines #() :type simple-vector)       ; its LINES
-  (next-line 0 :type index)             ; which has the next call of an open loop
+  (connection-slots #() :type simple-vector) ; its CONNECTION-SLOTS
+  (next-connection-slot 0 :type index)  ; which has the next call of an open loop
   (data nil :type (or null call-data))  ; for templates
   (now 0 :type nanoseconds)             ; when the event under way came
   ;; when what happens
@@ -95,21 +97,21 @@
   (skip 0 :type quantity) ; of those behind the warm-up that do not count
   (capped 0 :type quantity) ; calls that waited since all workers were busy
   (flying 0 :type fixnum)               ; due and not ended
-  (oldest nil :type (or null flight))   ; of them
-  (youngest nil :type (or null flight)) ; of them
-  (free nil :type (or null flight))     ; to be used again
-  (ready-p nil :type boolean)           ; each line has tried to connect
+  (oldest nil :type (or null load-call)) ; of them
+  (youngest nil :type (or null load-call)) ; of them
+  (free nil :type (or null load-call))  ; to be used again
+  (ready-p nil :type boolean)           ; each connection slot has tried to connect
   (stopping nil :type boolean)          ; no more calls are made
   (dropping nil :type boolean)          ; what ends now does not count
   (done nil :type boolean)              ; all has ended
   (trouble nil :type (or null condition)) ; an error of ours that has ended the run
-  (on-event nil :type (or null function))) ; (lane) is called when READY-P or DONE becomes true
+  (on-event nil :type (or null function))) ; (generator) is called when READY-P or DONE becomes true
 
-(declaim (sb-ext:freeze-type flight connection line lane))
+(declaim (sb-ext:freeze-type load-call connection connection-slot generator))
 
-(defun lane-wheel (lane)
-  (loop:event-loop-wheel (lane-loop lane)))
+(defun generator-wheel (generator)
+  (loop:event-loop-wheel (generator-loop generator)))
 
-(define-hot note-now ((lane lane)) nanoseconds
-  "What happens to LANE now happens at this time; return it."
-  (setf (lane-now lane) (loop:read-clock (lane-loop lane))))
+(define-hot note-now ((generator generator)) nanoseconds
+  "What happens to GENERATOR now happens at this time; return it."
+  (setf (generator-now generator) (loop:read-clock (generator-loop generator))))

@@ -1,13 +1,13 @@
-;;;; What a lane notes of its calls while it runs, and how the notes of all lanes become a RUN.
-;;;; Noting a call that ended with OK costs some increments and no allocation.
+;;;; What a generator notes of its calls while it runs, and how the notes of all generators become a
+;;;; RUN. Noting a call that ended with OK costs some increments and no allocation.
 
 (in-package #:clgrpc.load)
 
 (defconstant +most-messages+ 50 "How many different status messages are kept of each status.")
-(defconstant +most-samples+ 4096 "How many calls a lane keeps one by one.")
+(defconstant +most-samples+ 4096 "How many calls a generator keeps one by one.")
 
 (defstruct (tally (:copier nil))
-  "What one lane has seen of the calls that count."
+  "What one generator has seen of the calls that count."
   (count 0 :type quantity) ; calls that ended
   (statuses (make-array 17 :initial-element nil) :type (simple-vector 17)) ; STATUS-ROWs, by code
   (backends '() :type list)             ; BACKEND-ROWs
@@ -160,7 +160,7 @@ if that is not OK, at NOW, at BACKEND."
             interval)))
 
 (defun fill-run (run tallies)
-  "Put into RUN what TALLIES, those of all lanes, have noted. Return RUN."
+  "Put into RUN what TALLIES, those of all generators, have noted. Return RUN."
   (flet ((sum (reader) (reduce #'+ tallies :key reader))
          (merged (reader) (merge-histograms (mapcar reader tallies))))
     (mapc #'close-second tallies)

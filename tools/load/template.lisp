@@ -17,7 +17,7 @@
   (number 0 :type quantity) ; of the request, from 0 on
   (worker 0 :type index)                ; of the connection's place in the run
   (method nil :type (or null method:rpc-method)) ; that is called
-  (random *random-state* :type random-state)) ; the lane's
+  (random *random-state* :type random-state)) ; the generator's
 
 (declaim (sb-ext:freeze-type call-data))
 

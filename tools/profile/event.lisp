@@ -149,7 +149,7 @@ their names."
                              name
                              (format nil "~A or ~A" known name)))))))))
 
-(defun count-events (stream namer begin-ns end-ns &optional (locks (make-hash-table)))
+(defun count-events (stream symbolizer begin-ns end-ns &optional (locks (make-hash-table)))
   "EVENTS of what STREAM, the output of perf script, has from BEGIN-NS to END-NS. LOCKS, a hash
 table, has the names of futexes by their addresses."
   (let ((events (make-events :locks locks))
@@ -168,7 +168,7 @@ table, has the names of futexes by their addresses."
                           (if (uiop:string-suffix-p name "sys_enter_futex")
                               (setf futex (list tid ns text))
                               (add-event events tid ns name text))))
-                       (futex (let ((frame (parse-frame line namer)))
+                       (futex (let ((frame (parse-frame line symbolizer)))
                                 (when frame (push frame frames)))))))
       (end-futex))
     events))

@@ -94,15 +94,15 @@
       (sb-ext:process-wait process)
       (sb-ext:process-close process))))
 
-(defun record-sums (record pid namer)
+(defun record-sums (record pid symbolizer)
   (call-with-script (lambda (stream)
-                      (sum-samples stream namer (reading-ns (record-before record))
+                      (sum-samples stream symbolizer (reading-ns (record-before record))
                                    (reading-ns (record-after record))))
                     record "tid,time,ip,sym,dso" pid))
 
-(defun record-events (record pid namer locks)
+(defun record-events (record pid symbolizer locks)
   (call-with-script (lambda (stream)
-                      (count-events stream namer (reading-ns (record-before record))
+                      (count-events stream symbolizer (reading-ns (record-before record))
                                   (reading-ns (record-after record)) locks))
                     record "tid,time,event,trace,ip,sym,dso" pid))
 

@@ -295,17 +295,18 @@ for WARM-SECONDS."
 
 ;;; A profile
 
-(defun subject-namer (subject directory)
-  "The NAMER of the functions of SUBJECT, whose map is written to DIRECTORY if it can be asked."
+(defun subject-symbolizer (subject directory)
+  "The SYMBOLIZER of the functions of SUBJECT, whose map is written to DIRECTORY if it can be
+asked."
   (let* ((pid (subject-pid subject))
          (path (format nil "~A/map" directory))
          (map (if (subject-process subject)
                   (progn (ask subject (format nil "map ~A" path)) path)
                   (format nil "/tmp/perf-~D.map" pid))))
-    (make-namer :program (or (program-path pid) "")
-                :functions (and (same-program-p pid) (program-functions))
-                :made (read-perf-map map)
-                :mappings (read-mappings pid))))
+    (make-symbolizer :program (or (program-path pid) "")
+                     :functions (and (same-program-p pid) (program-functions))
+                     :made (read-perf-map map)
+                     :mappings (read-mappings pid))))
 
 (defun call-with-directory (function)
   "Call FUNCTION with the path of a new directory, which is removed on the way out."
@@ -320,13 +321,13 @@ for WARM-SECONDS."
 
 (defun sample-cpu (subject seconds directory perf)
   "Sample SUBJECT's CPU for SECONDS, with perf if PERF is true, else with SBCL's profiler. Return a
-function of a namer that makes data of the samples."
+function of a symbolizer that makes data of the samples."
   (let ((pid (subject-pid subject)))
     (flet ((path (name) (format nil "~A/~A" directory name)))
       (cond (perf
              (let ((record (record subject (sampling-arguments pid) seconds (path "cpu.data"))))
-               (lambda (namer)
-                 (cpu-data (record-sums record pid namer) record pid +period-ns+ "perf"))))
+               (lambda (symbolizer)
+                 (cpu-data (record-sums record pid symbolizer) record pid +period-ns+ "perf"))))
             ((subject-process subject)
              (let* ((before (take-reading subject))
                     (path (path "cpu.stacks"))
@@ -335,8 +336,8 @@ function of a namer that makes data of the samples."
                                          :after (take-reading subject))))
                (when (member-of answer "error")
                  (fail "SBCL's profiler: ~A" (member-of answer "error")))
-               (lambda (namer)
-                 (declare (ignore namer))
+               (lambda (symbolizer)
+                 (declare (ignore symbolizer))
                  (let ((sums (file-stacks path)))
                    ;; its timer ticks as the kernel's does, whatever it is asked for
                    (cpu-data sums record pid
@@ -360,7 +361,7 @@ PATH; nil without one."
     (list (make-string-input-stream (uiop:read-file-string path :external-format :utf-8)))))
 
 (defun follow-events (subject seconds directory perf)
-  "A function of a namer that makes data of the system calls of SUBJECT in SECONDS, which are
+  "A function of a symbolizer that makes data of the system calls of SUBJECT in SECONDS, which are
 followed with perf, if PERF is true and the kernel allows it, or else strace; nil without either."
   (let ((pid (subject-pid subject)))
     (flet ((path (name) (format nil "~A/~A" directory name)))
@@ -370,11 +371,12 @@ followed with perf, if PERF is true and the kernel allows it, or else strace; ni
                                     (path "events.data")))
                     (after (ask-for-locks subject (path "locks.after")))
                     (locks (read-locks (append before after))))
-               (lambda (namer) (event-data (record-events record pid namer locks) record))))
+               (lambda (symbolizer)
+                       (event-data (record-events record pid symbolizer locks) record))))
             ((program-there-p "strace")
              (let ((record (strace subject seconds (path "strace"))))
-               (lambda (namer)
-                 (declare (ignore namer))
+               (lambda (symbolizer)
+                 (declare (ignore symbolizer))
                  (event-data (with-open-file (stream (record-path record))
                                (parse-strace stream))
                              record))))))))
@@ -398,12 +400,12 @@ PERF is true."
          (allocation (allocation subject (min 1 seconds) directory))
          (census (ask subject "census 1000" :seconds 60))
          ;; last: code that was made meanwhile is in it
-         (namer (subject-namer subject directory)))
+         (symbolizer (subject-symbolizer subject directory)))
     (object "clgrpcProfile" 1
             "version" **version**
             "pid" (subject-pid subject)
-            "cpu" (funcall cpu namer)
-            "events" (and events (funcall events namer))
+            "cpu" (funcall cpu symbolizer)
+            "events" (and events (funcall events symbolizer))
             "counters" (agent-data begin end)
             "allocation" allocation
             "census" (census-data census))))

@@ -5,7 +5,7 @@
 
 (in-package #:clgrpc.profile)
 
-(defstruct (namer (:copier nil))
+(defstruct (symbolizer (:copier nil))
   "Who knows the functions of a process."
   (program "" :type string :read-only t) ; the path of the process's program
   (functions nil :type (or null ranges) :read-only t) ; the program's, by place in the file
@@ -16,32 +16,33 @@
 
 (sb-ext:define-load-time-global **unknown-frame** (make-frame :name "(unknown)"))
 
-(defun place-address (namer place)
+(defun place-address (symbolizer place)
   "Where PLACE of the program's file lies in memory, or nil."
   (let ((mapping (find-if (lambda (mapping)
-                            (and (string= (mapping-path mapping) (namer-program namer))
+                            (and (string= (mapping-path mapping) (symbolizer-program symbolizer))
                                  (<= (mapping-offset mapping) place)
                                  (< (- place (mapping-offset mapping))
                                     (- (mapping-end mapping) (mapping-start mapping)))))
-                          (namer-mappings namer))))
+                          (symbolizer-mappings symbolizer))))
     (and mapping (+ (mapping-start mapping) (- place (mapping-offset mapping))))))
 
-(defun lisp-name (namer place program-p)
+(defun lisp-name (symbolizer place program-p)
   "The label of the Lisp function at PLACE, in the program's file if PROGRAM-P is true, else in
 memory; nil if there is none."
   (flet ((find-in (ranges place)
            (and ranges place (find-range ranges place))))
-    (let ((name (and program-p (find-in (namer-functions namer) place))))
+    (let ((name (and program-p (find-in (symbolizer-functions symbolizer) place))))
       (if name
           (function-label name)
-          (find-in (namer-made namer) (if program-p (place-address namer place) place))))))
+          (find-in (symbolizer-made symbolizer)
+                   (if program-p (place-address symbolizer place) place))))))
 
-(defun image-program-p (namer image)
-  (or (string= image (namer-program namer))
+(defun image-program-p (symbolizer image)
+  (or (string= image (symbolizer-program symbolizer))
       ;; built anew while it runs
-      (string= image (format nil "~A (deleted)" (namer-program namer)))))
+      (string= image (format nil "~A (deleted)" (symbolizer-program symbolizer)))))
 
-(defun name-frame (namer place symbol image)
+(defun name-frame (symbolizer place symbol image)
   "The FRAME of what perf calls SYMBOL of IMAGE, at PLACE."
   (cond ((uiop:string-prefix-p "[kernel" image) (make-kernel-frame symbol))
         ((and (char= #\[ (char image 0)) (search "kernel" image)) (make-kernel-frame symbol))
@@ -49,7 +50,7 @@ memory; nil if there is none."
          (if (uiop:string-prefix-p "/tmp/perf-" image)
              (make-lisp-frame symbol)
              (make-native-frame symbol image)))
-        (t (let ((name (lisp-name namer place (image-program-p namer image))))
+        (t (let ((name (lisp-name symbolizer place (image-program-p symbolizer image))))
              (cond (name (make-lisp-frame name))
                    ((or (uiop:string-prefix-p "/usr/lib" image) (uiop:string-prefix-p "/lib" image)
                         (uiop:string-prefix-p "[vdso" image))
@@ -60,7 +61,7 @@ memory; nil if there is none."
 (defun file-name (path)
   (subseq path (1+ (or (position #\/ path :from-end t) -1))))
 
-(defun parse-frame (line namer)
+(defun parse-frame (line symbolizer)
   "The FRAME that LINE of perf script means, or nil."
   (let* ((start (position-if-not (lambda (char) (find char '(#\Space #\Tab))) line))
          (space (and start (position #\Space line :start start)))
@@ -71,11 +72,11 @@ memory; nil if there is none."
       (setf open (position #\( line :end open :from-end t)))
     (when (and space open close (< space open close))
       (let ((key (subseq line start)))
-        (or (gethash key (namer-frames namer))
+        (or (gethash key (symbolizer-frames symbolizer))
             (let ((place (ignore-errors (parse-integer line :start start :end space :radix 16))))
               (and place
-                   (setf (gethash key (namer-frames namer))
-                         (name-frame namer place
+                   (setf (gethash key (symbolizer-frames symbolizer))
+                         (name-frame symbolizer place
                                      (string-trim " " (subseq line space open))
                                      (subseq line (1+ open) close))))))))))
 
@@ -97,7 +98,7 @@ memory; nil if there is none."
            (ns (and colon (parse-seconds-ns line start colon))))
       (and ns (values tid ns)))))
 
-(defun map-samples (function stream namer)
+(defun map-samples (function stream symbolizer)
   "Call FUNCTION with the thread's id, the time in nanoseconds and the frames, from the inside, of
 each sample that STREAM, what `perf script -F tid,time,ip,sym,dso` prints, has."
   (declare (type function function))
@@ -109,7 +110,7 @@ each sample that STREAM, what `perf script -F tid,time,ip,sym,dso` prints, has."
             while line
             do (cond ((every (lambda (char) (find char '(#\Space #\Tab))) line) (end-sample))
                      ((null tid) (setf (values tid ns) (parse-sample-head line)))
-                     (t (push (or (parse-frame line namer) **unknown-frame**) frames))))
+                     (t (push (or (parse-frame line symbolizer) **unknown-frame**) frames))))
       (end-sample))))
 
 ;;; The tree of stacks
@@ -166,10 +167,10 @@ each sample that STREAM, what `perf script -F tid,time,ip,sym,dso` prints, has."
             do (add (frame-name frame) (sums-whole sums)))
     (add-stack (sums-root sums) frames count)))
 
-(defun sum-samples (stream namer begin-ns end-ns)
+(defun sum-samples (stream symbolizer begin-ns end-ns)
   "SUMS of what STREAM, the output of perf script, has from BEGIN-NS to END-NS."
   (let ((sums (make-sums)))
     (map-samples (lambda (tid ns frames)
                    (when (<= begin-ns ns end-ns) (add-sample sums tid frames)))
-                 stream namer)
+                 stream symbolizer)
     sums))

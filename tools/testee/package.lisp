@@ -16,7 +16,8 @@
   (:import-from #:clgrpc.tools
                 #:define-command #:failure #:failure-text #:fail-command
                 #:parse-channel-target #:make-standard-output #:octet-input #:client-tls
-                #:client-credentials #:fleet #:fleet-arguments #:+max-payload-octets+
+                #:client-credentials #:balancing-options #:balancing-arguments
+                #:+max-payload-octets+
                 #:payload-of-size #:answer-of-size #:bench-service #:add-offer)
   (:export
    ;; bench.lisp

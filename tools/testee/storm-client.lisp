@@ -105,7 +105,7 @@ than GRACE seconds after the first was known."
       (grace "DURATION" #'parse-seconds 1/10
              "Calls that fail and were due later than this after the first failure was known are
       counted.")
-      fleet client-tls))
+      balancing-options client-tls))
     "Begin calls at a fixed rate, whatever becomes of them. Prints `ready` once the first has been
 answered, and at the end a line of JSON with how they ended, when those that failed were due, and
 latencies from when each was due."
@@ -116,7 +116,7 @@ latencies from when each was due."
                                   (list :keepalive-seconds keepalive
                                         :min-keepalive-seconds 0
                                         :keepalive-timeout-seconds keepalive))
-                                (fleet-arguments service-config balance)))))
+                                (balancing-arguments service-config balance)))))
     (unwind-protect
          (progn
            (run-storm channel (min rate 200) 1 timeout)

@@ -8,7 +8,7 @@
 (defconstant +most-behind+ 20000
   "How many calls of an open loop may be under way; what is due beyond is not made.")
 
-(defstruct (lane (:copier nil))
+(defstruct (worker-channel (:copier nil))
   "A channel of a worker's client, and what its calls have come to."
   (channel nil :type grpc:channel :read-only t) ; that the calls are made on
   (lock (sb-thread:make-mutex :name "clgrpc worker") :read-only t) ; of what follows
@@ -19,7 +19,7 @@
 (defstruct (load-client (:copier nil))
   "The client of a worker."
   (config nil :type testing:client-config :read-only t) ; what it was told to do
-  (lanes '() :type list)                ; its channels
+  (worker-channels '() :type list)      ; its channels
   (begin (read-clocks) :type clock-reading) ; since when it counts
   (stopped nil :type boolean)           ; whether it begins no more calls
   (pacer nil :type (or null sb-thread:thread))) ; who begins the calls of an open loop
@@ -35,20 +35,23 @@
      :payload (payload-of-size :compressable
                                (if params (testing:simple-proto-params-req-size params) 0)))))
 
-(defun note-result (lane status start-ns)
-  "A call of LANE that began at START-NS has ended with STATUS."
+(defun note-result (worker-channel status start-ns)
+  "A call of WORKER-CHANNEL that began at START-NS has ended with STATUS."
   (let ((ns (- (monotonic-ns) start-ns)) (code (grpc:status-code status)))
-    (sb-thread:with-mutex ((lane-lock lane))
-      (when (eq :ok status) (load:record-value (lane-latencies lane) ns))
-      (let ((known (assoc code (lane-results lane))))
-        (if known (incf (cdr known)) (push (cons code 1) (lane-results lane)))))))
+    (sb-thread:with-mutex ((worker-channel-lock worker-channel))
+      (when (eq :ok status) (load:record-value (worker-channel-latencies worker-channel) ns))
+      (let ((known (assoc code (worker-channel-results worker-channel))))
+        (if known (incf (cdr known))
+            (push (cons code 1) (worker-channel-results worker-channel)))))))
 
-(defun call-once (lane request start-ns then)
-  "Make a unary call on LANE that counts from START-NS; call THEN on its loop once it has ended."
-  (let ((call (grpc:call-async #'grpc.testing.benchmark-service:unary-call (lane-channel lane)
+(defun call-once (worker-channel request start-ns then)
+  "Make a unary call on WORKER-CHANNEL that counts from START-NS; call THEN on its loop once it has
+ended."
+  (let ((call (grpc:call-async #'grpc.testing.benchmark-service:unary-call
+                               (worker-channel-channel worker-channel)
                                request :wait-for-ready t)))
     (grpc:on-end call (lambda ()
-                        (note-result lane (grpc:call-status call) start-ns)
+                        (note-result worker-channel (grpc:call-status call) start-ns)
                         (funcall then)))))
 
 (defmacro unless-stopped ((client) &body body)
@@ -58,16 +61,17 @@
        ((or grpc:rpc-error misuse) (error)
          (unless (load-client-stopped ,client) (error error))))))
 
-(defun call-again-and-again (client lane request)
-  "Make unary calls on LANE, each when the one before it has ended."
+(defun call-again-and-again (client worker-channel request)
+  "Make unary calls on WORKER-CHANNEL, each when the one before it has ended."
   (unless-stopped (client)
-    (call-once lane request (monotonic-ns)
-               (lambda () (call-again-and-again client lane request)))))
+    (call-once worker-channel request (monotonic-ns)
+               (lambda () (call-again-and-again client worker-channel request)))))
 
-(defun talk (client lane request)
-  "Send REQUEST on a stream of LANE, again whenever it is answered, on a new stream after as many as
-the config says."
-  (let ((call (grpc.testing.benchmark-service:streaming-call (lane-channel lane) :open
+(defun talk (client worker-channel request)
+  "Send REQUEST on a stream of WORKER-CHANNEL, again whenever it is answered, on a new stream after
+as many as the config says."
+  (let ((call (grpc.testing.benchmark-service:streaming-call (worker-channel-channel worker-channel)
+                                                             :open
                                                               :wait-for-ready t))
         (limit (testing:client-config-messages-per-stream (load-client-config client)))
         (trips 0)
@@ -75,15 +79,15 @@ the config says."
     (declare (type fixnum trips) (type nanoseconds start-ns))
     (flet ((answered (message)
              (declare (ignore message))
-             (note-result lane :ok start-ns)
+             (note-result worker-channel :ok start-ns)
              (incf trips)
              (cond ((or (load-client-stopped client) (= trips limit)) (grpc:close-send call))
                    (t (setf start-ns (monotonic-ns))
                       (grpc:try-send call request))))
            (ended ()
              (unless (eq :ok (grpc:call-status call))
-               (note-result lane (grpc:call-status call) start-ns))
-             (unless-stopped (client) (talk client lane request))))
+               (note-result worker-channel (grpc:call-status call) start-ns))
+             (unless-stopped (client) (talk client worker-channel request))))
       (grpc:on-message call #'answered)
       (grpc:on-end call #'ended)
       (grpc:send call request))))
@@ -92,19 +96,21 @@ the config says."
   "Begin calls of CLIENT, RATE a second at random times, on each channel in turn until it is
 stopped. Latencies count from when a call was due."
   (let ((due (monotonic-ns)) (random (make-random-state t)))
-    (loop for lanes = (load-client-lanes client) then (or (rest lanes) (load-client-lanes client))
-          for lane = (first lanes)
+    (loop for worker-channels = (load-client-worker-channels client) then
+          (or (rest worker-channels) (load-client-worker-channels client))
+          for worker-channel = (first worker-channels)
           until (load-client-stopped client)
           do (incf due (floor (* +ns-per-second+ (- (log (- 1d0 (random 1d0 random))))) rate))
              (let ((ahead (- due (monotonic-ns))))
                (when (> ahead 50000) (sleep (ns-seconds ahead))))
-             (when (< (lane-running lane) +most-behind+)
-               (sb-thread:with-mutex ((lane-lock lane)) (incf (lane-running lane)))
+             (when (< (worker-channel-running worker-channel) +most-behind+)
+               (sb-thread:with-mutex ((worker-channel-lock worker-channel))
+                                     (incf (worker-channel-running worker-channel)))
                (unless-stopped (client)
-                 (call-once lane request (min due (monotonic-ns))
+                 (call-once worker-channel request (min due (monotonic-ns))
                             (lambda ()
-                              (sb-thread:with-mutex ((lane-lock lane))
-                                (decf (lane-running lane))))))))))
+                              (sb-thread:with-mutex ((worker-channel-lock worker-channel))
+                                (decf (worker-channel-running worker-channel))))))))))
 
 (defun begin-calls (client)
   "Begin what CLIENT was told to do."
@@ -115,9 +121,9 @@ stopped. Latencies count from when a call was due."
          (rate (and poisson (testing:poisson-params-offered-load poisson)))
          (kind (testing:client-config-rpc-type config)))
     (flet ((in-each-slot (function)
-             (dolist (lane (load-client-lanes client))
+             (dolist (worker-channel (load-client-worker-channels client))
                (loop repeat (testing:client-config-outstanding-rpcs-per-channel config)
-                     do (funcall function client lane request)))))
+                     do (funcall function client worker-channel request)))))
       (cond ((and rate (not (plusp rate)))
              (grpc:fail :invalid-argument "offered_load is to be positive."))
             ((and rate (eq :unary kind))
@@ -138,11 +144,12 @@ stopped. Latencies count from when a call was due."
               (> (* channels (testing:client-config-outstanding-rpcs-per-channel config))
                  +most-worker-calls+))
       (grpc:fail :invalid-argument "There is no target, or there are too many channels or calls."))
-    (setf (load-client-lanes client)
+    (setf (load-client-worker-channels client)
           (loop for i below channels
-                collect (make-lane :channel
-                                   (grpc:make-channel (elt targets (mod i (length targets)))
-                                                      :credentials credentials))))
+                collect (make-worker-channel :channel
+                                             (grpc:make-channel (elt targets
+                                                                     (mod i (length targets)))
+                                                                :credentials credentials))))
     (handler-bind ((error (lambda (error) (declare (ignore error)) (stop-load-client client))))
       (begin-calls client))
     client))
@@ -150,25 +157,26 @@ stopped. Latencies count from when a call was due."
 (defun stop-load-client (client)
   "Have CLIENT begin no more calls, and end those under way."
   (setf (load-client-stopped client) t)
-  (dolist (lane (load-client-lanes client))
-    (grpc:close-channel (lane-channel lane)))
+  (dolist (worker-channel (load-client-worker-channels client))
+    (grpc:close-channel (worker-channel-channel worker-channel)))
   (when (load-client-pacer client) (sb-thread:join-thread (load-client-pacer client) :default nil))
   nil)
 
-(defun take-figures (lane reset)
-  "The latencies and results of LANE so far, which begins anew if RESET is true."
-  (sb-thread:with-mutex ((lane-lock lane))
-    (multiple-value-prog1 (values (load:merge-histograms (list (lane-latencies lane)))
-                                  (copy-alist (lane-results lane)))
+(defun take-figures (worker-channel reset)
+  "The latencies and results of WORKER-CHANNEL so far, which begins anew if RESET is true."
+  (sb-thread:with-mutex ((worker-channel-lock worker-channel))
+    (multiple-value-prog1
+     (values (load:merge-histograms (list (worker-channel-latencies worker-channel)))
+                                  (copy-alist (worker-channel-results worker-channel)))
       (when reset
-        (setf (lane-latencies lane) (load:make-histogram)
-              (lane-results lane) '())))))
+        (setf (worker-channel-latencies worker-channel) (load:make-histogram)
+              (worker-channel-results worker-channel) '())))))
 
 (defun client-stats (client reset)
   "The ClientStats of CLIENT since it was reset last, which it is now if RESET is true."
   (let ((histograms '()) (results '()) (now (read-clocks)))
-    (dolist (lane (load-client-lanes client))
-      (multiple-value-bind (latencies counts) (take-figures lane reset)
+    (dolist (worker-channel (load-client-worker-channels client))
+      (multiple-value-bind (latencies counts) (take-figures worker-channel reset)
         (push latencies histograms)
         (loop for (code . count) in counts
               do (incf (getf results code 0) count))))

@@ -6,7 +6,8 @@
 (in-package #:clgrpc.balance)
 
 (defun judge-health (subchannel service event datum)
-  "What has happened to the call of Watch for SERVICE on SUBCHANNEL, as KEEP-VIGIL tells it."
+  "What has happened to the call of Watch for SERVICE on SUBCHANNEL, as START-BACKEND-STREAM tells
+it."
   (ecase event
     (:begun (impose-veto subchannel :health :connecting "its health is not known yet"))
     (:message
@@ -27,12 +28,12 @@
 
 (defun check-health (subchannel service)
   "Have the server of SUBCHANNEL asked for the health of SERVICE while it is connected, and no calls
-sent there while it is not well. Return the vigil."
-  (keep-vigil subchannel (method:find-rpc-method 'grpc.health.v1.health:watch)
-              (health:make-health-check-request :service service)
-              (lambda (event datum) (judge-health subchannel service event datum))))
+sent there while it is not well. Return the backend stream."
+  (start-backend-stream subchannel (method:find-rpc-method 'grpc.health.v1.health:watch)
+                        (health:make-health-check-request :service service)
+                        (lambda (event datum) (judge-health subchannel service event datum))))
 
-(defun stop-health-check (subchannel vigil)
-  "End VIGIL, which CHECK-HEALTH of SUBCHANNEL has returned."
-  (end-vigil vigil)
+(defun stop-health-check (subchannel backend-stream)
+  "End BACKEND-STREAM, which CHECK-HEALTH of SUBCHANNEL has returned."
+  (end-backend-stream backend-stream)
   (lift-veto subchannel :health))

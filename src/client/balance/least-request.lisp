@@ -4,7 +4,7 @@
 
 (in-package #:clgrpc.balance)
 
-(defclass least-request (fleet)
+(defclass least-request (leaf-policy)
   ((choices :initform 2 :accessor least-request-choices
             :documentation "How many servers are looked at for a call, 2 to 10."))
   (:documentation "The policy least_request_experimental."))
@@ -16,8 +16,8 @@
 (config:register-policy :least-request '("least_request_experimental" "least_request")
                         'least-request 'parse-least-request)
 
-(defmethod configure ((fleet least-request) config)
-  (setf (least-request-choices fleet) config))
+(defmethod configure ((leaf-policy least-request) config)
+  (setf (least-request-choices leaf-policy) config))
 
 (defun least-busy (ready choices random-state)
   "Of CHOICES members of READY, a vector of subchannels, that RANDOM-STATE gives, the one with the
@@ -34,9 +34,9 @@ fewest calls."
                        fewest calls))))
     best))
 
-(defmethod fleet-picker ((fleet least-request) ready)
-  (let ((choices (least-request-choices fleet))
-        (random-state (balancer-random fleet)))
+(defmethod leaf-policy-picker ((leaf-policy least-request) ready)
+  (let ((choices (least-request-choices leaf-policy))
+        (random-state (balancer-random leaf-policy)))
     (new-picker (lambda (call)
                    (declare (ignore call))
                    (let ((best (least-busy ready choices random-state)))

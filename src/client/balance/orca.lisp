@@ -50,15 +50,17 @@ from 0 to +MOST-LOAD+."
 
 (defun watch-load (subchannel interval-ns function)
   "Have FUNCTION called with a load report of SUBCHANNEL's server each INTERVAL-NS, if it gives any.
-Return the vigil."
+Return the backend stream."
   (declare (type function function))
-  (keep-vigil subchannel
-              (method:find-rpc-method
-               'xds.service.orca.v3.open-rca-service:stream-core-metrics)
-              (orca-service:make-orca-load-report-request
-               :report-interval (protobuf:seconds-duration (/ interval-ns +ns-per-second+)))
-              (lambda (event datum)
-                (case event
-                  (:message (funcall function datum))
-                  (:unimplemented
-                   (log-event :error :no-load-reports :server (subchannel-key subchannel)))))))
+  (start-backend-stream subchannel
+                        (method:find-rpc-method
+                         'xds.service.orca.v3.open-rca-service:stream-core-metrics)
+                        (orca-service:make-orca-load-report-request
+                         :report-interval (protobuf:seconds-duration (/ interval-ns
+                                                                        +ns-per-second+)))
+                        (lambda (event datum)
+                          (case event
+                            (:message (funcall function datum))
+                            (:unimplemented
+                             (log-event
+                              :error :no-load-reports :server (subchannel-key subchannel)))))))

@@ -158,40 +158,41 @@ list. At most LIMIT."
 
 ;;; The policy
 
-(defclass ring-hash (fleet)
+(defclass ring-hash (leaf-policy)
   ((config :accessor ring-hash-config
            :documentation "Its RING-CONFIG.")
    (ring :initform nil :accessor ring-hash-ring
          :documentation "The ENTRIES of its members, or nil if they have changed since."))
   (:documentation "The policy ring_hash_experimental."))
 
-(defmethod configure ((fleet ring-hash) config)
-  (setf (ring-hash-config fleet) config))
+(defmethod configure ((leaf-policy ring-hash) config)
+  (setf (ring-hash-config leaf-policy) config))
 
-(defmethod make-note ((fleet ring-hash) subchannel)
+(defmethod make-note ((leaf-policy ring-hash) subchannel)
   (declare (ignore subchannel))
   (make-ring-note))
 
-(defun update-shares (fleet backends)
-  "FLEET's members weigh what BACKENDS say."
-  (map-members (lambda (subchannel) (setf (note-share (subchannel-note subchannel)) 0)) fleet)
+(defun update-shares (leaf-policy backends)
+  "LEAF-POLICY's members weigh what BACKENDS say."
+  (map-members (lambda (subchannel) (setf (note-share (subchannel-note subchannel)) 0)) leaf-policy)
   (dolist (backend backends)
-    (incf (note-share (subchannel-note (gethash (backend-key backend) (fleet-members fleet))))
+    (incf (note-share (subchannel-note (gethash (backend-key backend)
+                                                (leaf-policy-members leaf-policy))))
           (or (said-weight (backend-attributes backend)) 1))))
 
-(defmethod update-backends ((fleet ring-hash) backends config)
-  (configure fleet config)
-  (update-health fleet)
-  (update-members fleet backends)
-  (update-shares fleet backends)
-  (setf (ring-hash-ring fleet)
+(defmethod update-backends ((leaf-policy ring-hash) backends config)
+  (configure leaf-policy config)
+  (update-health leaf-policy)
+  (update-members leaf-policy backends)
+  (update-shares leaf-policy backends)
+  (setf (ring-hash-ring leaf-policy)
         (and backends
-             (build-ring (alexandria:hash-table-values (fleet-members fleet)) config
+             (build-ring (alexandria:hash-table-values (leaf-policy-members leaf-policy)) config
                          (options-ring-size-limit
-                          (client:core-options (balancer-core fleet))))))
-  (review fleet))
+                          (client:core-options (balancer-core leaf-policy))))))
+  (review leaf-policy))
 
-(defmethod member-idle ((fleet ring-hash) subchannel)
+(defmethod member-idle ((leaf-policy ring-hash) subchannel)
   "One that has failed tries again by itself, so that it is known when it is well; others wait for
 calls."
   (when (note-failed (subchannel-note subchannel)) (connect subchannel)))
@@ -210,9 +211,9 @@ calls."
     (when (find "" values :test-not #'string=)
       (xxh64 (string-octets (format nil "~{~A~^,~}" values))))))
 
-(defun connect-from-picker (fleet subchannel)
+(defun connect-from-picker (leaf-policy subchannel)
   "Connect SUBCHANNEL after the pick under way, which must not change what it picks from."
-  (loop:defer (fleet-loop fleet)
+  (loop:defer (leaf-policy-loop leaf-policy)
               (lambda (subchannel)
                 (unless (eq :shutdown (subchannel-state subchannel)) (connect subchannel)))
               subchannel))
@@ -221,7 +222,7 @@ calls."
   "What is picked if all servers of RING have failed: why the one at the index START has."
   (make-failure (trouble-text (svref (ring-servers ring) start))))
 
-(defun pick-by-key (fleet ring start)
+(defun pick-by-key (leaf-policy ring start)
   "The server of RING at the index START, or the first after it that has not failed: a subchannel,
 nil while that connects, or a failure if all have failed."
   (loop with servers = (ring-servers ring)
@@ -232,12 +233,12 @@ nil while that connects, or a failure if all have failed."
         do (ecase (member-state server)
              (:ready (return server))
              (:connecting (return nil))
-             (:idle (connect-from-picker fleet server)
+             (:idle (connect-from-picker leaf-policy server)
               (return nil))
              ((:transient-failure :shutdown)))
         finally (return (ring-failure ring start))))
 
-(defun pick-at-random (fleet ring start connecting)
+(defun pick-at-random (leaf-policy ring start connecting)
   "The first server of RING from the index START on that is ready, else as PICK-BY-KEY. At most one
 is connected for that, and none if CONNECTING, one does already."
   (loop with servers = (ring-servers ring)
@@ -250,28 +251,28 @@ is connected for that, and none if CONNECTING, one does already."
              (:ready (return server))
              (:idle (unless coming
                       (setf coming t)
-                      (connect-from-picker fleet server))))
+                      (connect-from-picker leaf-policy server))))
         finally (return (if coming nil (ring-failure ring start)))))
 
-(defun ring-picker (fleet connecting)
-  "The picker of FLEET's ring; CONNECTING is true if a member connects."
-  (let ((ring (ring-hash-ring fleet))
-        (header (ring-config-header (ring-hash-config fleet)))
-        (random-state (balancer-random fleet)))
+(defun ring-picker (leaf-policy connecting)
+  "The picker of LEAF-POLICY's ring; CONNECTING is true if a member connects."
+  (let ((ring (ring-hash-ring leaf-policy))
+        (header (ring-config-header (ring-hash-config leaf-policy)))
+        (random-state (balancer-random leaf-policy)))
     (if header
         (new-picker (lambda (call)
                       (let ((hash (call-hash call header)))
                         (if hash
-                            (pick-by-key fleet ring (ring-index ring hash))
-                            (pick-at-random fleet ring
+                            (pick-by-key leaf-policy ring (ring-index ring hash))
+                            (pick-at-random leaf-policy ring
                                             (ring-index ring (random (expt 2 64) random-state))
                                             connecting))))
                     (format nil "by ~A, a ring of ~D" header (length (ring-servers ring)))
                     :choosy t)
         (make-failure "ring_hash has no requestHashHeader to place calls by"))))
 
-(defun count-states (fleet)
-  "How many members of FLEET are idle, connecting, ready and failed."
+(defun count-states (leaf-policy)
+  "How many members of LEAF-POLICY are idle, connecting, ready and failed."
   (let ((idle 0) (connecting 0) (ready 0) (failed 0))
     (map-members (lambda (subchannel)
                    (ecase (member-state subchannel)
@@ -280,23 +281,24 @@ is connected for that, and none if CONNECTING, one does already."
                      (:ready (incf ready))
                      (:transient-failure (incf failed))
                      (:shutdown)))
-                 fleet)
+                 leaf-policy)
     (values idle connecting ready failed)))
 
-(defun connect-an-idle (fleet)
+(defun connect-an-idle (leaf-policy)
   "Calls get no further by themselves, for servers have failed: connect another that is idle, by
 chance, so that not all clients come to the same (gRFC A117)."
   (let ((idle '()))
     (map-members (lambda (subchannel)
                    (when (eq :idle (member-state subchannel)) (push subchannel idle)))
-                 fleet)
+                 leaf-policy)
     (when idle
-      (connect-from-picker fleet (nth (random (length idle) (balancer-random fleet)) idle)))))
+      (connect-from-picker leaf-policy
+                           (nth (random (length idle) (balancer-random leaf-policy)) idle)))))
 
-(defmethod review ((fleet ring-hash))
-  (if (zerop (hash-table-count (fleet-members fleet)))
-      (publish-failure fleet)
-      (multiple-value-bind (idle connecting ready failed) (count-states fleet)
+(defmethod review ((leaf-policy ring-hash))
+  (if (zerop (hash-table-count (leaf-policy-members leaf-policy)))
+      (publish-failure leaf-policy)
+      (multiple-value-bind (idle connecting ready failed) (count-states leaf-policy)
         (let ((state (cond ((plusp ready) :ready)
                            ((>= failed 2) :transient-failure)
                            ((plusp connecting) :connecting)
@@ -305,9 +307,9 @@ chance, so that not all clients come to the same (gRFC A117)."
                            (t :transient-failure))))
           (when (and (plusp failed) (zerop ready) (zerop connecting)
                      (plusp idle))
-            (connect-an-idle fleet))
-          (publish fleet state (ring-picker fleet (plusp connecting)))))))
+            (connect-an-idle leaf-policy))
+          (publish leaf-policy state (ring-picker leaf-policy (plusp connecting)))))))
 
-(defmethod exit-idle ((fleet ring-hash))
+(defmethod exit-idle ((leaf-policy ring-hash))
   "Calls have servers connected; without one it is enough that there is a server."
-  (unless (client:waiting-p (balancer-core fleet)) (connect-an-idle fleet)))
+  (unless (client:waiting-p (balancer-core leaf-policy)) (connect-an-idle leaf-policy)))

@@ -2,7 +2,7 @@
 
 (in-package #:clgrpc.balance)
 
-(defclass round-robin (fleet) ()
+(defclass round-robin (leaf-policy) ()
   (:documentation "The policy round_robin."))
 
 (config:register-policy :round-robin '("round_robin") 'round-robin)
@@ -22,5 +22,5 @@ passes over those that have no stream now, as long as others have one."
                          finally (return (next))))
                  (format nil "by turns, ~D ready" (length ready)))))
 
-(defmethod fleet-picker ((fleet round-robin) ready)
-  (turns-picker ready (first-turn fleet ready)))
+(defmethod leaf-policy-picker ((leaf-policy round-robin) ready)
+  (turns-picker ready (first-turn leaf-policy ready)))

@@ -40,9 +40,9 @@
   (weight 0d0 :type double-float)       ; by the last report
   (first-ns nil :type (or null nanoseconds)) ; when the first of those came that count
   (last-ns nil :type (or null nanoseconds)) ; when the last one came
-  (load nil :type (or null vigil)))     ; over its server's load, or nil
+  (load nil :type (or null backend-stream))) ; over its server's load, or nil
 
-(defclass weighted-round-robin (fleet)
+(defclass weighted-round-robin (leaf-policy)
   ((weighting :accessor weighting
               :documentation "Its config.")
    (ready :initform #() :accessor weighted-ready
@@ -81,88 +81,91 @@
            0)
           (t (note-weight note)))))
 
-(defun watch-load-of (fleet subchannel note)
-  "Have the server of SUBCHANNEL, whose note is NOTE, asked for reports, if FLEET is to."
-  (let ((vigil (shiftf (note-load note) nil)))
-    (when vigil (end-vigil vigil)))
-  (when (weighting-out-of-band (weighting fleet))
+(defun watch-load-of (leaf-policy subchannel note)
+  "Have the server of SUBCHANNEL, whose note is NOTE, asked for reports, if LEAF-POLICY is to."
+  (let ((backend-stream (shiftf (note-load note) nil)))
+    (when backend-stream (end-backend-stream backend-stream)))
+  (when (weighting-out-of-band (weighting leaf-policy))
     (setf (note-load note)
-          (watch-load subchannel (weighting-interval-ns (weighting fleet))
+          (watch-load subchannel (weighting-interval-ns (weighting leaf-policy))
                       (lambda (report)
-                        (note-report note report (weighting fleet) (balancer-now fleet)))))))
+                        (note-report note report (weighting leaf-policy)
+                                     (balancer-now leaf-policy)))))))
 
-(defmethod make-note ((fleet weighted-round-robin) subchannel)
+(defmethod make-note ((leaf-policy weighted-round-robin) subchannel)
   (let ((note (make-weighted-note)))
     (add-listener subchannel
                   (lambda (call subchannel status trailers)
                     (declare (ignore call subchannel status))
-                    (when (and trailers (not (weighting-out-of-band (weighting fleet))))
+                    (when (and trailers (not (weighting-out-of-band (weighting leaf-policy))))
                       (let ((report (trailers-report trailers)))
                         (when report
-                          (note-report note report (weighting fleet) (balancer-now fleet)))))))
-    (watch-load-of fleet subchannel note)
+                          (note-report note report (weighting leaf-policy)
+                                       (balancer-now leaf-policy)))))))
+    (watch-load-of leaf-policy subchannel note)
     note))
 
 ;;; Weights in force
 
-(defmethod configure ((fleet weighted-round-robin) config)
-  (let ((before (and (slot-boundp fleet 'weighting) (weighting fleet))))
-    (setf (weighting fleet) config)
+(defmethod configure ((leaf-policy weighted-round-robin) config)
+  (let ((before (and (slot-boundp leaf-policy 'weighting) (weighting leaf-policy))))
+    (setf (weighting leaf-policy) config)
     (unless (or (null before)
                 (and (eq (weighting-out-of-band before) (weighting-out-of-band config))
                      (= (weighting-interval-ns before) (weighting-interval-ns config))))
       (map-members (lambda (subchannel)
-                     (watch-load-of fleet subchannel (subchannel-note subchannel)))
-                   fleet))))
+                     (watch-load-of leaf-policy subchannel (subchannel-note subchannel)))
+                   leaf-policy))))
 
-(defun stale-count (fleet now-ns)
-  "How many members of FLEET that are ready have told no load for too long."
+(defun stale-count (leaf-policy now-ns)
+  "How many members of LEAF-POLICY that are ready have told no load for too long."
   (count-if (lambda (subchannel)
               (let ((last-ns (note-last-ns (subchannel-note subchannel))))
                 (and last-ns
-                     (>= (- now-ns last-ns) (weighting-expiration-ns (weighting fleet))))))
-            (weighted-ready fleet)))
+                     (>= (- now-ns last-ns) (weighting-expiration-ns (weighting leaf-policy))))))
+            (weighted-ready leaf-policy)))
 
-(defun said-weights (fleet)
-  "The weights that the resolver has said of the members of FLEET that are ready, scaled, or nil."
+(defun said-weights (leaf-policy)
+  "The weights that the resolver has said of the members of LEAF-POLICY that are ready, scaled, or
+nil."
   (flet ((said (subchannel) (or (said-weight (subchannel-attributes subchannel)) 0)))
-    (scaled-weights (map 'vector #'said (weighted-ready fleet)))))
+    (scaled-weights (map 'vector #'said (weighted-ready leaf-policy)))))
 
-(defun look-at-weights (fleet)
+(defun look-at-weights (leaf-policy)
   "Put the weights of now in force."
-  (let* ((now-ns (balancer-now fleet))
-         (weighting (weighting fleet))
-         (stride (weighted-stride fleet))
+  (let* ((now-ns (balancer-now leaf-policy))
+         (weighting (weighting leaf-policy))
+         (stride (weighted-stride leaf-policy))
          (measured (map 'vector (lambda (subchannel)
                                   (weight-now (subchannel-note subchannel) weighting now-ns))
-                        (weighted-ready fleet)))
-         (weights (or (scaled-weights measured) (said-weights fleet))))
-    (rpc:observe weights-updated (balancer-observer fleet)
-                 measured (stale-count fleet now-ns) (null weights))
-    (setf (weighted-stride fleet)
+                        (weighted-ready leaf-policy)))
+         (weights (or (scaled-weights measured) (said-weights leaf-policy))))
+    (rpc:observe weights-updated (balancer-observer leaf-policy)
+                 measured (stale-count leaf-policy now-ns) (null weights))
+    (setf (weighted-stride leaf-policy)
           (cond ((null weights) nil)
                 ((and stride (= (length weights) (length (stride-weights stride))))
                  (setf (stride-weights stride) weights)
                  stride)
-                (t (make-stride weights (random #.(expt 2 32) (balancer-random fleet))))))))
+                (t (make-stride weights (random #.(expt 2 32) (balancer-random leaf-policy))))))))
 
-(defun look-again (fleet)
-  "Put the weights in force each update period while FLEET has members that are ready."
-  (stop-timer fleet (shiftf (weighted-timer fleet) nil))
-  (when (plusp (length (weighted-ready fleet)))
+(defun look-again (leaf-policy)
+  "Put the weights in force each update period while LEAF-POLICY has members that are ready."
+  (stop-timer leaf-policy (shiftf (weighted-timer leaf-policy) nil))
+  (when (plusp (length (weighted-ready leaf-policy)))
     ;; first, lest an error in the look be the last one
-    (setf (weighted-timer fleet)
-          (start-timer fleet (weighting-update-ns (weighting fleet)) #'look-again))
-    (look-at-weights fleet)))
+    (setf (weighted-timer leaf-policy)
+          (start-timer leaf-policy (weighting-update-ns (weighting leaf-policy)) #'look-again))
+    (look-at-weights leaf-policy)))
 
-(defmethod fleet-picker ((fleet weighted-round-robin) ready)
+(defmethod leaf-policy-picker ((leaf-policy weighted-round-robin) ready)
   (declare (type simple-vector ready))
-  (setf (weighted-ready fleet) ready
-        (weighted-stride fleet) nil)
-  (look-again fleet)
-  (let ((turns (picker-function (turns-picker ready (first-turn fleet ready)))))
+  (setf (weighted-ready leaf-policy) ready
+        (weighted-stride leaf-policy) nil)
+  (look-again leaf-policy)
+  (let ((turns (picker-function (turns-picker ready (first-turn leaf-policy ready)))))
     (new-picker (lambda (call)
-                   (let ((stride (weighted-stride fleet)))
+                   (let ((stride (weighted-stride leaf-policy)))
                      (if (and stride (= (length ready) (length (stride-weights stride))))
                          (loop repeat (length ready)
                                for subchannel = (svref ready (next-entry stride))
@@ -171,18 +174,18 @@
                          (funcall turns call))))
                  (format nil "by weight, ~D ready" (length ready)))))
 
-(defmethod subchannel-changed :before ((fleet weighted-round-robin) subchannel)
+(defmethod subchannel-changed :before ((leaf-policy weighted-round-robin) subchannel)
   (when (and (subchannel-note subchannel) (eq :ready (subchannel-state subchannel)))
     ;; what was reported before is of another connection
     (setf (note-first-ns (subchannel-note subchannel)) nil)))
 
-(defmethod review :before ((fleet weighted-round-robin))
-  (setf (weighted-ready fleet) #()))
+(defmethod review :before ((leaf-policy weighted-round-robin))
+  (setf (weighted-ready leaf-policy) #()))
 
 (defmethod client:subchannel-facts ((balancer weighted-round-robin) subchannel)
   (append (list :weight (weight-now (subchannel-note subchannel) (weighting balancer)
                                     (balancer-now balancer)))
           (call-next-method)))
 
-(defmethod close-balancer :after ((fleet weighted-round-robin))
-  (stop-timer fleet (shiftf (weighted-timer fleet) nil)))
+(defmethod close-balancer :after ((leaf-policy weighted-round-robin))
+  (stop-timer leaf-policy (shiftf (weighted-timer leaf-policy) nil)))

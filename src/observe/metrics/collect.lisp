@@ -57,33 +57,36 @@ attributes and a vector of exemplars or nil."
   (loop for (attributes number) in (merge-cells pairs)
         collect (make-point :attributes attributes :value number)))
 
-(defun books (metrics role)
-  "The books of METRICS that are ROLE's."
+(defun target-records (metrics role)
+  "The target records of METRICS that are ROLE's."
   (loop for shard in (all-shards metrics)
-        append (remove role (shard-books shard) :key #'book-role :test-not #'eq)))
+        append (remove role (shard-target-records shard) :key #'target-record-role :test-not #'eq)))
 
-(defun book-pages-of (book)
-  "The pages of BOOK, each once."
-  (remove-duplicates (remove nil (coerce (book-pages book) 'list))))
+(defun target-record-method-records-of (target-record)
+  "The method records of TARGET-RECORD, each once."
+  (remove-duplicates (remove nil (coerce (target-record-method-records target-record) 'list))))
 
 (defun status-text (number)
   (substitute #\_ #\- (string-upcase (if (= number 1) "cancelled" (status:code-status number)))))
 
-(defun attributes-of (book &optional page status)
-  "The attributes of what BOOK has counted, of PAGE and of STATUS, a code."
-  (append (when page (list (cons "grpc.method" (page-method page))))
-          (when (book-target book) (list (cons "grpc.target" (book-target book))))
+(defun attributes-of (target-record &optional method-record status)
+  "The attributes of what TARGET-RECORD has counted, of METHOD-RECORD and of STATUS, a code."
+  (append (when method-record (list (cons "grpc.method" (method-record-method method-record))))
+          (when (target-record-target target-record)
+                (list (cons "grpc.target" (target-record-target target-record))))
           (when status (list (cons "grpc.status" (status-text status))))))
 
 (defun map-series (function metrics role reader)
   "What FUNCTION returns for the attributes and the SERIES of each status in the vector that READER
-gives of a page of ROLE, a list."
-  (loop for book in (books metrics role)
-        append (loop for page in (book-pages-of book)
-                     append (loop for series across (the simple-vector (funcall reader page))
+gives of a method record of ROLE, a list."
+  (loop for target-record in (target-records metrics role)
+        append (loop for method-record in (target-record-method-records-of target-record)
+                     append
+                     (loop for series across (the simple-vector (funcall reader method-record))
                                   for status from 0
                                   when series
-                                    collect (funcall function (attributes-of book page status)
+                                    collect (funcall function (attributes-of target-record
+                                                                             method-record status)
                                                      series)))))
 
 (defun series-points (metrics role reader at scale &optional exemplars)
@@ -95,22 +98,23 @@ true."
     (histogram-points scale (map-series #'cells metrics role reader)
                       (and exemplars (map-series #'exemplars metrics role reader)))))
 
-(defun page-points (metrics role at &optional scale)
-  "Points of the counter, or histogram of SCALE, at AT of pages."
-  (let ((pairs (loop for book in (books metrics role)
-                     append (loop for page in (book-pages-of book)
-                                  collect (cons (attributes-of book page)
-                                                (cell-list (page-cells page) at
+(defun method-record-points (metrics role at &optional scale)
+  "Points of the counter, or histogram of SCALE, at AT of method records."
+  (let ((pairs (loop for target-record in (target-records metrics role)
+                     append
+                     (loop for method-record in (target-record-method-records-of target-record)
+                                  collect (cons (attributes-of target-record method-record)
+                                                (cell-list (method-record-cells method-record) at
                                                            (if scale (scale-cells scale) 1)))))))
     (if scale
         (histogram-points scale pairs)
         (remove 0 (counter-points pairs) :key #'point-value))))
 
-(defun book-points (metrics role at &optional scale)
-  "Points of the counter, or histogram of SCALE, at AT of books."
-  (let ((pairs (loop for book in (books metrics role)
-                     collect (cons (attributes-of book)
-                                   (cell-list (book-cells book) at
+(defun target-record-points (metrics role at &optional scale)
+  "Points of the counter, or histogram of SCALE, at AT of target records."
+  (let ((pairs (loop for target-record in (target-records metrics role)
+                     collect (cons (attributes-of target-record)
+                                   (cell-list (target-record-cells target-record) at
                                               (if scale (scale-cells scale) 1))))))
     (if scale
         (histogram-points scale pairs)
@@ -119,11 +123,12 @@ true."
           (if (eq :client role) (remove 0 points :key #'point-value) points)))))
 
 (defun label-points (metrics role kind name)
-  "Points of what books count by texts of KIND, which is the attribute NAME."
-  (counter-points (loop for book in (books metrics role)
-                        append (loop for ((its-kind . text) . cells) in (book-labelled book)
+  "Points of what target records count by texts of KIND, which is the attribute NAME."
+  (counter-points (loop for target-record in (target-records metrics role)
+                        append (loop for ((its-kind . text) . cells) in
+                                     (target-record-labelled target-record)
                                      when (eq kind its-kind)
-                                       collect (list (append (attributes-of book)
+                                       collect (list (append (attributes-of target-record)
                                                              (list (cons name text)))
                                                      (aref (the cells cells) +padding+))))))
 
@@ -134,43 +139,46 @@ true."
         collect (make-point :attributes (point-attributes point)
                             :value (- (point-value point) (if other (point-value other) 0)))))
 
-(define-reader attempts-started (metrics) (page-points metrics :client +started+))
+(define-reader attempts-started (metrics) (method-record-points metrics :client +started+))
 (define-reader attempt-durations (metrics)
-  (series-points metrics :client #'page-attempts +duration+ **latency** t))
+  (series-points metrics :client #'method-record-attempts +duration+ **latency** t))
 (define-reader attempt-sent (metrics)
-  (series-points metrics :client #'page-attempts +sent+ **size**))
+  (series-points metrics :client #'method-record-attempts +sent+ **size**))
 (define-reader attempt-received (metrics)
-  (series-points metrics :client #'page-attempts +received+ **size**))
+  (series-points metrics :client #'method-record-attempts +received+ **size**))
 (define-reader client-durations (metrics)
-  (series-points metrics :client #'page-calls +duration+ **latency** t))
-(define-reader calls-started (metrics) (page-points metrics :server +started+))
+  (series-points metrics :client #'method-record-calls +duration+ **latency** t))
+(define-reader calls-started (metrics) (method-record-points metrics :server +started+))
 (define-reader server-durations (metrics)
-  (series-points metrics :server #'page-calls +duration+ **latency** t))
+  (series-points metrics :server #'method-record-calls +duration+ **latency** t))
 (define-reader server-sent (metrics)
-  (series-points metrics :server #'page-calls +sent+ **size**))
+  (series-points metrics :server #'method-record-calls +sent+ **size**))
 (define-reader server-received (metrics)
-  (series-points metrics :server #'page-calls +received+ **size**))
-(define-reader retries (metrics) (page-points metrics :client +retries+ **retries**))
+  (series-points metrics :server #'method-record-calls +received+ **size**))
+(define-reader retries (metrics) (method-record-points metrics :client +retries+ **retries**))
 (define-reader transparent-retries (metrics)
-  (page-points metrics :client +transparent-retries+ **transparent-retries**))
-(define-reader hedges (metrics) (page-points metrics :client +hedges+ **retries**))
-(define-reader retry-delays (metrics) (page-points metrics :client +retry-delay+ **latency**))
+  (method-record-points metrics :client +transparent-retries+ **transparent-retries**))
+(define-reader hedges (metrics) (method-record-points metrics :client +hedges+ **retries**))
+(define-reader retry-delays (metrics)
+               (method-record-points metrics :client +retry-delay+ **latency**))
 (define-reader disconnections (metrics)
   (if (member "grpc.disconnect_error" (metrics-optional-labels metrics) :test #'string=)
       (label-points metrics :client :disconnection "grpc.disconnect_error")
-      (book-points metrics :client +disconnected+)))
-(define-reader all-disconnections (metrics) (book-points metrics :client +disconnected+))
-(define-reader connections-succeeded (metrics) (book-points metrics :client +connected+))
-(define-reader connections-failed (metrics) (book-points metrics :client +failed+))
+      (target-record-points metrics :client +disconnected+)))
+(define-reader all-disconnections (metrics) (target-record-points metrics :client +disconnected+))
+(define-reader connections-succeeded (metrics) (target-record-points metrics :client +connected+))
+(define-reader connections-failed (metrics) (target-record-points metrics :client +failed+))
 (define-reader open-subchannels (metrics)
-  (less (book-points metrics :client +connected+) (book-points metrics :client +disconnected+)))
-(define-reader weight-fallbacks (metrics) (book-points metrics :client +fallbacks+))
-(define-reader weights-unusable (metrics) (book-points metrics :client +unusable+))
-(define-reader weights-stale (metrics) (book-points metrics :client +stale+))
-(define-reader weights (metrics) (book-points metrics :client +weights+ **weights**))
+  (less (target-record-points metrics :client +connected+)
+        (target-record-points metrics :client +disconnected+)))
+(define-reader weight-fallbacks (metrics) (target-record-points metrics :client +fallbacks+))
+(define-reader weights-unusable (metrics) (target-record-points metrics :client +unusable+))
+(define-reader weights-stale (metrics) (target-record-points metrics :client +stale+))
+(define-reader weights (metrics) (target-record-points metrics :client +weights+ **weights**))
 (define-reader server-connections (metrics)
-  (less (book-points metrics :server +accepted+) (book-points metrics :server +left+)))
-(define-reader connections-accepted (metrics) (book-points metrics :server +accepted+))
+  (less (target-record-points metrics :server +accepted+)
+        (target-record-points metrics :server +left+)))
+(define-reader connections-accepted (metrics) (target-record-points metrics :server +accepted+))
 (define-reader refusals (metrics) (label-points metrics :server :refusal "clgrpc.option"))
 
 ;;; Loops

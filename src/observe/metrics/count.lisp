@@ -34,57 +34,60 @@
 
 ;;; Runs
 
-(define-hot settle-runs ((book book) (now nanoseconds)) null
-  "The calls in the runs of BOOK have ended at NOW: count how long they have taken."
-  (dotimes (i (book-run-count book))
-    (let ((run (svref (book-runs book) i)))
+(define-hot settle-runs ((target-record target-record) (now nanoseconds)) null
+  "The calls in the runs of TARGET-RECORD have ended at NOW: count how long they have taken."
+  (dotimes (i (target-record-run-count target-record))
+    (let ((run (svref (target-record-runs target-record) i)))
       (declare (type run run))
       (record-several (series-cells (the series (run-series run))) +duration+ **latency**
                       (max 0 (- now (run-began-ns run))) (run-count run))
       (setf (run-status run) nil
             (run-method run) nil
             (run-count run) 0)))
-  (setf (book-run-count book) 0)
+  (setf (target-record-run-count target-record) 0)
   nil)
 
-(defun end-runs (book)
-  "What BOOK's loop does before it sends output."
-  (settle-runs book (loop:read-clock (shard-loop (book-shard book))))
-  (setf (book-due book) nil))
+(defun end-runs (target-record)
+  "What TARGET-RECORD's loop does before it sends output."
+  (settle-runs target-record (loop:read-clock (shard-loop (target-record-shard target-record))))
+  (setf (target-record-due target-record) nil))
 
-(define-hot begin-run ((book book) method (status symbol) (began-ns nanoseconds))
+(define-hot begin-run ((target-record target-record) method (status symbol) (began-ns nanoseconds))
     (or null series)
   "As COUNT-IN-RUN, for a call that is not like the one before it."
-  (let ((loop (shard-loop (book-shard book))))
+  (let ((loop (shard-loop (target-record-shard target-record))))
     (when (and loop (not (loop:event-loop-stopping loop)))
-      (when (= +runs+ (book-run-count book)) (settle-runs book (loop:read-clock loop)))
-      (unless (book-due book)
-        (setf (book-due book) t)
-        (loop:call-before-flush loop #'end-runs book))
-      (let ((run (svref (book-runs book) (book-run-count book)))
-            (series (series-of book (page-calls (page-of book method)) status)))
+      (when (= +runs+ (target-record-run-count target-record))
+            (settle-runs target-record (loop:read-clock loop)))
+      (unless (target-record-due target-record)
+        (setf (target-record-due target-record) t)
+        (loop:call-before-flush loop #'end-runs target-record))
+      (let ((run (svref (target-record-runs target-record) (target-record-run-count target-record)))
+            (series (series-of target-record (method-record-calls
+                                              (method-record-of target-record method)) status)))
         (declare (type run run))
-        (incf (book-run-count book))
+        (incf (target-record-run-count target-record))
         (setf (run-method run) method
               (run-status run) status
               (run-began-ns run) began-ns
               (run-series run) series
               (run-count run) 1
-              (book-run book) run)
+              (target-record-run target-record) run)
         series))))
 
-(define-hot (count-in-run :inline t) ((book book) method (status symbol) (began-ns nanoseconds))
+(define-hot (count-in-run :inline t)
+            ((target-record target-record) method (status symbol) (began-ns nanoseconds))
     (or null series)
   "A call of METHOD has ended with STATUS that began at BEGAN-NS: how long it took counts when the
-loop of BOOK sends what it has answered. Return its series, or nil if the loop is about to stop and
-the duration is to be counted now."
-  (let ((run (book-run book)))
+loop of TARGET-RECORD sends what it has answered. Return its series, or nil if the loop is about to
+stop and the duration is to be counted now."
+  (let ((run (target-record-run target-record)))
     (cond ((and (eq status (run-status run))
                 (eq method (run-method run))
                 (= began-ns (run-began-ns run)))
            (setf (run-count run) (ldb (byte 32 0) (1+ (run-count run))))
            (run-series run))
-          (t (values (begin-run book method status began-ns))))))
+          (t (values (begin-run target-record method status began-ns))))))
 
 (defun says-plain-p (call)
   (getf (operate particulars call) :plain))
@@ -97,10 +100,10 @@ the duration is to be counted now."
 
 (defmacro define-observers (name lambda-list documentation &body clauses)
   "Define NAME, a function of LAMBDA-LIST that returns an observer made of CLAUSES, the arguments of
-RPC:MAKE-OBSERVER. In these BOOK is the book to count in, (TALLY cells at value) adds to a cell and
-(NOTE cells at scale value) to a histogram; (ON-LOOP FORM) is FORM on a loop, else nil. The function
-gets as :book a book of a loop, or else as :books a vector of those that threads without a loop
-share."
+RPC:MAKE-OBSERVER. In these TARGET-RECORD is the target record to count in, (TALLY cells at value)
+adds to a cell and (NOTE cells at scale value) to a histogram; (ON-LOOP FORM) is FORM on a loop,
+else nil. The function gets as :target-record a target record of a loop, or else as :target-records
+a vector of those that threads without a loop share."
   (flet ((version (count record bind)
            `(macrolet ((tally (cells at value) (list ',count cells at value))
                        (note (cells at scale value) (list ',record cells at scale value))
@@ -113,20 +116,22 @@ share."
                        collect `(lambda ,arguments
                                   ,@(and declaration (list declaration))
                                   ,@(if bind
-                                        `((let ((book (svref books (shared-place))))
-                                            (declare (type book book))
+                                        `((let ((target-record (svref target-records
+                                                                      (shared-place))))
+                                            (declare (type target-record target-record))
                                             ,@body))
                                         body)
                                   nil))))))
-    `(defun ,name (&key book books ,@lambda-list)
+    `(defun ,name (&key target-record target-records ,@lambda-list)
        ,documentation
-       (declare (type (or null book) book) (type (or null simple-vector) books))
-       (if book
-           (let ((book book))
-             (declare (type book book))
+       (declare (type (or null target-record) target-record)
+                (type (or null simple-vector) target-records))
+       (if target-record
+           (let ((target-record target-record))
+             (declare (type target-record target-record))
              ,(version 'count-plainly 'record-plainly nil))
-           (let ((books books))
-             (declare (type simple-vector books))
+           (let ((target-records target-records))
+             (declare (type simple-vector target-records))
              ,(version 'count-atomically 'record-atomically t))))))
 
 (define-observers server-observer (exemplar)
@@ -134,7 +139,7 @@ share."
   (:call-begun (call)
     (let ((method (call-rpc-method call)))
       (unless (plain-request-p call)
-        (tally (page-cells (page-of book method)) +started+ 1))))
+        (tally (method-record-cells (method-record-of target-record method)) +started+ 1))))
   (:call-ended (call)
     (let ((method (call-rpc-method call)))
       (unless (plain-request-p call)
@@ -142,8 +147,11 @@ share."
           (declare (type (unsigned-byte 62) sent received began-ns) (ignorable began-ns))
           (let* ((status (call-status call))
                  (labels (labels-of exemplar call))
-                 (run (on-loop (and (null labels) (count-in-run book method status began-ns))))
-                 (series (or run (series-of book (page-calls (page-of book method)) status)))
+                 (run (on-loop (and (null labels)
+                                    (count-in-run target-record method status began-ns))))
+                 (series (or run (series-of target-record
+                                         (method-record-calls (method-record-of target-record method))
+                                         status)))
                  (cells (series-cells series)))
             (unless run
               (let ((ns (operate elapsed-ns call)))
@@ -154,39 +162,40 @@ share."
             (note cells +received+ **size** received))))))
   (:connection-begun (peer)
     (declare (ignore peer))
-    (tally (book-cells book) +accepted+ 1))
+    (tally (target-record-cells target-record) +accepted+ 1))
   (:connection-ended (peer reason)
     (declare (ignore peer reason))
-    (tally (book-cells book) +left+ 1))
+    (tally (target-record-cells target-record) +left+ 1))
   (:refused (option peer)
     (declare (ignore peer))
-    (tally (labelled book :refusal (string-downcase option)) +padding+ 1)))
+    (tally (labelled target-record :refusal (string-downcase option)) +padding+ 1)))
 
 (define-observers client-observer (exemplar repeats)
     "What counts the calls, attempts and connections of channels; if REPEATS is true what becomes of
 calls that are made again, too."
   (:attempt-begun (call peer stream)
     (declare (ignore peer stream))
-    (tally (page-cells (page-of book (call-rpc-method call))) +started+ 1))
+    (tally (method-record-cells (method-record-of target-record (call-rpc-method call))) +started+
+           1))
   (:attempt-ended (call peer status stream sent received ns)
     (declare (ignore peer stream) (type (unsigned-byte 62) sent received ns))
-    (let* ((page (page-of book (call-rpc-method call)))
-           (series (series-of book (page-attempts page) status))
+    (let* ((method-record (method-record-of target-record (call-rpc-method call)))
+           (series (series-of target-record (method-record-attempts method-record) status))
            (cells (series-cells series)))
       (note cells +duration+ **latency** ns)
       (note cells +sent+ **size** sent)
       (note cells +received+ **size** received)
       (keep-exemplar series ns (labels-of exemplar call))))
   (:call-ended (call)
-    (let* ((page (page-of book (call-rpc-method call)))
-           (series (series-of book (page-calls page) (call-status call)))
+    (let* ((method-record (method-record-of target-record (call-rpc-method call)))
+           (series (series-of target-record (method-record-calls method-record) (call-status call)))
            (ns (operate elapsed-ns call)))
       (declare (type (unsigned-byte 62) ns))
       (note (series-cells series) +duration+ **latency** ns)
       (when repeats
         (multiple-value-bind (retries hedges again idle-ns) (operate repeats call)
           (declare (type (unsigned-byte 62) retries hedges again idle-ns))
-          (let ((cells (page-cells page)))
+          (let ((cells (method-record-cells method-record)))
             (when (plusp retries) (note cells +retries+ **retries** retries))
             (when (plusp hedges) (note cells +hedges+ **retries** hedges))
             (when (plusp again) (note cells +transparent-retries+ **transparent-retries** again))
@@ -194,16 +203,16 @@ calls that are made again, too."
       (keep-exemplar series ns (labels-of exemplar call))))
   (:subchannel-connected (peer)
     (declare (ignore peer))
-    (tally (book-cells book) +connected+ 1))
+    (tally (target-record-cells target-record) +connected+ 1))
   (:subchannel-disconnected (peer error)
     (declare (ignore peer))
-    (tally (book-cells book) +disconnected+ 1)
-    (tally (labelled book :disconnection error) +padding+ 1))
+    (tally (target-record-cells target-record) +disconnected+ 1)
+    (tally (labelled target-record :disconnection error) +padding+ 1))
   (:subchannel-failed (reason)
     (declare (ignore reason))
-    (tally (book-cells book) +failed+ 1))
+    (tally (target-record-cells target-record) +failed+ 1))
   (:weights-updated (weights stale fallback)
-    (let ((cells (book-cells book)))
+    (let ((cells (target-record-cells target-record)))
       (when fallback (tally cells +fallbacks+ 1))
       (tally cells +stale+ stale)
       (tally cells +unusable+ (max 0 (- (count 0 weights :test #'=) stale)))
@@ -215,10 +224,11 @@ calls that are made again, too."
   source)
 
 (defmethod rpc:observer-for ((source metrics) &key role target loop)
-  (flet ((book (shard) (ensure-book shard role target)))
+  (flet ((target-record (shard) (ensure-target-record shard role target)))
     (let ((where (if loop
-                     (list :book (book (shard-of-loop source loop)))
-                     (list :books (map 'simple-vector #'book (metrics-shared source)))))
+                     (list :target-record (target-record (shard-of-loop source loop)))
+                     (list :target-records (map 'simple-vector #'target-record
+                                                (metrics-shared source)))))
           (exemplar (metrics-exemplar source)))
       (if (eq :server role)
           (apply #'server-observer :exemplar exemplar where)

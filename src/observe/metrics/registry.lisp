@@ -10,7 +10,7 @@
   "Of so many targets channels are told apart; all others have the target \"other\".")
 
 (defconstant +most-labels+ 64
-  "So many texts a book counts apart, such as reasons of disconnections.")
+  "So many texts a target record counts apart, such as reasons of disconnections.")
 
 (defclass metrics ()
   ((instruments :initarg :instruments :reader metrics-instruments) ; that are on
@@ -130,7 +130,7 @@ apart."
   (let ((stack (ash (sb-sys:sap-int (sb-kernel:current-sp)) -20)))
     (logand 7 (logxor stack (ash stack -3)))))
 
-;;; Books and pages
+;;; Target records and method records
 
 (defun kept-target (metrics target)
   "What grpc.target is for TARGET. The lock is held."
@@ -141,17 +141,18 @@ apart."
         (t (push target (metrics-targets metrics))
            target)))
 
-(defun ensure-book (shard role target)
-  "The book of SHARD for ROLE and TARGET, made now if there is none. From any thread."
+(defun ensure-target-record (shard role target)
+  "The target record of SHARD for ROLE and TARGET, made now if there is none. From any thread."
   (let ((metrics (shard-metrics shard)))
     (sb-thread:with-mutex ((metrics-lock metrics))
       (let ((target (and (eq :client role) (kept-target metrics target))))
-        (or (find-if (lambda (book)
-                       (and (eq role (book-role book)) (equal target (book-target book))))
-                     (shard-books shard))
-            (let ((book (make-book role target shard)))
-              (push book (shard-books shard))
-              book))))))
+        (or (find-if (lambda (target-record)
+                       (and (eq role (target-record-role target-record))
+                            (equal target (target-record-target target-record))))
+                     (shard-target-records shard))
+            (let ((target-record (make-target-record role target shard)))
+              (push target-record (shard-target-records shard))
+              target-record))))))
 
 (defun method-text (metrics method)
   "What grpc.method is for METHOD, an RPC-METHOD or nil."
@@ -160,61 +161,65 @@ apart."
                    (string-left-trim "/" (method:rpc-method-path method)))))
     (if (and name (funcall (the function (metrics-keep-method metrics)) name)) name "other")))
 
-(defun add-page (book method)
-  "The page of BOOK for METHOD, an RPC-METHOD or nil, made now unless another thread has made it."
-  (let ((metrics (shard-metrics (book-shard book)))
+(defun add-method-record (target-record method)
+  "The method record of TARGET-RECORD for METHOD, an RPC-METHOD or nil, made now unless another
+thread has made it."
+  (let ((metrics (shard-metrics (target-record-shard target-record)))
         (number (if method (method:rpc-method-number method) 0)))
     (sb-thread:with-mutex ((metrics-lock metrics))
-      (let ((pages (book-pages book)))
-        (when (>= number (length pages))
-          (setf pages (replace (make-array (max (1+ number) (* 2 (length pages)))
-                                           :initial-element nil)
-                               pages)))
-        (or (svref pages number)
+      (let ((method-records (target-record-method-records target-record)))
+        (when (>= number (length method-records))
+          (setf method-records (replace (make-array (max (1+ number) (* 2 (length method-records)))
+                                                    :initial-element nil)
+                                        method-records)))
+        (or (svref method-records number)
             (let* ((text (method-text metrics method))
-                   (page (or (find text pages :key (lambda (page) (and page (page-method page)))
-                                              :test #'equal)
-                             (make-page text))))
-              (setf (svref pages number) page)
+                   (method-record
+                     (or (find text method-records
+                               :key (lambda (other) (and other (method-record-method other)))
+                               :test #'equal)
+                         (make-method-record text))))
+              (setf (svref method-records number) method-record)
               (sb-thread:barrier (:write))
-              (setf (book-pages book) pages)
-              page))))))
+              (setf (target-record-method-records target-record) method-records)
+              method-record))))))
 
-(define-hot (page-of :inline t) ((book book) method) page
-  "The page of BOOK for METHOD, an RPC-METHOD or nil."
-  (let ((pages (book-pages book))
+(define-hot (method-record-of :inline t) ((target-record target-record) method) method-record
+  "The method record of TARGET-RECORD for METHOD, an RPC-METHOD or nil."
+  (let ((method-records (target-record-method-records target-record))
         (number (if method (method:rpc-method-number (the method:rpc-method method)) 0)))
-    (the (values page &optional)
-         (or (and (< number (length pages)) (svref pages number))
-             (values (add-page book method))))))
+    (the (values method-record &optional)
+         (or (and (< number (length method-records)) (svref method-records number))
+             (values (add-method-record target-record method))))))
 
-(defun add-series (book vector number)
-  "The series of status code NUMBER in VECTOR, of a page of BOOK, made now unless another thread has
-made it."
-  (sb-thread:with-mutex ((metrics-lock (shard-metrics (book-shard book))))
+(defun add-series (target-record vector number)
+  "The series of status code NUMBER in VECTOR, of a method record of TARGET-RECORD, made now unless
+another thread has made it."
+  (sb-thread:with-mutex ((metrics-lock (shard-metrics (target-record-shard target-record))))
     (or (svref vector number)
         (let ((series (make-series (make-cells +series-cells+))))
           (sb-thread:barrier (:write))
           (setf (svref vector number) series)))))
 
-(define-hot (series-of :inline t) ((book book) (vector simple-vector) (status symbol)) series
-  "The series of STATUS in VECTOR, of a page of BOOK."
+(define-hot (series-of :inline t)
+            ((target-record target-record) (vector simple-vector) (status symbol)) series
+  "The series of STATUS in VECTOR, of a method record of TARGET-RECORD."
   (let ((number (status-number status)))
     (the (values series &optional)
-         (or (svref vector number) (values (add-series book vector number))))))
+         (or (svref vector number) (values (add-series target-record vector number))))))
 
-(defun labelled (book kind text)
-  "The CELLS, of one, of BOOK that count what has KIND, a keyword, and TEXT."
-  (sb-thread:with-mutex ((metrics-lock (shard-metrics (book-shard book))))
+(defun labelled (target-record kind text)
+  "The CELLS, of one, of TARGET-RECORD that count what has KIND, a keyword, and TEXT."
+  (sb-thread:with-mutex ((metrics-lock (shard-metrics (target-record-shard target-record))))
     (flet ((find-label (text)
              (cdr (find-if (lambda (entry)
                              (and (eq kind (car (first entry))) (string= text (cdr (first entry)))))
-                           (book-labelled book))))
+                           (target-record-labelled target-record))))
            (add-label (text)
              (let ((cells (make-cells 1)))
-               (push (cons (cons kind text) cells) (book-labelled book))
+               (push (cons (cons kind text) cells) (target-record-labelled target-record))
                cells)))
       (or (find-label text)
-          (if (< (length (book-labelled book)) +most-labels+)
+          (if (< (length (target-record-labelled target-record)) +most-labels+)
               (add-label text)
               (or (find-label "other") (add-label "other")))))))

@@ -4,15 +4,17 @@
 ;;;; and count in those atomically; they are spread over them by their stacks. Whoever reads adds
 ;;;; all shards up.
 ;;;;
-;;;;   shard → BOOK of a role and a target → PAGE of a method → SERIES of a status → cells
+;;;;   shard → TARGET-RECORD of a role and a target → METHOD-RECORD of a method
+;;;;         → SERIES of a status → cells
 ;;;;
 ;;;; How long the calls of a server's loop have taken is known when their answers are sent, which is
 ;;;; for all of a turn at once, or nearly. Until then calls that began in one turn and ended alike
 ;;;; are counted in a RUN, and the clock is read once for all runs.
 ;;;;
-;;;; A book finds its pages by the number of the method (rpc/method/method.lisp), a page its series
-;;;; by the status code, so a call's cells are two loads away. Books, pages and series are made when
-;;;; they are first needed, under the lock of the metrics, and stay.
+;;;; A target record finds its method records by the number of the method (rpc/method/method.lisp),
+;;;; a method record its series by the status code, so a call's cells are two loads away. Target
+;;;; records, method records and series are made when they are first needed, under the lock of the
+;;;; metrics, and stay.
 
 (in-package #:clgrpc.metrics)
 
@@ -29,10 +31,10 @@ row is a name and how many cells it has."
 
 (define-places +series-cells+ (+duration+ 43) (+sent+ 16) (+received+ 16))
 
-(define-places +page-cells+
+(define-places +method-record-cells+
   (+started+ 1) (+retries+ 7) (+transparent-retries+ 8) (+hedges+ 7) (+retry-delay+ 43))
 
-(define-places +book-cells+
+(define-places +target-record-cells+
   (+accepted+ 1) (+left+ 1)             ; connections of servers, and those of them that have ended
   (+connected+ 1) (+failed+ 1) (+disconnected+ 1) ; of channels: gRFC A94
   (+fallbacks+ 1) (+unusable+ 1) (+stale+ 1) (+weights+ 17)) ; of weighted_round_robin
@@ -48,16 +50,17 @@ row is a name and how many cells it has."
 
 (defconstant +statuses+ 17 "How many status codes there are.")
 
-(defstruct (page (:constructor make-page (method)) (:copier nil))
+(defstruct (method-record (:constructor make-method-record (method)) (:copier nil))
   "What is counted of the calls of one method."
   (method "" :type string :read-only t) ; its name as grpc.method has it
-  (cells (make-cells +page-cells+) :type cells :read-only t) ; whatever their status: see PAGE-CELL
+  ;; whatever their status: see METHOD-RECORD-CELL
+  (cells (make-cells +method-record-cells+) :type cells :read-only t)
   ;; SERIES of calls by status code
   (calls (make-array +statuses+ :initial-element nil) :type simple-vector :read-only t)
   ;; of a client's attempts likewise
   (attempts (make-array +statuses+ :initial-element nil) :type simple-vector :read-only t))
 
-(defconstant +runs+ 16 "So many runs a book has at a time, before it reads the clock.")
+(defconstant +runs+ 16 "So many runs a target record has at a time, before it reads the clock.")
 
 (defstruct (run (:copier nil))
   "Calls of a server's that have begun in one turn and ended alike since output was last sent."
@@ -70,14 +73,15 @@ row is a name and how many cells it has."
 (defun make-runs ()
   (coerce (loop repeat +runs+ collect (make-run)) 'simple-vector))
 
-(defstruct (book (:constructor make-book (role target shard)) (:copier nil))
+(defstruct (target-record (:constructor make-target-record (role target shard)) (:copier nil))
   "What is counted of servers, or of channels to one target."
   ;; whose it is
   (role :server :type (member :server :client) :read-only t)
   (target nil :type (or null string) :read-only t) ; as grpc.target has it; nil of servers
   (shard nil :read-only t)              ; that it is of
-  (pages (make-array 8 :initial-element nil) :type simple-vector) ; by number of method
-  (cells (make-cells +book-cells+) :type cells :read-only t) ; of no method: see BOOK-CELL
+  (method-records (make-array 8 :initial-element nil) :type simple-vector) ; by number of method
+  ;; of no method: see TARGET-RECORD-CELL
+  (cells (make-cells +target-record-cells+) :type cells :read-only t)
   ;; durations that are not known yet
   (runs (make-runs) :type simple-vector :read-only t)
   (run-count 0 :type (integer 0 #.+runs+)) ; how many of RUNS are in use
@@ -89,9 +93,9 @@ row is a name and how many cells it has."
   "What is counted on one loop, or by some of the threads that have none."
   (metrics nil :read-only t)            ; that it is of
   (loop nil :type (or null loop:event-loop)) ; whose it is now
-  (books '() :type list))               ; of servers, and of the targets of channels
+  (target-records '() :type list))      ; of servers, and of the targets of channels
 
-(declaim (sb-ext:freeze-type series run page book shard))
+(declaim (sb-ext:freeze-type series run method-record target-record shard))
 
 (defmethod print-object ((series series) stream)
   (print-unreadable-object (series stream :type t :identity t)))
@@ -100,17 +104,19 @@ row is a name and how many cells it has."
   (print-unreadable-object (run stream :type t)
     (format stream "~D ~A" (run-count run) (run-status run))))
 
-(defmethod print-object ((page page) stream)
-  (print-unreadable-object (page stream :type t)
-    (write-string (page-method page) stream)))
+(defmethod print-object ((method-record method-record) stream)
+  (print-unreadable-object (method-record stream :type t)
+    (write-string (method-record-method method-record) stream)))
 
-(defmethod print-object ((book book) stream)
-  (print-unreadable-object (book stream :type t)
-    (format stream "~(~A~)~@[ ~A~]" (book-role book) (book-target book))))
+(defmethod print-object ((target-record target-record) stream)
+  (print-unreadable-object (target-record stream :type t)
+    (format stream "~(~A~)~@[ ~A~]" (target-record-role target-record)
+            (target-record-target target-record))))
 
 (defmethod print-object ((shard shard) stream)
   (print-unreadable-object (shard stream :type t)
-    (format stream "~D book~:P~@[ of ~A~]" (length (shard-books shard)) (shard-loop shard))))
+    (format stream "~D target record~:P~@[ of ~A~]" (length (shard-target-records shard))
+            (shard-loop shard))))
 
 (define-hot status-number ((status symbol)) (mod 17)
   "The code of STATUS; that of :unknown if it is none."

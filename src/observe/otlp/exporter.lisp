@@ -89,14 +89,14 @@ and SLOTS."
            (loop for (request . points) in (metrics-requests (metrics:collect metrics) resource
                                                              (metrics:metrics-started-ns metrics)
                                                              (loop:unix-ns))
-                 collect (make-parcel request points)))
+                 collect (make-batch request points)))
    :request #'identity :export #'export-metrics :overflow (constantly 0)))
 
-(defun span-parcels (spans limit)
-  "SPANS, a list, as parcels of LIMIT at most."
+(defun span-batches (spans limit)
+  "SPANS, a list, as batches of LIMIT at most."
   (loop while spans
         collect (let ((batch (loop repeat limit while spans collect (pop spans))))
-                  (make-parcel batch (length batch)))))
+                  (make-batch batch (length batch)))))
 
 (defun traces-pipeline (tracing target resource metrics options get-variable)
   (let ((limit (or (getf options :batch-spans)
@@ -107,7 +107,7 @@ and SLOTS."
      :interval-seconds (or (getf options :span-interval)
                            (positive (read-milliseconds "OTEL_BSP_SCHEDULE_DELAY" get-variable))
                            5)
-     :take (lambda () (span-parcels (trace:drain tracing) (min limit +most-batch-spans+)))
+     :take (lambda () (span-batches (trace:drain tracing) (min limit +most-batch-spans+)))
      :request (lambda (spans) (spans-request spans resource))
      :export #'export-spans :keeps t
      :overflow (lambda () (trace:spans-dropped tracing)))))
@@ -212,6 +212,6 @@ From any thread."
                            :dropped (tally-dropped tally)
                            :overflowed (max (tally-overflowed tally)
                                             (funcall (pipeline-overflow pipeline)))
-                           :waiting (reduce #'+ (pipeline-waiting pipeline) :key #'parcel-items)
+                           :waiting (reduce #'+ (pipeline-waiting pipeline) :key #'batch-items)
                            :requests (tally-requests tally)
                            :failures (tally-failures tally)))))

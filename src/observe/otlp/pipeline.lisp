@@ -3,7 +3,7 @@
 ;;;; nothing to do with it. No observer is told of the channel's calls: they are neither measured
 ;;;; nor traced.
 ;;;;
-;;;; A round sends all that there is, as PARCELs. After a failure that may pass, metrics are
+;;;; A round sends all that there is, as BATCHes. After a failure that may pass, metrics are
 ;;;; forgotten, since the next round reads them anew and they are cumulative. Spans wait, and no
 ;;;; others are taken meanwhile; so what waits is bounded by the queues of the tracing, which count
 ;;;; what finds no room. Nothing is ever dropped and not counted.
@@ -16,14 +16,14 @@
 (defconstant +silence-seconds+ 60
   "The log tells the same trouble of a pipeline once in so many seconds.")
 
-(defstruct (parcel (:constructor make-parcel (contents items)) (:copier nil))
+(defstruct (batch (:constructor make-batch (contents items)) (:copier nil))
   "What goes in one request."
   (contents nil :read-only t)           ; what the pipeline's REQUEST makes the request of
   (items 0 :type index :read-only t))   ; how many points or spans that is
 
-(defmethod print-object ((parcel parcel) stream)
-  (print-unreadable-object (parcel stream :type t)
-    (format stream "~D item~:P" (parcel-items parcel))))
+(defmethod print-object ((batch batch) stream)
+  (print-unreadable-object (batch stream :type t)
+    (format stream "~D item~:P" (batch-items batch))))
 
 (defstruct (tally (:copier nil))
   "What has become of the points or spans of a pipeline."
@@ -47,16 +47,16 @@
   (metadata '() :type list :read-only t) ; that goes with each export
   (timeout-seconds 10 :type (real (0)) :read-only t) ; of an export
   (interval-seconds 60 :type (real (0)) :read-only t) ; from one round to the next
-  ;; a function without arguments that returns parcels of what there is now
+  ;; a function without arguments that returns batches of what there is now
   (take nil :type function :read-only t)
-  (request nil :type function :read-only t) ; of a parcel's contents, returns the message
+  (request nil :type function :read-only t) ; of a batch's contents, returns the message
   ;; of CHANNEL, a request and options of a stub, returns how many items were rejected, and why
   (export nil :type function :read-only t)
   (overflow nil :type function :read-only t) ; returns how many items found no room, ever
   ;; a function of what became of items, a word, and how many; for the metrics
   (count nil :type function :read-only t)
-  (keeps nil :type boolean :read-only t) ; parcels that could not be sent are sent again
-  (waiting '() :type list)              ; parcels that are to be sent
+  (keeps nil :type boolean :read-only t) ; batches that could not be sent are sent again
+  (waiting '() :type list)              ; batches that are to be sent
   (failures 0 :type index)              ; in a row
   (tally (make-tally) :type tally :read-only t) ; what has become of its items
   (told '() :type list)                 ; alist: events of the log, and when they may be told again
@@ -69,7 +69,7 @@
   (wanted 0 :type index)                ; the number of the last flush that was asked for
   (done 0 :type index))                 ; the number of the last flush that came about
 
-(declaim (sb-ext:freeze-type parcel tally pipeline))
+(declaim (sb-ext:freeze-type batch tally pipeline))
 
 (defmethod print-object ((pipeline pipeline) stream)
   (print-unreadable-object (pipeline stream :type t)
@@ -109,37 +109,37 @@
       (tell pipeline :warning :otlp-queue-full :items items
                                                :total (tally-overflowed tally)))))
 
-(defun drop-parcel (pipeline parcel why)
-  (count-items pipeline :dropped (parcel-items parcel))
+(defun drop-batch (pipeline batch why)
+  (count-items pipeline :dropped (batch-items batch))
   (tell pipeline (if (pipeline-stopping pipeline) :warning :error) :otlp-dropped
-        :items (parcel-items parcel) :reason why
+        :items (batch-items batch) :reason why
         :total (tally-dropped (pipeline-tally pipeline))))
 
 ;;; Sending
 
-(defun export-parcel (pipeline parcel)
-  "Send PARCEL of PIPELINE, and count it. Signal an error if that fails."
+(defun export-batch (pipeline batch)
+  "Send BATCH of PIPELINE, and count it. Signal an error if that fails."
   (incf (tally-requests (pipeline-tally pipeline)))
   (multiple-value-bind (rejected why)
       (funcall (pipeline-export pipeline)
                (pipeline-channel pipeline)
-               (funcall (pipeline-request pipeline) (parcel-contents parcel))
+               (funcall (pipeline-request pipeline) (batch-contents batch))
                :timeout (pipeline-timeout-seconds pipeline)
                :metadata (pipeline-metadata pipeline)
                :wait-for-ready t)
-    (let ((rejected (min (max 0 rejected) (parcel-items parcel))))
-      (count-items pipeline :exported (- (parcel-items parcel) rejected))
+    (let ((rejected (min (max 0 rejected) (batch-items batch))))
+      (count-items pipeline :exported (- (batch-items batch) rejected))
       (count-items pipeline :rejected rejected)
       (when (or (plusp rejected) (string/= "" why))
         (tell pipeline :warning :otlp-rejected :items rejected :reason why)))))
 
-(defun try-parcel (pipeline parcel)
-  "Send PARCEL of PIPELINE. Return :done if that is over, well or not, or the seconds to wait until
+(defun try-batch (pipeline batch)
+  "Send BATCH of PIPELINE. Return :done if that is over, well or not, or the seconds to wait until
 it may be tried again."
   (flet ((fail ()
            (incf (tally-failures (pipeline-tally pipeline)))
            (incf (pipeline-failures pipeline))))
-    (handler-case (export-parcel pipeline parcel)
+    (handler-case (export-batch pipeline batch)
       (status:rpc-error (error)
         (fail)
         (cond ((and (retryable-p error) (not (pipeline-stopping pipeline)))
@@ -149,13 +149,13 @@ it may be tried again."
                        :status (status:rpc-error-status error)
                        :reason (status:rpc-error-message error))
                  delay))
-              (t (drop-parcel pipeline parcel
-                              (format nil "~(~A~): ~A" (status:rpc-error-status error)
-                                      (status:rpc-error-message error)))
+              (t (drop-batch pipeline batch
+                             (format nil "~(~A~): ~A" (status:rpc-error-status error)
+                                     (status:rpc-error-message error)))
                  :done)))
       (error (error)
         (fail)
-        (drop-parcel pipeline parcel (princ-to-string error))
+        (drop-batch pipeline batch (princ-to-string error))
         :done)
       (:no-error (&rest values)
         (declare (ignore values))
@@ -165,12 +165,12 @@ it may be tried again."
         :done))))
 
 (defun send-waiting (pipeline)
-  "Send the parcels that wait in PIPELINE. Return nil if all are gone, or the seconds to wait until
+  "Send the batches that wait in PIPELINE. Return nil if all are gone, or the seconds to wait until
 the first may be tried again."
   (loop
-    (let ((parcel (first (pipeline-waiting pipeline))))
-      (when (null parcel) (return nil))
-      (let ((outcome (try-parcel pipeline parcel)))
+    (let ((batch (first (pipeline-waiting pipeline))))
+      (when (null batch) (return nil))
+      (let ((outcome (try-batch pipeline batch)))
         (unless (eq :done outcome)
           (unless (pipeline-keeps pipeline) (setf (pipeline-waiting pipeline) '()))
           (return outcome)))
@@ -219,9 +219,9 @@ that is wanted; nil if the thread is to end."
 (defun drop-rest (pipeline)
   "PIPELINE ends: what it has not sent is dropped."
   (when (pipeline-keeps pipeline)
-    (dolist (parcel (append (shiftf (pipeline-waiting pipeline) '())
-                            (ignore-errors (funcall (pipeline-take pipeline)))))
-      (drop-parcel pipeline parcel "the exporter was stopped"))
+    (dolist (batch (append (shiftf (pipeline-waiting pipeline) '())
+                           (ignore-errors (funcall (pipeline-take pipeline)))))
+      (drop-batch pipeline batch "the exporter was stopped"))
     (count-overflow pipeline)))
 
 (defun run-pipeline (pipeline)

@@ -52,7 +52,7 @@ fail."
   (is-true (wait-until (lambda ()
                          (caught (ask channel (note 1 :text *evil*)))
                          (find "PERMISSION_DENIED" (kept-plists console)
-                               :key (lambda (kept) (getf kept :status)) :test #'string=))))
+                               :key (lambda (sample) (getf sample :status)) :test #'string=))))
   (with-raw-client (peer (grpc:server-address server))
     (ask-raw peer "/<img src=x onerror=window.hacked=3>/x"))
   (log-event :warning :example :reason *evil*))

@@ -18,7 +18,7 @@
     (is (null (search (console::console-token one) (prin1-to-string one))))))
 
 (defun kept-plists (console)
-  (mapcar #'console::kept-plist (console::kept-after console 0)))
+  (mapcar #'console::sample-plist (console::samples-after console 0)))
 
 (defun counted (metrics name)
   (loop for family in (metrics:collect metrics :names (list name))

@@ -1,12 +1,12 @@
-;;;; Who looks: all that there is at first, then a frame each second, and nothing for nobody.
+;;;; Who looks: all that there is at first, then an update each second, and nothing for nobody.
 
 (in-package #:clgrpc.tests.console)
 (in-suite :clgrpc.console)
 
-(defun next-frame (stream)
-  (multiple-value-bind (name frame) (next-event stream)
+(defun next-update (stream)
+  (multiple-value-bind (name update) (next-event stream)
     (assert (string= "frame" name))
-    frame))
+    update))
 
 (test events-over-time
   (with-shown (console server channel)
@@ -17,31 +17,32 @@
         (let ((series (rows-of hello)))
           (dotimes (i 5) (ask channel (note 1)))
           (log-event :warning :something :reason "for who looks")
-          ;; the next frames, until all is there
-          (let ((frames (loop with end = (+ (monotonic-ns) (seconds-ns +patience+))
-                              for frame = (next-frame stream)
-                              collect frame
-                              do (setf series (append series (rows-of frame)))
-                              until (or (in-json frame "log") (> (monotonic-ns) end)))))
+          ;; the next updates, until all is there
+          (let ((updates (loop with end = (+ (monotonic-ns) (seconds-ns +patience+))
+                               for update = (next-update stream)
+                               collect update
+                               do (setf series (append series (rows-of update)))
+                               until (or (in-json update "log") (> (monotonic-ns) end)))))
             (is (= 6 (loop for (nil count) in (append (count-rows hello series)
-                                                      (loop for frame in frames
-                                                            append (count-rows frame series)))
+                                                      (loop for update in updates
+                                                            append (count-rows update series)))
                            sum count)))
             (is (equal (metric-rows console)
                        (count-rows (parse-json (write-json
                                                 (console::hello console
-                                                                (console::console-film console))))
+                                                                (console::console-update-stream
+                                                                 console))))
                                    series)))
-            (let ((events (loop for frame in frames
-                                append (coerce (or (in-json frame "log") #()) 'list))))
+            (let ((events (loop for update in updates
+                                append (coerce (or (in-json update "log") #()) 'list))))
               (is (find "something" events :key (lambda (event) (in-json event "event"))
                                            :test #'string=)))
-            (is (every (lambda (frame) (< 0.9 (in-json frame "seconds"))) frames)
+            (is (every (lambda (update) (< 0.9 (in-json update "seconds"))) updates)
                 "no more than one a second")))))))
 
-(test frames-are-rare-if-they-cost-much
-  "Only what a frame takes of the processor counts, not what it waits for."
-  (flet ((after (spent-ns) (- (console::frame-due-ns 5 spent-ns) 5)))
+(test updates-are-rare-if-they-cost-much
+  "Only what an update takes of the processor counts, not what it waits for."
+  (flet ((after (spent-ns) (- (console::update-due-ns 5 spent-ns) 5)))
     (is (= +ns-per-second+ (after 0) (after 10000000)))
     (is (= (* 3 +ns-per-second+) (after 30000000))))
   (let ((begin (thread-time-ns)))
@@ -51,7 +52,7 @@
     (loop until (< (+ begin 1000000) (thread-time-ns)))
     (is (< begin (thread-time-ns)))))
 
-(test a-frame-that-is-due-is-not-waited-for
+(test a-update-that-is-due-is-not-waited-for
   (let ((console (console:make-console)))
     (dolist (due-ns (list 0 (monotonic-ns) (+ (monotonic-ns) 1)))
       (is (null (console::wait-for-bell console due-ns))))
@@ -66,13 +67,14 @@
       (next-event stream)
       (is-true (console::console-thread console)))
     (is-true (wait-until (lambda () (null (console::console-thread console)))))
-    (let ((taken (console::film-taken-ns (console::console-film console))))
+    (let ((taken (console::update-stream-taken-ns (console::console-update-stream console))))
       (ask channel (note 1))
       ;; who comes back soon finds what was there
       (with-events (stream console server)
         (let ((hello (nth-value 1 (next-event stream))))
           (is (<= 2 (length (in-json hello "frames"))))
-          (is (< taken (console::film-taken-ns (console::console-film console)))))))))
+          (is (< taken
+                 (console::update-stream-taken-ns (console::console-update-stream console)))))))))
 
 (defun current-viewer (console)
   "The viewer of CONSOLE that has got all there is, once there is one."
@@ -82,17 +84,17 @@
   (first (console::console-viewers console)))
 
 (test a-slow-viewer
-  "Frames wait for a viewer that does not read, up to a bound. It gets them once it reads; if there
+  "Updates wait for a viewer that does not read, up to a bound. It gets them once it reads; if there
 were more, all there is."
   (dolist (too-many '(nil t))
     (with-shown (console server channel)
       (with-events (stream console server)
         (let* ((viewer (current-viewer console))
-               (film (console::console-film console))
-               (frame (list (cons "text" (make-string 100000 :initial-element #\x)))))
+               (update-stream (console::console-update-stream console))
+               (update (list (cons "text" (make-string 100000 :initial-element #\x)))))
           (flet ((waiting () (length (console::viewer-waiting viewer))))
             (is-true (loop repeat 1000
-                           do (console::send-frame console film frame (list viewer))
+                           do (console::send-update console update-stream update (list viewer))
                            thereis (if too-many
                                        (not (console::viewer-current viewer))
                                        (plusp (waiting)))))
@@ -105,13 +107,14 @@ were more, all there is."
                          until (if too-many (= 2 hellos) (zerop (waiting)))
                          finally (return hellos))))))))))
 
-(test frames-follow-a-long-hello
-  "All there is may be longer than what may wait for a viewer; frames follow nevertheless."
+(test updates-follow-a-long-hello
+  "All there is may be longer than what may wait for a viewer; updates follow nevertheless."
   (with-shown (console server channel)
-    (let ((film (console::make-film :taken-ns (monotonic-ns))))
-      (setf (console::console-film console) film)
+    (let ((update-stream (console::make-update-stream :taken-ns (monotonic-ns))))
+      (setf (console::console-update-stream console) update-stream)
       (dotimes (i 300)
-        (console::keep-frame film (list (cons "time" (make-string 1000 :initial-element #\x)))))
+        (console::keep-update update-stream
+                              (list (cons "time" (make-string 1000 :initial-element #\x)))))
       (with-events (stream console server)
         (is (equal '("hello" "frame" "frame" "frame")
                    (loop repeat 4 collect (next-event stream))))))))
@@ -122,8 +125,8 @@ were more, all there is."
       (next-event one)
       (with-events (other console server)
         (is (string= "hello" (next-event other)))
-        (let ((frame (next-frame one)))
-          (is (= (in-json frame "time") (in-json (next-frame other) "time")))))))
+        (let ((update (next-update one)))
+          (is (= (in-json update "time") (in-json (next-update other) "time")))))))
   (with-shown (console server channel)
     (labels ((look (left)
                (if (zerop left)

@@ -64,9 +64,9 @@
 (test closed-loop
   "All calls are made, over all connections and loops, and what is told adds up."
   (with-server (address (make-instance 'examples:route-guide))
-    (dolist (lanes '(1 2))
+    (dolist (generators '(1 2))
       (let ((run (load:perform-run (plan-for address :total 1003 :workers 17 :connections 3
-                                                     :lanes lanes))))
+                                                     :generators generators))))
         (is (equal '("OK" 1003) (statuses-of run)))
         (is (consistent-p run))
         (is (= 3 (load:run-connects run)))
@@ -91,14 +91,14 @@
   "is said of a run that was long enough, and never more than all of the time."
   (flet ((busy (duration-ns cpu-ns)
            (load::busy-share (load:make-run :duration-ns duration-ns :cpu-ns cpu-ns)
-                             (load:make-plan :lanes 2))))
+                             (load:make-plan :generators 2))))
     (is (= 0 (busy 300000 500000)))
     (is (= 1/4 (busy 1000000000 500000000)))
     (is (= 1 (busy 1000000000 2100000000)))))
 
-(defun stand-still (lane)
-  "Keep the loop of LANE until 50 ms after its time is over."
-  (loop while (< (base:monotonic-ns) (+ (load::lane-end-ns lane) 50000000))
+(defun stand-still (generator)
+  "Keep the loop of GENERATOR until 50 ms after its time is over."
+  (loop while (< (base:monotonic-ns) (+ (load::generator-end-ns generator) 50000000))
         do (sb-thread:thread-yield)))
 
 (test calls-that-were-due-at-the-end-begin

@@ -22,14 +22,14 @@
   (loop repeat count collect (load:next-due pacer)))
 
 (test constant-rate
-  "Calls are evenly spaced, over all lanes together too, and no error adds up."
+  "Calls are evenly spaced, over all generators together too, and no error adds up."
   (is (equal '(0 2000000 4000000 6000000)
              (dues 4 (load:make-pacer (load:make-schedule :start 500d0)))))
-  (let ((lanes (loop for lane below 3
-                     collect (load:make-pacer (load:make-schedule :start 300d0)
-                                              :lanes 3 :lane lane))))
+  (let ((generators (loop for generator below 3
+                          collect (load:make-pacer (load:make-schedule :start 300d0)
+                                                   :generators 3 :generator generator))))
     (is (equal (loop for i below 12 collect (floor (* i 1000000000) 300))
-               (sort (loop for pacer in lanes append (dues 4 pacer)) #'<))))
+               (sort (loop for pacer in generators append (dues 4 pacer)) #'<))))
   (let ((pacer (load:make-pacer (load:make-schedule :start 999.7d0))))
     (dues 1000000 pacer)
     (is (< (abs (- (load:next-due pacer) (/ 1000000 999.7d-9))) 1000))))
@@ -45,7 +45,7 @@
 
 (test poisson
   "Times between calls are exponential: their mean and deviation are the interval, and independent
-of the lanes."
+of the generators."
   (let* ((pacer (load:make-pacer (load:make-schedule :start 100d0) :arrival :poisson))
          (times (dues 20000 pacer))
          (gaps (mapcar #'- (rest times) times))

@@ -27,7 +27,7 @@
         (profile::tally-longest-ns tally)))
 
 (test events
-  (let* ((events (profile::count-events (recorded-events) (namer) 0 (expt 10 12)))
+  (let* ((events (profile::count-events (recorded-events) (symbolizer) 0 (expt 10 12)))
          (calls (profile::events-calls events))
          (futexes (profile::events-futexes events))
          (name #+x86-64 "recvfrom" #-x86-64 "syscall 45"))
@@ -54,7 +54,7 @@
   (let* ((locks (profile::read-locks
                  (list (lines "1001057398 condition news" "10 mutex a")
                        (lines "1001057398 condition news" "10 mutex b" "20 mutex a"))))
-         (events (profile::count-events (recorded-events) (namer) 0 (expt 10 12) locks)))
+         (events (profile::count-events (recorded-events) (symbolizer) 0 (expt 10 12) locks)))
     (is (string= "mutex a or mutex b" (gethash 16 locks)) "one has moved to where another was")
     #+x86-64
     (is (equal '(("clgrpc.profile::find-range" "condition news"))
@@ -62,7 +62,7 @@
                      collect key)))))
 
 (test events-of-a-time
-  (let ((events (profile::count-events (recorded-events) (namer) 100000045000 (expt 10 12))))
+  (let ((events (profile::count-events (recorded-events) (symbolizer) 100000045000 (expt 10 12))))
     (is (equal '(0 1) (list (profile::events-slept events) (profile::events-preempted events))))))
 
 (test what-strace-counts

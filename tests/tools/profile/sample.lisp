@@ -6,9 +6,9 @@
 (defun lines (&rest lines)
   (make-string-input-stream (format nil "~{~A~%~}" lines)))
 
-(defun namer ()
+(defun symbolizer ()
   "One who knows a program with two functions, the second at an address."
-  (profile::make-namer
+  (profile::make-symbolizer
    :program "/opt/clgrpc"
    :functions (profile::rows-ranges (list (list #x37ecd00 64 'profile::find-range)))
    :made (profile::rows-ranges (list (list #x1001000 16 "made while it ran")
@@ -34,7 +34,7 @@
   (let ((found '()))
     (profile::map-samples (lambda (tid ns frames)
                             (push (list* tid ns (mapcar #'profile::frame-name frames)) found))
-                          (recorded-samples) (namer))
+                          (recorded-samples) (symbolizer))
     (is (equal '((12540 47548181693000 "do_anonymous_page" "clgrpc.profile::find-range"
                   "call_into_lisp_")
                  (12541 47548182742000 "made while it ran" "libc.so.6")
@@ -42,7 +42,7 @@
                (reverse found)))))
 
 (test sums-of-samples
-  (let ((sums (profile::sum-samples (recorded-samples) (namer) 0 47548185000000000)))
+  (let ((sums (profile::sum-samples (recorded-samples) (symbolizer) 0 47548185000000000)))
     (is (= 3 (profile::sums-samples sums)))
     (is (= 7 (profile::sums-frames sums)))
     (is (= 1 (profile::sums-unknown-frames sums)))
@@ -50,6 +50,6 @@
     (is (= 1 (gethash "kernel: memory" (profile::sums-areas sums))))
     (is (= 2 (gethash 12541 (profile::sums-threads sums))))
     (is (= 3 (profile::node-samples (profile::sums-root sums)))))
-  (is (= 2 (profile::sums-samples (profile::sum-samples (recorded-samples) (namer) 0
+  (is (= 2 (profile::sums-samples (profile::sum-samples (recorded-samples) (symbolizer) 0
                                                         47548185000000)))
       "the last came later"))

@@ -25,33 +25,34 @@
   (with-core (core)
     (update core "[{\"weighted_round_robin\":{\"enableOobLoadReport\":true}}]" 1)
     (bring core :ready 1)
-    (let ((vigil (balance::note-load (client:subchannel-note (member-to core 1)))))
-      (is-true vigil)
+    (let ((backend-stream (balance::note-load (client:subchannel-note (member-to core 1)))))
+      (is-true backend-stream)
       (with-log (:no-load-reports)
-        (balance::vigil-ended vigil :unimplemented))
-      (is-true (balance::vigil-vain vigil))
+        (balance::backend-stream-ended backend-stream :unimplemented))
+      (is-true (balance::backend-stream-vain backend-stream))
       (is (eq :ready (client:subchannel-state (member-to core 1))))
       (is (eq :ready (state core))))))
 
 (test streams-of-reports-follow-the-config
   "gRFC A58: begun and ended with enableOobLoadReport, begun anew with another period."
   (with-core (core)
-    (flet ((vigil (fields)
+    (flet ((backend-stream (fields)
              (update core (format nil "[{\"weighted_round_robin\":{~A}}]" fields) 1)
              (balance::note-load (client:subchannel-note (member-to core 1))))
-           (period (vigil)
+           (period (backend-stream)
              (clgrpc.protobuf:duration-in-seconds
               (xds.service.orca.v3:orca-load-report-request-report-interval
-               (balance::vigil-request vigil)))))
-      (is (null (vigil "")))
-      (let ((first (vigil "\"enableOobLoadReport\":true")))
+               (balance::backend-stream-request backend-stream)))))
+      (is (null (backend-stream "")))
+      (let ((first (backend-stream "\"enableOobLoadReport\":true")))
         (is (= 10 (period first)))
-        (is (eq first (vigil "\"enableOobLoadReport\":true,\"blackoutPeriod\":\"1s\"")))
-        (let ((second (vigil "\"enableOobLoadReport\":true,\"oobReportingPeriod\":\"0.5s\"")))
+        (is (eq first (backend-stream "\"enableOobLoadReport\":true,\"blackoutPeriod\":\"1s\"")))
+        (let
+         ((second (backend-stream "\"enableOobLoadReport\":true,\"oobReportingPeriod\":\"0.5s\"")))
           (is (= 1/2 (period second)))
-          (is (null (balance::vigil-watcher first)) "the first has ended")
-          (is (null (vigil "")))
-          (is (null (balance::vigil-watcher second)))
+          (is (null (balance::backend-stream-watcher first)) "the first has ended")
+          (is (null (backend-stream "")))
+          (is (null (balance::backend-stream-watcher second)))
           (is (null (client:subchannel-watchers (member-to core 1)))))))))
 
 ;;; What reports say

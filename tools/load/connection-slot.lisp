@@ -1,7 +1,7 @@
-;;;; Lines and their connections: connecting, what comes and goes, what is done when a connection is
-;;;; lost. A line connects again at once when it has lost a connection that had calls; after an
-;;;; attempt that failed it waits, and calls that are due meanwhile fail with UNAVAILABLE, as gRPC's
-;;;; document on connection back-off has it.
+;;;; Connection slots and their connections: connecting, what comes and goes, what is done when a
+;;;; connection is lost. A connection slot connects again at once when it has lost a connection that
+;;;; had calls; after an attempt that failed it waits, and calls that are due meanwhile fail with
+;;;; UNAVAILABLE, as gRPC's document on connection back-off has it.
 
 (in-package #:clgrpc.load)
 
@@ -66,23 +66,23 @@
 (defun take-settings (http2)
   "The sink's ON-SETTINGS: with the first, the connection is one to use."
   (let* ((connection (http2:connection-user http2))
-         (line (connection-line connection)))
+         (connection-slot (connection-connection-slot connection)))
     (unless (connection-ready connection)
       (setf (connection-ready connection) t)
-      (incf (tally-ready (lane-tally (line-lane line))))
-      (incf (tally-connects (lane-tally (line-lane line))))
-      (setf (line-state line) :ready))))
+      (incf (tally-ready (generator-tally (connection-slot-generator connection-slot))))
+      (incf (tally-connects (generator-tally (connection-slot-generator connection-slot))))
+      (setf (connection-slot-state connection-slot) :ready))))
 
 (defun take-goaway (http2 last-id error-code debug)
   "The sink's ON-GOAWAY: new calls need a new connection; those under way go on."
   (declare (ignore last-id))
   (let* ((connection (http2:connection-user http2))
-         (line (connection-line connection)))
+         (connection-slot (connection-connection-slot connection)))
     (setf (connection-failure connection)
           (format nil "GOAWAY from the server: ~A~@[, ~A~]"
                   (http2:error-code-name error-code)
                   (and (plusp (length debug)) (octets-text debug))))
-    (leave-connection line connection)
+    (leave-connection connection-slot connection)
     (finish-drained connection)))
 
 (defun octets-text (octets)
@@ -90,9 +90,10 @@
   (printable-text (map 'string #'code-char octets) :limit 200))
 
 (defun finish-drained (connection)
-  "Close CONNECTION if it is its line's no more and has no streams."
+  "Close CONNECTION if it is its connection slot's no more and has no streams."
   (let ((http2 (connection-http2 connection)))
-    (when (and (not (eq connection (line-connection (connection-line connection))))
+    (when (and (not (eq connection
+                        (connection-slot-connection (connection-connection-slot connection))))
                (zerop (http2:connection-stream-count http2))
                (not (http2:connection-closed-p http2)))
       (http2:close-connection http2 http2:+no-error+ "")
@@ -120,32 +121,35 @@
   "The handler's INPUT."
   (let* ((connection (the connection (loop:connection-user socket)))
          (http2 (the http2:connection (connection-http2 connection)))
-         (line (the line (connection-line connection)))
-         (lane (the lane (line-lane line))))
-    (let ((consumed (http2:receive-octets http2 octets start end (note-now lane))))
-      (pump-line line)
+         (connection-slot (the connection-slot (connection-connection-slot connection)))
+         (generator (the generator (connection-slot-generator connection-slot))))
+    (let ((consumed (http2:receive-octets http2 octets start end (note-now generator))))
+      (pump-connection-slot connection-slot)
       (when (http2:connection-stop-reading-p http2)
         (setf (connection-stopped connection) t)
         (loop:stop-reading socket))
-      (unless (eq connection (line-connection line)) (finish-drained connection))
-      (after-event lane)
+      (unless (eq connection (connection-slot-connection connection-slot))
+              (finish-drained connection))
+      (after-event generator)
       (values consumed nil))))
 
 (define-hot note-flushed ((connection connection)) null
   "What CONNECTION's output holds goes to the kernel now."
-  (let ((flight (connection-unflushed connection)))
-    (when flight
-      (let* ((lane (the lane (line-lane (the line (connection-line connection)))))
-             (now (loop:read-clock (lane-loop lane))))
+  (let ((load-call (connection-unflushed connection)))
+    (when load-call
+      (let* ((generator (the generator
+                           (connection-slot-generator
+                            (the connection-slot (connection-connection-slot connection)))))
+             (now (loop:read-clock (generator-loop generator))))
         (setf (connection-unflushed connection) nil)
-        (loop while flight
-              do (let ((next (flight-later flight)))
-                   (setf (flight-later flight) nil
-                         (flight-chained flight) nil)
-                   (if (flight-ended flight)
-                       (give-flight-back lane flight)
-                       (setf (flight-sent-ns flight) now))
-                   (setf flight next)))))
+        (loop while load-call
+              do (let ((next (load-call-later load-call)))
+                   (setf (load-call-later load-call) nil
+                         (load-call-chained load-call) nil)
+                   (if (load-call-ended load-call)
+                       (give-load-call-back generator load-call)
+                       (setf (load-call-sent-ns load-call) now))
+                   (setf load-call next)))))
     nil))
 
 (define-hot fill-output ((socket loop:connection)) null
@@ -161,12 +165,12 @@
     nil))
 
 (defun connection-closed (socket reason)
-  "The handler's CLOSED: the calls on it fail, and its line connects again."
+  "The handler's CLOSED: the calls on it fail, and its connection slot connects again."
   (let* ((connection (loop:connection-user socket))
-         (line (connection-line connection))
-         (lane (line-lane line))
+         (connection-slot (connection-connection-slot connection))
+         (generator (connection-slot-generator connection-slot))
          (ready (connection-ready connection)))
-    (note-now lane)
+    (note-now generator)
     (unless (connection-failure connection)
       (setf (connection-failure connection)
             (typecase reason
@@ -175,104 +179,110 @@
               (t (string-right-trim "." (princ-to-string reason))))))
     (note-flushed connection)
     (when ready
-      (decf (tally-ready (lane-tally lane))))
+      (decf (tally-ready (generator-tally generator))))
     (http2:receive-eof (connection-http2 connection))
-    (when (eq connection (line-connection line))
+    (when (eq connection (connection-slot-connection connection-slot))
       (if ready
-          (leave-connection line connection)
-          (connecting-failed line (connection-failure connection))))
-    (pump-line line)
-    (after-event lane)))
+          (leave-connection connection-slot connection)
+          (connecting-failed connection-slot (connection-failure connection))))
+    (pump-connection-slot connection-slot)
+    (after-event generator)))
 
 (sb-ext:define-load-time-global **handler**
   (loop:make-handler :input #'take-input :fill #'fill-output :closed #'connection-closed))
 
 ;;; Connecting
 
-(defun connect-line (line)
-  "Begin to connect LINE."
-  (let* ((lane (line-lane line)) (plan (lane-plan lane)))
-    (setf (line-state line) :connecting
-          (line-connection line) nil)
-    (loop:connect-to (lane-loop lane) (line-target line) (plan-connect-timeout-ns plan)
+(defun connect-connection-slot (connection-slot)
+  "Begin to connect CONNECTION-SLOT."
+  (let* ((generator (connection-slot-generator connection-slot)) (plan (generator-plan generator)))
+    (setf (connection-slot-state connection-slot) :connecting
+          (connection-slot-connection connection-slot) nil)
+    (loop:connect-to (generator-loop generator) (connection-slot-target connection-slot)
+                     (plan-connect-timeout-ns plan)
                      (lambda (byte-channel condition)
-                       (note-now lane)
+                       (note-now generator)
                        (cond (condition
-                              (connecting-failed line (string-right-trim
-                                                       "." (princ-to-string condition))))
-                             ((eq :closed (line-state line)) (loop:close-byte-channel byte-channel))
-                             (t (open-connection line byte-channel)))
-                       (pump-line line)
-                       (after-event lane)))))
+                              (connecting-failed connection-slot (string-right-trim
+                                                                  "." (princ-to-string condition))))
+                             ((eq :closed (connection-slot-state connection-slot))
+                              (loop:close-byte-channel byte-channel))
+                             (t (open-connection connection-slot byte-channel)))
+                       (pump-connection-slot connection-slot)
+                       (after-event generator)))))
 
-(defun open-connection (line byte-channel)
-  "Begin HTTP/2, behind TLS if there is any, over BYTE-CHANNEL, which is connected, for LINE."
-  (let* ((lane (line-lane line))
-         (plan (lane-plan lane))
-         (loop (lane-loop lane))
+(defun open-connection (connection-slot byte-channel)
+  "Begin HTTP/2, behind TLS if there is any, over BYTE-CHANNEL, which is connected, for
+CONNECTION-SLOT."
+  (let* ((generator (connection-slot-generator connection-slot))
+         (plan (generator-plan generator))
+         (loop (generator-loop generator))
          (connection (make-connection
-                      :line line
-                      :backend (find-backend (lane-tally lane)
+                      :connection-slot connection-slot
+                      :backend (find-backend (generator-tally generator)
                                              (loop:byte-channel-peer byte-channel)))))
     (handler-case
-        (let ((metered (meter-byte-channel byte-channel (lane-tally lane))))
+        (let ((metered (meter-byte-channel byte-channel (generator-tally generator))))
           (when (plan-credentials plan)
             (setf metered (loop:make-tls-byte-channel loop metered (plan-credentials plan) :client
                                                       :server-name (plan-server-name plan))))
           (setf (connection-http2 connection)
                 (http2:make-connection :client *sink* (plan-options-of-http2 plan)
-                                       :user connection :pool (lane-pool lane))
+                                       :user connection :pool (generator-pool generator))
                 (connection-socket connection)
                 (loop:make-connection loop metered **handler** :user connection)
-                (line-connection line) connection)
-          (http2:start-connection (connection-http2 connection) (lane-now lane)))
+                (connection-slot-connection connection-slot) connection)
+          (http2:start-connection (connection-http2 connection) (generator-now generator)))
       (clgrpc-error (error)
         (loop:close-byte-channel byte-channel)
-        (connecting-failed line (string-right-trim "." (princ-to-string error)))))))
+        (connecting-failed connection-slot (string-right-trim "." (princ-to-string error)))))))
 
-(defun leave-connection (line connection)
-  "LINE makes no more calls on CONNECTION, which worked, and connects anew: at once, but for a peer
-that has sent away one before this, and this, before they had a call."
-  (when (eq connection (line-connection line))
-    (setf (line-connection line) nil)
-    (when (connection-used connection) (setf (line-failures line) 0))
-    (cond ((eq :closed (line-state line)))
+(defun leave-connection (connection-slot connection)
+  "CONNECTION-SLOT makes no more calls on CONNECTION, which worked, and connects anew: at once, but
+for a peer that has sent away one before this, and this, before they had a call."
+  (when (eq connection (connection-slot-connection connection-slot))
+    (setf (connection-slot-connection connection-slot) nil)
+    (when (connection-used connection) (setf (connection-slot-failures connection-slot) 0))
+    (cond ((eq :closed (connection-slot-state connection-slot)))
           ;; the run was given up, and the loop closes what is left
-          ((loop:event-loop-stopping (lane-loop (line-lane line)))
-           (setf (line-state line) :closed))
-          ((plusp (line-failures line))
-           (connecting-failed line (connection-failure connection)))
+          ((loop:event-loop-stopping (generator-loop (connection-slot-generator connection-slot)))
+           (setf (connection-slot-state connection-slot) :closed))
+          ((plusp (connection-slot-failures connection-slot))
+           (connecting-failed connection-slot (connection-failure connection)))
           (t
-           (unless (connection-used connection) (incf (line-failures line)))
-           (connect-line line)))))
+           (unless (connection-used connection) (incf (connection-slot-failures connection-slot)))
+           (connect-connection-slot connection-slot)))))
 
-(defun connecting-failed (line text)
-  "An attempt to connect LINE has failed because of TEXT: its calls that wait fail, and it waits
-before the next attempt."
-  (setf (line-connection line) nil
-        (line-failure line) text)
-  (unless (eq :closed (line-state line))
-    (setf (line-state line) :waiting)
-    (let* ((lane (line-lane line))
-           (seconds (min *longest-back-off-seconds* (expt 1.6d0 (line-failures line)))))
-      (incf (line-failures line))
-      (loop for flight = (queue-first line)
-            while flight
-            do (unqueue-first line)
-               (end-flight flight +code-unavailable+ text))
-      (unless (line-timer line)
-        (setf (line-timer line) (make-timer #'connect-line line)))
-      (unless (lane-done lane)
-        (schedule-timer (lane-wheel lane) (line-timer line)
-                        (+ (lane-now lane) (floor (* 1d9 seconds))))))))
+(defun connecting-failed (connection-slot text)
+  "An attempt to connect CONNECTION-SLOT has failed because of TEXT: its calls that wait fail, and
+it waits before the next attempt."
+  (setf (connection-slot-connection connection-slot) nil
+        (connection-slot-failure connection-slot) text)
+  (unless (eq :closed (connection-slot-state connection-slot))
+    (setf (connection-slot-state connection-slot) :waiting)
+    (let* ((generator (connection-slot-generator connection-slot))
+           (seconds (min *longest-back-off-seconds*
+                         (expt 1.6d0 (connection-slot-failures connection-slot)))))
+      (incf (connection-slot-failures connection-slot))
+      (loop for load-call = (queue-first connection-slot)
+            while load-call
+            do (unqueue-first connection-slot)
+               (end-load-call load-call +code-unavailable+ text))
+      (unless (connection-slot-timer connection-slot)
+        (setf (connection-slot-timer connection-slot)
+              (make-timer #'connect-connection-slot connection-slot)))
+      (unless (generator-done generator)
+        (schedule-timer (generator-wheel generator) (connection-slot-timer connection-slot)
+                        (+ (generator-now generator) (floor (* 1d9 seconds))))))))
 
-(defun close-line (line)
-  "End LINE and its connection."
-  (let ((connection (line-connection line)))
-    (setf (line-state line) :closed
-          (line-connection line) nil)
-    (when (line-timer line)
-      (cancel-timer (lane-wheel (line-lane line)) (line-timer line)))
+(defun close-connection-slot (connection-slot)
+  "End CONNECTION-SLOT and its connection."
+  (let ((connection (connection-slot-connection connection-slot)))
+    (setf (connection-slot-state connection-slot) :closed
+          (connection-slot-connection connection-slot) nil)
+    (when (connection-slot-timer connection-slot)
+      (cancel-timer (generator-wheel (connection-slot-generator connection-slot))
+                    (connection-slot-timer connection-slot)))
     (when connection
       (http2:close-connection (connection-http2 connection) http2:+no-error+ "")
       (loop:close-connection (connection-socket connection)))))

@@ -1,19 +1,19 @@
-;;;; Frames: that they say what the metrics do, and after the first only what has changed.
+;;;; Updates: that they say what the metrics do, and after the first only what has changed.
 
 (in-package #:clgrpc.tests.console)
 (in-suite :clgrpc.console)
 
-(defun frame-of (console film)
-  "The next frame of CONSOLE as its viewers read it."
-  (parse-json (write-json (console::take-frame console film (monotonic-ns)))))
+(defun update-of (console update-stream)
+  "The next update of CONSOLE as its viewers read it."
+  (parse-json (write-json (console::take-update console update-stream (monotonic-ns)))))
 
-(defun hello-of (console film)
-  (parse-json (write-json (console::hello console film))))
+(defun hello-of (console update-stream)
+  (parse-json (write-json (console::hello console update-stream))))
 
-(defun count-rows (frame series)
-  "Of each row of counts in FRAME the attributes of its series, by SERIES, a list of all rows so
+(defun count-rows (update series)
+  "Of each row of counts in UPDATE the attributes of its series, by SERIES, a list of all rows so
 far, and how many calls it has."
-  (sort (loop for row across (or (in-json frame "counts") #())
+  (sort (loop for row across (or (in-json update "counts") #())
               for attributes = (find (aref row 0) series :key (lambda (row) (aref row 0)))
               collect (list (coerce (subseq attributes 1 4) 'list)
                             (loop for i from 3 below (length row) by 2 sum (aref row i))))
@@ -32,11 +32,11 @@ far, and how many calls it has."
                                                       (metrics:point-count point)))))
         #'string< :key #'prin1-to-string))
 
-(defun rows-of (frame)
-  (coerce (or (in-json frame "series") #()) 'list))
+(defun rows-of (update)
+  (coerce (or (in-json update "series") #()) 'list))
 
-(test frames-are-differences
-  (let ((console (console:make-console)) (film (console::make-film)))
+(test updates-are-differences
+  (let ((console (console:make-console)) (update-stream (console::make-update-stream)))
     (with-probe (channel :options (list :observer console)
                          :channel-options (list :observer console))
         (:ask #'double)
@@ -44,7 +44,7 @@ far, and how many calls it has."
       (is-true (wait-until (lambda ()
                              (= 3 (counted (console:console-metrics console)
                                            "grpc.server.call.duration")))))
-      (let* ((first (frame-of console film)) (series (rows-of first)))
+      (let* ((first (update-of console update-stream)) (series (rows-of first)))
         (is (equal '((("client" "lab.Bench/Ask" "OK") 3) (("server" "lab.Bench/Ask" "OK") 3))
                    (count-rows first series)))
         (is (equal (metric-rows console) (count-rows first series)))
@@ -57,7 +57,7 @@ far, and how many calls it has."
         (is-true (wait-until (lambda ()
                                (= 6 (counted (console:console-metrics console)
                                              "grpc.server.call.duration")))))
-        (let* ((second (frame-of console film)) (series (append series (rows-of second))))
+        (let* ((second (update-of console update-stream)) (series (append series (rows-of second))))
           (is (equal '((("client" "lab.Bench/Ask" "NOT_FOUND") 1)
                        (("client" "lab.Bench/Ask" "OK") 2)
                        (("server" "lab.Bench/Ask" "NOT_FOUND") 1)
@@ -68,34 +68,35 @@ far, and how many calls it has."
           (is (eql 6 (in-json second "values" "grpc.server.call.started/lab.Bench/Ask")))
           (is (null (in-json second "values" "clgrpc.heap.limit")) "it has not changed")
           ;; and what one who comes now gets
-          (console::keep-frame film (console::take-frame console film (monotonic-ns)))
-          (let ((hello (hello-of console film)))
+          (console::keep-update update-stream
+                                (console::take-update console update-stream (monotonic-ns)))
+          (let ((hello (hello-of console update-stream)))
             (is (equal (metric-rows console) (count-rows hello (rows-of hello))))
             (is (= 4 (length (rows-of hello))))
             (is (= 1 (length (in-json hello "frames"))))
             (is (stringp (in-json hello "process" "version")))
             (is (= 41 (length (in-json hello "bounds")))))
-          (let ((third (frame-of console film)))
+          (let ((third (update-of console update-stream)))
             (is (null (in-json third "counts")))
             (is (null (in-json third "calls")))
             (is (null (in-json third "series")))))))))
 
 (test sums-of-durations
-  (let ((console (console:make-console)) (film (console::make-film)))
+  (let ((console (console:make-console)) (update-stream (console::make-update-stream)))
     (with-probe (channel :options (list :observer console)) (:ask #'double)
       (dotimes (i 2)
         (ask channel (note -20))
         (wait-until (lambda () (= (1+ i) (counted (console:console-metrics console)
                                                   "grpc.server.call.duration"))))
-        (let ((row (aref (in-json (frame-of console film) "counts") 0)))
+        (let ((row (aref (in-json (update-of console update-stream) "counts") 0)))
           (is (< 0.019 (aref row 1) 5)))))))
 
 (test servers-as-they-are
   (let ((console (console:make-console)))
     (with-probe (channel :server server :options '(:loops 2)) (:ask #'double)
       (ask channel (note 1))
-      (let* ((frame (frame-of console (console::make-film)))
-             (mine (find (grpc:server-address server) (in-json frame "servers")
+      (let* ((update (update-of console (console::make-update-stream)))
+             (mine (find (grpc:server-address server) (in-json update "servers")
                          :key (lambda (object) (aref (in-json object "addresses") 0))
                          :test #'string=))
              (loops (in-json mine "loops")))
@@ -109,13 +110,13 @@ far, and how many calls it has."
           (is (eql 0 (search "127.0.0.1:" (in-json link "peer"))))
           (is (eql 0 (in-json link "calls")))
           (is (eq :null (in-json link "tls"))))
-        (is (find "clgrpc server 2" (in-json frame "threads")
+        (is (find "clgrpc server 2" (in-json update "threads")
                   :key (lambda (row) (aref row 0)) :test #'string=))))))
 
-(test films-are-bounded
-  (let ((film (console::make-film)))
-    (dotimes (i (+ 5 console::+frames+))
-      (console::keep-frame film (list (cons "time" i) (cons "log" "left out"))))
-    (let ((frames (fifo-items (console::film-frames film))))
-      (is (= console::+frames+ (length frames)))
-      (is (equal '(("time" . 5)) (first frames))))))
+(test update-streams-are-bounded
+  (let ((update-stream (console::make-update-stream)))
+    (dotimes (i (+ 5 console::+updates+))
+      (console::keep-update update-stream (list (cons "time" i) (cons "log" "left out"))))
+    (let ((updates (fifo-items (console::update-stream-updates update-stream))))
+      (is (= console::+updates+ (length updates)))
+      (is (equal '(("time" . 5)) (first updates))))))

@@ -31,14 +31,14 @@ _experimental."
       (refuse "there is no policy ~S; there are ~{~A~^, ~}" string
               (mapcar #'policy-text (config:known-policies)))))
 
-(define-shared-options fleet
+(define-shared-options balancing-options
   (service-config "JSON|FILE" #'parse-config-argument nil
                   "A service config or the file that it is in: time-outs, retries, balancing.")
   ((balance nil "--lb-strategy") "NAME" #'parse-policy-name nil
            "How calls are shared among the servers of ADDRESS, such as round_robin; the first that
       answers has all of them without it, unless the service config says."))
 
-(defun fleet-arguments (service-config balance)
-  "The keyword arguments of MAKE-CHANNEL that the options FLEET mean."
+(defun balancing-arguments (service-config balance)
+  "The keyword arguments of MAKE-CHANNEL that the options BALANCING-OPTIONS mean."
   (append (when service-config (list :service-config service-config))
           (when balance (list :balance balance))))

@@ -6,7 +6,7 @@
 
 (in-package #:clgrpc.tools)
 
-(define-shared-options catalogue
+(define-shared-options descriptor-source
   ((headers "-H") "'NAME: VALUE'" #'parse-header '()
                   "Metadata to send, also with questions to reflection; may be given several times.
       The value of a name that ends in -bin is in base64.")

@@ -3,7 +3,7 @@
 (in-package #:clgrpc.tests.balance)
 (in-suite :clgrpc.balance)
 
-(test a-fleet-stays-failed-until-one-is-ready
+(test a-leaf-policy-stays-failed-until-one-is-ready
   (with-core (core)
     (update core "[{\"round_robin\":{}}]" 1 2 1)
     (is (= 2 (length (live core))) "one that is told twice is one")
@@ -25,7 +25,7 @@
     (is (eq :transient-failure (state core)))
     (is (null (live core)))))
 
-(defparameter *large-fleets*
+(defparameter *large-leaf-policies*
   '("\"round_robin\":{}"
     "\"weighted_round_robin\":{}"
     "\"least_request_experimental\":{}"
@@ -43,7 +43,7 @@
     (funcall function)
     (/ (- (thread-time-ns) start) 1d6)))
 
-(defun measure-large-fleet (policy old new)
+(defun measure-large-leaf-policy (policy old new)
   "The milliseconds that an update from nothing to the backends OLD takes by POLICY, one that changes
 nothing, one from all ready to NEW, and 1000 picks."
   (with-core (core)
@@ -65,21 +65,21 @@ nothing, one from all ready to NEW, and 1000 picks."
                   (settle core))
                 (milliseconds (lambda () (loop repeat 1000 do (pick core call))))))))))
 
-(defun measure-fleet-of (count policy)
-  "The best of three of what MEASURE-LARGE-FLEET says of COUNT servers, one by one, since other
-programs take the processor's caches, too."
+(defun measure-leaf-policy-of (count policy)
+  "The best of three of what MEASURE-LARGE-LEAF-POLICY says of COUNT servers, one by one, since
+other programs take the processor's caches, too."
   (let ((old (loop for i below count collect (backend i)))
         (new (loop for i from count below (* 2 count) collect (backend i))))
     (reduce (lambda (one other) (mapcar #'min one other))
-            (loop repeat 3 collect (measure-large-fleet policy old new)))))
+            (loop repeat 3 collect (measure-large-leaf-policy policy old new)))))
 
-(test large-fleets-are-quick
+(test large-leaf-policies-are-quick
   "With 10,000 servers, all of them new or all the same, an update takes some ten times what it takes
 with 1,000, and a pick not much longer, by each policy. Where all are looked at for each, updates
 take a hundred times as long and picks ten times; processors' caches allow of no narrower bounds."
-  (dolist (policy *large-fleets*)
-    (loop for large in (measure-fleet-of 10000 policy)
-          for small in (measure-fleet-of 1000 policy)
+  (dolist (policy *large-leaf-policies*)
+    (loop for large in (measure-leaf-policy-of 10000 policy)
+          for small in (measure-leaf-policy-of 1000 policy)
           for (what times) in '(("the first update" 80) ("an update that changes nothing" 80)
                                 ("an update that changes all" 80) ("1,000 picks" 20))
           do (is (< large (* times (max small 0.1)))

@@ -3,31 +3,31 @@
 (in-package #:clgrpc.tests.balance)
 (in-suite :clgrpc.balance)
 
-(defun call-with-vigil (core function)
-  "Call FUNCTION with a vigil on the subchannel of the server 1, which is ready and has no stream for
-it, and a function that returns what has been told since it was called last."
+(defun call-with-backend-stream (core function)
+  "Call FUNCTION with a backend stream on the subchannel of the server 1, which is ready and has no
+stream for it, and a function that returns what has been told since it was called last."
   (let* ((told '())
          (one (member-to core 1))
-         (vigil (balance::keep-vigil
-                 one (clgrpc.method:find-rpc-method 'grpc.health.v1.health:watch)
-                 (health:make-health-check-request)
-                 (lambda (event datum) (push (if datum (list event datum) event) told)))))
-    (funcall function vigil (lambda () (reverse (shiftf told '()))))
-    (balance::end-vigil vigil)
+         (backend-stream (balance::start-backend-stream
+                          one (clgrpc.method:find-rpc-method 'grpc.health.v1.health:watch)
+                          (health:make-health-check-request)
+                          (lambda (event datum) (push (if datum (list event datum) event) told)))))
+    (funcall function backend-stream (lambda () (reverse (shiftf told '()))))
+    (balance::end-backend-stream backend-stream)
     (is (null (client:subchannel-watchers one)))))
 
-(defmacro with-vigil ((core vigil told) &body body)
+(defmacro with-backend-stream ((core backend-stream told) &body body)
   `(tests::with-core (,core puppet :pick-first :options (:backoff-jitter 0))
      (update ,core "[{\"round_robin\":{}}]" 1)
-     (call-with-vigil ,core (lambda (,vigil ,told)
-                              (declare (ignorable ,vigil))
-                              (flet ((,told () (funcall ,told))) ,@body)))))
+     (call-with-backend-stream ,core (lambda (,backend-stream ,told)
+                                       (declare (ignorable ,backend-stream))
+                                       (flet ((,told () (funcall ,told))) ,@body)))))
 
 (defparameter *vain* '(:begun (:lost :resource-exhausted)))
 
-(test vigils-that-fail-wait-longer-each-time
+(test backend-streams-that-fail-wait-longer-each-time
   "gRFC A17: exponential back-off, 1 s, 1.6 s, 2.56 s."
-  (with-vigil (core vigil told)
+  (with-backend-stream (core backend-stream told)
     (is (null (told)) "it is not connected")
     (bring core :ready 1)
     (is (equal *vain* (told)))
@@ -41,31 +41,33 @@ it, and a function that returns what has been told since it was called last."
         ;; a timer may ring a quarter late
         (is (<= seconds waited (+ seconds 1/2)) "it waited ~F seconds" waited)))))
 
-(test vigils-that-have-heard-something-begin-again-at-once
-  (with-vigil (core vigil told)
+(test backend-streams-that-have-heard-something-begin-again-at-once
+  (with-backend-stream (core backend-stream told)
     (bring core :ready 1)
     (told)
-    (client::stop-back-off (balance::vigil-back-off vigil) (client:core-loop core))
-    (setf (balance::vigil-heard vigil) t)
-    (balance::vigil-ended vigil :unavailable)
+    (client::stop-back-off (balance::backend-stream-back-off backend-stream)
+                           (client:core-loop core))
+    (setf (balance::backend-stream-heard backend-stream) t)
+    (balance::backend-stream-ended backend-stream :unavailable)
     (is (equal (list* '(:lost :unavailable) *vain*) (told))
         "the next attempt at once, and as that is in vain it waits")
     (elapse core 0.5)
     (is (null (told)))))
 
-(test vigils-that-are-ended-after-a-message-again-and-again-wait
+(test backend-streams-that-are-ended-after-a-message-again-and-again-wait
   "gRFC A17: the next attempt at once, any subsequent one after a back-off, until one has lasted."
-  (with-vigil (core vigil told)
+  (with-backend-stream (core backend-stream told)
     (bring core :ready 1)
     (told)
     (let ((begun 0))
       (flet ((end-after (seconds)
                "The call under way ends that has brought a message, SECONDS after it began."
-               (client::stop-back-off (balance::vigil-back-off vigil) (client:core-loop core))
-               (setf (balance::vigil-heard vigil) t
-                     (balance::vigil-began-ns vigil)
+               (client::stop-back-off (balance::backend-stream-back-off backend-stream)
+                                      (client:core-loop core))
+               (setf (balance::backend-stream-heard backend-stream) t
+                     (balance::backend-stream-began-ns backend-stream)
                      (- (client::core-now core) (seconds-ns seconds)))
-               (balance::vigil-ended vigil :unavailable)
+               (balance::backend-stream-ended backend-stream :unavailable)
                (setf begun (count :begun (told)))))
         (end-after 0.01)
         (is (= 1 begun) "the first at once")
@@ -77,13 +79,14 @@ it, and a function that returns what has been told since it was called last."
         (end-after 0.01)
         (is (= 0 begun))))))
 
-(test vigils-that-nobody-implements-end
+(test backend-streams-that-nobody-implements-end
   "Until there is another connection."
-  (with-vigil (core vigil told)
+  (with-backend-stream (core backend-stream told)
     (bring core :ready 1)
     (told)
-    (client::stop-back-off (balance::vigil-back-off vigil) (client:core-loop core))
-    (balance::vigil-ended vigil :unimplemented)
+    (client::stop-back-off (balance::backend-stream-back-off backend-stream)
+                           (client:core-loop core))
+    (balance::backend-stream-ended backend-stream :unimplemented)
     (is (equal '(:unimplemented) (told)))
     (elapse core 300)
     (is (null (told)))
@@ -91,14 +94,14 @@ it, and a function that returns what has been told since it was called last."
     (bring core :ready 1)
     (is (equal *vain* (told)))))
 
-(test vigils-are-suspended-without-a-connection
-  (with-vigil (core vigil told)
+(test backend-streams-are-suspended-without-a-connection
+  (with-backend-stream (core backend-stream told)
     (bring core :ready 1)
     (told)
     (bring core :idle 1)
     (elapse core 10)
     (is (null (told)) "nothing is tried while there is no connection")
-    (balance::end-vigil vigil)
+    (balance::end-backend-stream backend-stream)
     (bring core :ready 1)
     (elapse core 10)
     (is (null (told)) "nor when nobody wants to know")))

@@ -1,10 +1,11 @@
-;;;; Frames: what is sent to the page. The first that a viewer gets, :hello, has all there is; then
-;;;; one comes each second, :frame, which has what has changed. A FILM knows what was last seen, so
-;;;; that it can say what is new, and has the frames of the last minutes, for who comes later.
+;;;; Updates: what is sent to the page. The first that a viewer gets, :hello, has all there is; then
+;;;; one comes each second, :frame, which has what has changed. An UPDATE-STREAM knows what was last
+;;;; seen, so that it can say what is new, and has the updates of the last minutes, for who comes
+;;;; later.
 ;;;;
 ;;;; In JSON. Everything but "time" and "seconds" is left out if nothing of it has changed.
 ;;;;
-;;;;   "time"     when, in ms since 1970; "seconds" since the frame before
+;;;;   "time"     when, in ms since 1970; "seconds" since the update before
 ;;;;   "bounds"   of the buckets, in seconds, once there are any
 ;;;;   "series"   new ones of calls: [[number, role, method, status, target], …]
 ;;;;   "counts"   [[number of the series, seconds, bucket, calls, bucket, calls, …], …]: how
@@ -19,7 +20,7 @@
 
 (in-package #:clgrpc.console)
 
-(defconstant +frames+ 300 "How many frames a film has, and the page shows.")
+(defconstant +updates+ 300 "How many updates an update stream has, and the page shows.")
 (defconstant +links+ 50 "How many connections of a loop are shown.")
 (defconstant +threads+ 100 "How many names of threads are shown.")
 
@@ -37,13 +38,13 @@ takes long.")
 
 (defstruct (series (:constructor make-series (number attributes)) (:copier nil))
   "The calls of one role, method, status and target, as last seen."
-  (number 0 :type index :read-only t)   ; by which frames name it
+  (number 0 :type index :read-only t)   ; by which updates name it
   (attributes '() :type list :read-only t) ; those four, strings; "" is no target
   (buckets '() :type list)              ; how many calls each bucket has
   (sum 0 :type real))                   ; how many seconds they took together
 
-(defstruct (film (:copier nil))
-  "What was last seen of a console, and its last frames. One thread's."
+(defstruct (update-stream (:copier nil))
+  "What was last seen of a console, and its last updates. One thread's."
   (series (make-hash-table :test 'equal) :type hash-table :read-only t) ; by attributes
   (bounds '() :type list)               ; of the buckets, in seconds
   (values (make-hash-table :test 'equal) :type hash-table :read-only t) ; by name
@@ -51,20 +52,20 @@ takes long.")
   (entry 0 :type index)                 ; the number of the last event of the log
   (servers '() :type list)              ; what was last said of servers
   (threads '() :type list)              ; what was last said of threads
-  (taken-ns 0 :type (unsigned-byte 62)) ; when the last frame was made
-  (frames (make-fifo) :type fifo :read-only t) ; the last of them
+  (taken-ns 0 :type (unsigned-byte 62)) ; when the last update was made
+  (updates (make-fifo) :type fifo :read-only t) ; the last of them
   (count 0 :type index))                ; how many those are
 
-(declaim (sb-ext:freeze-type series film))
+(declaim (sb-ext:freeze-type series update-stream))
 
 (defmethod print-object ((series series) stream)
   (print-unreadable-object (series stream :type t)
     (format stream "~D ~{~A~^ ~}" (series-number series) (series-attributes series))))
 
-(defmethod print-object ((film film) stream)
-  (print-unreadable-object (film stream :type t)
-    (format stream "~D series, ~D frames" (hash-table-count (film-series film))
-            (film-count film))))
+(defmethod print-object ((update-stream update-stream) stream)
+  (print-unreadable-object (update-stream stream :type t)
+    (format stream "~D series, ~D updates" (hash-table-count (update-stream-series update-stream))
+            (update-stream-count update-stream))))
 
 ;;; JSON
 
@@ -110,8 +111,8 @@ takes long.")
   (list role (point-attribute point "grpc.method") (point-attribute point "grpc.status")
         (point-attribute point "grpc.target")))
 
-(defun ensure-series (film attributes)
-  (let ((table (film-series film)))
+(defun ensure-series (update-stream attributes)
+  (let ((table (update-stream-series update-stream)))
     (or (gethash attributes table)
         (setf (gethash attributes table) (make-series (hash-table-count table) attributes)))))
 
@@ -122,24 +123,24 @@ takes long.")
                      unless (zerop count) append (list bucket count))))
     (and pairs (json-list (list* number (json-number sum) pairs)))))
 
-(defun update-series (film role point)
-  "Note in FILM what POINT of a histogram says; return the row for \"counts\", or nil."
-  (let* ((series (ensure-series film (attributes-of role point)))
+(defun update-series (update-stream role point)
+  "Note in UPDATE-STREAM what POINT of a histogram says; return the row for \"counts\", or nil."
+  (let* ((series (ensure-series update-stream (attributes-of role point)))
          (buckets (metrics:point-buckets point))
          (before (or (series-buckets series) (mapcar (constantly 0) buckets)))
          (sum-before (series-sum series)))
     (setf (series-buckets series) buckets
           (series-sum series) (metrics:point-sum point)
-          (film-bounds film) (metrics:point-bounds point))
+          (update-stream-bounds update-stream) (metrics:point-bounds point))
     (count-row (series-number series) (- (metrics:point-sum point) sum-before)
                (mapcar #'- buckets before))))
 
 (defun series-row (series)
   (json-list (cons (series-number series) (series-attributes series))))
 
-(defun all-series (film &key (from 0))
-  "The series of FILM, from the number FROM on, in their order."
-  (sort (loop for series being the hash-values of (film-series film)
+(defun all-series (update-stream &key (from 0))
+  "The series of UPDATE-STREAM, from the number FROM on, in their order."
+  (sort (loop for series being the hash-values of (update-stream-series update-stream)
               when (>= (series-number series) from) collect series)
         #'< :key #'series-number))
 
@@ -148,27 +149,28 @@ takes long.")
   (format nil "~A~{/~A~}" (metrics:family-name family)
           (mapcar #'cdr (metrics:point-attributes point))))
 
-(defun update-value (film name value)
-  "Note in FILM that NAME is VALUE; return the member of \"values\", or nil if it was."
-  (let ((table (film-values film)))
+(defun update-value (update-stream name value)
+  "Note in UPDATE-STREAM that NAME is VALUE; return the member of \"values\", or nil if it was."
+  (let ((table (update-stream-values update-stream)))
     (unless (eql value (gethash name table))
       (setf (gethash name table) value)
       (cons name (json-number value)))))
 
 ;;; Calls, events, servers, threads
 
-(defun kept-object (kept)
-  (list* (cons "number" (kept-number kept))
-         (cons "time" (unix-ms (kept-unix-ns kept)))
-         (json-object (kept-plist kept))))
+(defun sample-object (sample)
+  (list* (cons "number" (sample-number sample))
+         (cons "time" (unix-ms (sample-unix-ns sample)))
+         (json-object (sample-plist sample))))
 
-(defun kept-after (console number)
+(defun samples-after (console number)
   "The calls of CONSOLE that are kept and have a higher number than NUMBER, the oldest first."
-  (let ((albums (sb-thread:with-mutex ((console-lock console))
-                  (mapcar #'cdr (console-albums console)))))
-    (sort (loop for album in albums
-                append (remove number (album-calls album) :key #'kept-number :test #'>=))
-          #'< :key #'kept-number)))
+  (let ((sample-sets (sb-thread:with-mutex ((console-lock console))
+                       (mapcar #'cdr (console-sample-sets console)))))
+    (sort (loop for sample-set in sample-sets
+                append
+                (remove number (sample-set-calls sample-set) :key #'sample-number :test #'>=))
+          #'< :key #'sample-number)))
 
 (defun entry-object (entry)
   (list (cons "number" (entry-number entry))
@@ -209,18 +211,19 @@ takes long.")
   "NOW as a JSON array, or nil if it is as BEFORE."
   (if (equalp before now) nil (json-list now)))
 
-;;; Frames
+;;; Updates
 
-(defun note-families (film families)
-  "Note in FILM what FAMILIES say. Return what has changed: rows of counts, and members of values."
+(defun note-families (update-stream families)
+  "Note in UPDATE-STREAM what FAMILIES say. Return what has changed: rows of counts, and members of
+values."
   (let ((counts '()) (values '()))
     (dolist (family families)
       (let ((role (cdr (assoc (metrics:family-name family) *durations* :test #'string=))))
         (dolist (point (metrics:family-points family))
           (if role
-              (let ((row (update-series film role point)))
+              (let ((row (update-series update-stream role point)))
                 (when row (push row counts)))
-              (let ((member (update-value film (value-name family point)
+              (let ((member (update-value update-stream (value-name family point)
                                           (metrics:point-value point))))
                 (when member (push member values)))))))
     (values (nreverse counts) (nreverse values))))
@@ -228,47 +231,49 @@ takes long.")
 (defun shown-instruments ()
   (append (mapcar #'car *durations*) *values*))
 
-(defun bounds-vector (film)
-  (json-list (mapcar #'json-number (film-bounds film))))
+(defun bounds-vector (update-stream)
+  (json-list (mapcar #'json-number (update-stream-bounds update-stream))))
 
-(defun take-frame (console film now)
-  "Look at CONSOLE at NOW of the monotonic clock; note it in FILM, and return what has changed since
-the frame before, an object for WRITE-JSON."
-  (let* ((first-new (hash-table-count (film-series film)))
-         (before-ns (shiftf (film-taken-ns film) now))
-         (calls (kept-after console (film-call film)))
-         (entries (entries-after (console-tail console) (film-entry film)))
-         (bounds (film-bounds film))
+(defun take-update (console update-stream now)
+  "Look at CONSOLE at NOW of the monotonic clock; note it in UPDATE-STREAM, and return what has
+changed since the update before, an object for WRITE-JSON."
+  (let* ((first-new (hash-table-count (update-stream-series update-stream)))
+         (before-ns (shiftf (update-stream-taken-ns update-stream) now))
+         (calls (samples-after console (update-stream-call update-stream)))
+         (entries (entries-after (console-tail console) (update-stream-entry update-stream)))
+         (bounds (update-stream-bounds update-stream))
          (servers (server-objects))
          (threads (mapcar #'json-list (thread-rows))))
     (multiple-value-bind (counts values)
-        (note-families film (metrics:collect (console-metrics console)
-                                             :names (shown-instruments)))
-      (when calls (setf (film-call film) (kept-number (first (last calls)))))
-      (when entries (setf (film-entry film) (entry-number (first (last entries)))))
+        (note-families update-stream (metrics:collect (console-metrics console)
+                                                      :names (shown-instruments)))
+      (when calls (setf (update-stream-call update-stream) (sample-number (first (last calls)))))
+      (when entries
+            (setf (update-stream-entry update-stream) (entry-number (first (last entries)))))
       (members "time" (unix-ms (real-time-ns))
                "seconds" (ns-seconds (if (zerop before-ns) 0 (- now before-ns)))
-               "bounds" (and (null bounds) (bounds-vector film))
-               "series" (json-list (mapcar #'series-row (all-series film :from first-new)))
+               "bounds" (and (null bounds) (bounds-vector update-stream))
+               "series" (json-list (mapcar #'series-row (all-series update-stream :from first-new)))
                "counts" (json-list counts)
                "values" values
-               "calls" (json-list (mapcar #'kept-object calls))
+               "calls" (json-list (mapcar #'sample-object calls))
                "log" (json-list (mapcar #'entry-object entries))
-               "servers" (changed (shiftf (film-servers film) servers) servers)
-               "threads" (changed (shiftf (film-threads film) threads) threads)))))
+               "servers" (changed (shiftf (update-stream-servers update-stream) servers) servers)
+               "threads"
+               (changed (shiftf (update-stream-threads update-stream) threads) threads)))))
 
-(defun chart-members (frame)
-  "What of FRAME who comes later gets as well: what charts are made of."
+(defun chart-members (update)
+  "What of UPDATE who comes later gets as well: what charts are made of."
   (remove-if-not (lambda (member)
                    (member (car member) '("time" "seconds" "counts" "values") :test #'string=))
-                 frame))
+                 update))
 
-(defun keep-frame (film frame)
-  "Have FILM remember FRAME."
-  (enqueue (chart-members frame) (film-frames film))
-  (if (< (film-count film) +frames+)
-      (incf (film-count film))
-      (dequeue (film-frames film))))
+(defun keep-update (update-stream update)
+  "Have UPDATE-STREAM remember UPDATE."
+  (enqueue (chart-members update) (update-stream-updates update-stream))
+  (if (< (update-stream-count update-stream) +updates+)
+      (incf (update-stream-count update-stream))
+      (dequeue (update-stream-updates update-stream))))
 
 (defun process-object ()
   (list (cons "version" **version**)
@@ -276,13 +281,13 @@ the frame before, an object for WRITE-JSON."
                              (lisp-implementation-version)))
         (cons "host" (machine-instance))))
 
-(defun hello (console film)
-  "All that FILM knows of CONSOLE, an object for WRITE-JSON."
-  (let ((series (all-series film)))
+(defun hello (console update-stream)
+  "All that UPDATE-STREAM knows of CONSOLE, an object for WRITE-JSON."
+  (let ((series (all-series update-stream)))
     (list* (cons "process" (process-object))
            (cons "started" (unix-ms (metrics:metrics-started-ns (console-metrics console))))
-           (cons "bounds" (bounds-vector film))
-           (cons "frames" (json-list (fifo-items (film-frames film))))
+           (cons "bounds" (bounds-vector update-stream))
+           (cons "frames" (json-list (fifo-items (update-stream-updates update-stream))))
            (members "time" (unix-ms (real-time-ns))
                     "series" (json-list (mapcar #'series-row series))
                     "counts" (json-list
@@ -291,14 +296,15 @@ the frame before, an object for WRITE-JSON."
                                                                (series-sum series)
                                                                (series-buckets series)))
                                                   series)))
-                    "values" (loop for name being the hash-keys of (film-values film)
+                    "values"
+                    (loop for name being the hash-keys of (update-stream-values update-stream)
                                      using (hash-value value)
                                    collect (cons name (json-number value)))
-                    "calls" (json-list (mapcar #'kept-object (kept-after console 0)))
+                    "calls" (json-list (mapcar #'sample-object (samples-after console 0)))
                     "log" (json-list (mapcar #'entry-object
                                              (entries-after (console-tail console) 0)))
-                    "servers" (json-list (film-servers film))
-                    "threads" (json-list (film-threads film))))))
+                    "servers" (json-list (update-stream-servers update-stream))
+                    "threads" (json-list (update-stream-threads update-stream))))))
 
 (defun event-text (name object)
   "The server-sent event NAME with OBJECT."

@@ -1,0 +1,103 @@
+;;;; Which calls the console keeps to be looked at: the slowest of this minute and of the one
+;;;; before, and the last that failed. There is a sample set for each loop, written with its baton
+;;;; held, and one for the threads without a loop, written under a lock. Anybody reads: what is kept
+;;;; never changes, and takes its place by one store.
+;;;;
+;;;; Most calls cost two comparisons. A call is looked at closely only if it is slower than the
+;;;; fastest of the slow ones, which is so for some 16 × ln(n / 16) of a minute's n calls, or if it
+;;;; fails, and then at most +FAILURES-PER-SECOND+ times.
+
+(in-package #:clgrpc.console)
+
+(defconstant +slow-calls+ 16 "How many slow calls of a minute a sample set keeps.")
+(defconstant +failed-calls+ 32 "How many failed calls a sample set keeps.")
+(defconstant +failures-per-second+ 10 "How many failed calls a sample set takes in a second.")
+(defconstant +minute-ns+ 60000000000 "How long the slowest calls are collected together.")
+
+(defstruct (sample (:constructor make-sample (number unix-ns ns plist)) (:copier nil))
+  "A call that has ended, to be looked at."
+  (number 0 :type (unsigned-byte 62) :read-only t) ; later calls of the process have higher ones
+  (unix-ns 0 :type (unsigned-byte 62) :read-only t) ; when it ended
+  (ns 0 :type (unsigned-byte 62) :read-only t) ; how long it took
+  (plist '() :type list :read-only t))  ; as LOGS:CALL-PLIST returns it
+
+(defun empty-places (count)
+  (make-array count :initial-element nil))
+
+(defstruct (sample-set (:copier nil))
+  "Calls of one loop, or of the threads without one, that are kept."
+  ;; true of the sample set of threads without a loop
+  (lock nil :type (or null sb-thread:mutex) :read-only t)
+  (slow (empty-places +slow-calls+) :type simple-vector) ; KEPTs or nil, of this minute, in no order
+  (before (empty-places +slow-calls+) :type simple-vector) ; what SLOW was a minute ago
+  (least-ns 0 :type (unsigned-byte 62)) ; a call must take longer to be among the slow ones
+  (turn-ns 0 :type (unsigned-byte 62))  ; when the minute is over, by the loop's clock
+  (failed (empty-places +failed-calls+) :type simple-vector :read-only t) ; KEPTs or nil, a ring
+  (next 0 :type index)                  ; the place in FAILED of the next
+  (second-ns 0 :type (unsigned-byte 62)) ; when the second of COUNT is over
+  (count 0 :type index))                ; how many failed calls were taken in it
+
+(declaim (sb-ext:freeze-type sample sample-set))
+
+(defmethod print-object ((sample sample) stream)
+  (print-unreadable-object (sample stream :type t)
+    (format stream "~D ~A ~,3F s" (sample-number sample) (getf (sample-plist sample) :method)
+            (ns-seconds (sample-ns sample)))))
+
+(defmethod print-object ((sample-set sample-set) stream)
+  (print-unreadable-object (sample-set stream :type t)
+    (format stream "~D calls" (length (sample-set-calls sample-set)))))
+
+(declaim (type (simple-array sb-ext:word (1)) **numbered**))
+(define-load-time-global **numbered**   ; how many calls have been kept; atomic
+    (make-array 1 :element-type 'sb-ext:word :initial-element 0))
+
+(defun keep-call (call ns describe)
+  "A SAMPLE of CALL, which has taken NS and which DESCRIBE, a function, turns into a plist."
+  (prog1 (make-sample (1+ (sb-ext:atomic-incf (aref **numbered** 0))) (real-time-ns) ns
+                      (funcall (the function describe) call))
+    ;; what readers find is whole
+    (sb-thread:barrier (:write))))
+
+(defun turn-page (sample-set now)
+  "A minute of SAMPLE-SET is over NOW."
+  (setf (sample-set-before sample-set) (sample-set-slow sample-set)
+        (sample-set-slow sample-set) (empty-places +slow-calls+)
+        (sample-set-least-ns sample-set) 0
+        (sample-set-turn-ns sample-set) (+ now +minute-ns+)))
+
+(defun kept-or-zero (place)
+  (if place (sample-ns place) 0))
+
+(defun keep-slow (sample-set call ns describe)
+  "Keep CALL, which took NS, in SAMPLE-SET in the place of the fastest of the slow ones."
+  (let* ((slow (sample-set-slow sample-set))
+         (place (position (reduce #'min slow :key #'kept-or-zero) slow :key #'kept-or-zero)))
+    (setf (svref slow place) (keep-call call ns describe)
+          (sample-set-least-ns sample-set) (reduce #'min slow :key #'kept-or-zero))))
+
+(defun keep-failed (sample-set call ns now describe)
+  "Keep CALL, which took NS and has failed, in SAMPLE-SET, unless many have within this second."
+  (when (>= now (sample-set-second-ns sample-set))
+    (setf (sample-set-second-ns sample-set) (+ now +ns-per-second+)
+          (sample-set-count sample-set) 0))
+  (when (< (sample-set-count sample-set) +failures-per-second+)
+    (incf (sample-set-count sample-set))
+    (setf (svref (sample-set-failed sample-set) (sample-set-next sample-set))
+          (keep-call call ns describe)
+          (sample-set-next sample-set) (mod (1+ (sample-set-next sample-set)) +failed-calls+))))
+
+(define-hot note-call ((sample-set sample-set) call (ok boolean) (ns (unsigned-byte 62))
+                       (now (unsigned-byte 62)) (describe function))
+    null
+  "Keep CALL in SAMPLE-SET if it is worth that. It has taken NS and is OK or has failed; NOW is the
+time of SAMPLE-SET's loop. DESCRIBE returns what is to be known of it."
+  (when (>= now (sample-set-turn-ns sample-set)) (turn-page sample-set now))
+  (cond ((not ok) (keep-failed sample-set call ns now describe))
+        ((> ns (sample-set-least-ns sample-set)) (keep-slow sample-set call ns describe)))
+  nil)
+
+(defun sample-set-calls (sample-set)
+  "The calls that SAMPLE-SET has, a list of KEPTs, in no order. From any thread."
+  (remove nil (concatenate 'list (sample-set-slow sample-set) (sample-set-before sample-set)
+                           (sample-set-failed sample-set))))

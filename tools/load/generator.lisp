@@ -1,0 +1,308 @@
+;;;; Generators: when calls begin, and when all is over. In a closed loop each connection slot keeps
+;;;; as many calls under way as it has workers; the next begins when one has ended. In an open loop
+;;;; a timer rings when the next calls are due, whatever became of those before. Calls for which
+;;;; there is no stream, no connection or, if their number is limited, no worker wait in their
+;;;; connection slot's queue, and their latency counts from when they were due.
+
+(in-package #:clgrpc.load)
+
+(defconstant +tick-ns+ 100000000
+             "Between two looks at time-dependent quotas, seconds and connection slots.")
+(defconstant +most-at-once+ 4096 "How many calls begin before the loop looks at its sockets again.")
+
+(defun make-generator-connection-slots (plan number)
+  "The connection slots of the generator NUMBER of PLAN."
+  (let ((addresses (plan-addresses plan)))
+    (coerce (loop for connection-slot from number below (plan-connections plan) by
+                  (plan-generators plan)
+                  collect (make-connection-slot :number connection-slot
+                                                :target (nth (mod connection-slot
+                                                                  (length addresses)) addresses)))
+            'simple-vector)))
+
+(defun share-of (total number generators)
+  "What of TOTAL calls the generator NUMBER of GENERATORS makes."
+  (+ (floor total generators) (if (< number (mod total generators)) 1 0)))
+
+(defun prepare-generator (plan number loop on-event)
+  "A generator on LOOP, which need not run yet, with nothing begun."
+  (let* ((random (sb-ext:seed-random-state (loop:event-loop-random loop)))
+         (generator (make-generator :plan plan :number number :loop loop :on-event on-event
+                                    :connection-slots (make-generator-connection-slots plan number)
+                                    :data (make-call-data :method (plan-method plan) :random random)
+                                    :skip (share-of (plan-skip-first plan) number
+                                                    (plan-generators plan)))))
+    (when (plan-total plan)
+      (setf (generator-left generator) (share-of (plan-total plan) number (plan-generators plan))))
+    (when (plan-rate plan)
+      (setf (generator-pacer generator)
+            (make-pacer (plan-rate plan) :generators (plan-generators plan) :generator number
+                                                                     :arrival (plan-arrival plan)
+                                                                     :group-ns (plan-group-ns plan)
+                                                                     :random random)))
+    (setf (generator-pace-timer generator) (make-timer #'pace generator)
+          (generator-tick-timer generator) (make-timer #'tick generator)
+          (generator-expiry-timer generator) (make-timer #'expire generator))
+    (loop for connection-slot across (generator-connection-slots generator)
+          do (setf (connection-slot-generator connection-slot) generator))
+    generator))
+
+(defun connect-generator (generator)
+  "Begin to connect all connection slots of GENERATOR. On its loop."
+  (note-now generator)
+  (schedule-timer (generator-wheel generator) (generator-tick-timer generator)
+                  (+ (generator-now generator) +tick-ns+))
+  (map nil #'connect-connection-slot (generator-connection-slots generator)))
+
+;;; How many calls may be under way
+
+(defun set-quotas (generator)
+  "Give the connection slots of GENERATOR the workers that they have at this time."
+  (let* ((plan (generator-plan generator))
+         (workers (and (plan-workers plan)
+                       (floor (schedule-value (plan-workers plan)
+                                              (/ (max 0 (- (generator-now generator)
+                                                           (generator-begin-ns generator)))
+                                                 1d9))))))
+    (loop for connection-slot across (generator-connection-slots generator)
+          do (setf (connection-slot-quota connection-slot)
+                   (if workers
+                       (share-of workers (connection-slot-number connection-slot)
+                                 (plan-connections plan))
+                       most-positive-fixnum)))))
+
+;;; Beginning calls
+
+(define-hot (may-make-p :inline t) ((generator generator)) boolean
+  (and (not (generator-stopping generator))
+       (plusp (generator-left generator))
+       (< (generator-now generator) (generator-end-ns generator))))
+
+(defun all-made-p (generator)
+  "True if the time of GENERATOR is over and each call that was due before has begun."
+  (and (<= (generator-end-ns generator) (generator-now generator))
+       (or (null (generator-pacer generator))
+           (zerop (generator-left generator))
+           (<= (generator-end-ns generator) (generator-due-ns generator)))))
+
+(define-hot make-call ((connection-slot connection-slot) (intended-ns nanoseconds)) load-call
+  "A call on CONNECTION-SLOT that was to begin at INTENDED-NS, with its requests."
+  (let* ((generator (the generator (connection-slot-generator connection-slot)))
+         (load-call (make-load-call connection-slot intended-ns)))
+    (when (payload-maker (plan-payload (generator-plan generator)))
+      (handler-case (expand-frames generator load-call)
+        (error (error) (give-generator-up generator error))))
+    (unless (or (zerop (plan-timeout-ns (generator-plan generator)))
+                (timer-pending-p (the timer (generator-expiry-timer generator))))
+      (schedule-timer (generator-wheel generator) (generator-expiry-timer generator)
+                      (logand most-positive-fixnum
+                              (+ (load-call-made-ns load-call)
+                                 (plan-timeout-ns (generator-plan generator))))))
+    load-call))
+
+(define-hot launch ((connection-slot connection-slot) (load-call load-call)) null
+  "Begin LOAD-CALL on CONNECTION-SLOT, or have it wait or fail, as CONNECTION-SLOT is."
+  (let ((connection (connection-slot-connection connection-slot)))
+    (ecase (connection-slot-state connection-slot)
+      (:ready
+       (unless (and connection
+                    (null (connection-slot-queue-head connection-slot))
+                    (< (connection-slot-begun connection-slot)
+                       (connection-slot-quota connection-slot))
+                    (begin-load-call connection load-call))
+         (when (<= (connection-slot-quota connection-slot) (connection-slot-begun connection-slot))
+           (incf (generator-capped (the generator (connection-slot-generator connection-slot)))))
+         (queue-load-call connection-slot load-call)))
+      (:connecting
+       (setf (load-call-waited load-call) t)
+       (queue-load-call connection-slot load-call))
+      ((:waiting :closed)
+       (end-load-call load-call +code-unavailable+ (connection-slot-failure connection-slot))))
+    nil))
+
+(define-hot pump-connection-slot ((connection-slot connection-slot)) null
+  "Begin what CONNECTION-SLOT may begin now: calls that wait, then those of workers without one."
+  (let ((generator (the generator (connection-slot-generator connection-slot))))
+    (loop
+      (let ((connection (connection-slot-connection connection-slot))
+            (load-call (queue-first connection-slot)))
+        (unless (and load-call connection
+                     (eq :ready (connection-slot-state connection-slot))
+                     (< (connection-slot-begun connection-slot)
+                        (connection-slot-quota connection-slot))
+                     (plusp (http2:available-streams
+                             (the http2:connection (connection-http2 connection)))))
+          (return))
+        (unqueue-first connection-slot)
+        (begin-load-call connection load-call)))
+    (unless (or (generator-pacer generator) (zerop (generator-begin-ns generator)))
+      (let ((failed 0))
+        (declare (type fixnum failed))
+        (loop while (and (< (+ failed (connection-slot-flying connection-slot))
+                            (connection-slot-quota connection-slot))
+                         (may-make-p generator))
+              do (let ((load-call (make-call connection-slot (generator-now generator))))
+                   (launch connection-slot load-call)
+                   ;; those that fail at once wait for the next tick, not to spin
+                   (when (load-call-ended load-call) (incf failed))))))
+    nil))
+
+(define-hot next-connection-slot-of ((generator generator)) connection-slot
+  "The connection slot of GENERATOR that has the next call of an open loop."
+  (let* ((connection-slots (generator-connection-slots generator)) (count (length connection-slots))
+         (connection-slot nil))
+    (loop repeat count
+          do
+          (setf connection-slot (svref connection-slots (generator-next-connection-slot generator)))
+             (setf (generator-next-connection-slot generator)
+                   (mod (1+ (generator-next-connection-slot generator)) count))
+          until (plusp (connection-slot-quota (the connection-slot connection-slot))))
+    (the connection-slot connection-slot)))
+
+(define-hot note-lateness ((generator generator) (late-ns nanoseconds)) null
+  (let ((tally (generator-tally generator)))
+    (record-value (tally-lateness tally) late-ns)
+    (let ((second (tally-second tally)))
+      (setf (second-row-lateness-max-ns second)
+            (max late-ns (the nanoseconds (second-row-lateness-max-ns second)))))
+    nil))
+
+(define-hot pace ((generator generator)) null
+  "Begin the calls of an open loop that are due by now; have the timer ring for the next."
+  (let ((now (note-now generator)) (count 0) (pacer (the pacer (generator-pacer generator))))
+    (declare (type fixnum count))
+    (loop while (and (<= (generator-due-ns generator) now)
+                     (< count +most-at-once+)
+                     (plusp (generator-left generator))
+                     (not (generator-stopping generator))
+                     (< (generator-due-ns generator) (generator-end-ns generator)))
+          do (let* ((due (generator-due-ns generator))
+                    (connection-slot (next-connection-slot-of generator))
+                    (load-call (make-call connection-slot due)))
+               (when (load-call-counted load-call) (note-lateness generator (- now due)))
+               (launch connection-slot load-call)
+               (incf count)
+               (setf (generator-due-ns generator)
+                     (min +never-ns+ (+ (generator-begin-ns generator) (next-due pacer))))))
+    (if (or (generator-stopping generator) (zerop (generator-left generator))
+            (<= (generator-end-ns generator) (generator-due-ns generator)))
+        (setf (generator-left generator) 0)
+        (schedule-timer (generator-wheel generator) (generator-pace-timer generator)
+                        ;; in the next turn, if there is more than one turn can begin
+                        (generator-due-ns generator)))
+    (after-event generator)
+    nil))
+
+;;; Time
+
+(defun expire (generator)
+  "End the calls of GENERATOR that have had their time."
+  (let ((now (note-now generator)) (timeout-ns (plan-timeout-ns (generator-plan generator))))
+    (loop for load-call = (generator-oldest generator)
+          while (and load-call (<= (+ (load-call-made-ns load-call) timeout-ns) now))
+          do (end-load-call load-call +code-deadline-exceeded+ "the deadline has passed"))
+    (when (generator-oldest generator)
+      (schedule-timer (generator-wheel generator) (generator-expiry-timer generator)
+                      (+ (load-call-made-ns (generator-oldest generator)) timeout-ns)))
+    (map nil #'pump-connection-slot (generator-connection-slots generator))
+    (after-event generator)))
+
+(defun tick (generator)
+  "Look after what depends on time alone."
+  (let ((now (note-now generator)))
+    (unless (generator-done generator)
+      (schedule-timer (generator-wheel generator) (generator-tick-timer generator)
+                      (+ now +tick-ns+)))
+    (loop for connection-slot across (generator-connection-slots generator)
+          for connection = (connection-slot-connection connection-slot)
+          when connection
+            do (http2:advance-time (connection-http2 connection) now))
+    (when (and (generator-measuring generator) (not (generator-done generator)))
+          (keep-time (generator-tally generator) now))
+    (when (plusp (generator-begin-ns generator))
+      (set-quotas generator)
+      (map nil #'pump-connection-slot (generator-connection-slots generator))
+      (when (all-made-p generator) (end-generator-calls generator)))
+    (after-event generator)))
+
+;;; Begin and end
+
+(defun begin-generator (generator begin-ns)
+  "Have GENERATOR begin its run at BEGIN-NS. On its loop."
+  (schedule-timer (generator-wheel generator)
+                  (make-timer (lambda (generator) (begin-generator-now generator begin-ns))
+                              generator)
+                  begin-ns))
+
+(defun begin-generator-now (generator begin-ns)
+  "The run of GENERATOR, which was to begin at BEGIN-NS, begins."
+  (let ((plan (generator-plan generator)))
+    (note-now generator)
+    (setf (generator-begin-ns generator) begin-ns
+          (generator-measure-ns generator) (+ begin-ns (plan-warm-up-ns plan))
+          (generator-last-end-ns generator) (generator-measure-ns generator)
+          (tally-real-offset-ns (generator-tally generator))
+          (- (real-time-ns) (generator-now generator)))
+    (when (plan-duration-ns plan)
+      (setf (generator-end-ns generator)
+            (+ (generator-measure-ns generator) (plan-duration-ns plan)))
+      (schedule-timer (generator-wheel generator) (make-timer #'tick generator)
+                      (generator-end-ns generator)))
+    (set-quotas generator)
+    (cond ((generator-pacer generator)
+           (setf (generator-due-ns generator) (+ begin-ns (next-due (generator-pacer generator))))
+           (schedule-timer (generator-wheel generator) (generator-pace-timer generator)
+                           (generator-due-ns generator)))
+          (t (map nil #'pump-connection-slot (generator-connection-slots generator))))
+    (after-event generator)))
+
+(defun end-generator-calls (generator)
+  "The time of GENERATOR is over: end the calls under way as the plan says."
+  (setf (generator-stopping generator) t)
+  (unless (eq :wait (plan-stop (generator-plan generator)))
+    (drop-calls generator (eq :ignore (plan-stop (generator-plan generator))))))
+
+(defun drop-calls (generator uncounted)
+  "End all calls of GENERATOR that are under way now; UNCOUNTED ones count no more."
+  (setf (generator-stopping generator) t
+        (generator-dropping generator) uncounted
+        (generator-last-end-ns generator) (note-now generator)) ; the run has lasted until now
+  (loop for load-call = (generator-oldest generator)
+        while load-call
+        do (end-load-call load-call +code-unavailable+ "the run ended before the call"))
+  (after-event generator))
+
+(defun stop-generator (generator)
+  "Begin no more calls on GENERATOR."
+  (note-now generator)
+  (setf (generator-stopping generator) t)
+  (after-event generator))
+
+(defun give-generator-up (generator condition)
+  "An error of ours, CONDITION, ends the run."
+  (unless (generator-trouble generator) (setf (generator-trouble generator) condition))
+  (setf (generator-stopping generator) t))
+
+(define-hot after-event ((generator generator)) null
+  "Something has happened on GENERATOR: tell who waits if that makes it ready or done."
+  (when (or (and (zerop (generator-flying generator)) (plusp (generator-begin-ns generator)))
+            (not (generator-ready-p generator)))
+    (look-at-generator generator))
+  nil)
+
+(defun look-at-generator (generator)
+  (flet ((tell () (funcall (generator-on-event generator) generator)))
+    (unless (or (generator-ready-p generator)
+                (find :connecting (generator-connection-slots generator)
+                      :key #'connection-slot-state))
+      (setf (generator-ready-p generator) t)
+      (tell))
+    (when (and (plusp (generator-begin-ns generator))
+               (zerop (generator-flying generator))
+               (not (generator-done generator))
+               (or (generator-stopping generator)
+                   (zerop (generator-left generator))
+                   (all-made-p generator)))
+      (setf (generator-done generator) t)
+      (map nil #'close-connection-slot (generator-connection-slots generator))
+      (tell))))
