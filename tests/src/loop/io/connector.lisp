@@ -249,7 +249,7 @@
          (is (= 1 (loop::share-waiting (loop::reserve-root loop::**resolvers**))))))
       (is-true (await answered 100))
       (is (= 1 (length (remove-duplicates addresses :test #'equalp))))
-      (is (null loop::**questions**)))))
+      (is (null loop::**address-queries**)))))
 
 (test a-name-does-not-wait-for-the-threads-of-another-loop
   "All threads that look names up for one loop hang, and a name waits for one of them. A loop with
@@ -267,7 +267,7 @@ threads of its own that asks for the same name has its answer."
                                           (ask loop)
                                           (is-true (await answered))))
           (is-true (await answered))
-          (is (null loop::**questions**)))))
+          (is (null loop::**address-queries**)))))
     (is-true (close-reserve reserve 10))))
 
 (test what-nobody-waits-for-is-not-looked-up
@@ -280,7 +280,7 @@ threads of its own that asks for the same name has its answer."
                                                       (declare (ignore found failure))
                                                       (incf answers))
                             (constantly nil))))
-      (loop while loop::**questions** do (settle loop))
+      (loop while loop::**address-queries** do (settle loop))
       (is (zerop answers)))))
 
 (test names-that-hang-take-a-share-of-the-threads
