@@ -187,7 +187,7 @@ nil."
     (when (and workers (eq :const concurrency-schedule)
                (< (load:schedule-value workers 0) connections))
       (refuse "there are more --connections than workers (-c)"))
-    (list :rate rate :workers workers :connections connections :lanes (min loops connections)
+    (list :rate rate :workers workers :connections connections :generators (min loops connections)
           :arrival (if poisson :poisson :constant) :group-ns (nanoseconds-of together))))
 
 (defun load-length (&key total duration max-duration duration-stop warm-up skip-first
