@@ -150,9 +150,10 @@ a vector of those that threads without a loop share."
                  (run (on-loop (and (null labels)
                                     (count-in-run target-record method status began-ns))))
                  (series (or run
-                             (series-of target-record
-                                        (method-record-calls (method-record-of target-record method))
-                                        status)))
+                             (series-of
+                              target-record
+                              (method-record-calls (method-record-of target-record method))
+                              status)))
                  (cells (series-cells series)))
             (unless run
               (let ((ns (operate elapsed-ns call)))
