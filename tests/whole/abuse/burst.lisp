@@ -167,18 +167,20 @@ call of a bystander meanwhile, as CALL-IN-BURST does."
         (values stall theirs)))))
 
 (defun check-stall (name throw)
-  "Check that a bystander waits for long in none or few of the bursts NAME that THROW throws: the
-server itself may stand still on a busy machine, which nobody here sees, but not each time."
-  (loop with least = most-positive-fixnum and theirs-least = most-positive-fixnum
-        repeat 5
-        do (multiple-value-bind (stall theirs) (funcall throw)
-             (when (< stall *most-stall-seconds*) (return (pass)))
-             (setf least (min least stall) theirs-least (min theirs-least theirs)))
-        finally (if (< theirs-least *most-stall-seconds*)
-                    (support:skip-on-slow-machine "a burst of ~A made a bystander wait for ~,3F s, ~
-                                                   of which threads could run for ~,3F s"
-                                                  name least theirs-least)
-                    (fail "~A: a bystander waited ~,3F s or more." name theirs-least))))
+  "Check that a bystander does not wait for long in the first of the bursts NAME that THROW throws, or
+in most of five: the server itself may stand still on a busy machine, which nobody here sees."
+  (let ((rounds '()))
+    (flet ((median (key) (funcall key (nth 2 (sort (copy-list rounds) #'< :key key)))))
+      (loop do (push (multiple-value-list (funcall throw)) rounds)
+            until (if (rest rounds)
+                      (= 5 (length rounds))
+                      (< (first (first rounds)) *most-stall-seconds*)))
+      (cond ((or (null (rest rounds)) (< (median #'first) *most-stall-seconds*)) (pass))
+            ((< (median #'second) *most-stall-seconds*)
+             (support:skip-on-slow-machine "in five bursts of ~A a bystander waited for ~{~,3F~^, ~} ~
+                                            s, of which threads could run for ~{~,3F~^, ~} s"
+                                           name (mapcar #'first rounds) (mapcar #'second rounds)))
+            (t (fail "~A: a bystander waited for ~{~,3F~^, ~} s." name (mapcar #'second rounds)))))))
 
 (test bursts
   "Of requests, of frames, of messages. In the end the server's memory comes back."
