@@ -5,4 +5,5 @@
 (in-package #:clgrpc.scripts)
 
 (load-strictly "clgrpc-tests/sim")
+(load-strictly "clgrpc-tests/simulation")
 (quit (uiop:symbol-call '#:clgrpc.tests.sim '#:main (rest sb-ext:*posix-argv*)))

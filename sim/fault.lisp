@@ -57,11 +57,12 @@ listens."
               (remhash (socket-port socket) (host-ports host))))))
 
 (defun end-processes (host drain)
-  "Stop HOST's servers, giving calls DRAIN seconds, and close its channels. Waits."
+  "Stop HOST's servers, giving calls DRAIN seconds, nil as 0, and close its channels. Waits."
   (let ((loop:*world* (host-world host)))
     (dolist (process (shiftf (host-processes host) '()))
       (typecase process
-        (server:wire-server (server:stop-server process :drain drain))
+        (function (funcall process drain))
+        (server:wire-server (server:stop-server process :drain (or drain 0)))
         (t (calling:close-channel process))))))
 
 (defun stop-host (host &key (drain 10))
@@ -82,7 +83,7 @@ return the task that does this, or NIL if HOST is going down already."
                   (cond (drain (stop-host host :drain drain))
                         (t (record-at host :killed)
                            (crash-host host)
-                           (end-processes host 0)))
+                           (end-processes host nil)))
                   (wait-for down)
                   (boot-host host))
                 :host host)))

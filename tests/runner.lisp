@@ -203,7 +203,7 @@ of programs that are started, too: other runs of tests choose the same names."
 
 (defparameter *long-suites*
   '("tools" "client" "protobuf" "chapters" "interop" "transports" "server" "fuzz" "balance" "sim"
-    "promise.image" "report")
+    "simulation" "promise.image" "report")
   "Of the suites that compute those that take longest, and begin before the others.")
 
 (defparameter *lonely-suites* '("profile" "load" "promise")

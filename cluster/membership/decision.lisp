@@ -1,10 +1,9 @@
 ;;;; What is decided about a membership, from what the store has and what was asked for alone.
 ;;;;
-;;;; Generations: a member's is the revision of the store, and 1, that was read before its entry was
-;;;; written there. Whatever an earlier member of the name has was written at or before that
-;;;; revision, so its generation is less. Of two that read the same revision one writes, since the
-;;;; other's transaction finds an entry that it has not read. Where the store has gone back to older
-;;;; data, and so to lower revisions, the generations that are known still count.
+;;;; Generations: a member's is greater than the last that the store says was given to its name,
+;;;; than that which it had itself, and than the revision of the store that was read before its
+;;;; entry was written there. Of two that read the same one writes, since the other's transaction
+;;;; finds something that it has not read.
 
 (in-package #:clgrpc.cluster)
 

@@ -14,7 +14,7 @@
 
 (defconstant +most-watchers+ 1000 "Watchers of a node.")
 (defconstant +most-feeds+ 32 "Watchers of a node that read the store.")
-(defconstant +pause-seconds+ 1/2 "How long a hub waits before it asks a store again that failed.")
+(defconstant +pause-seconds+ 1/2 "How long a hub waits before it asks a feed how far it is.")
 
 (defstruct (watcher (:copier nil))
   "A call of Watch."
@@ -34,9 +34,8 @@
   (on-watchers nil :type (or null function)) ; of how many they are, whenever that changes
   (feeds 0 :type index)                 ; how many of them have feeds
   (refused '() :type list)              ; those that get none: their calls end once LOCK is free
-  (beginning (sb-thread:make-mutex :name "clgrpc cluster mirror") :read-only t) ; of MIRROR's change
   (mirror nil :type (or null etcd:mirror)) ; of the store
-  ;; before the store is asked again that failed
+  ;; before a feed is asked how far it is
   (pauses (loop:make-pauses +pause-seconds+ +pause-seconds+) :type loop:pauses :read-only t)
   (closed nil :type boolean))           ; it is to end
 
@@ -80,7 +79,8 @@ to have no feed: ON-CANCEL may be called on this thread, and takes the lock."
   (let ((call (watcher-call watcher)) (view (hub-view hub)))
     (unless (or (watcher-feed watcher) (rpc:call-status call))
       (handler-case
-          (cond ((zerop (watcher-next watcher))
+          (cond ((zerop (view-revision view))) ; it knows nothing yet
+                ((zerop (watcher-next watcher))
                  (when (rpc:try-send call (snapshot-response view))
                    (setf (watcher-next watcher) (1+ (view-revision view)))))
                 (t (let ((changes (changes-from view (watcher-next watcher))))
@@ -111,8 +111,7 @@ to have no feed: ON-CANCEL may be called on this thread, and takes the lock."
   (cond ((<= +most-feeds+ (hub-feeds hub)) (pushnew watcher (hub-refused hub)))
         (t (incf (hub-feeds hub))
            (setf (watcher-feed watcher) :starting)
-           (sb-thread:make-thread #'run-feed :name "clgrpc cluster feed"
-                                             :arguments (list hub watcher)))))
+           (etcd:run-in-background (hub-store hub) (lambda () (run-feed hub watcher))))))
 
 (defun drop-feed (hub watcher)
   "WATCHER has its feed no more. The lock is held."
@@ -148,7 +147,7 @@ come that says so."
             (tell-watcher hub watcher)))))))
 
 (defun run-feed (hub watcher)
-  "What the thread that begins a feed does: wait for the store, and see that the feed ends."
+  "Begin a feed: wait for the store, and see that the feed ends."
   (handler-case
       (let ((feed (etcd:watch (hub-store hub)
                               (lambda (changes revision)
@@ -233,8 +232,7 @@ has gone back: signal FUTURE-REVISION, since nothing would be told until it had 
                 (watcher-feed watcher))))
     (when (typep feed 'etcd:watch)
       (end-feed hub watcher nil)
-      (sb-thread:make-thread #'etcd:cancel-watch :name "clgrpc cluster feed"
-                                                 :arguments (list feed)))))
+      (etcd:run-in-background (hub-store hub) (lambda () (etcd:cancel-watch feed))))))
 
 (defun dismiss-watchers (hub)
   "End the calls of all watchers, since the server stops."
@@ -243,9 +241,10 @@ has gone back: signal FUTURE-REVISION, since nothing would be told until it had 
 
 ;;; Following the store
 
-(defun note-changed (hub changes)
-  "The view of HUB has come by CHANGES: tell who waits. The lock is held."
-  (when changes
+(defun note-changed (hub changes &optional first)
+  "The view of HUB has come by CHANGES: tell who waits, also for none if it is the FIRST. The lock
+is held."
+  (when (or changes first)
     (sb-thread:condition-broadcast (hub-bell hub))
     (dolist (watcher (hub-watchers hub)) (tell-watcher hub watcher))))
 
@@ -288,25 +287,8 @@ compacted that were not told, or the store has lost its data or has older ones."
     (when (plusp before) (turn-away-watchers hub before))
     (tell-listeners hub (telling-watchers (hub)
                           (let ((changes (note-snapshot view members revision)))
-                            (note-changed hub changes)
+                            (note-changed hub changes (zerop before))
                             changes)))))
-
-(defun begin-following (hub)
-  "Take the members as they are, and have the store tell what becomes of them. Signal an
-ETCD-ERROR."
-  (let ((mirror nil))
-    (when (sb-thread:with-mutex ((hub-beginning hub))
-            (setf mirror (etcd:mirror (hub-store hub)
-                                      (lambda (kind items revision)
-                                        (ecase kind
-                                          (:entries (take-entries hub items revision))
-                                          (:changes (take-changes hub items revision))))
-                                      :prefix (members-prefix (hub-cluster hub))
-                                      :on-end (lambda (condition) (follow-anew hub condition))))
-            (with-hub (hub)
-              (setf (hub-mirror hub) mirror)
-              (hub-closed hub)))
-      (etcd:cancel-mirror mirror))))
 
 (defun pause-hub (hub)
   "Wait for about +PAUSE-SECONDS+ or until HUB is closed."
@@ -314,29 +296,31 @@ ETCD-ERROR."
                     (loop:notice-end (loop:next-pause (hub-pauses hub)))
                     (lambda () (hub-closed hub))))
 
-(defun follow-anew (hub condition)
-  "The mirror of HUB has ended by CONDITION, on whose thread this is: begin anew, until that works."
-  (loop
-    (log-event :warning :cluster-watch-ended :cluster (hub-cluster hub)
-                                             :condition (princ-to-string condition))
-    (pause-hub hub)
-    (when (hub-closed hub) (return))
-    (handler-case (return (begin-following hub))
-      (error (error) (setf condition error)))))
+(defun follow-store (hub)
+  "Have HUB know, as soon as the store can be asked, what members there are and become."
+  (setf (hub-mirror hub)
+        (etcd:mirror (hub-store hub)
+                     (lambda (kind items revision)
+                       (ecase kind
+                         (:entries (take-entries hub items revision))
+                         (:changes (take-changes hub items revision))))
+                     :prefix (members-prefix (hub-cluster hub))
+                     :on-trouble (lambda (condition)
+                                   (log-event :warning :cluster-watch-ended
+                                              :cluster (hub-cluster hub)
+                                              :condition (princ-to-string condition)))))
+  hub)
 
-(defun open-hub (store cluster)
-  "Return a hub that follows CLUSTER in STORE. Signal an ETCD-ERROR."
-  (let ((hub (%make-hub store (check-name cluster "cluster"))))
-    (begin-following hub)
-    hub))
+(defun make-hub (store cluster)
+  "Return a hub of CLUSTER in STORE, which knows nothing before FOLLOW-STORE."
+  (%make-hub store (check-name cluster "cluster")))
 
 (defun close-hub (hub)
   "Have HUB follow the store no longer. Not from its listeners."
-  (let ((mirror (with-hub (hub)
-                  (setf (hub-closed hub) t)
-                  (sb-thread:condition-broadcast (hub-bell hub))
-                  (hub-mirror hub))))
-    (when mirror (etcd:cancel-mirror mirror))))
+  (with-hub (hub)
+    (setf (hub-closed hub) t)
+    (sb-thread:condition-broadcast (hub-bell hub)))
+  (when (hub-mirror hub) (etcd:cancel-mirror (hub-mirror hub))))
 
 (defun add-listener (hub function)
   "Have FUNCTION called with the changes of each revision, a list, on a thread that may wait a

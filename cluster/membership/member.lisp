@@ -1,5 +1,11 @@
-;;;; Members, the keys they have in the store, and the messages that their values are. What a peer
-;;;; says of itself is checked here, against the limits of proto/cluster/membership.proto.
+;;;; Members, and what they are in the store and in messages. What a peer says of itself is checked
+;;;; here, against the limits of proto/cluster/membership.proto.
+;;;;
+;;;; A member of CLUSTER is a server that is registered as CLUSTER (etcd/discovery): the same entry
+;;;; says to channels where it is and to nodes which life of the name it is. What only nodes need is
+;;;; the object "member" in the entry's Metadata. A server that was registered without one, as by
+;;;; REGISTER or by another program, is a member, too; its generation is the revision that made its
+;;;; entry.
 
 (in-package #:clgrpc.cluster)
 
@@ -16,9 +22,10 @@
   (name "" :type string :read-only t)   ; one member has it at a time
   (generation 0 :type (signed-byte 64) :read-only t) ; which life of the name this is
   (address "" :type string :read-only t) ; where it serves
-  (state :active :type (member :active :leaving) :read-only t) ; what it is about to do
+  (state :serving :type (member :serving :draining) :read-only t) ; what it is about to do
   (labels '() :type list :read-only t)  ; an alist of strings, what else it says of itself
-  (lease-seconds 10 :type (signed-byte 32) :read-only t) ; how long it lasts if not renewed
+  (lease-seconds 10 :type (signed-byte 32) :read-only t) ; how long it lasts if not renewed; 0: not
+                                        ; said
   (instance "" :type string :read-only t) ; what its process calls itself
   (joined 0 :type rational :read-only t)) ; when, in seconds of Unix time
 
@@ -32,9 +39,10 @@ alist of strings, :lease-seconds, 10 by default, :instance, what its process cal
   member-name "The name of MEMBER, a string. There is one member of a name at a time."
   member-generation "Which life of its name MEMBER is, an integer greater than that of each before."
   member-address "Where MEMBER serves, a string such as \"10.0.0.7:50051\"."
-  member-state ":active, or :leaving once MEMBER has said that it goes."
+  member-state ":serving, or :draining once MEMBER has said that it goes."
   member-labels "What else MEMBER says of itself, an alist of strings."
-  member-lease-seconds "How many seconds MEMBER stays one if its lease is not renewed."
+  member-lease-seconds "How many seconds MEMBER stays one if its lease is not renewed, 0 if it has
+not said."
   member-instance "What the process of MEMBER calls itself, a string, perhaps empty."
   member-joined "When MEMBER joined, in seconds of Unix time, by the clock of the node it asked.")
 
@@ -44,7 +52,7 @@ alist of strings, :lease-seconds, 10 by default, :instance, what its process cal
     (write-printable (member-name member) stream :limit 80)
     (format stream ", generation ~D, " (member-generation member))
     (write-printable (member-address member) stream :limit 80)
-    (format stream "~[~:;, leaving~]" (if (eq :leaving (member-state member)) 1 0))))
+    (format stream "~:[~;, draining~]" (eq :draining (member-state member)))))
 
 ;;; Names and keys
 
@@ -53,22 +61,22 @@ alist of strings, :lease-seconds, 10 by default, :instance, what its process cal
   (and (stringp text)
        (<= 1 (length text) +longest-name+)
        (every (lambda (char)
-                (and (< (char-code char) 128) (or (alphanumericp char) (find char "._-"))))
+                (and (< (char-code char) 128) (or (alphanumericp char) (find char "._-:[]"))))
               text)))
 
 (defun check-name (text what)
   "Return TEXT. Signal MISUSE unless it may be a name, of WHAT."
   (unless (name-p text)
-    (misuse "The name of a ~A has 1 to ~D letters, digits, '.', '_' and '-', unlike ~A." what
+    (misuse "The name of a ~A has 1 to ~D letters, digits and characters of ._-:[], unlike ~A." what
             +longest-name+ (printable-text (princ-to-string text) :limit 300)))
   text)
 
 (defun members-prefix (cluster)
   "What the keys of the members of CLUSTER, a name, begin with."
-  (concatenate 'string "clgrpc/cluster/" cluster "/members/"))
+  (discovery:endpoint-key cluster ""))
 
 (defun member-key (cluster name)
-  (concatenate 'string (members-prefix cluster) name))
+  (discovery:endpoint-key cluster name))
 
 (defun check-member (member)
   "Return MEMBER. Signal MISUSE if what it says of itself is wrong or too long."
@@ -89,7 +97,8 @@ alist of strings, :lease-seconds, 10 by default, :instance, what its process cal
       (bound (apply #'concatenate 'string
                     (loop for (name . value) in labels collect name collect value))
              +longest-labels+ "All labels together have"))
-    (unless (<= +shortest-lease+ (member-lease-seconds member) +longest-lease+)
+    (unless (or (zerop (member-lease-seconds member))
+                (<= +shortest-lease+ (member-lease-seconds member) +longest-lease+))
       (misuse "A lease lasts from ~D to ~D seconds, not ~D." +shortest-lease+ +longest-lease+
               (member-lease-seconds member))))
   member)
@@ -105,8 +114,8 @@ alist of strings, :lease-seconds, 10 by default, :instance, what its process cal
   (pb:make-member :name (member-name member) :generation (member-generation member)
                   :address (member-address member)
                   :state (ecase (member-state member)
-                           (:active :member-state-active)
-                           (:leaving :member-state-leaving))
+                           (:serving :member-state-serving)
+                           (:draining :member-state-draining))
                   :labels (member-labels member) :lease-seconds (member-lease-seconds member)
                   :instance (member-instance member)
                   :joined (protobuf:unix-time-timestamp (member-joined member))))
@@ -116,7 +125,7 @@ alist of strings, :lease-seconds, 10 by default, :instance, what its process cal
   (make-cluster-member
    :name (pb:member-name message) :generation (pb:member-generation message)
    :address (pb:member-address message)
-   :state (if (eq :member-state-leaving (pb:member-state message)) :leaving :active)
+   :state (if (eq :member-state-draining (pb:member-state message)) :draining :serving)
    :labels (sorted-labels (pb:member-labels message))
    :lease-seconds (pb:member-lease-seconds message) :instance (pb:member-instance message)
    :joined (if (pb:member-joined message)
@@ -127,6 +136,19 @@ alist of strings, :lease-seconds, 10 by default, :instance, what its process cal
   "MAP, of a message, as an alist in the order of the names."
   (sort (protobuf:map-alist map) #'string< :key #'car))
 
+;;; As entries of the store
+
+(defun member-text (member)
+  "What the store says of MEMBER."
+  (discovery:endpoint-text
+   (member-address member) (member-labels member)
+   :state (member-state member)
+   :metadata `(("member" . (("generation" . ,(member-generation member))
+                            ("instance" . ,(member-instance member))
+                            ("leaseSeconds" . ,(member-lease-seconds member))
+                            ("joined" . ,(floor (member-joined member)))
+                            ("labels" . ,(member-labels member)))))))
+
 (defun entry-name (entry cluster)
   "Whose key ENTRY of the store has, which is below the prefix of CLUSTER's members: a name, or nil
 if nobody may be called so. Keys are octets; others than we may write there what they like."
@@ -134,15 +156,28 @@ if nobody may be called so. Keys are octets; others than we may write there what
                    (subseq (etcd:entry-key-octets entry) (length (members-prefix cluster))))))
     (and (name-p name) name)))
 
+(defun said-member (said name generation)
+  "The member NAME that SAID, an endpoint, is, of GENERATION if it does not say which."
+  (let ((own (cdr (assoc "member" (discovery:endpoint-metadata said) :test #'string=))))
+    (flet ((own (key type default)
+             (let ((value (and (listp own) (cdr (assoc key own :test #'string=)))))
+               (if (typep value type) value default))))
+      (make-cluster-member
+       :name name :address (discovery:endpoint-address said)
+       :state (discovery:endpoint-state said)
+       :generation (own "generation" '(and (signed-byte 64) (integer 1)) generation)
+       :instance (own "instance" 'string "")
+       :lease-seconds (own "leaseSeconds" '(signed-byte 32) 0)
+       ;; what a Timestamp can say
+       :joined (own "joined" '(integer 0 253402300799) 0)
+       :labels (sort (copy-list (own "labels" 'list '())) #'string< :key #'car)))))
+
 (defun parse-entry (entry name)
   "The member NAME that ENTRY is. Signal a CLGRPC-ERROR if it is none, or one that nobody could be
 told of."
-  (let ((member (check-member (message-member (protobuf:parse-message
-                                               'pb:member (etcd:entry-value entry))))))
-    (unless (string= name (member-name member))
-      (misuse "It is of ~A." (printable-text (member-name member))))
-    (protobuf:unix-time-timestamp (member-joined member))
-    member))
+  (multiple-value-bind (said why) (discovery:read-endpoint entry)
+    (unless said (misuse "It says nothing of a server: ~A." why))
+    (check-member (said-member said name (etcd:entry-created entry)))))
 
 (defun entry-member (entry cluster)
   "The member of CLUSTER that ENTRY of the store is; nil for nil, and for what is no member."

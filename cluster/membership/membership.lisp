@@ -1,7 +1,11 @@
-;;;; Memberships in the store: an entry for each member, under its lease, and with it one by which
-;;;; channels find the member as a server of etcd:///CLUSTER. Every change is a
+;;;; Memberships in the store: an entry for each member, under its lease. Every change is a
 ;;;; transaction that compares what was read, so that of two that decide on the same ground one
 ;;;; does; the other reads and decides anew.
+;;;;
+;;;; The last generation that was given is in the store, too, without a lease, in one of
+;;;; +GENERATION-ENTRIES+ for each cluster, by name: so a name's generations grow, though its entry
+;;;; comes and goes between what another reads and what that writes, and though the store has gone
+;;;; back and has lower revisions than some generation.
 
 (in-package #:clgrpc.cluster)
 
@@ -28,22 +32,30 @@ could not be done."
       (list :changed key '= (etcd:entry-changed entry))
       (list :absent key)))
 
-(defun member-endpoint-text (member)
-  "What is said of MEMBER to channels."
-  (discovery:endpoint-text (member-address member) (member-labels member)
-                           :state (if (eq :leaving (member-state member)) :draining :serving)))
+(defconstant +generation-entries+ 64 "So many entries a cluster has for its generations.")
 
-(defun write-member (store cluster member entry lease)
-  "Put MEMBER where ENTRY, or nothing if it is nil, is, under LEASE unless that is nil. Return the
-revision, nil if ENTRY is there no more."
-  (let ((key (member-key cluster (member-name member)))
-        (lease (and lease (list :lease lease))))
+(defun generation-key (cluster name)
+  "The key of the entry that has the generations of NAME and of others."
+  (format nil "clgrpc/generations/~A/~D" cluster
+          (mod (reduce #'+ (string-octets name)) +generation-entries+)))
+
+(defun last-generation (entry)
+  "The last generation that ENTRY, or nil, says was given."
+  (or (and entry
+           (handler-case (parse-integer (etcd:entry-text entry) :junk-allowed t)
+             (invalid-utf8 () nil)))
+      0))
+
+(defun write-member (store cluster member entry lease &optional when then)
+  "Put MEMBER where ENTRY, or nothing if it is nil, is, under LEASE unless that is nil, and do THEN;
+if WHEN is so. Return the revision, nil if ENTRY is there no more, or WHEN is not so."
+  (let ((key (member-key cluster (member-name member))))
     (multiple-value-bind (done values revision)
         (etcd:transact store
-                       :when (list (unchanged key entry))
-                       :then `((:put ,key ,(protobuf:serialize (member-message member)) ,@lease)
-                               (:put ,(discovery:endpoint-key cluster (member-name member))
-                                     ,(member-endpoint-text member) ,@lease)))
+                       :when (cons (unchanged key entry) when)
+                       :then (cons `(:put ,key ,(member-text member)
+                                          ,@(and lease (list :lease lease)))
+                                   then))
       (declare (ignore values))
       (and done revision))))
 
@@ -72,8 +84,9 @@ that they are of. Signal an ETCD-ERROR. From any thread."
   (when (<= max-members (etcd:count-entries store :prefix (members-prefix cluster)))
     (refuse-membership 'cluster-full "~A has ~D members, as many as it may" cluster max-members)))
 
-(defun write-or-look (store cluster member entry lease)
-  "As WRITE-MEMBER, with LEASE; if it is not known whether that was done, look."
+(defun write-or-look (store cluster member entry lease given)
+  "As WRITE-MEMBER, with LEASE, and with the generation of MEMBER in place of what the entry GIVEN,
+perhaps nil, has; if it is not known whether that was done, look."
   (handler-bind
       ((etcd:etcd-error
          (lambda (condition)
@@ -82,7 +95,10 @@ that they are of. Signal an ETCD-ERROR. From any thread."
                             (etcd:etcd-error () nil))))
                (when (and found (= (etcd:entry-lease found) (etcd:lease-id lease)))
                  (return-from write-or-look (etcd:entry-changed found))))))))
-    (write-member store cluster member entry lease)))
+    (let ((key (generation-key cluster (member-name member))))
+      (write-member store cluster member entry lease
+                    (list (unchanged key given))
+                    `((:put ,key ,(princ-to-string (member-generation member))))))))
 
 (defun enter (store cluster asked lease if-taken known max-members)
   "Have ASKED, a member, be one of CLUSTER with LEASE, see DECIDE-JOIN. Return the member that it
@@ -101,10 +117,12 @@ is, the revision, and whether it was that already."
             existing)
            (:enter
             (unless entry (check-room store cluster max-members))
-            (let ((member (renewed-member
-                           asked :generation (next-generation revision existing known)
-                                 :lease-seconds (etcd:lease-seconds lease))))
-              (and (setf at (write-or-look store cluster member entry lease))
+            (let* ((given (etcd:fetch store (generation-key cluster name)))
+                   (known (max known (last-generation given)))
+                   (member (renewed-member
+                            asked :generation (next-generation revision existing known)
+                                  :lease-seconds (etcd:lease-seconds lease))))
+              (and (setf at (write-or-look store cluster member entry lease given))
                    member))))))
      at already)))
 
@@ -143,7 +161,7 @@ Signal NOT-A-MEMBER, SUPERSEDED or an ETCD-ERROR. From any thread."
     (handler-case (etcd:renew-lease (etcd:lease-by-number store (etcd:entry-lease entry)))
       (etcd:lease-not-found () (require-life nil name generation)))))
 
-(defun announce (store cluster name generation &key (state :leaving))
+(defun announce (store cluster name generation &key (state :draining))
   "Have the member NAME of GENERATION be in STATE. Return its entry as it was before, nil if there
 is no such member."
   (deciding-anew (name)
@@ -172,5 +190,4 @@ From any thread."
     (multiple-value-bind (entry existing) (fetch-entry store cluster name)
       (or (not (eq :alive (decide-life existing generation)))
           (etcd:transact store :when (list (unchanged (member-key cluster name) entry))
-                               :then `((:remove ,(member-key cluster name))
-                                       (:remove ,(discovery:endpoint-key cluster name))))))))
+                               :then `((:remove ,(member-key cluster name))))))))

@@ -60,7 +60,7 @@ member."
 
 (defun node-state (node)
   "Whether NODE is a member: :joining; :member; :lost, its lease has ended, or may have, or its
-entry is gone; :superseded, there is another of its name; :leaving or :stopped. From any thread."
+entry is gone; :superseded, there is another of its name; :draining or :stopped. From any thread."
   (with-node-lock (node) (node-%state node)))
 
 (defun node-generation (node)
@@ -107,13 +107,13 @@ is true. Return what it has returned last. From any thread but those of ON-CHANG
 (defun change-state (node from to)
   "Have NODE be in the state TO if it is in one of FROM, a list. Return the state that it was in,
 nil if that is none of FROM; and the lease that it had, if any, which it has no more unless it is
-:leaving."
+:draining."
   (multiple-value-bind (before lease)
       (with-node-lock (node)
         (let ((before (node-%state node)) (lease (node-%lease node)))
           (when (member before from)
             (setf (node-%state node) to
-                  (node-%lease node) (and (eq :leaving to) lease))
+                  (node-%lease node) (and (eq :draining to) lease))
             (values before lease))))
     (when before (record-state node))
     (values before lease)))
@@ -326,8 +326,9 @@ The node stays a member while its lease of LEASE-SECONDS, from 2 to 3600, is ren
 sees to; if it dies, or is cut off from the store, it is none any more within these and a second.
 IF-TAKEN says what becomes of it if there is a member of its name: :take-over, the later wins, or
 :refuse. When the lease was lost the node joins again, as a new generation, unless REJOIN is nil.
-ON-CHANGE is called with each list of changes of the cluster, in order, and with the differences if
-the store has compacted what happened while it was out of reach; ON-LOSS with a CLUSTER-ERROR
+ON-CHANGE is called with all members that there are, as changes, then with each list of changes of
+the cluster, in order, and with the differences if the store has compacted what happened while it
+was out of reach; ON-LOSS with a CLUSTER-ERROR
 when the node is no member any more: MEMBERSHIP-LOST or SUPERSEDED; ON-JOIN with the node each time
 that it has become one. All of these run on threads of the node, which do nothing else meanwhile.
 METRICS, of MAKE-METRICS, counts joins, leaves and losses; OBSERVER is for the server. At most
@@ -342,17 +343,18 @@ START-SERVER signals. From any thread; end it with STOP-NODE."
     (unwind-protect
          (progn
            (setf node (make-node
-                       name store (make-cluster-service store :cluster cluster
-                                                              :max-members max-members
-                                                              :lease-seconds lease-seconds
-                                                              :identity-required identity-required)
+                       name store (make-service store :cluster cluster
+                                                      :max-members max-members
+                                                      :lease-seconds lease-seconds
+                                                      :identity-required identity-required)
                        :own-store own-store :labels labels :lease-seconds lease-seconds
                        :services services :if-taken if-taken :rejoin rejoin :on-loss on-loss
                        :on-join on-join :meters (meters-of metrics)))
            (let ((hub (node-hub node)))
              (add-listener hub (lambda (changes) (note-changes node changes)))
              (watch-watchers node)
-             (when on-change (add-listener hub on-change)))
+             (when on-change (add-listener hub on-change))
+             (follow-store hub))
            (serve-node node address services
                        (list* :listen listen :observer (observers observer metrics)
                               (alexandria:remove-from-plist
@@ -360,6 +362,10 @@ START-SERVER signals. From any thread; end it with STOP-NODE."
                                :if-taken :rejoin :max-members :identity-required :services
                                :metrics :observer :on-change :on-loss :on-join)))
            (join-node node)
+           (await-members node (lambda (members)
+                                 (or (find name members :key #'member-name :test #'string=)
+                                     (not (eq :member (node-state node)))))
+                          :timeout 5)
            (setf done node))
       (unless done
         (if node
@@ -372,21 +378,21 @@ leave, and close what was opened for it. Return true if all calls ended by thems
 cannot be reached NODE is gone all the same; the others see it until its lease ends. From any thread
 but the node's own."
   (multiple-value-bind (before lease)
-      (change-state node '(:joining :member :lost :superseded) :leaving)
+      (change-state node '(:joining :member :lost :superseded) :draining)
     (if (null before)
         t
         (unwind-protect
              (progn
-               (when lease (announce-leaving node))
+               (when lease (announce-draining node))
                (or (null (node-server node))
                    (server:stop-server (node-server node) :drain drain)))
           (give-back node lease)
           (loop:end-job (node-joiner node))
           (close-cluster-service (node-service node))
           (when (node-own-store-p node) (etcd:close-etcd (node-store node)))
-          (change-state node '(:leaving) :stopped)))))
+          (change-state node '(:draining) :stopped)))))
 
-(defun announce-leaving (node)
+(defun announce-draining (node)
   "Tell the others that NODE goes, if the store can be asked."
   (handler-case (announce (node-store node) (node-cluster node) (node-name node)
                           (node-generation node))

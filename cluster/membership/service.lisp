@@ -16,18 +16,27 @@
   (print-unreadable-object (service stream :type t)
     (prin1 (service-hub service) stream)))
 
-(defun make-cluster-service (store &key (cluster "default") (max-members 1000) (lease-seconds 10)
-                                     identity-required)
-  "Return a service that says who is a member of CLUSTER, a name, in STORE, a client of etcd, for
-START-SERVER. At most MAX-MEMBERS may join; who asks for no lease gets one of LEASE-SECONDS. A peer
-that shows a certificate may join only as whom that is for; with IDENTITY-REQUIRED each has to show
-one. A node has such a service: see START-NODE. Signal an ETCD-ERROR, or MISUSE. From any thread;
-end it with CLOSE-CLUSTER-SERVICE when its server has stopped."
+(defun make-service (store &key (cluster "default") (max-members 1000) (lease-seconds 10)
+                             identity-required)
+  "As MAKE-CLUSTER-SERVICE, but it follows its store only after FOLLOW-STORE."
   (check-type max-members (integer 1 100000))
   (check-type lease-seconds (integer 2 3600))
-  (make-instance 'cluster-service :hub (open-hub store cluster) :max-members max-members
+  (make-instance 'cluster-service :hub (make-hub store cluster) :max-members max-members
                                   :lease-seconds lease-seconds
                                   :identity-required identity-required))
+
+(defun make-cluster-service (store &rest arguments
+                             &key cluster max-members lease-seconds identity-required)
+  "Return a service that says who is a member of CLUSTER, a name, by default \"default\", in STORE,
+a client of etcd, for START-SERVER. At most MAX-MEMBERS (1000) may join; who asks for no lease gets
+one of LEASE-SECONDS (10). A peer that shows a certificate may join only as whom that is for; with
+IDENTITY-REQUIRED each has to show one. A node has such a service: see START-NODE. The store need
+not be reachable yet. Signal MISUSE for wrong arguments. From any thread; end it with
+CLOSE-CLUSTER-SERVICE when its server has stopped."
+  (declare (ignore cluster max-members lease-seconds identity-required))
+  (let ((service (apply #'make-service store arguments)))
+    (follow-store (service-hub service))
+    service))
 
 (defun close-cluster-service (service)
   "Have SERVICE follow its store no longer. From any thread but the store's."

@@ -28,7 +28,7 @@ name."
 
 (defun member-changes (former member)
   "The changes, a list, by which FORMER, a member or nil, has become MEMBER, one or nil."
-  (flet ((gone () (make-change (if (eq :leaving (member-state former)) :left :lost) former)))
+  (flet ((gone () (make-change (if (eq :draining (member-state former)) :left :lost) former)))
     (cond ((and former member (= (member-generation former) (member-generation member)))
            (list (make-change :updated member)))
           (t (append (when former (list (gone)))
@@ -89,18 +89,19 @@ its changes."
 (defun note-snapshot (view members revision)
   "MEMBERS, a list, are all members at REVISION, and how they became that is not known. Return the
 changes that make VIEW so. Those before REVISION are remembered no more."
-  (let* ((names (mapcar #'member-name members))
-         (gone (remove-if (lambda (member) (find (member-name member) names :test #'string=))
-                          (view-list view)))
+  (let* ((there (make-hash-table :test 'equal :size (1+ (length members))))
+         (gone (progn
+                 (dolist (member members) (setf (gethash (member-name member) there) member))
+                 (remove-if (lambda (member) (gethash (member-name member) there))
+                            (view-list view))))
          (changes (append (loop for member in gone append (member-changes member nil))
                           (loop for member in members
                                 for former = (view-member view (member-name member))
                                 unless (and former (equalp former member))
                                   append (member-changes former member)))))
-    (clrhash (view-members view))
-    (dolist (member members) (setf (gethash (member-name member) (view-members view)) member))
     (fill (view-log view) nil)
-    (setf (view-revision view) revision
+    (setf (view-members view) there
+          (view-revision view) revision
           (view-first view) (1+ revision)
           (view-count view) 0)
     changes))

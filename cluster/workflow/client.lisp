@@ -80,12 +80,13 @@ twice. Signal a WORKFLOW-ERROR. From any thread."
   (told '() :type list)                 ; (id . number) of changes of all at REVISION that were told
   (end-function nil :type (or null function) :read-only t) ; of what has ended it, or nil
   (call nil)                            ; while there is one
-  (pauses (loop:make-pauses 1/5 1/5) :type loop:pauses :read-only t) ; between two of them
+  (pauses (loop:make-pauses 1/5 1/5) :read-only t) ; between two of them
   (ended nil :type boolean)             ; nothing more is to be told
   (lock (sb-thread:make-mutex :name "clgrpc workflow watcher") :read-only t) ; see below
   ;; CALL and ENDED are changed under the lock, and waiters told of ENDED and of the first REVISION
   (bell (sb-thread:make-waitqueue :name "clgrpc workflow watcher") :read-only t)
-  (thread nil))                         ; that tells
+  ;; where its job runs, which tells
+  (background (loop:make-background "clgrpc workflow watcher") :read-only t))
 
 (defmethod print-object ((watcher watcher) stream)
   (print-unreadable-object (watcher stream :type t)
@@ -150,18 +151,14 @@ FUNCTION-FAILED."
              (member (status:rpc-error-status cause)
                      '(:unavailable :deadline-exceeded :cancelled :internal :unknown))))))
 
-(defun pause-watcher (watcher)
-  (loop:await-until (watcher-bell watcher) (watcher-lock watcher)
-                    (loop:notice-end (loop:next-pause (watcher-pauses watcher)))
-                    (lambda () (watcher-ended watcher))))
-
 (defun finish-watcher (watcher condition)
   (let ((first (sb-thread:with-mutex ((watcher-lock watcher))
                  (sb-thread:condition-broadcast (watcher-bell watcher))
                  (not (shiftf (watcher-ended watcher) t)))))
     (when (and first (watcher-end-function watcher))
       (loop:guarding (:workflow-watch-error)
-        (funcall (watcher-end-function watcher) condition)))))
+        (funcall (watcher-end-function watcher) condition)))
+    (loop:end-background (watcher-background watcher))))
 
 (defun fail-watcher (watcher what condition)
   "CONDITION, of WHAT, has ended WATCHER."
@@ -169,20 +166,18 @@ FUNCTION-FAILED."
   (finish-watcher watcher (make-condition 'workflow-error
                                           :text (format nil "~A: ~A" what condition))))
 
-(defun run-watcher (watcher)
-  "What the thread of WATCHER does."
-  (loop until (watcher-ended watcher)
-        do (handler-case (progn (follow-call watcher)
-                                (if (of-all-p watcher)
-                                    (pause-watcher watcher)
-                                    (finish-watcher watcher nil)))
-             (workflow-error (condition)
-               (if (passing-p condition)
-                   (pause-watcher watcher)
-                   (finish-watcher watcher condition)))
-             (function-failed (failure)
-               (fail-watcher watcher "the function of a watch" (function-failed-cause failure)))
-             (error (condition) (fail-watcher watcher "a watch" condition)))))
+(defun attend-watcher (watcher)
+  "What the job of WATCHER does. Return the seconds until it is to make another call, or nil."
+  (handler-case (progn (follow-call watcher)
+                       (unless (of-all-p watcher) (finish-watcher watcher nil)))
+    (workflow-error (condition)
+      (unless (passing-p condition) (finish-watcher watcher condition)))
+    (function-failed (failure)
+      (fail-watcher watcher "the function of a watch" (function-failed-cause failure)))
+    (error (condition) (fail-watcher watcher "a watch" condition)))
+  (if (watcher-ended watcher)
+      nil
+      (loop:next-pause (watcher-pauses watcher))))
 
 (defun await-beginning (watcher timeout)
   "Wait until WATCHER, of all, knows where it goes on, or has ended; TIMEOUT seconds at most."
@@ -201,23 +196,19 @@ longer there one by one, and if FUNCTION has signalled an error. Both run on a t
 own. From any thread."
   (let ((watcher (make-watcher :channel channel :id (or id "") :function function :after after
                                :revision revision :end-function on-end)))
-    (setf (watcher-thread watcher)
-          (sb-thread:make-thread #'run-watcher :name "clgrpc workflow watcher"
-                                               :arguments (list watcher)))
+    (loop:wake-job (loop:add-job (watcher-background watcher)
+                                 (lambda () (attend-watcher watcher))))
     (when (of-all-p watcher) (await-beginning watcher timeout))
     watcher))
 
 (defun end-watching (watcher)
   "End WATCHER, of WATCH-WORKFLOW: its functions are called no more once this has returned. From any
 thread; in its function, that call is the last."
-  (let ((thread (watcher-thread watcher)))
-    (sb-thread:with-mutex ((watcher-lock watcher))
-      (setf (watcher-ended watcher) t)
-      (sb-thread:condition-broadcast (watcher-bell watcher))
-      (when (watcher-call watcher) (rpc:cancel (watcher-call watcher))))
-    (unless (eq thread sb-thread:*current-thread*)
-      (sb-thread:join-thread thread :default nil))
-    nil))
+  (sb-thread:with-mutex ((watcher-lock watcher))
+    (setf (watcher-ended watcher) t)
+    (sb-thread:condition-broadcast (watcher-bell watcher))
+    (when (watcher-call watcher) (rpc:cancel (watcher-call watcher))))
+  (loop:end-background (watcher-background watcher)))
 
 (defun await-workflow (channel id &key (timeout 60))
   "Wait until the workflow ID has ended. Return its status, :completed, :failed or :cancelled, the

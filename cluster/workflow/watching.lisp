@@ -74,8 +74,8 @@ true if it is the last one. ONE is true if they are of one workflow."
     (rpc:on-end call (lambda ()
                        (forget-watch node call)
                        ;; it waits for the watch's thread, and this is a loop's
-                       (sb-thread:make-thread #'etcd:cancel-watch :name "clgrpc workflow watch end"
-                                                                  :arguments (list watch))))))
+                       (etcd:run-in-background (node-etcd node)
+                                               (lambda () (etcd:cancel-watch watch)))))))
 
 (defun add-watch (node call)
   "CALL watches. Signal BACKLOG-FULL if too many do."

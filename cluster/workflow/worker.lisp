@@ -1,5 +1,5 @@
-;;;; Workers: threads that claim tasks, do them and report, and one that says that they live. Each
-;;;; of the threads has one task at a time. With its report it asks for the next step of the
+;;;; Workers: jobs that claim tasks, do them and report, and one that says that they live. Each of
+;;;; the jobs has one task at a time. With its report it asks for the next step of the
 ;;;; workflow, if that is of its kinds, which saves a claim; else it claims whatever is ready.
 ;;;;
 ;;;; A report that no answer came to is sent again, until there is one: the service knows it. If the
@@ -20,12 +20,16 @@
   (on-refused nil :type (or null function) :read-only t) ; of a task and a workflow error
   (lock (sb-thread:make-mutex :name "clgrpc worker") :read-only t) ; of all below
   (bell (sb-thread:make-waitqueue :name "clgrpc worker") :read-only t) ; something has changed
+  ;; of its heart
+  (pauses (loop:make-pauses 1/2 1/2) :read-only t)
   (session nil :type (or null string))  ; its own, while it has one
   (held '() :type list)                 ; tasks that it does
   (calls '() :type list)                ; claims that wait
   (state :open :type (member :open :draining :closed)) ; draining: it claims no more
-  (working 0 :type (integer 0))         ; threads that claim and do
-  (threads '() :type list))             ; all
+  ;; where its jobs run
+  (background nil :read-only t)
+  (heart nil)                           ; a job, which keeps the session
+  (hands '() :type list))               ; jobs, which claim tasks and do them
 
 (document-functions
   make-worker "Make the structure; see START-WORKER."
@@ -64,7 +68,8 @@
   (with-worker (worker)
     (when (equal session (worker-session worker))
       (setf (worker-session worker) nil)
-      (dolist (task (worker-held worker)) (setf (task-lost task) t)))))
+      (dolist (task (worker-held worker)) (setf (task-lost task) t))
+      (loop:wake-job (worker-heart worker)))))
 
 (defun open-own-session (worker)
   "Open a session of WORKER, unless it has one. Return it. Signal a workflow error."
@@ -104,22 +109,15 @@
           (map nil (lambda (held) (note-lost worker held)) (pb:heartbeat-reply-lost reply)))
       (session-lost () (lose-session worker session)))))
 
-(defun run-heart (worker)
-  "What the thread does that opens sessions of WORKER and keeps them, until it is closed."
-  (loop until (closed-p worker)
-        do (handler-case
-               (progn (beat worker)
-                      (await-worker worker (/ (worker-seconds worker) 3)
-                                    (lambda ()
-                                      (or (closed-p worker) (null (worker-session worker))))))
-             (workflow-error (condition)
-               (log-event :warning :workflow-heartbeat :worker (worker-name worker)
-                                                       :condition (princ-to-string condition))
-               (await-worker worker 1/2 (lambda () (closed-p worker))))
-             (error (condition)
-               (log-event :error :workflow-worker-error :worker (worker-name worker)
-                                                        :condition (princ-to-string condition))
-               (await-worker worker 1 (lambda () (closed-p worker)))))))
+(defun keep-session (worker)
+  "What the job does that opens sessions of WORKER and keeps them. Return the seconds until it has
+to again."
+  (handler-case (progn (beat worker)
+                       (if (worker-session worker) (/ (worker-seconds worker) 3) 0))
+    (workflow-error (condition)
+      (log-event :warning :workflow-heartbeat :worker (worker-name worker)
+                                              :condition (princ-to-string condition))
+      (loop:next-pause (worker-pauses worker)))))
 
 ;;; What is done
 
@@ -248,28 +246,26 @@ stopped."
           (with-worker (worker)
             (setf (worker-calls worker) (remove call (worker-calls worker)))))))))
 
-(defun run-hand (worker)
-  "What a thread does that claims tasks and does them, until WORKER is stopped."
-  (unwind-protect
-       (let ((pauses (loop:make-pauses +first-pause-seconds+ +longest-pause-seconds+)))
-         (loop while (worker-open-p worker)
-               do (handler-case (let ((message (claim-one worker)))
-                                  (loop:forget-failures pauses)
-                                  (when message (do-task worker message)))
-                    (workflow-error (condition)
-                      (when (worker-open-p worker)
-                        (log-event :warning :workflow-claim-refused
-                                   :worker (worker-name worker)
-                                   :condition (princ-to-string condition))
-                        (await-worker worker (loop:next-pause pauses)
-                                      (lambda () (not (worker-open-p worker))))))
-                    (error (condition)
-                      (log-event :error :workflow-worker-error
-                                 :worker (worker-name worker)
-                                 :condition (princ-to-string condition))
-                      (await-worker worker (loop:next-pause pauses)
-                                    (lambda () (not (worker-open-p worker))))))))
-    (with-worker (worker) (decf (worker-working worker)))))
+(defun claim-and-do (worker pauses)
+  "What a hand of WORKER does. Return the seconds until it is to claim again, nil if WORKER is being
+stopped. PAUSES are its own."
+  (handler-case (let ((message (claim-one worker)))
+                  (loop:forget-failures pauses)
+                  (when message (do-task worker message))
+                  (and (worker-open-p worker) 0))
+    (error (condition)
+      (when (worker-open-p worker)
+        (if (typep condition 'workflow-error)
+            (log-event :warning :workflow-claim-refused :worker (worker-name worker)
+                                                        :condition (princ-to-string condition))
+            (log-event :error :workflow-worker-error :worker (worker-name worker)
+                                                     :condition (princ-to-string condition)))
+        (loop:next-pause pauses)))))
+
+(defun add-hand (worker)
+  "A new job of WORKER that claims tasks and does them."
+  (let ((pauses (loop:make-pauses +first-pause-seconds+ +longest-pause-seconds+)))
+    (loop:add-job (worker-background worker) (lambda () (claim-and-do worker pauses)))))
 
 (defun kinds-alist (kinds)
   "KINDS, of START-WORKER, as an alist. Signal MISUSE."
@@ -296,32 +292,33 @@ kind. From any thread; end it with STOP-WORKER."
   (let* ((functions (or (kinds-alist kinds) (misuse "A worker has kinds of tasks.")))
          (worker (make-worker :name name :channel channel :functions functions
                               :seconds session-seconds :on-refused on-refused
-                              :working concurrency)))
-    (flet ((thread (function name)
-             (sb-thread:make-thread function :name name :arguments (list worker))))
-      (let ((threads (cons (thread #'run-heart "clgrpc worker's heart")
-                           (loop repeat concurrency
-                                 collect (thread #'run-hand "clgrpc worker")))))
-        (with-worker (worker) (setf (worker-threads worker) threads))))
+                              :background (loop:make-background "clgrpc worker"
+                                                                :threads (1+ concurrency)))))
+    (setf (worker-heart worker) (loop:add-job (worker-background worker)
+                                              (lambda () (keep-session worker)))
+          (worker-hands worker) (loop repeat concurrency collect (add-hand worker)))
+    (mapc #'loop:wake-job (cons (worker-heart worker) (worker-hands worker)))
     worker))
 
 (defun stop-worker (worker &key (drain 10))
   "Stop WORKER: it claims nothing more, what it does has DRAIN seconds to end and be reported, and
 what is left goes to others at once. Return true if nothing was left. A function that has not ended
 by then goes on, and its report is refused. From any thread but the worker's own."
-  (let ((done nil))
+  (with-worker (worker)
+    (when (worker-open-p worker) (setf (worker-state worker) :draining))
+    (mapc #'rpc:cancel (worker-calls worker)))
+  (let* ((end (loop:notice-end drain))
+         (done (loop for hand in (worker-hands worker)
+                     ;; each is to be told
+                     count (not (loop:end-job hand :seconds (loop:seconds-until end 0))) into left
+                     finally (return (zerop left)))))
     (with-worker (worker)
-      (when (worker-open-p worker) (setf (worker-state worker) :draining))
-      (mapc #'rpc:cancel (worker-calls worker)))
-    (await-worker worker drain (lambda () (zerop (worker-working worker))))
-    (with-worker (worker)
-      (setf done (zerop (worker-working worker))
-            (worker-state worker) :closed)
+      (setf (worker-state worker) :closed)
       (dolist (task (worker-held worker)) (setf (task-lost task) t)))
     (when (worker-session worker)
       (handler-case (ask #'methods:close-session (worker-channel worker)
                          (pb:make-close-session-request :session (worker-session worker)) nil)
-        (workflow-error ())))
-    (when done
-      (dolist (thread (worker-threads worker)) (sb-thread:join-thread thread :default nil)))
+        ;; its channel may have been closed before
+        ((or workflow-error misuse) ())))
+    (loop:end-background (worker-background worker) :seconds (if done 60 0))
     done))

@@ -159,19 +159,27 @@ others wait for him."
 
 ;;; Calls
 
+(defmacro while-open ((etcd) &body body)
+  "Evaluate BODY, a call of ETCD, and signal an ETCD-ERROR for what is wrong with it; UNAVAILABLE if
+ETCD is closed."
+  `(handler-bind ((misuse (lambda (misuse)
+                            (declare (ignore misuse))
+                            (when (etcd-closed ,etcd)
+                              (error 'unavailable :text "the client of etcd is closed")))))
+     (with-etcd-errors ,@body)))
+
 (defun call-etcd (etcd timeout function)
   "Call FUNCTION with how many seconds it may take, of TIMEOUT or, if that is nil, of those of ETCD,
 and with the metadata that says whose rights it has; once more if etcd wants a new token for that.
 Return its first value. Signal an ETCD-ERROR."
   (declare (type function function))
-  (let ((timeout (or timeout (etcd-timeout etcd))))
-    (if (null (etcd-user etcd))
-        (with-etcd-errors (values (funcall function timeout '())))
-        (let* ((end (loop:notice-end timeout))
-               (token (current-token etcd end)))
-          (flet ((attempt (token)
-                   (with-etcd-errors
-                     (values (funcall function (loop:seconds-until end) (token-metadata token))))))
+  (let ((end (loop:notice-end (or timeout (etcd-timeout etcd)))))
+    (flet ((attempt (token)
+             (while-open (etcd)
+               (values (funcall function (loop:seconds-until end) (token-metadata token))))))
+      (if (null (etcd-user etcd))
+          (attempt nil)
+          (let ((token (current-token etcd end)))
             (handler-case (attempt token)
               (etcd-error (error)
                 (if (stale-token-p error)

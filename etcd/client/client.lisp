@@ -146,6 +146,11 @@ connections are closed. From any thread but that of a watch or a lease."
 ADD-ENDING says how it ends when ETCD is closed. From any thread."
   (loop:add-job (background-of etcd) function))
 
+(defun run-in-background (etcd function)
+  "Call FUNCTION, which may wait, once on a thread of ETCD's, unless that is closed. From any
+thread, which waits for nothing."
+  (loop:run-in-background (background-of etcd) function))
+
 (defun add-ending (etcd ending)
   "Have ENDING, a function, be called when ETCD is closed, before its channel is: it ends what uses
 that. It is called at once if ETCD was closed before. From any thread."

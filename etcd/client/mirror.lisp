@@ -2,55 +2,58 @@
 ;;;; that it would tell next are compacted; a mirror then fetches all entries again and watches from
 ;;;; there, so that whoever keeps a copy of the range has only to replace it. So it does when the
 ;;;; store comes back with older data, or none.
+;;;;
+;;;; A mirror is a job of its client, which fetches and tells the entries and begins a watch
+;;;; whenever there is none. While there is one, the job of that watch tells the changes.
 
 (in-package #:clgrpc.etcd)
 
 (defconstant +mirror-pause-seconds+ 1/2 "How long a mirror waits before it fetches entries again.")
+(defconstant +mirror-reach-seconds+ 5
+  "How long etcd may take to be connected, until the user of a mirror is told that it is not.")
+(defconstant +mirror-page+ 100 "So many entries are fetched at a time.")
+(defconstant +shortest-mirror-page+ 4 "So many after failures, since each entry may have 1.5 MB.")
 
-(defstruct (mirror (:constructor %make-mirror (etcd function range on-end)) (:copier nil))
+(defstruct (mirror (:constructor %make-mirror (etcd function range most on-end on-trouble))
+                   (:copier nil))
   "What MIRROR returns."
   (etcd nil :type etcd :read-only t)    ; whose
   (function nil :type function :read-only t) ; of :entries or :changes, a list of these, a revision
   (range '() :type list :read-only t)   ; which keys, a plist
+  (most nil :type (or null index) :read-only t) ; so many entries are told at most
   (on-end nil :type (or null function) :read-only t) ; of the condition that has ended it
-  (errand (make-errand) :type errand :read-only t) ; what it waits for while it is mended
-  (lock (sb-thread:make-mutex :name "clgrpc mirror") :read-only t) ; of what follows
+  (on-trouble nil :type (or null function) :read-only t) ; of a condition that has not
+  (errand (make-errand) :type errand :read-only t) ; what it waits for while it fetches
+  (job nil :type (or null loop:job))    ; that fetches
+  (page +mirror-page+ :type index)      ; how many entries are fetched at a time
   ;; before it fetches entries again
   (pauses (loop:make-pauses +mirror-pause-seconds+ +mirror-pause-seconds+)
    :type loop:pauses :read-only t)
-  (watch nil :type (or null watch))     ; its present one, on whose thread it is mended
   (ending nil :type (or null function)) ; ends it
+  (lock (sb-thread:make-mutex :name "clgrpc mirror") :read-only t) ; of what follows
+  (watch nil :type (or null watch))     ; its present one
+  (trouble nil :type (or null condition)) ; that its watch has ended with
   (ended nil :type boolean))            ; it was cancelled, or has failed
 
 (declaim (sb-ext:freeze-type mirror))
+
+(document-functions
+  mirror-watch "The watch that tells the changes of MIRROR, for AWAIT-PROGRESS; or nil while there
+is none.")
 
 (defmethod print-object ((mirror mirror) stream)
   (print-unreadable-object (mirror stream :type t)
     (format stream "~{~(~S~) ~S~^ ~}~:[~;, ended~]" (mirror-range mirror) (mirror-ended mirror))))
 
-(defun end-mirror (mirror)
-  "MIRROR tells nothing any more. Return false if it had ended; and its watch."
-  (multiple-value-prog1
-      (sb-thread:with-mutex ((mirror-lock mirror))
-        (values (not (shiftf (mirror-ended mirror) t)) (mirror-watch mirror)))
-    (end-errand (mirror-errand mirror))
-    (remove-ending (mirror-etcd mirror) (mirror-ending mirror))))
-
-(defun set-mirror-watch (mirror watch)
-  "WATCH is the present one of MIRROR from now on. Return false if MIRROR has ended."
-  (sb-thread:with-mutex ((mirror-lock mirror))
-    (setf (mirror-watch mirror) watch)
-    (not (mirror-ended mirror))))
+(defmacro with-mirror ((mirror) &body body)
+  `(sb-thread:with-mutex ((mirror-lock ,mirror)) ,@body))
 
 (defun tell-mirror (mirror kind items revision)
+  "Call the function of MIRROR. Signal FUNCTION-FAILED for what it signals: whatever that is, it
+says nothing of etcd."
   (unless (mirror-ended mirror)
-    (funcall (mirror-function mirror) kind items revision)))
-
-(defun mirror-entries (mirror timeout)
-  "All entries of MIRROR, and their revision. Signal an ETCD-ERROR, after TIMEOUT seconds for each
-request at most."
-  (with-errand ((and (mirror-watch mirror) (mirror-errand mirror)))
-    (apply #'fetch-entries (mirror-etcd mirror) :timeout timeout (mirror-range mirror))))
+    (handler-case (funcall (mirror-function mirror) kind items revision)
+      (serious-condition (condition) (error 'function-failed :cause condition)))))
 
 (defun newest-entry (entries)
   "That of ENTRIES which was changed last, or nil."
@@ -58,74 +61,118 @@ request at most."
        (reduce (lambda (one other) (if (> (entry-changed one) (entry-changed other)) one other))
                entries)))
 
+(defun note-watch-end (mirror watch condition)
+  "WATCH, of MIRROR, has ended with CONDITION."
+  (with-mirror (mirror)
+    (when (eq watch (mirror-watch mirror))
+      (setf (mirror-watch mirror) nil
+            (mirror-trouble mirror) condition)))
+  (loop:wake-job (mirror-job mirror)))
+
 (defun watch-mirror (mirror entries revision timeout)
-  "Watch the entries of MIRROR, which were told as ENTRIES, of REVISION; from when that has begun
-all else is up to the thread of that watch. Signal an ETCD-ERROR if it has not within TIMEOUT
-seconds."
-  (let ((before (mirror-watch mirror)) (begun nil)
-        (watch (apply #'new-watch (mirror-etcd mirror)
-                      (lambda (changes revision) (tell-mirror mirror :changes changes revision))
-                      :after revision :mark (newest-entry entries)
-                      :on-end (lambda (condition) (mend-mirror mirror condition))
-                      (mirror-range mirror))))
+  "Watch the entries of MIRROR, which were told as ENTRIES, of REVISION. Signal an ETCD-ERROR if
+that has not begun within TIMEOUT seconds."
+  (let ((watch nil) (begun nil))
+    (setf watch (apply #'new-watch (mirror-etcd mirror)
+                       (lambda (changes revision) (tell-mirror mirror :changes changes revision))
+                       :after revision :mark (newest-entry entries)
+                       :on-end (lambda (condition) (note-watch-end mirror watch condition))
+                       (mirror-range mirror)))
     ;; who cancels the mirror ends, and waits for, the watch that it has then
-    (when (set-mirror-watch mirror watch)
+    (when (with-mirror (mirror)
+            (unless (mirror-ended mirror) (setf (mirror-watch mirror) watch)))
       (unwind-protect (progn (start-watch watch timeout)
                              (setf begun t))
-        (unless begun (set-mirror-watch mirror before))))))
+        (unless begun
+          (with-mirror (mirror) (setf (mirror-watch mirror) nil)))))))
 
-(defun mendable-p (condition)
-  "True if a mirror that CONDITION has come to begins anew."
-  (or (typep condition '(or compacted future-revision)) (passing-p condition)))
+(defun begin-mirror (mirror timeout)
+  "Tell all entries of MIRROR and watch them, within TIMEOUT seconds for each request. Signal an
+ETCD-ERROR, or FUNCTION-FAILED."
+  (when (mirror-on-trouble mirror)
+    ;; a fetch would wait for etcd until its own deadline, and the user would not learn why
+    (reach (mirror-etcd mirror) :timeout +mirror-reach-seconds+))
+  (multiple-value-bind (entries revision)
+      (with-errand ((mirror-errand mirror))
+        (apply #'fetch-entries (mirror-etcd mirror) :timeout timeout :page (mirror-page mirror)
+                                                    :limit (mirror-most mirror)
+                                                    (mirror-range mirror)))
+    (tell-mirror mirror :entries entries revision)
+    (watch-mirror mirror entries revision timeout)))
 
-(defun fail-mirror (mirror condition)
-  "CONDITION has ended MIRROR: tell its user, unless it had ended."
-  (when (and (end-mirror mirror) (mirror-on-end mirror))
-    (funcall (mirror-on-end mirror) condition)))
+(defun end-mirror (mirror)
+  "MIRROR tells nothing any more. Return false if it had ended; and its watch."
+  (multiple-value-prog1
+      (with-mirror (mirror)
+        (values (not (shiftf (mirror-ended mirror) t)) (mirror-watch mirror)))
+    (end-errand (mirror-errand mirror))
+    (remove-ending (mirror-etcd mirror) (mirror-ending mirror))))
 
-(defun mend-mirror (mirror condition)
-  "The watch of MIRROR has ended with CONDITION: begin anew if changes were compacted, or the store
-has lost its data, else end it. On the thread of that watch."
-  (loop while (and (mendable-p condition) (not (mirror-ended mirror)))
-        do (handler-case
-               (multiple-value-bind (entries revision) (mirror-entries mirror nil)
-                 (handler-case (tell-mirror mirror :entries entries revision)
-                   ;; whatever it is, it says nothing of etcd
-                   (serious-condition (condition) (return (fail-mirror mirror condition))))
-                 (return (watch-mirror mirror entries revision nil)))
-             (etcd-error (error) (setf condition error)))
-           (with-errand ((mirror-errand mirror))
-             (pause-errand (loop:notice-end (loop:next-pause (mirror-pauses mirror)))))
-        finally (fail-mirror mirror condition)))
+(defun meet-mirror-trouble (mirror condition)
+  "MIRROR cannot go on because of CONDITION. Return the seconds until it tries to, nil if it has
+ended by that."
+  (let ((cause (if (typep condition 'function-failed) (function-failed-cause condition) condition)))
+    (setf (mirror-page mirror) (max +shortest-mirror-page+ (floor (mirror-page mirror) 8)))
+    (cond ((mirror-on-trouble mirror) (funcall (mirror-on-trouble mirror) cause))
+          ((or (typep condition '(or compacted future-revision)) (passing-p condition)))
+          ((and (end-mirror mirror) (mirror-on-end mirror)) (funcall (mirror-on-end mirror) cause)))
+    (and (not (mirror-ended mirror)) (loop:next-pause (mirror-pauses mirror)))))
 
-(defun mirror (etcd function &key prefix from to on-end timeout)
-  "Have FUNCTION called with :entries, a list of all entries of a range (see MAP-ENTRIES) and the
-revision that they are of; then for each revision that changes some of them with :changes, the list
-of these, and the revision. If changes that were to be told are compacted, since no member could be
-reached for so long, or the store has lost its data, all follows anew from :entries on. Return the
-mirror; the first call of FUNCTION has returned then, the others come one at a time on a thread of
-its own. If it ends but by CANCEL-MIRROR or CLOSE-ETCD, since FUNCTION has failed or the rights are
-gone, ON-END is called there with the condition. Signal an ETCD-ERROR if it cannot begin within
-TIMEOUT seconds for each request, by default those of ETCD. From any thread."
+(defun attend-mirror (mirror)
+  "What the job of MIRROR does: begin anew if there is no watch. Return the seconds until it is to
+try that again, or nil."
+  (let ((trouble (with-mirror (mirror) (shiftf (mirror-trouble mirror) nil))))
+    (handler-case
+        (cond ((or (mirror-ended mirror) (mirror-watch mirror)) nil)
+              ((typep trouble '(or null compacted future-revision))
+               (begin-mirror mirror nil)
+               (setf (mirror-page mirror) +mirror-page+)
+               nil)
+              (t (meet-mirror-trouble mirror trouble)))
+      (error (condition) (meet-mirror-trouble mirror condition)))))
+
+(defun mirror (etcd function &key key prefix from to most on-end on-trouble timeout)
+  "Have FUNCTION called with :entries, a list of all entries of a range (see MAP-ENTRIES), or of KEY
+alone, MOST of them at most, and the revision that they are of; then for each revision that changes
+some of them with :changes, the list of these, and the revision. If changes that were to be told are
+compacted, since no member could be reached for so long, or the store has lost its data, all follows
+anew from :entries on. Return the mirror; the first call of FUNCTION has returned then, the others
+come one at a time on a thread of its own. If it ends but by CANCEL-MIRROR or CLOSE-ETCD, since
+FUNCTION has failed or the rights are gone, ON-END is called there with the condition. Signal an
+ETCD-ERROR if it cannot begin within TIMEOUT seconds for each request, by default those of ETCD.
+With ON-TROUBLE, a function of a condition, this returns at once: the mirror begins when it can, and
+goes on whatever happens, which ON-TROUBLE is told. From any thread."
   (let ((mirror (%make-mirror etcd function
-                              (append (when prefix (list :prefix prefix))
+                              (append (when key
+                                        (let ((octets (key-octets key)))
+                                          (list :from octets :to (next-key octets))))
+                                      (when prefix (list :prefix prefix))
                                       (when from (list :from from))
                                       (when to (list :to to)))
-                              on-end)))
-    (let ((begun nil))
-      (setf (mirror-ending mirror) (lambda () (cancel-mirror mirror)))
-      (add-ending etcd (mirror-ending mirror))
-      (unwind-protect
-           (multiple-value-bind (entries revision) (mirror-entries mirror timeout)
-             (tell-mirror mirror :entries entries revision)
-             (watch-mirror mirror entries revision timeout)
-             (setf begun t))
-        (unless begun (end-mirror mirror))))
+                              most on-end on-trouble))
+        (begun nil))
+    (setf (mirror-ending mirror) (lambda () (cancel-mirror mirror))
+          (mirror-job mirror) (add-job etcd (lambda () (attend-mirror mirror))))
+    (add-ending etcd (mirror-ending mirror))
+    (if on-trouble
+        (loop:wake-job (mirror-job mirror))
+        (unwind-protect
+             (handler-case (progn (begin-mirror mirror timeout)
+                                  (setf begun t))
+               (function-failed (failure) (error (function-failed-cause failure))))
+          (unless begun (cancel-mirror mirror))))
     mirror))
+
+(defun refresh-mirror (mirror)
+  "Have MIRROR tell all entries again. From any thread but that of its function."
+  (let ((watch (with-mirror (mirror) (shiftf (mirror-watch mirror) nil))))
+    (when watch (cancel-watch watch))
+    (loop:wake-job (mirror-job mirror))))
 
 (defun cancel-mirror (mirror)
   "End MIRROR: its function is called no more once this has returned. From any thread; in its
 function, that call is the last."
   (let ((watch (nth-value 1 (end-mirror mirror))))
     (when watch (cancel-watch watch))
+    (loop:end-job (mirror-job mirror))
     nil))

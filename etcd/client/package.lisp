@@ -24,7 +24,7 @@
    #:entry-changed #:entry-version #:entry-lease
    ;; client.lisp
    #:etcd #:make-etcd #:close-etcd #:with-etcd #:as-user #:etcd-channel #:etcd-user #:etcd-metrics
-   #:add-job #:add-ending #:remove-ending
+   #:add-job #:run-in-background #:add-ending #:remove-ending
    ;; call.lisp
    #:reach
    ;; lease.lisp
@@ -40,7 +40,7 @@
    #:watch #:cancel-watch #:watch-open-p #:watch-next-revision #:await-progress #:change
    #:change-kind #:change-entry #:change-previous
    ;; mirror.lisp
-   #:mirror #:cancel-mirror
+   #:mirror #:cancel-mirror #:refresh-mirror #:mirror-watch
    ;; lock.lisp
    #:lock #:acquire-lock #:request-lock #:await-lock #:release-lock #:with-lock #:lock-held-p
    #:lock-guard #:lock-name #:lock-key #:lock-revision #:lock-lease

@@ -3,7 +3,8 @@
 ;;;; changes from there when its stream has broken, of whatever member can be reached, and passes by
 ;;;; what it has told before. Only compaction can come between, or a store that has gone back since
 ;;;; it has lost its data or was restored from older ones; both are told and end the watch.
-;;;; A response of many changes may come in fragments, which are gathered until the last is there.
+;;;; A response of many changes may come in fragments, of which the last revision's changes are kept
+;;;; until all of these are there.
 ;;;; etcd says that a watch is denied both for want of rights and for want of a valid token: so a
 ;;;; watch whose client has a user goes on once with a new token before it believes that.
 ;;;;
@@ -52,7 +53,7 @@ compacted; nil if it was not there.")
   (term 0 :type (unsigned-byte 64))     ; the term of its leaders that it was in then
   (cluster 0 :type (unsigned-byte 64))  ; the number of its cluster, 0 before it was heard of
   (mark nil :type (or null entry))      ; what was put last, of all that was told
-  (fragments '() :type list)            ; changes of a response whose last fragment is not there
+  (fragments '() :type list)            ; changes of a revision of which more may follow
   (token nil :type (or null string))    ; that its stream was opened with
   (denied nil :type boolean)            ; since it was last open etcd has denied it
   ;; before the next stream
@@ -109,6 +110,15 @@ here another watch would go on.")
                                              (watch-next-revision watch)))
       (when (eq :put (change-kind change)) (setf (watch-mark watch) entry)))))
 
+(defun split-last-revision (changes)
+  "CHANGES before those of the last revision among them, and those."
+  (flet ((revision-of (change) (entry-changed (change-entry change))))
+    (let ((at (and changes (position (revision-of (first (last changes))) changes
+                                     :key #'revision-of))))
+      (if at
+          (values (subseq changes 0 at) (nthcdr at changes))
+          (values '() '())))))
+
 (defun note-response (watch response)
   "Take RESPONSE, a WatchResponse, for WATCH. Return the changes in it that WATCH has not told
 before, a list. Signal COMPACTED if etcd has no more what it would tell next, or another ETCD-ERROR
@@ -119,7 +129,8 @@ if it has ended the stream."
                             (map 'list #'change-of (pb:watch-response-events response))))
          (changes (append (shiftf (watch-fragments watch) '()) events)))
     (cond ((pb:watch-response-fragment response)
-           (setf (watch-fragments watch) (shiftf changes '())))
+           (setf (values changes (watch-fragments watch)) (split-last-revision changes))
+           (note-changes watch changes))
           ((plusp (pb:watch-response-compact-revision response))
            (error 'compacted :text (format nil "the changes from revision ~D on are compacted" next)
                              :revision (pb:watch-response-compact-revision response)))

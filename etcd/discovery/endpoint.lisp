@@ -64,17 +64,17 @@ under the name \"\" what is said in place of an object.")
   "The members of OBJECT, an alist, that have no slots of an endpoint's."
   (remove-if (lambda (name) (member name *own-members* :test #'string-equal)) object :key #'car))
 
-(defun endpoint-text (address labels &key (state :serving))
+(defun endpoint-text (address labels &key (state :serving) metadata)
   "Return the text that says in the store that a server is at ADDRESS, is in STATE, :serving or
-:draining, and has LABELS, an alist of strings. The labels weight, zone and hashKey say what a
-balancer is told; one that cannot is left out. From any thread."
+:draining, and METADATA, an alist from names to JSON. Of LABELS, an alist of strings, weight, zone
+and hashKey say what a balancer is told; one that cannot is left out. From any thread."
   (let* ((weight-text (string-member labels "weight"))
          (weight (and weight-text (parse-integer weight-text :junk-allowed t))))
     (endpoint-json
      (make-endpoint :address address
                     :weight (and (typep weight `(integer 1 ,+most-weight+)) weight)
                     :zone (string-member labels "zone") :hash-key (string-member labels "hashKey")
-                    :state state :metadata (foreign-members labels)))))
+                    :state state :metadata metadata))))
 
 (defun parse-endpoint (text)
   "The endpoint that TEXT, octets or a string, says, or nil and why it says none. What is wrong in

@@ -1,10 +1,9 @@
 ;;;; Finders: each follows a name in etcd, and tells the resolvers of all channels to that name.
 ;;;;
-;;;; 1. The finder's job fetches all entries of the name and its service config, at one revision;
-;;;;    then it watches both from the revision behind. So no change is lost.
-;;;; 2. A watch goes on by itself after each break. If it ends, since what it was to tell has been
-;;;;    compacted or for any other reason, the job begins with 1; also, after a pause, if that
-;;;;    fails, whatever the error is, with fewer entries at a time.
+;;;; 1. The finder keeps two mirrors, of the servers of the name and of its service config, which
+;;;;    say what the store has whatever breaks (etcd/client/mirror.lisp). Nothing is told before
+;;;;    both have begun.
+;;;; 2. Its job tells what they have brought, and begins look-ups.
 ;;;; 3. Changes are told at once; those of the next 20 ms together, or of longer if there are many
 ;;;;    servers. What leaves everything as it was is not told.
 ;;;; 4. While etcd is away resolvers keep what they were told. They do so, too, when no server is
@@ -19,23 +18,21 @@
 (defconstant +refetch-seconds+ 30 "How often a list is fetched anew that was too long, at most.")
 (defconstant +ask-seconds+ 10 "How often etcd is asked how far its changes were told.")
 (defconstant +answer-seconds+ 1/2 "How long its answer is waited for.")
-(defconstant +page+ 25 "So many entries are fetched at a time.")
-(defconstant +shortest-page+ 4 "So many after failures, since each entry may have 1.5 MB.")
+
 (defstruct (finder (:constructor %make-finder) (:copier nil))
   "What follows a name."
   (place nil :type (or string etcd:etcd) :read-only t) ; the client, or an authority that names it
   (etcd nil :type etcd:etcd :read-only t) ; the client
+  (world loop:*world* :type loop:world :read-only t) ; that it is in
   (name "" :type string :read-only t)   ; of the service
   (meter nil :type (or null meter) :read-only t) ; counts what happens, or nil
   (age nil :type (or null function))    ; what METER asks
   (heard-ns 0 :type nanoseconds)        ; when etcd has last said how things are; 0: not yet
   (hosts nil :type (or null hosts))     ; the names in its addresses
-  (job nil :type (or null loop:job))    ; that follows the name; the next six are the job's
-  (watches '() :type list)              ; of the name; empty: it is to be fetched
-  (page +page+ :type (integer 1))       ; how many entries are fetched at a time
-  (pauses (loop:make-pauses +first-pause-seconds+ +longest-pause-seconds+)
-   :type loop:pauses :read-only t)      ; before the name is fetched again
-  (fetch-ns 0 :type nanoseconds)        ; when it may be fetched, or again
+  (servers nil :type (or null etcd:mirror)) ; of the name
+  (config nil :type (or null etcd:mirror)) ; of its service config
+  (job nil :type (or null loop:job))    ; that tells; the next three are the job's
+  (refresh-ns 0 :type nanoseconds)      ; when a list that was too long may be fetched again
   (ask-ns 0 :type nanoseconds)          ; when etcd is asked how far its changes were told
   (settled-ns 0 :type nanoseconds)      ; when news may be told
   (ending nil :type (or null function)) ; ends the job when ETCD is closed
@@ -43,7 +40,7 @@
   (resolvers '() :type list)            ; that are to be told
   (roster nil :type roster)             ; what the store says
   (news nil :type boolean)              ; the resolvers have not been told of all of that
-  (broken nil :type boolean)            ; a watch has ended
+  (begun '() :type list)                ; which of :servers and :config are known
   (told nil :type list))                ; what resolvers are told: (:addresses LIST CONFIG) or
                                         ; (:failure TEXT); nil while nothing is known
 
@@ -139,136 +136,101 @@ last. A failure is not told to those to come if addresses are known."
   (with-finder (finder)
     (when news (setf (finder-news finder) t))))
 
-;;; Its job
+;;; What the store says
 
-(defun ended-p (finder)
-  (loop:job-ended (finder-job finder)))
+(defun count-change (finder kind)
+  "A change of KIND, a text, has come to FINDER."
+  (note (finder-meter finder) #'meter-changes 1 (finder-name finder) kind))
 
-(defun note-change-kinds (finder kinds)
-  "Changes of KINDS, texts, have come to FINDER."
-  (dolist (kind kinds) (note (finder-meter finder) #'meter-changes 1 (finder-name finder) kind)))
+(defmacro taking-news ((finder what) &body body)
+  "Evaluate BODY, which changes FINDER's roster, under its lock; WHAT of it is known then."
+  (alexandria:once-only (finder)
+    `(with-finder (,finder)
+       (setf (finder-news ,finder) t
+             (finder-heard-ns ,finder) (loop:world-now))
+       (pushnew ,what (finder-begun ,finder))
+       ,@body)))
 
-(defconstant +reach-seconds+ 5 "How long etcd may take to be connected, until that is told.")
-
-(defun fetch-roster (finder)
-  "Have FINDER's roster be what the store says now. Return the revision of that, and the entry that
-was changed last, if there is one; or nil if FINDER ends."
-  ;; a fetch would wait for etcd until its own deadline, and callers would not learn why
-  (etcd:reach (finder-etcd finder) :timeout +reach-seconds+)
-  (let ((roster (make-roster (finder-name finder))) (etcd (finder-etcd finder)) (newest nil))
-    (flet ((note-entry (entry)
-             (when (ended-p finder) (return-from fetch-roster nil))
-             (when (or (null newest) (< (etcd:entry-changed newest) (etcd:entry-changed entry)))
-               (setf newest entry))
-             (unless (note-put roster entry)
-               (note (finder-meter finder) #'meter-ignored 1 (finder-name finder)))))
-      (let ((revision (etcd:map-entries #'note-entry etcd :prefix (name-prefix (finder-name finder))
-                                                          :page (finder-page finder))))
-        (note-config roster (etcd:fetch etcd (service-config-key (finder-name finder))
-                                        :revision revision))
-        (setf (finder-page finder) +page+)
-        (note-change-kinds finder '("fetch"))
-        (sb-thread:with-mutex ((finder-lock finder))
-          (setf (finder-roster finder) roster
-                (finder-heard-ns finder) (loop:world-now)
-                (finder-news finder) t
-                (finder-broken finder) nil))
-        (values revision newest)))))
-
-(defun change-servers (finder changes)
-  "CHANGES are of FINDER's servers. Under its lock."
-  (let ((wrong (count-if-not (lambda (change) (note-change (finder-roster finder) change))
-                             changes)))
+(defun take-servers (finder kind items revision)
+  "The mirror of FINDER's servers tells ITEMS, see ETCD:MIRROR."
+  (declare (ignore revision))
+  (let ((wrong (taking-news (finder :servers)
+                 (when (eq :entries kind) (clear-roster (finder-roster finder)))
+                 (count-if-not (lambda (item)
+                                 (if (eq :entries kind)
+                                     (note-put (finder-roster finder) item)
+                                     (note-change (finder-roster finder) item)))
+                               items))))
     (note (finder-meter finder) #'meter-ignored wrong (finder-name finder))
-    (mapcar (lambda (change) (string-downcase (etcd:change-kind change))) changes)))
+    (if (eq :entries kind)
+        (count-change finder "fetch")
+        (dolist (change items)
+          (count-change finder (string-downcase (etcd:change-kind change)))))))
 
-(defun change-config (finder changes)
-  "CHANGES are of FINDER's service config. Under its lock."
-  (dolist (change changes)
-    (note-config (finder-roster finder)
-                 (and (eq :put (etcd:change-kind change)) (etcd:change-entry change))))
-  '("service_config"))
+(defun take-config (finder kind items revision)
+  "The mirror of FINDER's service config tells ITEMS, see ETCD:MIRROR."
+  (declare (ignore revision))
+  (flet ((entry-of (item)
+           (cond ((eq :entries kind) item)
+                 ((eq :put (etcd:change-kind item)) (etcd:change-entry item)))))
+    (taking-news (finder :config)
+      (note-config (finder-roster finder) (and items (entry-of (first (last items)))))))
+  (when (eq :changes kind) (count-change finder "service_config")))
 
-(defun watch-name (finder revision mark)
-  "Watch FINDER's name, and its service config, behind REVISION, where the entry MARK, if it is not
-nil, is in the store. Return a list of watches."
-  (let ((watches '()) (opened nil))
-    (flet ((watch (function &rest range)
-             (push (apply #'etcd:watch (finder-etcd finder)
-                          (lambda (changes revision)
-                            (declare (ignore revision))
-                            (note-change-kinds
-                             finder
-                             (with-finder (finder)
-                               (setf (finder-news finder) t
-                                     (finder-heard-ns finder) (loop:world-now))
-                               (funcall function finder changes))))
-                          :after revision :mark mark
-                          :on-end (lambda (condition)
-                                    (declare (ignore condition))
-                                    (with-finder (finder) (setf (finder-broken finder) t)))
-                          range)
-                   watches)))
-      (unwind-protect
-           (progn
-             (watch #'change-servers :prefix (name-prefix (finder-name finder)))
-             (watch #'change-config :key (service-config-key (finder-name finder)))
-             (setf opened t))
-        (unless opened (mapc #'etcd:cancel-watch watches))))
-    watches))
-
-(defun ask-how-far (finder watch)
-  "Learn whether etcd still tells FINDER of changes, by WATCH."
-  (handler-case (progn (etcd:await-progress watch :timeout +answer-seconds+)
-                       (setf (finder-heard-ns finder) (loop:world-now)))
-    (etcd:etcd-error ())))
+(defun note-trouble (finder condition)
+  "What FINDER needs cannot be read because of CONDITION."
+  (note (finder-meter finder) #'meter-failures 1 (finder-name finder) "read")
+  (log-event (if (typep condition 'etcd:etcd-error) :warning :error)
+             :discovery-failed :name (finder-name finder) :condition (princ-to-string condition))
+  (tell finder :failure (princ-to-string condition)))
 
 (defun begin-following (finder)
-  "Tell what FINDER's name is, and watch it, unless FINDER ends. Signal an ETCD-ERROR if it cannot
-be fetched."
-  (multiple-value-bind (revision mark) (fetch-roster finder)
-    (when revision
-      (tell-news finder)
-      (setf (finder-watches finder) (watch-name finder revision mark)
-            (finder-fetch-ns finder) (loop:notice-end +refetch-seconds+)
-            (finder-ask-ns finder) (loop:notice-end +ask-seconds+)))))
+  "Have the store say what FINDER's name is."
+  (flet ((mirror (function trouble-p &rest range)
+           (apply #'etcd:mirror (finder-etcd finder)
+                  (lambda (kind items revision) (funcall function finder kind items revision))
+                  :on-trouble (lambda (condition)
+                                (when (funcall trouble-p) (note-trouble finder condition)))
+                  range)))
+    (setf (finder-config finder) (mirror #'take-config
+                                         ;; else the other mirror says what is wrong
+                                         (lambda () (member :servers (finder-begun finder)))
+                                         :key (service-config-key (finder-name finder)))
+          (finder-servers finder) (mirror #'take-servers (constantly t)
+                                          :prefix (name-prefix (finder-name finder))
+                                          ;; one more, so that it is seen
+                                          :most (1+ +most-endpoints+)))))
 
-(defun end-following (finder)
-  "Have FINDER's name be fetched again, after a pause. Return when that is."
-  (mapc #'etcd:cancel-watch (shiftf (finder-watches finder) '()))
-  (setf (finder-fetch-ns finder) (loop:notice-end (loop:next-pause (finder-pauses finder)))))
+(defun ask-how-far (finder)
+  "Learn whether etcd still tells FINDER of changes."
+  (let ((watch (etcd:mirror-watch (finder-servers finder))))
+    (when watch
+      (handler-case (progn (etcd:await-progress watch :timeout +answer-seconds+)
+                           (setf (finder-heard-ns finder) (loop:world-now)))
+        (etcd:etcd-error ())))))
 
-(defun follow-changes (finder)
-  "Tell the news of FINDER, and begin the look-ups that it has to do. Return when it is to again."
-  (when (and (finder-news finder) (<= (finder-settled-ns finder) (loop:world-now)))
-    (let ((milliseconds (max +settle-ms+ (floor (tell-news finder) +servers-per-ms+))))
-      (setf (finder-settled-ns finder) (loop:notice-end (/ milliseconds 1000)))))
-  (when (<= (finder-ask-ns finder) (loop:world-now))
-    (when (finder-meter finder) (ask-how-far finder (first (finder-watches finder))))
-    (setf (finder-ask-ns finder) (loop:notice-end +ask-seconds+)))
-  (min (finder-ask-ns finder)
-       (or (begin-look-ups (finder-hosts finder)) most-positive-fixnum)
-       (if (finder-news finder) (finder-settled-ns finder) most-positive-fixnum)))
+(defun refresh-roster (finder)
+  "If servers of FINDER had to be left out that there is room for by now, fetch all again."
+  (when (and (incomplete-p (finder-roster finder))
+             (<= (finder-refresh-ns finder) (loop:world-now)))
+    (setf (finder-refresh-ns finder) (loop:notice-end +refetch-seconds+))
+    (etcd:refresh-mirror (finder-servers finder))))
 
 (defun follow-name (finder)
-  "What the job of FINDER does. Return the seconds until it has to again. It begins anew if a watch
-has ended, or servers had to be left out that there is room for by now."
-  (loop:seconds-until
-   (handler-case
-       (let ((due (<= (finder-fetch-ns finder) (loop:world-now))))
-         (cond ((null (finder-watches finder)) (when due (begin-following finder)))
-               ((or (finder-broken finder) (and due (incomplete-p (finder-roster finder))))
-                (loop:forget-failures (finder-pauses finder))
-                (end-following finder)))
-         (if (finder-watches finder) (follow-changes finder) (finder-fetch-ns finder)))
-     (error (condition)
-       (note (finder-meter finder) #'meter-failures 1 (finder-name finder) "read")
-       (log-event (if (typep condition 'etcd:etcd-error) :warning :error)
-                  :discovery-failed :name (finder-name finder)
-                                    :condition (princ-to-string condition))
-       (tell finder :failure (princ-to-string condition))
-       (setf (finder-page finder) (max +shortest-page+ (floor (finder-page finder) 8)))
-       (end-following finder)))))
+  "What the job of FINDER does: tell its news, and begin the look-ups that it has to do. Return the
+seconds until it has to again."
+  (let ((known (= 2 (length (finder-begun finder)))))
+    (when (and known (finder-news finder) (<= (finder-settled-ns finder) (loop:world-now)))
+      (let ((milliseconds (max +settle-ms+ (floor (tell-news finder) +servers-per-ms+))))
+        (setf (finder-settled-ns finder) (loop:notice-end (/ milliseconds 1000)))))
+    (refresh-roster finder)
+    (when (<= (finder-ask-ns finder) (loop:world-now))
+      (when (finder-meter finder) (ask-how-far finder))
+      (setf (finder-ask-ns finder) (loop:notice-end +ask-seconds+)))
+    (loop:seconds-until
+     (min (finder-ask-ns finder)
+          (or (begin-look-ups (finder-hosts finder)) most-positive-fixnum)
+          (if (and known (finder-news finder)) (finder-settled-ns finder) most-positive-fixnum)))))
 
 ;;; Whose they are
 
@@ -293,13 +255,14 @@ has ended, or servers had to be left out that there is room for by now."
           (finder-age finder) (lambda () (age-of finder)))
     (begin-age (finder-meter finder) (finder-age finder))
     (etcd:add-ending etcd (finder-ending finder))
+    (begin-following finder)
     (loop:wake-job (finder-job finder))
     finder))
 
 (defun end-job (finder)
   (end-age (finder-meter finder) (finder-age finder))
+  (mapc #'etcd:cancel-mirror (remove nil (list (finder-servers finder) (finder-config finder))))
   (loop:end-job (finder-job finder))
-  (mapc #'etcd:cancel-watch (shiftf (finder-watches finder) '()))
   (tell finder :failure "the client of etcd is closed"))
 
 (defun end-finder (finder)
@@ -314,7 +277,8 @@ has ended, or servers had to be left out that there is room for by now."
     (let ((finder (or (find-if (lambda (finder)
                                  (and (equal place (finder-place finder))
                                       (string= name (finder-name finder))
-                                      (not (ended-p finder))))
+                                      (eq loop:*world* (finder-world finder))
+                                      (not (loop:job-ended (finder-job finder)))))
                                **finders**)
                       (first (push (start-finder place name) **finders**)))))
       (sb-thread:with-mutex ((finder-lock finder))

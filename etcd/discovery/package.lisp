@@ -15,6 +15,8 @@
    #:endpoint-hash-key #:endpoint-state #:endpoint-metadata #:endpoint-text
    ;; key.lisp
    #:endpoint-key #:service-config-key
+   ;; roster.lisp
+   #:read-endpoint
    ;; place.lisp
    #:default-etcd #:parse-etcd-target
    ;; registration.lisp

@@ -32,7 +32,8 @@
   (map 'string #'code-char (etcd:entry-key-octets entry)))
 
 (defun read-endpoint (entry)
-  "The endpoint that ENTRY says, or nil and why it says none."
+  "Return the endpoint that ENTRY, of the store, says, or nil and why it says none. From any
+thread."
   (if (< +longest-key+ (length (etcd:entry-key-octets entry)))
       (values nil "its key is too long")
       (parse-endpoint (etcd:entry-value entry))))
@@ -53,6 +54,11 @@ false then."
             (t
              (log-event :warning :discovery-ignored :key key :reason "there are too many")
              t)))))
+
+(defun clear-roster (roster)
+  "No server of ROSTER's name is known."
+  (clrhash (roster-seats roster))
+  (setf (roster-left-out roster) nil))
 
 (defun note-change (roster change)
   "CHANGE, of the store's, is of ROSTER's name. Return false if it says nothing of a server."

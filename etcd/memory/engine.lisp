@@ -5,9 +5,9 @@
 ;;;; A request has the lock while it is done, which takes no waiting and no code of a user's. Then,
 ;;;; without the lock, the thread that has brought a new revision about has listeners look at it:
 ;;;; those that it concerns, +CALLED-AT-ONCE+ of them at most. The others, and what a listener
-;;;; leaves since it has done enough in one go, are left to the engine's thread, in turn. That is
-;;;; there as long as there are leases or listeners. Leases end in the course of the next request,
-;;;; or by that thread. It looks at the clock twice a second at least, since a test's may jump.
+;;;; leaves since it has done enough in one go, are left to the engine's job, in turn. Leases end in
+;;;; the course of the next request, or by that job. While there are leases or listeners it looks at
+;;;; the clock twice a second at least, since a test's may jump.
 
 (in-package #:clgrpc.memory)
 
@@ -21,18 +21,24 @@
    (progress-ns :initarg :progress-ns :reader engine-progress-ns) ; between notices of progress
    ;; of the store, and of all that follows
    (lock :initform (sb-thread:make-mutex :name "clgrpc memory") :reader engine-lock)
-   (bell :initform (sb-thread:make-waitqueue :name "clgrpc memory")
-         :reader engine-bell)               ; the thread is to look at the clock
    (open :initform t :accessor engine-open) ; false once it was closed
    (told :initform 1 :accessor engine-told) ; the revision that the listeners were told of
    (listeners :initform (make-hash-table :test 'eq) :reader engine-listeners) ; each its own value
-  (watches :initform nil :accessor engine-watches) ; the tree of all watches
-  (serial :initform 0 :accessor engine-serial) ; of the watch that was made last
-  (calls :initform (make-fifo) :reader engine-calls) ; listeners that the thread is to call
-   (thread :initform nil :accessor engine-thread)) ; or nil
+   (watches :initform nil :accessor engine-watches) ; the tree of all watches
+   (serial :initform 0 :accessor engine-serial) ; of the watch that was made last
+   (calls :initform (make-fifo) :reader engine-calls) ; listeners that the job is to call
+   (looked :initform 0 :accessor engine-looked) ; when the job has looked at all listeners
+   ;; what has no other thread to do it
+   (background :initform (loop:make-background "clgrpc memory") :reader engine-background)
+   (job :accessor engine-job)           ; its only one
+   (attendant :initform nil :accessor engine-attendant)) ; the thread that has run it last, or nil
   (:documentation "A store in memory that serves etcd's services. It is not durable: what it has is
 gone when its process ends. Made by MAKE-ENGINE, ended by CLOSE-ENGINE. A program gets a client by
 CONNECT; START-SERVER takes an engine as a service, for other programs, etcdctl among them."))
+
+(defmethod initialize-instance :after ((engine engine) &key)
+  (setf (engine-job engine)
+        (loop:add-job (engine-background engine) (lambda () (attend-engine engine)))))
 
 (defmethod print-object ((engine engine) stream)
   (print-unreadable-object (engine stream :type t)
@@ -81,11 +87,10 @@ left by WITH-TIMEOUT, and half a revision would stay."
     (funcall (the function (listener-function listener)))))
 
 (defun leave-call (engine listener)
-  "Leave it to the thread of ENGINE, whose lock is held, to call LISTENER."
+  "Leave it to the job of ENGINE, whose lock is held, to call LISTENER."
   (unless (shiftf (listener-called listener) t)
     (enqueue listener (engine-calls engine))
-    (when (engine-open engine) (ensure-thread engine))
-    (sb-thread:condition-broadcast (engine-bell engine))))
+    (loop:wake-job (engine-job engine))))
 
 (defun tell-listeners (engine)
   "Have those listeners of ENGINE look that something new concerns."
@@ -118,62 +123,57 @@ does."
   "Evaluate BODY with STORE bound to that of ENGINE and NOW to the time, see CALL-ON-STORE."
   `(call-on-store ,engine (lambda (,store ,now) (declare (ignorable ,now)) ,@body)))
 
-;;; The thread
+;;; The job
 
-(defconstant +tick-ns+ 500000000 "The thread looks at the clock at least this often.")
+(defconstant +tick-ns+ 500000000 "The job looks at the clock at least this often.")
 
 (defun leave-due-calls (engine now)
-  "Leave to the thread of ENGINE, whose lock is held, to call the listeners that are due at NOW, or
+  "Leave to the job of ENGINE, whose lock is held, to call the listeners that are due at NOW, or
 have something to tell: the thread that was to call them may have been interrupted."
   (loop for listener being the hash-keys of (engine-listeners engine)
         do (when (or (<= (listener-due-ns listener) now)
                      (fifo-items (listener-ready listener)))
              (leave-call engine listener))))
 
-(defun await-event (engine)
-  "Wait until something is to be done by the thread of ENGINE, whose lock is held, or the clock is
-to be looked at."
-  (let ((now (engine-now engine)) (first (first-end-ns (engine-store engine))))
-    (loop:await-notice (engine-bell engine) (engine-lock engine)
-                       (+ now (max 0 (min +tick-ns+ (- (or first most-positive-fixnum) now)))))))
+(defun look-at-clock (engine)
+  "End what is over by the clock of ENGINE, whose lock is held."
+  (let ((now (engine-now engine)))
+    (end-leases (engine-store engine) now)
+    ;; it may have been set back, too
+    (unless (< -1 (- now (engine-looked engine)) +tick-ns+)
+      (setf (engine-looked engine) now)
+      (leave-due-calls engine now))))
 
-(defun run-engine (engine)
-  "What the thread of ENGINE does."
-  (let ((loop:*world* (engine-world engine)) (looked 0))
-    (loop
-      (let ((called nil))
-        (with-engine (engine)
-          (let ((store (engine-store engine)) (calls (engine-calls engine)))
-            (unless (and (engine-open engine)
-                         (or (fifo-items calls)
-                             (plusp (hash-table-count (engine-listeners engine)))
-                             (plusp (hash-table-count (store-leases store)))))
-              (setf (engine-thread engine) nil)
-              (return))
-            (unless (fifo-items calls) (await-event engine))
-            (let ((now (engine-now engine)))
-              (end-leases store now)
-              ;; it may have been set back, too
-              (unless (< -1 (- now looked) +tick-ns+)
-                (setf looked now)
-                (leave-due-calls engine now)))
-            (when (setf called (dequeue calls))
-              (setf (listener-called called) nil))))
-        (tell-listeners engine)
-        (when called (call-listener called))))))
+(defun seconds-to-wait (engine)
+  "How long the job of ENGINE, whose lock is held, has nothing to do; nil if until it is woken."
+  (let* ((store (engine-store engine)) (first (first-end-ns store)))
+    (when (or first (plusp (hash-table-count (engine-listeners engine))))
+      (ns-seconds (max 0 (min +tick-ns+ (- (or first most-positive-fixnum)
+                                           (engine-now engine))))))))
 
-(defun ensure-thread (engine)
-  "See that ENGINE, whose lock is held and which is open, has a thread."
-  (unless (engine-thread engine)
-    (setf (engine-thread engine) (sb-thread:make-thread #'run-engine :name "clgrpc memory"
-                                                                     :arguments (list engine)))))
+(defun attend-engine (engine)
+  "What the job of ENGINE does. Return the seconds until it has to again, or nil."
+  (setf (engine-attendant engine) sb-thread:*current-thread*)
+  (loop
+    (let ((called nil))
+      (with-engine (engine)
+        (unless (engine-open engine) (return nil))
+        (look-at-clock engine)
+        (when (setf called (dequeue (engine-calls engine)))
+          (setf (listener-called called) nil)))
+      (tell-listeners engine)
+      (if called
+          (call-listener called)
+          (with-engine (engine)
+            (unless (fifo-items (engine-calls engine))
+              (return (seconds-to-wait engine))))))))
 
 (defun add-listener (engine listener)
   "Have LISTENER called when ENGINE has something new for its watches. Refuse it if that is closed."
   (with-engine (engine)
     (unless (engine-open engine) (refuse :closed))
-    (setf (gethash listener (engine-listeners engine)) listener)
-    (ensure-thread engine)))
+    (setf (gethash listener (engine-listeners engine)) listener))
+  (loop:wake-job (engine-job engine)))
 
 (defun remove-listener (engine listener)
   (with-engine (engine) (remhash listener (engine-listeners engine))))
@@ -197,13 +197,8 @@ many of its listener: that may have another one if it has fewer than are free."
 (defun close-engine (engine)
   "End ENGINE: whoever calls it is refused with :unavailable, and its watches end. What is in it is
 lost. From any thread."
-  (let ((thread nil) (listeners '()))
-    (with-engine (engine)
-      (setf (engine-open engine) nil
-            thread (engine-thread engine)
-            listeners (loop for listener being the hash-keys of (engine-listeners engine)
-                            collect listener))
-      (sb-thread:condition-broadcast (engine-bell engine)))
-    (mapc #'call-listener listeners)
-    (when thread (sb-thread:join-thread thread :default nil))
-    nil))
+  (mapc #'call-listener
+        (with-engine (engine)
+          (setf (engine-open engine) nil)
+          (loop for listener being the hash-keys of (engine-listeners engine) collect listener)))
+  (loop:end-background (engine-background engine)))

@@ -90,11 +90,14 @@
         minimize (lease-end-ns lease) into first
         finally (return (if (plusp (hash-table-count (store-leases store))) first nil))))
 
+(defconstant +ended-at-once+ 1000 "So many leases are ended in one go.")
+
 (defun end-leases (store now-ns)
-  "End the leases of STORE whose time is over at NOW-NS, each at a revision of its own. Return true
-if there were any."
+  "End the leases of STORE whose time is over at NOW-NS, each at a revision of its own,
++ENDED-AT-ONCE+ of them at most, since this holds up all requests. Return true if there were any."
   (unless (< now-ns (store-quiet-until-ns store))
     (let ((over (loop for lease in (leases-in-order store)
+                      repeat +ended-at-once+
                       while (<= (lease-end-ns lease) now-ns) collect lease)))
       (dolist (lease over) (revoke-lease store lease))
       (setf (store-quiet-until-ns store) (or (first-end-ns store) now-ns))

@@ -32,8 +32,7 @@
   (on-store (engine store now)
     (let ((lease (grant-lease store (pb:lease-grant-request-id request)
                               (pb:lease-grant-request-ttl request) now)))
-      (ensure-thread engine)
-      (sb-thread:condition-broadcast (engine-bell engine))
+      (loop:wake-job (engine-job engine))
       (pb:make-lease-grant-response :header (header (store-revision store))
                                     :id (lease-number lease) :ttl (lease-seconds lease)))))
 

@@ -406,7 +406,7 @@ again. What is left, also if this thread is interrupted, is left to the engine's
               (with-engine (engine) (leave-call engine watching)))))))))
 
 (defun end-watches (watching)
-  "The call of WATCHING has ended: the engine's thread drops its watches."
+  "The call of WATCHING has ended: the engine's job drops its watches."
   (let ((engine (watching-engine watching)))
     (setf (watching-ended watching) t)
     (remove-listener engine watching)
@@ -417,7 +417,7 @@ again. What is left, also if this thread is interrupted, is left to the engine's
   (let ((watching (make-watching engine call)))
     (setf (watching-function watching)
           (lambda ()
-            (advance watching (unless (eq sb-thread:*current-thread* (engine-thread engine))
+            (advance watching (unless (eq sb-thread:*current-thread* (engine-attendant engine))
                                 +changes-at-once+))))
     (add-listener engine watching)
     (rpc:on-end call (lambda () (end-watches watching)))

@@ -99,7 +99,8 @@
    #:back-off #:make-back-off #:back-off-seconds #:back-off-timer #:next-back-off #:start-back-off
    #:stop-back-off #:forget-failures #:pauses #:make-pauses #:next-pause
    ;; background.lisp
-   #:background #:make-background #:end-background #:job #:add-job #:wake-job #:end-job #:job-ended
+   #:background #:make-background #:end-background #:run-in-background
+   #:job #:add-job #:wake-job #:end-job #:job-ended
    #:tell-trouble #:tell-recovery
    ;; future.lisp
    #:cancel #:future #:**carrier**

@@ -2,13 +2,16 @@
 
 (in-package #:clgrpc.tests.sim)
 
-(defparameter *usage* "usage: scripts/simulate [--seeds N] [--first SEED] [--policy]
+(defparameter *usage* "usage: scripts/simulate [--seeds N] [--first SEED]
+                        [--policy | --cluster | --workflow]
 
 Run servers and clients with calls of all kinds, faults, deadlines, cancellations and drains in
 the simulator, for N seeds (default 1,000) from SEED (default 1) on, and see that each call ends
 as it should. With --policy the calls are under retry and hedging policies, and their servers come
-and go, die, fail, push back and slow down. Prints how far it is on a terminal, and at the end a
-digest of all traces. A seed that fails is run again, and its story printed. Exit code: 0 if all was
+and go, die, fail, push back and slow down. With --cluster there is a cluster on an etcd in memory
+that fails, stops and loses its data; with --workflow there are nodes, workers and users of
+workflows on one that fails. Prints how far it is on a terminal, and at the end a digest of all
+traces. A seed that fails is run again, and its story printed. Exit code: 0 if all was
 well, 1 if a seed failed, 2 for wrong arguments.
 ")
 
@@ -40,8 +43,8 @@ output is a terminal, and at the end what it was. Signal SIM:SEED-FAILED."
                (finish-output))))
       (apply #'sim:run-seeds scenario :first first :count count
              :rerun (lambda (seed)
-                      (format nil "scripts/simulate --first ~D --seeds 1~:[~; --policy~]" seed
-                              (eq scenario 'run-fleet)))
+                      (format nil "scripts/simulate --first ~D --seeds 1~@[ ~A~]" seed
+                              (car (rassoc scenario (scenarios)))))
              :on-seed (lambda (seed simulation)
                         (declare (ignore seed))
                         (incf done)
@@ -55,6 +58,14 @@ output is a terminal, and at the end what it was. Signal SIM:SEED-FAILED."
       (say "~:D of ~:D seeds, ~,1F a second, ~:D steps; ")
       (format t "digest ~16,'0X~%" digest))))
 
+(defun scenarios ()
+  "From an option to the scenario that it stands for."
+  `(("--policy" . run-fleet)
+    ,@(let ((package (find-package '#:clgrpc.tests.simulation)))
+        (when package
+          `(("--cluster" . ,(find-symbol "RUN-CLUSTER" package))
+            ("--workflow" . ,(find-symbol "RUN-WORKFLOWS" package)))))))
+
 (defun main (arguments)
   "Do what ARGUMENTS, the words after scripts/simulate, say; return the exit code."
   (let ((seeds 1000) (first 1) (scenario 'run-mix))
@@ -67,7 +78,8 @@ output is a terminal, and at the end what it was. Signal SIM:SEED-FAILED."
             do (let ((word (pop arguments)))
                  (cond ((string= word "--seeds") (setf seeds (number)))
                        ((string= word "--first") (setf first (number)))
-                       ((string= word "--policy") (setf scenario 'run-fleet))
+                       ((assoc word (scenarios) :test #'string=)
+                        (setf scenario (cdr (assoc word (scenarios) :test #'string=))))
                        ((member word '("--help" "-h") :test #'string=)
                         (return-from main (usage 0)))
                        (t (return-from main (usage 2)))))))

@@ -16,11 +16,11 @@
 (defconstant +background-ending-seconds+ 60
   "So long END-BACKGROUND waits for threads at most, whose jobs have all returned by then.")
 
-(defstruct (background (:constructor %make-background (name)) (:copier nil))
+(defstruct (background (:constructor %make-background (name reserve)) (:copier nil))
   "Where jobs run, see MAKE-BACKGROUND."
   (name "" :type string :read-only t)   ; of its thread
   (world *world* :type world :read-only t) ; that has its threads
-  (reserve (make-reserve) :type reserve :read-only t) ; whose threads run its jobs
+  (reserve nil :type reserve :read-only t) ; whose threads run its jobs
   (lock (sb-thread:make-mutex :name "clgrpc background") :read-only t) ; of all that follows
   (bell (sb-thread:make-waitqueue :name "clgrpc background") :read-only t) ; TIMED, or ENDED
   (quiet (sb-thread:make-waitqueue :name "clgrpc background") :read-only t) ; a job has returned
@@ -56,10 +56,10 @@
     (format stream "of ~A, ~:[idle~;running~]~:[~;, ended~]"
             (background-name (job-background job)) (job-running job) (job-ended job))))
 
-(defun make-background (name)
-  "Return a BACKGROUND without jobs; NAME, a string, is that of its thread. END-BACKGROUND ends it;
-so does saving the image."
-  (let ((background (%make-background name)))
+(defun make-background (name &key (threads (option-default :reserve-threads)))
+  "Return a BACKGROUND without jobs, of which THREADS at most run at once; NAME, a string, is that
+of its thread. END-BACKGROUND ends it; so does saving the image."
+  (let ((background (%make-background name (make-reserve :threads threads))))
     (end-before-save background #'end-background)
     background))
 
@@ -130,9 +130,15 @@ any thread."
     (dispatch-job job))
   nil)
 
+(defun run-in-background (background function)
+  "Call FUNCTION, which may wait, once on a thread of BACKGROUND, unless that has ended. From any
+thread, which waits for nothing."
+  (run-on-reserve (background-reserve background) function :if-busy :insist)
+  nil)
+
 (defun end-job (job &key (seconds 3600))
   "JOB is to run no more; wait until its function has returned, SECONDS at most, unless this is
-called there. From any thread."
+called there. Return true if it has. From any thread."
   (let ((background (job-background job)) (end (notice-end seconds)))
     (sb-thread:with-mutex ((background-lock background))
       (setf (job-ended job) t
@@ -140,8 +146,8 @@ called there. From any thread."
             (background-timed background) (delete job (background-timed background)))
       (loop while (and (job-running job)
                        (not (eq (job-thread job) sb-thread:*current-thread*)))
-            while (await-notice (background-quiet background) (background-lock background) end))))
-  nil)
+            always (await-notice (background-quiet background) (background-lock background)
+                                 end)))))
 
 ;;; The thread that waits
 
@@ -171,17 +177,19 @@ called there. From any thread."
                           (lambda () (run-background background)) (background-name background))
             (background-started background) t))))
 
-(defun end-background (background)
-  "End all jobs of BACKGROUND, and its threads, and wait for them. From any thread but one that runs
-such a job."
+(defun end-background (background &key (seconds +background-ending-seconds+))
+  "End all jobs of BACKGROUND, and its threads, and wait for them, SECONDS at most: a function that
+has not returned by then ends its thread when it does. From any thread; the function of such a job
+waits for nothing."
   (forget-ending background)
   (let ((jobs (sb-thread:with-mutex ((background-lock background))
                 (setf (background-ended background) t)
                 (sb-thread:condition-broadcast (background-bell background))
-                (copy-list (background-jobs background)))))
-    (mapc #'end-job jobs)
+                (copy-list (background-jobs background))))
+        (seconds (if (reserve-thread-p (background-reserve background)) 0 seconds)))
+    (dolist (job jobs) (end-job job :seconds seconds))
     (end-thread (background-thread background))
-    (close-reserve (background-reserve background) +background-ending-seconds+))
+    (close-reserve (background-reserve background) seconds))
   nil)
 
 ;;; Trouble

@@ -23,15 +23,45 @@
     (is-true (wrong-p "a" :labels (loop for i below 33 collect (cons (format nil "~D" i) ""))))
     (is-true (wrong-p "a" :labels `(("x" . ,(make-string 1024 :initial-element #\a)))))))
 
-(test members-are-messages
-  "A member is in the store as a message, with everything that it says."
-  (let ((member (member-of "a" :generation 7 :state :leaving :labels '(("x" . "1") ("y" . "2"))
+(test members-are-messages-and-entries
+  "A member is told as a message, and is in the store as a registered server, with everything that
+it says."
+  (let ((member (member-of "a" :generation 7 :state :draining
+                               :labels '(("weight" . "3") ("x" . "1") ("y" . "2"))
                                :lease-seconds 5 :instance "i" :joined 1700000000)))
     (is (equalp member
                 (cluster::message-member
                  (grpc:parse-message 'pb:member
                                      (grpc:serialize (cluster::member-message member))))))
-    (is (string= "clgrpc/cluster/c/members/a" (cluster::member-key "c" "a")))))
+    (with-memory ()
+      (etcd:put *etcd* "c/a" (cluster::member-text member))
+      (is (equalp (list member) (fetch-members *etcd* "c")))
+      (let ((endpoint (first (cluster:list-endpoints "c" :etcd *etcd*))))
+        (is (equal '("127.0.0.1:1" :draining 3)
+                   (list (cluster:endpoint-address endpoint) (cluster:endpoint-state endpoint)
+                         (cluster:endpoint-weight endpoint))))))))
+
+(test registered-servers-are-members
+  "A server that was registered under the cluster's name is a member, of the generation at which its
+entry was made; a node that comes after takes its name over."
+  (with-memory ()
+    (let ((registration (cluster:register nil "default" :etcd *etcd* :address "127.0.0.1:7")))
+      (is-true (cluster:await-registration registration :timeout +patience+))
+      (with-node (a "a" :store *etcd*)
+        (is-true (await-members a (lambda (members) (= 2 (length members))) :timeout +patience+))
+        (let ((member (find-member a "127.0.0.1:7"))
+              (entry (etcd:fetch *etcd* (cluster:registration-key registration))))
+          (is (string= "127.0.0.1:7" (member-address member)))
+          (is (= (etcd:entry-created entry) (member-generation member)))
+          (cluster:drain-registration registration)
+          (is-true (await-members a (lambda (members)
+                                      (equal '(:draining :serving)
+                                             (mapcar #'member-state members)))
+                                  :timeout +patience+))
+          (is (< (member-generation member)
+                 (member-generation (join-cluster *etcd* "default" (member-of "127.0.0.1:7")
+                                                  :keep-alive nil)))))
+        (cluster:withdraw registration)))))
 
 (defun put-stranger (key value)
   "Put VALUE, octets or a string, below the members of \"default\" at KEY, octets or a string."
@@ -42,19 +72,16 @@
 
 (defun put-strangers ()
   "Put what is nobody among the members of \"default\"."
-  (flet ((message (&rest arguments)
-           (grpc:serialize (apply #'pb:make-member arguments))))
-    (put-stranger (coerce #(255 254) 'base:octets) (message :name "a" :address "127.0.0.1:1"
-                                                 :lease-seconds 10))
-    (put-stranger "" "x")
-    (put-stranger "no/name" "x")
-    (put-stranger "no-message" (coerce #(255) 'base:octets))
+  (let ((server "{\"Addr\":\"127.0.0.1:1\"}"))
+    (put-stranger (coerce #(255 254) 'base:octets) server)
+    (put-stranger "" server)
+    (put-stranger "no/name" server)
+    (put-stranger "no-text" (coerce #(255) 'base:octets))
     (put-stranger "empty" "")
-    (put-stranger "another" (message :name "a" :address "127.0.0.1:1" :lease-seconds 10))
-    (put-stranger "nowhere" (message :name "nowhere" :lease-seconds 10))
-    (put-stranger "ever" (message :name "ever" :address "127.0.0.1:1" :lease-seconds 10
-                                  :joined (google.protobuf:make-timestamp
-                                           :seconds (1- (expt 2 63)))))))
+    (put-stranger "nowhere" "{}")
+    (put-stranger "far" (format nil "{\"Addr\":\"~A\"}" (make-string 257 :initial-element #\a)))
+    (put-stranger "labelled" "{\"Addr\":\"h:1\",\"Metadata\":{\"member\":{\"labels\":{\"x\":7}}}}")
+    (put-stranger "long" "{\"Addr\":\"h:1\",\"Metadata\":{\"member\":{\"leaseSeconds\":1}}}")))
 
 (test strangers-are-no-members
   "Whatever others write among the members, the members are told, and what becomes of them."

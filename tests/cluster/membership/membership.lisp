@@ -10,7 +10,7 @@ nothing."
     (multiple-value-bind (first revision lease)
         (join-cluster *etcd* "c" (member-of "a" :labels '(("zone" . "1"))) :keep-alive nil)
       (is (= (etcd:lease-id lease)
-             (etcd:entry-lease (etcd:fetch *etcd* "clgrpc/cluster/c/members/a"))))
+             (etcd:entry-lease (etcd:fetch *etcd* "c/a"))))
       (multiple-value-bind (members at) (fetch-members *etcd* "c")
         (is (equalp (list first) members))
         (is (<= revision at)))
@@ -42,7 +42,7 @@ nothing."
   "A member whose entry somebody has put without a lease can be renewed by nobody, and leaves."
   (with-memory ()
     (etcd:put *etcd* (cluster::member-key "c" "a")
-              (grpc:serialize (cluster::member-message (member-of "a" :generation 7))))
+              (cluster::member-text (member-of "a" :generation 7)))
     (is (equal '("a") (names (fetch-members *etcd* "c"))))
     (signals not-a-member (renew-membership *etcd* "c" "a" 7))
     (is-false (leave-cluster *etcd* "c" "a" 6))
@@ -72,6 +72,30 @@ nothing."
            (won (remove nil (mapcar #'sb-thread:join-thread threads))))
       (is (= 1 (length won)))
       (is (equal won (mapcar #'member-generation (fetch-members *etcd* "c")))))))
+
+(test generations-grow-where-the-store-has-gone-back
+  "A process that knows a generation of before goes on from there, and so do those that come after
+and know nothing."
+  (with-memory ()
+    (let ((first (join-cluster *etcd* "c" (member-of "a") :known 100 :keep-alive nil)))
+      (is (= 101 (member-generation first)))
+      (is-true (leave-cluster *etcd* "c" "a" 101))
+      (is (= 102 (member-generation (join-cluster *etcd* "c" (member-of "a") :keep-alive nil)))))))
+
+(test generations-differ-though-another-came-and-went
+  "Between what one who joins has read and what it writes, another joins under the name and leaves."
+  (with-memory ()
+    (let ((asked (member-of "a")) (others '()))
+      (multiple-value-bind (entry existing revision) (cluster::fetch-entry *etcd* "c" "a")
+        (let ((given (etcd:fetch *etcd* (cluster::generation-key "c" "a")))
+              (lease (etcd:grant-lease *etcd* 10 :keep-alive nil)))
+          (push (member-generation (join-cluster *etcd* "c" asked :keep-alive nil)) others)
+          (leave-cluster *etcd* "c" "a" (first others))
+          (is-false (cluster::write-or-look
+                     *etcd* "c"
+                     (cluster::renewed-member asked :generation (cluster::next-generation
+                                                                 revision existing 0))
+                     entry lease given)))))))
 
 (test generations-grow
   "Of many that take one name over at once each has a generation of its own, and the last stays."

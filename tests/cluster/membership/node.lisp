@@ -52,8 +52,8 @@
   (signals grpc:misuse (start-node "a" :store "127.0.0.1:1")))
 
 (test nodes-are-found-by-the-cluster-s-name
-  "A channel to etcd:///CLUSTER reaches the nodes; one that is leaving is said to drain, and one that
-has left is gone from there."
+  "A channel to etcd:///CLUSTER reaches the nodes; one that is leaving is said to drain, and one
+that has left is gone from there."
   (with-memory ()
     (flet ((endpoints ()
              (loop for endpoint in (cluster:list-endpoints "mesh" :etcd *etcd*)
@@ -61,10 +61,10 @@ has left is gone from there."
                                  (cluster:endpoint-weight endpoint)
                                  (cluster:endpoint-zone endpoint)
                                  (cluster:endpoint-state endpoint)
-                                 (cluster:endpoint-metadata endpoint)))))
+                                 (mapcar #'car (cluster:endpoint-metadata endpoint))))))
       (with-node (a "a" :store *etcd* :cluster "mesh"
                         :labels '(("zone" . "west") ("weight" . "7") ("rack" . "12")))
-        (is (equal `((,(node-address a) 7 "west" :serving (("rack" . "12")))) (endpoints)))
+        (is (equal `((,(node-address a) 7 "west" :serving ("member"))) (endpoints)))
         (setf (cluster:default-etcd) *etcd*)
         (unwind-protect
              (grpc:with-channel (channel "etcd:///mesh")
@@ -72,7 +72,7 @@ has left is gone from there."
                                  (methods:members channel (pb:make-members-request)
                                                   :timeout +patience+ :wait-for-ready t))))))
           (setf (cluster:default-etcd) nil))
-        (cluster::announce-leaving a)
+        (cluster::announce-draining a)
         (is (equal '(:draining) (mapcar #'fourth (endpoints)))))
       (is (null (endpoints))))))
 
@@ -140,8 +140,9 @@ membership without a fight; with :refuse it does not start."
             (is (equal '(membership-lost) (mapcar #'type-of losses)))
             (is-true (await-names b "a" "b"))
             (is (= (node-generation a) (member-generation (find-member b "a"))))))
+        ;; which is recorded last
         (is-true (wait-until (lambda ()
-                               (search "change=\"left\"" (text-of metrics)))))
+                               (equal "1" (metric (text-of metrics) "clgrpc_cluster_members")))))
         (let ((text (text-of metrics)))
           (is (equal "1" (metric text "clgrpc_cluster_lease_losses_total")))
           (is (equal "1" (metric text "clgrpc_cluster_joined")))
@@ -252,3 +253,14 @@ the node is a member as before, and hears of what follows."
           (is-true (await-names a "a" "b")))
         (is (eq :member (node-state a)))
         (is (= generation (node-generation a)))))))
+
+(test nodes-stop-whose-client-is-closed
+  "STOP-NODE stops the server also if the node's client of etcd was closed before, whose calls say
+that it is not available."
+  (with-memory ()
+    (let ((a (start-node "a" :store *etcd*)))
+      (etcd:close-etcd *etcd*)
+      (signals etcd:unavailable (fetch-members *etcd* "default"))
+      (is-true (stop-node a))
+      (is (eq :stopped (node-state a)))
+      (is-false (grpc:server-running-p (node-server a))))))

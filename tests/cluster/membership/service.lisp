@@ -78,10 +78,10 @@ node or another."
           (signals grpc:invalid-argument (grpc:receive call)))))))
 
 (test members-are-told-once-after-a-compaction
-  "If changes are compacted between the members that a node has read and those that it would be told,
-it reads them again, is told each change once, and nothing once it is closed."
+  "If changes are compacted between the members that a node has read and those that it would be
+told, it reads them again, is told each change once, and nothing once it is closed."
   (with-memory ()
-    (let* ((etcd *etcd*) (hub (cluster::%make-hub etcd "default"))
+    (let* ((etcd *etcd*) (hub (cluster::make-hub etcd "default"))
            (told '()) (compactions 0))
       (cluster::add-listener hub (lambda (changes)
                                    (push (mapcar #'butlast (told-changes changes)) told)
@@ -95,7 +95,7 @@ it reads them again, is told each change once, and nothing once it is closed."
       (join-cluster etcd "default" (member-of "a") :keep-alive nil)
       (unwind-protect
            (progn
-             (cluster::begin-following hub)
+             (cluster::follow-store hub)
              (is-true (wait-until (lambda () (= 3 (length told)))))
              (join-cluster etcd "default" (member-of "c") :keep-alive nil)
              (is-true (wait-until (lambda () (= 4 (length told)))))
@@ -103,7 +103,6 @@ it reads them again, is told each change once, and nothing once it is closed."
                         (reverse told))))
         (cluster::close-hub hub))
       (join-cluster etcd "default" (member-of "d") :keep-alive nil)
-      (sleep 0.1)
       (is (= 4 (length told))))))
 
 (test watchers-go

@@ -13,9 +13,9 @@
                      (list (change-kind change) (member-generation (change-member change))))
                    (cluster::member-changes former member))))
     (is (equal '((:joined 1)) (changes nil (generation 1))))
-    (is (equal '((:updated 1)) (changes (generation 1) (generation 1 :state :leaving))))
+    (is (equal '((:updated 1)) (changes (generation 1) (generation 1 :state :draining))))
     (is (equal '((:lost 1)) (changes (generation 1) nil)))
-    (is (equal '((:left 1)) (changes (generation 1 :state :leaving) nil)))
+    (is (equal '((:left 1)) (changes (generation 1 :state :draining) nil)))
     (is (equal '((:lost 1) (:joined 2)) (changes (generation 1) (generation 2))))
     (is (equal '() (changes nil nil)))))
 

@@ -92,7 +92,7 @@
           (is-true (wait-until (lambda () refused)))
           (is-false (first refused))
           (is (typep (second refused) '(or claim-lost workflow-closed)))
-          (mapc #'sb-thread:join-thread (workflow::worker-threads worker)))))))
+          (loop:end-background (workflow::worker-background worker)))))))
 
 (part steps-are-recorded-once
   "Fifty workflows of five steps through two nodes, with workers that stall beyond their session,

@@ -127,7 +127,7 @@ mirror comes of that, which is told all entries again, and which CANCEL-MIRROR e
                                              (declare (ignore kind items revision))
                                              (incf told))
                                     :prefix "m/"))
-               (job (clgrpc.etcd::watch-job (clgrpc.etcd::mirror-watch mirror))))
+               (job (clgrpc.etcd::mirror-job mirror)))
           ;; changes are compacted before it goes on
           (with-hook (store name request next)
             (case name

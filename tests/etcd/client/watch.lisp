@@ -536,9 +536,12 @@ it can."
         (is (equal '(nil 31) (take 30)))
         ;; progress that was asked for says nothing of where to go on
         (is (equal '(nil 31) (take 35 :watch-id -1)))
-        ;; fragments are told together; what a stream has brought when it breaks is forgotten
+        ;; a revision is told as a whole, also if it comes in fragments, and no later than that
         (is (equal '(nil 31) (take 40 :changes '(31) :fragment t)))
-        (is (equal '((31 31 32) 33) (take 40 :changes '(31 32))))
+        (is (equal '((31 31) 32) (take 40 :changes '(31 32) :fragment t)))
+        (is (equal '(nil 32) (take 40 :changes '(32 32) :fragment t)))
+        (is (= 3 (length (clgrpc.etcd::watch-fragments watch))) "no more is kept")
+        (is (equal '((32 32 32 33) 34) (take 40 :changes '(33))))
         (signals etcd:compacted (take 40 :canceled t :compact-revision 35))
         (signals etcd:unavailable (take 40 :canceled t :cancel-reason "etcdserver: no leader"))
         (signals etcd:access-denied (take 40 :canceled t :cancel-reason

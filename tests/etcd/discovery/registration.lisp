@@ -225,7 +225,10 @@ have one thread that waits; threads of the reserve end once there is nothing to 
       (is-true (every (lambda (registration)
                         (discovery:await-registration registration :timeout +patience+))
                       registrations))
-      (is-true (wait-until (lambda () (every #'clgrpc.discovery::finder-watches finders))))
+      (is-true (wait-until (lambda () (every (lambda (finder)
+                                      (etcd:mirror-watch
+                                       (clgrpc.discovery::finder-servers finder)))
+                                    finders))))
       (is-true (every #'etcd:watch-open-p watches))
       (is-true (every #'etcd:lease-alive-p leases))
       (let ((names (mapcar #'sb-thread:thread-name (sb-thread:list-all-threads))))

@@ -26,6 +26,15 @@
     (is (equal '() (keys-of (memory::newest store))))
     (is (null (memory::first-end-ns store)))))
 
+(test many-leases-end-bit-by-bit
+  "However many are over at once, so many end in one go that others wait little."
+  (let ((store (new-store :leases 2500)))
+    (dotimes (i 2500) (memory::grant-lease store 0 10 0))
+    (loop for left in '(1500 500 0)
+          do (is-true (memory::end-leases store (at 11)))
+             (is (= left (hash-table-count (memory::store-leases store)))))
+    (is-false (memory::end-leases store (at 11)))))
+
 (test leases-know-their-items
   "An item ends with the lease it was put with last."
   (let ((store (new-store)))

@@ -127,6 +127,19 @@
         (is-true (await ended))
         (is (= ran count))))))
 
+(test a-job-may-end-its-background
+  "It waits for nothing then, whether others have ended the job before or not."
+  (let ((background (make-background "tests background"))
+        (ended (sb-thread:make-semaphore)) (job nil))
+    (setf job (add-job background (lambda ()
+                                    (end-job job)
+                                    (dotimes (i 2) (end-background background))
+                                    (sb-thread:signal-semaphore ended)
+                                    nil)))
+    (wake-job job)
+    (is-true (sb-thread:wait-on-semaphore ended :timeout 30) "it waits for a minute")
+    (end-background background)))
+
 (test trouble-is-told-when-it-begins-and-when-it-ends
   (with-background (background)
     (let* ((events '())
