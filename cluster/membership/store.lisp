@@ -20,8 +20,6 @@ with CLOSE-ETCD."
           ((and (stringp name) (uiop:string-prefix-p prefix name)
                 (< (length prefix) (length name)))
            (apply #'etcd:make-etcd
-                  (let ((endpoints (uiop:split-string (subseq name (length prefix))
-                                                      :separator ",")))
-                    (if (rest endpoints) endpoints (first endpoints)))
+                  (uiop:split-string (subseq name (length prefix)) :separator ",")
                   options))
           (t (misuse "A store is \"etcd:HOST:PORT\" or \"memory\", not ~S." name)))))

@@ -14,8 +14,10 @@
 (defconstant +failure-seconds+ 5 "How long one waits after a look-up that has failed.")
 (defconstant +look-ups-at-once+ 4 "So many look-ups of one service are under way at most.")
 
-(sb-ext:define-load-time-global **look-up-threads**
+(defun make-look-up-threads ()
   (loop:make-reserve :threads 8 :queue 10000 :idle-seconds 0))
+
+(sb-ext:define-load-time-global **look-up-threads** (make-look-up-threads))
 
 (defstruct (look-up (:copier nil))
   "What is known of an address with a name."
@@ -24,12 +26,14 @@
   (due-ns 0 :type nanoseconds)          ; when it is to be looked up
   (asking nil :type boolean))           ; that is under way
 
-(defstruct (hosts (:constructor make-hosts (notify &key (resolve #'os:resolve-host)))
+(defstruct (hosts (:constructor make-hosts (notify &key (resolve #'loop:find-addresses)))
                   (:copier nil))
   "The names of a service's hosts."
   (notify nil :type function :read-only t) ; of whether an answer changes anything, and of a
                                         ; failure or nil; called on any thread
   (resolve nil :type function :read-only t) ; (host port): addresses and, if there are none, why
+  ;; whose threads look up, in this world
+  (reserve (if (loop:simulated-p) (make-look-up-threads) **look-up-threads**) :read-only t)
   (lock (sb-thread:make-mutex :name "clgrpc hosts") :read-only t) ; of what follows
   (table (make-hash-table :test #'equal) :type hash-table) ; from address to look-up
   ;; before a name is asked for again
@@ -90,7 +94,7 @@ anything, and true if the failure is a new one."
 
 (defun begin-look-up (hosts look-up address)
   "Have ADDRESS, of LOOK-UP, be looked up. Under the lock of HOSTS."
-  (when (loop:run-on-reserve **look-up-threads**
+  (when (loop:run-on-reserve (hosts-reserve hosts)
                              (lambda ()
                                (multiple-value-bind (texts failure) (resolve-address hosts address)
                                  (multiple-value-bind (news new-failure)

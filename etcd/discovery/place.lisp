@@ -23,8 +23,7 @@ thread."
 (defun authority-endpoints (authority)
   "The endpoints for MAKE-ETCD that AUTHORITY means."
   (let ((endpoints (uiop:split-string authority :separator ",")))
-    (dolist (endpoint endpoints) (loop:parse-target endpoint))
-    (if (rest endpoints) endpoints (first endpoints))))
+    (dolist (endpoint endpoints endpoints) (loop:parse-target endpoint))))
 
 (defun parse-etcd-target (target)
   "Return what TARGET, etcd://HOST:PORT/NAME or etcd:///NAME, says: the endpoints of an etcd as

@@ -11,7 +11,7 @@
   (:export
    ;; world.lisp
    #:world #:make-world #:world-client-loops #:world-clock #:world-now #:*world*
-   #:simulated-p #:unix-seconds #:unix-ns #:new-random-state #:world-sleep
+   #:simulated-p #:unix-seconds #:unix-ns #:new-random-state #:find-addresses #:world-sleep
    #:network
    #:make-network #:notice-end #:seconds-until #:await-notice #:await-until #:await-semaphore
    #:await-futex

@@ -93,6 +93,11 @@ one depends on the seed."
   "The time now in the world of this thread, in nanoseconds."
   (funcall (world-clock *world*)))
 
+(defun find-addresses (host port)
+  "The addresses of HOST, a name or a numeric address, with PORT, in the world of this thread; and
+if there are none why, as text. It may wait for long."
+  (funcall (network-resolve (world-network *world*)) host port))
+
 ;;; Waiting
 
 (defun world-sleep (seconds)

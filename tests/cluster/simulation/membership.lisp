@@ -20,6 +20,7 @@
   (etcd nil)                            ; the client of its node, while that runs or starts
   (node nil)                            ; or nil
   (lease-seconds 2)                     ; of the node
+  (address nil)                         ; that it tells others, if not where it listens
   (told (make-hash-table :test 'equal)) ; from a name to the member that changes have made
   (joined '()))                         ; generations that it has had, the last one first
 
@@ -73,27 +74,25 @@ before."
                         (site-name site)
                         :store etcd :cluster "c" :listen (format nil "~A:50051" (site-name site))
                         :lease-seconds (site-lease-seconds site)
+                        :address (site-address site)
                         :on-join (lambda (node) (note-join site node))
                         :on-change (lambda (changes) (note-changes site changes))))
              ((or etcd:etcd-error cluster:cluster-error) () (sim:wait-for 1/2)))))
 
 (defun boot-site (site)
-  (let ((etcd (etcd:make-etcd "store:2379" :timeout 2)))
-    (setf (site-etcd site) etcd
-          (site-node site) nil)
-    (sim:start-task (format nil "start ~A" (site-name site))
-                    (lambda ()
-                      (let ((node (start-site site etcd)))
-                        (when node
-                          (if (eq etcd (site-etcd site))
-                              (setf (site-node site) node)
-                              (cluster:stop-node node :drain 0))))))
+  (let* ((etcd (etcd:make-etcd "store:2379" :timeout 2))
+         (task (progn
+                 (setf (site-etcd site) etcd)
+                 (sim:start-task (format nil "start ~A" (site-name site))
+                                 (lambda () (setf (site-node site) (start-site site etcd)))))))
     (lambda (drain)
+      (setf (site-etcd site) nil)
+      (when (null drain) (etcd:close-etcd etcd))
+      ;; its server may listen already
+      (sim:wait-until (lambda () (sim:task-done-p task)))
       (let ((node (shiftf (site-node site) nil)))
-        (setf (site-etcd site) nil)
-        (when (null drain) (etcd:close-etcd etcd))
-        (when node (cluster:stop-node node :drain (or drain 0)))
-        (etcd:close-etcd etcd)))))
+        (when node (cluster:stop-node node :drain (or drain 0))))
+      (etcd:close-etcd etcd))))
 
 (defun ask-members (fleet)
   "Ask a node, whichever the channel reaches, and count that it has answered."
@@ -197,7 +196,10 @@ before."
     (add-store fleet)
     (setf (fleet-sites fleet)
           (loop for name in (subseq '("a" "b" "c" "d") 0 (sim:between chance 2 4))
-                collect (make-site :name name :lease-seconds (sim:between chance 2 6))))
+                collect (make-site :name name :lease-seconds (sim:between chance 2 6)
+                                   ;; one that is looked up
+                                   :address (and (sim:chance-p chance 3)
+                                                 (format nil "~A:50051" name)))))
     (dolist (site (fleet-sites fleet))
       (let ((site site))
         (setf (site-host site) (sim:add-host (site-name site) (lambda () (boot-site site))))))

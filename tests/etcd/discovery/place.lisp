@@ -10,11 +10,11 @@
                (clgrpc.discovery::target-authority "etcd://127.0.0.1:2379/greeter")))
   (is (equal '("10.0.0.1:2379" "10.0.0.2:2379")
              (clgrpc.discovery::authority-endpoints "10.0.0.1:2379,10.0.0.2:2379")))
-  (is (equal "store:2379" (clgrpc.discovery::authority-endpoints "store:2379")))
+  (is (equal '("store:2379") (clgrpc.discovery::authority-endpoints "store:2379")))
   (signals misuse (clgrpc.discovery::authority-endpoints "store:x"))
   (flet ((parsed (text) (multiple-value-list (discovery:parse-etcd-target text))))
     (is (equal '(nil "prod/greeter") (parsed "etcd:///prod/greeter")))
-    (is (equal '("store:2379" "greeter") (parsed "ETCD://store:2379/greeter")))
+    (is (equal '(("store:2379") "greeter") (parsed "ETCD://store:2379/greeter")))
     (dolist (text '("dns:///greeter" "greeter" "etcd://store:2379" nil))
       (signals misuse (parsed text)))))
 
