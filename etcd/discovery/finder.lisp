@@ -23,7 +23,7 @@
   "What follows a name."
   (place nil :type (or string etcd:etcd) :read-only t) ; the client, or an authority that names it
   (etcd nil :type etcd:etcd :read-only t) ; the client
-  (world loop:*world* :type loop:world :read-only t) ; that it is in
+  (world loop:*world* :read-only t)     ; that it is in
   (name "" :type string :read-only t)   ; of the service
   (meter nil :type (or null meter) :read-only t) ; counts what happens, or nil
   (age nil :type (or null function))    ; what METER asks

@@ -164,3 +164,18 @@
 (test seeds-of-workflows
   "Fifty shops, each from a seed; scripts/simulate --workflow runs more."
   (is (= 50 (apply #'sim:run-seeds 'run-workflows :count 50 *options*))))
+
+(test seeds-say-everything
+  "What happens to a cluster, and to workflows, depends on the seed alone: their traces are the same
+when they run again."
+  (dolist (scenario '(run-cluster run-workflows))
+    (flet ((digests ()
+             (let ((digests '()))
+               (apply #'sim:run-seeds scenario
+                      :count 3
+                      :on-seed (lambda (seed simulation)
+                                 (declare (ignore seed))
+                                 (push (sim:simulation-digest simulation) digests))
+                      *options*)
+               digests)))
+      (is (equal (digests) (digests))))))
