@@ -328,8 +328,10 @@ GOAWAY or not, end when the channel is closed."
   (with-log ()
     (grpc:with-channel (another "127.0.0.1:9") ; keeps the channels' loop
       (declare (ignorable another))
+      ;; with the greatest identifier a GOAWAY may come again, for the second call
       (dolist (answer (list (frames (id) `(:headers ,id ,(response-fields)))
-                            (frames (id) `(:headers ,id ,(response-fields)) `(:goaway ,id 0))))
+                            (frames (id) `(:headers ,id ,(response-fields))
+                                         '(:goaway #x7fffffff 0))))
         (with-evil-server (address) answer
           (let* ((channel (grpc:make-channel address))
                  (call (chat channel :open :timeout nil))
