@@ -22,7 +22,7 @@ import zipfile
 
 ROOT = os.path.abspath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
 CACHE = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "clgrpc")
-EDITIONS = os.path.join(ROOT, "tests", "protobuf", "editions")
+EDITIONS = os.path.join(ROOT, "tests", "src", "protobuf", "editions")
 BUILT_IN = os.path.join(ROOT, "proto")
 VECTORS = os.path.join(ROOT, "tests", "vectors", "protobuf")
 SYSTEM = "/usr/include"
