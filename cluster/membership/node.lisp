@@ -277,10 +277,6 @@ entry meanwhile."
     (setf (node-joiner node) (etcd:add-job store (lambda () (join-again node))))
     node))
 
-(defun observers (observer metrics)
-  "OBSERVER, one or a list, and METRICS, if there are some, as a list."
-  (remove nil (append (if (listp observer) observer (list observer)) (list metrics))))
-
 (defun watch-watchers (node)
   "Have NODE's metrics say how many watch."
   (let ((meters (node-meters node)) (cluster (node-cluster node)) (name (node-name node)))
@@ -288,13 +284,6 @@ entry meanwhile."
       (flet ((note-count (count) (metrics:record (meters-watchers meters) count cluster name)))
         (note-count 0)
         (setf (hub-on-watchers (node-hub node)) #'note-count)))))
-
-(defun reachable-address (address)
-  "Return ADDRESS, where a server listens. Signal MISUSE if others cannot reach it there: it listens
-on all addresses of its machine, and they have to be told one."
-  (when (member (loop:target-host (loop:parse-target address)) '("0.0.0.0" "::") :test #'string=)
-    (misuse "Others cannot reach a node at ~A: say at which ADDRESS." address))
-  address)
 
 (defun serve-node (node address services arguments)
   "Start the server of NODE, with its own services and SERVICES; others are to reach it at ADDRESS,
@@ -307,8 +296,8 @@ or where it listens."
                        arguments)))
     (setf (node-server node) server
           (node-asked node) (renewed-member (node-asked node)
-                                            :address (or address
-                                                         (reachable-address
+                                            :address (discovery:check-address
+                                                      (or address
                                                           (server:server-address server)))))
     (record-state node)))
 
@@ -356,7 +345,8 @@ START-SERVER signals. From any thread; end it with STOP-NODE."
              (when on-change (add-listener hub on-change))
              (follow-store hub))
            (serve-node node address services
-                       (list* :listen listen :observer (observers observer metrics)
+                       (list* :listen listen :observer (append (alexandria:ensure-list observer)
+                                                          (alexandria:ensure-list metrics))
                               (alexandria:remove-from-plist
                                arguments :store :cluster :listen :address :labels :lease-seconds
                                :if-taken :rejoin :max-members :identity-required :services

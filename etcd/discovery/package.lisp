@@ -20,7 +20,7 @@
    ;; place.lisp
    #:default-etcd #:parse-etcd-target
    ;; registration.lisp
-   #:registration #:register #:withdraw #:drain-registration #:change-registration
+   #:check-address #:registration #:register #:withdraw #:drain-registration #:change-registration
    #:registration-name #:registration-key #:registration-endpoint #:registration-state
    #:await-registration
    ;; listing.lisp

@@ -229,7 +229,7 @@ since it was gone; :left if somebody else has it; nil if REGISTRATION is to be k
 
 (defun check-address (address)
   "Return ADDRESS, that of a server as clients are to be told it. Signal MISUSE if it is none, or
-tells nobody where it is."
+tells nobody where it is. From any thread."
   (let ((target (loop:parse-target address)))
     (when (member (loop:target-host target) '("0.0.0.0" "::" "") :test #'string=)
       (unless (zerop (loop:target-port target))

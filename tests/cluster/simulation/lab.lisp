@@ -40,7 +40,7 @@
   (sim:partition host other)
   (sim:at (/ (sim:between (lab-chance lab) 10 9000) 1000) (lambda () (sim:heal host other))))
 
-(defun choose-store-fault (lab clients &key (kinds '(:killed :lost :stopped :cut)))
+(defun choose-store-fault (lab clients &key (kinds '(:killed :lost :lost :stopped :cut)))
   "Let something go wrong with the store, by which CLIENTS, hosts, are connected to it."
   (let ((chance (lab-chance lab)) (store (lab-store lab)))
     (ecase (sim:pick chance kinds)

@@ -113,7 +113,8 @@ before."
   "Let something go wrong now."
   (let* ((chance (lab-chance fleet)) (store (lab-store fleet)) (client (fleet-client fleet))
          (host (site-host (sim:pick chance (fleet-sites fleet)))))
-    (ecase (sim:pick chance '(:store :store :cut-off :killed :killed :stopped :stopped :apart :cut))
+    (ecase (sim:pick chance '(:store :store :store :cut-off :killed :killed :stopped :stopped
+                              :apart :cut))
       (:store (choose-store-fault fleet (mapcar #'site-host (fleet-sites fleet))))
       (:cut-off (part-for-a-while fleet store host))
       (:apart (part-for-a-while fleet client host))
