@@ -180,7 +180,8 @@ in most of five: the server itself may stand still on a busy machine, which nobo
              (support:skip-on-slow-machine "in five bursts of ~A a bystander waited for ~{~,3F~^, ~} ~
                                             s, of which threads could run for ~{~,3F~^, ~} s"
                                            name (mapcar #'first rounds) (mapcar #'second rounds)))
-            (t (fail "~A: a bystander waited for ~{~,3F~^, ~} s." name (mapcar #'second rounds)))))))
+            (t (fail "~A: a bystander waited for ~{~,3F~^, ~} s."
+                     name (mapcar #'second rounds)))))))
 
 (test bursts
   "Of requests, of frames, of messages. In the end the server's memory comes back."
