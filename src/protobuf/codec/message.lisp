@@ -177,6 +177,13 @@ a message type) means, or nil."
     (symbol (get designator 'message-type))
     (string (values (gethash designator **message-types**)))))
 
+(defun adopt-layout (type layout)
+  "Make LAYOUT the current definition of TYPE."
+  (setf (message-type-reader type) (layout-reader layout)
+        (message-type-sizer type) (layout-sizer layout)
+        (message-type-writer type) (layout-writer layout)
+        (message-type-layout type) layout))
+
 (defun message-type-defined-p (type)
   "True once the definition of the message type TYPE has been loaded."
   (and (message-type-layout type) t))

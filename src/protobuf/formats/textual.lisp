@@ -70,13 +70,6 @@ beside it."
       (setf (layout-text layout)
             (build-text-layout (layout-slots layout) #'slot-proto-name #'slot-text-name))))
 
-(defun present-stored (message slot)
-  "The stored value of the field of SLOT, which is present in MESSAGE; of a singular enum the
-number."
-  (if (eq :oneof (slot-presence slot))
-      (slot-content message (oneof-slot-value (slot-oneof slot)))
-      (stored message slot)))
-
 ;;; Enums
 
 (defstruct (enum-names (:constructor make-enum-names (descriptor)) (:copier nil))

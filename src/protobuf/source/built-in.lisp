@@ -1,26 +1,30 @@
 ;;;; The .proto files that every image has. The well-known types, descriptor.proto and the plug-in's
-;;;; protocol are defined here, at once. The features of other languages are kept as text and
-;;;; compiled where a file imports them, since they are in a package called PB, which belongs to
-;;;; users.
+;;;; protocol are defined here, at once; what describes types is rarely read or written. The features
+;;;; of other languages are kept as text and compiled where a file imports them, since they are in a
+;;;; package called PB, which belongs to users.
 ;;;;
 ;;;; An import of one of these names means this file's definition, whatever the directories of
 ;;;; imports contain: the definitions are those of protobuf 33, and our code depends on them.
 
 (in-package #:clgrpc.protobuf)
 
-(define-built-ins "../../../proto/"
+(define-built-ins "../../../proto/" :code-size
   "google/protobuf/descriptor.proto"    ; first: it says what the options of the others are
+  "google/protobuf/compiler/plugin.proto")
+
+(define-built-ins "../../../proto/" :speed
   "google/protobuf/any.proto"
-  "google/protobuf/source_context.proto"
-  "google/protobuf/type.proto"
-  "google/protobuf/api.proto"
   "google/protobuf/duration.proto"
   "google/protobuf/empty.proto"
   "google/protobuf/field_mask.proto"
   "google/protobuf/struct.proto"
   "google/protobuf/timestamp.proto"
-  "google/protobuf/wrappers.proto"
-  "google/protobuf/compiler/plugin.proto")
+  "google/protobuf/wrappers.proto")
+
+(define-built-ins "../../../proto/" :code-size
+  "google/protobuf/source_context.proto"
+  "google/protobuf/type.proto"
+  "google/protobuf/api.proto")
 
 (embed-built-ins "../../../proto/"
   "google/protobuf/cpp_features.proto"

@@ -120,10 +120,16 @@ From any thread."
                file)
     (nreverse forms)))
 
+(defvar *optimize-for* :speed
+  "What the code of the files that are being expanded is for: :SPEED, or :CODE-SIZE, so that their
+messages have the coders of generic-coder.lisp, for which nothing is compiled.")
+
 (defun layout-form (plan)
   `(install-layout ,(plan-full-name plan) ,(plan-fingerprint plan)
                    (lambda () (,(plan-maker plan)))
-                   ,(reader-form plan) ,(sizer-form plan) ,(writer-form plan)
+                   ,(ecase *optimize-for*
+                      (:speed `(list ,(reader-form plan) ,(sizer-form plan) ,(writer-form plan)))
+                      (:code-size nil))
                    ',(mapcar #'slot-reader (plan-slots plan))
                    ',(mapcar #'oneof-slot-reader (plan-oneofs plan))))
 
@@ -164,17 +170,17 @@ inlined code uses them, and to define them twice would give a warning each."
           (fmakunbound `(setf ,name)))))
     (fmakunbound maker)))
 
-(defun install-layout (full-name fingerprint maker reader sizer writer accessors oneof-accessors)
+(defun install-layout (full-name fingerprint maker coders accessors oneof-accessors)
   "Make the definition FINGERPRINT of the message type FULL-NAME, whose descriptor is registered and
-whose structure is defined, the current one. ACCESSORS are the symbols of its fields' readers,
-ONEOF-ACCESSORS those of its oneofs."
+whose structure is defined, the current one. CODERS are its reader, sizer and
+writer, or nil for generic ones. ACCESSORS are the symbols of its fields' readers, ONEOF-ACCESSORS
+those of its oneofs."
   (let* ((descriptor (find-descriptor full-name))
          (plan (plan-message-layout descriptor))
          (type (intern-message-type full-name))
          (structure (plan-structure plan))
          (layout (make-layout :type type :fingerprint fingerprint :structure structure :maker maker
-                              :slots (coerce (plan-slots plan) 'simple-vector)
-                              :reader reader :sizer sizer :writer writer)))
+                              :slots (coerce (plan-slots plan) 'simple-vector))))
     (assert (string= fingerprint (plan-fingerprint plan)) ()
             "~A was compiled from another definition than the one loaded." full-name)
     (loop for slot in (plan-slots plan)
@@ -185,16 +191,17 @@ ONEOF-ACCESSORS those of its oneofs."
           for accessor in oneof-accessors
           do (setf (oneof-slot-reader oneof) accessor))
     (note-places structure)
+    (if coders
+        (setf (values (layout-reader layout) (layout-sizer layout) (layout-writer layout))
+              (values-list coders))
+        (add-generic-coders layout))
     (setf (layout-copier layout) (structure-copier (layout-slots layout))
           (get structure 'layout) layout
           (get (plan-symbol plan) 'message-type) type
           (message-type-symbol type) (plan-symbol plan)
           (message-type-descriptor type) descriptor
-          (message-type-layout type) layout
-          (message-type-sizer type) sizer
-          (message-type-writer type) writer
-          (message-type-reader type) reader
           (message-type-message-set-p type) (message-descriptor-message-set-p descriptor))
+    (adopt-layout type layout)
     (fill **layout-cache** nil)
     (install-functions plan (sb-kernel:%instance-layout (funcall (the function maker))))
     (note-definition)
@@ -226,7 +233,7 @@ PATH is; FOR-FILE: it is for another image. MORE-PLACES are directories to look 
     (mapc #'eval forms))
   name)
 
-(defmacro define-proto (path &key import-paths source)
+(defmacro define-proto (path &key import-paths source (optimize-for :speed))
   "Define what the .proto file PATH declares: for each message a type, MAKE- function, accessors and
 coders, for each enum its keywords, for each service what *SERVICE-EXPANDER* makes of it. PATH is
 relative to the file this stands in, at the REPL to *DEFAULT-PATHNAME-DEFAULTS*.
@@ -240,28 +247,33 @@ Imports are looked for in these directories, in this order:
 Files named google/protobuf/… are built in.
 
 With SOURCE, a string, that is the text and PATH only its name. SOURCE and IMPORT-PATHS may be
-forms, evaluated at expansion. Signal PROTO-SYNTAX-ERROR, or MISUSE if there is no file PATH. The
-value is the name under which others import the file."
+forms, evaluated at expansion. OPTIMIZE-FOR is :SPEED, or :CODE-SIZE for messages that are rarely
+read or written: all share one coder, which is many times slower, and the file compiles in half the
+time. Signal PROTO-SYNTAX-ERROR, or MISUSE if there is no file PATH. The value is the name under
+which others import the file."
   (flet ((value (form)
            (if (and (consp form) (every (lambda (item) (typep item '(or string pathname))) form))
                form
                (eval form))))
     (unless (typep path '(or string pathname))
       (misuse "DEFINE-PROTO takes the path of a .proto file, a string, not ~S." path))
-    (proto-expansion (if (pathnamep path) (sb-ext:native-namestring path) path)
-                     :import-paths (value import-paths) :source (value source))))
+    (let ((*optimize-for* optimize-for))
+      (proto-expansion (if (pathnamep path) (sb-ext:native-namestring path) path)
+                       :import-paths (value import-paths) :source (value source)))))
 
 ;;; Files that every image has
 
-(defmacro define-built-ins (directory &rest names)
-  "Define the files NAMES below DIRECTORY, imports first, as built-in ones."
+(defmacro define-built-ins (directory optimize-for &rest names)
+  "Define the files NAMES below DIRECTORY, imports first, as built-in ones; OPTIMIZE-FOR is
+DEFINE-PROTO's."
   `(progn
      ;; one after the other: the expansion of each finds the ones before registered
-     ,@(loop for name in names collect `(define-built-in ,directory ,name))))
+     ,@(loop for name in names collect `(define-built-in ,directory ,optimize-for ,name))))
 
-(defmacro define-built-in (directory name)
+(defmacro define-built-in (directory optimize-for name)
   `(progn
-     ,(let ((*built-ins* (make-hash-table :test 'equal))) ; or nothing would be left to compile
+     ,(let ((*built-ins* (make-hash-table :test 'equal)) ; or nothing would be left to compile
+            (*optimize-for* optimize-for))
         (proto-expansion name :import-paths (list directory)))
      (setf (gethash ,name *built-ins*) t)))
 

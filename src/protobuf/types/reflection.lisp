@@ -49,6 +49,13 @@
                      (and stored (plusp (map-count stored)))
                      (plusp (length stored)))))))
 
+(defun present-stored (message slot)
+  "The stored value of the field of SLOT, which is present in MESSAGE; of a singular enum the
+number."
+  (if (eq :oneof (slot-presence slot))
+      (slot-content message (oneof-slot-value (slot-oneof slot)))
+      (stored message slot)))
+
 (defun zero-value-p (value)
   (etypecase value
     (null t)

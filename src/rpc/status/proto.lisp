@@ -4,4 +4,5 @@
 (in-package #:cl-user)
 
 (clgrpc.protobuf:define-proto "../../../proto/google/rpc/status.proto")
-(clgrpc.protobuf:define-proto "../../../proto/google/rpc/error_details.proto")
+(clgrpc.protobuf:define-proto "../../../proto/google/rpc/error_details.proto"
+  :optimize-for :code-size)

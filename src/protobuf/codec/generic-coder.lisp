@@ -1,0 +1,191 @@
+;;;; Coders that serve any layout: a reader, a sizer and a writer that look at its slots as they
+;;;; run. Dynamic messages have them, and types of files that are compiled for little code
+;;;; (DEFINE-PROTO's :OPTIMIZE-FOR), whose own coders would take most of the time of compiling.
+;;;;
+;;;; The reader gathers the pieces of each field and reads sub-messages once, from all their pieces;
+;;;; this is the deferred way of decoder.lisp, so its work is linear in the input.
+
+(in-package #:clgrpc.protobuf)
+
+;;; Reading
+
+(defstruct (gathered (:copier nil) (:constructor make-gathered (slot)))
+  "What was found of one slot in the octets."
+  (slot nil :type slot)                 ; the slot
+  (items '() :type list))               ; as READ-ITEMS gives them; of maps, ranges of entries
+
+(defun enter-message (layout at reading)
+  "A fresh message of LAYOUT, if READING allows another one at AT."
+  (when (minusp (decf (reading-depth reading))) (fail-recursion at))
+  (when (minusp (decf (reading-allowance reading) (* 8 (+ 8 (length (layout-slots layout))))))
+    (fail-allowance at))
+  (funcall (the function (layout-maker layout))))
+
+(defun read-generic (layout table octets at end reading)
+  "Read a message of LAYOUT, TABLE of whose slots goes by number; nil to give up and read again."
+  (declare (type octets octets) (type index at end))
+  (let* ((message (enter-message layout at reading))
+         (found (make-hash-table :test 'eq)) ; slot to GATHERED, oneof to its last slot
+         (order '()) (ranges '()))
+    (flet ((gather (slot items)
+             (let ((oneof (slot-oneof slot)))
+               (when oneof
+                 (let ((other (gethash oneof found)))
+                   (when (and other (not (eq other slot)))
+                     (setf (gathered-items (gethash other found)) '())))
+                 (setf (gethash oneof found) slot)))
+             (let ((gathered (or (gethash slot found)
+                                 (first (push (setf (gethash slot found) (make-gathered slot))
+                                              order)))))
+               (setf (gathered-items gathered) (append items (gathered-items gathered))))))
+      (loop while (< at end)
+            do (let* ((start at) (tag (take-tag)) (inside at) (slot (gethash (ash tag -3) table)))
+                 (setf at (skip-field octets at end tag))
+                 (multiple-value-bind (items unknown)
+                     (field-items slot tag octets start inside at)
+                   (cond ((or (eq items :misfit)
+                              (and unknown (eq :singular (slot-label slot)))) ; kept as it came
+                          (setf ranges (note-range ranges start at)))
+                         (t (when items (gather slot items))
+                            (setf ranges (append unknown ranges))))))))
+    (dolist (gathered order)
+      (let ((unknown (or (fill-field message gathered octets reading)
+                         (return-from read-generic nil))))
+        (when (consp unknown) (setf ranges (append unknown ranges)))))
+    (when ranges
+      (setf (message-extra message)
+            (or (gather-extra (layout-type layout) octets ranges reading)
+                (return-from read-generic nil))))
+    (incf (reading-depth reading))
+    message))
+
+(defun field-items (slot tag octets start at end)
+  "As READ-ITEMS, for any SLOT, or nil for none, whose field begins at START: of maps, START and the
+range of the entry."
+  (declare (type octets octets) (type index at end))
+  (cond ((null slot) :misfit)
+        ((not (eq :map (slot-label slot))) (read-items slot tag octets at end))
+        ((= tag (tag-of (slot-number slot) 2))
+         (with-delimited (inside stop) (list (list* start inside stop))))
+        (t :misfit)))
+
+(defun fill-field (message gathered octets reading)
+  "Give MESSAGE what was GATHERED. Return true, or ranges that are unknown after all, or nil to give
+up and read again."
+  (let ((slot (gathered-slot gathered)) (items (gathered-items gathered)))
+    (cond ((null items) t)
+          ((eq :map (slot-label slot)) (fill-map message slot items octets reading))
+          (t
+           (let ((finding (make-finding slot)))
+             (setf (finding-items finding) items)
+             (multiple-value-bind (stored done) (finding-value finding octets nil reading)
+               (when done
+                 (set-slot message slot stored)
+                 t)))))))
+
+(defun fill-map (message slot ranges octets reading)
+  "Put the entries that stand in RANGES, as of DYNAMIC-ITEMS, the latest first, into the map SLOT of
+MESSAGE. Values as FILL-DYNAMIC's."
+  (let ((map (slot-fresh-map slot)) (unknown '()))
+    (loop for (start inside . stop) in (reverse ranges)
+          do (multiple-value-bind (key value known)
+                 (read-generic-entry slot octets inside stop reading)
+               (cond ((eq known :again) (return-from fill-map nil))
+                     (known (map-put map key value))
+                     (t (push (cons start stop) unknown)))))
+    (set-slot message slot map)
+    (or unknown t)))
+
+(defun read-generic-entry (slot octets at end reading)
+  "The key and value of the entry of SLOT from AT to END as its map holds them, and true; nil if its
+enum does not know the value, :again to give up and read again."
+  (declare (type octets octets) (type index at end))
+  (let* ((key-slot (slot-entry-key slot)) (value-slot (slot-entry-value slot))
+         (key (slot-default key-slot)) (values '()) (known t))
+    (loop while (< at end)
+          do (let* ((tag (take-tag)) (inside at) (number (ash tag -3)))
+               (setf at (skip-field octets at end tag))
+               (when (<= 1 number 2)
+                 (multiple-value-bind (items unknown)
+                     (read-items (if (= number 1) key-slot value-slot) tag octets inside at)
+                   (cond ((eq items :misfit))
+                         ((= number 1) (setf key (first items)))
+                         (t (setf values (append items values)
+                                  known (null unknown))))))))
+    (let ((type (slot-type-object value-slot)))
+      (case (slot-kind value-slot)
+        (:message
+         (let ((value (read-pieces type octets (or values (list (cons end end))) reading)))
+           (values key value (if value t :again))))
+        (:enum (values key (enum-keyword-of type (if values (first values)
+                                                     (slot-default value-slot)))
+                       known))
+        (t (values key (if values (first values) (slot-default value-slot)) t))))))
+
+;;; Writing
+
+(defun map-coders (slot verbs)
+  "The functions of VERBS for the key or value SLOT of a map; nil for messages."
+  (loop for verb in verbs
+        collect (if (eq :message (slot-kind slot))
+                    nil
+                    (fdefinition (slot-function verb slot)))))
+
+(defun stored-field-size (slot stored)
+  (if (eq :map (slot-label slot))
+      (let ((key (slot-entry-key slot)) (value (slot-entry-value slot)))
+        (size-map stored (varint-size (tag-of (slot-number slot) 2))
+                  (first (map-coders key '("SIZE"))) (first (map-coders value '("SIZE")))
+                  (slot-type-object value)))
+      (stored-size slot stored)))
+
+(defun write-stored-field (slot stored octets at)
+  (if (eq :map (slot-label slot))
+      (let ((key (slot-entry-key slot)) (value (slot-entry-value slot)))
+        (destructuring-bind (key-size key-put) (map-coders key '("SIZE" "PUT"))
+          (destructuring-bind (value-size value-put) (map-coders value '("SIZE" "PUT"))
+            (put-map stored octets at (tag-of (slot-number slot) 2) (slot-tag key) key-size key-put
+                     (slot-tag value) value-size value-put (slot-type-object value)))))
+      (put-stored slot stored octets at)))
+
+(defun generic-size (message slots)
+  "The size of MESSAGE, with SLOTS by number; kept in MESSAGE as well."
+  (let* ((extra (message-extra message)) (size (if extra (extra-size extra) 0)))
+    (dolist (slot slots)
+      (when (slot-present-p message slot)
+        (incf size (stored-field-size slot (present-stored message slot)))))
+    (setf (message-size message) size)))
+
+(defun write-generic (message slots octets at)
+  "Write MESSAGE, with SLOTS by number; return the position after it."
+  (dolist (slot slots)
+    (when (slot-present-p message slot)
+      (setf at (write-stored-field slot (present-stored message slot) octets at))))
+  (if (message-extra message) (put-extra (message-extra message) octets at) at))
+
+;;; For layouts
+
+(defun of-layout-p (message layout)
+  "True if MESSAGE has LAYOUT and is no forwarder, false if another one of the same type."
+  (unless (and (message-p message) (eq (layout-type layout) (message-type-of message)))
+    (error 'type-error :datum message
+                       :expected-type `(message ,(message-type-name (layout-type layout)))))
+  (and (eq layout (message-layout message)) (not (message-p (message-extra message)))))
+
+(defun add-generic-coders (layout)
+  "Give LAYOUT, which has its type, slots and maker, a reader, a sizer and a writer."
+  (let* ((slots (layout-slots layout)) (name (message-type-name (layout-type layout)))
+         (ordered (sort (coerce slots 'list) #'< :key #'slot-number))
+         (table (index-by #'slot-number ordered)))
+    (setf (layout-reader layout)
+          (lambda (octets at end reading) (read-generic layout table octets at end reading))
+          (layout-sizer layout)
+          (lambda (message)
+            (if (of-layout-p message layout)
+                (generic-size message ordered)
+                (size-other message name)))
+          (layout-writer layout)
+          (lambda (message octets at)
+            (if (of-layout-p message layout)
+                (write-generic message ordered octets at)
+                (write-message-other message octets at name))))))
