@@ -79,23 +79,6 @@ much in its queue; a send budget, and what the output and one more message hold.
           (is (= 1000 (sb-thread:join-thread sender :timeout 20 :default nil)))
           (is-true ok))))))
 
-(test try-send-refuses
-  "TRY-SEND never waits; what it accepted arrives, what it refused does not."
-  (let ((go-on (make-signal)))
-    (with-probe (channel :options *small-windows*)
-        (:chat (lambda (stream call) (await-signal go-on) (echo stream call)))
-      (let* ((call (chat channel :open))
-             (accepted (loop for i below 10000
-                             while (grpc:try-send call (note i :body 5000))
-                             count t)))
-        (is (<= 13 accepted (floor *bound-octets* 5000)))
-        (signal-it go-on)
-        (let ((writable (make-signal)))
-          (grpc:on-writable call (lambda () (signal-it writable)))
-          (is (await-signal writable)))
-        (grpc:close-send call)
-        (is (equal (loop for i below accepted collect i) (numbers call)))))))
-
 (test many-that-do-not-read
   "Streams nobody reads do not use up the connection as long as they hold less than half of
 max-held-octets, with 4 MB each: others go on while they last."
@@ -150,16 +133,6 @@ max-held-octets, with 4 MB each: others go on while they last."
                           (grpc:close-send call)))))
           (is (equal expected (numbers call)))
           (sb-thread:join-thread sender :timeout 20 :default nil))))))
-
-(test ping-pong
-  "One message at a time, each way, a thousand times."
-  (with-probe (channel) (:chat #'echo)
-    (let ((call (chat channel :open)))
-      (is (loop for i below 1000
-                always (progn (grpc:send call (note i))
-                              (= i (number-of (grpc:receive call))))))
-      (grpc:close-send call)
-      (is (null (grpc:receive call))))))
 
 (test large-messages
   "16 MB both ways, with the right content, while small calls go on."

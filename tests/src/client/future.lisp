@@ -25,18 +25,6 @@
                                       (let ((i 0))
                                         (lambda () (when (<= (incf i) 10) (note i)))))))))))
 
-(test failed-futures
-  "The call's error, each time it is awaited."
-  (with-probe (channel) (:ask (lambda (note call)
-                                (declare (ignore call))
-                                (grpc:fail :aborted (princ-to-string (number-of note)))))
-    (let ((future (grpc:call-async #'lab.bench:ask channel (note 3))))
-      (loop repeat 2
-            for error = (caught (grpc:await future))
-            do (is (typep error 'grpc:aborted))
-               (is (string= "3" (grpc:rpc-error-message error)))
-               (is (eq future (grpc:rpc-error-call error)))))))
-
 (test unparsable-reply
   (with-raw-server (address) (lambda (peer exchange)
                                (declare (ignore peer))
@@ -44,27 +32,6 @@
     (grpc:with-channel (channel address)
       (let ((future (grpc:call-async #'lab.bench:ask channel (note 3) :timeout 20)))
         (loop repeat 2 do (is (typep (caught (grpc:await future)) 'grpc:internal)))))))
-
-(test cancelled-futures
-  (let ((started (make-signal)) (seen (make-signal)))
-    (with-probe (channel)
-        (:ask (lambda (note call)
-                (declare (ignore note))
-                (grpc:on-cancel call (lambda () (signal-it seen)))
-                (signal-it started)
-                call))
-      (let ((future (grpc:call-async #'lab.bench:ask channel (note 3) :timeout 20)))
-        (is (await-signal started))
-        (is (not (grpc:future-done-p future)))
-        (is (search "pending" (princ-to-string future)))
-        (grpc:cancel future)
-        (is (typep (caught (grpc:await future)) 'grpc:cancelled))
-        (is (await-signal seen))
-        (grpc:cancel future)
-        (is (search "cancelled" (princ-to-string future))))
-      (is (typep (caught (grpc:await (grpc:call-async #'lab.bench:ask channel (note 1)
-                                                      :timeout 0.02)))
-                 'grpc:deadline-exceeded)))))
 
 (test attached-functions
   "All run, on a thread that may wait, whether attached before or after the end, and not more than

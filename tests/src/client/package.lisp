@@ -7,7 +7,8 @@
                     (#:client #:clgrpc.client) (#:config #:clgrpc.config)
                     (#:loop #:clgrpc.loop) (#:http2 #:clgrpc.http2) (#:hpack #:clgrpc.hpack)
                     (#:os #:clgrpc.os) (#:dns #:clgrpc.dns) (#:dns-tests #:clgrpc.tests.dns)
-                    (#:support #:clgrpc.tests.support)))
+                    (#:support #:clgrpc.tests.support))
+  (:import-from #:clgrpc.tests.server #:double #:count-up #:add-up #:echo))
 
 (in-package #:clgrpc.tests.client)
 

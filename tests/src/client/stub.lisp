@@ -3,52 +3,6 @@
 (in-package #:clgrpc.tests.client)
 (in-suite :clgrpc.client)
 
-(test streams-of-requests
-  "A sequence, a generator or :open, for both kinds that take a stream."
-  (with-probe (channel) (:collect #'add-up :chat #'echo)
-    (let ((notes (list (note 1) (note 2) (note 3))))
-      (flet ((generator () (let ((notes notes)) (lambda () (pop notes)))))
-        (dolist (request (list notes (coerce notes 'vector) (generator)
-                               (make-array 3 :initial-contents notes :adjustable t
-                                             :fill-pointer t)))
-          (is (= 6 (number-of (collect channel request)))))
-        (dolist (request (list notes (coerce notes 'vector) (generator)))
-          (is (equal '(1 2 3) (numbers (chat channel request)))))
-        (let ((call (collect channel :open)))
-          (dolist (note notes) (is-true (grpc:send call note)))
-          (grpc:close-send call)
-          (is (= 6 (number-of (grpc:receive call))))
-          (is (null (grpc:receive call))))))))
-
-(test wrong-requests-are-misuse
-  "Nothing is begun for them."
-  (with-probe (channel :server server) (:ask #'double :collect #'add-up :chat #'echo)
-    (ask channel (note 1))
-    (signals grpc:misuse (collect channel 5))
-    (signals grpc:misuse (chat channel (make-hash-table)))
-    (signals grpc:misuse (ask channel nil))
-    (signals grpc:misuse (watch channel nil))
-    (signals error (ask channel 5))
-    (signals error (ask channel "text"))
-    (signals error (ask channel (lab:make-other)))
-    (signals error (collect channel (list (note 1) 5)))
-    (is (= 2 (number-of (ask channel (note 1)))))
-    (is (wait-until (lambda () (<= 2 (getf (grpc:server-statistics server) :calls)))))))
-
-(test unknown-keywords-are-misuse
-  "A misspelt keyword must not go for a call without a time-out."
-  (with-probe (channel) (:ask #'double :watch #'count-up :collect #'add-up :chat #'echo)
-    (flet ((complaint (function request &rest options)
-             (handler-case (progn (apply function channel request options) "")
-               (grpc:misuse (condition) (princ-to-string condition)))))
-      (loop for (function request) in `((,#'lab.bench:ask ,(note 1)) (,#'lab.bench:watch ,(note 1))
-                                        (,#'lab.bench:collect :open) (,#'lab.bench:chat :open))
-            for text = (complaint function request :timeout 1 :timout 2)
-            do (is (search ":TIMOUT" text))
-               (is (search ":timeout, :deadline, :metadata, :wait-for-ready" text) "~A" text)))
-    (signals grpc:misuse (grpc:call-async #'lab.bench:ask channel (note 1) :timout 2))
-    (is (= 2 (number-of (ask channel (note 1) :deadline nil :metadata '() :wait-for-ready t))))))
-
 (test failing-generator
   "Its error reaches the caller, and the call is cancelled; so it is if the generator is left
 otherwise."
@@ -109,69 +63,6 @@ otherwise."
       (signals grpc:misuse (ask channel (note 1) :deadline -1))
       (signals grpc:misuse (ask channel (note 1) :deadline 1.5)))))
 
-(test message-sizes
-  "Limits of message sizes, at both ends and both ways."
-  (flet ((ask-body (channel octets) (length (lab:note-body (ask channel (note 1 :body octets)))))
-         (reply-body (note call) (declare (ignore call)) note)
-         (status (error) (and error (grpc:rpc-error-status error))))
-    (with-probe (channel) (:ask #'reply-body)
-      (is (= 4000000 (ask-body channel 4000000)))
-      (is (eq :resource-exhausted (status (caught (ask-body channel 4194305)))))
-      (is (= 4194200 (ask-body channel 4194200))))
-    (with-probe (channel :channel-options '(:max-send-octets 100)) (:ask #'reply-body :chat #'echo)
-      (let ((error (caught (ask-body channel 200))))
-        (is (eq :resource-exhausted (status error)))
-        (is (eq :local (grpc:rpc-error-ended-by error))))
-      (is (= 50 (ask-body channel 50)))
-      ;; a message that cannot be sent does not end a stream
-      (let ((call (chat channel :open)))
-        (is (eq :resource-exhausted (status (caught (grpc:send call (note 1 :body 200))))))
-        (grpc:send call (note 2))
-        (is (= 2 (number-of (grpc:receive call))))
-        (grpc:cancel call)))
-    (with-probe (channel :channel-options '(:max-receive-octets 100)) (:ask #'reply-body)
-      (let ((error (caught (ask-body channel 200))))
-        (is (eq :resource-exhausted (status error)))
-        (is (eq :local (grpc:rpc-error-ended-by error))))
-      (is (= 50 (ask-body channel 50))))
-    (with-probe (channel :options '(:max-receive-octets 100)) (:ask #'reply-body)
-      (let ((error (caught (ask-body channel 200))))
-        (is (eq :resource-exhausted (status error)))
-        (is (eq :peer (grpc:rpc-error-ended-by error))))
-      (is (= 50 (ask-body channel 50))))
-    (with-probe (channel :options '(:max-send-octets 100)) (:ask #'reply-body)
-      (is (eq :resource-exhausted (status (caught (ask-body channel 200)))))
-      (is (= 50 (ask-body channel 50))))))
-
-(test leaving-a-call
-  "WITH-CALL and DO-MESSAGES cancel what is left, by whatever way one leaves; finished calls stay
-ok."
-  (let ((seen (make-signal)))
-    (with-probe (channel)
-        (:watch (lambda (note call)
-                  (grpc:on-cancel call (lambda () (signal-it seen)))
-                  (dotimes (i 3) (grpc:send call note))
-                  (if (= 1 (number-of note)) nil call)))
-      (let ((call (watch channel (note 2))))
-        (grpc:do-messages (note call) (return))
-        (is (await-signal seen))
-        (is (typep (caught (grpc:receive call)) 'grpc:cancelled)))
-      (let ((call (watch channel (note 2))))
-        (is (= 7 (catch 'out (grpc:do-messages (note call) (throw 'out 7)))))
-        (is (await-signal seen)))
-      (grpc:with-call (call (watch channel (note 2)))
-        (is (= 2 (number-of (grpc:receive call)))))
-      (is (await-signal seen))
-      (signals simple-error (grpc:with-call (call (watch channel (note 2)))
-                             (error "~A" (grpc:receive call))))
-      (is (await-signal seen))
-      (let ((kept nil))
-        (is (equal '(1 1 1) (grpc:with-call (call (watch channel (note 1)))
-                              (setf kept call)
-                              (numbers call))))
-        (is (eq :ok (grpc:call-status kept))))
-      (is (eq :result (grpc:do-messages (note (watch channel (note 1)) :result)))))))
-
 (test leaving-a-wait
   "A blocking call that is left by a non-local exit is cancelled."
   (let ((started (make-signal)) (seen (make-signal)))
@@ -188,20 +79,6 @@ ok."
         (sb-thread:interrupt-thread thread (lambda () (throw 'out :left)))
         (is (eq :left (sb-thread:join-thread thread :timeout 10 :default nil)))
         (is (await-signal seen))))))
-
-(test misuse-of-calls
-  (with-probe (channel) (:ask #'double :watch #'count-up :chat #'echo)
-    (let ((call (chat channel :open)))
-      (grpc:close-send call)
-      (signals grpc:misuse (grpc:send call (note 1)))
-      (signals grpc:misuse (grpc:try-send call (note 1)))
-      (grpc:close-send call)
-      (is (null (grpc:receive call))))
-    (let ((call (watch channel (note 3))))
-      (signals grpc:misuse (grpc:send call (note 1)))
-      (signals grpc:misuse (grpc:reply call (note 1)))
-      (signals grpc:misuse (grpc:send-metadata call '()))
-      (is (equal '(0 1 2) (numbers call))))))
 
 (test a-call-after-its-end
   "Asking, cancelling and receiving again do no harm."
@@ -225,27 +102,6 @@ ok."
                (is (eq :local (grpc:rpc-error-ended-by error)))
                (is (eq call (grpc:rpc-error-call error))))
       (is (typep (caught (grpc:send call (note 1))) 'grpc:cancelled)))))
-
-(test reactive-client
-  "Callbacks serve a client's call as well; the half-close is the good end."
-  (with-probe (channel) (:chat #'echo :watch (lambda (note call)
-                                              (grpc:send call note)
-                                              (grpc:fail :aborted "no")))
-    (let ((call (chat channel :open)) (seen '()) (done (make-signal)) (next 0))
-      (grpc:on-message call (lambda (note) (push (number-of note) seen)))
-      (grpc:on-half-close call (lambda () (signal-it done)))
-      (grpc:on-writable call (lambda ()
-                               (loop while (and (< next 100) (grpc:try-send call (note next)))
-                                     do (incf next))
-                               (when (= next 100) (incf next) (grpc:close-send call))))
-      (is (await-signal done))
-      (is (equal (loop for i below 100 collect i) (reverse seen))))
-    (let ((call (watch channel (note 4))) (seen '()) (done (make-signal)))
-      (grpc:on-message call (lambda (note) (push (number-of note) seen)))
-      (grpc:on-cancel call (lambda () (signal-it done)))
-      (is (await-signal done))
-      (is (equal '(4) seen))
-      (is (eq :aborted (grpc:call-status call))))))
 
 (test calls-in-callbacks
   "A callback may make blocking calls of its own."
@@ -318,17 +174,6 @@ told all the same."
         (grpc:on-end call (lambda () (signal-it told)))
         (grpc:on-cancel call (lambda () (signal-it told)))
         (is (await-signal told :count 2))))))
-
-(test hundred-threads
-  "One channel, a hundred threads, each its own answers."
-  (with-probe (channel) (:ask #'double :chat #'echo)
-    (is (every #'identity
-               (with-threads (i 100)
-                 (and (loop for j below 20
-                            for number = (+ (* 1000 i) j)
-                            always (= (* 2 number) (number-of (ask channel (note number)))))
-                      (equal (list i (1+ i))
-                             (numbers (chat channel (list (note i) (note (1+ i))))))))))))
 
 (test times-of-a-calendar-are-no-deadlines
   (with-probe (channel) (:ask #'double)

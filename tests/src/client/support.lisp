@@ -2,23 +2,6 @@
 
 (in-package #:clgrpc.tests.client)
 
-(defun double (note call)
-  (declare (ignore call))
-  (note (* 2 (number-of note)) :text (lab:note-text note)))
-
-(defun count-up (note call)
-  (loop for i below (number-of note) do (grpc:send call (note i)))
-  nil)
-
-(defun add-up (stream call)
-  (declare (ignore call))
-  (note (reduce #'+ (numbers stream))))
-
-(defun echo (stream call)
-  (grpc:do-messages (note stream)
-    (grpc:send call note))
-  nil)
-
 (defun our-threads ()
   (count-if (lambda (thread) (search "clgrpc" (or (sb-thread:thread-name thread) "")))
             (sb-thread:list-all-threads)))

@@ -255,68 +255,6 @@ that tells whether all echoes of a call ran on the loop."
 
 ;;; Cancellation
 
-(defun cancelled-handler-ends (name handler make-call)
-  "Check that HANDLER, which signals STARTED and then learns of the end of its call, gets to signal
-SEEN with the status it saw."
-  (let ((started (make-signal)) (seen (make-signal)) (status nil))
-    (with-probe (channel)
-        (name (lambda (request call)
-                (funcall handler request call started
-                         (lambda (value)
-                           (setf status value)
-                           (signal-it seen)))))
-      (let ((call (funcall make-call channel)))
-        (is (await-signal started))
-        (grpc:cancel call)
-        (is (await-signal seen))
-        (is (eq :cancelled status))
-        (is (wait-until (lambda () (grpc:call-status call))))
-        (is (eq :cancelled (grpc:call-status call)))
-        (is (typep (caught (grpc:receive call)) 'grpc:cancelled))))))
-
-(test cancellation-ends-receive
-  (cancelled-handler-ends
-   :chat
-   (lambda (stream call started tell)
-     (declare (ignore call))
-     (signal-it started)
-     (handler-case (grpc:receive stream)
-       (grpc:rpc-error (error) (funcall tell (grpc:rpc-error-status error)) (error error))))
-   (lambda (channel) (chat channel :open))))
-
-(test cancellation-ends-send
-  "A handler that waits for room to send."
-  (cancelled-handler-ends
-   :watch
-   (lambda (note call started tell)
-     (declare (ignore note))
-     (signal-it started)
-     (handler-case (loop (grpc:send call (note 1 :body 10000)))
-       (grpc:rpc-error (error) (funcall tell (grpc:rpc-error-status error)) (error error))))
-   (lambda (channel) (watch channel (note 1)))))
-
-(test cancellation-calls-back
-  (cancelled-handler-ends
-   :watch
-   (lambda (note call started tell)
-     (declare (ignore note))
-     (grpc:on-cancel call (lambda () (funcall tell (grpc:call-status call))))
-     (signal-it started)
-     call)
-   (lambda (channel) (watch channel (note 1)))))
-
-(test cancellation-can-be-asked-for
-  (cancelled-handler-ends
-   :watch
-   (lambda (note call started tell)
-     (declare (ignore note))
-     (unless (grpc:cancelled-p call)
-       (signal-it started)
-       (wait-until (lambda () (grpc:cancelled-p call)))
-       (funcall tell (grpc:call-status call)))
-     nil)
-   (lambda (channel) (watch channel (note 1)))))
-
 (test on-cancel-after-the-end
   "A callback that comes late is called at once."
   (let ((started (make-signal)) (seen (make-signal)))
@@ -358,31 +296,6 @@ SEEN with the status it saw."
           (is (= 2 count)))))))
 
 ;;; Deadlines
-
-(test handler-sees-the-deadline
-  "The deadline travels; TIME-REMAINING tells it; a waiting handler learns when it passes."
-  (let ((remaining nil) (status nil) (seen (make-signal)))
-    (with-probe (channel)
-        (:ask (lambda (note call)
-                (setf remaining (grpc:time-remaining call))
-                (double note call))
-         :chat (lambda (stream call)
-                 (declare (ignore call))
-                 (handler-case (grpc:receive stream)
-                   (grpc:rpc-error (error)
-                     (setf status (grpc:rpc-error-status error))
-                     (signal-it seen)
-                     (error error)))))
-      (ask channel (note 1) :timeout 5)
-      (is (< 4 remaining 5.001))
-      (ask channel (note 1) :timeout nil)
-      (is (null remaining))
-      (let ((call (chat channel :open :timeout 0.5)))
-        (is (typep (caught (grpc:receive call)) 'grpc:deadline-exceeded))
-        (is (eq :deadline-exceeded (grpc:call-status call))))
-      (is (await-signal seen))
-      ;; whichever comes first, the server's own timer or the client's reset
-      (is (member status '(:deadline-exceeded :cancelled))))))
 
 (test server-ends-a-call-at-its-deadline
   "The server's own timer does, when the peer does not."
@@ -626,12 +539,6 @@ its user chooses what becomes of the call."
         (is (string/= peer (grpc:server-address server)))))))
 
 ;;; Cardinality and misuse
-
-(test streaming-handler-sends-nothing
-  "An end without a message is an empty stream."
-  (with-probe (channel) (:chat (constantly nil) :watch (constantly nil))
-    (is (null (numbers (watch channel (note 1)))))
-    (is (null (numbers (chat channel :open))))))
 
 (test handler-ends-before-the-client
   "A handler may answer without having read everything; the client's sending ends."

@@ -4,54 +4,6 @@
 (in-package #:clgrpc.tests.server)
 (in-suite :clgrpc.server)
 
-(defparameter *metadata*
-  `(("x-one" . "1") ("x-many" . "a") ("x-many" . "b, c") ("x-empty" . "")
-    ("x-blob-bin" . ,(octets-of 0 1 255)) ("x-blob-bin" . ,(octets-of))
-    ("x-blob-bin" . ,(octets-of 61 44 32)) ("authorization" . "secret")))
-
-(defun own (metadata)
-  "METADATA without what is not a test's own."
-  (remove "user-agent" metadata :key #'car :test #'string=))
-
-(test metadata-both-ways
-  "Requests, headers and trailers carry metadata, repeated and binary, in order, for every kind."
-  (let ((seen '()))
-    (flet ((exchange (request call)
-             (declare (ignore request))
-             (push (own (grpc:call-metadata call)) seen)
-             (grpc:send-metadata call *metadata*)
-             (setf (grpc:call-trailers call) (append (grpc:call-trailers call) *metadata*))
-             (note 1)))
-      (with-probe (channel) (:ask #'exchange :watch #'exchange :collect #'exchange :chat #'exchange)
-        (flet ((check (call)
-                 (is (equalp *metadata* (grpc:call-metadata call)))
-                 (wait-until (lambda () (grpc:call-status call)))
-                 (is (equalp *metadata* (grpc:call-trailers call)))))
-          (loop repeat 2
-                do (check (nth-value 1 (ask channel (note 1) :metadata *metadata*)))
-                   (check (watch channel (note 1) :metadata *metadata*))
-                   (check (nth-value 1 (collect channel '() :metadata *metadata*)))
-                   (check (chat channel '() :metadata *metadata*)))
-          (is (= 8 (length seen)))
-          (is (every (lambda (metadata) (equalp *metadata* metadata)) seen)))))))
-
-(test metadata-comes-first
-  "SEND-METADATA sends headers before any message; the client can wait for them alone."
-  (let ((go-on (make-signal)))
-    (with-probe (channel)
-        (:watch (lambda (note call)
-                  (declare (ignore note))
-                  (grpc:send-metadata call '(("x-early" . "yes")))
-                  (await-signal go-on)
-                  (grpc:send call (note 1))
-                  nil))
-      (let ((call (watch channel (note 1))))
-        (is (equal '(("x-early" . "yes")) (grpc:call-metadata call)))
-        (is (null (grpc:call-trailers call)))
-        (is (null (grpc:call-status call)))
-        (signal-it go-on)
-        (is (equal '(1) (numbers call)))))))
-
 (test metadata-of-a-call-without-any
   (with-probe (channel) (:ask #'double :watch #'count-up)
     (is (null (grpc:call-metadata (watch channel (note 0)))))

@@ -104,10 +104,14 @@
                 call))
       (let ((future (grpc:call-async #'lab.bench:ask channel (note 1) :timeout 20)))
         (is (await-signal started))
+        (is-false (grpc:future-done-p future))
+        (is (search "pending" (princ-to-string future)))
         (grpc:cancel future)
         (is (eq :cancelled (status-of-error (caught (grpc:await future)))))
         (is (await-signal seen))
-        (is (eq :cancelled status))))))
+        (is (eq :cancelled status))
+        (grpc:cancel future)
+        (is (search "cancelled" (princ-to-string future)))))))
 
 (define-case cancellation-ends-waits (:except (:in-process :in-process-share :in-process-loop))
   "Of a handler that receives, of one that sends, and of one that asks. Where a handler begins when
@@ -141,12 +145,16 @@ its client first waits, these would not."
           (is (eq :cancelled (grpc:call-status call))))))))
 
 (define-case leaving-early ()
-  "Who leaves DO-MESSAGES or WITH-CALL, in whatever way, cancels the call; the handler is unwound."
+  "Who leaves DO-MESSAGES or WITH-CALL, in whatever way, cancels the call; the handler is unwound. A
+call that has ended stays as it is."
   (let ((unwound (make-signal)))
     (with-transport (channel)
         (:watch (lambda (note call)
-                  (unwind-protect (loop (grpc:send call note))
-                    (signal-it unwound)))
+                  (if (= 1 (number-of note))
+                      (grpc:send call note)
+                      (unwind-protect (loop (grpc:send call note))
+                        (signal-it unwound)))
+                  nil)
          :ask #'double)
       (let ((call (watch channel (note 2))))
         (is (= 2 (number-of (grpc:do-messages (note call) (return note)))))
@@ -157,6 +165,13 @@ its client first waits, these would not."
       (grpc:with-call (call (watch channel (note 3)))
         (is (= 3 (number-of (grpc:receive call)))))
       (is (await-signal unwound))
+      (signals simple-error (grpc:with-call (call (watch channel (note 2)))
+                              (error "~A" (grpc:receive call))))
+      (is (await-signal unwound))
+      (let ((kept (watch channel (note 1))))
+        (is (equal '(1) (grpc:with-call (call kept) (numbers call))))
+        (is (eq :ok (grpc:call-status kept))))
+      (is (eq :result (grpc:do-messages (note (watch channel (note 1)) :result))))
       (is (= 2 (number-of (ask channel (note 1))))))))
 
 (define-case handlers-that-leave-early ()
@@ -183,7 +198,8 @@ its client first waits, these would not."
       (:chat (lambda (stream call)
                (let ((count (length (numbers stream))))
                  (dotimes (i 3) (grpc:send call (note (+ count i)))))
-               nil))
+               nil)
+       :watch #'count-up)
     (let ((call (chat channel :open)))
       (grpc:send call (note 1))
       (grpc:send call (note 2))
@@ -192,7 +208,13 @@ its client first waits, these would not."
       (signals grpc:misuse (grpc:send call (note 3)))
       (signals grpc:misuse (grpc:try-send call (note 3)))
       (is (equal '(2 3 4) (numbers call)))
-      (is (null (grpc:receive call))))))
+      (is (null (grpc:receive call))))
+    ;; a call without a stream of requests has sent its only one
+    (let ((call (watch channel (note 3))))
+      (signals grpc:misuse (grpc:send call (note 1)))
+      (signals grpc:misuse (grpc:reply call (note 1)))
+      (signals grpc:misuse (grpc:send-metadata call '()))
+      (is (equal '(0 1 2) (numbers call))))))
 
 (define-case ping-pong ()
   (with-transport (channel) (:chat #'echo)
@@ -307,7 +329,11 @@ its client first waits, these would not."
         (loop for future in (reverse futures)
               for i downfrom 99
               do (if (= i 13)
-                     (is (eq :out-of-range (status-of-error (caught (grpc:await future)))))
+                     (loop repeat 2
+                           for error = (caught (grpc:await future))
+                           do (is (eq :out-of-range (status-of-error error)))
+                              (is (string= "13" (grpc:rpc-error-message error)))
+                              (is (eq future (grpc:rpc-error-call error))))
                      (is (= (* 2 i) (number-of (grpc:await future))))))
         (is (await-signal done))
         (is (equal '((0 nil)) attached)))

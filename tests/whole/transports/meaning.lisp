@@ -83,7 +83,9 @@ strings are never changed in place.)"
                                    (grpc:with-call (call (collect channel :open))
                                      (grpc:send call request))))))))
       (signals grpc:misuse (ask channel nil))
+      (signals grpc:misuse (watch channel nil))
       (signals grpc:misuse (collect channel 5))
+      (signals grpc:misuse (chat channel (make-hash-table)))
       (is (= 0 ran))
       (grpc:with-call (call (chat channel :open))
         (signals error (grpc:send call (lab:make-other))))
@@ -96,9 +98,12 @@ strings are never changed in place.)"
   (with-transport (channel) (:collect #'add-up :chat #'echo)
     (let ((notes (list (note 1) (note 2) (note 3))))
       (flet ((generator () (let ((notes notes)) (lambda () (pop notes)))))
-        (dolist (request (list notes (coerce notes 'vector) (generator)))
+        (dolist (request (list notes (coerce notes 'vector) (generator)
+                               (make-array 3 :initial-contents notes :adjustable t
+                                             :fill-pointer t)))
           (is (= 6 (number-of (collect channel request)))))
-        (is (equal '(1 2 3) (numbers (chat channel (generator)))))
+        (dolist (request (list notes (coerce notes 'vector) (generator)))
+          (is (equal '(1 2 3) (numbers (chat channel request)))))
         (let ((call (collect channel :open)))
           (dolist (note notes) (is-true (grpc:send call note)))
           (grpc:close-send call)
@@ -121,16 +126,25 @@ strings are never changed in place.)"
       (is (await-signal seen)))))
 
 (define-case keywords-of-stubs ()
-  (with-transport (channel) (:ask #'double :watch #'count-up)
-    (is (= 2 (number-of (ask channel (note 1) :wait-for-ready t :metadata '()))))
-    (signals grpc:misuse (ask channel (note 1) :timout 1))
+  "A misspelt keyword must not go for a call without a time-out."
+  (with-transport (channel) (:ask #'double :watch #'count-up :collect #'add-up :chat #'echo)
+    (is (= 2 (number-of (ask channel (note 1) :deadline nil :wait-for-ready t :metadata '()))))
+    (flet ((complaint (function request &rest options)
+             (handler-case (progn (apply function channel request options) "")
+               (grpc:misuse (condition) (princ-to-string condition)))))
+      (loop for (function request) in `((,#'lab.bench:ask ,(note 1)) (,#'lab.bench:watch ,(note 1))
+                                        (,#'lab.bench:collect :open) (,#'lab.bench:chat :open))
+            for text = (complaint function request :timeout 1 :timout 2)
+            do (is (search ":TIMOUT" text))
+               (is (search ":timeout, :deadline, :metadata, :wait-for-ready" text) "~A" text)))
+    (signals grpc:misuse (grpc:call-async #'lab.bench:ask channel (note 1) :timout 2))
     (signals grpc:misuse (watch channel (note 1) :timeout -1))
     (signals grpc:misuse (ask channel (note 1) :timeout nil :deadline -1))))
 
 (define-case metadata-both-ways ()
   "ASCII and -bin, repeated keys in order, with the headers and behind them."
   (let ((seen nil)
-        (request `(("x-one" . "1") ("x-two" . "a") ("x-two" . "b, c")
+        (request `(("x-one" . "1") ("x-two" . "a") ("x-two" . "b, c") ("x-empty" . "")
                    ("x-raw-bin" . ,(octets-of 0 255 10)) ("x-raw-bin" . ,(octets-of))))
         (head `(("x-head" . "h") ("x-head" . "i") ("x-head-bin" . ,(octets-of 1 2))))
         (tail `(("x-tail" . "t") ("x-tail-bin" . ,(octets-of 3)) ("x-tail" . "u"))))
@@ -577,10 +591,18 @@ the other end has values of its own."
                  (is (eq ended-by (grpc:rpc-error-ended-by error))
                      "~S ~S: ~S" options channel-options (grpc:rpc-error-ended-by error)))
                (is (= 50 (ask-body channel 50)))
+               (when (getf channel-options :max-send-octets)
+                 ;; a message that cannot be sent does not end its stream
+                 (grpc:with-call (call (chat channel :open))
+                   (is (eq :resource-exhausted
+                           (status-of-error (caught (grpc:send call (note 1 :body 200))))))
+                   (grpc:send call (note 2))
+                   (is (= 2 (number-of (grpc:receive call))))))
                (is (eq :resource-exhausted
                        (status-of-error
                         (caught (numbers (chat channel (list (note 1 :body 200)))))))))))
   (with-transport (channel) (:ask (lambda (note call) (declare (ignore call)) note))
+    (is (= 4194200 (length (lab:note-body (ask channel (note 1 :body 4194200))))))
     (is (eq :resource-exhausted
             (status-of-error (caught (ask channel (note 1 :body 4194305))))))))
 

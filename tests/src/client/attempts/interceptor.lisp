@@ -86,31 +86,6 @@
       (is (await-signal ended))
       (is (equal '(:ok :aborted :ok :ok) (reverse ends))))))
 
-(test client-interceptors-nest
-  (let ((trace '()))
-    (with-probe (channel
-                 :channel-options
-                 (list :interceptors
-                       (list (lambda (method request options next)
-                               (push (list :outer (method:rpc-method-path method)) trace)
-                               (multiple-value-bind (reply call)
-                                   (funcall next request
-                                            (list* :metadata '(("x-who" . "interceptor")) options))
-                                 (push (list :outer-after (grpc:call-status call)) trace)
-                                 (values (note (1+ (number-of reply))) call)))
-                             (lambda (method request options next)
-                               (declare (ignore method))
-                               (push (list :inner (getf options :metadata)) trace)
-                               (funcall next (note (* 2 (number-of request))) options)))))
-        (:ask (lambda (note call)
-                (if (assoc "x-who" (grpc:call-metadata call) :test #'string=)
-                    note
-                    (grpc:fail :internal "no metadata"))))
-      (is (= 11 (number-of (ask channel (note 5)))))
-      (is (equal '((:outer "/lab.Bench/Ask") (:inner (("x-who" . "interceptor")))
-                   (:outer-after :ok))
-                 (reverse trace))))))
-
 (test client-interceptors-of-all-kinds
   "Retrying in an interceptor; streams and futures through interceptors."
   (let ((failures 2) (ends (list 0)) (ended (make-signal)))

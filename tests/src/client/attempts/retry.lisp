@@ -284,12 +284,6 @@ again. Nobody waits for ready: the old server goes on until the new one listens.
                        (and pushback (list (cons "grpc-retry-pushback-ms" pushback))))
                t))
 
-(defun previous-attempts (exchanges)
-  "What grpc-previous-rpc-attempts says in each of EXCHANGES."
-  (loop for exchange in exchanges
-        collect (cdr (assoc "grpc-previous-rpc-attempts" (exchange-headers exchange)
-                            :test #'string=))))
-
 (defun call-under-config (config script function &key (at :end) (options '()))
   "Call FUNCTION with a channel that has CONFIG, JSON, and OPTIONS to a server that has SCRIPT, a
 function of an exchange and how many there were before. Return what FUNCTION does, or the RPC-ERROR
@@ -326,41 +320,6 @@ is the channel."
     (if (< number count)
         (apply #'fail-exchange exchange how)
         (ok-response exchange (note-octets 7)))))
-
-(test calls-are-retried
-  "Of each kind that has one request: from a stub, as a future, as a stream of answers."
-  (under-config (value exchanges (retry-config) (failing-first 2 14))
-      (number-of (ask channel (note 1)))
-    (is (eql 7 value))
-    (is (equal '(nil "1" "2") (previous-attempts exchanges)))
-    (is (equalp (exchange-data-octets (first exchanges)) (exchange-data-octets (third exchanges)))))
-  (under-config (value exchanges (retry-config) (failing-first 2 14))
-      (number-of (grpc:await (grpc:call-async #'lab.bench:ask channel (note 1 :body 100000))))
-    (is (eql 7 value))
-    (is (= 3 (length exchanges)))
-    (is (< 100000 (length (exchange-data-octets (third exchanges))))))
-  (under-config (value exchanges (retry-config) (failing-first 1 14))
-      (numbers (watch channel (note 1)))
-    (is (equal '(7) value))
-    (is (= 2 (length exchanges)))))
-
-(test streams-are-retried
-  "What was sent is sent again, in order; what comes while the call waits follows."
-  (under-config (value exchanges (retry-config) (failing-first 1 14))
-      (number-of (lab.bench:collect channel (list (note 1) (note 2) (note 3))))
-    (is (eql 7 value))
-    (is (equalp (exchange-data-octets (first exchanges))
-                (exchange-data-octets (second exchanges)))))
-  ;; with callbacks, which hear of the one end
-  (under-config (value exchanges (retry-config) (failing-first 1 14))
-      (let* ((got '()) (done (make-signal))
-             (call (chat channel (list (note 1) (note 2)))))
-        (grpc:on-message call (lambda (note) (push (number-of note) got)))
-        (grpc:on-end call (lambda () (signal-it done)))
-        (await-signal done)
-        got)
-    (is (equal '(7) value))
-    (is (= 2 (length exchanges)))))
 
 (test streams-go-on-while-they-wait-to-be-retried
   "What is sent meanwhile follows what is sent again."
@@ -463,15 +422,6 @@ is the channel."
     (dolist (never '("-1" "soon" "1e3" "007" "99999999999" "+5" ""))
       (is (equal '(:failed 1) (subseq (outcome never) 0 2)) "~S" never))))
 
-(test one-deadline-for-all-attempts
-  (under-config (error exchanges (retry-config :attempts 5 :initial "0.1s" :maximum "100s"
-                                                :multiplier 100)
-                 (failing-first 9 14))
-      (ask channel (note 1) :timeout 1)
-    (is (typep error 'grpc:deadline-exceeded))
-    (is (= 2 (length exchanges)))
-    (is (search "attempts: 2" (princ-to-string error)))))
-
 (test a-call-that-waits-to-be-retried-can-be-cancelled
   (under-config (error exchanges (retry-config :initial "20s" :maximum "20s") (failing-first 9 14))
       (let ((call (grpc:call-async #'lab.bench:ask channel (note 1))))
@@ -505,25 +455,6 @@ is the channel."
            (is (not (grpc:rpc-error-sent-p error))))
       (grpc:close-channel channel))))
 
-(test retries-are-throttled
-  "Of 4 tokens each failed attempt takes one; at 2 there are no more."
-  (let ((config (retry-config :attempts 5
-                              :more ",\"retryThrottling\":{\"maxTokens\":4,\"tokenRatio\":1}"))
-        (count 0) (fails t))
-    (under-config (value exchanges config
-                   (lambda (exchange number)
-                     (declare (ignore number))
-                     (incf count)
-                     (if fails (fail-exchange exchange 14) (ok-response exchange (note-octets 7)))))
-        (flet ((attempts ()
-                 (setf count 0)
-                 (caught (ask channel (note 1)))
-                 count))
-          (list (attempts) (attempts)
-                (progn (setf fails nil) (list (attempts) (attempts) (attempts)))
-                (progn (setf fails t) (attempts))))
-      (is (equal '(2 1 (1 1 1) 2) value)))))
-
 (test observers-of-retries
   "Each attempt, with its own status; each message again."
   (multiple-value-bind (observer told) (recorder)
@@ -536,4 +467,3 @@ is the channel."
                  (mapcar #'third (told-of told :attempt-ended))))
       (is (= 3 (length (told-of told :message-sent))))
       (is (= 1 (length (told-of told :call-ended)))))))
-

@@ -5,7 +5,8 @@
   (:local-nicknames (#:grpc #:clgrpc) (#:client #:clgrpc.client)
                     (#:server #:clgrpc.server) (#:loop #:clgrpc.loop) (#:wire #:clgrpc.wire)
                     (#:channelz #:clgrpc.channelz) (#:support #:clgrpc.tests.support)
-                    (#:v1 #:grpc.channelz.v1) (#:methods #:grpc.channelz.v1.channelz)))
+                    (#:v1 #:grpc.channelz.v1) (#:methods #:grpc.channelz.v1.channelz))
+  (:import-from #:clgrpc.tests.server #:double #:count-up #:add-up #:echo))
 
 (in-package #:clgrpc.tests.channelz)
 

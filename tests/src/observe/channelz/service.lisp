@@ -112,22 +112,6 @@
   (abs (- (grpc:timestamp-unix-time timestamp)
           (- (get-universal-time) #.(encode-universal-time 0 0 0 1 1 1970 0)))))
 
-(defun double (note call)
-  (declare (ignore call))
-  (note (* 2 (number-of note))))
-
-(defun count-up (note call)
-  (loop for i below (number-of note) do (grpc:send call (note i)))
-  nil)
-
-(defun add-up (stream call)
-  (declare (ignore call))
-  (note (reduce #'+ (numbers stream))))
-
-(defun echo (stream call)
-  (grpc:do-messages (note stream) (grpc:send call note))
-  nil)
-
 ;;; Counts
 
 (test calls-are-counted-at-both-ends

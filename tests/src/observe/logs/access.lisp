@@ -3,22 +3,6 @@
 (in-package #:clgrpc.tests.logs)
 (in-suite :clgrpc.logs)
 
-(defun double (note call)
-  (declare (ignore call))
-  (note (* 2 (number-of note))))
-
-(defun count-up (note call)
-  (loop for i below (number-of note) do (grpc:send call (note i)))
-  nil)
-
-(defun add-up (stream call)
-  (declare (ignore call))
-  (note (reduce #'+ (numbers stream))))
-
-(defun echo (stream call)
-  (grpc:do-messages (note stream) (grpc:send call note))
-  nil)
-
 (defun refuse (note call)
   (declare (ignore note call))
   (grpc:fail :not-found "no such note"))
