@@ -8,10 +8,11 @@
 
 (defun read-generated (text)
   "The file descriptor that TEXT, a generated source of one form, defines."
-  (destructuring-bind (define name properties . items)
+  (destructuring-bind (define name imports content)
       (with-standard-io-syntax (read-from-string text))
+    (declare (ignore imports))
     (assert (eq 'define-file define))
-    (protobuf::link-form name properties items)))
+    (protobuf::link-form name content)))
 
 (defun comments (file)
   "The comments in FILE, in an order."
@@ -100,6 +101,17 @@ message Below { repeated string names = 1; }")))
         (is (not (search "WARNING" output)) "~A" output))
       (is (search "\"At the top.\"" compiled)))))
 
+(test options-that-nobody-knows-survive-generation
+  "A file that uses an option of its own is written as octets."
+  (let ((file (first (last (protobuf::load-protos "own.proto" "syntax = 'proto2';
+package clgrpc.test.own; import 'google/protobuf/descriptor.proto';
+extend google.protobuf.MessageOptions { optional string word = 50123; }
+message M { option (word) = 'x'; }" '())))))
+    (is (vectorp (protobuf::file-content file)))
+    (is (not (stringp (protobuf::file-content file))))
+    (survives-generation file)))
+
 (test forms-need-their-imports
-  (signals misuse
-    (eval '(define-file "alone.proto" (:package "clgrpc.test.alone" :imports ("not/here.proto"))))))
+  (signals misuse (eval '(define-file "alone.proto" ("not/here.proto") "name: 'alone.proto'")))
+  (signals misuse (eval '(define-file "alone.proto" () "name: 'other.proto'")))
+  (signals error (eval '(define-file "alone.proto" () "nonsense"))))
