@@ -1,7 +1,7 @@
 ;;;; The .proto files that every image has. The well-known types, descriptor.proto and the plug-in's
-;;;; protocol are defined here, at once; what describes types is rarely read or written. The features
-;;;; of other languages are kept as text and compiled where a file imports them, since they are in a
-;;;; package called PB, which belongs to users.
+;;;; protocol are defined here, at once; what describes types is rarely read or written. The
+;;;; features of other languages are kept as text and compiled where a file imports them, since they
+;;;; are in a package called PB, which belongs to users.
 ;;;;
 ;;;; An import of one of these names means this file's definition, whatever the directories of
 ;;;; imports contain: the definitions are those of protobuf 33, and our code depends on them.

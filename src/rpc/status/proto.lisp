@@ -4,5 +4,4 @@
 (in-package #:cl-user)
 
 (clgrpc.protobuf:define-proto "../../../proto/google/rpc/status.proto")
-(clgrpc.protobuf:define-proto "../../../proto/google/rpc/error_details.proto"
-  :optimize-for :code-size)
+(clgrpc.protobuf:define-proto "../../../proto/google/rpc/error_details.proto")
