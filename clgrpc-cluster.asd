@@ -5,16 +5,15 @@
   :author "The clgrpc developers"
   :license "MIT"
   :description "Nodes that know of each other through a store with leases."
-  :depends-on ("clgrpc-etcd" "clgrpc-etcd/memory" "clgrpc-etcd/discovery" "clgrpc-cluster/raft"
-               "clgrpc-cluster/workflow"
-               "clgrpc/server" "clgrpc/services" "clgrpc/metrics" "alexandria")
+  :depends-on ("clgrpc-etcd" "clgrpc-etcd/memory" "clgrpc-etcd/discovery" "clgrpc/server"
+               "clgrpc/services" "clgrpc/metrics" "alexandria")
   :pathname "cluster/membership/"
   :serial t
   :components ((:static-file "../../proto/cluster/membership.proto") (:file "proto")
                (:file "package") (:file "condition") (:file "member") (:file "decision")
                (:file "view") (:file "store") (:file "membership") (:file "hub")
                (:file "identity") (:file "service") (:file "follow") (:file "meter")
-               (:file "node") (:file "names"))
+               (:file "node"))
   :in-order-to ((test-op (test-op "clgrpc-tests/raft" "clgrpc-tests/workflow"
                                   "clgrpc-tests/cluster" "clgrpc-tests/faults"))))
 

@@ -6,7 +6,8 @@
   :license "MIT"
   :description "The command clgrpc."
   :depends-on ("clgrpc/examples" "clgrpc-tools/load" "clgrpc-tools/report" "clgrpc-tools/profile"
-               "clgrpc-tools/console" "clgrpc-etcd/discovery" "clgrpc-cluster")
+               "clgrpc-tools/console" "clgrpc-etcd/discovery" "clgrpc-cluster"
+               "clgrpc-cluster/workflow")
   :pathname "tools/"
   :serial t
   :components ((:file "command/protos") (:file "command/package")

@@ -47,9 +47,7 @@
     ("memory" "etcd" "inproc" :all-of)
     ("raft" "balance" "server" "metrics" :all-of)
     ("workflow" "balance" "etcd" "services" "trace" :all-of)
-    ("web" "inproc" "client" "server" :all-of)
-    ("observe" "inproc" "client" "server" :all-of)
-    ("cluster" "memory" "discovery" "raft" "workflow" "services" :all-of)
+    ("cluster" "memory" "discovery" "services" :all-of)
     ("sim" "inproc" "client" "server" :all-of))
   "For each folder the folders it may use; :ALL-OF adds what these may use.")
 

@@ -1,7 +1,7 @@
 ;;;; A cluster: nodes that know of each other through a store with leases. The files, from the
 ;;;; ground up: conditions; members and their keys; what is decided about them; what a node knows of
 ;;;; them; what is done in the store; the hub that follows it; who may be whom; the service; those
-;;;; who follow it; metrics; nodes; the names of what else clusters are made of.
+;;;; who follow it; metrics; nodes.
 
 (defpackage #:clgrpc.cluster
   (:use #:cl #:clgrpc.base)

@@ -23,18 +23,18 @@
 
 (defconstant +longest-sleep-seconds+ 3600 "How long the step `sleep` sleeps at most.")
 
-(cluster:define-step "echo" (task)
-  (cluster:task-input task))
+(workflow:define-step "echo" (task)
+  (workflow:task-input task))
 
-(cluster:define-step "sleep" (task)
-  (let ((seconds (handler-case (parse-seconds (cluster:task-text task))
+(workflow:define-step "sleep" (task)
+  (let ((seconds (handler-case (parse-seconds (workflow:task-text task))
                    (usage-error (error)
-                     (cluster:fail-step (princ-to-string error) :retry nil)))))
+                     (workflow:fail-step (princ-to-string error) :retry nil)))))
     (sleep (min seconds +longest-sleep-seconds+))
-    (cluster:task-input task)))
+    (workflow:task-input task)))
 
-(cluster:define-step "fail" (task)
-  (cluster:fail-step (format nil "attempt ~D was to fail" (cluster:task-attempt task))))
+(workflow:define-step "fail" (task)
+  (workflow:fail-step (format nil "attempt ~D was to fail" (workflow:task-attempt task))))
 
 ;;; The store
 
@@ -97,14 +97,14 @@ alone otherwise and takes no options."
 (defun call-with-workflows (function store namespace metrics health worker-name seconds)
   "Call FUNCTION with a service of workflows in STORE and a worker of its own called WORKER-NAME,
 whose sessions last SECONDS; or nil, if that is. FUNCTION stops the worker."
-  (let ((service (cluster:make-workflow-service store :namespace namespace :metrics metrics
+  (let ((service (workflow:make-workflow-service store :namespace namespace :metrics metrics
                                                       :health health)))
     (unwind-protect
          (funcall function service
-                  (and worker-name (cluster:start-worker service :name worker-name
+                  (and worker-name (workflow:start-worker service :name worker-name
                                                                  :kinds '("echo" "sleep" "fail")
                                                                  :session-seconds seconds)))
-      (cluster:close-workflow-service service))))
+      (workflow:close-workflow-service service))))
 
 (defun note-loss (condition ending)
   "Say that the node is no member, by CONDITION; if another has its name, the process is to end, by
@@ -124,7 +124,7 @@ ENDING."
   "Stop WORKER, or nil, which needs the service of workflows that NODE has, then NODE, within DRAIN
 seconds."
   (let ((end (+ (monotonic-ns) (seconds-ns drain))))
-    (when worker (cluster:stop-worker worker :drain drain))
+    (when worker (workflow:stop-worker worker :drain drain))
     (cluster:stop-node node :drain (max 0 (ns-seconds (- end (monotonic-ns)))))))
 
 (defun run-node (name worker drain lines arguments)

@@ -59,20 +59,20 @@ not nil. Gives up TIMEOUT seconds after the last node went that could be reached
 
 (defun workflow-row (summary)
   "What a table tells of SUMMARY, of a workflow."
-  (list (workflow:workflow-summary-id summary) (workflow:workflow-summary-type summary)
-        (string-downcase (workflow:workflow-summary-status summary))
-        (format nil "~D/~D" (workflow:workflow-summary-current summary)
-                (workflow:workflow-summary-steps summary))
-        (workflow:workflow-summary-step summary)
-        (milliseconds-text (workflow:workflow-summary-started-unix-ms summary))
-        (milliseconds-text (workflow:workflow-summary-ended-unix-ms summary))
-        (workflow:workflow-summary-reason summary)))
+  (list (workflow-v1:workflow-summary-id summary) (workflow-v1:workflow-summary-type summary)
+        (string-downcase (workflow-v1:workflow-summary-status summary))
+        (format nil "~D/~D" (workflow-v1:workflow-summary-current summary)
+                (workflow-v1:workflow-summary-steps summary))
+        (workflow-v1:workflow-summary-step summary)
+        (milliseconds-text (workflow-v1:workflow-summary-started-unix-ms summary))
+        (milliseconds-text (workflow-v1:workflow-summary-ended-unix-ms summary))
+        (workflow-v1:workflow-summary-reason summary)))
 
 (defun show-workflows (channel status json count timeout)
   "Print the workflows of STATUS, at most COUNT unless that is nil."
   (let ((rows '()) (shown 0))
     (block listing
-      (cluster:map-workflows
+      (workflow:map-workflows
        (lambda (summary)
          (when (and count (< count (incf shown))) (return-from listing))
          (if json

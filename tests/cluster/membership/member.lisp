@@ -36,24 +36,24 @@ it says."
     (with-memory ()
       (etcd:put *etcd* "c/a" (cluster::member-text member))
       (is (equalp (list member) (fetch-members *etcd* "c")))
-      (let ((endpoint (first (cluster:list-endpoints "c" :etcd *etcd*))))
+      (let ((endpoint (first (discovery:list-endpoints "c" :etcd *etcd*))))
         (is (equal '("127.0.0.1:1" :draining 3)
-                   (list (cluster:endpoint-address endpoint) (cluster:endpoint-state endpoint)
-                         (cluster:endpoint-weight endpoint))))))))
+                   (list (discovery:endpoint-address endpoint) (discovery:endpoint-state endpoint)
+                         (discovery:endpoint-weight endpoint))))))))
 
 (test registered-servers-are-members
   "A server that was registered under the cluster's name is a member, of the generation at which its
 entry was made; a node that comes after takes its name over."
   (with-memory ()
-    (let ((registration (cluster:register nil "default" :etcd *etcd* :address "127.0.0.1:7")))
-      (is-true (cluster:await-registration registration :timeout +patience+))
+    (let ((registration (discovery:register nil "default" :etcd *etcd* :address "127.0.0.1:7")))
+      (is-true (discovery:await-registration registration :timeout +patience+))
       (with-node (a "a" :store *etcd*)
         (is-true (await-members a (lambda (members) (= 2 (length members))) :timeout +patience+))
         (let ((member (find-member a "127.0.0.1:7"))
-              (entry (etcd:fetch *etcd* (cluster:registration-key registration))))
+              (entry (etcd:fetch *etcd* (discovery:registration-key registration))))
           (is (string= "127.0.0.1:7" (member-address member)))
           (is (= (etcd:entry-created entry) (member-generation member)))
-          (cluster:drain-registration registration)
+          (discovery:drain-registration registration)
           (is-true (await-members a (lambda (members)
                                       (equal '(:draining :serving)
                                              (mapcar #'member-state members)))
@@ -61,7 +61,7 @@ entry was made; a node that comes after takes its name over."
           (is (< (member-generation member)
                  (member-generation (join-cluster *etcd* "default" (member-of "127.0.0.1:7")
                                                   :keep-alive nil)))))
-        (cluster:withdraw registration)))))
+        (discovery:withdraw registration)))))
 
 (defun put-stranger (key value)
   "Put VALUE, octets or a string, below the members of \"default\" at KEY, octets or a string."

@@ -56,22 +56,22 @@
 that has left is gone from there."
   (with-memory ()
     (flet ((endpoints ()
-             (loop for endpoint in (cluster:list-endpoints "mesh" :etcd *etcd*)
-                   collect (list (cluster:endpoint-address endpoint)
-                                 (cluster:endpoint-weight endpoint)
-                                 (cluster:endpoint-zone endpoint)
-                                 (cluster:endpoint-state endpoint)
-                                 (mapcar #'car (cluster:endpoint-metadata endpoint))))))
+             (loop for endpoint in (discovery:list-endpoints "mesh" :etcd *etcd*)
+                   collect (list (discovery:endpoint-address endpoint)
+                                 (discovery:endpoint-weight endpoint)
+                                 (discovery:endpoint-zone endpoint)
+                                 (discovery:endpoint-state endpoint)
+                                 (mapcar #'car (discovery:endpoint-metadata endpoint))))))
       (with-node (a "a" :store *etcd* :cluster "mesh"
                         :labels '(("zone" . "west") ("weight" . "7") ("rack" . "12")))
         (is (equal `((,(node-address a) 7 "west" :serving ("member"))) (endpoints)))
-        (setf (cluster:default-etcd) *etcd*)
+        (setf (discovery:default-etcd) *etcd*)
         (unwind-protect
              (grpc:with-channel (channel "etcd:///mesh")
                (is (= 1 (length (pb:members-response-members
                                  (methods:members channel (pb:make-members-request)
                                                   :timeout +patience+ :wait-for-ready t))))))
-          (setf (cluster:default-etcd) nil))
+          (setf (discovery:default-etcd) nil))
         (cluster::announce-draining a)
         (is (equal '(:draining) (mapcar #'fourth (endpoints)))))
       (is (null (endpoints))))))
@@ -81,10 +81,10 @@ that has left is gone from there."
   (with-memory ()
     (with-node (a "a" :store *etcd* :labels `(("weight" . "0")
                                               ("zone" . ,(make-string 600 :initial-element #\z))))
-      (let ((endpoint (first (cluster:list-endpoints "default" :etcd *etcd*))))
-        (is (string= (node-address a) (cluster:endpoint-address endpoint)))
-        (is (null (cluster:endpoint-weight endpoint)))
-        (is (null (cluster:endpoint-zone endpoint)))))))
+      (let ((endpoint (first (discovery:list-endpoints "default" :etcd *etcd*))))
+        (is (string= (node-address a) (discovery:endpoint-address endpoint)))
+        (is (null (discovery:endpoint-weight endpoint)))
+        (is (null (discovery:endpoint-zone endpoint)))))))
 
 (test the-later-of-a-name-wins
   "A node that starts with a name that is taken takes it over, and the former one ends its

@@ -6,6 +6,7 @@
   (:import-from #:clgrpc.tests.etcd #:with-store #:*etcd* #:store-address #:store-program
                 #:begin-store #:wait-until #:+patience+ #:free-port)
   (:local-nicknames (#:grpc #:clgrpc) (#:etcd #:clgrpc.etcd) (#:cluster #:clgrpc.cluster)
+                    (#:discovery #:clgrpc.discovery)
                     (#:support #:clgrpc.tests.support) (#:os #:clgrpc.os)
                     (#:memory #:clgrpc.memory) (#:loop #:clgrpc.loop) (#:base #:clgrpc.base)
                     (#:pb #:clgrpc.cluster.v1) (#:methods #:clgrpc.cluster.v1.cluster)))

@@ -29,28 +29,28 @@
 (defun boot-shop-node (name)
   "Serve workflows at the host NAME."
   (let* ((etcd (etcd:make-etcd "store:2379" :timeout 2))
-         (service (cluster:make-workflow-service etcd))
+         (service (workflow:make-workflow-service etcd))
          (server (grpc:start-server service :listen (format nil "~A:50051" name))))
     (discovery:register server "shop" :etcd etcd :lease-seconds 3)
     (lambda (drain)
       (unless drain (etcd:close-etcd etcd))
       (grpc:stop-server server :drain (or drain 0))
-      (cluster:close-workflow-service service)
+      (workflow:close-workflow-service service)
       (etcd:close-etcd etcd))))
 
 (defun do-step (task)
   "The result of a step: what it was given, and its kind."
   (sim:wait-for 1/10)
-  (format nil "~A~A" (cluster:task-text task) (cluster:task-kind task)))
+  (format nil "~A~A" (workflow:task-text task) (workflow:task-kind task)))
 
 (defun boot-worker (chance)
   "Do steps."
   (let* ((channel (grpc:make-channel *nodes* :balance :round-robin))
-         (worker (cluster:start-worker channel :kinds '(("a" . do-step) ("b" . do-step))
+         (worker (workflow:start-worker channel :kinds '(("a" . do-step) ("b" . do-step))
                                                :concurrency (sim:between chance 1 3)
                                                :session-seconds 3)))
     (lambda (drain)
-      (cluster:stop-worker worker :drain (or drain 0))
+      (workflow:stop-worker worker :drain (or drain 0))
       (grpc:close-channel channel))))
 
 (defun note-told (shop change)
@@ -69,10 +69,10 @@
   "Start the workflows of SHOP, one after the other, each until that is acknowledged."
   (loop while (< (shop-started shop) (shop-wanted shop))
         do (handler-case
-               (progn (cluster:start-workflow (shop-channel shop) (shop-id (shop-started shop))
+               (progn (workflow:start-workflow (shop-channel shop) (shop-id (shop-started shop))
                                               '("a" "b" "a") :input "x" :call-timeout 3)
                       (incf (shop-started shop)))
-             (cluster:workflow-error () (sim:wait-for 1/4)))
+             (workflow:workflow-error () (sim:wait-for 1/4)))
            (sim:wait-for (/ (sim:between (lab-chance shop) 1 1500) 1000))))
 
 ;;; Faults
@@ -97,14 +97,14 @@
 (defun outcome-of (shop number)
   "The status of a workflow, and its result."
   (handler-case
-      (let ((reply (cluster:workflow-state (shop-channel shop) (shop-id number) :result t
+      (let ((reply (workflow:workflow-state (shop-channel shop) (shop-id number) :result t
                                                                                  :timeout 3)))
         (values (clgrpc.workflow.v1:workflow-state-status
                  (clgrpc.workflow.v1:get-workflow-state-reply-state reply))
                 (octets-string (clgrpc.workflow.v1:get-workflow-state-reply-result reply))
                 (clgrpc.workflow.v1:workflow-state-version
                  (clgrpc.workflow.v1:get-workflow-state-reply-state reply))))
-    (cluster:workflow-error () :unknown)))
+    (workflow:workflow-error () :unknown)))
 
 (defun check-orders (shop)
   "See that all workflows complete, as they should, and that all of that is told."
@@ -141,7 +141,7 @@
           (shop-user shop) (sim:add-host "user"))
     (sim:on-host ((shop-user shop))
       (setf (shop-channel shop) (grpc:make-channel *nodes* :balance :round-robin)
-            (shop-watcher shop) (cluster:watch-workflow (lambda (change) (note-told shop change))
+            (shop-watcher shop) (workflow:watch-workflow (lambda (change) (note-told shop change))
                                                         (shop-channel shop) nil :timeout 60))
       (sim:start-task "orders" (lambda () (start-orders shop)) :host (shop-user shop)))))
 
@@ -156,7 +156,7 @@
     (sim:wait-for 25)
     (sim:on-host ((shop-user shop))
       (check-orders shop)
-      (cluster:end-watching (shop-watcher shop))
+      (workflow:end-watching (shop-watcher shop))
       (grpc:close-channel (shop-channel shop)))
     (dolist (host (append (shop-workers shop) (shop-nodes shop))) (sim:stop-host host :drain 1))
     (finish-lab shop)))
