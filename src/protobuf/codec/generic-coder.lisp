@@ -22,31 +22,38 @@
   (funcall (the function (layout-maker layout))))
 
 (defun read-generic (layout table octets at end reading)
-  "Read a message of LAYOUT, TABLE of whose slots goes by number; nil to give up and read again."
+  "Read a message of LAYOUT, TABLE of whose slots' places goes by number; nil to give up and read
+again. A message without fields takes no memory but its own, which READING is charged with."
   (declare (type octets octets) (type index at end))
   (let* ((message (enter-message layout at reading))
-         (found (make-hash-table :test 'eq)) ; slot to GATHERED, oneof to its last slot
+         (slots (layout-slots layout))
+         (found nil)                    ; the GATHERED of each slot, once there is one
+         (latest nil)                   ; a table from oneofs to their last GATHERED, likewise
          (order '()) (ranges '()))
-    (flet ((gather (slot items)
-             (let ((oneof (slot-oneof slot)))
+    (flet ((gather (place items)
+             (unless found (setf found (make-array (length slots) :initial-element nil)))
+             (let* ((slot (svref slots place)) (oneof (slot-oneof slot))
+                    (gathered (or (svref found place)
+                                  (first (push (setf (svref found place) (make-gathered slot))
+                                               order)))))
                (when oneof
-                 (let ((other (gethash oneof found)))
-                   (when (and other (not (eq other slot)))
-                     (setf (gathered-items (gethash other found)) '())))
-                 (setf (gethash oneof found) slot)))
-             (let ((gathered (or (gethash slot found)
-                                 (first (push (setf (gethash slot found) (make-gathered slot))
-                                              order)))))
-               (setf (gathered-items gathered) (append items (gathered-items gathered))))))
+                 (unless latest (setf latest (make-hash-table :test 'eq)))
+                 (let ((other (gethash oneof latest)))
+                   (when (and other (not (eq other gathered)))
+                     (setf (gathered-items other) '())))
+                 (setf (gethash oneof latest) gathered))
+               (setf (gathered-items gathered) (nconc items (gathered-items gathered))))))
       (loop while (< at end)
-            do (let* ((start at) (tag (take-tag)) (inside at) (slot (gethash (ash tag -3) table)))
+            do (let* ((start at) (tag (take-tag)) (inside at)
+                   (place (gethash (ash tag -3) table))
+                   (slot (and place (svref slots place))))
                  (setf at (skip-field octets at end tag))
                  (multiple-value-bind (items unknown)
                      (field-items slot tag octets start inside at)
                    (cond ((or (eq items :misfit)
                               (and unknown (eq :singular (slot-label slot)))) ; kept as it came
                           (setf ranges (note-range ranges start at)))
-                         (t (when items (gather slot items))
+                         (t (when items (gather place items))
                             (setf ranges (append unknown ranges))))))))
     (dolist (gathered order)
       (let ((unknown (or (fill-field message gathered octets reading)
@@ -176,7 +183,10 @@ enum does not know the value, :again to give up and read again."
   "Give LAYOUT, which has its type, slots and maker, a reader, a sizer and a writer."
   (let* ((slots (layout-slots layout)) (name (message-type-name (layout-type layout)))
          (ordered (sort (coerce slots 'list) #'< :key #'slot-number))
-         (table (index-by #'slot-number ordered)))
+         (table (make-hash-table)))
+    (loop for slot across slots
+          for place from 0
+          do (setf (gethash (slot-number slot) table) place))
     (setf (layout-reader layout)
           (lambda (octets at end reading) (read-generic layout table octets at end reading))
           (layout-sizer layout)
