@@ -181,43 +181,6 @@ told all the same."
       (signals grpc:misuse (lab.bench:ask channel (note 1) :deadline deadline)))
     (is (= 2 (number-of (ask channel (note 1) :deadline (+ (monotonic-ns) (seconds-ns 20))))))))
 
-(test self-calls
-  "Handlers that call their own server get answers."
-  (let ((channel nil))
-    (flet ((descend (note call)
-             (declare (ignore call))
-             (if (zerop (number-of note))
-                 (note 0)
-                 (note (1+ (number-of (ask channel (note (1- (number-of note))))))))))
-      (dolist (execution '(:auto :inline :blocking))
-        (with-probe (own :options (list :execution execution)) (:ask #'descend)
-          (setf channel own)
-          (is (= 5 (number-of (ask own (note 5)))))
-          (is (equal (loop repeat 20 collect 3)
-                     (with-threads (i 20) (number-of (ask own (note 3)))))))))))
-
-(test self-calls-with-a-small-reserve
-  "Two hundred handlers at once that call their own server with eight threads in reserve: answers or
-:resource-exhausted, never a hang."
-  (let ((channel nil))
-    (dolist (execution '(:auto :blocking))
-      (with-probe (own :options (list :execution execution :reserve-threads 8))
-          (:ask (lambda (note call)
-                  (declare (ignore call))
-                  (if (zerop (number-of note))
-                      note
-                      (ask-and-pass-on channel (note (1- (number-of note))) :timeout 0.2))))
-        (setf channel own)
-        (let ((futures (loop repeat 200
-                             collect (grpc:call-async #'lab.bench:ask own (note 1) :timeout 3))))
-          (dolist (future futures)
-            (let ((error (caught (grpc:await future))))
-              ;; with all threads waiting, a :blocking nested call waits for one until its time is
-              ;; up
-              (is (member (and error (grpc:rpc-error-status error))
-                          '(nil :resource-exhausted :deadline-exceeded))))))
-        (is (= 0 (number-of (ask own (note 0)))))))))
-
 (test printed-objects
   "Whatever is public prints as one short line, at any time."
   (let ((inside '()))

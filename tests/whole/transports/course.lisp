@@ -7,19 +7,21 @@
 ;;; Deadlines
 
 (define-case deadlines-are-seen ()
-  "The handler sees what remains, and a call that it makes itself has no more."
+  "The handler sees what remains, and a call that it makes itself has no more, but may have less."
   (let ((channel nil))
     (with-transport (own)
         (:ask (lambda (note call)
                 (let ((remaining (or (grpc:time-remaining call) -1)))
                   (if (plusp (number-of note))
-                      (lab.bench:ask channel (note (1- (number-of note))))
+                      (lab.bench:ask channel (note (1- (number-of note)))
+                                     :timeout (if (= 9 (number-of note)) 10 nil))
                       (note (if (minusp remaining) -1 (ceiling (* 1000 remaining))))))))
       (setf channel own)
       (is (= -1 (number-of (lab.bench:ask own (note 0)))))
       (is (= -1 (number-of (lab.bench:ask own (note 2)))))
       (is (< 4000 (number-of (ask own (note 0) :timeout 20)) 20001))
       (is (< 4000 (number-of (ask own (note 3) :timeout 20)) 20001))
+      (is (< (number-of (ask own (note 9) :timeout 20)) 10001))
       (is (< 4000 (number-of (ask own (note 1) :deadline (+ (monotonic-ns) 20000000000)
                                               :timeout nil))
              20001)))))
@@ -188,6 +190,7 @@ call that has ended stays as it is."
       (grpc:send call (note 1))
       (is (= 1 (number-of (grpc:receive call))))
       (is (null (grpc:receive call)))
+      (is (null (grpc:send call (note 2))))
       (is (eq :ok (grpc:call-status call))))))
 
 ;;; Half-close
