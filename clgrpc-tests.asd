@@ -160,7 +160,8 @@ that is not loaded (:DATA)."
    :first ("support") :name "cluster")
   ("src/program/command" ("clgrpc/command"))
   ("src/program" ("clgrpc/examples") :data ("greeter" "late"))
-  ("cluster/simulation" ("clgrpc" "clgrpc-cluster" "clgrpc-sim") :first ("lab"))
+  ("cluster/simulation" ("clgrpc" "clgrpc-cluster" "clgrpc-cluster/workflow" "clgrpc-sim")
+   :first ("lab"))
   ("cluster/faults" ("clgrpc" "clgrpc-cluster/workflow" "clgrpc-cluster" "clgrpc-etcd/memory"
                      "clgrpc-tests/etcd" "sb-posix")
    :first ("place" "fault" "load" "run")))

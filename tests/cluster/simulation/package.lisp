@@ -6,7 +6,7 @@
   (:local-nicknames (#:grpc #:clgrpc) (#:sim #:clgrpc.sim) (#:rpc #:clgrpc.rpc)
                     (#:loop #:clgrpc.loop) (#:etcd #:clgrpc.etcd) (#:memory #:clgrpc.memory)
                     (#:cluster #:clgrpc.cluster) (#:discovery #:clgrpc.discovery)
-                    (#:status #:clgrpc.status))
+                    (#:workflow #:clgrpc.workflow) (#:status #:clgrpc.status))
   (:export #:run-cluster #:run-workflows))
 
 (in-package #:clgrpc.tests.simulation)
