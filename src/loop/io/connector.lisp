@@ -63,7 +63,7 @@
 nanoseconds, or if LIMIT-EACH is true within as much for each attempt. Then (ON-DONE byte-channel
 nil) or (ON-DONE nil condition), a CONNECT-ERROR, is called on LOOP, exactly once and never before
 this returns. ON-PROGRESS is a function that is told on LOOP how it goes: for each attempt
-(:connecting :address text), and for those that fail (:connecting-failed :address text :reason
+(:attempt :address text), and for those that fail (:attempt-failed :address text :reason
 text). ON-CANDIDATE is a function of a byte channel that is called on LOOP for each connection,
 which it owns; then ON-DONE gets conditions only. An attempt is waited for DELAY-NS nanoseconds
 before the next begins. Return the connector. Signal MISUSE if LOOP has stopped. From any thread."
@@ -142,7 +142,7 @@ for."
             text
             (format nil "~A (~A)" text address))
         (connector-failures connector))
-  (tell-progress connector :connecting-failed :address address
+  (tell-progress connector :attempt-failed :address address
                                               :reason (first (connector-failures connector))))
 
 (defun begin-connecting (connector address)
@@ -162,7 +162,7 @@ for."
         (setf result (add-source connecting socket))
         (unless (os:failed-p result)
           (push connecting (connector-connectings connector))
-          (tell-progress connector :connecting :address text)
+          (tell-progress connector :attempt :address text)
           (return-from begin-connecting t))))
     (unless (os:failed-p socket) (funcall (network-close network) socket))
     (note-errno connector result text)

@@ -338,9 +338,9 @@ threads of its own that asks for the same name has its answer."
       (settle loop)
       (is (string= (listener-address listener) peer))
       (let ((dead (format nil "127.0.0.1:~D" closed)))
-        (is (equal `((:connecting ,dead nil)
-                     (:connecting-failed ,dead ,(format nil "Connection refused (~A)" dead))
-                     (:connecting ,peer nil))
+        (is (equal `((:attempt ,dead nil)
+                     (:attempt-failed ,dead ,(format nil "Connection refused (~A)" dead))
+                     (:attempt ,peer nil))
                    (reverse progress)))))))
 
 (defun call-with-candidates (function)
