@@ -74,7 +74,7 @@
            (let ((error (caught (grpc:ensure-connected channel :timeout 0.05))))
              (is (typep error 'grpc:deadline-exceeded))
              (is (not (grpc:rpc-error-sent-p error))))
-           (is (eq :connecting (grpc:channel-state channel))))
+           (is (wait-until (lambda () (eq :connecting (grpc:channel-state channel))))))
       (sb-bsd-sockets:socket-close listener))))
 
 (test names-and-families
