@@ -134,11 +134,11 @@ SINCE-NS, the newest first."
                           (connect-progress trunk event plist))))))
 
 (defun connect-progress (trunk event plist)
-  "What CONNECT-ADDRESSES says on its way: EVENT is :connecting or :connecting-failed."
+  "What CONNECT-ADDRESSES says on its way: EVENT is :attempt or :attempt-failed."
   (when (tracing-p :subchannel)
     (apply #'log-event :trace event :tracer :subchannel
            :target (core-name (trunk-core trunk)) plist))
-  (when (eq event :connecting-failed)
+  (when (eq event :attempt-failed)
     (note-trunk-event trunk :warning "an attempt to connect failed: ~A" (getf plist :reason))
     (rpc:observe subchannel-failed (core-observer (trunk-core trunk)) (getf plist :reason))
     (note-failure trunk (getf plist :reason))))
