@@ -20,6 +20,7 @@
   :components ((:file "package"))
   :in-order-to ((test-op (test-op "clgrpc-tests/base" "clgrpc-tests/os" "clgrpc-tests/loop"
                                   "clgrpc-tests/dns" "clgrpc-tests/hpack" "clgrpc-tests/http1"
+                                  "clgrpc-tests/exchange"
                                   "clgrpc-tests/http2" "clgrpc-tests/dialogue"
                                   "clgrpc-tests/protobuf" "clgrpc-tests/status"
                                   "clgrpc-tests/method" "clgrpc-tests/rpc"
@@ -116,6 +117,14 @@
                (:file "stream") (:file "failure") (:file "rate-limit") (:file "reset")
                (:file "flow") (:file "writer") (:file "queue") (:file "settings") (:file "reader")
                (:file "connection") (:file "inspect")))
+
+(defsystem "clgrpc/exchange"
+  :description "Requests of HTTP beside gRPC and their answers, over HTTP/1.1 and HTTP/2."
+  :depends-on ("clgrpc/http1" "clgrpc/http2" "clgrpc/loop")
+  :pathname "src/http/exchange/"
+  :serial t
+  :components ((:file "package") (:file "speech") (:file "content") (:file "router")
+               (:file "exchange") (:file "chunked") (:file "over-http2") (:file "over-http1")))
 
 (defsystem "clgrpc/metrics"
   :description "What servers, channels and the process do, counted, and read by Prometheus."
@@ -268,16 +277,15 @@
 
 (defsystem "clgrpc/server"
   :description "Servers, listeners, dispatch, drain."
-  :depends-on ("clgrpc/wire" "clgrpc/http1" "clgrpc/serving" "alexandria")
+  :depends-on ("clgrpc/wire" "clgrpc/exchange" "clgrpc/serving" "alexandria")
   :pathname "src/server/"
   :serial t
-  :components ((:file "package") (:file "route") (:file "structure") (:file "http/request")
-               (:file "http/content") (:file "http/site") (:file "hub") (:file "refusal")
-               (:file "peer") (:file "valve") (:file "limit") (:file "call") (:file "room")
-               (:file "compression") (:file "reply") (:file "answer") (:file "http/plain")
-               (:file "http/response") (:file "execution") (:file "delivery") (:file "transport")
-               (:file "drain") (:file "dispatch") (:file "http/http1") (:file "opening")
-               (:file "server") (:file "survey")))
+  :components ((:file "package") (:file "route") (:file "structure") (:file "request")
+               (:file "hub") (:file "refusal") (:file "peer") (:file "valve") (:file "limit")
+               (:file "call") (:file "room") (:file "compression") (:file "reply")
+               (:file "answer") (:file "execution") (:file "delivery") (:file "transport")
+               (:file "drain") (:file "open-call") (:file "plain") (:file "dispatch")
+               (:file "opening") (:file "server") (:file "survey")))
 
 (defsystem "clgrpc/inproc"
   :description "Calls within the image: from a channel to a server without octets between."

@@ -101,8 +101,9 @@
   (:import-from #:clgrpc.server
                 #:start-server #:stop-server #:server-address #:server-addresses
                 #:server-running-p #:server-statistics #:server-service-names #:note-server-started
-                #:note-server-stopping #:call-before-stop #:http-handler #:http-request
-                #:http-request-p
+                #:note-server-stopping #:call-before-stop)
+  (:import-from #:clgrpc.exchange
+                #:http-handler #:http-request #:http-request-p
                 #:http-request-method #:http-request-target #:http-request-path
                 #:http-request-query #:http-request-headers #:http-request-header
                 #:http-request-parameter #:http-request-body #:http-request-peer

@@ -4,16 +4,10 @@
 
 (in-package #:clgrpc.server)
 
-(defun answer-plainly (call answer)
-  "End CALL, a plain one, with ANSWER. On the loop."
-  (unless (call-status call)
-    (setf (http-request-answer (call-http-request call)) answer)
-    (server-finish call :ok "" nil '())))
-
 (defun reply-plainly (call value)
-  "Answer the plain request CALL with VALUE, what HANDLER-ANSWER has returned."
-  (if (plain-answer-p value)
-      (answer-plainly call value)
+  "Answer the plain request of CALL with VALUE, what the function of a plain route has returned."
+  (if (exchange:plain-answer-p value)
+      (exchange:answer (call-http-request call) value)
       (server-finish call :ok "" nil '())))
 
 (define-hot (replied-plainly-p :inline t) ((call server-call) value) boolean

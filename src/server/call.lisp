@@ -13,7 +13,7 @@ or that is a plain request."
   (place nil :type (or null ring))      ; among the calls of its loop that wait for room
   (undecoded nil :type (or null wire:parcel wire:packed)) ; its request, if that is long
   (later nil :type boolean)             ; the handler has returned the call, to answer later
-  (http-request nil :type (or null http-request)) ; that it is, if it is no call of gRPC's
+  (http-request nil :type (or null exchange:http-request)) ; whose handler it runs
   ;; whether the handler, which began on the loop and lost it, is charged to its link
   (late nil :type (member nil :charged :returned)))
 
@@ -41,8 +41,8 @@ or that is a plain request."
   (let ((detour (server-call-detour call)))
     (and detour (detour-undecoded detour))))
 
-(define-hot (call-http-request :inline t) ((call server-call)) (or null http-request)
-  "The request of HTTP that CALL is, a plain one, or nil if it is a call of gRPC's."
+(define-hot (call-http-request :inline t) ((call server-call)) (or null exchange:http-request)
+  "The plain request whose handler CALL runs, or nil if it is a call of gRPC's."
   (let ((detour (server-call-detour call)))
     (and detour (detour-http-request detour))))
 

@@ -63,3 +63,22 @@ take four times the memory of its octets, besides the messages inside it."
   (wire:half-close-streamed call)
   (unless (call-status call) (start-call call))
   nil)
+
+(defun end-plain-request (call)
+  "The plain request that CALL runs is whole. The half-close starts the handler, if there is one."
+  (let ((request (call-http-request call)))
+    (setf (call-half-closed call) t)
+    (exchange:end-body request)
+    (cond ((call-status call))
+          ((server-call-route call) (setf (server-call-request call) request))
+          (t (exchange:refuse-unrouted request)))))
+
+(define-hot end-of-request ((call server-call)) null
+  (rpc:observe half-closed (wire:call-observer call) call)
+  (when (call-http-request call) (end-plain-request call))
+  (cond ((wire:wire-call-partial call)
+         (setf (call-half-closed call) t)
+         (rpc:abort-as call (rpc:flaw call 0 t)))
+        (t (operate half-close call)
+           (setf (call-half-closed call) t)))
+  nil)

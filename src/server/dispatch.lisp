@@ -1,7 +1,6 @@
 ;;;; From a request's headers to a call (gRPC over HTTP/2, "Requests"), and the server's sink: the
-;;;; functions that the http2 core calls, on the loop. A request whose content type
-;;;; is not gRPC's is a plain one (http/plain.lisp); if nobody answers those it is answered with 415
-;;;; once it is whole.
+;;;; functions that the http2 core calls, on the loop. A request whose content type is not gRPC's is
+;;;; a plain one (plain.lisp); if nobody answers those it is answered with 415 once it is whole.
 
 (in-package #:clgrpc.server)
 
@@ -34,41 +33,42 @@ it."
   (setf (request-table request) table
         (request-route request) nil
         (request-timeout request) nil
-        (request-plain request) t
-        (request-refusal request) nil
+        (request-plain request) :content-type
         (request-incoming request) nil
         (request-accepted request) '()
         (request-rejection request) '())
-  (hpack:do-fields (field list)
-    (let ((kind (http2:field-kind-of field)))
-      (cond ((= kind http2:+kind-path+)
-             (setf (request-route request) (route-of table field)))
-            ((= kind http2:+kind-content-type+)
-             (setf (request-plain request) (plain-content-type-p field)))
-            ((= kind http2:+kind-method+)
-             (unless (octets-are (hpack:field-value field) #.(coerce "POST" 'simple-base-string))
-               (setf (request-refusal request) **not-post**)))
-            ((= kind http2:+kind-grpc-timeout+)
-             (or (setf (request-timeout request) (status:parse-timeout (hpack:field-value field)))
-                 (setf (request-rejection request) '(:internal "malformed grpc-timeout"))))
-            ((= kind http2:+kind-grpc-encoding+)
-             (read-encoding request field))
-            ((= kind http2:+kind-grpc-accept-encoding+)
-             (setf (request-accepted request) (wire:accepted-encodings field))))))
-  (when (request-plain request) (setf (request-refusal request) **not-grpc**))
-  (cond ((request-refusal request) (setf (request-plain request) t))
-        ((hpack:field-list-overflow-p list)
-         (setf (request-rejection request) '(:resource-exhausted "header list too large")))
-        ((request-rejection request))
-        ((null (request-route request)))
-        ((null (route-method (request-route request)))
-         (setf (request-rejection request) (multiple-value-list (rpc:verdict :unknown-method))))
-        ((not (wire:sound-metadata-p (request-fields request)))
-         (setf (request-rejection request)
-               '(:internal "metadata whose name ends in -bin is not base64")))
-        ((eql 0 (request-timeout request))
-         (setf (request-rejection request)
-               (multiple-value-list (rpc:verdict :came-too-late)))))
+  (let ((post t))
+    (hpack:do-fields (field list)
+      (let ((kind (http2:field-kind-of field)))
+        (cond ((= kind http2:+kind-path+)
+               (setf (request-route request) (route-of table field)))
+              ((= kind http2:+kind-content-type+)
+               (setf (request-plain request)
+                     (if (plain-content-type-p field) :content-type nil)))
+              ((= kind http2:+kind-method+)
+               (setf post (octets-are (hpack:field-value field)
+                                      #.(coerce "POST" 'simple-base-string))))
+              ((= kind http2:+kind-grpc-timeout+)
+               (or (setf (request-timeout request) (status:parse-timeout (hpack:field-value field)))
+                   (setf (request-rejection request) '(:internal "malformed grpc-timeout"))))
+              ((= kind http2:+kind-grpc-encoding+)
+               (read-encoding request field))
+              ((= kind http2:+kind-grpc-accept-encoding+)
+               (setf (request-accepted request) (wire:accepted-encodings field))))))
+    (cond ((request-plain request))
+          ((not post) (setf (request-plain request) :method))
+          ((hpack:field-list-overflow-p list)
+           (setf (request-rejection request) '(:resource-exhausted "header list too large")))
+          ((request-rejection request))
+          ((null (request-route request)))
+          ((null (route-method (request-route request)))
+           (setf (request-rejection request) (multiple-value-list (rpc:verdict :unknown-method))))
+          ((not (wire:sound-metadata-p (request-fields request)))
+           (setf (request-rejection request)
+                 '(:internal "metadata whose name ends in -bin is not base64")))
+          ((eql 0 (request-timeout request))
+           (setf (request-rejection request)
+                 (multiple-value-list (rpc:verdict :came-too-late))))))
   nil)
 
 (defconstant +free-metadata-octets+ 512
@@ -95,13 +95,6 @@ remembers it."
           (read-request request (hub-routes hub) list)
           (setf (hpack:field-list-memo list) request)
           request))))
-
-(define-hot (count-call :inline t) ((link server-link) (hub hub)) null
-  "A call of LINK begins on HUB."
-  (incf (wire:link-calls link))
-  (incf (hub-open hub))
-  (incf (guest-open (the guest (server-link-guest link))))
-  nil)
 
 (define-hot (begin-server-call :inline t) ((stream http2:stream) (link server-link) (hub hub)
                                            (request request)
@@ -140,7 +133,7 @@ and return it. A plain request is no call, and not counted with those."
 
 (defun list-octets (list)
   "The memory of the plain request that is made of LIST: strings in lists, beside fields."
-  (* 2 (+ (hpack:field-list-octets list) (* wire:+field-octets+ (hpack:field-list-count list)))))
+  (* 2 (+ (hpack:field-list-octets list) (* hpack:+field-octets+ (hpack:field-list-count list)))))
 
 (define-hot room-for-call-p ((hub hub) (link server-link) (call server-call) (charge index)) boolean
   "Charge LINK with what the header list of CALL takes, CHARGE. Return false if that is too much:
@@ -150,26 +143,19 @@ CALL has been ended."
       (progn (complain hub :max-held-octets (link-peer-name link))
              nil)))
 
-(define-hot (refuse-call-p :inline t) ((hub hub) (link server-link) (call server-call)) boolean
-  "Return true if CALL of LINK, which is new, may not begin: it has been ended."
-  (let ((verdict (refusal-of-call hub link (server-link-guest link))))
-    (and verdict
-         (multiple-value-bind (status text) (rpc:verdict verdict)
-           (server-finish call status text nil '())
-           t))))
-
 (define-hot server-headers ((stream http2:stream) (list hpack:field-list) (ended boolean)) null
   "The sink's on-headers."
   (let* ((http2 (http2:stream-connection stream))
          (link (http2:connection-user http2))
          (hub (link-owner (the server-link link)))
          (request (request-of (the hub hub) list link))
-         (plain (and (request-plain request) (read-plain-request list (request-refusal request))))
-         (route (if plain (find-plain-route (hub-site hub) plain) (request-route request)))
+         (plain (and (request-plain request)
+                     (read-plain-request hub stream list (request-plain request))))
+         (route (if plain (exchange:http-request-route plain) (request-route request)))
          (call (begin-server-call stream link hub request route))
          (charge (if plain (list-octets list) (request-charge request))))
     (declare (type index charge))
-    (when plain (begin-plain-call call plain))
+    (when plain (join-exchange call plain))
     (when (wire:endpoint-observer hub) (wire:count-from-none stream))
     (rpc:observe call-begun (wire:endpoint-observer hub) call)
     (rpc:observe request-begun (wire:endpoint-observer hub) call (list-authority list))
@@ -191,9 +177,10 @@ CALL has been ended."
   "The sink's on-data."
   (let ((call (http2:stream-user stream)))
     (cond (call
-           (if (call-http-request (the server-call call))
-               (receive-plain-data call octets start end)
-               (wire:receive-data call octets start end))
+           (let ((plain (call-http-request (the server-call call))))
+             (cond (plain (exchange:receive-body plain octets start end)
+                          (wire:give-window call (- end start)))
+                   (t (wire:receive-data call octets start end))))
            (when ended (end-of-request call)))
           (t (http2:consume-data stream (- end start))))
     nil))
@@ -204,52 +191,11 @@ CALL has been ended."
   (let ((call (http2:stream-user stream)))
     (when call (end-of-request call))))
 
-(define-hot end-of-request ((call server-call)) null
-  (rpc:observe half-closed (wire:call-observer call) call)
-  (when (call-http-request call) (end-plain-request call))
-  (cond ((wire:wire-call-partial call)
-         (setf (call-half-closed call) t)
-         (rpc:abort-as call (rpc:flaw call 0 t)))
-        (t (operate half-close call)
-           (setf (call-half-closed call) t)))
-  nil)
-
-(defun lose-call (call cause)
-  "The peer of CALL has cancelled it or gone, as CAUSE, a text, says."
-  (unless (call-status call)
-    (wire:mark-call call wire:+end+)
-    (multiple-value-bind (status text) (rpc:verdict :caller-gone)
-      (end-call call status :message text :ended-by :transport :cause cause))
-    (wire:stop-timers call)
-    (when (rpc:callbacks-p call) (wire:wire-schedule call))))
-
 (defun server-reset (stream error-code source)
   "The sink's on-reset: the peer, or the end of the connection, has cancelled the call."
   (let ((call (http2:stream-user stream)))
     (when (and call (not (call-status call)))
       (lose-call call (format nil "~A from ~(~A~)" (http2:error-code-name error-code) source)))))
-
-(define-hot (retire-call :inline t) ((call server-call) (link server-link)) null
-  "CALL of LINK is over, and nothing more of it is sent: it is counted no longer."
-  (forget-unstarted call)
-  (wire:release-call call)
-  (decf (hub-open (the hub (link-owner link))))
-  (decf (guest-open (the guest (server-link-guest link))))
-  (decf (wire:link-calls link))
-  nil)
-
-(defun hub-tally (hub)
-  "How many calls of HUB have begun, succeeded and failed, and when the last began, 0 for none. On
-its loop."
-  (values (hub-begun hub)
-          (- (hub-calls hub) (hub-failed hub))
-          (hub-failed hub)
-          (hub-call-ns hub)))
-
-(define-hot (count-end :inline t) ((hub hub) (call server-call)) null
-  (incf (hub-calls hub))
-  (unless (eq :ok (call-status call)) (incf (hub-failed hub)))
-  nil)
 
 (defun server-stream-closed (stream)
   "The sink's on-stream-closed: the core says nothing more of STREAM after this."
@@ -260,8 +206,10 @@ its loop."
         (wire:release-stream-charge link stream)
         (retire-call call link)
         (http2:release-stream stream)
-        (unless (call-http-request call) ; which is no call
-          (count-end (link-owner link) call))
+        (let ((plain (call-http-request call)))
+          (if plain                     ; which is no call
+              (exchange:leave-stream plain)
+              (count-end (link-owner link) call)))
         (when (and (zerop (wire:link-calls link)) (wire:link-draining link))
           (wire:close-link link "drained"))))))
 

@@ -21,7 +21,6 @@ things first.")
 
 (defun drain-link (link)
   "Let no more calls begin on LINK, and end LINK with its last call. On its loop."
-  (wire:end-opening link)
   (let ((dialect (wire:link-dialect link)))
     (if dialect
         (funcall (wire:dialect-drain dialect) link)
@@ -43,7 +42,8 @@ things first.")
   "End the responses on LINK that are sent in chunks, and would not end by themselves."
   (http2:map-streams (lambda (stream)
                        (let ((call (http2:stream-user stream)))
-                         (when (typep call 'server-call) (end-open-response call))))
+                         (when (and (typep call 'server-call) (call-http-request call))
+                           (exchange:end-open-response (call-http-request call)))))
                      (wire:link-http2 link)))
 
 (defun await-drain-ping (link now)

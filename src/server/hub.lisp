@@ -6,7 +6,8 @@
   "The state of one loop of a server. Only the loop touches it."
   (server nil)                          ; the SERVER
   (routes nil :type route-table)        ; swapped when a service is defined anew
-  (site nil :type (or null site))       ; who answers requests that are no calls
+  ;; what its plain requests share, if somebody answers them
+  (http nil :type (or null exchange:http-loop))
   (encoding nil :type (or null wire:encoding)) ; of answers, if nobody says otherwise
   ;; its connections, in no order
   (links (make-array 16 :adjustable t :fill-pointer 0 :initial-element nil) :type vector)
@@ -16,9 +17,6 @@
   (call-ns 0 :type (unsigned-byte 62))  ; when the last one began, 0 for none
   (open 0 :type fixnum)                 ; how many are under way, plain requests included
   (max-open 0 :type fixnum)             ; how many may be
-  ;; the last lines of heads over HTTP/1.1: the date, for its second, and an empty line
-  (date-lines (make-octets 0) :type octets)
-  (date-due-ns 0 :type nanoseconds)     ; when to look at the date again
   (request (make-request) :type request) ; what headers are read into that no peer repeats
   (roomless (make-ring) :type ring)     ; the places of calls that wait for room, see room.lisp
   (probe nil :type (or null wire-call)) ; the one of these calls that has begun without it

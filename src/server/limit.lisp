@@ -66,9 +66,12 @@ is 1309."
 
 (define-hot answers-wait-p ((link server-link)) boolean
   "True if so many answers wait for LINK's peer to take them that no more of its calls may begin."
-  (let ((waiting (+ (the index (server-link-coming link))
-                    (http2:counters-queued-octets
-                     (http2:connection-counters (wire:link-http2 link))))))
+  (let* ((http2 (wire:link-http2 link))
+         (waiting (+ (the index (server-link-coming link))
+                     (if http2
+                         (http2:counters-queued-octets (http2:connection-counters http2))
+                         0))))
+    (declare (type index waiting))
     (and (< +least-queued-octets+ waiting)
          (< (the index (queued-limit link)) waiting))))
 

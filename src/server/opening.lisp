@@ -1,27 +1,99 @@
-;;;; What a new connection speaks: HTTP/2, or HTTP/1.1 where the server does. It is decided here, by
-;;;; what ALPN has agreed on or by the first octets, which the connection then goes on with. It has
-;;;; its seat and its limits whatever it speaks. HTTP/2 loses no time by this: it gets the first
-;;;; octets in the same read. It answers connections that speak neither.
+;;;; A new connection: what it speaks is decided by what ALPN has agreed on or by its first octets
+;;;; (http/exchange/speech.lisp), before it has a core of HTTP/2 or a parser of HTTP/1.1. It has its
+;;;; seat and its limits whatever it speaks. HTTP/2 loses no time by this: it gets the first octets
+;;;; in the same read. It answers connections that speak neither.
 
 (in-package #:clgrpc.server)
 
-(defun agreed-protocol (link)
-  "What ALPN has agreed on for LINK, or nil."
+(defun speaks-http1-p (hub)
+  "True if connections of HUB may speak HTTP/1.1."
+  (and (hub-http hub) (options-http1 (hub-options hub))))
+
+(defun speech-of (link octets start end)
+  "What LINK speaks whose first octets are those from START to END, as EXCHANGE:SPEECH-OF has it."
   (let ((security (wire:link-security link)))
-    (and security (loop:security-alpn security))))
+    (if (speaks-http1-p (link-owner link))
+        (exchange:speech-of (and security (loop:security-alpn security)) octets start end)
+        :http2)))
 
-(defun begin-speech (link dialect)
-  "LINK speaks DIALECT. Return that."
-  ;; HTTP/2 is ready with its SETTINGS, others when they begin
-  (note-ready link)
-  dialect)
+;;; HTTP/1.1
 
-(defun open-speech (link octets start end)
-  "The OPENING of a server's LINK."
-  (let ((protocol (agreed-protocol link)))
-    (cond ((not (speaks-http1-p (link-owner link))) nil)
-          (protocol (and (string= "http/1.1" protocol) (begin-speech link **http1**)))
-          (t (case (opens-http1-p octets start end)
-               ((nil) nil)
-               (:more :more)
-               (t (begin-speech link **http1**)))))))
+(defun abandon-exchange (link status text)
+  "The ABANDON of the dialect HTTP/1.1."
+  (let ((request (exchange:state-request (server-link-http1 link))))
+    (when request
+      (let ((call (exchange-call request))) (operate abort call status text :local)))))
+
+(define-load-time-global **http1**
+    (wire:make-dialect
+     :octets (lambda (link) (exchange:http1-connection-octets (server-link-http1 link)))
+     :drain (lambda (link) (exchange:drain-http1 (server-link-http1 link)))
+     :abandon #'abandon-exchange))
+
+(defun speak-http1 (link)
+  "LINK speaks HTTP/1.1 from now on."
+  (setf (server-link-http1 link)
+        (exchange:begin-http1 link (hub-http (link-owner link)) (wire:link-socket link)
+                              (wire:link-born-ns link))
+        (wire:link-dialect link) **http1**)
+  ;; HTTP/2 is ready with its SETTINGS
+  (note-ready link))
+
+;;; Until it is known
+
+(defun stop-opening (link)
+  "It is known what LINK speaks, or LINK has ended."
+  (cancel-timer (loop:event-loop-wheel (link-loop link)) (shiftf (server-link-opening link) nil)))
+
+(defun settle (link speech)
+  "LINK has SPEECH, :HTTP1 or :HTTP2."
+  (stop-opening link)
+  (ecase speech
+    (:http1 (speak-http1 link))
+    (:http2 (wire:speak-http2 link :server **server-sink** (hub-pool (link-owner link))))))
+
+(defun opening-input (socket octets start end)
+  "The handler's INPUT."
+  (let* ((link (loop:connection-user socket))
+         (speech (speech-of link octets start end)))
+    (cond ((eq :more speech) start)
+          (t (settle link speech)
+             (funcall (loop:handler-input (loop:connection-handler socket))
+                      socket octets start end)))))
+
+(defun opening-closed (socket reason)
+  "The handler's CLOSED."
+  (let ((link (loop:connection-user socket)))
+    (stop-opening link)
+    (wire:end-link link reason)))
+
+(define-load-time-global **opening-handler**
+    (loop:make-handler :input #'opening-input :closed #'opening-closed))
+
+(defun mute-p (link)
+  "True if the peer of LINK has said nothing yet, and what it will say may be something else than
+HTTP/2."
+  (and (wire:link-silent-p link)
+       (eq :more (speech-of link (make-octets 0) 0 0))))
+
+(defun opening-due (link)
+  "The peer of LINK has not shown in time what it speaks. So that is taken to be HTTP/2, which tells
+it what is missing. A mute peer hears nothing: browsers connect ahead, and what they hear before
+they have asked they take for the answer."
+  (cond ((wire:link-failure link))
+        ((mute-p link) (wire:lose-link link "the peer has said nothing in time"))
+        (t (settle link :http2))))
+
+(define-load-time-global **opening**
+    (wire:make-dialect
+     :octets (constantly 0)
+     :drain (lambda (link) (settle link :http2) (drain-link link))
+     :abandon (lambda (link status text) (declare (ignore status text)) (settle link :http2))))
+
+(defun begin-opening (link)
+  "LINK has been accepted, and it is not known what it speaks."
+  (let ((timer (loop:make-lasting-timer (link-loop link) #'opening-due link)))
+    (setf (server-link-opening link) timer)
+    (schedule-timer (loop:event-loop-wheel (link-loop link)) timer
+                    (+ (wire:link-born-ns link)
+                       (seconds-ns (options-preface-timeout-seconds (wire:link-options link)))))))

@@ -3,7 +3,7 @@
 (defpackage #:clgrpc.server
   (:use #:cl #:clgrpc.base)
   (:local-nicknames (#:loop #:clgrpc.loop) (#:hpack #:clgrpc.hpack) (#:http2 #:clgrpc.http2)
-                    (#:http1 #:clgrpc.http1)
+                    (#:exchange #:clgrpc.exchange)
                     (#:protobuf #:clgrpc.protobuf) (#:rpc #:clgrpc.rpc) (#:status #:clgrpc.status)
                     (#:method #:clgrpc.method) (#:wire #:clgrpc.wire)
                     (#:os #:clgrpc.os))
@@ -35,11 +35,4 @@
    #:**servers** #:server-channel-trace #:server-hubs #:server-sockets
    #:hub-tally #:hub-links #:hub-loop
    ;; survey.lisp
-   #:survey-server #:server-speaks-tls-p
-   ;; site.lisp, request.lisp, response.lisp
-   #:http-handler #:http-request #:http-request-p #:http-request-method #:http-request-target
-   #:http-request-path #:http-request-query #:http-request-headers #:http-request-header
-   #:http-request-parameter #:http-request-body #:http-request-peer #:http-request-secure-p
-   #:begin-response #:send-chunk
-   #:end-response #:response-open-p #:on-response-end #:prompt-handler #:fixed-answer
-   #:query-parameter))
+   #:survey-server #:server-speaks-tls-p))

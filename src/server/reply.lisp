@@ -131,7 +131,7 @@ room. A long message is cut; details or trailers that do not fit are left out."
     (unless (call-half-closed call) (http2:reset-stream stream http2:+no-error+))
     nil))
 
-;;; The end of a plain request (http/plain.lisp)
+;;; The end of a plain request (plain.lisp)
 
 (defun status-http-status (status)
   "The HTTP status for a call that has ended with STATUS, in a response that says nothing else of
@@ -146,24 +146,23 @@ it."
     ((:unknown :internal :data-loss) 500)
     (:unimplemented 501) (:unavailable 503) (:deadline-exceeded 504)))
 
-(defun plain-end (call)
-  "The answer with which CALL, which has ended, ends."
-  (let ((request (call-http-request call))
-        (outcome (rpc:call-outcome call)))
-    (or (http-request-answer request)
-        (check-answer (status-http-status (call-status call)) '()
-                      (if outcome (rpc:outcome-message outcome) "")))))
-
 (defun write-plain-end (call)
-  "Write the end of the plain request CALL, which has ended."
-  (let* ((request (call-http-request call))
-         (carrier (http-request-carrier request)))
-    (cond ((begun-p request)
-           ;; a server that stops ends what would not end by itself
-           (funcall (carrier-end carrier) call
-                    (and (member (call-status call) '(:ok :unavailable)) t)))
-          (t (wire:mark-call call wire:+headers+)
-             (funcall (carrier-answer carrier) call (plain-end call))))))
+  "Write the end of the plain request of CALL, which has ended."
+  (let ((request (call-http-request call))
+        (status (call-status call))
+        (stream (wire-call-stream call)))
+    (unless (exchange:begun-p request) (wire:mark-call call wire:+headers+))
+    ;; as a call that ended well earns its connection a reset; a refusal earns nothing
+    (when (and stream (server-call-route call) (eq :ok status))
+      (http2:note-call-served (http2:stream-connection stream)))
+    ;; a server that stops ends what would not end by itself
+    (exchange:write-end request (and (member status '(:ok :unavailable)) t)
+                        (lambda ()
+                          (let ((outcome (rpc:call-outcome call)))
+                            (exchange:check-answer (status-http-status status) '()
+                                                   (if outcome
+                                                       (rpc:outcome-message outcome)
+                                                       "")))))))
 
 ;;; The end of a call
 

@@ -146,10 +146,10 @@ From any thread."
     (handler-bind ((error (lambda (error) (declare (ignore error)) (stop-server server :drain 0))))
       (unless (loop:simulated-p)        ; where descriptors cost nothing
         (setf (server-census server) (make-census options (allowed-connections options))))
-      (loop with site = (make-server-site server (if (listp http) http (list http)) fallback
-                                          execution)
+      (loop with router = (make-server-router server (if (listp http) http (list http)) fallback
+                                              execution)
             for i from 1 to loops
-            do (add-hub server routes site i))
+            do (add-hub server routes router i))
       (dolist (hub (server-hubs server)) (loop:launch-event-loop (hub-loop hub)))
       (loop:end-before-save server (lambda (server) (stop-server server :drain 0)))
       (method:watch-services (setf (server-watcher server) (lambda () (renew-routes server))))
@@ -171,15 +171,16 @@ From any thread."
       (misuse "~S is no service: give instances of subclasses of the classes that define-proto ~
                makes." service))))
 
-(defun add-hub (server routes site number)
-  "Give SERVER a hub, and so a loop, with ROUTES and SITE, a SITE or nil."
+(defun add-hub (server routes router number)
+  "Give SERVER a hub, and so a loop, with ROUTES and ROUTER, of plain requests, or nil."
   (let ((event-loop (loop:make-event-loop :name (format nil "clgrpc server ~D" number)
                                           :reserve (server-reserve server))))
     (loop:call-after-closing event-loop (lambda (loop)
                                           (declare (ignore loop))
                                           (unless (server-running-p server)
                                             (note-emptied server))))
-    (push (make-hub :server server :loop event-loop :routes routes :site site
+    (push (make-hub :server server :loop event-loop :routes routes
+                    :http (make-hub-http server router)
                     :options (server-options server) :encoding (server-encoding server)
                     :max-open (share-out (options-max-calls (server-options server)) server)
                     :account (server-account server)
@@ -243,9 +244,11 @@ admitted; so their limit is higher, and holds only when too many connections hav
                                                        :http1 (speaks-http1-p hub))
                            byte-channel))
          (link (wire:open-link hub (hub-loop hub) byte-channel :server **server-sink**
-                              (hub-options hub) (hub-pool hub)
-                              :account (peer-entry-account (seat-entry seat))
-                              :opening #'open-speech :make #'make-server-link)))
+                               (hub-options hub) (hub-pool hub)
+                               :account (peer-entry-account (seat-entry seat))
+                               :dialect **opening** :handler **opening-handler**
+                               :make #'make-server-link)))
+    (begin-opening link)
     (trace-event :server :connection-begun :peer (wire:link-peer link))
     (add-link hub link)
     (note-seat-taken hub seat link)

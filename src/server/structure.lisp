@@ -39,6 +39,8 @@
   (place 0 :type index)                 ; its place among the links of its hub
   (seat nil)                            ; of peer.lisp: its place among the connections
   (guest nil)                           ; of peer.lisp: what its hub knows of the peer
-  (speech nil))                         ; what HTTP/1.1 keeps of it
+  ;; the timer that ends the wait until it is known what it speaks
+  (opening nil :type (or null timer))
+  (http1 nil :type (or null exchange:http1-connection))) ; what it is, if it speaks HTTP/1.1
 
 (declaim (sb-ext:freeze-type server-link))

@@ -220,7 +220,7 @@ with some that come meanwhile. Now and then the lock is given to others."
 ;;; Over plain HTTP
 
 (defun health-answer (http-status text)
-  (server:fixed-answer http-status '(("content-type" . "text/plain; charset=utf-8")
+  (exchange:fixed-answer http-status '(("content-type" . "text/plain; charset=utf-8")
                                      ("cache-control" . "no-store"))
                        text))
 
@@ -234,7 +234,7 @@ with some that come meanwhile. Now and then the lock is given to others."
   "The answer to a request with QUERY, a string or nil: what SERVICE knows of its parameter
 \"service\"."
   (let ((status (if query
-                    (health-status service (or (server:query-parameter query "service") ""))
+                    (health-status service (or (exchange:query-parameter query "service") ""))
                     (entry-status (service-overall service)))))
     (cond ((service-stopping service) **draining**)
           (t (ecase status
@@ -250,4 +250,4 @@ what SERVICE, a health service, says of the whole server, or of the service that
 once a server that SERVICE is served with stops, 404 for a name that it does not know. The handler
 need not be given to the same server: on one of its own it answers while the other drains. Requests
 are in traces and, if they end well, in access logs only if QUIET is false. From any thread."
-  (server:prompt-handler path (lambda (query) (tell-health service query)) :quiet quiet))
+  (exchange:prompt-handler path (lambda (query) (tell-health service query)) :quiet quiet))

@@ -55,7 +55,7 @@ an HTTP status, headers and octets."
 
 (defun tell-metrics (metrics scrapes request)
   "Answer REQUEST, an HTTP-REQUEST, with what METRICS have counted."
-  (flet ((header (name) (server:http-request-header request name)))
+  (flet ((header (name) (exchange:http-request-header request name)))
     (let* ((accept (header "accept"))
            (gzip (metrics:gzip-wanted-p (header "accept-encoding")))
            (place (+ (if (metrics:open-metrics-wanted-p accept) 1 0) (if gzip 2 0)))
@@ -73,5 +73,5 @@ fifty times at once, and five times a second after that, gets the last answer on
 are in traces and, if they end well, in access logs only if QUIET is false. From any thread."
   (check-type metrics metrics:metrics)
   (let ((scrapes (make-scrapes)))
-    (server:http-handler path (lambda (request) (tell-metrics metrics scrapes request))
+    (exchange:http-handler path (lambda (request) (tell-metrics metrics scrapes request))
                          :quiet quiet)))

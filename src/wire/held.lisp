@@ -188,7 +188,7 @@ stream is charged with."
 (define-hot keep-fields ((link link) (fields simple-vector)) index
   "FIELDS are the metadata of a call of LINK, and others than LINK keeps. Unless they are long, keep
 them for the next call, which may have the same. Return how many octets of memory they take."
-  (let* ((octets (fields-octets fields))
+  (let* ((octets (hpack:fields-octets fields))
          (short (<= octets +shared-octets+)))
     (setf (link-last-fields link) (if short fields #())
           (link-last-octets link) (if short octets 0))
@@ -198,10 +198,10 @@ them for the next call, which may have the same. Return how many octets of memor
 
 (define-hot measured-octets ((link link)) index
   "What LINK keeps beside its messages and its loop's buffers."
-  (let ((dialect (link-dialect link)))
-    (+ (http2:kept-octets (link-http2 link))
-       (link-last-octets link)
-       (if dialect (the index (funcall (dialect-octets dialect) link)) 0))))
+  (let ((http2 (link-http2 link)))
+    (if http2
+        (+ (http2:kept-octets http2) (link-last-octets link))
+        (values (the index (funcall (dialect-octets (the dialect (link-dialect link))) link))))))
 
 (define-hot measure-link ((link link)) null
   "Charge LINK with what it keeps from now on. On its loop."

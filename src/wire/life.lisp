@@ -35,8 +35,9 @@ its loop."))
   "Do what is due for LINK, and start the timer for the next time something may be."
   (let ((now (loop:event-loop-now (link-loop link)))
         (due nil))
-    (dolist (check '(check-opening advance-core keep-alive check-frame check-output check-age
-                     check-idle))
+    (dolist (check (if (link-http2 link)
+                       '(advance-core keep-alive check-frame check-output check-age check-idle)
+                       '(check-age)))   ; a dialect sees to the others itself
       (let ((next (and (null (link-failure link)) (funcall check link now))))
         (when next (setf due (if due (min due next) next)))))
     (when (and due (null (link-failure link)))
@@ -44,35 +45,22 @@ its loop."))
 
 ;;; Each check does what is due at NOW. It returns the time of its next look, or NIL for none.
 
-(defun mute-p (link)
-  "True if the peer of LINK, which has an opening, has said nothing yet, and what it will say may be
-something else than HTTP/2."
+(defun link-silent-p (link)
+  "True if nothing has come on LINK that its handler has not taken, and no TLS handshake is under
+way."
   (let ((socket (link-socket link)))
     (not (or (loop:connection-unread-p socket)
-             (loop:byte-channel-handshaking-p (loop:connection-byte-channel socket))
-             (null (funcall (opening-finder (link-opening link)) link (make-octets 0) 0 0))))))
-
-(defun check-opening (link now)
-  "Take LINK for HTTP/2 if its peer has not shown in time what it speaks: then the core of HTTP/2
-tells it what is missing. A mute peer hears nothing: browsers connect ahead, and what they hear
-before they have asked they take for the answer."
-  (when (link-opening link)
-    (let ((due (+ (link-born-ns link)
-                  (seconds-ns (options-preface-timeout-seconds (link-options link))))))
-      (cond ((< now due) due)
-            ((mute-p link) (lose-link link "the peer has said nothing in time"))
-            (t (end-opening link) nil)))))
+             (loop:byte-channel-handshaking-p (loop:connection-byte-channel socket))))))
 
 (defun advance-core (link now)
-  "Let the core see to its own time-outs. Other dialects see to theirs themselves."
-  (and (null (link-dialect link)) (http2:advance-time (link-http2 link) now)))
+  "Let the core see to its own time-outs."
+  (http2:advance-time (link-http2 link) now))
 
 (defun check-frame (link now)
   "End LINK if its peer owes the rest of a frame, or of a header block, for too long."
   (let* ((timeout (seconds-ns (options-frame-timeout-seconds (link-options link))))
          (socket (link-socket link))
-         (since (cond ((or (link-dialect link) (link-opening link)) nil)
-                      ((loop:connection-output-pending-p socket) nil) ; we may not be reading
+         (since (cond ((loop:connection-output-pending-p socket) nil) ; we may not be reading
                       ((http2:connection-block-since-ns (link-http2 link)))
                       ((loop:connection-unread-p socket) (link-taken-ns link)))))
     (cond ((or (null since) (loop:connection-stopped-p socket)) (+ now timeout))
@@ -82,9 +70,7 @@ before they have asked they take for the answer."
 (defun check-output (link now)
   "End LINK if its peer has taken nothing of the output that waits for too long."
   (let ((timeout (seconds-ns (options-send-timeout-seconds (link-options link)))))
-    (cond ((or (link-dialect link)      ; which sees to that itself
-               (not (loop:connection-blocked-p (link-socket link))))
-           (+ now timeout))
+    (cond ((not (loop:connection-blocked-p (link-socket link))) (+ now timeout))
           ((< now (+ (link-filled-ns link) timeout)) (+ (link-filled-ns link) timeout))
           (t (lose-link link "the peer does not take our output")))))
 
@@ -94,8 +80,7 @@ before they have asked they take for the answer."
          (patience (seconds-ns (options-keepalive-timeout-seconds options)))
          (heard (http2:connection-last-receive-ns (link-http2 link)))
          (pinged (link-pinged-ns link)))
-    (cond ((or (zerop interval) (link-dialect link)) nil)
-          ((link-opening link) (+ now interval))
+    (cond ((zerop interval) nil)
           ((< pinged heard)             ; what was asked has been answered
            (cond ((< now (+ heard interval)) (+ heard interval))
                  ((keepalive-wanted-p link)
@@ -154,7 +139,7 @@ once whether the peer is there, before the call goes out (gRFC A8)."
   (let ((limit (seconds-ns (options-max-connection-idle-seconds (link-options link))))
         (opened (http2:counters-streams-opened
                  (http2:connection-counters (link-http2 link)))))
-    (cond ((or (zerop limit) (link-draining link) (link-dialect link)) nil)
+    (cond ((or (zerop limit) (link-draining link)) nil)
           ((or (plusp (link-calls link)) (/= opened (link-quiet-opened link))
                (not (http2:connection-ready-p (link-http2 link)))) ; calls may wait for that
            (setf (link-quiet-opened link) opened

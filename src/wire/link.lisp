@@ -1,24 +1,13 @@
-;;;; A link: one HTTP/2 connection on an event loop, at either end. The loop reads and writes, the
-;;;; http2 core decides, and the link joins the two. It hands octets to the core, lends the loop's
-;;;; output buffer to the core for a turn, and has one timer for all that may be due (life.lisp).
-;;;; Everything here runs on the link's loop.
+;;;; A link: one connection on an event loop, at either end, that speaks HTTP/2 as a rule. The loop
+;;;; reads and writes, the http2 core decides, and the link joins the two. It hands octets to the
+;;;; core, lends the loop's output buffer to the core for a turn, and has one timer for all that may
+;;;; be due (life.lisp). Everything here runs on the link's loop.
 
 (in-package #:clgrpc.wire)
 
-(defstruct (opening (:constructor make-opening (finder handler)) (:copier nil))
-  "What a link has that a server has accepted, until it is known what it speaks."
-  (finder nil :type function :read-only t) ; of (link octets start end), see OPEN-LINK
-  (handler nil :type loop:handler :read-only t)) ; what the loop does with octets of HTTP/2
-
-(declaim (sb-ext:freeze-type opening))
-
-(defmethod print-object ((opening opening) stream)
-  (print-unreadable-object (opening stream :type t)))
-
 (defstruct (dialect (:copier nil))
-  "What a link does that does not speak HTTP/2. All functions run on its loop."
-  (begin nil :type function :read-only t) ; (link): it is known that the link speaks so
-  (handler nil :type loop:handler :read-only t) ; what the loop does with the link from then on
+  "What a link does that has no core of HTTP/2: not yet, or since it speaks something else. All
+functions run on its loop."
   (octets nil :type function :read-only t) ; (link): how much memory it keeps, about
   (drain nil :type function :read-only t) ; (link): end when nothing is under way
   (abandon nil :type function :read-only t)) ; (link status text): end what is under way
@@ -29,12 +18,12 @@
   (print-unreadable-object (dialect stream :type t :identity t)))
 
 (defstruct (link (:constructor make-link (loop options owner)) (:copier nil))
-  "One HTTP/2 connection, at either end."
+  "One connection, at either end; at a server it may speak something else than HTTP/2."
   (loop nil :type loop:event-loop)      ; that all of it runs on
   (options nil :type options)           ; its owner's
   (owner nil)                           ; the server's hub, or the subchannel
   (socket nil :type (or null loop:connection)) ; the loop's connection
-  (http2 nil :type (or null http2:connection)) ; the core
+  (http2 nil :type (or null http2:connection)) ; the core, if it speaks HTTP/2
   (calls 0 :type fixnum)                ; open ones
   (measured 0 :type index)              ; charged by MEASURE-LINK, see held.lisp
   (dammed nil :type boolean)            ; the connection's window is withheld
@@ -61,8 +50,7 @@
   (quiet-opened -1 :type fixnum)        ; how many calls it had had when it was last seen idle,
   (quiet-ns 0 :type (unsigned-byte 62)) ; and since when it has been
   (goaway nil :type (or null string))   ; what a GOAWAY of the peer's has said, if it was an error
-  (opening nil :type (or null opening)) ; nil once it is known what the link speaks
-  (dialect nil :type (or null dialect)) ; what it speaks; nil is HTTP/2
+  (dialect nil :type (or null dialect)) ; what it does without a core of HTTP/2
   ;; for channelz; a time of 0 is none
   (number (new-number) :type (unsigned-byte 62) :read-only t) ; its own, for good
   (stream-ns 0 :type (unsigned-byte 62)) ; when its last stream began
@@ -107,14 +95,6 @@
   (:documentation
    "Tell OWNER that output of LINK, which has calls that are held up, may have left."))
 
-(defun end-opening (link)
-  "Have LINK speak HTTP/2 from now on, unless it is known already what it speaks."
-  (let ((opening (shiftf (link-opening link) nil)))
-    (when opening
-      (setf (loop:connection-handler (link-socket link)) (opening-handler opening))
-      ;; its time-outs count from when it was accepted
-      (http2:start-connection (link-http2 link) (link-born-ns link)))))
-
 ;;; What every sink does alike
 
 (define-hot link-output ((http2 http2:connection)) buffer
@@ -138,9 +118,8 @@
 (defun close-link (link text)
   "End LINK in order: GOAWAY, send what is queued, close."
   (unless (link-failure link)
-    (end-opening link)
     (setf (link-failure link) text)
-    (unless (link-dialect link)
+    (when (link-http2 link)
       (http2:close-connection (link-http2 link) http2:+no-error+ text))
     (loop:close-connection (link-socket link))))
 
@@ -148,10 +127,11 @@
   "End every call on LINK with STATUS and TEXT."
   (let ((dialect (link-dialect link)))
     (when dialect (funcall (dialect-abandon dialect) link status text)))
-  (http2:map-streams (lambda (stream)
-                       (let ((call (http2:stream-user stream)))
-                         (when (typep call 'call) (operate abort call status text :local))))
-                     (link-http2 link)))
+  (when (link-http2 link)
+    (http2:map-streams (lambda (stream)
+                         (let ((call (http2:stream-user stream)))
+                           (when (typep call 'call) (operate abort call status text :local))))
+                       (link-http2 link))))
 
 (defun abandon-link (link status text)
   "End every call on LINK with STATUS and TEXT, and LINK in order."
@@ -162,10 +142,9 @@
   "End every call on LINK with :unavailable and TEXT, and end LINK at once. Its peer is sent a
 GOAWAY with ENHANCE_YOUR_CALM, but we do not wait until it takes that."
   (unless (link-failure link)
-    (end-opening link)
     (abort-calls link :unavailable text)
     (setf (link-failure link) text)
-    (unless (link-dialect link)
+    (when (link-http2 link)
       (http2:close-connection (link-http2 link) http2:+enhance-your-calm+ text))
     (loop:flush-connection (link-socket link)))
   (loop:close-connection (link-socket link) :abort t))

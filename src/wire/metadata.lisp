@@ -107,18 +107,6 @@ A peer mostly repeats its fields, so a steady state allocates nothing."
               (incf at)))
           fields))))
 
-(defconstant +field-octets+ 150
-  "The memory of a field that is kept, beside the size that RFC 7541 gives it: its structure, the
-heads of its vectors, and its strings, which are made when somebody reads it.")
-
-(define-hot fields-octets ((fields simple-vector)) index
-  "The memory of FIELDS, a vector of HPACK's fields, about."
-  (let ((octets 0))
-    (declare (type (unsigned-byte 40) octets))
-    (loop for field of-type hpack:field across fields
-          do (incf octets (+ +field-octets+ (hpack:field-size field))))
-    octets))
-
 (defun wire-metadata (call fields)
   "The operation METADATA."
   (declare (ignore call))

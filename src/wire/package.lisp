@@ -39,7 +39,7 @@
    #:decode-status-message #:deliver-streamed #:encode-encodings
    #:encode-message #:encode-metadata #:encode-status-message #:encode-unless-short #:encoding
    #:endpoint #:ensure-compression #:ensure-headers #:error-code-status #:expel-link
-   #:fields-octets #:+field-octets+ #:find-encoding #:half-close-streamed
+   #:find-encoding #:half-close-streamed
    #:begin-on-link #:hold #:http-status-status #:keep-fields #:keep-octets #:link #:link-held-up
    #:link-born-ns #:link-calls #:link-draining #:link-due #:link-ended #:link-failure
    #:link-goaway #:link-http2 #:link-http2-closed #:link-keepalive-ns
@@ -58,5 +58,6 @@
    #:wire-call-send-closed #:wire-call-stream #:wire-call-unattended #:wire-decode #:wire-now
    #:wire-schedule #:in-turn-p #:posted-octets #:post-in-turn #:wire-writable
    #:write-encoded #:write-message
-   #:dialect #:make-dialect #:dialect-drain #:end-opening #:link-dialect #:link-closed
+   #:dialect #:make-dialect #:dialect-drain #:link-dialect #:speak-http2 #:end-link
+   #:link-silent-p #:lose-link
    #:give-window #:packed))

@@ -8,22 +8,6 @@
 time carry 1.2 GB/s and 256 KB 3 GB/s (doc/decisions.md); a frame of another call waits for no more
 than this.")
 
-(defun take-over (link dialect)
-  "Have LINK speak DIALECT from now on."
-  (setf (link-opening link) nil
-        (link-dialect link) dialect
-        (loop:connection-handler (link-socket link)) (dialect-handler dialect))
-  (funcall (dialect-begin dialect) link))
-
-(defun opening-input (socket octets start end)
-  "The handler's INPUT of a link of which it is not known yet what it speaks."
-  (let* ((link (loop:connection-user socket))
-         (dialect (funcall (opening-finder (link-opening link)) link octets start end)))
-    (cond ((eq :more dialect) start)
-          (t (if dialect (take-over link dialect) (end-opening link))
-             (funcall (loop:handler-input (loop:connection-handler socket))
-                      socket octets start end)))))
-
 (defconstant +frames-per-look+ 64
   "After so many frames of a read we look how much output there is and what time it is. What a peer
 can make us do in between takes a fraction of a millisecond.")
@@ -111,54 +95,65 @@ the rest of OCTETS is left for the next turn."
   "The handler's SENT."
   (tap-output (loop:connection-user socket) octets start end))
 
+(defun end-link (link reason)
+  "The connection of LINK has ended because of REASON, as a handler's CLOSED has it: tell its
+owner."
+  (unless (link-failure link)
+    (setf (link-failure link)
+          (typecase reason
+            (null (if (link-goaway link)
+                      (format nil "the peer has ended the connection: ~A" (link-goaway link))
+                      "connection closed by the peer"))
+            (loop:socket-error (loop:socket-error-reason reason))
+            (t (princ-to-string reason)))))
+  (end-life link)
+  (when (link-http2 link) (http2:receive-eof (link-http2 link)))
+  (close-account (link-account link))
+  (observe connection-ended (link-observer (link-owner link))
+           (link-peer link) (link-failure link))
+  (link-ended (link-owner link) link))
+
 (defun link-closed (socket reason)
-  "The CLOSED of a link's handler, whatever the link speaks: tell its owner why it has ended."
-  (let ((link (loop:connection-user socket)))
-    (unless (link-failure link)
-      (setf (link-failure link)
-            (typecase reason
-              (null (if (link-goaway link)
-                        (format nil "the peer has ended the connection: ~A" (link-goaway link))
-                        "connection closed by the peer"))
-              (loop:socket-error (loop:socket-error-reason reason))
-              (t (princ-to-string reason)))))
-    (end-life link)
-    (http2:receive-eof (link-http2 link))
-    (close-account (link-account link))
-    (observe connection-ended (link-observer (link-owner link))
-             (link-peer link) (link-failure link))
-    (link-ended (link-owner link) link)))
+  "The handler's CLOSED."
+  (end-link (loop:connection-user socket) reason))
 
 ;;; How it is opened
-
-(define-load-time-global **opening-handler**
-    (loop:make-handler :input #'opening-input :closed #'link-closed :sent #'link-sent))
 
 (define-load-time-global **link-handler**
     (loop:make-handler :input #'link-input :fill #'link-fill :closed #'link-closed
                        :sent #'link-sent))
 
+(defun speak-http2 (link role sink pool)
+  "LINK speaks HTTP/2 from now on, in ROLE. It shares http2's POOL with its owner's other links."
+  (let ((http2 (http2:make-connection role sink (link-options link) :user link :pool pool)))
+    (setf (link-http2 link) http2
+          (link-dialect link) nil
+          (loop:connection-handler (link-socket link)) **link-handler**)
+    (measure-link link)
+    ;; its time-outs count from when it was opened
+    (http2:start-connection http2 (link-born-ns link))
+    (live-on link)))
+
 (defun open-link (owner loop byte-channel role sink options pool
-                  &key account opening (make #'make-link)
+                  &key account dialect handler (make #'make-link)
                     (keepalive-ns (seconds-ns (options-keepalive-seconds options))))
   "Make a link over BYTE-CHANNEL, which is connected, on LOOP, begin HTTP/2 in ROLE, and return the
 link. It shares http2's POOL with its owner's other links. Its account is part of ACCOUNT. After a
-silence of KEEPALIVE-NS, unless that is 0, it asks the peer by a PING whether it is there. OPENING
-is given if it is not known yet what the link speaks. It is a function of the link, octets that its
-connection begins with, their start and end. It returns a DIALECT, NIL for HTTP/2, or :MORE if more
-octets are needed to tell. MAKE is called with LOOP, OPTIONS and OWNER and returns the
-link."
+silence of KEEPALIVE-NS, unless that is 0, it asks the peer by a PING whether it is there. MAKE is
+called with LOOP, OPTIONS and OWNER and returns the link. If it is not known yet what the link
+speaks, DIALECT and HANDLER, the loop's, are what it has until then: SPEAK-HTTP2 follows, if
+anything."
   (let ((link (funcall make loop options owner)))
     (setf (link-keepalive-ns link) keepalive-ns
-          (link-http2 link) (http2:make-connection role sink options :user link :pool pool)
-          (link-opening link) (and opening (make-opening opening **link-handler**))
+          (link-dialect link) dialect
           (link-socket link) (loop:make-connection
-                              loop byte-channel (if opening **opening-handler** **link-handler**)
+                              loop byte-channel (or handler **link-handler**)
                               :user link
                               :account (make-account account)
                               :max-unsent-octets (options-max-unsent-octets options)))
-    (measure-link link)
-    (unless opening (http2:start-connection (link-http2 link) (loop:event-loop-now loop)))
     (begin-life link)
+    (if dialect
+        (measure-link link)
+        (speak-http2 link role sink pool))
     (observe connection-begun (link-observer owner) (link-peer link))
     link))

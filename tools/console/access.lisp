@@ -51,7 +51,7 @@ reaches. From any thread."
 
 (defun cookie-value (request name)
   "The value of the cookie NAME of REQUEST, or nil."
-  (loop for (header . value) in (server:http-request-headers request)
+  (loop for (header . value) in (exchange:http-request-headers request)
         when (string= "cookie" header)
           do (dolist (pair (uiop:split-string value :separator ";"))
                (let* ((pair (string-trim " " pair)) (equals (position #\= pair)))
@@ -60,7 +60,7 @@ reaches. From any thread."
 
 (defun bearer-token (request)
   "The token in the authorization header of REQUEST, or nil."
-  (let ((value (server:http-request-header request "authorization")) (scheme "Bearer "))
+  (let ((value (exchange:http-request-header request "authorization")) (scheme "Bearer "))
     (and value
          (< (length scheme) (length value))
          (string-equal scheme value :end2 (length scheme))
@@ -74,14 +74,14 @@ nil. :header if there is no token."
       (cond ((null token) :header)
             ((or (right-p (cookie-value request (cookie-name console)))
                  (right-p (bearer-token request)))
-             (if (server:http-request-parameter request "token") :address :header))
-            ((right-p (server:http-request-parameter request "token")) :address)))))
+             (if (exchange:http-request-parameter request "token") :address :header))
+            ((right-p (exchange:http-request-parameter request "token")) :address)))))
 
 (defun host-allowed-p (console request)
   "True if REQUEST asks for a host that CONSOLE may be asked for by: unless it is remote, this
 machine by one of its own names."
   (or (console-remote-p console)
-      (loopback-host-p (host-part (or (server:http-request-header request "host") "")))))
+      (loopback-host-p (host-part (or (exchange:http-request-header request "host") "")))))
 
 (defun peer-allowed-p (console peer)
   "True if PEER, the address of a connection, may look at CONSOLE if it has the token."
@@ -114,12 +114,12 @@ machine by one of its own names."
                               (format nil "~A=~A; Path=~A; HttpOnly; SameSite=Lax~:[~;; Secure~]"
                                       (cookie-name console) (console-token console)
                                       (console-path console)
-                                      (server:http-request-secure-p request))))
+                                      (exchange:http-request-secure-p request))))
           nil))
 
 (defun call-if-allowed (console request function)
   "Call FUNCTION, which answers REQUEST, if that may see CONSOLE; else answer why not."
-  (cond ((not (peer-allowed-p console (server:http-request-peer request)))
+  (cond ((not (peer-allowed-p console (exchange:http-request-peer request)))
          (refuse 403 "This console is for the machine it runs on."))
         ((not (host-allowed-p console request))
          (refuse 403 "This console is for the machine it runs on: ask for 127.0.0.1."))

@@ -6,7 +6,8 @@
 (defpackage #:clgrpc.console
   (:use #:cl #:clgrpc.base)
   (:local-nicknames (#:loop #:clgrpc.loop) (#:rpc #:clgrpc.rpc) (#:serving #:clgrpc.serving)
-                    (#:server #:clgrpc.server) (#:metrics #:clgrpc.metrics)
+                    (#:server #:clgrpc.server) (#:exchange #:clgrpc.exchange)
+                    (#:metrics #:clgrpc.metrics)
                     (#:logs #:clgrpc.logs) (#:command #:clgrpc.command)
                     (#:program #:clgrpc.program))
   (:import-from #:sb-ext #:defglobal #:define-load-time-global)

@@ -73,7 +73,7 @@
 
 (defun path-below (console request)
   "What of the path of REQUEST is behind CONSOLE's."
-  (let ((path (server:http-request-path request)))
+  (let ((path (exchange:http-request-path request)))
     (subseq path (min (length path) (length (console-path console))))))
 
 (defun answer (console request)
@@ -82,7 +82,7 @@
     (cond ((string= below "") (send-page))
           ((string= below "options") (send-options))
           ((string/= below "events") (refuse 404 "The console has no such page."))
-          ((string/= "GET" (server:http-request-method request))
+          ((string/= "GET" (exchange:http-request-method request))
            (refuse 405 "Events are for GET."))
           ((add-viewer console request))
           (t (refuse 503 (format nil "~D look at this console already." +viewers+))))))
@@ -92,7 +92,7 @@
 browser, at CONSOLE's path. The server may be one that serves gRPC or one of its own, which is the
 better choice if others can reach the first. From any thread."
   (check-type console console)
-  (server:http-handler (console-path console)
+  (exchange:http-handler (console-path console)
                        (lambda (request)
                          (call-if-allowed console request
                                           (lambda () (answer console request))))))

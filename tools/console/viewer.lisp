@@ -17,7 +17,7 @@
 
 (defstruct (viewer (:constructor make-viewer (request)) (:copier nil))
   "Somebody who looks."
-  (request nil :type server:http-request :read-only t) ; whose response is sent over time
+  (request nil :type exchange:http-request :read-only t) ; whose response is sent over time
   ;; it has got all updates until now, but those that wait for it; the thread's, as is what follows
   (current nil :type boolean)
   (waiting '() :type list))             ; the texts of updates that wait for it, newest first
@@ -30,7 +30,7 @@
             (length (viewer-waiting viewer)))))
 
 (defun viewer-open-p (viewer)
-  (server:response-open-p (viewer-request viewer)))
+  (exchange:response-open-p (viewer-request viewer)))
 
 (defun fresh-update-stream (console now)
   "The update stream of CONSOLE, a new one if its last update is too old NOW."
@@ -43,7 +43,7 @@
   "Send VIEWER, which is current, the updates that wait for it and that of TEXT behind them. If
 there is no room they wait, unless that is too much."
   (let ((updates (cons text (viewer-waiting viewer))))
-    (cond ((server:send-chunk (viewer-request viewer)
+    (cond ((exchange:send-chunk (viewer-request viewer)
                               (apply #'concatenate 'string (reverse updates)))
            (setf updates '()))
           ((< +waiting-characters+ (reduce #'+ updates :key #'length))
@@ -59,7 +59,7 @@ others."
       (if (viewer-current viewer)
           (send-waiting viewer text)
           (setf (viewer-current viewer)
-                (server:send-chunk (viewer-request viewer)
+                (exchange:send-chunk (viewer-request viewer)
                                    (or hello
                                        (setf hello (event-text "hello"
                                                                (hello console
@@ -118,8 +118,8 @@ who come."
   "Begin to answer REQUEST with updates of CONSOLE; return it, or nil if too many look."
   (sb-thread:with-mutex ((console-lock console))
     (when (< (count-if #'viewer-open-p (console-viewers console)) +viewers+)
-      (server:begin-response request :headers (safe-headers "text/event-stream"))
-      (server:on-response-end request (lambda ()
+      (exchange:begin-response request :headers (safe-headers "text/event-stream"))
+      (exchange:on-response-end request (lambda ()
                                         (sb-thread:signal-semaphore (console-bell console))))
       (push (make-viewer request) (console-viewers console))
       (if (console-thread console)

@@ -137,3 +137,17 @@ A constant NAME is made into octets when the call is compiled."
   (if (stringp name)
       `(find-named ,list (load-time-value (ascii-octets ,name) t))
       form))
+
+;;; Memory
+
+(defconstant +field-octets+ 150
+  "The memory of a field that is kept, beside the size that RFC 7541 gives it: its structure, the
+heads of its vectors, and its strings, which are made when somebody reads it.")
+
+(define-hot fields-octets ((fields simple-vector)) index
+  "The memory of FIELDS, a vector of fields, about."
+  (let ((octets 0))
+    (declare (type (unsigned-byte 40) octets))
+    (loop for field of-type field across fields
+          do (incf octets (+ +field-octets+ (field-size field))))
+    octets))

@@ -17,7 +17,7 @@
    ;; list.lisp
    #:field-list #:make-field-list #:clear-field-list #:field-list-fields #:field-list-count
    #:field-list-octets #:field-list-overflow-p #:field-list-memo #:field-list-repeated-p #:do-fields
-   #:find-field
+   #:find-field #:+field-octets+ #:fields-octets
    ;; decoder.lisp
    #:decoder #:make-decoder #:make-common-fields #:decode-block #:set-decoder-limit
    #:forget-repeats #:decoder-memory

@@ -66,12 +66,17 @@
         ((content-length fields))
         (t 0)))
 
+(defun bodiless-p (http-method status)
+  "True if a final response with STATUS to a request with HTTP-METHOD has no body (RFC 9110 section
+6.4.1)."
+  (or (= 204 status) (= 304 status) (string= "HEAD" http-method)))
+
 (defun response-body (status http-method fields minor)
   "Where the body of a response to a request with HTTP-METHOD ends."
   (let ((chunked (chunked-p fields minor))
         (length (content-length fields)))
     (cond ((or (= 101 status) (and (string= "CONNECT" http-method) (<= 200 status 299))) :tunnel)
-          ((or (string= "HEAD" http-method) (< status 200) (= 204 status) (= 304 status)) 0)
+          ((or (< status 200) (bodiless-p http-method status)) 0)
           (chunked :chunked)
           (length)
           (t :until-close))))

@@ -16,6 +16,10 @@
   (:export
    ;; error.lisp
    #:http1-error #:http1-error-status #:http1-error-text
+   ;; syntax.lisp
+   #:header-name-p
+   ;; framing.lisp
+   #:bodiless-p
    ;; message.lisp
    #:message #:message-http-method #:message-target #:message-status #:message-reason
    #:message-minor #:message-fields #:message-body #:message-persistent-p #:message-expects-p

@@ -52,6 +52,15 @@
         while (= 1 (sbit set (aref octets i)))
         finally (return i)))
 
+(define-hot header-name-p ((name (simple-array character (*)))) boolean
+  "True if NAME can be the name of a field, and is in lower case."
+  (and (plusp (length name))
+       (loop for character across name
+             for code = (char-code character)
+             always (and (< code 128)
+                         (= 1 (sbit **token-octets** code))
+                         (not (char<= #\A character #\Z))))))
+
 (define-hot (blank-p :inline t) ((octet octet)) boolean
   (or (= +space+ octet) (= +tab+ octet)))
 

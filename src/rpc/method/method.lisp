@@ -19,8 +19,9 @@
   (path-field nil)                      ; the wire's: the header field of PATH, once it was made
   (route nil)                           ; what the path led to within the image last time
   (kind :unary :type (member :unary :client-streaming :server-streaming :bidi)) ; which side streams
-  (request-type nil :type protobuf:message-type) ; of the messages to the handler
-  (response-type nil :type protobuf:message-type) ; of those to the client
+  ;; nil if it is none of gRPC's
+  (request-type nil :type (or null protobuf:message-type)) ; of the messages to the handler
+  (response-type nil :type (or null protobuf:message-type)) ; of those to the client
   (function-name nil :type symbol)      ; of the generic function
   (quiet nil :type boolean)             ; logs and traces leave out calls that end well
   (number 0 :type (unsigned-byte 16)))  ; of PATH, see NUMBER-OF-PATH; 0 if no code was made for it

@@ -51,10 +51,7 @@
   "The pseudo-fields of a plain request become its method, its path and its host."
   (with-hub (hub) (:ask #'double)
     (let ((told '()))
-      (setf (server::hub-site hub)
-            (server::make-server-site (server::hub-server hub) '()
-                                      (lambda (&rest request) (push request told) 204)
-                                      :inline))
+      (answer-http hub (lambda (&rest request) (push request told) 204))
       (comes hub)
       (memory:hears '(:headers 1 ((":method" "GET") (":scheme" "http") (":path" "/x?y")
                                   (":authority" "here:1") ("x-a" "b") ("content-type" "text/x"))

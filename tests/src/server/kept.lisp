@@ -10,7 +10,7 @@
     owner-usage server::peer-entry server::guest loop:share account function symbol package class
     method:rpc-method server::server-route wire:dialect
     rpc:observer loop:tls-credentials sb-thread:mutex rpc:operations server::route-table
-    server::site loop:byte-channel)
+    exchange:http-loop loop:byte-channel)
   "What is not a connection's, or is charged with it in any case: a walk passes it by.")
 
 (defun other-p (object)

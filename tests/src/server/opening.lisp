@@ -50,3 +50,60 @@ SETTINGS, and a GOAWAY with the reason."
       (is (eq t (grpc:stop-server server :drain 5)))
       (let ((heard (hear-octets socket 100000)))
         (is (= 4 (aref heard 3)))))))
+
+;;; In memory
+
+(defun answer-http (hub &optional (function (lambda (&rest request)
+                                              (declare (ignore request))
+                                              204)))
+  "Have FUNCTION answer all plain requests of HUB."
+  (let ((server (server::hub-server hub)))
+    (setf (server::hub-http hub)
+          (server::make-hub-http server
+                                 (server::make-server-router server '() function :inline)))))
+
+(defun connects (hub)
+  "A peer of HUB has connected and said nothing. Return the link."
+  (link-of (memory:connects (lambda (transport) (server::accept-link hub transport))) hub))
+
+(test connections-of-mute-peers
+  "A peer that says nothing where it may speak something else than HTTP/2 hears nothing, and its
+connection is closed in time; one that has said a part of anything, or can only speak HTTP/2, hears
+from HTTP/2."
+  (loop for (octets http1 silent) in '((0 t t) (1 t nil) (0 nil nil))
+        do (with-hub (hub :options '(:preface-timeout-seconds 5)) (:ask #'double)
+             (when http1 (answer-http hub))
+             (let ((link (connects hub)))
+               (memory:say memory:*world* memory:*end* (subseq dialogue:*preface* 0 octets))
+               (memory:passes 4.9)
+               (memory:silent)
+               (is (null (wire:link-failure link)))
+               (memory:passes 0.2)
+               (if silent
+                   (memory:silent)
+                   (is (equal '(:settings :goaway)
+                              (remove :window-update (mapcar #'first (memory:said))))))
+               (is-true (clgrpc.tests.world::end-shut memory:*end*))
+               (is (search (if silent
+                               "the peer has said nothing in time"
+                               "no preface and SETTINGS in time")
+                           (wire:link-failure link)))
+               (memory:hangs-up)
+               (memory:passes 1)
+               (is (zerop (server::hub-link-count hub)))))))
+
+(test connections-that-have-yet-to-speak
+  "A connection begins nothing before it is known what it speaks, and its time counts from when it
+was accepted."
+  (with-hub (hub :options '(:preface-timeout-seconds 5)) (:ask #'double)
+    (answer-http hub)
+    (let ((link (connects hub)))
+      (memory:passes 1)
+      (memory:say memory:*world* memory:*end* (subseq dialogue:*preface* 0 3))
+      (memory:silent)
+      (is (null (wire:link-http2 link)))
+      (memory:passes 1)
+      (memory:say memory:*world* memory:*end* (subseq dialogue:*preface* 3))
+      (is (eq :settings (first (first (memory:said)))))
+      (memory:passes 3.1)
+      (is (search "no preface and SETTINGS in time" (wire:link-failure link))))))

@@ -6,7 +6,7 @@
   (:use #:cl #:clgrpc.base #:fiveam)
   (:local-nicknames (#:grpc #:clgrpc) (#:rpc #:clgrpc.rpc) (#:method #:clgrpc.method)
                     (#:status #:clgrpc.status) (#:serving #:clgrpc.serving) (#:wire #:clgrpc.wire)
-                    (#:server #:clgrpc.server)
+                    (#:server #:clgrpc.server) (#:exchange #:clgrpc.exchange)
                     (#:client #:clgrpc.client) (#:loop #:clgrpc.loop) (#:http2 #:clgrpc.http2)
                     (#:hpack #:clgrpc.hpack) (#:os #:clgrpc.os)
                     (#:support #:clgrpc.tests.support) (#:memory #:clgrpc.tests.world)

@@ -197,11 +197,10 @@
 
 (defun probe-health (service path)
   "The status and the text with which a handler of SERVICE answers a GET of PATH."
-  (let ((answer (funcall (server::http-handler-function (grpc:health-handler service))
-                         (server::make-http-request :carrier server::**http1-carrier**
-                                                    :method "GET" :target path))))
-    (list (server::plain-answer-http-status answer)
-          (octets-string (server::plain-answer-body answer)))))
+  (let ((answer (funcall (exchange:http-handler-function (grpc:health-handler service))
+                         (exchange-tests:request-for path))))
+    (list (exchange::plain-answer-http-status answer)
+          (octets-string (exchange::plain-answer-body answer)))))
 
 (test health-over-plain-http
   "200 while the server or a service serves, 503 while it does not or drains, 404 for no service."

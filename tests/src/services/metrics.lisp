@@ -42,9 +42,7 @@
     (flet ((scrape (&rest headers)
              (nth-value 2 (services::tell-metrics
                            metrics scrapes
-                           (server::make-http-request :carrier server::**http1-carrier**
-                                                      :method "GET" :target "/metrics"
-                                                      :source headers)))))
+                           (exchange-tests:request-for "/metrics" headers)))))
       (let* ((answers (loop repeat 200
                             do (grpc:add counter 1)
                             collect (scrape)))
@@ -56,7 +54,7 @@
 
 (test metrics-are-at-the-path-that-is-said
   (let ((handler (grpc:metrics-handler (grpc:make-metrics) :path "/internal/metrics")))
-    (is (string= "/internal/metrics" (server::http-handler-path handler))))
+    (is (string= "/internal/metrics" (exchange:http-handler-path handler))))
   (signals error (grpc:metrics-handler nil)))
 
 (test scrapes-and-probes-are-in-no-trace-and-no-log

@@ -76,55 +76,6 @@
       (memory:says '(:goaway 0 :protocol-error))
       (is (search "no preface and SETTINGS in time" (second (first (told))))))))
 
-(test links-of-mute-peers
-  "Who says nothing on a link that may speak something else than HTTP/2 hears nothing, and its link
-is closed in time; who has said a part of anything, or can only speak HTTP/2, hears from HTTP/2."
-  (loop for (octets answer silent) in '((0 :more t) (1 :more nil) (0 nil nil))
-        do (flet ((opening (link octets start end)
-                    (declare (ignore link octets start end))
-                    answer))
-             (with-link (link :shaken nil :keywords (list :opening #'opening)
-                              :options '(:preface-timeout-seconds 5))
-               (memory:say memory:*world* memory:*end* (subseq dialogue:*preface* 0 octets))
-               (memory:passes 4.9)
-               (memory:silent)
-               (is (null (told)))
-               (memory:passes 0.2)
-               (if silent
-                   (memory:silent)
-                   (is (equal '(:settings :goaway)
-                              (remove :window-update (mapcar #'first (memory:said))))))
-               (is-true (clgrpc.tests.world::end-shut memory:*end*))
-               (memory:hangs-up)
-               (memory:passes 1)
-               (destructuring-bind ((event reason)) (told)
-                 (is (eq :ended event))
-                 (is (search (if silent
-                                 "the peer has said nothing in time"
-                                 "no preface and SETTINGS in time")
-                             reason)))))))
-
-(test links-that-have-yet-to-find-out
-  "A link with an opening begins nothing before that says what it speaks, and its time counts from
-when it was accepted."
-  (let ((asked 0))
-    (flet ((opening (link octets start end)
-             (declare (ignore link octets))
-             (incf asked)
-             (if (< (- end start) 5) :more nil)))
-      (with-link (link :shaken nil :keywords (list :opening #'opening)
-                       :options '(:preface-timeout-seconds 5))
-        (memory:silent)
-        (memory:passes 1)
-        (memory:say memory:*world* memory:*end* (subseq dialogue:*preface* 0 3))
-        (memory:silent)
-        (memory:passes 1)
-        (memory:say memory:*world* memory:*end* (subseq dialogue:*preface* 3))
-        (is (eq :settings (first (first (memory:said)))))
-        (is (= 2 asked))
-        (memory:passes 3.1)
-        (is (search "no preface and SETTINGS in time" (second (first (told)))))))))
-
 (test frames-and-blocks-come-whole-in-time
   "The rest of a frame, and the CONTINUATIONs of a header block, are not waited for any longer."
   (let ((options '(:keepalive-seconds 0 :max-connection-idle-seconds 0 :frame-timeout-seconds 10)))

@@ -100,7 +100,7 @@ were more, all there is."
                                        (plusp (waiting)))))
             ;; those that waited follow together once nothing else waits
             (is (> (+ console::+waiting-characters+ 200000)
-                   (clgrpc.server::waiting-octets (console::viewer-request viewer))))
+                   (clgrpc.exchange::waiting-octets (console::viewer-request viewer))))
             (is (= (if too-many 2 1)
                    (loop with hellos = 0
                          when (string= "hello" (next-event stream)) do (incf hellos)

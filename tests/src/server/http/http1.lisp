@@ -121,11 +121,12 @@ either end says so."
   "/a answers promptly with its query, /b as everywhere; /dated and /nothing have answers whose heads
 cannot be written before."
   (flet ((fixed (&rest arguments)
-           (let ((answer (apply #'server:fixed-answer arguments)))
+           (let ((answer (apply #'exchange:fixed-answer arguments)))
              (lambda (query) (declare (ignore query)) answer))))
-    (list (server:prompt-handler "/a" (lambda (query) (server:fixed-answer 200 '() (or query ""))))
-          (server:prompt-handler "/dated" (fixed 200 '(("date" . "never")) "x"))
-          (server:prompt-handler "/nothing" (fixed 204 '() nil))
+    (list (exchange:prompt-handler "/a" (lambda (query)
+                                          (exchange:fixed-answer 200 '() (or query ""))))
+          (exchange:prompt-handler "/dated" (fixed 200 '(("date" . "never")) "x"))
+          (exchange:prompt-handler "/nothing" (fixed 204 '() nil))
           (grpc:http-handler "/b" 'tell-target))))
 
 (test prompt-handlers
@@ -175,8 +176,8 @@ versions, and no call is counted for it; so it is if an observer must be told of
 
 (test prompt-answers-cons-nothing
   "A head that is repeated, and an answer that is there already, take no memory."
-  (let* ((answer (server:fixed-answer 200 '() "x"))
-         (handler (server:prompt-handler "/a" (lambda (query) (declare (ignore query)) answer)))
+  (let* ((answer (exchange:fixed-answer 200 '() "x"))
+         (handler (exchange:prompt-handler "/a" (lambda (query) (declare (ignore query)) answer)))
          (request (wire-text "GET /a HTTP/1.1|Host: a||"))
          (batch (ascii-octets (format nil "~v@{~A~:*~}" 100 request)))
          (room (make-octets 100000)))
@@ -197,8 +198,8 @@ versions, and no call is counted for it; so it is if an observer must be told of
 (test pipelined-requests-share-the-loop
   "What a read brings beyond a turn's time is for the next turn: here each request takes that long."
   (let* ((turns '()) (hub nil)
-         (answer (server:fixed-answer 200 '() "x"))
-         (slow (server:prompt-handler
+         (answer (exchange:fixed-answer 200 '() "x"))
+         (slow (exchange:prompt-handler
                 "/a" (lambda (query)
                        (declare (ignore query))
                        (let ((end (+ (monotonic-ns) wire::+reading-ns+)))
@@ -370,3 +371,22 @@ is cut off, and its peer told."
         (say-text socket (wire-text "GET /wait HTTP/1.1|Host: a||"))
         (await-signal entered))
       (is-true (await-signal gone)))))
+
+(test connections-have-the-parts-of-what-they-speak
+  "A connection that speaks HTTP/1.1 has no core of HTTP/2, one that speaks HTTP/2 no parser of the
+other, and one that has said nothing has neither."
+  (with-web (server :handlers (list (grpc:http-handler "/a" 'tell-target)))
+    (flet ((parts ()
+             (loop for hub in (server::server-hubs server)
+                   append (loop for link across (copy-seq (server::hub-links hub))
+                                collect (list (and (wire:link-http2 link) t)
+                                              (and (server::server-link-http1 link) t))))))
+      (with-plain-socket (socket (grpc:server-address server))
+        (is-true (wait-until (lambda () (equal '((nil nil)) (parts)))))
+        (say-text socket (wire-text "GET /a HTTP/1.1|Host: a||"))
+        (is (plusp (length (hear-octets socket 1))))
+        (is (equal '((nil t)) (parts))))
+      (is-true (wait-until (lambda () (null (parts)))))
+      (with-raw-client (peer (grpc:server-address server))
+        (is-true (wait-until (lambda () (equal '((t nil)) (parts)))))
+        (is (= 415 (http-status-of (ask-plainly peer "/b"))))))))

@@ -148,7 +148,7 @@ on the loop have sent them."
       (say-text socket (wire-text "GET /events HTTP/1.1|Host: a|Connection: close||"))
       (is-true (wait-until (lambda () *begun*)))
       (let ((connection (wire:link-socket (wire:wire-call-link
-                                           (server::http-request-call *begun*))))
+                                           (exchange:http-request-context *begun*))))
             (chunk (make-octets 30000))
             (sent 0))
         (flet ((send-all ()

@@ -1,7 +1,7 @@
-;;;; Which handler of HTTP answers a plain request: that of its path, else the fallback. A SITE has
-;;;; what a server was given, with a route for each, so that the execution of each is known apart.
+;;;; Which handler of HTTP answers a request: that of its path, else the fallback. A ROUTER has what
+;;;; a server was given, with a route of the server's for each.
 
-(in-package #:clgrpc.server)
+(in-package #:clgrpc.exchange)
 
 (defstruct (http-handler (:constructor %make-http-handler (path function methods execution quiet
                                                            &optional prompt))
@@ -54,41 +54,66 @@ thread."
   (%make-http-handler path (lambda (request) (funcall prompt (http-request-query request)))
                       '("GET" "HEAD") :inline (and quiet t) prompt))
 
-(defstruct (site-entry (:constructor make-site-entry (handler route)) (:copier nil))
+(defstruct (router-entry (:constructor make-router-entry (handler route)) (:copier nil))
   "A handler of a server."
   (handler nil :type http-handler :read-only t) ; what it was given
-  (route nil :type server-route :read-only t)) ; by which it is called
+  (route nil :read-only t))             ; the owner's, by which it is called
 
-(defstruct (site (:copier nil))
+(defstruct (router (:copier nil))
   "Who answers the plain requests of a server."
   (entries (make-hash-table :test 'equal) :type hash-table :read-only t) ; by path
   (longest 0 :type index)               ; how long the longest path of ENTRIES is
   (trees '() :type list)                ; the entries whose paths end with a slash, longest first
-  (fallback nil :type (or null server-route))) ; of all other requests
+  (fallback nil))                       ; the route of all other requests, or nil
 
-(declaim (sb-ext:freeze-type site-entry site))
+(declaim (sb-ext:freeze-type router-entry router))
 
-(defmethod print-object ((site site) stream)
-  (print-unreadable-object (site stream :type t)
-    (format stream "~D handlers~:[~;, fallback~]" (hash-table-count (site-entries site))
-            (site-fallback site))))
+(defmethod print-object ((router router) stream)
+  (print-unreadable-object (router stream :type t)
+    (format stream "~D handlers~:[~;, fallback~]" (hash-table-count (router-entries router))
+            (router-fallback router))))
 
-(defun add-entry (site entry)
-  (let ((path (http-handler-path (site-entry-handler entry))))
-    (when (gethash path (site-entries site))
+(defun add-handler (router handler route)
+  "Have ROUTER answer requests for HANDLER's path by HANDLER, by way of the owner's ROUTE. Signal
+MISUSE if it has a handler for that path."
+  (let ((path (http-handler-path handler)) (entry (make-router-entry handler route)))
+    (when (gethash path (router-entries router))
       (misuse "There are two handlers for ~A." path))
-    (setf (gethash path (site-entries site)) entry
-          (site-longest site) (max (length path) (site-longest site)))
+    (setf (gethash path (router-entries router)) entry
+          (router-longest router) (max (length path) (router-longest router)))
     (when (char= #\/ (char path (1- (length path))))
-      (setf (site-trees site)
-            (sort (cons entry (site-trees site)) #'>
-                  :key (lambda (entry) (length (http-handler-path (site-entry-handler entry)))))))))
+      (setf (router-trees router)
+            (sort (cons entry (router-trees router)) #'>
+                  :key (lambda (entry)
+                         (length (http-handler-path (router-entry-handler entry)))))))))
 
-(defun find-entry (site path)
-  "The entry of SITE for PATH, or nil."
-  (or (gethash path (site-entries site))
+(defun find-entry (router path)
+  "The entry of ROUTER for PATH, or nil."
+  (or (gethash path (router-entries router))
       (find-if (lambda (entry)
-                 (let ((tree (http-handler-path (site-entry-handler entry))))
+                 (let ((tree (http-handler-path (router-entry-handler entry))))
                    (and (<= (length tree) (length path))
                         (string= tree path :end2 (length tree)))))
-               (site-trees site))))
+               (router-trees router))))
+
+(defun wrong-method (handler)
+  "The answer to a request with a method that HANDLER does not have."
+  (make-plain-answer 405 `(("allow" . ,(format nil "~{~A~^, ~}" (http-handler-methods handler)))
+                           ("content-type" . "text/plain"))
+                     (ascii-octets "not with this method")))
+
+(defun target-entry (router target)
+  "The entry of ROUTER, or nil, for TARGET, of which no more is looked at than matters."
+  (when router
+    (let* ((enough (min (length target) (1+ (router-longest router))))
+           (query (position #\? target :end enough)))
+      (find-entry router (subseq target 0 (or query enough))))))
+
+(defun find-route (router http-method target)
+  "The route of ROUTER, or nil, for a request with HTTP-METHOD for TARGET."
+  (let ((entry (target-entry router target)))
+    (cond ((null router) nil)
+          ((null entry) (router-fallback router))
+          ((member http-method (http-handler-methods (router-entry-handler entry))
+                   :test #'string=)
+           (router-entry-route entry)))))

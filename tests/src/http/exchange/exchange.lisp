@@ -1,20 +1,16 @@
 ;;;; What is read out of a plain request.
 
-(in-package #:clgrpc.tests.server)
-(in-suite :clgrpc.server)
-
-(defun request-for (target)
-  (server::make-http-request :carrier server::**http1-carrier** :method "GET" :target target
-                             :source '(("host" . "a") ("x" . "1") ("x" . "2"))))
+(in-package #:clgrpc.tests.exchange)
+(in-suite :clgrpc.exchange)
 
 (test parts-of-a-request
   (let ((request (request-for "/a/b?c=d&e")))
-    (is (string= "/a/b" (grpc:http-request-path request)))
-    (is (string= "c=d&e" (grpc:http-request-query request)))
-    (is (string= "1" (grpc:http-request-header request "x")))
-    (is (null (grpc:http-request-header request "y"))))
-  (is (null (grpc:http-request-query (request-for "/a"))))
-  (is (string= "" (grpc:http-request-query (request-for "/a?")))))
+    (is (string= "/a/b" (exchange:http-request-path request)))
+    (is (string= "c=d&e" (exchange:http-request-query request)))
+    (is (string= "1" (exchange:http-request-header request "x")))
+    (is (null (exchange:http-request-header request "y"))))
+  (is (null (exchange:http-request-query (request-for "/a"))))
+  (is (string= "" (exchange:http-request-query (request-for "/a?")))))
 
 (test parameters-of-a-query
   (loop for (target name expected) in
@@ -25,7 +21,7 @@
           ("/?a=%FF" "a" "%FF") ("/?%61=1" "a" "1") ("/?%6=1" "%6" "1") ("/?%61=1" "%61" nil)
           ("/?+b=1" " b" "1") ("/?%FF=1" "%FF" "1") ("/?b&=1" "" "1") ("/?a%62=1" "a" nil)
           ("/?%C3%A4=1" "ä" "1") ("/?a=%4x&b" "b" "") ("/?a=1%2" "a" "1%2"))
-        do (is (equal expected (grpc:http-request-parameter (request-for target) name))
+        do (is (equal expected (exchange:http-request-parameter (request-for target) name))
                "~A of ~A" name target)))
 
 (test queries-are-not-printed
@@ -38,7 +34,7 @@
   "A query of 8,000 empty parameters, or of others', takes no memory."
   (dolist (part '("&" "&a" "&service" "&%73" "&z%73%73%73%73%73%73%73"))
     (let ((query (format nil "~v@{~A~:*~}" (floor 8000 (length part)) part)))
-      (server:query-parameter query "services")
+      (exchange:query-parameter query "services")
       (let ((before (sb-ext:get-bytes-consed)))
-        (loop repeat 10 do (server:query-parameter query "services"))
+        (loop repeat 10 do (exchange:query-parameter query "services"))
         (is (> 1000 (- (sb-ext:get-bytes-consed) before)) "~S" part)))))

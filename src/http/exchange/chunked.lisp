@@ -2,10 +2,14 @@
 ;;;; as server-sent events need. Everything is posted to the loop of the request's call. What waits
 ;;;; for the peer is bounded: SEND-CHUNK refuses more.
 
-(in-package #:clgrpc.server)
+(in-package #:clgrpc.exchange)
 
 (defconstant +head-charge+ 1
   "The octets that a call is charged with for the head of a response on its way to the loop.")
+
+(defun post (request size function)
+  "Call FUNCTION on the loop of REQUEST, behind what was posted before. From any thread."
+  (funcall (sink-post (http-request-sink request)) request size function))
 
 (defun begin-response (request &key (status 200) headers)
   "Begin to answer REQUEST, which a handler of HTTP has got, in chunks: send STATUS, an HTTP status
@@ -13,17 +17,16 @@ from 200 to 599, and HEADERS, an alist of strings. Return REQUEST. SEND-CHUNK go
 END-RESPONSE ends it. If the handler returns REQUEST the response stays open after it; if it returns
 anything else that ends it. A server that stops ends it at once. Signal MISUSE if REQUEST has an
 answer. From any thread."
-  (let ((answer (check-answer status headers nil))
-        (call (http-request-call request)))
+  (let ((answer (check-answer status headers nil)))
     (when (sb-ext:compare-and-swap (http-request-sending request) nil :posted)
       (misuse "The response to ~A was begun before." request))
-    (wire:post-in-turn call +head-charge+
-                       (lambda ()
-                         (unless (call-status call)
-                           (setf (http-request-answer request) answer
-                                 (http-request-sending request) :begun)
-                           (wire:mark-call call wire:+headers+)
-                           (funcall (carrier-begin (http-request-carrier request)) call answer))))
+    (post request +head-charge+
+          (lambda ()
+            (unless (over-p request)
+              (setf (http-request-answer request) answer
+                    (http-request-sending request) :begun)
+              (funcall (sink-head-sent (http-request-sink request)) request)
+              (funcall (carrier-begin (http-request-carrier request)) request answer))))
     request))
 
 (defun check-begun (request)
@@ -33,24 +36,22 @@ answer. From any thread."
 
 (defun waiting-octets (request)
   "How many octets of REQUEST's response, which is open, have not left. From any thread."
-  (let ((call (http-request-call request)))
-    (+ (wire:posted-octets call)
-       (the index (funcall (carrier-unsent (http-request-carrier request)) call)))))
+  (+ (the index (funcall (sink-posted (http-request-sink request)) request))
+     (the index (funcall (carrier-unsent (http-request-carrier request)) request))))
 
 (defun room-for-chunk-p (request count)
   "True if COUNT octets more of REQUEST's response may wait. If nothing waits any number may."
   (let ((waiting (waiting-octets request)))
     (or (<= waiting +head-charge+)
         (<= (+ waiting count)
-            (options-send-budget-octets (wire:wire-call-options (http-request-call request)))))))
+            (options-send-budget-octets (http-request-options request))))))
 
 (defun post-chunk (request octets)
   "Have the loop send OCTETS, which are the connection's from now on, in REQUEST's response."
-  (let ((call (http-request-call request)))
-    (wire:post-in-turn call (length octets)
-                       (lambda ()
-                         (unless (call-status call)
-                           (funcall (carrier-chunk (http-request-carrier request)) call octets))))))
+  (post request (length octets)
+        (lambda ()
+          (unless (over-p request)
+            (funcall (carrier-chunk (http-request-carrier request)) request octets)))))
 
 (defun send-chunk (request chunk)
   "Send CHUNK, a string, which becomes UTF-8, or octets, as the next part of the response to REQUEST
@@ -59,10 +60,9 @@ nothing, if the response has ended, or if so much of it waits for a slow peer th
 it more than the option send-budget-octets. Signal MISUSE if the response has not been begun. From
 any thread."
   (check-begun request)
-  (let* ((call (http-request-call request))
-         (octets (if (stringp chunk) (string-octets chunk) (coerce chunk 'octets)))
+  (let* ((octets (if (stringp chunk) (string-octets chunk) (coerce chunk 'octets)))
          (count (length octets)))
-    (cond ((call-status call) nil)
+    (cond ((over-p request) nil)
           ((zerop count) t)
           ((not (room-for-chunk-p request count)) nil)
           (t (post-chunk request
@@ -74,24 +74,21 @@ any thread."
   "End the response to REQUEST that BEGIN-RESPONSE has begun, behind what was sent. Ending it again,
 or when the peer has gone, does nothing. Signal MISUSE if it has not been begun. From any thread."
   (check-begun request)
-  (let ((call (http-request-call request)))
-    (wire:post-in-turn call 0 (lambda () (server-finish call :ok "" nil '())))
-    nil))
+  (post request 0 (lambda () (finish request)))
+  nil)
 
 (defun response-open-p (request)
   "True until the response to REQUEST has ended, or its peer has gone. From any thread."
-  (null (call-status (http-request-call request))))
+  (not (over-p request)))
 
 (defun on-response-end (request function)
   "Call FUNCTION without arguments once the response to REQUEST has ended: END-RESPONSE was called,
 the peer has gone, or the server stops. Runs on the loop of REQUEST's connection, so it must not
 wait. Return REQUEST. From any thread."
-  (rpc:on-end (http-request-call request) function)
+  (funcall (sink-on-end (http-request-sink request)) request function)
   request)
 
-(defun end-open-response (call)
-  "If CALL is a plain request whose response is sent in chunks, end it, since the server stops. On
-the loop."
-  (let ((request (call-http-request call)))
-    (when (and request (begun-p request))
-      (multiple-value-call #'server-abort call (rpc:verdict :server-stopping) :local))))
+(defun end-open-response (request)
+  "If the answer to REQUEST is sent in chunks, end it, since the server stops. On the loop."
+  (when (begun-p request)
+    (funcall (sink-stop (http-request-sink request)) request)))

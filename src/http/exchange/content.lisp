@@ -1,27 +1,25 @@
-;;;; What handlers of HTTP return, checked. Their headers may be none that only we set, nor say
-;;;; anything that would not be one header on the line.
+;;;; Answers: what handlers of HTTP return, checked. Their headers may be none that only we set, nor
+;;;; say anything that would not be one header on the line.
 
-(in-package #:clgrpc.server)
+(in-package #:clgrpc.exchange)
 
-(defun name-char-p (char)
-  "True if CHAR may be in the name of a header in lower case (RFC 9110 section 5.6.2)."
-  (or (char<= #\a char #\z) (char<= #\0 char #\9) (find char "!#$%&'*+-.^_`|~")))
+(defstruct (plain-answer (:constructor make-plain-answer (http-status headers body &optional head))
+                         (:copier nil))
+  "The answer to a request."
+  (http-status 200 :type (integer 200 599) :read-only t) ; as in RFC 9110
+  (headers '() :type list :read-only t) ; an alist, checked, without content-length
+  (body (make-octets 0) :type octets :read-only t) ; empty for none
+  ;; of one that is given again and again: its head over HTTP/1.1 up to date, the last field
+  (head nil :type (or null octets) :read-only t))
 
-(define-load-time-global **name-chars**
-    (let ((set (make-array 128 :element-type 'bit :initial-element 0)))
-      (dotimes (code 128 set)
-        (when (name-char-p (code-char code)) (setf (sbit set code) 1)))))
-(declaim (type (simple-bit-vector 128) **name-chars**))
+(declaim (sb-ext:freeze-type plain-answer))
+
+(defun text-answer (http-status text)
+  "The answer HTTP-STATUS with a short TEXT."
+  (make-plain-answer http-status '(("content-type" . "text/plain")) (ascii-octets text)))
 
 (deftype text ()
   '(simple-array character (*)))
-
-(define-hot sound-name-p ((name text)) boolean
-  "True if NAME can be the name of a header, and is in lower case."
-  (and (plusp (length name))
-       (loop for char across name
-             for code = (char-code char)
-             always (and (< code 128) (= 1 (sbit **name-chars** code))))))
 
 (define-hot sound-value-p ((value text)) boolean
   "True if VALUE can be a header's as it is: printable ASCII without blanks around it."
@@ -49,7 +47,7 @@ Signal an error if it can be none."
     (error "Headers are an alist from strings to strings; ~S is no entry of one." entry))
   (let ((name (coerce (string-downcase (car entry)) 'text))
         (value (coerce (string-trim '(#\Space #\Tab) (cdr entry)) 'text)))
-    (unless (sound-name-p name)
+    (unless (http1:header-name-p name)
       (error "~S is no name of a header." (car entry)))
     (unless (sound-value-p value)
       (error "The value of the header ~A must be printable ASCII, not ~S." name value))
@@ -58,7 +56,7 @@ Signal an error if it can be none."
 (defun check-header (entry)
   "ENTRY of a handler's headers as it is sent; nil for a header that only we may set."
   (let ((entry (if (and (consp entry)
-                        (typep (car entry) 'text) (sound-name-p (car entry))
+                        (typep (car entry) 'text) (http1:header-name-p (car entry))
                         (typep (cdr entry) 'text) (sound-value-p (cdr entry)))
                    entry
                    (sound-header entry))))
@@ -95,13 +93,3 @@ handlers return them, checked and written once. From any thread."
         (make-plain-answer http-status headers (plain-answer-body answer)
                            (http1:response-head-octets http-status headers
                                                        (length (plain-answer-body answer)))))))
-
-(defun handler-answer (request values)
-  "What VALUES, those of a handler of REQUEST, are for the call: the call itself if REQUEST is
-answered later; T if that has been begun, and so is to end; else a PLAIN-ANSWER."
-  (cond ((eq request (first values)) (http-request-call request))
-        ((plain-answer-p (first values)) (first values))
-        ((http-request-sending request) t)
-        (t (destructuring-bind (&optional http-status headers body &rest more) values
-             (declare (ignore more))
-             (check-answer http-status headers body)))))

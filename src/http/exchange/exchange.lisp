@@ -1,0 +1,337 @@
+;;;; An exchange: a request of HTTP, which is what its handler gets, and how it is answered. What
+;;;; differs between HTTP/2 and HTTP/1.1 is the CARRIER: how an answer is written. What its owner, a
+;;;; server, does for it is a SINK.
+;;;;
+;;;; The body is collected as far as the owner takes it, in a vector that grows as it comes, and
+;;;; charged to the connection like messages that wait.
+
+(in-package #:clgrpc.exchange)
+
+(define-load-time-global **not-found** (text-answer 404 "there is nothing here"))
+
+(defstruct (sink (:copier nil))
+  "What an owner does for its exchanges and for its connections that speak HTTP/1.1. All functions
+run on the loop, but where it says otherwise."
+  ;; (owner request): over HTTP/1.1 its head has come. Return true if it goes on; false if it has
+  ;; been ended
+  (begun nil :type function :read-only t)
+  (hold nil :type function :read-only t) ; (request count): so with COUNT octets more of its body
+  (whole nil :type function :read-only t) ; (request): it is whole
+  (finish nil :type function :read-only t) ; (request): it has its answer, which is to be written
+  (head-sent nil :type function :read-only t) ; (request): the head of its answer is about to go out
+  (done nil :type function :read-only t) ; (request): its answer, over HTTP/1.1, has been written
+  (lost nil :type function :read-only t) ; (request text): its peer has gone, as TEXT says
+  (stop nil :type function :read-only t) ; (request): the server ends the answer, which is in chunks
+  (over-p nil :type function :read-only t) ; (request): it has ended. From any thread
+  ;; (request size function): call FUNCTION on the loop, behind what was posted before; meanwhile
+  ;; SIZE octets more wait. From any thread
+  (post nil :type function :read-only t)
+  (posted nil :type function :read-only t) ; (request): how many octets wait. From any thread
+  (on-end nil :type function :read-only t) ; (request function): call that once it has ended
+  (peer nil :type function :read-only t) ; (request): the address of its peer
+  (secure-p nil :type function :read-only t) ; (request): true if it has come over TLS
+  ;; of connections that speak HTTP/1.1
+  (prompt-p nil :type function :read-only t) ; (owner): nobody is to be told of requests
+  (busy-p nil :type function :read-only t) ; (owner): the rest of the input is for the next turn
+  (measure nil :type function :read-only t) ; (owner): what it keeps may have changed
+  (close nil :type function :read-only t) ; (owner text): end the connection in order
+  (expel nil :type function :read-only t) ; (owner text): end it at once
+  (closed nil :type function :read-only t)) ; (socket reason): it has ended
+
+(defstruct (carrier (:copier nil))
+  "How requests are answered over one version of HTTP. All functions run on the loop, but UNSENT on
+any thread."
+  (answer nil :type function :read-only t) ; (request answer): the whole answer
+  (begin nil :type function :read-only t) ; (request answer): the head of an answer in chunks
+  (chunk nil :type function :read-only t) ; (request octets): more of its body
+  (end nil :type function :read-only t) ; (request whole): its end; it is cut off unless WHOLE
+  (unsent nil :type function :read-only t)) ; (request): how many octets of it have not left
+
+(defstruct (known-head (:constructor make-known-head (message router route prompt query))
+                       (:copier nil))
+  "What is known of a request over HTTP/1.1 from its head alone. A peer that repeats the head has
+this found in the memo of MESSAGE. The connection's."
+  (message nil :type http1:message :read-only t) ; which the head is
+  (headers :unread :type (or list (eql :unread))) ; as HTTP-REQUEST-HEADERS has them
+  (router nil :type (or null router) :read-only t) ; whose routes they were
+  (route nil :read-only t)              ; by which a handler is called, or nil
+  (prompt nil :type (or null function) :read-only t) ; that answers, see PROMPT-HANDLER
+  (query nil :type (or null string) :read-only t)) ; which that is called with
+
+(defstruct (http-request (:constructor nil) (:copier nil))
+  "A request of HTTP: see HTTP-HANDLER."
+  (carrier nil :type carrier)           ; of its version of HTTP
+  (sink nil :type sink)                 ; its owner's
+  (options nil :type options)           ; its owner's
+  (method "" :type string)              ; "GET"
+  (target "" :type string)              ; the path, with the query, as it came
+  (source '() :type (or list known-head)) ; its headers, an alist, or who knows them
+  (body (make-octets 0) :type octets)   ; what has come of it, up to FILL
+  (fill 0 :type index)                  ; how much of it that is
+  (whole nil :type boolean)             ; all of it has come
+  (route nil)                           ; by which its handler is called, or nil
+  (context nil)                         ; what its owner keeps for it
+  (refusal **not-found** :type plain-answer) ; the answer if it has no route
+  (answer nil :type (or null plain-answer)) ; the handler's, whole or only its head
+  ;; of an answer in chunks: whether its head has been written
+  (sending nil :type (member nil :posted :begun)))
+
+(declaim (sb-ext:freeze-type sink carrier known-head))
+
+(defmethod print-object ((sink sink) stream)
+  (print-unreadable-object (sink stream :type t :identity t)))
+
+(defmethod print-object ((carrier carrier) stream)
+  (print-unreadable-object (carrier stream :type t :identity t)))
+
+(defmethod print-object ((request http-request) stream)
+  (print-unreadable-object (request stream :type t)
+    ;; without the query, which may have a secret
+    (format stream "~A ~A~@[, answered with ~D~]" (http-request-method request)
+            (http-request-path request)
+            (let ((answer (http-request-answer request)))
+              (and answer (plain-answer-http-status answer))))))
+
+(defun begun-p (request)
+  "True if the head of REQUEST's answer, which is sent in chunks, has been written. On the loop."
+  (eq :begun (http-request-sending request)))
+
+(document-functions
+  http-request-p "True of the requests that the functions of HTTP handlers get."
+  http-request-method "The method of REQUEST, a string such as \"GET\"."
+  http-request-target "The path of REQUEST and its query, as they came, a string."
+  http-request-body "The body of REQUEST, octets; none is an empty vector. Only while its handler
+runs, or before it is answered.")
+
+(defun field-entry (field)
+  "FIELD as an entry of a request's headers, or nil for what the request line says. The name of
+:authority is \"host\"."
+  (let ((name (hpack:field-name-string field))
+        (value (hpack:field-value-string field)))
+    (cond ((string= ":authority" name) (cons "host" value))
+          ((char= #\: (char name 0)) nil)
+          (t (cons name value)))))
+
+(defun known-headers (known)
+  "The headers of KNOWN, a known head, made when they are first asked for."
+  (let ((headers (known-head-headers known)))
+    (if (listp headers)
+        headers
+        (setf (known-head-headers known)
+              (map 'list #'field-entry (http1:message-fields (known-head-message known)))))))
+
+(defun http-request-headers (request)
+  "The headers of REQUEST, an alist from names in lower case to strings, in their order."
+  (let ((source (http-request-source request)))
+    (if (listp source)
+        source
+        (known-headers source))))
+
+(defun query-start (target)
+  (or (position #\? target) (length target)))
+
+(defun target-query (target)
+  "What follows the question mark in TARGET, or nil."
+  (let ((start (query-start target)))
+    (and (< start (length target)) (subseq target (1+ start)))))
+
+(defun http-request-path (request)
+  "The path of REQUEST, without its query, as it came: nothing in it is decoded. A string."
+  (let ((target (http-request-target request)))
+    (subseq target 0 (query-start target))))
+
+(defun http-request-query (request)
+  "The query of REQUEST, what follows the question mark in its target, as it came, a string; nil
+without one."
+  (target-query (http-request-target request)))
+
+(defun http-request-header (request name)
+  "The value of the first header of REQUEST whose name is NAME, a string in lower case, or nil."
+  (cdr (assoc name (http-request-headers request) :test #'string=)))
+
+(define-hot escaped-octet ((text simple-string) (at index) (end index)) (or null octet)
+  "The octet that the escape %XX at AT in TEXT, which goes to END, stands for; nil if it is none."
+  (and (<= (+ at 3) end)
+       (let ((high (digit-char-p (char text (1+ at)) 16))
+             (low (digit-char-p (char text (+ at 2)) 16)))
+         (and high low (logior (ash high 4) low)))))
+
+(define-hot query-octets ((text simple-string) (start index) (end index)) (or null octets)
+  "What TEXT, a query, says from START to END, with its %XX and + decoded; nil if it cannot be."
+  (let ((octets (make-octets (- end start))) (fill 0) (at start))
+    (declare (type index fill at))
+    (loop
+      (when (= at end) (return (subseq octets 0 fill)))
+      (let* ((character (char text at))
+             (octet (case character
+                      (#\+ 32)
+                      (#\% (escaped-octet text at end))
+                      (t (char-code character)))))
+        (unless (typep octet 'octet) (return nil))
+        (setf (aref octets fill) octet)
+        (incf fill)
+        (incf at (if (char= #\% character) 3 1))))))
+
+(defun decoded-query (text start end)
+  "What TEXT, a query, says from START to END, decoded as UTF-8; as it is if that is not possible."
+  (let ((octets (query-octets text start end)))
+    (or (and octets (ignore-errors (octets-string octets)))
+        (subseq text start end))))
+
+(defun decodes-as-p (query start end name)
+  (string= name (decoded-query query start end)))
+
+(define-hot (escape-p :inline t) ((character character)) boolean
+  (or (char= #\% character) (char= #\+ character)))
+
+(define-hot (parameter-named-p :inline t) ((query simple-string) (start index) (end index)
+                                           (name simple-string))
+    boolean
+  "True if NAME is what QUERY says from START to END. Most parameters are somebody else's, and some
+are there to cost us time: one is only decoded if it may well be that."
+  (if (loop for i of-type index from start below end thereis (escape-p (char query i)))
+      (and (<= (length name) (- end start))
+           (or (zerop (length name))
+               (escape-p (char query start))
+               (char= (char name 0) (char query start)))
+           (decodes-as-p query start end name))
+      (and (= (length name) (- end start))
+           (loop for i of-type index from start below end
+                 for character across name
+                 always (char= character (char query i))))))
+
+(define-hot (find-parameter :inline t) ((query simple-string) (name simple-string))
+    (or null string)
+  "As QUERY-PARAMETER."
+  (let ((start 0))
+    (declare (type index start))
+    (loop
+      (let ((equals nil) (end start))
+        (declare (type index end) (type (or null index) equals))
+        (loop until (or (= end (length query)) (char= #\& (char query end)))
+              do (when (and (null equals) (char= #\= (char query end))) (setf equals end))
+                 (incf end))
+        (when (parameter-named-p query start (or equals end) name)
+          (return (decoded-query query (if equals (1+ equals) end) end)))
+        (when (= end (length query)) (return nil))
+        (setf start (1+ end))))))
+
+(defun query-parameter (query name)
+  "The decoded value of the first parameter of QUERY, a string or nil, that is called NAME; nil if
+there is none."
+  (when query
+    (let ((query (coerce query 'simple-string)) (name (coerce name '(simple-array character (*)))))
+      ;; compiled for each, since a peer may have a long query read by a few octets
+      (etypecase query
+        (simple-base-string (find-parameter query name))
+        ((simple-array character (*)) (find-parameter query name))))))
+
+(defun http-request-parameter (request name)
+  "The decoded value of the first parameter of REQUEST's query that is called NAME, a string, as
+with \"/events?token=a%20b\" and \"token\"; nil if there is none."
+  (query-parameter (http-request-query request) name))
+
+(defun http-request-peer (request)
+  "The address of the peer that sent REQUEST, as a string."
+  (values (funcall (sink-peer (http-request-sink request)) request)))
+
+(defun http-request-secure-p (request)
+  "True if REQUEST has come over TLS."
+  (values (funcall (sink-secure-p (http-request-sink request)) request)))
+
+;;; Routes
+
+(defun note-refusal (router request)
+  "REQUEST has no route of ROUTER, or nil. If ROUTER has one for another method, say so."
+  (let ((entry (target-entry router (http-request-target request))))
+    (when entry
+      (setf (http-request-refusal request) (wrong-method (router-entry-handler entry))))))
+
+(defun find-request-route (router request)
+  "Give REQUEST its route of ROUTER, or nil, if it has one."
+  (or (setf (http-request-route request)
+            (find-route router (http-request-method request) (http-request-target request)))
+      (note-refusal router request)))
+
+;;; The body
+
+(defun over-p (request)
+  "True if REQUEST has ended."
+  (values (funcall (sink-over-p (http-request-sink request)) request)))
+
+(defun finish (request)
+  "REQUEST has its answer, or an answer in chunks is to end."
+  (funcall (sink-finish (http-request-sink request)) request))
+
+(defun answer (request answer)
+  "Answer REQUEST with ANSWER, unless it has ended."
+  (unless (over-p request)
+    (setf (http-request-answer request) answer)
+    (finish request)))
+
+(defun refuse-unrouted (request)
+  "REQUEST, whose body need not be there, has no route: answer it so."
+  (answer request (http-request-refusal request)))
+
+(defun refuse-body (request limit)
+  "The body of REQUEST is longer than LIMIT."
+  (answer request (text-answer 413 (format nil "the body is longer than ~D octets ~
+                                                (max-fallback-body-octets)" limit))))
+
+(defun make-body-room (request count limit)
+  "Make room for COUNT octets more in the body of REQUEST, which may have LIMIT in all. Return false
+if it may not have so much memory and so has been ended."
+  (let* ((body (http-request-body request))
+         (need (+ (http-request-fill request) count))
+         (length (min limit (max need (* 2 (length body)) 1024))))
+    (or (<= need (length body))
+        (when (funcall (sink-hold (http-request-sink request)) request (- length (length body)))
+          (setf (http-request-body request)
+                (replace (make-octets length) body :end2 (http-request-fill request)))
+          t))))
+
+(defun receive-body (request octets start end)
+  "Keep OCTETS from START to END, of the body of REQUEST."
+  (let ((limit (options-max-fallback-body-octets (http-request-options request)))
+        (count (- end start)))
+    (cond ((or (over-p request) (null (http-request-route request))))
+          ((< limit (+ (http-request-fill request) count)) (refuse-body request limit))
+          ((make-body-room request count limit)
+           (replace (http-request-body request) octets
+                    :start1 (http-request-fill request) :start2 start :end2 end)
+           (incf (http-request-fill request) count)))))
+
+(defun end-body (request)
+  "All of REQUEST has come."
+  (setf (http-request-whole request) t)
+  (when (< (http-request-fill request) (length (http-request-body request)))
+    (setf (http-request-body request)
+          (subseq-octets (http-request-body request) 0 (http-request-fill request)))))
+
+;;; Its answer
+
+(defun answer-of (request values)
+  "What VALUES, those of a handler of REQUEST, are: REQUEST itself if it is answered later; T if an
+answer has been begun, and so is to end; else an answer."
+  (cond ((eq request (first values)) request)
+        ((plain-answer-p (first values)) (first values))
+        ((http-request-sending request) t)
+        (t (destructuring-bind (&optional http-status headers body &rest more) values
+             (declare (ignore more))
+             (check-answer http-status headers body)))))
+
+(defun ended-by-head-p (request)
+  "True if the answer of REQUEST, which is sent in chunks, has no body, so that its head has ended
+it."
+  (http1:bodiless-p (http-request-method request)
+                    (plain-answer-http-status (http-request-answer request))))
+
+(defun write-end (request whole otherwise)
+  "REQUEST has ended: write its answer, or the end of one in chunks, which is cut off unless WHOLE.
+OTHERWISE, a function, returns the answer if there is none."
+  (declare (type function otherwise))
+  (let ((carrier (http-request-carrier request)))
+    (if (begun-p request)
+        (funcall (carrier-end carrier) request whole)
+        (funcall (carrier-answer carrier) request
+                 (or (http-request-answer request) (funcall otherwise))))))

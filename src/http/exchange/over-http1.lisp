@@ -1,0 +1,489 @@
+;;;; HTTP/1.1 at a server (RFC 9112): a connection that speaks it, from the octets of requests to
+;;;; those of their answers. Its owner has a SINK.
+;;;;
+;;;; A connection has one request at a time. What comes after it, pipelined, waits until it is
+;;;; answered; meanwhile nothing more is read, so a peer makes us keep one read at most. After
+;;;; an error, and after an answer that comes before its request is whole, where the next request
+;;;; begins cannot be known: the connection ends with that answer.
+;;;;
+;;;; Phases:  :idle → :head → :body → :answer → :idle, or :over. One timer for each connection looks
+;;;; at the phase when the earliest time-out of it may be due; a request that takes no longer than
+;;;; that costs no timer.
+
+(in-package #:clgrpc.exchange)
+
+(defstruct (http-loop (:copier nil))
+  "What the connections on one loop that speak HTTP/1.1 share."
+  (router nil :type router :read-only t) ; who answers
+  (sink nil :type sink :read-only t)    ; their owner's
+  (options nil :type options :read-only t) ; their owner's
+  ;; the last lines of heads: the date, for its second, and an empty line
+  (date-lines (make-octets 0) :type octets)
+  (date-due-ns 0 :type nanoseconds))    ; when to look at the date again
+
+(defstruct (http1-connection (:conc-name state-)
+                             (:constructor make-http1-connection (owner http socket parser))
+                             (:copier nil))
+  "A connection that speaks HTTP/1.1."
+  (owner nil :read-only t)              ; the owner's own object for it
+  (http nil :type http-loop :read-only t) ; what it shares
+  (socket nil :type loop:connection :read-only t) ; the loop's
+  (parser nil :type http1:parser :read-only t) ; of its requests
+  (phase :head :type (member :idle :head :body :answer :over)) ; see above
+  (since-ns 0 :type nanoseconds)        ; when the phase began
+  (message nil :type (or null http1:message)) ; the head of the request under way
+  (request nil :type (or null http1-request)) ; that request, until it has been answered
+  (prompt nil :type (or null plain-answer)) ; its answer, if that was there at once
+  (answered 0 :type index)              ; how many requests have been taken
+  (last nil :type boolean)              ; the connection ends with the answer to come
+  (waits nil :type boolean)             ; input waits until that has been given
+  (sent-ns 0 :type nanoseconds)         ; when output last left
+  (timer nil :type (or null timer))     ; see STATE-DUE
+  (timer-ns 0 :type nanoseconds))       ; when it comes due
+
+(defstruct (http1-request (:include http-request) (:copier nil))
+  "A request over HTTP/1.1."
+  (connection nil :type http1-connection)) ; that it has come on
+
+(declaim (sb-ext:freeze-type http-loop http1-connection http1-request))
+
+(defmethod print-object ((state http1-connection) stream)
+  (print-unreadable-object (state stream :type t)
+    (format stream "~A, ~(~A~)" (loop:connection-peer (state-socket state)) (state-phase state))))
+
+(defconstant +http1-octets+ 1024
+  "The memory of a connection that speaks HTTP/1.1 and has no request.")
+
+(define-hot (state-options :inline t) ((state http1-connection)) options
+  (http-loop-options (state-http state)))
+
+(define-hot (state-sink :inline t) ((state http1-connection)) sink
+  (http-loop-sink (state-http state)))
+
+(define-hot (state-loop :inline t) ((state http1-connection)) loop:event-loop
+  (loop:connection-loop (state-socket state)))
+
+(define-hot (state-now :inline t) ((state http1-connection)) nanoseconds
+  (loop:event-loop-now (state-loop state)))
+
+(defun close-state (state text)
+  "Have the owner of STATE end it in order, because of TEXT."
+  (funcall (sink-close (state-sink state)) (state-owner state) text))
+
+(defun expel-state (state text)
+  "Have the owner of STATE end it at once, because of TEXT."
+  (funcall (sink-expel (state-sink state)) (state-owner state) text))
+
+(define-hot (measure-state :inline t) ((state http1-connection)) null
+  "What STATE keeps may have changed."
+  (funcall (sink-measure (state-sink state)) (state-owner state))
+  nil)
+
+(define-hot (enter-phase :inline t) ((state http1-connection) (phase symbol)) null
+  (setf (state-phase state) phase
+        (state-since-ns state) (state-now state))
+  nil)
+
+(define-hot (state-output :inline t) ((state http1-connection)) buffer
+  "The buffer for what is sent to STATE's peer."
+  (loop:connection-output (state-socket state)))
+
+;;; Time-outs
+
+(defun phase-seconds (options phase)
+  "How long the PHASE of a connection may take, as OPTIONS say."
+  (ecase phase
+    (:idle (options-http1-idle-seconds options))
+    (:head (options-http1-head-timeout-seconds options))
+    (:body (options-http1-body-timeout-seconds options))
+    ((:answer :over) (options-http1-send-timeout-seconds options))))
+
+(defun phase-due-ns (state)
+  "When STATE is to be looked at, unless its phase changes before."
+  (+ (state-since-ns state) (seconds-ns (phase-seconds (state-options state) (state-phase state)))))
+
+(defun look-again (state due-ns)
+  "Have STATE looked at when DUE-NS has come."
+  (setf (state-timer-ns state) due-ns)
+  (schedule-timer (loop:event-loop-wheel (state-loop state)) (state-timer state)
+                  due-ns))
+
+(defun await-due (state)
+  "See to it that STATE is looked at when its phase may have taken too long."
+  (let ((due (phase-due-ns state)))
+    (when (or (not (timer-pending-p (state-timer state))) (< due (state-timer-ns state)))
+      (look-again state due))))
+
+(defun state-due (state)
+  "The function of STATE's timer: end what takes too long."
+  (let* ((now (state-now state))
+         (patience (seconds-ns (options-http1-send-timeout-seconds (state-options state)))))
+    (cond ((not (eq :open (loop:connection-state (state-socket state)))))
+          ((plusp (loop:connection-unsent (state-socket state)))
+           (if (<= (+ (state-sent-ns state) patience) now)
+               (expel-state state "the peer does not take its answers")
+               (look-again state (+ (state-sent-ns state) patience))))
+          ((member (state-phase state) '(:answer :over)) (look-again state (+ now patience)))
+          ((< now (phase-due-ns state)) (look-again state (phase-due-ns state)))
+          ((eq :idle (state-phase state)) (close-state state "no request for long"))
+          (t (refuse state 408 "the request takes too long")))))
+
+;;; The head of an answer
+
+(sb-ext:define-load-time-global **date** (cons 0 ""))
+(declaim (type cons **date**))
+
+(defun date-text (unix-seconds)
+  "UNIX-SECONDS as HTTP writes a date (RFC 9110 section 5.6.7)."
+  (multiple-value-bind (second minute hour date month year day)
+      (decode-universal-time (+ unix-seconds #.(encode-universal-time 0 0 0 1 1 1970 0)) 0)
+    (format nil "~A, ~2,'0D ~A ~D ~2,'0D:~2,'0D:~2,'0D GMT"
+            (nth day '("Mon" "Tue" "Wed" "Thu" "Fri" "Sat" "Sun"))
+            date
+            (nth (1- month) '("Jan" "Feb" "Mar" "Apr" "May" "Jun" "Jul" "Aug" "Sep" "Oct" "Nov"
+                              "Dec"))
+            year hour minute second)))
+
+(defun current-date ()
+  "The date now as HTTP writes it, or nil where there is none."
+  (let ((now (loop:unix-seconds)) (last **date**))
+    (cond ((null now) nil)
+          ((eql now (car last)) (cdr last))
+          (t (cdr (setf **date** (cons now (date-text now))))))))
+
+(defconstant +date-look-ns+ 20000000
+  "How long a loop takes the date to be the same.")
+
+(defun look-at-date (http now)
+  "Have the DATE-LINES of HTTP say the date at NOW, the time of its loop."
+  (let ((date (current-date)))
+    (setf (http-loop-date-due-ns http) (+ now +date-look-ns+)
+          (http-loop-date-lines http) (http1:last-head-octets (and date `(("date" . ,date)))))))
+
+(define-hot (date-lines :inline t) ((state http1-connection)) octets
+  "The last lines of the head of an answer: the date, and an empty line."
+  (let ((http (state-http state)) (now (state-now state)))
+    (when (<= (http-loop-date-due-ns http) now) (look-at-date http now))
+    (http-loop-date-lines http)))
+
+(define-hot (stays-p :inline t) ((state http1-connection)) boolean
+  "True if STATE goes on after the answer that is given now."
+  (and (eq :answer (state-phase state))
+       (not (state-last state))
+       (http1:message-persistent-p (state-message state))))
+
+(define-hot write-http1-head ((state http1-connection) (answer plain-answer) (body t)) null
+  "Write the head of ANSWER, whose body is BODY, as WRITE-RESPONSE-HEAD has it."
+  (let ((head (plain-answer-head answer)))
+    (cond ((and head (stays-p state)
+                (plusp (http1:message-minor (the http1:message (state-message state)))))
+           (append-octets (state-output state) head)
+           (append-octets (state-output state) (date-lines state)))
+          (t (write-new-head state answer body))))
+  nil)
+
+(defun write-new-head (state answer body)
+  "As WRITE-ANSWER-HEAD, of an answer whose head is not there yet, or not with what it is to say of
+the connection."
+  (let ((headers (plain-answer-headers answer))
+        (date (current-date)))
+    (http1:write-response-head
+     (state-output state) (plain-answer-http-status answer)
+     (if (and date (null (find-header "date" headers)))
+         (acons "date" date headers)
+         headers)
+     body
+     :connection (cond ((not (stays-p state)) "close")
+                       ((zerop (http1:message-minor (state-message state))) "keep-alive")))))
+
+;;; Answers
+
+(defun end-request-answer (state whole)
+  "The answer to STATE's request has been written; WHOLE is false if it was cut off."
+  (let ((request (shiftf (state-request state) nil)))
+    (funcall (sink-done (state-sink state)) request)
+    (end-answer state whole)))
+
+(define-hot end-answer ((state http1-connection) (whole boolean)) null
+  "An answer of STATE has been written; WHOLE is false if it was cut off."
+  (let ((stays (and whole (stays-p state))))
+    (cond (stays
+           (http1:next-message (state-parser state))
+           ;; nil if it is too long to be kept
+           (setf (state-message state) (http1:parser-message (state-parser state)))
+           (enter-phase state :idle)
+           (when (shiftf (state-waits state) nil)
+             (loop:start-reading (state-socket state))))
+          (whole (end-http1 state "the connection ends with an answer"))
+          (t (enter-phase state :over)
+             (expel-state state "an answer was cut off"))))
+  nil)
+
+(define-hot write-answer ((state http1-connection) (answer plain-answer)) null
+  "Write ANSWER, whole, but for its body if it can have none."
+  (let* ((body (plain-answer-body answer))
+         (http-status (plain-answer-http-status answer))
+         (message (the http1:message (state-message state))))
+    ;; the answer to a HEAD says what the body would be
+    (write-http1-head state answer (if (http1:bodiless-p "GET" http-status) nil (length body)))
+    (unless (http1:bodiless-p (http1:message-http-method message) http-status)
+      (append-octets (state-output state) body)))
+  nil)
+
+(defun answer-over-http1 (request answer)
+  "The carrier's ANSWER."
+  (let ((state (http1-request-connection request)))
+    (write-answer state answer)
+    (end-request-answer state t)))
+
+(defun chunked-answer-p (state)
+  "True if the answer of STATE's request, in chunks of the handler's, is so on the line, too."
+  (plusp (http1:message-minor (state-message state))))
+
+(defun begin-over-http1 (request answer)
+  "The carrier's BEGIN. HTTP/1.0 has no chunks: such a body ends with the connection."
+  (let ((state (http1-request-connection request)))
+    (unless (chunked-answer-p state) (setf (state-last state) t))
+    (write-http1-head state answer
+                      (and (chunked-answer-p state)
+                           (not (http1:bodiless-p "GET" (plain-answer-http-status answer)))
+                           :chunked))))
+
+(defun chunk-over-http1 (request octets)
+  "The carrier's CHUNK."
+  (let* ((state (http1-request-connection request))
+         (output (state-output state)))
+    (cond ((ended-by-head-p request))
+          ((chunked-answer-p state) (http1:write-chunk output octets 0 (length octets)))
+          (t (append-octets output octets)))))
+
+(defun end-over-http1 (request whole)
+  "The carrier's END."
+  (let ((state (http1-request-connection request)))
+    (when (and whole (chunked-answer-p state) (not (ended-by-head-p request)))
+      (http1:write-last-chunk (state-output state)))
+    (end-request-answer state whole)))
+
+(defun unsent-over-http1 (request)
+  "The carrier's UNSENT."
+  (loop:connection-unsent (state-socket (http1-request-connection request))))
+
+(define-load-time-global **http1-carrier**
+    (make-carrier :answer #'answer-over-http1 :begin #'begin-over-http1 :chunk #'chunk-over-http1
+                  :end #'end-over-http1 :unsent #'unsent-over-http1))
+
+;;; Errors
+
+(defun refuse (state http-status text)
+  "Answer what STATE's peer sends with HTTP-STATUS and TEXT, and end the connection."
+  (setf (state-last state) t)
+  (if (state-request state)
+      (answer (state-request state) (text-answer http-status text))
+      (let ((body (ascii-octets text)))
+        (write-http1-head state (text-answer http-status text) (length body))
+        (append-octets (state-output state) body)
+        (end-http1 state text))))
+
+(defun end-http1 (state text)
+  "End STATE's connection when its output has left, because of TEXT."
+  (enter-phase state :over)
+  (close-state state text))
+
+;;; Requests
+
+(defun learn-head (message router)
+  "What is known of the request whose head is MESSAGE, of a server with ROUTER."
+  (let* ((target (http1:message-target message))
+         (http-method (http1:message-http-method message))
+         (entry (target-entry router target))
+         (handler (and entry (router-entry-handler entry))))
+    (make-known-head message router
+                     (find-route router http-method target)
+                     (and handler (string= "GET" http-method) (eql 0 (http1:message-body message))
+                          (http-handler-prompt handler))
+                     (target-query target))))
+
+(define-hot known-head-of ((message http1:message) (router router)) known-head
+  "What is known of the request whose head is MESSAGE, which may be repeated and so remembers it."
+  (let ((known (http1:message-memo message)))
+    (if (and (known-head-p known) (eq router (known-head-router known)))
+        known
+        (setf (http1:message-memo message) (learn-head message router)))))
+
+(defun read-http1-request (state known)
+  "The request on STATE that KNOWN, a known head, is of."
+  (let* ((message (known-head-message known))
+         (http (state-http state))
+         (request (make-http1-request :carrier **http1-carrier** :connection state
+                                      :sink (http-loop-sink http) :options (http-loop-options http)
+                                      :method (http1:message-http-method message)
+                                      :target (http1:message-target message)
+                                      :source known
+                                      :route (known-head-route known))))
+    (unless (known-head-route known) (note-refusal (http-loop-router http) request))
+    request))
+
+(define-hot prompt-answer ((state http1-connection) (known known-head)) (or null plain-answer)
+  "The answer to the request whose head is KNOWN, if it has a prompt handler, and nobody is to be
+told of it; else nil."
+  (let ((prompt (known-head-prompt known)))
+    (if (and prompt (funcall (sink-prompt-p (state-sink state)) (state-owner state)))
+        (values (funcall prompt (known-head-query known)))
+        nil)))
+
+(define-hot begin-request ((state http1-connection)) null
+  "The head of a request has come."
+  (let* ((options (state-options state))
+         (message (the http1:message (http1:parser-message (state-parser state)))))
+    (setf (state-message state) message)
+    (enter-phase state :body)
+    (when (<= (the index (options-max-http1-requests options)) (incf (state-answered state)))
+      (setf (state-last state) t))
+    (if (< (the index (options-max-http1-target-octets options))
+           (length (http1:message-target message)))
+        (refuse state 414 (format nil "the target is longer than ~D octets"
+                                  (options-max-http1-target-octets options)))
+        (let ((known (known-head-of message (http-loop-router (state-http state)))))
+          (unless (setf (state-prompt state) (prompt-answer state known))
+            (begin-exchange state known)))))
+  nil)
+
+(defun begin-exchange (state known)
+  "The head of a request has come that is for a handler; KNOWN is what is known of it."
+  (let* ((message (known-head-message known))
+         (body (http1:message-body message))
+         (limit (options-max-fallback-body-octets (state-options state)))
+         (request (setf (state-request state) (read-http1-request state known))))
+    (cond ((not (funcall (sink-begun (state-sink state)) (state-owner state) request)))
+          ((eql 0 body))                ; it is whole
+          ((null (http-request-route request)) (refuse-unrouted request))
+          ((and (integerp body) (< limit body)) (refuse-body request limit))
+          ((http1:message-expects-p message)
+           (http1:write-response-head (state-output state) 100 '() nil)))))
+
+(define-hot end-request ((state http1-connection)) null
+  "The request is whole."
+  (let ((prompt (shiftf (state-prompt state) nil)))
+    (enter-phase state :answer)
+    (cond (prompt (write-answer state prompt)
+                  (end-answer state t))
+          (t (funcall (sink-whole (state-sink state)) (state-request state)))))
+  nil)
+
+(define-hot take-event ((state http1-connection) (event symbol) (octets octets)) null
+  "Take what STATE's parser has found in OCTETS."
+  (let ((parser (state-parser state)))
+    (ecase event
+      (:head (begin-request state))
+      (:body (receive-body (state-request state) octets (http1:parser-body-start parser)
+                           (http1:parser-body-end parser)))
+      (:end (end-request state))))
+  nil)
+
+(defun note-begun-head (state)
+  "All of the input has been taken. If STATE's peer has begun a request, see to the time it takes."
+  (let ((began (http1:parser-begun-p (state-parser state))))
+    (case (state-phase state)
+      (:idle (when began
+               (enter-phase state :head)
+               (await-due state)))
+      (:body (await-due state)))))
+
+(defconstant +events-per-look+ 64
+  "After so many parts of a request, such as chunks, we look what time it is.")
+
+(define-hot read-requests ((state http1-connection) (octets octets) (start index) (end index))
+    (values index boolean)
+  "Take OCTETS from START to END, up to the end of a request that is not answered at once, or of the
+time that a turn has for them. Return where that is, and true if there is more."
+  (let ((at start) (events 0))
+    (declare (type index at events))
+    (loop
+      (case (state-phase state)
+        (:over (return (values end nil)))
+        (:answer
+         (when (= at end) (return (values at nil)))
+         (setf (state-waits state) t)
+         (loop:stop-reading (state-socket state))
+         (return (values at t))))
+      (multiple-value-bind (next event) (http1:parse (state-parser state) octets at end)
+        (setf at next)
+        (unless event
+          (note-begun-head state)
+          (return (values at nil)))
+        (take-event state event octets)
+        (when (and (or (eq :end event) (zerop (mod (incf events) +events-per-look+)))
+                   (< at end)
+                   (funcall (sink-busy-p (state-sink state)) (state-owner state)))
+          (return (values at t)))))))
+
+(define-hot http1-input ((socket loop:connection) (octets octets) (start index) (end index))
+    (values index boolean)
+  "The handler's INPUT."
+  (let ((state (the http1-connection (loop:connection-user socket))))
+    (multiple-value-prog1
+        (handler-case (read-requests state octets start end)
+          (http1:http1-error (error)
+            (refuse state (http1:http1-error-status error) (http1:http1-error-text error))
+            (values end nil)))
+      (measure-state state))))
+
+;;; The connection
+
+(define-hot http1-fill ((socket loop:connection)) null
+  "The handler's FILL: the peer takes output."
+  (let ((state (the http1-connection (loop:connection-user socket))))
+    (setf (state-sent-ns state) (state-now state))
+    (measure-state state)
+    nil))
+
+(defun http1-closed (socket reason)
+  "The handler's CLOSED."
+  (let* ((state (loop:connection-user socket))
+         (request (shiftf (state-request state) nil)))
+    (cancel-timer (loop:event-loop-wheel (state-loop state)) (state-timer state))
+    (enter-phase state :over)
+    (when request
+      (funcall (sink-lost (state-sink state)) request "the connection has ended")
+      (funcall (sink-done (state-sink state)) request))
+    (funcall (sink-closed (state-sink state)) (state-owner state) reason)))
+
+(define-load-time-global **http1-handler**
+    (loop:make-handler :input #'http1-input :fill #'http1-fill :closed #'http1-closed))
+
+(defun begin-http1 (owner http socket since-ns)
+  "SOCKET, on which nothing but its first octets has come, speaks HTTP/1.1, with HTTP, an HTTP-LOOP,
+since SINCE-NS. Return the HTTP1-CONNECTION that it is from now on. OWNER is what the functions of
+the sink get."
+  (let* ((options (http-loop-options http))
+         (state (make-http1-connection
+                 owner http socket
+                 (http1:make-parser :server
+                                    :max-head-octets (options-max-http1-head-octets options)
+                                    :max-fields (options-max-http1-fields options)))))
+    (setf (loop:connection-user socket) state
+          (loop:connection-handler socket) **http1-handler**
+          (state-timer state) (loop:make-lasting-timer (state-loop state) #'state-due state)
+          (state-since-ns state) since-ns
+          (state-sent-ns state) (state-now state))
+    (await-due state)
+    state))
+
+(defun http1-connection-octets (state)
+  "How much memory STATE keeps, about."
+  (let ((message (state-message state)))
+    (+ +http1-octets+
+       (http1:parser-octets (state-parser state))
+       (if message
+           ;; its strings, and the headers of the request, which are made of the fields
+           (+ (* 8 (length (http1:message-target message)))
+              (* 2 (hpack:fields-octets (http1:message-fields message))))
+           0))))
+
+(defun drain-http1 (state)
+  "The answer under way on STATE is the last."
+  (setf (state-last state) t)
+  (case (state-phase state)
+    (:idle (end-http1 state "drained"))
+    (:head (unless (http1:parser-begun-p (state-parser state)) (end-http1 state "drained")))
+    (:answer (end-open-response (state-request state)))))

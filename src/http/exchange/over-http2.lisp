@@ -1,0 +1,95 @@
+;;;; Exchanges over HTTP/2: a stream that is no call of gRPC's brings a request and takes its
+;;;; answer.
+
+(in-package #:clgrpc.exchange)
+
+(defstruct (http2-request (:include http-request) (:copier nil))
+  "A request over HTTP/2."
+  (stream nil :type (or null http2:stream))) ; nil once it is closed
+
+(declaim (sb-ext:freeze-type http2-request))
+
+;;; The carrier
+
+(defun write-http2-head (request stream answer length)
+  "Write the headers of ANSWER on STREAM, whose body has LENGTH, nil if that is not known; return
+true if they end it."
+  (let* ((http-status (plain-answer-http-status answer))
+         (bodiless (http1:bodiless-p (http-request-method request) http-status))
+         (ends (or bodiless (eql 0 length))))
+    (multiple-value-bind (encoder buffer) (http2:begin-headers stream)
+      (flet ((write-field (name value)
+               (hpack:encode-literal encoder buffer (ascii-octets name) (ascii-octets value)
+                                     :plain)))
+        (write-field ":status" (format nil "~D" http-status))
+        (loop for (name . value) in (plain-answer-headers answer)
+              do (write-field name value))
+        (unless (or bodiless (null length))
+          (write-field "content-length" (format nil "~D" length))))
+      (http2:end-headers stream ends))
+    ends))
+
+(defun end-http2-answer (request stream)
+  "The answer of REQUEST, whose stream was STREAM, is whole."
+  ;; the rest of the request is of no interest (RFC 9113 8.1)
+  (unless (or (http-request-whole request)
+              (null (http2-request-stream request))
+              (not (http2:stream-queue-empty-p stream)))
+    (http2:reset-stream stream http2:+no-error+)))
+
+(defun answer-over-http2 (request answer)
+  (let ((stream (http2-request-stream request))
+        (body (plain-answer-body answer)))
+    (when stream
+      (unless (write-http2-head request stream answer (length body))
+        (http2:send-data stream body 0 (length body) t))
+      (end-http2-answer request stream))))
+
+(defun begin-over-http2 (request answer)
+  (let ((stream (http2-request-stream request)))
+    (when stream
+      (write-http2-head request stream answer nil))))
+
+(defun chunk-over-http2 (request octets)
+  (let ((stream (http2-request-stream request)))
+    (unless (or (null stream) (ended-by-head-p request))
+      (http2:send-data stream octets 0 (length octets) nil))))
+
+(defun end-over-http2 (request whole)
+  (let ((stream (http2-request-stream request)))
+    (cond ((null stream))
+          ((not whole) (http2:reset-stream stream http2:+internal-error+))
+          (t (unless (ended-by-head-p request)
+               (http2:send-data stream (make-octets 0) 0 0 t))
+             (end-http2-answer request stream)))))
+
+(defun unsent-over-http2 (request)
+  (let ((stream (http2-request-stream request)))
+    (if stream (http2:stream-queued-octets stream) 0)))
+
+(define-load-time-global **http2-carrier**
+    (make-carrier :answer #'answer-over-http2 :begin #'begin-over-http2 :chunk #'chunk-over-http2
+                  :end #'end-over-http2 :unsent #'unsent-over-http2))
+
+;;; The request
+
+(defun read-http2-request (list stream router sink options refusal)
+  "The request with the header LIST on STREAM, whose owner has SINK and OPTIONS, with its route of
+ROUTER. REFUSAL, or nil, is its answer if there is nobody to answer it."
+  (let ((request (make-http2-request :carrier **http2-carrier** :sink sink :options options
+                                     :stream stream
+                                     :refusal (or refusal **not-found**))))
+    (hpack:do-fields (field list)
+      (let ((kind (http2:field-kind-of field))
+            (value (hpack:field-value-string field)))
+        (cond ((= kind http2:+kind-method+) (setf (http-request-method request) value))
+              ((= kind http2:+kind-path+) (setf (http-request-target request) value)))
+        (let ((entry (field-entry field)))
+          (when entry (push entry (http-request-source request))))))
+    (setf (http-request-source request) (nreverse (http-request-source request)))
+    (find-request-route router request)
+    request))
+
+(defun leave-stream (request)
+  "The stream of REQUEST is closed."
+  (setf (http2-request-stream request) nil))

@@ -1,0 +1,36 @@
+;;;; Exchanges: requests of HTTP and their answers, over HTTP/1.1 and over HTTP/2 beside gRPC. Here
+;;;; is which handler answers a request, what it is told of it, how its answer is checked and
+;;;; written, and all of a connection that speaks HTTP/1.1. An exchange is no call: who runs the
+;;;; handlers, counts them and bounds what they keep is the owner, by the functions of a SINK.
+;;;;
+;;;; The files in their order: speech (what a connection speaks); content (answers); router;
+;;;; exchange (requests); chunked (answers in parts); over-http2; over-http1.
+
+(defpackage #:clgrpc.exchange
+  (:use #:cl #:clgrpc.base)
+  (:local-nicknames (#:loop #:clgrpc.loop) (#:hpack #:clgrpc.hpack) (#:http1 #:clgrpc.http1)
+                    (#:http2 #:clgrpc.http2))
+  (:import-from #:sb-ext #:define-load-time-global)
+  (:export
+   ;; speech.lisp
+   #:speech-of
+   ;; content.lisp
+   #:plain-answer-p #:check-answer #:fixed-answer #:text-answer
+   ;; router.lisp
+   #:http-handler #:http-handler-p #:http-handler-path #:http-handler-function
+   #:http-handler-quiet #:http-handler-execution #:prompt-handler #:router #:make-router
+   #:router-fallback #:add-handler #:find-route
+   ;; exchange.lisp
+   #:make-sink #:http-request #:http-request-p #:http-request-method #:http-request-target
+   #:http-request-path #:http-request-query #:http-request-headers #:http-request-header
+   #:http-request-parameter #:http-request-body #:http-request-peer #:http-request-secure-p
+   #:http-request-context #:http-request-route #:http-request-sending #:query-parameter
+   #:answer #:answer-of #:receive-body #:end-body #:refuse-unrouted #:write-end #:begun-p
+   ;; chunked.lisp
+   #:end-open-response #:begin-response #:send-chunk #:end-response #:response-open-p
+   #:on-response-end
+   ;; over-http2.lisp
+   #:read-http2-request #:leave-stream
+   ;; over-http1.lisp
+   #:http-loop #:make-http-loop #:http-loop-router #:http1-connection #:begin-http1
+   #:http1-connection-octets #:drain-http1 #:state-request))

@@ -1,0 +1,138 @@
+;;;; Plain requests: requests of HTTP that are no calls of gRPC's (http/exchange). The handlers of
+;;;; HTTP that START-SERVER was given, or its :FALLBACK, answer them. Where there is none a plain
+;;;; request is answered with an error once it is whole.
+;;;;
+;;;; What runs such a handler is a server-call that has the HTTP-REQUEST. So handlers of HTTP run as
+;;;; those of calls do, and the limits and the end of the server apply to them; but they do not
+;;;; count as calls.
+
+(in-package #:clgrpc.server)
+
+(define-load-time-global **not-grpc**
+    (exchange:text-answer
+     415 "This is a gRPC server: requests are POSTs, content-type application/grpc."))
+(define-load-time-global **not-post** (exchange:text-answer 405 "gRPC requests use POST"))
+
+(define-hot (exchange-call :inline t) ((request exchange:http-request)) server-call
+  "The call that runs REQUEST's handler."
+  (exchange:http-request-context request))
+
+(defun join-exchange (call request)
+  "CALL runs the handler of REQUEST."
+  (setf (exchange:http-request-context request) call
+        (detour-http-request (ensure-detour call)) request))
+
+(defun begin-exchange (link request)
+  "The sink's BEGUN: REQUEST has come on LINK, which speaks HTTP/1.1."
+  (let* ((hub (link-owner link))
+         (route (exchange:http-request-route request))
+         (call (make-server-call :rpc-method (and route (route-method route)) :endpoint hub
+                                 :link link :route route :fields #()
+                                 :born-ns (loop:event-loop-now (link-loop link))
+                                 :operations **request-operations**)))
+    (count-call link hub)
+    (join-exchange call request)
+    (rpc:observe call-begun (wire:endpoint-observer hub) call)
+    (rpc:observe headers-received (wire:endpoint-observer hub) call)
+    (not (refuse-call-p hub link call))))
+
+(defun stop-exchange (request)
+  "The sink's STOP."
+  (multiple-value-call #'server-abort (exchange-call request) (rpc:verdict :server-stopping)
+                                      :local))
+
+(define-hot prompt-p ((link server-link)) boolean
+  "The sink's PROMPT-P: true if nobody is to be told of requests on LINK, whose peer takes answers."
+  (and (null (wire:endpoint-observer (the hub (link-owner link))))
+       (not (tracing-p :call :server))
+       (not (output-waits-p link))))
+
+(define-load-time-global **exchange-sink**
+    (flet ((of-call (function)
+             (declare (type function function))
+             (lambda (request &rest arguments)
+               (apply function (exchange-call request) arguments))))
+      (exchange:make-sink
+       :begun #'begin-exchange :hold (of-call #'wire:hold) :whole (of-call #'end-of-request)
+       :finish (of-call (lambda (call) (server-finish call :ok "" nil '())))
+       :head-sent (of-call (lambda (call) (wire:mark-call call wire:+headers+)))
+       :done (of-call (lambda (call) (retire-call call (wire-call-link call))))
+       :lost (of-call #'lose-call) :stop #'stop-exchange :over-p (of-call #'call-status)
+       :post (of-call #'wire:post-in-turn)
+       :posted (of-call (lambda (call) (wire:posted-octets call)))
+       :on-end (of-call #'rpc:on-end) :peer (of-call #'rpc:call-peer)
+       :secure-p (of-call (lambda (call) (and (rpc:call-security call) t)))
+       :prompt-p #'prompt-p :busy-p #'wire:read-enough-p :measure #'wire:measure-link
+       :close #'wire:close-link :expel #'wire:expel-link :closed #'wire:end-link)))
+
+(defun hub-router (hub)
+  "Who answers plain requests of HUB, or nil."
+  (let ((http (hub-http hub))) (and http (exchange:http-loop-router http))))
+
+(defun read-plain-request (hub stream list reason)
+  "The plain request with the header LIST on STREAM, a link's of HUB. REASON says what of it is not
+gRPC's."
+  (exchange:read-http2-request list stream (hub-router hub) **exchange-sink** (hub-options hub)
+                               (cond ((eq :content-type reason) **not-grpc**)
+                                     ((hub-http hub) nil)
+                                     (t **not-post**))))
+
+;;; Routes
+
+(defun plain-method (name &optional quiet)
+  "The method of calls that run what answers NAME, a string; QUIET or not."
+  (method:make-rpc-method :name name :path name :kind :unary :quiet quiet))
+
+(define-load-time-global **fallback-method** (plain-method "the fallback"))
+
+(defun plain-route (server method execution answer)
+  "The route of plain requests of SERVER that have METHOD. ANSWER, a function of an HTTP-REQUEST,
+returns the values of a handler."
+  (declare (type function answer))
+  (make-server-route
+   :server server :method method :execution execution
+   :binding (method:make-binding
+             :class (class-of server)
+             :function (lambda (server request call)
+                         (declare (ignore server))
+                         (let ((value (exchange:answer-of
+                                       request (multiple-value-list (funcall answer request)))))
+                           (if (eq value request) call value))))))
+
+(defun fallback-route (server function execution)
+  "The route of the plain requests of SERVER, which FUNCTION answers, run as EXECUTION says."
+  (plain-route server **fallback-method** execution
+               (lambda (request)
+                 (funcall function (exchange:http-request-method request)
+                          (exchange:http-request-target request)
+                          (exchange:http-request-headers request)
+                          (exchange:http-request-body request)))))
+
+(defun handler-route (server handler execution)
+  "The route to HANDLER, an HTTP-HANDLER of SERVER, run as EXECUTION says unless HANDLER does."
+  (let ((function (exchange:http-handler-function handler)))
+    (plain-route server
+                 (plain-method (exchange:http-handler-path handler)
+                               (exchange:http-handler-quiet handler))
+                 (execution-of (or (exchange:http-handler-execution handler) execution) nil)
+                 (lambda (request) (funcall function request)))))
+
+(defun make-server-router (server handlers fallback execution)
+  "The router of SERVER with HANDLERS, a list of HTTP-HANDLERs, and FALLBACK, a function or nil; nil
+if there is neither. EXECUTION is what START-SERVER was given."
+  (let ((router (exchange:make-router))
+        (execution (execution-of (if (listp execution) :auto execution) nil)))
+    (dolist (handler handlers)
+      (unless (exchange:http-handler-p handler)
+        (misuse "~S is no handler of HTTP: give what HTTP-HANDLER returns; a function that answers ~
+                 all requests is for :fallback." handler))
+      (exchange:add-handler router handler (handler-route server handler execution)))
+    (when fallback
+      (setf (exchange:router-fallback router) (fallback-route server fallback execution)))
+    (and (or handlers fallback) router)))
+
+(defun make-hub-http (server router)
+  "What HTTP on one loop of SERVER has, which answers by ROUTER; nil if that is nil."
+  (and router
+       (exchange:make-http-loop :router router :sink **exchange-sink**
+                                :options (server-options server))))

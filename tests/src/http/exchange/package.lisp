@@ -1,0 +1,11 @@
+;;;; Tests of clgrpc.exchange alone: what needs no server. What a server and its peers see of
+;;;; exchanges is in tests/src/server/http.
+
+(defpackage #:clgrpc.tests.exchange
+  (:use #:cl #:clgrpc.base #:fiveam)
+  (:local-nicknames (#:exchange #:clgrpc.exchange))
+  (:export #:request-for))
+
+(in-package #:clgrpc.tests.exchange)
+
+(def-suite :clgrpc.exchange :description "Requests of HTTP beside gRPC: routes, parts, speech.")
