@@ -41,6 +41,9 @@
   (timer nil :type (or null timer))     ; see STATE-DUE
   (timer-ns 0 :type nanoseconds))       ; when it comes due
 
+(document-functions
+  state-request "The request under way on a connection that speaks HTTP/1.1, or nil.")
+
 (defstruct (http1-request (:include http-request) (:copier nil))
   "A request over HTTP/1.1."
   (connection nil :type http1-connection)) ; that it has come on
