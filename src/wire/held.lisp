@@ -133,7 +133,8 @@ has come. On the loop."
   (when (and (link-dammed link) (drained-p link))
     (setf (link-dammed link) nil)
     (when (tracing-p :flowctl) (tell-dam link :connection-window-given-back))
-    (http2:map-streams #'http2:credit-connection (link-http2 link))))
+    (when (link-http2 link)
+      (http2:map-streams #'http2:credit-connection (link-http2 link)))))
 
 (define-hot credit-link ((call wire-call) (stream http2:stream)) null
   "Give back the connection's window, but not STREAM's, for the octets that CALL holds; or dam its

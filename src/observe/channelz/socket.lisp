@@ -138,30 +138,37 @@
   (v1:make-socket-ref :socket-id (wire:link-number link)
                       :name (format nil "~A -> ~A" (local-text link) (wire:link-peer link))))
 
-(defun link-data (link)
-  "The SocketData of LINK, without its options. On its loop."
-  (let* ((http2 (wire:link-http2 link))
-         (counters (http2:connection-counters http2))
+(defun stream-data (link http2)
+  "What SocketData says of HTTP2, the core of LINK: a plist. On its loop."
+  (let* ((counters (http2:connection-counters http2))
          (began (http2:counters-streams-opened counters))
-         (failed (http2:counters-streams-failed counters))
-         (loop (wire:link-loop link)))
+         (failed (http2:counters-streams-failed counters)))
     (flet ((window (octets) (google.protobuf:make-int64-value :value octets)))
-      (apply #'v1:make-socket-data
-             :streams-started began :streams-failed failed
+      (list* :streams-started began :streams-failed failed
              :streams-succeeded (max 0 (- began failed (http2:connection-stream-count http2)))
-             :messages-sent (wire:link-messages-sent link)
-             :messages-received (wire:link-messages-received link)
-             :keep-alives-sent (wire:link-keepalives link)
              :local-flow-control-window (window (http2:connection-send-window http2))
              :remote-flow-control-window (window (http2:connection-receive-window http2))
-             (loop for (name ns)
-                     in `((,(if (eq :client (http2:connection-role http2))
-                                :last-local-stream-created-timestamp
-                                :last-remote-stream-created-timestamp)
-                           ,(wire:link-stream-ns link))
-                          (:last-message-sent-timestamp ,(wire:link-sent-ns link))
-                          (:last-message-received-timestamp ,(wire:link-received-ns link)))
-                   when (plusp ns) append (list name (stamp ns loop)))))))
+             (stamps link (if (eq :client (http2:connection-role http2))
+                              :last-local-stream-created-timestamp
+                              :last-remote-stream-created-timestamp)
+                     (wire:link-stream-ns link))))))
+
+(defun stamps (link &rest names-and-ns)
+  "A plist of those NAMES-AND-NS, by the clock of LINK's loop, at which something has happened."
+  (loop for (name ns) on names-and-ns by #'cddr
+        when (plusp ns) append (list name (stamp ns (wire:link-loop link)))))
+
+(defun link-data (link)
+  "The SocketData of LINK, without its options. One that speaks HTTP/1.1, or has yet to show what it
+speaks, has no streams. On its loop."
+  (let ((http2 (wire:link-http2 link)))
+    (apply #'v1:make-socket-data
+           :messages-sent (wire:link-messages-sent link)
+           :messages-received (wire:link-messages-received link)
+           :keep-alives-sent (wire:link-keepalives link)
+           (append (when http2 (stream-data link http2))
+                   (stamps link :last-message-sent-timestamp (wire:link-sent-ns link)
+                                :last-message-received-timestamp (wire:link-received-ns link))))))
 
 (defun link-message (link summary)
   "The Socket that LINK is, without the kernel's options if SUMMARY is true. On its loop."

@@ -4,6 +4,8 @@
 (test every-manner-calls
   (with-offer (channel "bench")
     (dolist (manner '(:one :threads :async))
-      (let ((latencies (testee::call-in-manner-until
-                        manner (+ (tools::monotonic-ns) 20000000) channel 7)))
-        (is (plusp (load:histogram-count latencies)) "~(~A~)" manner)))))
+      (flet ((calls ()
+               (load:histogram-count (testee::call-in-manner-until
+                                      manner (+ (tools::monotonic-ns) 20000000) channel 7))))
+        ;; on a busy machine a thread may begin when the time is over
+        (is-true (wait-until (lambda () (plusp (calls)))) "~(~A~)" manner)))))

@@ -19,8 +19,12 @@
   "What the connections of SERVER have queued for windows or a turn."
   (loop for hub in (server::server-hubs server)
         sum (loop for link across (server::hub-links hub)
-                  sum (clgrpc.http2:counters-queued-octets
-                       (clgrpc.http2:connection-counters (wire:link-http2 link))))))
+                  for http2 = (wire:link-http2 link)
+                  ;; nil until it is known what the link speaks
+                  sum (if http2
+                          (clgrpc.http2:counters-queued-octets
+                           (clgrpc.http2:connection-counters http2))
+                          0))))
 
 (defmacro with-long-answers ((address server &rest options) &body body)
   `(with-victim (,address :server ,server :options (list ,@options)

@@ -392,6 +392,24 @@
                       (v1:security.tls-local-certificate there)))
           (is (zerop (length (v1:security.tls-local-certificate here)))))))))
 
+(test sockets-without-streams
+  "A connection that has said nothing, so that nobody knows what it speaks, is told of, too."
+  (with-channelz (channelz)
+    (with-probe (channel :server server) (:ask #'double)
+      (let ((silent (make-instance 'sb-bsd-sockets:inet-socket :type :stream :protocol :tcp))
+            (number (server-number server)))
+        (unwind-protect
+             (progn
+               (sb-bsd-sockets:socket-connect
+                silent #(127 0 0 1)
+                (nth-value 1 (clgrpc.os:parse-address (grpc:server-address server))))
+               (is (wait-until (lambda () (= 1 (length (sockets channelz number))))))
+               (let ((data (v1:socket-data (the-socket channelz
+                                                       (first (sockets channelz number))))))
+                 (is (= 0 (v1:socket-data-streams-started data)))
+                 (is (null (v1:socket-data-local-flow-control-window data)))))
+          (sb-bsd-sockets:socket-close silent))))))
+
 (test unix-sockets
   (with-channelz (channelz)
     (uiop:with-temporary-file (:pathname path)
