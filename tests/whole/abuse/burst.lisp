@@ -6,8 +6,9 @@
 (in-suite :clgrpc.abuse)
 
 (defparameter *burst-octets* 100000)
-(defparameter *most-stall-seconds* 0.05
-  "The longest call of a bystander during a burst.")
+(defparameter *most-stall-seconds* 0.25
+  "The longest call of a bystander during a burst. It is 10 to 20 ms where nothing else runs; tests
+that measure other things may want the same processors, and a burst of handlers that compute does.")
 (defparameter *most-growth-octets* 16000000
   "By how much more than it says to the burst a server grows that has been in service.")
 (defparameter *most-answered-octets* 12000000
