@@ -119,3 +119,41 @@ their fields."
                                       (asks 1 "Ask" 1)
                                       (begins-to-ask 3 :fields (fat-fields 60))
                                       (memory:hears '(:rst-stream 3 :cancel))))))
+
+(defun http1-head (method &key (headers 0) (body 0))
+  "The octets of the head of a request over HTTP/1.1 with so many HEADERS and a BODY of so many
+octets to come."
+  (ascii-octets (format nil "~{~A~C~C~}"
+                        (loop for line in `(,(format nil "~A /path HTTP/1.1" method)
+                                            "Host: a"
+                                            ,(format nil "Content-Length: ~D" body)
+                                            ,@(loop for (name value) in (fat-fields headers)
+                                                    collect (format nil "~A: ~A" name value))
+                                            "")
+                              append (list line #\Return #\Newline)))))
+
+(test all-that-a-connection-of-http1-keeps-is-charged
+  "As over HTTP/2: before it is known what it speaks, in the midst of a head, of a body, of a
+pipeline, and with answers that are not taken."
+  (flet ((stuffed (what parts &key full (answer (constantly 204)))
+           (with-hub (hub) (:ask #'double)
+             (answer-http hub answer)
+             (let ((link (connects hub)))
+               (check-kept link "a connection that has said nothing")
+               (setf (memory:end-full memory:*end*) full)
+               (dolist (part parts)
+                 (memory:say memory:*world* memory:*end* part))
+               (is (null (wire:link-failure link)))
+               (check-kept link what))))
+         (later (&rest request)
+           (declare (ignore request))
+           (values 200 '() (make-string 100000 :initial-element #\a))))
+    (stuffed "the beginning of a preface" (list (subseq dialogue:*preface* 0 9)))
+    (stuffed "half a head" (list (subseq (http1-head "GET" :headers 50) 0 300)))
+    (stuffed "half a body" (list (http1-head "POST" :headers 50 :body 60000)
+                                 (make-octets 30000)))
+    (stuffed "a head after an answer" (list (http1-head "GET" :headers 50)))
+    (stuffed "an answer that is not taken, and a pipeline behind it"
+             (list (apply #'concatenate 'octets
+                          (loop repeat 30 collect (http1-head "GET" :headers 20))))
+             :full t :answer #'later)))
