@@ -13,7 +13,7 @@
   :license "MIT"
   :description "gRPC for Common Lisp: HTTP/2, protobuf, client and server, native and fast."
   :depends-on ("clgrpc/client" "clgrpc/balance" "clgrpc/inproc" "clgrpc/server"
-               "clgrpc/services" "clgrpc/logs" "clgrpc/metrics" "clgrpc/channelz"
+               "clgrpc/grpc-web" "clgrpc/connect" "clgrpc/services" "clgrpc/logs" "clgrpc/metrics" "clgrpc/channelz"
                "clgrpc/trace" "clgrpc/otlp" "clgrpc/program")
   :pathname "src/"
   :serial t
@@ -282,10 +282,34 @@
   :serial t
   :components ((:file "package") (:file "route") (:file "structure") (:file "request")
                (:file "hub") (:file "refusal") (:file "peer") (:file "valve") (:file "limit")
-               (:file "call") (:file "room") (:file "compression") (:file "reply")
-               (:file "answer") (:file "execution") (:file "delivery") (:file "transport")
-               (:file "drain") (:file "open-call") (:file "plain") (:file "dispatch")
+               (:file "protocol") (:file "call") (:file "room") (:file "compression") (:file "reply")
+               (:file "answer") (:file "execution") (:file "claimed") (:file "delivery")
+               (:file "transport") (:file "drain") (:file "open-call") (:file "plain")
+               (:file "dispatch")
                (:file "opening") (:file "server") (:file "survey")))
+
+(defsystem "clgrpc/web"
+  :description "What gRPC-Web, Connect and REST share: codecs, CORS, calls over plain HTTP."
+  :depends-on ("clgrpc/server")
+  :pathname "src/web/"
+  :serial t
+  :components ((:file "package") (:file "codec") (:file "head") (:file "claim") (:file "cors")
+               (:file "answer-head") (:file "receiving") (:file "sending") (:file "operation")
+               (:file "error")))
+
+(defsystem "clgrpc/grpc-web"
+  :description "gRPC-Web at a server."
+  :depends-on ("clgrpc/web")
+  :pathname "src/web/grpc-web/"
+  :serial t
+  :components ((:file "package") (:file "stream") (:file "claim")))
+
+(defsystem "clgrpc/connect"
+  :description "The Connect protocol at a server."
+  :depends-on ("clgrpc/web")
+  :pathname "src/web/connect/"
+  :serial t
+  :components ((:file "package") (:file "unary") (:file "stream") (:file "claim")))
 
 (defsystem "clgrpc/inproc"
   :description "Calls within the image: from a channel to a server without octets between."

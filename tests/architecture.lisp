@@ -35,6 +35,9 @@
     ("trace" "client" :all-of)
     ("exchange" "http1" "http2" "loop" :all-of)
     ("server" "serving" "wire" "exchange" :all-of)
+    ("web" "server" :all-of)
+    ("grpc-web" "web" :all-of)
+    ("connect" "web" :all-of)
     ("inproc" "calling" "serving" :all-of)
     ("services" "inproc" "server" "metrics" :all-of)
     ("metrics" "rpc" :all-of)
@@ -153,7 +156,7 @@
 (defun system-folder (system)
   "What the folder of the SYSTEM of that name, and its package, are called: hpack for clgrpc/hpack,
 async for clgrpc-async."
-  (subseq system (1+ (position-if (lambda (char) (find char "/-")) system :from-end t))))
+  (subseq system (1+ (or (position #\/ system :from-end t) (position #\- system)))))
 
 (defparameter *programs*
   '("clgrpc" "clgrpc/examples" "clgrpc-async/examples" "clgrpc-cluster/raft-toy" "clgrpc-tools"

@@ -10,29 +10,29 @@
       (exchange:answer (call-http-request call) value)
       (server-finish call :ok "" nil '())))
 
-(define-hot (replied-plainly-p :inline t) ((call server-call) value) boolean
-  "If CALL is a plain request, answer it with VALUE, and return true."
-  (and (call-http-request call)
-       (progn (reply-plainly call value) t)))
+(define-hot reply-beside-grpc ((call server-call) value) boolean
+  "As REPLY-NOW, of a CALL that is not gRPC's."
+  (cond ((call-claim call) (values (funcall (manner-reply (call-manner call)) call value)))
+        (t (reply-plainly call value) t)))
 
 (define-hot reply-now ((call server-call) message) boolean
   "Send MESSAGE and the status :ok, and return true. If MESSAGE is long, do nothing and return
 false: then POST-REPLY is to be called with the baton lent. On the loop."
-  (if (or (call-status call) (replied-plainly-p call message))
-      t
-      (let ((outcome (progn
-                       (note-time call)
-                       (wire:ensure-headers call)
-                       (handler-case (and (not (wire:compresses-p call :auto))
-                                          (wire:write-message call message nil))
-                         ((or error storage-condition) (error)
-                           (bad-answer-condition call message error))))))
-        (case outcome
-          ((t) (unless (zerop (route-long-octets (the route (server-call-route call))))
-                 (note-short-answer (server-call-route call)))
-               (server-finish call :ok "" nil '()) t)
-          ((nil) nil)
-          (t (finish-with-condition call outcome) t)))))
+  (cond ((call-status call) t)
+        ((call-http-request call) (reply-beside-grpc call message))
+        (t (let ((outcome (progn
+                            (note-time call)
+                            (wire:ensure-headers call)
+                            (handler-case (and (not (wire:compresses-p call :auto))
+                                               (wire:write-message call message nil))
+                              ((or error storage-condition) (error)
+                                (bad-answer-condition call message error))))))
+             (case outcome
+               ((t) (unless (zerop (route-long-octets (the route (server-call-route call))))
+                      (note-short-answer (server-call-route call)))
+                    (server-finish call :ok "" nil '()) t)
+               ((nil) nil)
+               (t (finish-with-condition call outcome) t))))))
 
 (defun server-reply (call message)
   "The operation REPLY: send MESSAGE and the status :ok. From user code in any thread."
@@ -43,9 +43,10 @@ false: then POST-REPLY is to be called with the baton lent. On the loop."
 
 (defun post-reply (call message)
   "Encode MESSAGE on this thread, and post it to the loop, which sends it and the status :ok."
-  (if (call-http-request call)          ; whose answer only the loop may write
-      (loop:post (wire-call-loop call) (lambda () (reply-now call message)))
-      (post-encoded-reply call message)))
+  (cond ((null (call-http-request call)) (post-encoded-reply call message))
+        ((call-claim call) (funcall (manner-post-reply (call-manner call)) call message))
+        ;; only the loop may write the answer of a plain request
+        (t (loop:post (wire-call-loop call) (lambda () (reply-now call message))))))
 
 (defun post-encoded-reply (call message)
   "As POST-REPLY, for gRPC."

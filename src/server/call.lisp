@@ -6,7 +6,7 @@
 
 (defstruct (detour (:copier nil))
   "What is noted of a call whose handler does not simply run on the loop, whose request is long,
-or that is a plain request."
+or that is not gRPC's."
   ;; for a reserve thread: a list of the call, or NIL once somebody has used it, and of the function
   ;; that waits; NIL without a ticket
   (ticket '() :type list)
@@ -14,6 +14,8 @@ or that is a plain request."
   (undecoded nil :type (or null wire:parcel wire:packed)) ; its request, if that is long
   (later nil :type boolean)             ; the handler has returned the call, to answer later
   (http-request nil :type (or null exchange:http-request)) ; whose handler it runs
+  (claim nil)                           ; by which a protocol beside gRPC has it, or nil
+  (notes nil)                           ; that protocol's own, of this call
   ;; whether the handler, which began on the loop and lost it, is charged to its link
   (late nil :type (member nil :charged :returned)))
 
@@ -41,10 +43,37 @@ or that is a plain request."
   (let ((detour (server-call-detour call)))
     (and detour (detour-undecoded detour))))
 
+(defun note-undecoded (call item)
+  "ITEM, a parcel or packed, is what CALL's handler will get, to be decoded by its thread."
+  (setf (detour-undecoded (ensure-detour call)) item))
+
+(define-hot (call-notes :inline t) ((call server-call)) t
+  "What the protocol of CALL, which has a claim, keeps for it. SETFable."
+  (detour-notes (the detour (server-call-detour call))))
+
+(defun (setf call-notes) (notes call)
+  (setf (detour-notes (server-call-detour call)) notes))
+
 (define-hot (call-http-request :inline t) ((call server-call)) (or null exchange:http-request)
   "The plain request whose handler CALL runs, or nil if it is a call of gRPC's."
   (let ((detour (server-call-detour call)))
     (and detour (detour-http-request detour))))
+
+(define-hot (call-claim :inline t) ((call server-call)) t
+  "What CALL is of another protocol by, or nil if it is gRPC's or a plain request."
+  (let ((detour (server-call-detour call)))
+    (and detour (detour-claim detour))))
+
+(define-hot (call-manner :inline t) ((call server-call)) manner
+  "The manner of CALL, which has a claim."
+  (claim-manner (detour-claim (the detour (server-call-detour call)))))
+
+(defun call-protocol (call)
+  "The protocol by which CALL, a handler's on the network, has come: a keyword such as :grpc; nil of
+a plain request. From any thread."
+  (cond ((call-claim call) (manner-name (call-manner call)))
+        ((call-http-request call) nil)
+        (t :grpc)))
 
 (defun handler-began-ns (call)
   "When the handler of CALL began to run, a time, or nil."
@@ -79,7 +108,8 @@ handler has returned."
   "The operation PARTICULARS."
   (list :peer (rpc:call-peer call)
         :stream (let ((stream (wire-call-stream call))) (and stream (http2:stream-id stream)))
-        :plain (and (call-http-request call) t)))
+        :protocol (call-protocol call)
+        :plain (null (call-protocol call))))
 
 ;;; Where the time of a call went
 

@@ -30,6 +30,12 @@ take four times the memory of its octets, besides the messages inside it."
              (setf (server-call-request call) message)))))
   nil)
 
+(define-hot keep-request ((call server-call) (octets octets) (start index) (end index)) null
+  "Keep the octets, CALL's request, for the thread that will run its handler."
+  (when (wire:hold call (- end start))
+    (note-undecoded call (wire:keep-octets call octets start end)))
+  nil)
+
 (define-hot deliver-request ((call server-call) (octets octets) (start index) (end index)) null
   "The operation DELIVER of methods that take one message."
   (cond ((or (server-call-request call) (server-call-undecoded call))
@@ -37,9 +43,7 @@ take four times the memory of its octets, besides the messages inside it."
         ;; decoded by the handler's thread; or when the peer ends its side, so that what waits for
         ;; that is as long as what has come
         ((or (wire:to-keep-p call (- end start)) (unended-p call))
-         (when (wire:hold call (- end start))
-           (setf (detour-undecoded (ensure-detour call))
-                 (wire:keep-octets call octets start end))))
+         (keep-request call octets start end))
         (t (decode-request call octets start end)))
   nil)
 
@@ -73,9 +77,16 @@ take four times the memory of its octets, besides the messages inside it."
           ((server-call-route call) (setf (server-call-request call) request))
           (t (exchange:refuse-unrouted request)))))
 
+(defun end-other-request (call)
+  "The request of CALL, which is not gRPC's, is whole."
+  (cond ((call-claim call)
+         (setf (exchange:http-request-whole (call-http-request call)) t)
+         (unless (call-status call) (end-claimed-request call)))
+        (t (end-plain-request call))))
+
 (define-hot end-of-request ((call server-call)) null
   (rpc:observe half-closed (wire:call-observer call) call)
-  (when (call-http-request call) (end-plain-request call))
+  (when (call-http-request call) (end-other-request call))
   (cond ((wire:wire-call-partial call)
          (setf (call-half-closed call) t)
          (rpc:abort-as call (rpc:flaw call 0 t)))

@@ -34,6 +34,7 @@ it."
         (request-route request) nil
         (request-timeout request) nil
         (request-plain request) :content-type
+        (request-claim request) nil
         (request-incoming request) nil
         (request-accepted request) '()
         (request-rejection request) '())
@@ -84,6 +85,18 @@ it."
           (request-charge request) (if (<= octets +free-metadata-octets+) 0 octets)))
   nil)
 
+(defun claim-from-list (request claimers list)
+  "Ask CLAIMERS what the request with the header LIST is, and note it in REQUEST."
+  (let ((http-method "") (target "") (fields '()))
+    (hpack:do-fields (field list)
+      (let ((kind (http2:field-kind-of field)))
+        (cond ((= kind http2:+kind-method+) (setf http-method (hpack:field-value-string field)))
+              ((= kind http2:+kind-path+) (setf target (hpack:field-value-string field))))
+        (push field fields)))
+    (unless (hpack:field-list-overflow-p list)
+      (setf (request-claim request)
+            (claim-request claimers http-method target (coerce (nreverse fields) 'vector))))))
+
 (define-hot request-of ((hub hub) (list hpack:field-list) (link server-link)) request
   "The REQUEST that LIST, the headers of a request on LINK, says. If the peer repeats a block, LIST
 remembers it."
@@ -93,6 +106,8 @@ remembers it."
         (let ((request (if (hpack:field-list-repeated-p list) (make-request) (hub-request hub))))
           (read-fields request list link)
           (read-request request (hub-routes hub) list)
+          (when (and (request-plain request) (hub-claimers hub))
+            (claim-from-list request (hub-claimers hub) list))
           (setf (hpack:field-list-memo list) request)
           request))))
 
@@ -119,9 +134,7 @@ and return it. A plain request is no call, and not counted with those."
     (declare (type (unsigned-byte 62) now))
     (setf (http2:stream-user stream) call
           (wire:link-stream-ns link) now)
-    (unless (request-plain request)
-      (incf (hub-begun hub))
-      (setf (hub-call-ns hub) now))
+    (unless (request-plain request) (note-call-begun hub now))
     (when (or (request-incoming request) (hub-encoding hub))
       (begin-compression call (request-incoming request) (hub-encoding hub)))
     call))
@@ -130,6 +143,10 @@ and return it. A plain request is no call, and not counted with those."
   "The :authority of LIST, the headers of a request, or its host; nil without either."
   (let ((field (or (hpack:find-field list ":authority") (hpack:find-field list "host"))))
     (and field (hpack:field-value-string field))))
+
+(defun list-method (list)
+  "The :method of LIST, the headers of a request."
+  (hpack:field-value-string (hpack:find-field list ":method")))
 
 (defun list-octets (list)
   "The memory of the plain request that is made of LIST: strings in lists, beside fields."
@@ -143,32 +160,93 @@ CALL has been ended."
       (progn (complain hub :max-held-octets (link-peer-name link))
              nil)))
 
-(define-hot server-headers ((stream http2:stream) (list hpack:field-list) (ended boolean)) null
-  "The sink's on-headers."
-  (let* ((http2 (http2:stream-connection stream))
-         (link (http2:connection-user http2))
-         (hub (link-owner (the server-link link)))
-         (request (request-of (the hub hub) list link))
-         (plain (and (request-plain request)
-                     (read-plain-request hub stream list (request-plain request))))
-         (route (if plain (exchange:http-request-route plain) (request-route request)))
-         (call (begin-server-call stream link hub request route))
-         (charge (if plain (list-octets list) (request-charge request))))
-    (declare (type index charge))
-    (when plain (join-exchange call plain))
-    (when (wire:endpoint-observer hub) (wire:count-from-none stream))
-    (rpc:observe call-begun (wire:endpoint-observer hub) call)
-    (rpc:observe request-begun (wire:endpoint-observer hub) call (list-authority list))
-    (rpc:observe headers-received (wire:endpoint-observer hub) call)
-    (cond ((and (request-rejection request) (not plain))
+(define-hot (tell-of-call :inline t) ((call server-call) (hub hub) (stream http2:stream)
+                                      (list hpack:field-list))
+    null
+  "Tell the observer of HUB of CALL on STREAM, which has begun with the header LIST."
+  (when (wire:endpoint-observer hub) (wire:count-from-none stream))
+  (rpc:observe call-begun (wire:endpoint-observer hub) call)
+  (rpc:observe request-begun (wire:endpoint-observer hub) call (list-authority list))
+  (rpc:observe headers-received (wire:endpoint-observer hub) call)
+  nil)
+
+(define-hot begin-on-stream ((stream http2:stream) (list hpack:field-list) (link server-link)
+                             (hub hub) (request request))
+    null
+  "Begin the call of gRPC's on STREAM of LINK with the header LIST, which REQUEST has read."
+  (let* ((route (request-route request))
+         (call (begin-server-call stream link hub request route)))
+    (tell-of-call call hub stream list)
+    (cond ((request-rejection request)
            (destructuring-bind (status text) (request-rejection request)
              (server-finish call status text nil '())))
           ((refuse-call-p hub link call))
-          ((not (room-for-call-p hub link call charge)))
+          ((not (room-for-call-p hub link call (request-charge request))))
           (t (wire:start-deadline call)
              (when (and route (eq :bidi (rpc-method-kind (the rpc-method (route-method route)))))
-               (start-call call))))
-    (when ended (end-of-request call)))
+               (start-call call)))))
+  nil)
+
+(defun begin-plain-on-stream (stream list link hub request)
+  "Begin the plain request on STREAM of LINK with the header LIST, which REQUEST has read."
+  (let* ((answer (request-claim request))
+         (plain (if answer
+                    (exchange:refused-http2-request stream **exchange-sink** (hub-options hub)
+                                                    (list-method list) answer)
+                    (read-plain-request hub stream list (request-plain request))))
+         (route (exchange:http-request-route plain))
+         (call (begin-server-call stream link hub request route)))
+    (join-exchange call plain)
+    (tell-of-call call hub stream list)
+    (unless (or (refuse-call-p hub link call)
+                (not (room-for-call-p hub link call (list-octets list))))
+      (wire:start-deadline call))))
+
+(define-hot begin-claimed-on-stream ((stream http2:stream) (list hpack:field-list)
+                                     (link server-link) (hub hub) (request request))
+    null
+  "Begin the call of another protocol on STREAM of LINK with the header LIST, of which REQUEST has
+the claim."
+  (let* ((claim (the claim (request-claim request)))
+         (now (loop:event-loop-now (link-loop link)))
+         (call (make-claimed-call claim link hub now)))
+    (count-call link hub)
+    (note-call-begun hub now)
+    (setf (wire-call-stream call) stream
+          (http2:stream-user stream) call
+          (wire:link-stream-ns link) now)
+    (begin-claimed call
+                   (exchange:claimed-http2-request stream **exchange-sink** (hub-options hub)
+                                                   (claim-http-method claim) claim)
+                   claim)
+    (tell-of-call call hub stream list)
+    (cond ((rejected-at-once-p claim) (reject-claimed call claim))
+          ((claim-rejection claim))
+          ((refuse-call-p hub link call))
+          ((not (room-for-call-p hub link call (request-charge request))))
+          (t (start-claimed call claim))))
+  nil)
+
+(define-hot server-headers ((stream http2:stream) (list hpack:field-list) (ended boolean)) null
+  "The sink's on-headers."
+  (let* ((link (http2:connection-user (http2:stream-connection stream)))
+         (hub (link-owner (the server-link link)))
+         (request (request-of (the hub hub) list link)))
+    (cond ((null (request-plain request)) (begin-on-stream stream list link hub request))
+          ((claim-p (request-claim request))
+           (begin-claimed-on-stream stream list link hub request))
+          (t (begin-plain-on-stream stream list link hub request)))
+    (when ended (end-of-request (the server-call (http2:stream-user stream)))))
+  nil)
+
+(define-hot receive-other ((call server-call) (octets octets) (start index) (end index)
+                           (ended boolean))
+    null
+  "Take a part of the body of CALL, which is not gRPC's, and give window back for it."
+  (if (call-claim call)
+      (receive-claimed call octets start end ended)
+      (exchange:receive-body (call-http-request call) octets start end))
+  (wire:give-window call (- end start))
   nil)
 
 (define-hot server-data ((stream http2:stream) (octets octets) (start index) (end index)
@@ -177,10 +255,9 @@ CALL has been ended."
   "The sink's on-data."
   (let ((call (http2:stream-user stream)))
     (cond (call
-           (let ((plain (call-http-request (the server-call call))))
-             (cond (plain (exchange:receive-body plain octets start end)
-                          (wire:give-window call (- end start)))
-                   (t (wire:receive-data call octets start end))))
+           (if (call-http-request (the server-call call))
+               (receive-other call octets start end ended)
+               (wire:receive-data call octets start end))
            (when ended (end-of-request call)))
           (t (http2:consume-data stream (- end start))))
     nil))
@@ -207,9 +284,9 @@ CALL has been ended."
         (retire-call call link)
         (http2:release-stream stream)
         (let ((plain (call-http-request call)))
-          (if plain                     ; which is no call
-              (exchange:leave-stream plain)
-              (count-end (link-owner link) call)))
+          (when plain (exchange:leave-stream plain))
+          (unless (and plain (null (call-claim call))) ; which is no call
+            (count-end (link-owner link) call)))
         (when (and (zerop (wire:link-calls link)) (wire:link-draining link))
           (wire:close-link link "drained"))))))
 

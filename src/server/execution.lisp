@@ -135,7 +135,7 @@ if that cannot be decoded."
     ((:unary :server-streaming)
      (let ((undecoded (server-call-undecoded call)))
        (if undecoded
-           (wire:wire-decode call (shiftf (detour-undecoded (server-call-detour call)) nil) 0 0)
+           (operate decode call (shiftf (detour-undecoded (server-call-detour call)) nil) 0 0)
            (shiftf (server-call-request call) nil))))
     (t call)))
 

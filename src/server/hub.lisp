@@ -8,6 +8,7 @@
   (routes nil :type route-table)        ; swapped when a service is defined anew
   ;; what its plain requests share, if somebody answers them
   (http nil :type (or null exchange:http-loop))
+  (claimers '() :type list)             ; of protocols beside gRPC, see protocol.lisp; as ROUTES
   (encoding nil :type (or null wire:encoding)) ; of answers, if nobody says otherwise
   ;; its connections, in no order
   (links (make-array 16 :adjustable t :fill-pointer 0 :initial-element nil) :type vector)

@@ -10,6 +10,12 @@
   (incf (guest-open (the guest (server-link-guest link))))
   nil)
 
+(define-hot (note-call-begun :inline t) ((hub hub) (now nanoseconds)) null
+  "A call of HUB begins at NOW."
+  (incf (hub-begun hub))
+  (setf (hub-call-ns hub) now)
+  nil)
+
 (define-hot (refuse-call-p :inline t) ((hub hub) (link server-link) (call server-call)) boolean
   "Return true if CALL of LINK, which is new, may not begin: it has been ended."
   (let ((verdict (refusal-of-call hub link (server-link-guest link))))

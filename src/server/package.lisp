@@ -34,5 +34,11 @@
    ;; for channelz
    #:**servers** #:server-channel-trace #:server-hubs #:server-sockets
    #:hub-tally #:hub-links #:hub-loop
+   ;; protocol.lisp, and what protocols beside gRPC need
+   #:make-protocol #:register-protocol #:manner #:make-manner #:claim #:claim-incoming
+   #:server-call #:call-claim #:call-notes #:call-protocol #:call-http-request #:server-origins
+   #:server-call-request #:server-call-undecoded #:keep-request #:unended-p #:route-method
+   #:server-finish #:finish-with-condition #:note-answering #:deliver-to-stream
+   #:half-close-stream #:status-http-status #:**request-operations**
    ;; survey.lisp
    #:survey-server #:server-speaks-tls-p))

@@ -24,6 +24,31 @@
 
 (defun begin-exchange (link request)
   "The sink's BEGUN: REQUEST has come on LINK, which speaks HTTP/1.1."
+  (if (exchange:http-request-claimed request)
+      (begin-claimed-exchange link request)
+      (begin-plain-exchange link request)))
+
+(defun begin-claimed-exchange (link request)
+  "As BEGIN-EXCHANGE, of a call of a protocol beside gRPC."
+  (let* ((hub (link-owner link))
+         (claim (exchange:http-request-route request))
+         (now (loop:event-loop-now (link-loop link)))
+         (call (make-claimed-call claim link hub now)))
+    (count-call link hub)
+    (note-call-begun hub now)
+    (begin-claimed call request claim)
+    (let ((observer (wire:endpoint-observer hub)))
+      (rpc:observe call-begun observer call)
+      (rpc:observe request-begun observer call
+                   (exchange:http-request-header request "host"))
+      (rpc:observe headers-received observer call))
+    (cond ((rejected-at-once-p claim) (reject-claimed call claim) nil)
+          ((claim-rejection claim) t)   ; once its body has come
+          ((refuse-call-p hub link call) nil)
+          (t (start-claimed call claim) t))))
+
+(defun begin-plain-exchange (link request)
+  "As BEGIN-EXCHANGE, of a plain request."
   (let* ((hub (link-owner link))
          (route (exchange:http-request-route request))
          (call (make-server-call :rpc-method (and route (route-method route)) :endpoint hub
@@ -47,6 +72,11 @@
        (not (tracing-p :call :server))
        (not (output-waits-p link))))
 
+(defun retire-exchange (call)
+  "The sink's DONE: the answer of CALL, over HTTP/1.1, has been written."
+  (when (call-claim call) (count-end (link-owner (wire-call-link call)) call))
+  (retire-call call (wire-call-link call)))
+
 (define-load-time-global **exchange-sink**
     (flet ((of-call (function)
              (declare (type function function))
@@ -56,7 +86,9 @@
        :begun #'begin-exchange :hold (of-call #'wire:hold) :whole (of-call #'end-of-request)
        :finish (of-call (lambda (call) (server-finish call :ok "" nil '())))
        :head-sent (of-call (lambda (call) (wire:mark-call call wire:+headers+)))
-       :done (of-call (lambda (call) (retire-call call (wire-call-link call))))
+       :body (of-call #'receive-claimed)
+       :writable (of-call (lambda (call) (funcall (manner-writable (call-manner call)) call)))
+       :done (of-call #'retire-exchange)
        :lost (of-call #'lose-call) :stop #'stop-exchange :over-p (of-call #'call-status)
        :post (of-call #'wire:post-in-turn)
        :posted (of-call (lambda (call) (wire:posted-octets call)))
@@ -119,7 +151,7 @@ returns the values of a handler."
 
 (defun make-server-router (server handlers fallback execution)
   "The router of SERVER with HANDLERS, a list of HTTP-HANDLERs, and FALLBACK, a function or nil; nil
-if there is neither. EXECUTION is what START-SERVER was given."
+if there is neither, and no protocol beside gRPC. EXECUTION is what START-SERVER was given."
   (let ((router (exchange:make-router))
         (execution (execution-of (if (listp execution) :auto execution) nil)))
     (dolist (handler handlers)
@@ -129,7 +161,11 @@ if there is neither. EXECUTION is what START-SERVER was given."
       (exchange:add-handler router handler (handler-route server handler execution)))
     (when fallback
       (setf (exchange:router-fallback router) (fallback-route server fallback execution)))
-    (and (or handlers fallback) router)))
+    (when (server-protocols server)
+      (setf (exchange:router-claim router)
+            (lambda (http-method target fields)
+              (claim-request (server-claimers server) http-method target fields))))
+    (and (or handlers fallback (server-protocols server)) router)))
 
 (defun make-hub-http (server router)
   "What HTTP on one loop of SERVER has, which answers by ROUTER; nil if that is nil."

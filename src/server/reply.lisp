@@ -169,7 +169,8 @@ it."
 (define-hot write-end ((call server-call)) null
   "Send the end of CALL behind what is queued."
   (let ((stream (wire-call-stream call)))
-    (cond ((call-http-request call) (write-plain-end call))
+    (cond ((call-claim call) (funcall (manner-finish (call-manner call)) call))
+          ((call-http-request call) (write-plain-end call))
           ((null stream))
           ((http2:stream-queue-empty-p stream)
            (write-trailers stream))

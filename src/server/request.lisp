@@ -13,6 +13,7 @@
   (accepted '() :type list)             ; the encodings that the client can read
   ;; what of it is not gRPC's, if it is a plain one (plain.lisp)
   (plain nil :type (member nil :content-type :method))
+  (claim nil)                           ; of a plain one, as CLAIM-REQUEST has it
   (rejection '() :type list))           ; why it cannot become a call: a status and a text
 
 (declaim (sb-ext:freeze-type request))

@@ -75,7 +75,8 @@ duplicates. From any thread."
 
 (defun start-server (services &rest arguments &key (listen "127.0.0.1:0") (loops 1)
                                                 (execution :auto) credentials compression
-                                                interceptors http fallback observer
+                                                interceptors http fallback observer protocols
+                                                origins
                      &allow-other-keys)
   "Start serving SERVICES, a service object or a list of them, and return the server.
 LISTEN        an address, \"HOST:PORT\", \"[IPV6]:PORT\", \"unix:PATH\", \"inproc:NAME\" or any
@@ -108,6 +109,11 @@ FALLBACK      answers those that none of them is for: a function (http-method pa
               answered with 500 and goes to the log; FAIL in it is answered with the closest HTTP
               status. With FALLBACK or HTTP, HTTP/1.1 is spoken on the same addresses (see the
               option :http1); without both such requests are answered with 415 or 405
+PROTOCOLS     a list of keywords: by which protocols beside gRPC, which is always there, the
+              services are reached as well, on the same addresses, over HTTP/1.1 and HTTP/2
+ORIGINS       whose web pages may call by these protocols from another origin (CORS): a list of
+              origins such as \"https://app.example\", exactly as browsers send them; or :any, for
+              all pages, but without credentials such as cookies; none by default
 OBSERVER      what MAKE-OBSERVER, MAKE-METRICS, MAKE-TRACING, MAKE-ACCESS-LOG or MAKE-CONSOLE
               returns, or a list of such, is told of the server's calls, messages, connections and
               refusals
@@ -120,9 +126,12 @@ From any thread."
          (options (apply #'make-server-options
                          (alexandria:remove-from-plist arguments :listen :loops :execution
                                                        :credentials :compression :interceptors
-                                                       :http :fallback :observer)))
+                                                       :http :fallback :observer :protocols
+                                                       :origins)))
          (server (make-instance 'wire-server
                                 :services services :options options :execution execution
+                                :protocols (find-protocols protocols)
+                                :origins (check-origins origins)
                                 :loop-count loops
                                 :interceptors (rpc:check-interceptors interceptors)
                                 :observer (rpc:check-observer observer)
@@ -139,6 +148,9 @@ From any thread."
       (misuse "FALLBACK is a function, not ~S." fallback))
     (read-environment)
     (check-methods execution interceptors routes)
+    (setf (server-claimers server) (prepare-claimers server (server-protocols server) routes)
+          (server-router server) (make-server-router server (if (listp http) http (list http))
+                                                     fallback execution))
     (when credentials (loop:check-credentials credentials :server))
     (unless (typep loops '(integer 1 1024)) (misuse "LOOPS must be from 1 to 1024, not ~S." loops))
     (note-server-event server "server created")
@@ -146,10 +158,7 @@ From any thread."
     (handler-bind ((error (lambda (error) (declare (ignore error)) (stop-server server :drain 0))))
       (unless (loop:simulated-p)        ; where descriptors cost nothing
         (setf (server-census server) (make-census options (allowed-connections options))))
-      (loop with router = (make-server-router server (if (listp http) http (list http)) fallback
-                                              execution)
-            for i from 1 to loops
-            do (add-hub server routes router i))
+      (loop for i from 1 to loops do (add-hub server routes i))
       (dolist (hub (server-hubs server)) (loop:launch-event-loop (hub-loop hub)))
       (loop:end-before-save server (lambda (server) (stop-server server :drain 0)))
       (method:watch-services (setf (server-watcher server) (lambda () (renew-routes server))))
@@ -171,8 +180,20 @@ From any thread."
       (misuse "~S is no service: give instances of subclasses of the classes that define-proto ~
                makes." service))))
 
-(defun add-hub (server routes router number)
-  "Give SERVER a hub, and so a loop, with ROUTES and ROUTER, of plain requests, or nil."
+(defun check-origins (origins)
+  "ORIGINS, if START-SERVER may be given that; else signal MISUSE."
+  (unless (or (eq :any origins)
+              (and (listp origins)
+                   (every (lambda (origin)
+                            (and (stringp origin) (search "://" origin)
+                                 (char/= #\/ (char origin (1- (length origin))))))
+                          origins)))
+    (misuse ":origins is :any, or a list of origins such as \"https://app.example\", without a ~
+             path, not ~S." origins))
+  origins)
+
+(defun add-hub (server routes number)
+  "Give SERVER a hub, and so a loop, with ROUTES."
   (let ((event-loop (loop:make-event-loop :name (format nil "clgrpc server ~D" number)
                                           :reserve (server-reserve server))))
     (loop:call-after-closing event-loop (lambda (loop)
@@ -180,7 +201,8 @@ From any thread."
                                           (unless (server-running-p server)
                                             (note-emptied server))))
     (push (make-hub :server server :loop event-loop :routes routes
-                    :http (make-hub-http server router)
+                    :claimers (server-claimers server)
+                    :http (make-hub-http server (server-router server))
                     :options (server-options server) :encoding (server-encoding server)
                     :max-open (share-out (options-max-calls (server-options server)) server)
                     :account (server-account server)
@@ -198,7 +220,12 @@ methods than before."
                                   :interceptors (server-interceptors server)
                                   :epoch (1+ (route-table-epoch
                                               (hub-routes (first (server-hubs server))))))))
-          (dolist (hub (server-hubs server)) (setf (hub-routes hub) table))))
+          (let ((claimers (prepare-claimers server (server-protocols server) table)))
+            (setf (server-claimers server) claimers)
+            (dolist (hub (server-hubs server))
+              (setf (hub-claimers hub) claimers
+                    (hub-routes hub) table))
+            (when (server-router server) (incf (exchange:router-epoch (server-router server)))))))
     (error (error) (log-event :error :services-not-renewed :server server :condition error))))
 
 (defun listening-options (server)

@@ -10,6 +10,11 @@
    (hubs :initform '() :accessor server-hubs) ; one for each loop
    (listeners :initform '() :accessor server-listeners) ; one for each address
    (execution :initarg :execution :reader server-execution) ; what START-SERVER was given
+  ;; beside gRPC, a list
+  (protocols :initarg :protocols :initform '() :reader server-protocols)
+  (origins :initarg :origins :initform '() :reader server-origins) ; whose pages may call, see START-SERVER
+  (claimers :initform '() :accessor server-claimers) ; of PROTOCOLS, for the services as they are
+  (router :initform nil :accessor server-router) ; of what is not gRPC's, or nil
    (loop-count :initarg :loop-count :reader server-loop-count) ; how many loops it is to have
    ;; of what all links hold
    (account :initform (make-account **process-account**) :reader server-account)
@@ -28,6 +33,7 @@
   (:documentation "A server over the network, which is a server within the image besides."))
 
 (document-functions
+  server-origins "The :ORIGINS that START-SERVER was given."
   server-hubs "The hubs of SERVER, one for each of its loops."
   server-channel-trace "The number of SERVER, and what has happened to it."
   server-sockets "An alist from the numbers of what SERVER listens on to its listeners.")

@@ -65,7 +65,7 @@
         (http2:stream-tally-in stream) 0)
   nil)
 
-(define-hot (tell-sent :inline t) ((call wire-call) (stream http2:stream) (size index)
+(define-hot (tell-sent :inline t) ((call wire-call) (stream (or null http2:stream)) (size index)
                                    (plain (or null index)))
     null
   "A message of SIZE octets of CALL, PLAIN before it was compressed if it was, is written to STREAM:
@@ -74,8 +74,9 @@ count it and tell the observer, if CALL has one."
     (when observer
       (let ((compression (compression-of call)))
         (when compression (setf (compression-told compression) plain)))
-      (setf (http2:stream-tally-out stream)
-            (ldb (byte 62 0) (+ (http2:stream-tally-out stream) size)))
+      (when stream
+        (setf (http2:stream-tally-out stream)
+              (ldb (byte 62 0) (+ (http2:stream-tally-out stream) size))))
       (observe message-sent observer call size)))
   nil)
 

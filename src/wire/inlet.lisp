@@ -97,6 +97,11 @@ through."
              (and (= flag 1) (encoding-name (compression-incoming compression))))
     (operate deliver call octets start end)))
 
+(defun deliver-alone (call compressed octets start end)
+  "As RECEIVE-MESSAGES, of a message of CALL that came whole and without a prefix, and COMPRESSED or
+not."
+  (deliver-message call (if compressed 1 0) octets start end))
+
 (defun refuse-body (call partial at)
   "End CALL, since the heap has no room for the message of PARTIAL. Return AT."
   (abort-as call :no-room-in-heap (partial-length partial))
@@ -266,14 +271,17 @@ the message has kept OCTETS. If they are no message, signal an RPC-ERROR, which 
 
 (defun decode-packed (call packed)
   "Decode PACKED; return the message. If it is none, signal an RPC-ERROR, which ends CALL as well."
+  (wire-decode call (unpacked call packed) 0 0))
+
+(defun unpacked (call packed)
+  "The octets of PACKED, a message of CALL, as a parcel. If they cannot be had, signal an RPC-ERROR,
+which ends CALL as well."
   (let ((compression (compression-of call))
         (parcel (packed-parcel packed)))
     (setf (compression-received compression) (packed-compressed packed))
-    (wire-decode call
-                 (if (packed-compressed packed)
-                     (decompress-parcel call parcel (compression-incoming compression))
-                     parcel)
-                 0 0)))
+    (if (packed-compressed packed)
+        (decompress-parcel call parcel (compression-incoming compression))
+        parcel)))
 
 (defun decompress-parcel (call parcel encoding)
   "Decompress PARCEL by ENCODING; return the result, a parcel."

@@ -59,6 +59,17 @@ room. From any thread."
           (encode)
           (call-with-room call (long-room call size compress) (wire-call-options call) #'encode)))))
 
+(defun encode-text (call text compress)
+  "As ENCODE-MESSAGE, of a message whose octets are TEXT."
+  (let ((size (length text)))
+    (check-send-size call size)
+    (let* ((end (+ size +prefix-octets+))
+           (octets (borrow-octets end)))
+      (copy-octets text 0 size octets (write-prefix octets 0 size))
+      (if (wants-compression-p call compress size (wire-call-options call))
+          (compress-encoded call octets end compress (wire-call-options call))
+          (make-parcel octets end)))))
+
 (define-hot encode-sized ((call wire-call) (type protobuf:message-type) message (size index)
                           compress)
     (or octets parcel)
@@ -135,6 +146,14 @@ again."
   (tell-sent call stream (- (encoded-length encoded) +prefix-octets+)
              (and (typep encoded 'parcel) (parcel-plain encoded))))
 
+(defun note-written (call encoded)
+  "ENCODED, of CALL, goes to the peer in another form than WRITE-ENCODED gives it. On the loop."
+  (observe content-sent (call-observer call) call (encoded-octets encoded) +prefix-octets+
+           (encoded-length encoded) (sent-encoding call encoded))
+  (note-message-sent (wire-call-link call))
+  (tell-sent call (wire-call-stream call) (- (encoded-length encoded) +prefix-octets+)
+             (and (typep encoded 'parcel) (parcel-plain encoded))))
+
 (defun note-first-sent (call encoded)
   "As NOTE-SENT, of ENCODED that CALL writes to its own stream, for the first time if it is a
 stream's."
@@ -168,8 +187,15 @@ stream's."
        (if stream (http2:stream-queued-octets stream) 0))))
 
 (define-hot (sendable-p :inline t) ((call wire-call)) boolean
+  "True if a message may be sent on CALL, false if it has ended with :ok; else signal why none may."
   (let ((outlet (call-wire-outlet call)))
     (may-send-p call (and outlet (wire-outlet-over outlet)))))
+
+(defun note-spoken (call)
+  "CALL's user sends a message."
+  (let ((outlet (ensure-wire-outlet call)))
+    (setf (wire-outlet-begun outlet) t)
+    (incf (wire-outlet-spoken outlet))))
 
 (define-hot wire-send ((call wire-call) message wait-p compress) boolean
   "The operation SEND."

@@ -60,4 +60,8 @@
    #:write-encoded #:write-message
    #:dialect #:make-dialect #:dialect-drain #:link-dialect #:speak-http2 #:end-link
    #:link-silent-p #:lose-link
-   #:give-window #:packed))
+   #:give-window #:packed
+   ;; for protocols beside gRPC
+   #:parcel-p #:unpacked #:deliver-alone #:receive-messages #:receive-limit #:seal-arrivals
+   #:note-written #:note-spoken #:encode-text #:sendable-p #:refuse-to-send #:wire-taken
+   #:queue-limit #:enough-taken-p #:encoded-octets #:parse-accepted-encodings #:end-undecodable))

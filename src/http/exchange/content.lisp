@@ -12,7 +12,25 @@
   ;; of one that is given again and again: its head over HTTP/1.1 up to date, the last field
   (head nil :type (or null octets) :read-only t))
 
-(declaim (sb-ext:freeze-type plain-answer))
+(defstruct (answer-head (:constructor %make-answer-head (http-status fields lines)) (:copier nil))
+  "The head of answers that are given again and again, with other bodies and maybe more headers."
+  (http-status 200 :type (integer 200 599) :read-only t) ; as in RFC 9110
+  (fields #() :type simple-vector :read-only t) ; HPACK's, over HTTP/2
+  (lines (make-octets 0) :type octets :read-only t)) ; over HTTP/1.1, but for what follows
+
+(declaim (sb-ext:freeze-type plain-answer answer-head))
+
+(defmethod print-object ((head answer-head) stream)
+  (print-unreadable-object (head stream :type t)
+    (format stream "~D" (answer-head-http-status head))))
+
+(defun make-answer-head (http-status headers)
+  "Return the head of answers with HTTP-STATUS and HEADERS, an alist of strings, written once."
+  (%make-answer-head http-status
+                     (map 'simple-vector
+                          (lambda (entry) (hpack:string-field (car entry) (cdr entry)))
+                          (acons ":status" (format nil "~D" http-status) headers))
+                     (http1:response-head-octets http-status headers nil)))
 
 (defun text-answer (http-status text)
   "The answer HTTP-STATUS with a short TEXT."

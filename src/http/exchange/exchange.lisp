@@ -17,6 +17,10 @@ run on the loop, but where it says otherwise."
   (begun nil :type function :read-only t)
   (hold nil :type function :read-only t) ; (request count): so with COUNT octets more of its body
   (whole nil :type function :read-only t) ; (request): it is whole
+  ;; of requests whose bodies the owner takes as they come, over HTTP/1.1:
+  ;; (request octets start end last): more of it, valid only during the call; LAST if it is the last
+  (body nil :type (or null function) :read-only t)
+  (writable nil :type (or null function) :read-only t) ; (request): the peer takes its answer
   (finish nil :type function :read-only t) ; (request): it has its answer, which is to be written
   (head-sent nil :type function :read-only t) ; (request): the head of its answer is about to go out
   (done nil :type function :read-only t) ; (request): its answer, over HTTP/1.1, has been written
@@ -45,9 +49,19 @@ any thread."
   (begin nil :type function :read-only t) ; (request answer): the head of an answer in chunks
   (chunk nil :type function :read-only t) ; (request octets): more of its body
   (end nil :type function :read-only t) ; (request whole): its end; it is cut off unless WHOLE
-  (unsent nil :type function :read-only t)) ; (request): how many octets of it have not left
+  (unsent nil :type function :read-only t) ; (request): how many octets of it have not left
+  ;; of requests whose owner writes the answer itself:
+  ;; (request head more length): an ANSWER-HEAD, with MORE, an alist of strings, of an answer whose
+  ;; body has LENGTH octets, nil if that is not known
+  (head nil :type function :read-only t)
+  ;; (request octets start end storable last): more of the body, at its end if LAST. The octets are
+  ;; the connection's; STORABLE as HTTP2:SEND-DATA has it
+  (part nil :type function :read-only t)
+  (pause nil :type function :read-only t) ; (request): read no more of its body for now
+  (resume nil :type function :read-only t)) ; (request): go on with that
 
-(defstruct (known-head (:constructor make-known-head (message router route prompt query))
+(defstruct (known-head (:constructor make-known-head (message router route prompt query
+                                                      claimed refusal))
                        (:copier nil))
   "What is known of a request over HTTP/1.1 from its head alone. A peer that repeats the head has
 this found in the memo of MESSAGE. The connection's."
@@ -56,7 +70,10 @@ this found in the memo of MESSAGE. The connection's."
   (router nil :type (or null router) :read-only t) ; whose routes they were
   (route nil :read-only t)              ; by which a handler is called, or nil
   (prompt nil :type (or null function) :read-only t) ; that answers, see PROMPT-HANDLER
-  (query nil :type (or null string) :read-only t)) ; which that is called with
+  (query nil :type (or null string) :read-only t) ; which that is called with
+  (claimed nil :type boolean :read-only t) ; ROUTE is what the router's CLAIM has returned
+  (refusal nil :type (or null plain-answer) :read-only t) ; that has returned this instead
+  (epoch (router-epoch router) :type fixnum :read-only t)) ; the router's at that time
 
 (defstruct (http-request (:constructor nil) (:copier nil))
   "A request of HTTP: see HTTP-HANDLER."
@@ -69,6 +86,7 @@ this found in the memo of MESSAGE. The connection's."
   (body (make-octets 0) :type octets)   ; what has come of it, up to FILL
   (fill 0 :type index)                  ; how much of it that is
   (whole nil :type boolean)             ; all of it has come
+  (claimed nil :type boolean)           ; the owner takes its body and writes its answer
   (route nil)                           ; by which its handler is called, or nil
   (context nil)                         ; what its owner keeps for it
   (refusal **not-found** :type plain-answer) ; the answer if it has no route
@@ -289,6 +307,35 @@ if it may not have so much memory and so has been ended."
           (setf (http-request-body request)
                 (replace (make-octets length) body :end2 (http-request-fill request)))
           t))))
+
+(define-hot (write-head :inline t) ((request http-request) (head answer-head) (more list) length)
+    null
+  "Write HEAD and MORE of the answer to REQUEST, which is claimed; see CARRIER."
+  (funcall (carrier-head (http-request-carrier request)) request head more length)
+  nil)
+
+(define-hot (write-part :inline t) ((request http-request) (octets octets) (start index)
+                                    (end index) (storable boolean) (last boolean))
+    null
+  "Write the octets from START to END of the answer to REQUEST, which is claimed; see CARRIER."
+  (funcall (carrier-part (http-request-carrier request)) request octets start end storable last)
+  nil)
+
+(defun cut-answer-off (request)
+  "End the answer to REQUEST, which is claimed, in a way that shows that it is not whole."
+  (funcall (carrier-end (http-request-carrier request)) request nil))
+
+(define-hot (unsent-octets :inline t) ((request http-request)) index
+  "How many octets of the answer to REQUEST have not left. From any thread."
+  (values (the index (funcall (carrier-unsent (http-request-carrier request)) request))))
+
+(defun pause-body (request)
+  "Read no more of the body of REQUEST, which is claimed, until RESUME-BODY. On the loop."
+  (funcall (carrier-pause (http-request-carrier request)) request))
+
+(defun resume-body (request)
+  "Undo PAUSE-BODY. On the loop."
+  (funcall (carrier-resume (http-request-carrier request)) request))
 
 (defun receive-body (request octets start end)
   "Keep OCTETS from START to END, of the body of REQUEST."

@@ -37,6 +37,7 @@
   (answered 0 :type index)              ; how many requests have been taken
   (last nil :type boolean)              ; the connection ends with the answer to come
   (waits nil :type boolean)             ; input waits until that has been given
+  (paused nil :type boolean)            ; the owner wants no more of the body for now
   (sent-ns 0 :type nanoseconds)         ; when output last left
   (timer nil :type (or null timer))     ; see STATE-DUE
   (timer-ns 0 :type nanoseconds))       ; when it comes due
@@ -46,7 +47,8 @@
 
 (defstruct (http1-request (:include http-request) (:copier nil))
   "A request over HTTP/1.1."
-  (connection nil :type http1-connection)) ; that it has come on
+  (connection nil :type http1-connection) ; that it has come on
+  (chunked nil :type boolean))          ; claimed, and its answer has no length
 
 (declaim (sb-ext:freeze-type http-loop http1-connection http1-request))
 
@@ -126,7 +128,8 @@
            (if (<= (+ (state-sent-ns state) patience) now)
                (expel-state state "the peer does not take its answers")
                (look-again state (+ (state-sent-ns state) patience))))
-          ((member (state-phase state) '(:answer :over)) (look-again state (+ now patience)))
+          ((or (member (state-phase state) '(:answer :over)) (state-paused state))
+           (look-again state (+ now patience)))
           ((< now (phase-due-ns state)) (look-again state (phase-due-ns state)))
           ((eq :idle (state-phase state)) (close-state state "no request for long"))
           (t (refuse state 408 "the request takes too long")))))
@@ -204,6 +207,8 @@ the connection."
 (defun end-request-answer (state whole)
   "The answer to STATE's request has been written; WHOLE is false if it was cut off."
   (let ((request (shiftf (state-request state) nil)))
+    (when (shiftf (state-paused state) nil)
+      (loop:start-reading (state-socket state)))
     (funcall (sink-done (state-sink state)) request)
     (end-answer state whole)))
 
@@ -271,9 +276,61 @@ the connection."
   "The carrier's UNSENT."
   (loop:connection-unsent (state-socket (http1-request-connection request))))
 
+;;; The answer to a request that is claimed
+
+(define-hot head-over-http1 ((request http1-request) (head answer-head) (more list) length) null
+  "The carrier's HEAD. HTTP/1.0 has no chunks: a body of unknown length ends with the connection."
+  (let* ((state (http1-request-connection request))
+         (output (state-output state))
+         (message (the http1:message (state-message state)))
+         (chunked (and (null length) (chunked-answer-p state))))
+    (setf (http1-request-chunked request)
+          (and chunked (not (http1:bodiless-p (http-request-method request)
+                                              (answer-head-http-status head)))))
+    (unless (or length chunked) (setf (state-last state) t))
+    (append-octets output (answer-head-lines head))
+    (http1:append-fields output more)
+    (http1:append-framing output (cond ((http1:bodiless-p "GET" (answer-head-http-status head)) nil)
+                                       (chunked :chunked)
+                                       (t length)))
+    (cond ((not (stays-p state)) (http1:append-fields output '(("connection" . "close"))))
+          ((zerop (http1:message-minor message))
+           (http1:append-fields output '(("connection" . "keep-alive")))))
+    (append-octets output (date-lines state)))
+  nil)
+
+(define-hot part-over-http1 ((request http1-request) (octets octets) (start index) (end index)
+                             (storable boolean) (last boolean))
+    null
+  "The carrier's PART."
+  (let* ((state (http1-request-connection request))
+         (output (state-output state)))
+    (cond ((= start end))
+          ((http1:bodiless-p (http-request-method request) 200))
+          ((http1-request-chunked request) (http1:write-chunk output octets start end))
+          (t (append-octets output octets :start start :end end)))
+    (when storable (give-octets-back octets))
+    (when last
+      (when (http1-request-chunked request) (http1:write-last-chunk output))
+      (end-request-answer state t)))
+  nil)
+
+(defun pause-http1 (request)
+  "The carrier's PAUSE."
+  (setf (state-paused (http1-request-connection request)) t))
+
+(defun resume-http1 (request)
+  "The carrier's RESUME."
+  (let ((state (http1-request-connection request)))
+    (when (and (eq request (state-request state)) (shiftf (state-paused state) nil))
+      (setf (state-since-ns state) (state-now state))
+      (loop:start-reading (state-socket state)))))
+
 (define-load-time-global **http1-carrier**
     (make-carrier :answer #'answer-over-http1 :begin #'begin-over-http1 :chunk #'chunk-over-http1
-                  :end #'end-over-http1 :unsent #'unsent-over-http1))
+                  :end #'end-over-http1 :unsent #'unsent-over-http1
+                  :head #'head-over-http1 :part #'part-over-http1
+                  :pause #'pause-http1 :resume #'resume-http1))
 
 ;;; Errors
 
@@ -298,18 +355,27 @@ the connection."
   "What is known of the request whose head is MESSAGE, of a server with ROUTER."
   (let* ((target (http1:message-target message))
          (http-method (http1:message-http-method message))
-         (entry (target-entry router target))
+         (claim (and (router-claim router)
+                     (funcall (router-claim router) http-method target
+                              (http1:message-fields message))))
+         (entry (and (null claim) (target-entry router target)))
          (handler (and entry (router-entry-handler entry))))
-    (make-known-head message router
-                     (find-route router http-method target)
-                     (and handler (string= "GET" http-method) (eql 0 (http1:message-body message))
-                          (http-handler-prompt handler))
-                     (target-query target))))
+    (if claim
+        (let ((refusal (and (plain-answer-p claim) claim)))
+          (make-known-head message router (if refusal nil claim) nil nil (null refusal) refusal))
+        (make-known-head message router
+                         (find-route router http-method target)
+                         (and handler (string= "GET" http-method)
+                              (eql 0 (http1:message-body message))
+                              (http-handler-prompt handler))
+                         (target-query target)
+                         nil nil))))
 
 (define-hot known-head-of ((message http1:message) (router router)) known-head
   "What is known of the request whose head is MESSAGE, which may be repeated and so remembers it."
   (let ((known (http1:message-memo message)))
-    (if (and (known-head-p known) (eq router (known-head-router known)))
+    (if (and (known-head-p known) (eq router (known-head-router known))
+             (= (known-head-epoch known) (router-epoch router)))
         known
         (setf (http1:message-memo message) (learn-head message router)))))
 
@@ -322,8 +388,12 @@ the connection."
                                       :method (http1:message-http-method message)
                                       :target (http1:message-target message)
                                       :source known
+                                      :claimed (known-head-claimed known)
                                       :route (known-head-route known))))
-    (unless (known-head-route known) (note-refusal (http-loop-router http) request))
+    (cond ((known-head-route known))
+          ((known-head-refusal known)
+           (setf (http-request-refusal request) (known-head-refusal known)))
+          (t (note-refusal (http-loop-router http) request)))
     request))
 
 (define-hot prompt-answer ((state http1-connection) (known known-head)) (or null plain-answer)
@@ -360,7 +430,8 @@ told of it; else nil."
     (cond ((not (funcall (sink-begun (state-sink state)) (state-owner state) request)))
           ((eql 0 body))                ; it is whole
           ((null (http-request-route request)) (refuse-unrouted request))
-          ((and (integerp body) (< limit body)) (refuse-body request limit))
+          ((and (integerp body) (< limit body) (not (http-request-claimed request)))
+           (refuse-body request limit))
           ((http1:message-expects-p message)
            (http1:write-response-head (state-output state) 100 '() nil)))))
 
@@ -373,13 +444,26 @@ told of it; else nil."
           (t (funcall (sink-whole (state-sink state)) (state-request state)))))
   nil)
 
+(define-hot take-body ((state http1-connection) (octets octets) (start index) (end index)) null
+  "Take OCTETS from START to END, of the body of STATE's request."
+  (let ((request (state-request state)))
+    (cond ((http-request-claimed request)
+           (incf (http-request-fill request) (- end start))
+           ;; a body may take long, but something of it must come
+           (setf (state-since-ns state) (state-now state))
+           (funcall (the function (sink-body (state-sink state))) request octets start end
+                    (eql (http-request-fill request)
+                         (http1:message-body (the http1:message (state-message state))))))
+          (t (receive-body request octets start end))))
+  nil)
+
 (define-hot take-event ((state http1-connection) (event symbol) (octets octets)) null
   "Take what STATE's parser has found in OCTETS."
   (let ((parser (state-parser state)))
     (ecase event
       (:head (begin-request state))
-      (:body (receive-body (state-request state) octets (http1:parser-body-start parser)
-                           (http1:parser-body-end parser)))
+      (:body (take-body state octets (http1:parser-body-start parser)
+                        (http1:parser-body-end parser)))
       (:end (end-request state))))
   nil)
 
@@ -409,6 +493,9 @@ time that a turn has for them. Return where that is, and true if there is more."
          (setf (state-waits state) t)
          (loop:stop-reading (state-socket state))
          (return (values at t))))
+      (when (state-paused state)
+        (loop:stop-reading (state-socket state))
+        (return (values at (< at end))))
       (multiple-value-bind (next event) (http1:parse (state-parser state) octets at end)
         (setf at next)
         (unless event
@@ -438,6 +525,9 @@ time that a turn has for them. Return where that is, and true if there is more."
   (let ((state (the http1-connection (loop:connection-user socket))))
     (setf (state-sent-ns state) (state-now state))
     (measure-state state)
+    (let ((request (state-request state)))
+      (when (and request (http-request-claimed request))
+        (funcall (the function (sink-writable (state-sink state))) request)))
     nil))
 
 (defun http1-closed (socket reason)

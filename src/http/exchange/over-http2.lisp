@@ -67,9 +67,46 @@ true if they end it."
   (let ((stream (http2-request-stream request)))
     (if stream (http2:stream-queued-octets stream) 0)))
 
+;;; The answer to a request that is claimed
+
+(define-hot head-over-http2 ((request http2-request) (head answer-head) (more list) length) null
+  "The carrier's HEAD."
+  (let ((stream (http2-request-stream request)))
+    (when stream
+      (multiple-value-bind (encoder buffer) (http2:begin-headers stream)
+        (hpack:encode-fields encoder buffer (answer-head-fields head))
+        (loop for (name . value) in more
+              do (hpack:encode-literal encoder buffer (ascii-octets name) (ascii-octets value)
+                                       :plain))
+        (http2:end-headers stream (or (eql 0 length)
+                                      (http1:bodiless-p (http-request-method request)
+                                                        (answer-head-http-status head)))))))
+  nil)
+
+(defun end-late (stream)
+  "All of the answer on STREAM has left that was queued: end it, and the request, which is not
+whole."
+  (http2:send-data stream (make-octets 0) 0 0 t)
+  (http2:reset-stream stream http2:+no-error+))
+
+(define-hot part-over-http2 ((request http2-request) (octets octets) (start index) (end index)
+                             (storable boolean) (last boolean))
+    null
+  "The carrier's PART."
+  (let ((stream (http2-request-stream request)))
+    (cond ((or (null stream) (not (http2:stream-sendable-p stream))))
+          ((or (not last) (http-request-whole request))
+           (http2:send-data stream octets start end last storable))
+          (t (http2:send-data stream octets start end nil storable)
+             (http2:send-trailers-later stream #'end-late))))
+  nil)
+
 (define-load-time-global **http2-carrier**
     (make-carrier :answer #'answer-over-http2 :begin #'begin-over-http2 :chunk #'chunk-over-http2
-                  :end #'end-over-http2 :unsent #'unsent-over-http2))
+                  :end #'end-over-http2 :unsent #'unsent-over-http2
+                  :head #'head-over-http2 :part #'part-over-http2
+                  ;; its window is withheld instead
+                  :pause #'identity :resume #'identity))
 
 ;;; The request
 
@@ -89,6 +126,19 @@ ROUTER. REFUSAL, or nil, is its answer if there is nobody to answer it."
     (setf (http-request-source request) (nreverse (http-request-source request)))
     (find-request-route router request)
     request))
+
+(define-hot claimed-http2-request ((stream http2:stream) (sink sink) (options options)
+                                   (http-method string) claim)
+    http2-request
+  "The request with HTTP-METHOD on STREAM, whose owner has SINK and OPTIONS and has claimed it by
+CLAIM."
+  (make-http2-request :carrier **http2-carrier** :sink sink :options options :stream stream
+                      :method http-method :claimed t :route claim))
+
+(defun refused-http2-request (stream sink options http-method answer)
+  "The request with HTTP-METHOD on STREAM, whose owner has SINK and OPTIONS, which ANSWER answers."
+  (make-http2-request :carrier **http2-carrier** :sink sink :options options :stream stream
+                      :method http-method :refusal answer))
 
 (defun leave-stream (request)
   "The stream of REQUEST is closed."

@@ -15,22 +15,25 @@
    ;; speech.lisp
    #:speech-of
    ;; content.lisp
-   #:plain-answer-p #:check-answer #:fixed-answer #:text-answer
+   #:plain-answer-p #:check-answer #:fixed-answer #:text-answer #:answer-head #:make-answer-head
+   #:answer-head-http-status #:make-plain-answer #:plain-answer-http-status #:plain-answer
    ;; router.lisp
    #:http-handler #:http-handler-p #:http-handler-path #:http-handler-function
    #:http-handler-quiet #:http-handler-execution #:prompt-handler #:router #:make-router
-   #:router-fallback #:add-handler #:find-route
+   #:router-fallback #:router-claim #:router-epoch #:add-handler #:find-route
    ;; exchange.lisp
    #:make-sink #:http-request #:http-request-p #:http-request-method #:http-request-target
    #:http-request-path #:http-request-query #:http-request-headers #:http-request-header
    #:http-request-parameter #:http-request-body #:http-request-peer #:http-request-secure-p
    #:http-request-context #:http-request-route #:http-request-sending #:query-parameter
    #:answer #:answer-of #:receive-body #:end-body #:refuse-unrouted #:write-end #:begun-p
+   #:http-request-claimed #:http-request-fill #:http-request-whole #:write-head #:write-part
+   #:cut-answer-off #:unsent-octets #:pause-body #:resume-body
    ;; chunked.lisp
    #:end-open-response #:begin-response #:send-chunk #:end-response #:response-open-p
    #:on-response-end
    ;; over-http2.lisp
-   #:read-http2-request #:leave-stream
+   #:read-http2-request #:claimed-http2-request #:refused-http2-request #:leave-stream
    ;; over-http1.lisp
    #:http-loop #:make-http-loop #:http-loop-router #:http1-connection #:begin-http1
    #:http1-connection-octets #:drain-http1 #:state-request))

@@ -64,7 +64,11 @@ thread."
   (entries (make-hash-table :test 'equal) :type hash-table :read-only t) ; by path
   (longest 0 :type index)               ; how long the longest path of ENTRIES is
   (trees '() :type list)                ; the entries whose paths end with a slash, longest first
-  (fallback nil))                       ; the route of all other requests, or nil
+  (fallback nil)                        ; the route of all other requests, or nil
+  ;; (http-method target fields): asked first, with HPACK's fields of the head, a vector. It returns
+  ;; what the owner has claimed the request by, or the answer to it, or nil
+  (claim nil :type (or null function))
+  (epoch 0 :type fixnum))               ; one more whenever CLAIM would return something else
 
 (declaim (sb-ext:freeze-type router-entry router))
 

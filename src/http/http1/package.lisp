@@ -29,4 +29,4 @@
    #:parser-body-start #:parser-body-end #:parser-trailers #:parser-begun-p #:parser-octets
    ;; writer.lisp
    #:write-request-head #:write-response-head #:response-head-octets #:last-head-octets
-   #:write-chunk #:write-last-chunk))
+   #:append-fields #:append-framing #:write-chunk #:write-last-chunk))

@@ -1,0 +1,53 @@
+;;;; Calls of protocols beside gRPC (protocol.lisp), from the claim of the request to its handler.
+
+(in-package #:clgrpc.server)
+
+(defun begin-claimed (call request claim)
+  "CALL is what REQUEST has become by CLAIM."
+  (let ((detour (ensure-detour call)))
+    (setf (exchange:http-request-context request) call
+          (detour-http-request detour) request
+          (detour-claim detour) claim))
+  (let ((encoding (hub-encoding (wire:wire-call-endpoint call))))
+    (when (or encoding (claim-incoming claim))
+      (begin-compression call (claim-incoming claim) encoding))))
+
+(define-hot make-claimed-call ((claim claim) (link server-link) (hub hub) (now nanoseconds))
+    server-call
+  "The call on LINK, of HUB, that begins NOW by CLAIM."
+  (let ((route (claim-route claim)) (timeout (claim-timeout claim)))
+    (make-server-call :rpc-method (and route (route-method route)) :endpoint hub :link link
+                      :route route :born-ns now :operations (claim-operations claim)
+                      :deadline (if timeout (status:deadline-in timeout now) 0)
+                      :fields (claim-fields claim) :accepted (claim-accepted claim))))
+
+(defun rejected-at-once-p (claim)
+  "True if a call that CLAIM rejects does not wait for the end of its body, since that may take as
+long as its user wants. All others hear of it when they have sent that, as their clients expect."
+  (and (claim-rejection claim)
+       (claim-route claim)
+       (member (rpc-method-kind (route-method (claim-route claim))) '(:client-streaming :bidi))))
+
+(defun reject-claimed (call claim)
+  "End CALL, which has no handler as CLAIM says."
+  (destructuring-bind (status text) (claim-rejection claim)
+    (server-finish call status text nil '())))
+
+(define-hot start-claimed ((call server-call) (claim claim)) null
+  "CALL may begin. A handler of both streams starts at the headers, since it may speak first."
+  (wire:start-deadline call)
+  (when (eq :bidi (rpc-method-kind (the rpc-method (route-method (claim-route claim)))))
+    (start-call call))
+  nil)
+
+(defun receive-claimed (call octets start end last)
+  "More of the body of CALL, which has a claim; see MANNER."
+  (unless (or (call-status call) (claim-rejection (call-claim call)))
+    (funcall (manner-receive (call-manner call)) call octets start end last)))
+
+(defun end-claimed-request (call)
+  "The body of CALL, which has a claim, is whole. The half-close follows."
+  (let ((claim (call-claim call)))
+    (if (claim-rejection claim)
+        (reject-claimed call claim)
+        (funcall (manner-whole (claim-manner claim)) call))))

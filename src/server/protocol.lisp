@@ -1,0 +1,95 @@
+;;;; Protocols beside gRPC that reach the handlers of a server's services. A protocol is registered
+;;;; by name; a server knows no more of it than a function that is given its routes and returns a
+;;;; CLAIMER. The claimers of a server are asked, in order, what a request whose content type is not
+;;;; gRPC's is. One returns nil if it is none of its own; or a PLAIN-ANSWER that answers it; or a
+;;;; CLAIM. Then the request is a call by the route of the claim, with everything that calls have:
+;;;; limits, deadline, interceptors, observers, drain (claimed.lisp). What differs is in the claim:
+;;;; the operations of the call, and a MANNER, functions of the protocol that dispatch and answers
+;;;; call.
+
+(in-package #:clgrpc.server)
+
+(defstruct (protocol (:copier nil))
+  "A protocol beside gRPC."
+  (name nil :type keyword :read-only t) ; in :PROTOCOLS of START-SERVER
+  ;; (server table): return a CLAIMER for SERVER, whose routes are those of TABLE; signal MISUSE if
+  ;; its services cannot be served so. Called when a server starts and when a service is redefined
+  (prepare nil :type function :read-only t))
+
+(defstruct (manner (:copier nil))
+  "What a protocol does for its calls, beside their operations. All functions run on the loop but
+POST-REPLY."
+  (name nil :type keyword :read-only t) ; of the protocol, as observers are told
+  ;; (call octets start end last): more of the request's body, valid only during the call; LAST if
+  ;; the body is whole with it
+  (receive nil :type function :read-only t)
+  (whole nil :type function :read-only t) ; (call): the body is whole. The half-close follows
+  ;; (call message): send the only answer and finish the call with :ok, and return true; or return
+  ;; false, with nothing done: then POST-REPLY is to be called with the baton lent
+  (reply nil :type function :read-only t)
+  (post-reply nil :type function :read-only t) ; (call message): the same from any thread
+  (finish nil :type function :read-only t) ; (call): it has ended: write the end of its answer
+  (writable nil :type function :read-only t)) ; (call): over HTTP/1.1 the peer has taken output
+
+(defstruct (claim (:copier nil))
+  "What a protocol has found in the head of a request. It is not changed, and kept with the head for
+requests that repeat it. Protocols include it."
+  (manner nil :type manner :read-only t) ; of the protocol
+  (operations nil :type rpc:operations :read-only t) ; of the call
+  (route nil :type (or null server-route) :read-only t) ; nil with a rejection only
+  (fields #() :type simple-vector :read-only t) ; the metadata, HPACK's fields
+  (http-method "POST" :type string :read-only t) ; of the request
+  (timeout nil :type (or null (unsigned-byte 62)) :read-only t) ; nanoseconds
+  (incoming nil :type (or null wire:encoding) :read-only t) ; of compressed messages
+  (accepted '() :type list :read-only t) ; the encodings that the client can read
+  (rejection '() :type list :read-only t)) ; why it cannot become a call: a status and a text
+
+(declaim (sb-ext:freeze-type protocol manner))
+
+(defmethod print-object ((protocol protocol) stream)
+  (print-unreadable-object (protocol stream :type t)
+    (format stream "~(~A~)" (protocol-name protocol))))
+
+(defmethod print-object ((manner manner) stream)
+  (print-unreadable-object (manner stream :type t)
+    (format stream "~(~A~)" (manner-name manner))))
+
+(defmethod print-object ((claim claim) stream)
+  (print-unreadable-object (claim stream :type t)
+    (format stream "~(~A~) ~A" (manner-name (claim-manner claim)) (claim-route claim))))
+
+(document-functions
+  protocol-name "The keyword by which START-SERVER is told of PROTOCOL."
+  manner-name "The keyword of the protocol that MANNER is of."
+  claim-manner "What the protocol of CLAIM does for its calls."
+  claim-route "The route of the calls that CLAIM makes."
+  claim-http-method "The method of the request that CLAIM is of, \"GET\".")
+
+(defglobal **protocols** '())
+
+(defun register-protocol (protocol)
+  "Have PROTOCOL be known by its name, in place of another of that name. From any thread."
+  (setf **protocols** (cons protocol
+                            (remove (protocol-name protocol) **protocols** :key #'protocol-name)))
+  protocol)
+
+(defun find-protocols (names)
+  "The protocols that NAMES, the :PROTOCOLS of START-SERVER, asks for beside gRPC. Signal MISUSE if
+one is not known."
+  (unless (listp names) (misuse ":protocols is a list of keywords, not ~S." names))
+  (loop for name in (remove-duplicates names :from-end t)
+        unless (eq :grpc name)
+          collect (or (find name **protocols** :key #'protocol-name)
+                      (misuse "~S is no protocol: :grpc~{, ~S~} are." name
+                              (sort (mapcar #'protocol-name **protocols**) #'string<)))))
+
+(defun prepare-claimers (server protocols table)
+  "The claimers of PROTOCOLS for SERVER with the routes of TABLE, a list."
+  (loop for protocol in protocols
+        collect (funcall (protocol-prepare protocol) server table)))
+
+(defun claim-request (claimers http-method target fields)
+  "What the first of CLAIMERS says that the request is, or nil: a CLAIM or a PLAIN-ANSWER. FIELDS
+are those of its head, HPACK's."
+  (loop for claimer in claimers
+          thereis (funcall (the function claimer) http-method target fields)))

@@ -1,0 +1,104 @@
+;;;; What the head of a request says, for a protocol that claims it, and how the protocols differ in
+;;;; what they write: a STYLE. A claim is made once for a head that a peer repeats.
+
+(in-package #:clgrpc.web)
+
+(defstruct (style (:copier nil))
+  "What one protocol does in its own way, for one form of its requests. All functions run on the
+loop."
+  (name nil :type keyword :read-only t) ; of the protocol
+  ;; (call octets start end last), as of a manner: RECEIVE-BARE, RECEIVE-ENVELOPED or its own
+  (receive nil :type function :read-only t)
+  ;; (call): the body is whole
+  (whole nil :type function :read-only t)
+  ;; (call encoded): write a message of a streamed answer, whose head is written
+  (part nil :type function :read-only t)
+  ;; (call): the call has ended: write what is left of its answer. PENDING has the only answer
+  (finish nil :type function :read-only t)
+  (manner nil :type (or null server:manner))) ; made of it
+
+(declaim (sb-ext:freeze-type style))
+
+(defmethod print-object ((style style) stream)
+  (print-unreadable-object (style stream :type t)
+    (format stream "~(~A~)" (style-name style))))
+
+(defstruct (web-claim (:include server:claim) (:copier nil))
+  "What the head of a request has said."
+  (style nil :type style :read-only t)  ; of its form
+  (codec nil :type codec :read-only t)  ; of its messages, and of the answer's
+  (heads nil :type heads :read-only t)  ; how its answer begins
+  ;; what pages of the request's origin are told, an alist; nil without an origin that may call
+  (cors '() :type list :read-only t)
+  (text nil :type boolean :read-only t)) ; its bodies are base64
+
+(define-hot (call-web-claim :inline t) ((call server:server-call)) web-claim
+  "The claim of CALL."
+  (server:call-claim call))
+
+;;; Reading a head
+
+(defun header (fields name)
+  "The first of FIELDS, HPACK's, whose name is NAME, a string in lower case, or nil."
+  (find name fields :key #'hpack:field-name-string :test #'string=))
+
+(defun header-value (fields name)
+  "The value of the header NAME of FIELDS, a string, or nil."
+  (let ((field (header fields name)))
+    (and field (hpack:field-value-string field))))
+
+(defun media-type (value)
+  "What VALUE, a content-type, says without its parameters, in lower case."
+  (string-downcase (string-trim " " (subseq value 0 (position #\; value)))))
+
+(defparameter *protocol-headers*
+  (let ((table (make-hash-table :test 'equal)))
+    (dolist (name '("host" "te" "content-type" "content-length" "content-encoding" "accept"
+                    "accept-encoding" "grpc-timeout" "grpc-encoding" "grpc-accept-encoding"
+                    "connect-protocol-version" "connect-timeout-ms" "connect-content-encoding"
+                    "connect-accept-encoding" "x-grpc-web" "expect")
+                  table)
+      (setf (gethash name table) t)))
+  "Headers of requests that are no metadata.")
+
+(defun metadata-fields (fields)
+  "Those of FIELDS that are metadata, a vector."
+  (remove-if (lambda (field)
+               (let ((name (hpack:field-name-string field)))
+                 (or (char= #\: (char name 0)) (gethash name *protocol-headers*))))
+             (the simple-vector fields)))
+
+(defun head-encoding (fields name)
+  "How messages are compressed as the header NAME of FIELDS says: an encoding, nil for none. The
+second value is a rejection if we cannot read that."
+  (let* ((field (header fields name))
+         (encoding (and field (wire:parse-encoding (hpack:field-value field)))))
+    (if (eq :unknown encoding)
+        (values nil (list :unimplemented
+                          (format nil "~A ~A is not supported; supported are gzip, deflate and ~
+                                       identity"
+                                  name (wire:quoted-octets (hpack:field-value field)))))
+        encoding)))
+
+(defun head-accepted (fields name incoming)
+  "The encodings that the client can read, as the header NAME of FIELDS says, or, without that, the
+one that it compresses by, INCOMING, if any."
+  (let ((field (header fields name)))
+    (cond (field (wire:parse-accepted-encodings (hpack:field-value field)))
+          (incoming (list incoming))
+          (t '()))))
+
+(defun metadata-rejection (fields)
+  "Why a call cannot have FIELDS as its metadata, or nil."
+  (unless (wire:sound-metadata-p fields)
+    '(:invalid-argument "metadata whose name ends in -bin is not base64")))
+
+;;; Routes
+
+(defun find-web-route (table path)
+  "The route of TABLE for PATH, a string without query, or nil."
+  (values (gethash path (serving:route-table-routes table))))
+
+(defun refused (status)
+  "The answer with the HTTP status STATUS and nothing to say."
+  (exchange:make-plain-answer status '() (make-octets 0)))

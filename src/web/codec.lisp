@@ -1,0 +1,49 @@
+;;;; Messages as octets: Protocol Buffers, or JSON (protobuf.dev, "ProtoJSON format"). In JSON,
+;;;; members that are no fields are passed over, as the peers of these protocols do.
+
+(in-package #:clgrpc.web)
+
+(defstruct (codec (:copier nil))
+  "How messages are octets."
+  (name nil :type keyword :read-only t) ; :proto or :json
+  ;; (call octets start end): return the message; signal a PROTOBUF-ERROR. From any thread
+  (decode nil :type function :read-only t)
+  ;; (call message compress): return what WIRE:ENCODE-MESSAGE does. From any thread
+  (encode nil :type function :read-only t)
+  (text nil :type boolean :read-only t)) ; decoding takes long, so the loop leaves it to others
+
+(declaim (sb-ext:freeze-type codec))
+
+(defmethod print-object ((codec codec) stream)
+  (print-unreadable-object (codec stream :type t)
+    (format stream "~(~A~)" (codec-name codec))))
+
+(define-hot decode-proto ((call wire:wire-call) (octets octets) (start index) (end index)) t
+  "The message of CALL that OCTETS are from START to END."
+  (values (wire:parse-incoming call octets start end nil)))
+
+(defun decode-json (call octets start end &optional (type (rpc:incoming-type call)))
+  "The message of TYPE that OCTETS are from START to END in JSON, for CALL."
+  (let ((options (wire:wire-call-options call)))
+    (protobuf:parse-json-message type (subseq-octets octets start end)
+                                 :ignore-unknown t
+                                 :max-octets (max 1 (- end start))
+                                 :max-message-depth (options-max-message-depth options)
+                                 :max-decoded-octets (options-max-decoded-octets options))))
+
+(defun encode-json (call message compress)
+  "MESSAGE, which CALL sends, in JSON, as WIRE:ENCODE-MESSAGE returns it."
+  (let ((size (protobuf:measure (rpc:outgoing-type call) message)))
+    (flet ((encode ()
+             (wire:encode-text call (protobuf:message-json message :as :octets) compress)))
+      (if (<= size rpc:+long-octets+)
+          (encode)
+          (rpc:call-with-room call (* 6 size) (wire:wire-call-options call) #'encode)))))
+
+(define-load-time-global **proto**
+    (make-codec :name :proto :decode #'decode-proto :encode #'wire:encode-message)
+  "Protocol Buffers.")
+
+(define-load-time-global **json**
+    (make-codec :name :json :decode #'decode-json :encode #'encode-json :text t)
+  "JSON.")

@@ -1,0 +1,208 @@
+;;;; Which requests are Connect's: POSTs for the path of a method with one of its content types, and
+;;;; GETs of unary methods that say NO_SIDE_EFFECTS. Other requests for such a path are answered
+;;;; with what is wrong with them, since no other protocol has them; but not those of gRPC-Web.
+
+(in-package #:clgrpc.connect)
+
+(defstruct (form (:copier nil))
+  "One of the content types."
+  (codec nil :type web:codec :read-only t) ; of its messages
+  (streamed nil :type boolean :read-only t) ; in envelopes
+  (heads nil :type web:heads :read-only t)) ; of its answers
+
+(declaim (sb-ext:freeze-type form))
+
+(defmethod print-object ((form form) stream)
+  (print-unreadable-object (form stream :type t)
+    (format stream "~A~:[~;, streamed~]" (form-codec form) (form-streamed form))))
+
+(defun make-forms (origins)
+  "A table from content type to form, of a server with ORIGINS."
+  (let ((forms (make-hash-table :test 'equal)))
+    (loop for (type codec streamed encoding)
+            in `(("application/proto" ,web:**proto** nil "content-encoding")
+                 ("application/json" ,web:**json** nil "content-encoding")
+                 ("application/connect+proto" ,web:**proto** t "connect-content-encoding")
+                 ("application/connect+json" ,web:**json** t "connect-content-encoding"))
+          do (setf (gethash type forms)
+                   (make-form :codec codec :streamed streamed
+                              :heads (web:make-heads type encoding (web:vary-headers origins)))))
+    forms))
+
+(defun find-form (forms value)
+  "The form of FORMS for VALUE, a content-type or nil; nil if there is none."
+  (and value
+       (or (gethash value forms)
+           (values (gethash (web:media-type value) forms)))))
+
+(defun unary-p (method)
+  (eq :unary (method:rpc-method-kind method)))
+
+(defun safe-p (method)
+  "True if METHOD is unary and says that it has no side effects."
+  (and (unary-p method)
+       (let* ((service (protobuf:find-descriptor (method:rpc-method-service-name method)))
+              (descriptor (and service
+                               (find (method:rpc-method-name method)
+                                     (protobuf:service-descriptor-methods service)
+                                     :key #'protobuf:descriptor-name :test #'string=)))
+              (level (and descriptor (protobuf:find-option descriptor "idempotency_level"))))
+         (and level (string-equal "NO_SIDE_EFFECTS" (princ-to-string level))))))
+
+;;; What is wrong with a request
+
+(defun wrong-type (streamed)
+  "The answer to a request with a content type that its method does not have; STREAMED or not."
+  (exchange:make-plain-answer
+   415 `(("accept-post" . ,(if streamed
+                               "application/connect+proto, application/connect+json"
+                               "application/proto, application/json")))
+   (make-octets 0)))
+
+(defun wrong-http-method (method)
+  "The answer to a request whose method of HTTP METHOD does not have."
+  (exchange:make-plain-answer 405 `(("allow" . ,(format nil "~{~A~^, ~}" (http-methods method))))
+                              (make-octets 0)))
+
+(defun http-methods (method)
+  "The methods of HTTP by which METHOD is called, strings."
+  (if (safe-p method) '("GET" "POST") '("POST")))
+
+(defun parse-timeout-ms (text)
+  "The nanoseconds that TEXT, a connect-timeout-ms, says; nil if it is malformed."
+  (and (<= 1 (length text) 10)
+       (every (lambda (char) (char<= #\0 char #\9)) text)
+       (* 1000000 (parse-integer text))))
+
+(defun version-rejection (version)
+  "Why a request of VERSION, text or nil, is rejected, or nil."
+  (unless (or (null version) (string= "1" version))
+    (list :invalid-argument
+          (format nil "the version of Connect is 1, not ~A"
+                  (printable-text version :limit 20 :quoted t)))))
+
+(defun timeout-rejection (text timeout)
+  "Why a request with TEXT, its connect-timeout-ms or nil, is rejected, or nil."
+  (cond ((null text) nil)
+        ((null timeout) '(:invalid-argument "malformed connect-timeout-ms"))
+        ((zerop timeout) (multiple-value-list (rpc:verdict :came-too-late)))))
+
+;;; Claims
+
+(defun make-connect-claim (make style form route fields origins incoming accepted rejection
+                           &rest more)
+  "What MAKE, a constructor, makes of what is known of a request with FIELDS by ROUTE."
+  (let* ((text (web:header-value fields "connect-timeout-ms"))
+         (timeout (and text (parse-timeout-ms text)))
+         (metadata (web:metadata-fields fields)))
+    (apply make
+           :manner (web:style-manner style) :style style :codec (form-codec form)
+           :heads (form-heads form)
+           :operations (web:operations-for (server:route-method route))
+           :route route :fields metadata :timeout timeout
+           :incoming incoming :accepted accepted
+           :cors (web:origin-headers origins fields)
+           :rejection (or rejection (timeout-rejection text timeout)
+                          (web:metadata-rejection metadata))
+           more)))
+
+(defun claim-post (form route fields origins)
+  "The claim of a POST with FIELDS for ROUTE, whose content type is FORM."
+  (let ((prefix (if (form-streamed form) "connect-" "")))
+    (multiple-value-bind (incoming rejection)
+        (web:head-encoding fields (concatenate 'string prefix "content-encoding"))
+      (make-connect-claim #'web:make-web-claim (if (form-streamed form) **stream** **unary**)
+                          form route fields origins incoming
+                          (web:head-accepted fields
+                                             (concatenate 'string prefix "accept-encoding")
+                                             incoming)
+                          (or (version-rejection
+                               (web:header-value fields "connect-protocol-version"))
+                              rejection)))))
+
+(defun query-message (query)
+  "The message in QUERY, octets; nil if it is base64 and broken."
+  (let ((text (or (exchange:query-parameter query "message") "")))
+    (if (equal "1" (exchange:query-parameter query "base64"))
+        (handler-case
+            (decode-base64 (string-right-trim "=" (substitute #\+ #\- (substitute #\/ #\_ text))))
+          (invalid-base64 () nil))
+        (string-octets text))))
+
+(defun query-encoding (query)
+  "How the message in QUERY is compressed, as WEB:HEAD-ENCODING."
+  (let ((name (exchange:query-parameter query "compression")))
+    (if name
+        (web:head-encoding (vector (hpack:make-field (ascii-octets "compression")
+                                                     (string-octets name)))
+                           "compression")
+        nil)))
+
+(defun query-version-rejection (query)
+  (let ((version (exchange:query-parameter query "connect")))
+    (version-rejection (if (equal "v1" version) "1" version))))
+
+(defun claim-get (form route query fields origins)
+  "The claim of a GET with QUERY and FIELDS for ROUTE, with messages as FORM has them."
+  (let ((message (query-message query)))
+    (multiple-value-bind (incoming rejection) (query-encoding query)
+      (make-connect-claim #'make-get-claim **get** form route fields origins incoming
+                          (web:head-accepted fields "accept-encoding" incoming)
+                          (or (query-version-rejection query)
+                              rejection
+                              (unless message
+                                '(:invalid-argument "the message in the query is not base64")))
+                          :http-method "GET"
+                          :message (or message (make-octets 0))))))
+
+(defun query-form (forms query)
+  "The form of FORMS for messages as QUERY, a string or nil, says, or nil."
+  (let ((encoding (exchange:query-parameter query "encoding")))
+    (cond ((equal "proto" encoding) (gethash "application/proto" forms))
+          ((equal "json" encoding) (gethash "application/json" forms)))))
+
+(defun over-http1-p (fields)
+  (null (web:header fields ":method")))
+
+(defun claim-of-post (forms route fields origins)
+  "What a POST with FIELDS for ROUTE is: a claim, an answer, or nil."
+  (let* ((method (server:route-method route))
+         (type (web:header-value fields "content-type"))
+         (form (find-form forms type)))
+    (cond ((and (null form) type (eql 0 (search "application/grpc" type))) nil)
+          ((or (null form) (not (eq (form-streamed form) (not (unary-p method)))))
+           (wrong-type (not (unary-p method))))
+          ((and (eq :bidi (method:rpc-method-kind method)) (over-http1-p fields))
+           (exchange:text-answer 505 "streams in both directions need HTTP/2"))
+          (t (claim-post form route fields origins)))))
+
+(defun claim-of-get (forms route query fields origins)
+  "What a GET with QUERY and FIELDS for ROUTE is: a claim or an answer."
+  (let ((method (server:route-method route)))
+    (if (not (safe-p method))
+        (wrong-http-method method)
+        (let ((form (query-form forms query)))
+          (if form
+              (claim-get form route query fields origins)
+              (exchange:text-answer 415 "the parameter encoding is proto or json"))))))
+
+(defun claim-of (forms table origins http-method target fields)
+  "What the request is, of a server with the routes of TABLE: a claim, an answer, or nil."
+  (let* ((mark (position #\? target))
+         (route (web:find-web-route table (if mark (subseq target 0 mark) target))))
+    (cond ((null route) nil)
+          ((string= "POST" http-method) (claim-of-post forms route fields origins))
+          ((string= "GET" http-method)
+           (claim-of-get forms route (and mark (subseq target (1+ mark))) fields origins))
+          ((string= "OPTIONS" http-method)
+           (web:preflight origins fields (http-methods (server:route-method route))))
+          (t (wrong-http-method (server:route-method route))))))
+
+(defun prepare (server table)
+  "The PREPARE of the protocol."
+  (let* ((origins (server:server-origins server))
+         (forms (make-forms origins)))
+    (lambda (http-method target fields)
+      (claim-of forms table origins http-method target fields))))
+
+(server:register-protocol (server:make-protocol :name :connect :prepare #'prepare))

@@ -1,0 +1,60 @@
+;;;; Pages of other origins (the Fetch standard, "CORS protocol"). Only origins that the server was
+;;;; given may call, compared octet for octet; with :any all may, but without credentials. An answer
+;;;; to such a page exposes the headers that it has. What says nothing of this is answered as ever:
+;;;; browsers keep it from the page. No request that a page may send without a preflight reaches a
+;;;; handler with effects: the content types of all protocols here need one.
+
+(in-package #:clgrpc.web)
+
+(defparameter *preflight-seconds* "7200" "How long browsers may keep the answer to a preflight.")
+
+(defparameter *preflight-vary*
+  "origin, access-control-request-method, access-control-request-headers"
+  "What the answer to a preflight depends on.")
+
+(defun origin-headers (origins fields)
+  "What pages of the origin that FIELDS, of a request, name are told, an alist; nil if there is no
+origin, or none of ORIGINS. ORIGINS is that of START-SERVER."
+  (let ((origin (and origins (header-value fields "origin"))))
+    (cond ((null origin) '())
+          ((eq :any origins) '(("access-control-allow-origin" . "*")))
+          ((find origin origins :test #'string=)
+           `(("access-control-allow-origin" . ,origin)
+             ("access-control-allow-credentials" . "true")))
+          (t '()))))
+
+(defun token-list-p (text)
+  "True if TEXT may be a list of names of headers."
+  (and (<= (length text) 4096)
+       (every (lambda (char)
+                (or (char<= #\a char #\z) (char<= #\A char #\Z) (char<= #\0 char #\9)
+                    (find char "-_., ")))
+              text)))
+
+(defun preflight (origins fields http-methods)
+  "The answer to a preflight with FIELDS for a path that takes HTTP-METHODS, strings; nil if it is
+none, or asks for another method. ORIGINS is that of START-SERVER."
+  (let ((asked (header-value fields "access-control-request-method"))
+        (names (or (header-value fields "access-control-request-headers") "")))
+    (when (and origins asked (header fields "origin") (find asked http-methods :test #'string=))
+      (let ((cors (origin-headers origins fields)))
+        (if (and cors (token-list-p names))
+            (exchange:make-plain-answer
+             204
+             (append cors
+                     `(("access-control-allow-methods" . ,(format nil "~{~A~^, ~}" http-methods))
+                       ("access-control-max-age" . ,*preflight-seconds*)
+                       ("vary" . ,*preflight-vary*))
+                     (and (plusp (length names))
+                          `(("access-control-allow-headers" . ,names))))
+             (make-octets 0))
+            (exchange:text-answer 403 "this origin may not call"))))))
+
+(defun vary-headers (origins)
+  "What answers say to caches, an alist, if they differ by origin as ORIGINS of START-SERVER says."
+  (if (consp origins) '(("vary" . "origin")) '()))
+
+(defun exposing (cors names)
+  "CORS, of ORIGIN-HEADERS, with NAMES, of headers that the page may read; nil if that is nil."
+  (and cors
+       (acons "access-control-expose-headers" (format nil "~{~A~^,~}" names) cors)))

@@ -1,0 +1,46 @@
+;;;; How a call has ended, for styles; codes by name, and errors as the JSON that Connect has.
+
+(in-package #:clgrpc.web)
+
+(defun code-name (status)
+  "What Connect calls STATUS, a keyword: \"not_found\"."
+  (if (eq :cancelled status)
+      "canceled"
+      (substitute #\_ #\- (string-downcase status))))
+
+(defun call-end (call)
+  "How CALL, which has ended, did: its status, a text, details, octets of a google.rpc.Status or
+nil, and trailers, an alist."
+  (let* ((ending (rpc:call-ending call))
+         (outcome (and ending (rpc:ending-outcome ending))))
+    (values (call-status call)
+            (if outcome (rpc:outcome-message outcome) "")
+            (and outcome (rpc:outcome-details outcome))
+            (if ending (rpc:ending-trailers ending) '()))))
+
+(defun any-name (any)
+  "The full name of the message in ANY."
+  (let ((url (google.protobuf:any-type-url any)))
+    (subseq url (let ((slash (position #\/ url :from-end t))) (if slash (1+ slash) 0)))))
+
+(defun details-json (details)
+  "DETAILS, octets of a google.rpc.Status, as Connect has them: a list for WRITE-JSON."
+  (handler-case
+      (map 'list (lambda (any)
+                   (list (cons "type" (any-name any))
+                         (cons "value" (encode-base64 (coerce (google.protobuf:any-value any)
+                                                              'octets)
+                                                      :padding nil))))
+           (google.rpc:status-details (protobuf:parse-message 'google.rpc:status details)))
+    (protobuf:protobuf-error () '())))
+
+(defun error-json (status text details)
+  "The error of Connect for STATUS, TEXT and DETAILS, for WRITE-JSON."
+  (let ((details (and details (details-json details))))
+    `(("code" . ,(code-name status))
+      ,@(and (plusp (length text)) `(("message" . ,text)))
+      ,@(and details `(("details" . ,(coerce details 'vector)))))))
+
+(defun json-octets (value)
+  "VALUE, of the shapes that WRITE-JSON takes, in JSON, as octets."
+  (string-octets (write-json value)))

@@ -1,0 +1,87 @@
+;;;; Which requests are gRPC-Web's: those with one of its content types.
+
+(in-package #:clgrpc.grpc-web)
+
+(defstruct (form (:copier nil))
+  "One of the content types."
+  (codec nil :type web:codec :read-only t) ; of its messages
+  (text nil :type boolean :read-only t) ; in base64
+  (heads nil :type web:heads :read-only t)) ; of its answers
+
+(declaim (sb-ext:freeze-type form))
+
+(defmethod print-object ((form form) stream)
+  (print-unreadable-object (form stream :type t)
+    (format stream "~A~:[~;, text~]" (form-codec form) (form-text form))))
+
+(defun make-forms (origins)
+  "A table from content type to form, of a server with ORIGINS."
+  (let ((forms (make-hash-table :test 'equal)))
+    (loop for (type codec text) in `(("application/grpc-web" ,web:**proto** nil)
+                                     ("application/grpc-web+proto" ,web:**proto** nil)
+                                     ("application/grpc-web+json" ,web:**json** nil)
+                                     ("application/grpc-web-text" ,web:**proto** t)
+                                     ("application/grpc-web-text+proto" ,web:**proto** t))
+          do (setf (gethash type forms)
+                   (make-form :codec codec :text text
+                              :heads (web:make-heads type "grpc-encoding"
+                                                     (web:vary-headers origins)))))
+    forms))
+
+(defun find-form (forms value)
+  (or (gethash value forms)
+      (values (gethash (web:media-type value) forms))))
+
+(defun timeout-of (fields)
+  "The nanoseconds that the grpc-timeout of FIELDS says, or nil; and why it is rejected, or nil."
+  (let ((field (web:header fields "grpc-timeout")))
+    (if (null field)
+        nil
+        (let ((timeout (status:parse-timeout (hpack:field-value field))))
+          (values timeout
+                  (cond ((null timeout) '(:internal "malformed grpc-timeout"))
+                        ((zerop timeout)
+                         (multiple-value-list (rpc:verdict :came-too-late)))))))))
+
+(defun make-claim (form route fields origins)
+  "The claim of a POST with FIELDS for ROUTE, or nil, whose content type is FORM."
+  (let ((style (if (form-text form) **text** **binary**))
+        (metadata (web:metadata-fields fields)))
+    (multiple-value-bind (incoming unreadable) (web:head-encoding fields "grpc-encoding")
+      (multiple-value-bind (timeout late) (timeout-of fields)
+        (web:make-web-claim
+         :manner (web:style-manner style) :style style :codec (form-codec form)
+         :heads (form-heads form) :text (form-text form)
+         :operations (if route
+                         (web:operations-for (server:route-method route))
+                         web:**web-request-operations**)
+         :route route :fields metadata :timeout timeout
+         :incoming incoming
+         :accepted (web:head-accepted fields "grpc-accept-encoding" nil)
+         :cors (web:origin-headers origins fields)
+         :rejection (or (and (null route) (multiple-value-list (rpc:verdict :unknown-method)))
+                        unreadable late (web:metadata-rejection metadata)))))))
+
+(defun claim-of (forms table origins http-method target fields)
+  "What the request is, of a server with the routes of TABLE: a claim, an answer, or nil."
+  (let* ((type (web:header-value fields "content-type"))
+         (form (and type (find-form forms type)))
+         (route (web:find-web-route table target)))
+    (cond ((and form (string= "POST" http-method))
+           (if (and route
+                    (eq :bidi (method:rpc-method-kind (server:route-method route)))
+                    (null (web:header fields ":method")))
+               (exchange:text-answer 505 "streams in both directions need HTTP/2")
+               (make-claim form route fields origins)))
+          (form (exchange:text-answer 405 "gRPC-Web requests use POST"))
+          ((and route (string= "OPTIONS" http-method))
+           (web:preflight origins fields '("POST"))))))
+
+(defun prepare (server table)
+  "The PREPARE of the protocol."
+  (let* ((origins (server:server-origins server))
+         (forms (make-forms origins)))
+    (lambda (http-method target fields)
+      (claim-of forms table origins http-method target fields))))
+
+(server:register-protocol (server:make-protocol :name :grpc-web :prepare #'prepare))

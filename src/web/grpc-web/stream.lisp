@@ -1,0 +1,86 @@
+;;;; Messages of gRPC-Web: gRPC's envelopes, and an envelope with the flag 128 that has the trailers
+;;;; as lines, always in the body, since a page need not be able to read headers. In text mode all
+;;;; of that is base64: a request in pieces that may end anywhere, padded or not; an answer in
+;;;; pieces that are whole.
+
+(in-package #:clgrpc.grpc-web)
+
+(defconstant +trailers-flag+ 128 "The flag of the envelope that has the trailers.")
+(defconstant +text-octets+ 4096 "The longest status text that is sent.")
+
+(defun trailer-lines (call)
+  "How CALL has ended, and its trailers, as lines, octets."
+  (multiple-value-bind (status text details trailers) (web:call-end call)
+    (ascii-octets
+     (format nil "grpc-status: ~D~C~C~:{~A: ~A~C~C~}" (status:status-code status)
+             #\Return #\Newline
+             (loop for (name . value)
+                     in (append
+                         (and (plusp (length text))
+                              (list (cons "grpc-message"
+                                          (map 'string #'code-char
+                                               (wire:encode-status-message text +text-octets+)))))
+                         (and details
+                              (list (cons "grpc-status-details-bin"
+                                          (encode-base64 details :padding nil))))
+                         (web:metadata-headers trailers))
+                   collect (list name value #\Return #\Newline))))))
+
+(defun finish (call)
+  "The FINISH of the styles."
+  (web:finish-enveloped call (web:envelope +trailers-flag+ (trailer-lines call))))
+
+(define-load-time-global **binary**
+    (web:complete-style
+     (web:make-style :name :grpc-web :receive #'web:receive-enveloped :whole #'identity
+                     :part #'web:write-enveloped :finish #'finish)))
+
+;;; Text
+
+(defun digits-of (notes octets start end)
+  "The digits of base64 that NOTES carry, and OCTETS from START to END behind them."
+  (let* ((carry (shiftf (web:notes-carry notes) '()))
+         (digits (make-octets (+ (length carry) (- end start)))))
+    (replace digits carry)
+    (replace digits octets :start1 (length carry) :start2 start :end2 end)))
+
+(defun decode-groups (digits end)
+  "What DIGITS up to END, whole groups of four, say. Padding may be at the end of each group."
+  (let ((pad (char-code #\=)))
+    (loop with start = 0
+          with parts = '()
+          for padded = (position pad digits :start start :end end)
+          for stop = (if padded (* 4 (1+ (floor padded 4))) end)
+          do (push (decode-base64 digits :start start :end stop) parts)
+             (setf start stop)
+          while (< start end)
+          finally (return (apply #'concatenate 'octets (nreverse parts))))))
+
+(defun receive-text (call octets start end last)
+  "The RECEIVE of text: decode what makes whole groups, and carry the rest."
+  (declare (ignore last))
+  (let* ((notes (web:call-web-notes call))
+         (digits (digits-of notes octets start end))
+         (stop (* 4 (floor (length digits) 4))))
+    (setf (web:notes-carry notes) (coerce (subseq digits stop) 'list))
+    (receive-groups call digits stop)))
+
+(defun receive-groups (call digits stop)
+  "Take what DIGITS up to STOP say."
+  (when (plusp stop)
+    (let ((decoded (handler-case (decode-groups digits stop) (invalid-base64 () nil))))
+      (if decoded
+          (web:receive-enveloped call decoded 0 (length decoded) nil)
+          (rpc:operate abort call :internal "the request is not base64" :local)))))
+
+(defun text-whole (call)
+  "The WHOLE of text: the last group may lack its padding."
+  (let* ((notes (web:call-web-notes call))
+         (rest (shiftf (web:notes-carry notes) '())))
+    (when rest
+      (receive-groups call (coerce rest 'octets) (length rest)))))
+
+(define-load-time-global **text**
+    (web:complete-style
+     (web:make-style :name :grpc-web :receive #'receive-text :whole #'text-whole
+                     :part #'web:write-enveloped :finish #'finish)))

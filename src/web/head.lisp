@@ -1,0 +1,44 @@
+;;;; How answers begin. The constant part of a head is written once; metadata, and what pages of
+;;;; other origins are told, are added to it.
+
+(in-package #:clgrpc.web)
+
+(defstruct (heads (:constructor %make-heads (plain compressed)) (:copier nil))
+  "The heads of good answers of one content type."
+  (plain nil :type exchange:answer-head :read-only t) ; of those that are not compressed
+  (compressed '() :type list :read-only t)) ; an alist from encoding to head
+
+(declaim (sb-ext:freeze-type heads))
+
+(defmethod print-object ((heads heads) stream)
+  (print-unreadable-object (heads stream :type t :identity t)))
+
+(defun make-heads (content-type encoding-header headers)
+  "The HEADS of good answers with CONTENT-TYPE, whose header ENCODING-HEADER, a string, says how
+they are compressed, and HEADERS, an alist."
+  (let ((headers (acons "content-type" content-type headers)))
+    (%make-heads
+     (exchange:make-answer-head 200 headers)
+     (loop for name in '(:gzip :deflate)
+           collect (cons (wire:find-encoding name)
+                         (exchange:make-answer-head
+                          200 (acons encoding-header (string-downcase name) headers)))))))
+
+(defun heads-head (heads encoding)
+  "The head of HEADS for an answer that is compressed by ENCODING, or nil."
+  (if encoding
+      (cdr (assoc encoding (heads-compressed heads)))
+      (heads-plain heads)))
+
+(defun header-text (value)
+  "VALUE of metadata as that of a header."
+  (if (stringp value)
+      (string-trim " " value)
+      (encode-base64 (coerce value 'octets) :padding nil)))
+
+(defun metadata-headers (metadata &optional (prefix ""))
+  "METADATA, an alist that CHECK-METADATA has passed, as headers, with PREFIX before each name."
+  (loop for (name . value) in metadata
+        collect (cons (if (string= "" prefix) name (concatenate 'string prefix name))
+                      (header-text value))))
+

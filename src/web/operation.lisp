@@ -1,0 +1,66 @@
+;;;; What this room does for handlers' calls: their end of the contract of rpc/transport.lisp, where
+;;;; it is not the server's own, and the manner of a style.
+
+(in-package #:clgrpc.web)
+
+(defconstant +constant-octets+ 512
+  "How many octets of a header list are kept for what is no metadata.")
+
+(defun check-metadata-size (call metadata)
+  "Signal an RPC-ERROR if METADATA is more than header lists of CALL may have."
+  (let ((size (wire:metadata-octets metadata))
+        (limit (options-max-header-list-octets (wire:wire-call-options call))))
+    (when (> (+ size +constant-octets+) limit)
+      (error (status:make-rpc-error
+              :resource-exhausted :call call :ended-by :local
+              :message (format nil "metadata of ~D octets to send, the limit is ~D" size limit))))))
+
+(defun web-send-metadata (call metadata)
+  "The operation SEND-METADATA. The head of an only answer goes out with that. From any thread."
+  (check-metadata-size call metadata)
+  (when (shiftf (wire:wire-outlet-begun (wire:ensure-wire-outlet call)) t)
+    (misuse "The headers of ~A were sent before." call))
+  (wire:post-in-turn call 1
+                     (lambda ()
+                       (unless (or (call-status call) (wire:wire-call-headers-sent call))
+                         (setf (rpc:intent-metadata (rpc:ensure-intent call)) metadata)
+                         (unless (rpc:answers-once-p call) (wire:ensure-headers call))))))
+
+(defun write-web-head (call)
+  "The operation WRITE-HEAD."
+  (unless (rpc:answers-once-p call) (write-stream-head call)))
+
+(define-hot web-traffic ((call server:server-call))
+    (values (unsigned-byte 62) (unsigned-byte 62) nanoseconds)
+  "The operation TRAFFIC."
+  (let ((notes (call-web-notes call)))
+    (values (notes-sent notes) (notes-received notes) (wire:wire-call-born-ns call))))
+
+(rpc:define-transport-end **web-request-operations** (:server :like server:**request-operations**)
+  :send #'web-send :send-metadata #'web-send-metadata
+  :write-head #'write-web-head :room #'web-room :unsent-octets #'web-unsent-octets
+  :crowded #'web-crowded :traffic #'web-traffic :taken #'web-taken :decode #'web-decode
+  :deliver #'deliver-web-request)
+
+(rpc:define-transport-end **web-stream-operations** (:server :like **web-request-operations**)
+  :deliver #'deliver-to-web-stream :half-close #'server:half-close-stream)
+
+(setf (documentation '**web-request-operations** 'variable)
+      "The operations of calls of methods that take one message."
+      (documentation '**web-stream-operations** 'variable)
+      "The operations of calls of methods that take a stream.")
+
+(defun operations-for (method)
+  "The operations of calls of METHOD."
+  (if (member (method:rpc-method-kind method) '(:client-streaming :bidi))
+      **web-stream-operations**
+      **web-request-operations**))
+
+(defun complete-style (style)
+  "Give STYLE its manner; return it."
+  (setf (style-manner style)
+        (server:make-manner :name (style-name style)
+                            :receive (style-receive style) :whole (style-whole style)
+                            :reply #'web-reply :post-reply #'web-post-reply
+                            :finish (style-finish style) :writable #'web-writable))
+  style)

@@ -1,0 +1,38 @@
+;;;; Protocols of the web by which the services of a server are reached: what gRPC-Web, Connect and
+;;;; REST share. Each is a folder here. A protocol makes a WEB-CLAIM of the head of a request that
+;;;; is its own; from there on the call is a server's call like any other, with operations of this
+;;;; room.
+;;;;
+;;;; The files in their order: codec (messages as Protocol Buffers or JSON); head (how answers
+;;;; begin); claim (what the head of a request says); cors (pages of other origins); answer-head;
+;;;; receiving; sending; operation (the transport's end); error (codes, and errors as JSON).
+
+(defpackage #:clgrpc.web
+  (:use #:cl #:clgrpc.base)
+  (:local-nicknames (#:loop #:clgrpc.loop) (#:hpack #:clgrpc.hpack) (#:http2 #:clgrpc.http2)
+                    (#:exchange #:clgrpc.exchange) (#:protobuf #:clgrpc.protobuf)
+                    (#:rpc #:clgrpc.rpc) (#:status #:clgrpc.status) (#:method #:clgrpc.method)
+                    (#:serving #:clgrpc.serving) (#:wire #:clgrpc.wire)
+                    (#:server #:clgrpc.server))
+  (:import-from #:sb-ext #:defglobal #:define-load-time-global)
+  (:import-from #:clgrpc.rpc #:operate #:call-status)
+  (:export
+   ;; codec.lisp
+   #:codec #:make-codec #:decode-proto #:decode-json #:encode-json #:**proto** #:**json**
+   ;; claim.lisp
+   #:web-claim #:make-web-claim #:web-claim-codec #:web-claim-heads
+   #:web-claim-cors #:web-claim-text #:call-web-claim #:style #:make-style #:style-manner
+   #:header #:header-value #:metadata-fields #:metadata-rejection #:head-encoding
+   #:head-accepted #:find-web-route #:media-type
+   ;; cors.lisp
+   #:origin-headers #:preflight #:vary-headers
+   ;; head.lisp
+   #:heads #:make-heads #:heads-head #:metadata-headers #:answer-headers #:outgoing-encoding
+   ;; receiving.lisp, sending.lisp
+   #:call-web-notes #:notes-answer #:notes-carry #:receive-bare #:deliver-body
+   #:receive-enveloped #:body-whole #:write-encoded #:write-octets #:write-enveloped #:envelope
+   #:finish-enveloped #:mark-headers #:note-served
+   ;; operation.lisp
+   #:**web-request-operations** #:**web-stream-operations** #:operations-for #:complete-style
+   ;; error.lisp
+   #:error-json #:call-end #:json-octets))

@@ -1,0 +1,183 @@
+;;;; The body of a request on its way to the handler. A bare body is one message; it is collected
+;;;; unless it comes whole. Messages in envelopes, a flag and a length of five octets as gRPC has
+;;;; them, are taken by the same code as gRPC's, with its limits.
+;;;;
+;;;; Over HTTP/2 the window holds a client back whose messages are not read; over HTTP/1.1 the
+;;;; connection is not read.
+
+(in-package #:clgrpc.web)
+
+(defstruct (notes (:copier nil))
+  "What is kept for a call, beside what every server's call has. The loop's."
+  (body (make-octets 0) :type octets)   ; what has come of a bare body, up to FILL
+  (fill 0 :type index)                  ; how much of it that is
+  (taken nil :type boolean)             ; the bare body was whole and has been delivered
+  (carry '() :type list)                ; digits of base64 that do not fill a group
+  (paused nil :type boolean)            ; no more of the body is read over HTTP/1.1
+  (answer nil :type (or null octets wire:parcel)) ; the only answer, encoded, until it is written
+  (sent 0 :type (unsigned-byte 62))     ; octets of messages, as observers are told
+  (received 0 :type (unsigned-byte 62))) ; the same of the peer's
+
+(declaim (sb-ext:freeze-type notes))
+
+(defmethod print-object ((notes notes) stream)
+  (print-unreadable-object (notes stream :type t)
+    (format stream "~D octets of a body" (notes-fill notes))))
+
+(define-hot (call-web-notes :inline t) ((call server:server-call)) notes
+  "The notes of CALL, made now if there are none."
+  (or (server:call-notes call)
+      (setf (server:call-notes call) (make-notes))))
+
+;;; Bare bodies
+
+(defun collect-body (call octets start end)
+  "Keep OCTETS from START to END, a part of the bare body of CALL."
+  (let* ((notes (call-web-notes call))
+         (body (notes-body notes))
+         (fill (notes-fill notes))
+         (need (+ fill (- end start)))
+         (limit (wire:receive-limit call)))
+    (cond ((< limit need) (rpc:abort-as call :too-long-received need limit))
+          ((<= need (length body))
+           (setf (notes-fill notes) (copy-octets octets start end body fill)))
+          (t (let ((longer (min limit (max need (* 2 (length body)) 1024))))
+               (when (wire:hold call (- longer (length body)))
+                 (let ((new (make-octets longer)))
+                   (copy-octets body 0 fill new 0)
+                   (setf (notes-body notes) new
+                         (notes-fill notes) (copy-octets octets start end new fill)))))))))
+
+(define-hot deliver-body ((call server:server-call) (octets octets) (start index) (end index)) null
+  "OCTETS from START to END are the bare body of CALL."
+  (setf (notes-taken (call-web-notes call)) t)
+  (wire:deliver-alone call
+                      (and (< start end) ; an empty body is not compressed
+                           (server:claim-incoming (call-web-claim call))
+                           t)
+                      octets start end)
+  nil)
+
+(define-hot receive-bare ((call server:server-call) (octets octets) (start index) (end index)
+                          (last boolean))
+    null
+  "The RECEIVE of styles whose requests have one message that is the body."
+  (if (and last (zerop (notes-fill (call-web-notes call))))
+      (if (<= (- end start) (the index (wire:receive-limit call)))
+          (deliver-body call octets start end)
+          (rpc:abort-as call :too-long-received (- end start) (wire:receive-limit call)))
+      (collect-body call octets start end))
+  nil)
+
+(defun body-whole (call)
+  "The WHOLE of these styles."
+  (let ((notes (call-web-notes call)))
+    (unless (notes-taken notes)
+      (deliver-body call (notes-body notes) 0 (notes-fill notes)))))
+
+;;; Envelopes
+
+(define-hot receive-enveloped ((call server:server-call) (octets octets) (start index) (end index)
+                               (last boolean))
+    null
+  "The RECEIVE of styles whose messages come in envelopes."
+  (declare (ignore last))
+  (wire:receive-messages call octets start end)
+  (unless (wire:wire-call-stream call) (hold-back call))
+  nil)
+
+(defun hold-back (call)
+  "Some of CALL's body has come over HTTP/1.1: queue the messages in it, and read no more if too
+many wait."
+  (wire:seal-arrivals (wire:wire-call-link call))
+  (let ((inlet (rpc:call-inlet call)))
+    (when (and inlet (null (call-status call))
+               (<= (wire:queue-limit call) (rpc:inlet-queued-octets inlet)))
+      (setf (notes-paused (call-web-notes call)) t)
+      (exchange:pause-body (server:call-http-request call))
+      (sb-thread:barrier (:memory))
+      ;; the reader may have emptied the queue just before it could see that
+      (read-on call))))
+
+(defun read-on (call)
+  "Read more of CALL's body if few enough of its messages wait. On the loop."
+  (let ((notes (call-web-notes call)))
+    (when (and (notes-paused notes) (null (call-status call))
+               (wire:enough-taken-p call (rpc:call-inlet call)))
+      (setf (notes-paused notes) nil)
+      (exchange:resume-body (server:call-http-request call)))))
+
+(define-hot web-taken ((call server:server-call) (octets index)) null
+  "The operation TAKEN."
+  (wire:wire-taken call octets)
+  (when (and (null (wire:wire-call-stream call))
+             (notes-paused (call-web-notes call))
+             (wire:enough-taken-p call (rpc:call-inlet call)))
+    (operate post call (lambda () (read-on call))))
+  nil)
+
+;;; Messages
+
+(define-hot note-received ((call server:server-call) (size index)) null
+  (let ((notes (call-web-notes call)))
+    (setf (notes-received notes) (ldb (byte 62 0) (+ size (notes-received notes)))))
+  nil)
+
+(defun undecodable (call error)
+  "The RPC-ERROR that ends CALL, since ERROR is wrong with the octets of a message."
+  (status:make-rpc-error :invalid-argument
+                         :message (format nil "the message cannot be parsed: ~A"
+                                          (protobuf:protobuf-error-text error))
+                         :call call :peer (rpc:call-peer call) :ended-by :local :cause error))
+
+(define-hot decoded ((call server:server-call) (octets octets) (start index) (end index)) t
+  "The message of CALL that OCTETS are from START to END. Signal a PROTOBUF-ERROR if they are none."
+  (values (funcall (codec-decode (web-claim-codec (call-web-claim call))) call octets start end)))
+
+(defconstant +short-text-octets+ 2048
+  "The loop decodes no longer texts.")
+(defconstant +free-octets+ 1024
+  "A decoded request that takes no more counts with its call.")
+
+(define-hot deliver-web-request ((call server:server-call) (octets octets) (start index)
+                                 (end index))
+    null
+  "The operation DELIVER of methods that take one message."
+  (let ((size (- end start)))
+    (note-received call size)
+    (cond ((or (server:server-call-request call) (server:server-call-undecoded call))
+           (rpc:abort-as call (rpc:flaw call 2 nil)))
+          ((or (wire:to-keep-p call size) (server:unended-p call)
+               (and (< +short-text-octets+ size)
+                    (codec-text (web-claim-codec (call-web-claim call)))))
+           (server:keep-request call octets start end))
+          ((or (<= (* 4 size) +free-octets+) (wire:hold call (* 4 size)))
+           (let ((message (handler-case (decoded call octets start end)
+                            (protobuf:protobuf-error (error) (undecodable call error)))))
+             (if (status:failure-p message)
+                 (rpc:abort-with call message)
+                 (setf (server:server-call-request call) message))))))
+  nil)
+
+(define-hot deliver-to-web-stream ((call server:server-call) (octets octets) (start index)
+                                   (end index))
+    null
+  "The operation DELIVER of methods that take a stream."
+  (note-received call (- end start))
+  (server:deliver-to-stream call octets start end)
+  nil)
+
+(define-hot decode-message ((call server:server-call) (octets octets) (start index) (end index)) t
+  "As DECODED, but signal an RPC-ERROR, which ends CALL as well."
+  (handler-case (decoded call octets start end)
+    (protobuf:protobuf-error (error) (wire:end-undecodable call (undecodable call error)))))
+
+(define-hot web-decode ((call server:server-call) item (start index) (end index)) t
+  "The operation DECODE."
+  (typecase item
+    (octets (decode-message call item start end))
+    (wire:parcel (let ((octets (wire:parcel-taken item)))
+                   (multiple-value-prog1 (decode-message call octets 0 (wire:parcel-end item))
+                     (give-octets-back octets))))
+    (wire:packed (web-decode call (wire:unpacked call item) 0 0))
+    (t item)))

@@ -1,0 +1,178 @@
+;;;; Answers on their way to the peer: the operations SEND and REPLY. Messages are encoded as gRPC's
+;;;; are, behind an envelope of five octets, by the codec of the request; a style may write the
+;;;; envelope or leave it out. The only answer of a call waits, encoded, until the call ends, so its
+;;;; head can say how long it is and how it ended.
+
+(in-package #:clgrpc.web)
+
+(define-hot encode ((call server:server-call) message compress) t
+  "MESSAGE, which CALL sends, as WIRE:ENCODE-MESSAGE returns it."
+  (values (funcall (codec-encode (web-claim-codec (call-web-claim call))) call message compress)))
+
+(define-hot note-part ((call server:server-call) encoded) null
+  "ENCODED is about to be written."
+  (let ((notes (call-web-notes call)))
+    (setf (notes-sent notes)
+          (ldb (byte 62 0) (+ (notes-sent notes)
+                              (- (the index (wire:encoded-length encoded)) wire:+prefix-octets+)))))
+  (wire:note-written call encoded)
+  nil)
+
+;;; The only answer
+
+(define-hot keep-answer ((call server:server-call) encoded) null
+  "ENCODED is the answer of CALL, which ends well."
+  (wire:ensure-headers call)
+  (note-part call encoded)
+  (setf (notes-answer (call-web-notes call)) encoded)
+  (server:server-finish call :ok "" nil '())
+  nil)
+
+(defconstant +short-answer-octets+ 4096
+  "The loop encodes no longer answers as text.")
+
+(define-hot web-reply ((call server:server-call) message) boolean
+  "The REPLY of a manner."
+  (let ((outcome
+          (handler-case
+              (let ((size (protobuf:measure (rpc:outgoing-type call) message)))
+                (declare (type index size))
+                (if (or (wire:compresses-p call :auto)
+                        (> size (if (codec-text (web-claim-codec (call-web-claim call)))
+                                    +short-answer-octets+
+                                    wire:+parcel-octets+)))
+                    nil
+                    (encode call message nil)))
+            ((or error storage-condition) (error)
+              (serving:bad-answer-condition call message error)))))
+    (cond ((null outcome) nil)
+          ((status:failure-p outcome) (server:finish-with-condition call outcome) t)
+          (t (keep-answer call outcome) t))))
+
+(defun web-post-reply (call message)
+  "The POST-REPLY of a manner."
+  (let* ((encoded (handler-case (encode call message :auto)
+                    ((or error storage-condition) (error)
+                      (serving:bad-answer-condition call message error))))
+         (bad (status:failure-p encoded))
+         (link (wire:wire-call-link call))
+         (size (if bad 0 (wire:encoded-length encoded))))
+    (server:note-answering link size)
+    (loop:post (wire:wire-call-loop call)
+               (lambda ()
+                 (server:note-answering link (- size))
+                 (cond ((call-status call))
+                       (bad (server:finish-with-condition call encoded))
+                       (t (keep-answer call encoded)))))))
+
+;;; Streams
+
+(define-hot web-room ((call server:server-call)) fixnum
+  "The operation ROOM."
+  (- (options-send-budget-octets (wire:wire-call-options call))
+     (wire:posted-octets call)
+     (exchange:unsent-octets (server:call-http-request call))))
+
+(defun web-unsent-octets (call)
+  "The operation UNSENT-OCTETS."
+  (+ (wire:posted-octets call) (exchange:unsent-octets (server:call-http-request call))))
+
+(defun web-crowded (call)
+  "The operation CROWDED."
+  (< rpc:+long-octets+ (exchange:unsent-octets (server:call-http-request call))))
+
+(defun web-writable (call)
+  "The WRITABLE of a manner."
+  (when (rpc:room-p call) (wire:tell-writable call)))
+
+(defun write-sent (call encoded)
+  "Write ENCODED, a message of CALL's streamed answer, unless CALL has ended. On the loop."
+  (unless (call-status call)
+    (wire:ensure-headers call)
+    (note-part call encoded)
+    (funcall (style-part (web-claim-style (call-web-claim call))) call encoded)))
+
+(defun web-send-message (call message compress)
+  "Send MESSAGE from user code."
+  (let* ((encoded (encode call message compress))
+         (posted (not (wire:in-turn-p call))))
+    (wire:note-spoken call)
+    (wire:post-in-turn call (wire:encoded-length encoded)
+                       (lambda ()
+                         (write-sent call encoded)
+                         (when (and posted (null (call-status call))) (web-writable call))))))
+
+(defun web-send (call message wait-p compress)
+  "The operation SEND."
+  (cond ((not (wire:sendable-p call)) nil)
+        ((or (rpc:room-p call)
+             (and wait-p
+                  (progn (rpc:wait-for-call call #'rpc:room-p)
+                         (wire:sendable-p call))))
+         (web-send-message call message compress)
+         t)
+        (wait-p nil)
+        (t (wire:refuse-to-send call))))
+
+;;; What styles write
+
+(define-hot write-encoded ((call server:server-call) encoded (start index) (last boolean)) null
+  "Write ENCODED from START on, with its envelope if START is 0."
+  (exchange:write-part (server:call-http-request call) (wire:encoded-octets encoded) start
+                       (wire:encoded-length encoded) (wire:parcel-p encoded) last)
+  nil)
+
+(define-hot write-octets ((call server:server-call) (octets octets) (last boolean)) null
+  "Write OCTETS, which are the connection's from now on."
+  (exchange:write-part (server:call-http-request call) octets 0 (length octets) nil last)
+  nil)
+
+(defun base64-octets (octets start end)
+  "OCTETS from START to END in base64, as octets."
+  (ascii-octets (encode-base64 octets :start start :end end :padding t)))
+
+(defun in-text (call encoded)
+  "ENCODED, a message, as CALL writes it: itself, or octets in base64."
+  (cond ((web-claim-text (call-web-claim call))
+         (prog1 (base64-octets (wire:encoded-octets encoded) 0 (wire:encoded-length encoded))
+           (when (wire:parcel-p encoded) (give-octets-back (wire:parcel-taken encoded)))))
+        (t encoded)))
+
+(defun write-enveloped (call encoded)
+  "The PART of styles whose messages come in envelopes."
+  (write-encoded call (in-text call encoded) 0 nil))
+
+(defun envelope (flag octets)
+  "OCTETS in an envelope with FLAG."
+  (let ((whole (make-octets (+ wire:+prefix-octets+ (length octets)))))
+    (setf (aref whole 0) flag
+          (u32be whole 1) (length octets))
+    (replace whole octets :start1 wire:+prefix-octets+)))
+
+(defun mark-headers (call)
+  "The head of CALL's answer goes out with its end, if it has not before. Return true then."
+  (unless (wire:wire-call-headers-sent call)
+    (wire:mark-call call wire:+headers+)
+    t))
+
+(defun note-served (call)
+  "CALL has ended well or not: as with gRPC, a good end earns its connection a reset."
+  (let ((stream (wire:wire-call-stream call)))
+    (when (and stream (eq :ok (call-status call)))
+      (http2:note-call-served (http2:stream-connection stream)))))
+
+(defun finish-enveloped (call end)
+  "Write the rest of the answer of CALL, whose messages are in envelopes: its only answer, if it has
+one, and END, octets that say how it ended. The head says how long that is if nothing is written."
+  (let* ((claim (call-web-claim call))
+         (answer (shiftf (notes-answer (call-web-notes call)) nil))
+         (answer (and answer (in-text call answer)))
+         (end (if (web-claim-text claim) (base64-octets end 0 (length end)) end)))
+    (when (or (mark-headers call) answer) ; the head of an only answer goes out with that
+      (exchange:write-head (server:call-http-request call)
+                           (heads-head (web-claim-heads claim) (outgoing-encoding call))
+                           (answer-headers call '())
+                           (+ (length end) (if answer (wire:encoded-length answer) 0))))
+    (note-served call)
+    (when answer (write-encoded call answer 0 nil))
+    (write-octets call end t)))

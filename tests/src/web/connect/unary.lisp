@@ -1,0 +1,56 @@
+;;;; Connect's unary calls.
+
+(in-package #:clgrpc.tests.web)
+(in-suite :clgrpc.web)
+
+(test a-unary-call-in-json
+  "A POST of JSON is a call of the same handler as gRPC's, and counts as one."
+  (with-web-probe (server) (:ask #'double)
+    (dolist (version *versions*)
+      (is (string= "{\"number\":\"42\"} 200"
+                   (apply #'post server "/lab.Bench/Ask" "application/json" "{\"number\":21}"
+                          version *status*))))
+    (is (wait-until (lambda () (= 2 (getf (grpc:server-statistics server) :calls)))))))
+
+(test a-unary-call-in-protobuf
+  "The body is the message, without an envelope."
+  (with-web-probe (server) (:ask #'double)
+    (with-octets-file (file (grpc:serialize (note 1)))
+      (dolist (version *versions*)
+        (is (string= (format nil "~C~C" (code-char 8) (code-char 2))
+                     (post server "/lab.Bench/Ask" "application/proto" file version)))))))
+
+(test an-error-is-json
+  "Code, message and details, with the HTTP status of the code."
+  (with-web-probe (server) (:ask #'refuse)
+    (dolist (version *versions*)
+      (is (string= (concatenate 'string "{\"code\":\"not_found\",\"message\":\"no such note\","
+                                "\"details\":[{\"type\":\"lab.Note\",\"value\":\"CAc\"}]} 404")
+                   (apply #'post server "/lab.Bench/Ask" "application/json" "{}"
+                          version *status*))))))
+
+(test bodies-that-are-no-message
+  "Bad JSON, bad Protocol Buffers, a bad timeout and a wrong version reach no handler."
+  (let ((calls 0))
+    (with-web-probe (server)
+        (:ask (lambda (request call)
+                (declare (ignore call))
+                (incf calls)
+                request))
+      (dolist (version *versions*)
+        (flet ((refused (status type body &rest arguments)
+                 (let ((text (apply #'post server "/lab.Bench/Ask" type body version
+                                    (append arguments *status*))))
+                   (is (uiop:string-suffix-p text (format nil " ~D" status)) "~A" text))))
+          (refused 400 "application/json" "{")
+          (refused 400 "application/json" "{\"number\":[]}")
+          (refused 400 "application/proto" "abc")
+          (refused 400 "application/json" "{}" "-H" "connect-timeout-ms: 1x")
+          (refused 400 "application/json" "{}" "-H" "connect-protocol-version: 2")
+          (refused 501 "application/json" "{}" "-H" "content-encoding: br")
+          (refused 415 "application/xml" "{}")
+          ;; what a page may send without a preflight
+          (refused 415 "text/plain" "{}")
+          (refused 415 "application/x-www-form-urlencoded" "{}")
+          (refused 415 "application/connect+json" "{}"))))
+    (is (zerop calls))))

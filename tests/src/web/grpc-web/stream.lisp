@@ -1,0 +1,31 @@
+;;;; gRPC-Web: messages and trailers in the body.
+
+(in-package #:clgrpc.tests.web)
+(in-suite :clgrpc.web)
+
+(test grpc-web-answers-with-trailers-in-the-body
+  "Binary and text, unary and a stream of messages."
+  (with-web-probe (server) (:ask #'double :watch #'count-up)
+    (dolist (version *versions*)
+      (is (string= "AAAAAAIIAg==gAAAABBncnBjLXN0YXR1czogMA0K"
+                   (post server "/lab.Bench/Ask" "application/grpc-web-text" "AAAAAAIIAQ=="
+                         version)))
+      (is (string= "AAAAAAA=AAAAAAIIAQ==gAAAABBncnBjLXN0YXR1czogMA0K"
+                   (post server "/lab.Bench/Watch" "application/grpc-web-text" "AAAAAAIIAg=="
+                         version))))))
+
+(test grpc-web-says-how-a-call-failed
+  "The status of a call that has no handler, or whose handler has failed, is in the body as well."
+  (with-web-probe (server) (:ask #'refuse)
+    (flet ((trailers (path)
+             (let ((text (post server path "application/grpc-web-text" "AAAAAAIIAQ==")))
+               (octets-string (decode-base64 text) :start 5))))
+      (is (search "grpc-status: 5" (trailers "/lab.Bench/Ask")))
+      (is (search "grpc-message: no such note" (trailers "/lab.Bench/Ask")))
+      (is (search "grpc-status: 12" (trailers "/lab.Bench/None"))))))
+
+(test text-that-is-no-base64
+  "A request in text mode that is none ends with a status, not with the connection."
+  (with-web-probe (server) (:ask #'double)
+    (let ((text (post server "/lab.Bench/Ask" "application/grpc-web-text" "AAAA*AIIAQ==")))
+      (is (search "grpc-status: 13" (octets-string (decode-base64 text) :start 5))))))

@@ -1,0 +1,13 @@
+;;;; The tests of the protocols of the web: the same handlers as gRPC's, called by curl.
+
+(defpackage #:clgrpc.tests.web
+  (:use #:cl #:clgrpc.base #:fiveam)
+  (:local-nicknames (#:grpc #:clgrpc) (#:server #:clgrpc.server)
+                    (#:support #:clgrpc.tests.support))
+  (:import-from #:clgrpc.tests.server
+                #:with-probe #:curl #:note #:number-of #:framed #:note-octets #:make-signal
+                #:signal-it #:await-signal #:wait-until #:+patience+))
+
+(in-package #:clgrpc.tests.web)
+
+(def-suite :clgrpc.web :description "gRPC-Web and Connect at a server.")

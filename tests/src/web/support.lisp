@@ -1,0 +1,53 @@
+;;;; A server of a probe that speaks the protocols of the web, and what curl says of it.
+
+(in-package #:clgrpc.tests.web)
+(in-suite :clgrpc.web)
+
+(defun double (request call)
+  (declare (ignore call))
+  (note (* 2 (number-of request))))
+
+(defun refuse (request call)
+  (declare (ignore request call))
+  (grpc:fail :not-found "no such note" :details (list (lab:make-note :number 7))))
+
+(defun count-up (request call)
+  (dotimes (i (number-of request)) (grpc:send call (note i))))
+
+(defun sum-up (stream call)
+  (declare (ignore call))
+  (let ((sum 0))
+    (grpc:do-messages (message stream) (incf sum (number-of message)))
+    (note sum)))
+
+(defmacro with-web-probe ((server &rest options) (&rest handlers) &body body)
+  "Evaluate BODY with SERVER a server of a probe with HANDLERS that speaks gRPC-Web and Connect."
+  `(with-probe (channel :server ,server
+                        :options (list :protocols '(:grpc :grpc-web :connect) ,@options))
+       (,@handlers)
+     ,@body))
+
+(defparameter *versions* '("--http1.1" "--http2-prior-knowledge")
+  "The versions of HTTP that curl is to speak.")
+
+(defparameter *status* '("-w" " %{http_code}")
+  "Has curl print the status.")
+
+(defun octets-file (octets)
+  "The name of a file with OCTETS, as curl takes it."
+  (uiop:with-temporary-file (:pathname path :keep t)
+    (with-open-file (stream path :direction :output :if-exists :supersede
+                                 :element-type '(unsigned-byte 8))
+      (write-sequence octets stream))
+    (format nil "@~A" path)))
+
+(defmacro with-octets-file ((name octets) &body body)
+  "Evaluate BODY with NAME bound to how curl is told of a file with OCTETS."
+  `(let ((,name (octets-file ,octets)))
+     (unwind-protect (progn ,@body)
+       (delete-file (subseq ,name 1)))))
+
+(defun post (server path type data &rest arguments)
+  "What curl prints of a POST of DATA, a string or a file as curl names it, with TYPE to PATH."
+  (string-right-trim "|" (apply #'curl server path "-H" (format nil "content-type: ~A" type)
+                                "--data-binary" data arguments)))
