@@ -12,7 +12,8 @@
    (execution :initarg :execution :reader server-execution) ; what START-SERVER was given
   ;; beside gRPC, a list
   (protocols :initarg :protocols :initform '() :reader server-protocols)
-  (origins :initarg :origins :initform '() :reader server-origins) ; whose pages may call, see START-SERVER
+  ;; whose pages may call, see START-SERVER
+  (origins :initarg :origins :initform '() :reader server-origins)
   (claimers :initform '() :accessor server-claimers) ; of PROTOCOLS, for the services as they are
   (router :initform nil :accessor server-router) ; of what is not gRPC's, or nil
    (loop-count :initarg :loop-count :reader server-loop-count) ; how many loops it is to have
