@@ -105,10 +105,11 @@ that is not loaded (:DATA)."
   ("src/protobuf" ("clgrpc/protobuf")
    :first ("support" "vector" "import" "extension" "field" "json-writer")
    :rooms ("codec" "formats" "source" "types"))
+  ("src/web/rest" ("clgrpc/rest") :first ("support" "template"))
   ("whole/fuzz" ("clgrpc-tests/protobuf" "clgrpc-tests/loop" "clgrpc-tests/dns"
-                 "clgrpc-tests/dialogue" "clgrpc-tests/server" "clgrpc-sim")
-   :first ("chance" "octets" "wire" "text" "target" "frame" "dns" "hpack" "http1" "http2" "grpc"
-           "tls"))
+                 "clgrpc-tests/dialogue" "clgrpc-tests/rest" "clgrpc-tests/server" "clgrpc-sim")
+   :first ("chance" "octets" "wire" "text" "target" "rest" "frame" "dns" "hpack" "http1" "http2"
+           "grpc" "tls"))
   ("src/rpc" ("clgrpc/calling" "clgrpc/serving"))
   ("support/world" ("clgrpc/loop" "clgrpc-tests/dialogue") :first ("world"))
   ("src/wire" ("clgrpc/wire" "clgrpc-tests/world") :first ("script"))

@@ -156,8 +156,12 @@
                (:file "codec/accessor") (:file "codec/extension-accessor") (:file "source/import")
                (:file "source/source") (:file "formats/textual") (:file "formats/well-known-text")
                (:file "formats/json-writer") (:file "formats/json-reader")
+               (:file "formats/field-text")
                (:file "formats/text-writer") (:file "formats/text-reader") (:file "source/define")
                (:file "source/descriptor-set") (:file "types/dynamic") (:file "source/component")
+               (:module "../../proto/google/api/"
+                       :components ((:static-file "annotations.proto") (:static-file "http.proto")
+                                    (:static-file "httpbody.proto")))
                (:module "../../proto/google/protobuf/"
                        :components ((:static-file "any.proto") (:static-file "api.proto")
                                     (:static-file "compiler/plugin.proto")
@@ -193,6 +197,15 @@
                (:static-file "../../../proto/xds/data/orca/v3/orca_load_report.proto")
                (:static-file "../../../proto/xds/service/orca/v3/orca.proto") (:file "package")
                (:file "method") (:file "proto")))
+
+(defsystem "clgrpc/rest"
+  :description "REST by google.api.http: rules, routes, requests and answers, and OpenAPI."
+  :depends-on ("clgrpc/status")
+  :pathname "src/web/rest/"
+  :serial t
+  :components ((:file "package") (:file "condition") (:file "percent") (:file "template")
+               (:file "yaml") (:file "config") (:file "rule") (:file "router") (:file "query")
+               (:file "body") (:file "answer") (:file "openapi")))
 
 (defsystem "clgrpc/rpc"
   :description "What a call is on any transport: the contract of transports, observers."

@@ -23,6 +23,7 @@
     ("http2" "base" "hpack")
     ("protobuf" "base" "kernel")
     ("status" "base" "protobuf")
+    ("rest" "status" :all-of)
     ("method" "status" "loop" :all-of)
     ("rpc" "method" :all-of)
     ("config" "status" :all-of)

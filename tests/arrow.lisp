@@ -287,6 +287,7 @@ returns them, define to the names of the files that do."
     ("exchange" "base" 50) ("exchange" "loop" 30) ("exchange" "hpack" 15) ("exchange" "http1" 30)
     ("exchange" "http2" 20)
     ("protobuf" "kernel" 20) ("protobuf" "base" 95)
+    ("rest" "base" 35) ("rest" "protobuf" 60)
     ("status" "base" 20) ("status" "protobuf" 20)
     ("method" "base" 10) ("method" "protobuf" 20) ("method" "status" 10)
     ("rpc" "base" 30) ("rpc" "os" 10) ("rpc" "loop" 10) ("rpc" "protobuf" 10) ("rpc" "status" 20)

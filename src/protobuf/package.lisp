@@ -37,9 +37,14 @@
    ;; operation.lisp
    #:serialize #:serialized-size #:parse-message #:parse-octets #:parse-received #:measure
    #:write-delimited #:read-delimited
+   ;; requirement.lisp
+   #:check-required
    #:message= #:copy-message #:merge-message #:clear-message
    ;; json-writer.lisp, json-reader.lisp
    #:message-json #:parse-json-message
+   ;; field-text.lisp
+   #:find-field #:find-field-path #:text-field-p #:set-field-text #:parse-json-field #:field-json
+   #:field-text-error #:field-text-error-path #:field-text-error-text
    ;; well-known-text.lisp
    #:timestamp-text #:parse-timestamp-text
    ;; text-writer.lisp, text-reader.lisp

@@ -369,6 +369,19 @@ none; second value true if there is any member. READER stays where it is."
                        (limit-exceeded-option condition) (limit-exceeded-limit condition)))))
     (funcall function)))
 
+(defun call-with-json-source (input source max-octets function)
+  "Have INPUT read SOURCE, a string or octets of at most MAX-OCTETS, call FUNCTION, which reads all
+of it, and return its value."
+  (call-with-json-input
+   input
+   (lambda ()
+     (let ((reader (make-json-reader source :max-length max-octets
+                                            :max-depth (* 3 (1+ (input-max-depth input))))))
+       (setf (json-input-reader input) reader
+             (input-octets input) (json-reader-octets reader))
+       (prog1 (funcall function)
+         (expect-json-end reader))))))
+
 (defun parse-json-message (type source &key ignore-unknown partial (max-octets (expt 2 26))
                                          (max-message-depth **max-message-depth**)
                                          (max-decoded-octets **max-decoded-octets**)
@@ -386,13 +399,7 @@ PARSE-MESSAGE. Source: protobuf.dev, ProtoJSON format."
                                  :type-name (message-type-name type)
                                  :max-depth max-message-depth
                                  :allowance (+ max-decoded-octets (* 8 (length source))))))
-    (flet ((read-source ()
-             (let ((reader (make-json-reader source :max-length max-octets
-                                                    :max-depth (* 3 (1+ max-message-depth)))))
-               (setf (json-input-reader input) reader
-                     (input-octets input) (json-reader-octets reader))
-               (prog1 (read-json-message input type)
-                 (expect-json-end reader)))))
-      (let ((message (call-with-json-input input #'read-source)))
-        (unless partial (check-required type message))
-        message))))
+    (let ((message (call-with-json-source input source max-octets
+                                          (lambda () (read-json-message input type)))))
+      (unless partial (check-required type message))
+      message)))

@@ -1,7 +1,8 @@
 ;;;; The .proto files that every image has. The well-known types, descriptor.proto and the plug-in's
 ;;;; protocol are defined here, at once; what describes types is rarely read or written. The
 ;;;; features of other languages are kept as text and compiled where a file imports them, since they
-;;;; are in a package called PB, which belongs to users.
+;;;; are in a package called PB, which belongs to users. The annotations of REST are here as well,
+;;;; since most files that have them import them without a copy at hand.
 ;;;;
 ;;;; An import of one of these names means this file's definition, whatever the directories of
 ;;;; imports contain: the definitions are those of protobuf 33, and our code depends on them.
@@ -25,6 +26,13 @@
   "google/protobuf/source_context.proto"
   "google/protobuf/type.proto"
   "google/protobuf/api.proto")
+
+(define-built-ins "../../../proto/" :code-size
+  "google/api/http.proto"
+  "google/api/annotations.proto")
+
+(define-built-ins "../../../proto/" :speed
+  "google/api/httpbody.proto")
 
 (embed-built-ins "../../../proto/"
   "google/protobuf/cpp_features.proto"

@@ -11,6 +11,7 @@
                     (#:server #:clgrpc.server) (#:client #:clgrpc.client) (#:grpc #:clgrpc)
                     (#:support #:clgrpc.tests.support) (#:dialogue #:clgrpc.tests.dialogue)
                     (#:ends #:clgrpc.tests.loop) (#:sim #:clgrpc.sim)
+                    (#:rest #:clgrpc.rest) (#:library #:clgrpc.tests.rest)
                     (#:messages #:clgrpc.tests.protobuf) (#:wire #:clgrpc.wire))
   (:export #:main))
 

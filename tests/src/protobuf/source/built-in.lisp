@@ -19,6 +19,6 @@
                                       (find-file-descriptor name)))
                             "~A" name))))
              protobuf::*built-ins*)
-    (is (= 12 defined))
+    (is (= 15 defined))
     (is (= 3 embedded)))
   (is (null (protobuf::built-in "google/protobuf/unheard_of.proto"))))

@@ -1,0 +1,238 @@
+;;;; Fields of a message one at a time, as REST has them: found by a path of names, set from bare
+;;;; texts such as the parameters of a query, read from JSON and written as JSON. A text means what
+;;;; the JSON string or number of the same characters means (protobuf.dev, "ProtoJSON format"), so
+;;;; bytes are in base64 of either alphabet and a Timestamp is as RFC 3339 has it.
+
+(in-package #:clgrpc.protobuf)
+
+(define-condition field-text-error (clgrpc-error)
+  ((path :initarg :path :reader field-text-error-path) ; the names of the fields
+   (text :initarg :text :reader field-text-error-text)) ; what is wrong
+  (:report (lambda (condition stream)
+             (format stream "The field ~A ~A." (field-text-error-path condition)
+                     (field-text-error-text condition))))
+  (:documentation "A text is no value of the field for which it was given. PATH has the names of the
+fields that lead to it, joined by points; TEXT says what is wrong."))
+
+(document-functions
+  field-text-error-path "The names of the fields that lead to the one with a wrong text, joined by
+points."
+  field-text-error-text "What is wrong with the text of a field, such as \"takes true or false\".")
+
+;;; Paths
+
+(defun layout-of-type (type)
+  (or (message-type-layout type)
+      (misuse "The message type ~A is not defined." (message-type-name type))))
+
+(defun find-field (type name)
+  "Return the descriptor of the field of the message TYPE (a symbol, full name or message type)
+whose name in the .proto file or in JSON is NAME, and the type of its messages if it has such; nil
+if there is none."
+  (let ((slot (text-layout-slot (json-text-layout (layout-of-type (need-message-type type)))
+                                name)))
+    (and slot
+         (values (slot-field slot)
+                 (and (eq :message (slot-kind slot))
+                      (eq :singular (slot-label slot))
+                      (slot-type-object slot))))))
+
+(defun find-field-path (type path &key (max-steps 32))
+  "Return the descriptors of the fields that PATH, a string of names joined by points, leads to from
+the message TYPE, outermost first, and as second value nil; each name is as FIND-FIELD takes it. If
+there is no such field, or the path has more than MAX-STEPS names, return nil and the name where it
+ends. All fields but the last are singular messages."
+  (let ((fields '()) (type (need-message-type type)))
+    (loop for start = 0 then (1+ dot)
+          for dot = (position #\. path :start start)
+          for name = (if (and (zerop start) (null dot)) path (subseq path start dot))
+          for step from 1
+          do (multiple-value-bind (field inner) (find-field type name)
+               (when (or (null field) (and dot (null inner)) (> step max-steps))
+                 (return (values nil name)))
+               (push field fields)
+               (setf type inner))
+          while dot
+          finally (return (values (nreverse fields) nil)))))
+
+(defun fields-path-text (fields)
+  (format nil "~{~A~^.~}" (mapcar #'descriptor-name fields)))
+
+;;; Texts
+
+(defun text-integer (text)
+  "The integer that TEXT is in decimal, without anything about it, or nil."
+  (let ((length (length text)))
+    (if (and (< 0 length 19)
+             (loop for char across text always (char<= #\0 char #\9))
+             (or (= 1 length) (char/= #\0 (char text 0))))
+        (parse-integer text)
+        (multiple-value-bind (digits exponent negative) (text-number text)
+          (and digits (exact-integer digits exponent negative))))))
+
+(defun text-float (kind text)
+  "The float of KIND that TEXT means, or nil."
+  (let ((named (find text *named-floats* :key #'first :test #'string=)))
+    (if named
+        (if (eq kind :float) (second named) (third named))
+        (multiple-value-bind (digits exponent negative) (text-number text)
+          (and digits (float-of kind digits exponent negative))))))
+
+(defun base64-text-octets (text)
+  "The octets that TEXT is in base64, of either alphabet; nil if it is not."
+  (handler-case (decode-base64 (substitute #\+ #\- (substitute #\/ #\_ text)))
+    (invalid-base64 () nil)))
+
+(defun text-enum (slot text)
+  "The number of the value of SLOT, an enum's, that TEXT names or numbers, or nil."
+  (let ((type (slot-type-object slot)))
+    (or (enum-value-number type text)
+        (let ((number (text-integer text)))
+          (and number
+               (integer-of-kind-p :enum number)
+               (or (not (slot-closed-p slot)) (enum-known-p type number))
+               number)))))
+
+(defun hold-text-time (message function text)
+  "Have MESSAGE, a Timestamp or Duration, hold what FUNCTION reads in TEXT; nil if that is none."
+  (multiple-value-bind (seconds nanos) (funcall function text)
+    (when seconds
+      (hold-number seconds message 1)
+      (hold-number nanos message 2)
+      message)))
+
+(defun text-message (slot text)
+  "The message of SLOT that TEXT means, if its type has a form in JSON that is no object or array;
+else nil, and what it takes."
+  (let* ((type (slot-type-object slot))
+         (form (text-layout-form (json-text-layout (layout-of-type type))))
+         (message (make-message type)))
+    (ecase form
+      (:timestamp (values (hold-text-time message #'parse-timestamp-text text)
+                          "takes a time as in 2024-02-29T12:00:00Z"))
+      (:duration (values (hold-text-time message #'parse-duration-text text)
+                         "takes a duration as in 1.5s"))
+      (:field-mask (let ((paths (mapcar #'snake-path (split-text text #\,)))
+                         (slot (numbered-slot message 1)))
+                     (if (every #'identity paths)
+                         (progn (set-slot message slot (to-stored slot paths)) message)
+                         (values nil "takes paths in lower camel case"))))
+      (:wrapper (let ((slot (numbered-slot message 1)))
+                  (multiple-value-bind (value wrong) (text-value slot text)
+                    (if wrong
+                        (values nil wrong)
+                        (progn (set-slot message slot value) message)))))
+      ((nil :any :struct :value :list) (values nil "takes a message, which no text can be")))))
+
+(defun text-value (slot text)
+  "The value that SLOT holds for TEXT, and nil; or nil, and a text that says what SLOT takes."
+  (let ((kind (slot-kind slot)))
+    (flet ((found (value &optional wrong) (if value (values value nil) (values nil wrong))))
+      (ecase kind
+        (:string (values text nil))
+        (:bool (cond ((string= text "true") (values t nil))
+                     ((string= text "false") (values nil nil))
+                     (t (values nil "takes true or false"))))
+        ((:int32 :sint32 :sfixed32 :uint32 :fixed32 :int64 :sint64 :sfixed64 :uint64 :fixed64)
+         (let ((integer (text-integer text)))
+           (found (and integer (integer-of-kind-p kind integer) integer)
+                  (format nil "takes an integer, ~(~A~)" kind))))
+        ((:float :double) (found (text-float kind text) (format nil "takes a number, ~(~A~)" kind)))
+        (:bytes (found (base64-text-octets text) "takes octets in base64"))
+        (:enum (found (text-enum slot text) "takes the name or number of a value"))
+        (:message (multiple-value-call #'found (text-message slot text)))))))
+
+(defun text-field-p (field)
+  "Return true if texts can be given to FIELD, a field descriptor: it is a scalar, an enum, or a
+singular message whose form in JSON is a string or scalar."
+  (case (field-descriptor-type field)
+    ((:message :group)
+     (and (not (eq :repeated (field-descriptor-label field)))
+          (member (cdr (assoc (field-descriptor-type-name field) *json-forms* :test #'string=))
+                  '(:timestamp :duration :field-mask :wrapper))
+          t))
+    (t t)))
+
+(defun set-field-text (message fields texts &key replace)
+  "Set the field to which FIELDS lead from MESSAGE, field descriptors as FIND-FIELD-PATH returns
+them, to what TEXTS, a list of strings, mean; messages on the way are made. A repeated field gets
+all of them after those that it has; another takes one, and only if it is absent or REPLACE. Signal
+FIELD-TEXT-ERROR if a text does not fit, or another field of the same oneof is there."
+  (labels ((wrong (text) (error 'field-text-error :path (fields-path-text fields) :text text))
+           (check-alone (message slot)
+             (let ((oneof (slot-oneof slot)))
+               (unless (or (null oneof)
+                           (member (oneof-case-of message oneof) (list 0 (slot-number slot))))
+                 (wrong "excludes another field of its oneof, which is there"))))
+           (value (slot text)
+             (multiple-value-bind (value text) (text-value slot text)
+               (if text (wrong text) value)))
+           (walk (message fields)
+             (let* ((message (current message)) (slot (need-slot message (first fields))))
+               (check-alone message slot)
+               (cond ((rest fields)
+                      (unless (slot-present-p message slot)
+                        (set-slot message slot (make-message (slot-type-object slot))))
+                      (walk (present-stored message slot) (rest fields)))
+                     (t (put message slot)))))
+           (put (message slot)
+             (unless (text-field-p (slot-field slot))
+               (wrong "takes a message, which no text can be"))
+             (ecase (slot-label slot)
+               (:repeated (append-to-field message (slot-field slot)
+                                           (mapcar (lambda (text) (value slot text)) texts)))
+               (:singular
+                (when (or (rest texts) (and (not replace) (slot-present-p message slot)))
+                  (wrong "takes one value only"))
+                (set-slot message slot (value slot (first texts)))))))
+    (walk message fields)
+    message))
+
+;;; JSON
+
+(defun parse-json-field (message field source &key ignore-unknown (max-octets (expt 2 26))
+                                                (max-message-depth **max-message-depth**)
+                                                (max-decoded-octets **max-decoded-octets**)
+                                                (finder #'find-message-type))
+  "Give FIELD of MESSAGE, as FIELD-VALUE takes it, the value that SOURCE, a string or octets in
+UTF-8, is in JSON, and return MESSAGE. Null leaves it absent, but where it is a value. The keywords
+are those of PARSE-JSON-MESSAGE, and the errors, but that required fields may be missing."
+  (let* ((current (current message))
+         (slot (need-slot current field))
+         (source (if (stringp source) source (coerce source 'octets)))
+         (input (make-json-input :ignore-unknown ignore-unknown :partial t :finder finder
+                                 :type-name (message-type-name (message-type-of current))
+                                 :max-depth max-message-depth
+                                 :allowance (+ max-decoded-octets (* 8 (length source))))))
+    (call-with-json-source input source max-octets
+                           (lambda ()
+                             (with-step (input slot) (read-json-field input current slot))))
+    message))
+
+(defun object-field-p (slot)
+  "True if SLOT's values are messages that JSON has as objects with a member per field."
+  (and (eq :singular (slot-label slot))
+       (eq :message (slot-kind slot))
+       (null (text-layout-form (json-text-layout (layout-of-type (slot-type-object slot)))))))
+
+(defun field-json (message field &key (as :string) proto-names enum-numbers defaults indent
+                                   (finder #'find-message-type) (max-octets +text-octets+)
+                                   (max-message-depth **max-message-depth**)
+                                   (max-decoded-octets **max-decoded-octets**))
+  "Return FIELD of MESSAGE, as FIELD-VALUE takes it, in JSON: a string, or with AS :OCTETS its
+UTF-8. An absent field is its default, an absent message that JSON has as an object is {}, any other
+null. The keywords and errors are those of MESSAGE-JSON."
+  (let* ((message (current message))
+         (slot (need-slot message field))
+         (output (make-json-output :buffer (make-buffer :size 256) :proto-names proto-names
+                                   :enum-numbers enum-numbers :defaults defaults :indent indent
+                                   :finder finder :max-octets max-octets
+                                   :levels (1+ max-message-depth) :allowance max-decoded-octets
+                                   :type-name (message-type-name (message-type-of message)))))
+    (cond ((slot-present-p message slot)
+           (append-stored output slot (present-stored message slot)))
+          ((member (slot-presence slot) '(:implicit :elements :bit))
+           (append-stored output slot (stored message slot)))
+          ((object-field-p slot) (with-items (output #\{ #\})))
+          (t (append-ascii (output-buffer output) (literal-text "null"))))
+    (written-text output as)))

@@ -1,0 +1,145 @@
+;;;; Answers: a message or its response_body as JSON, a google.api.HttpBody as it is, a status as a
+;;;; google.rpc.Status in JSON with the status of HTTP that google/rpc/code.proto gives; and the
+;;;; forms in which answers of a stream go into one body.
+
+(in-package #:clgrpc.rest)
+
+(defparameter *http-statuses*
+  #(200 499 500 400 504 404 409 403 429 400 409 400 501 500 503 500 401)
+  "The status of HTTP for each number of a status of gRPC (google/rpc/code.proto).")
+
+(defun http-status-of (code)
+  "Return the status of HTTP that goes with CODE, the number of a status of gRPC; 500 for a number
+that has no name."
+  (if (< -1 code (length *http-statuses*)) (aref *http-statuses* code) 500))
+
+(defun sound-type (content-type)
+  "CONTENT-TYPE if it can be that header; else the type of any octets."
+  (if (and (plusp (length content-type))
+           (every (lambda (char) (char<= #\Space char #\~)) content-type)
+           (find #\/ content-type))
+      content-type
+      "application/octet-stream"))
+
+(defun raw-body (route message)
+  "The google.api.HttpBody that MESSAGE, an answer of ROUTE, is or has."
+  (let ((field (route-answer-field route)))
+    (if field (protobuf:field-value message field) message)))
+
+(defun answer-json (route message)
+  (let ((field (route-answer-field route)))
+    (if field
+        (protobuf:field-json message field :as :octets)
+        (protobuf:message-json message :as :octets))))
+
+(defun message-answer (route message)
+  "Return the Content-Type and the octets of the body with which a request of ROUTE is answered by
+MESSAGE; of a stream of google.api.HttpBody a piece of the body. Signal PROTOBUF-ERROR if MESSAGE
+has no form in JSON."
+  (if (route-raw-answer route)
+      (let ((body (raw-body route message)))
+        (if body
+            (values (sound-type (google.api:http-body-content-type body))
+                    (google.api:http-body-data body))
+            (values "application/octet-stream" (make-octets 0))))
+      (values "application/json" (answer-json route message))))
+
+;;; Statuses
+
+(defun any-json (any)
+  "ANY, a detail of a status, in JSON; if its type is not known with its octets in base64."
+  (handler-case (protobuf:message-json any)
+    (protobuf:protobuf-error ()
+      (write-json (list (cons "@type" (google.protobuf:any-type-url any))
+                        (cons "value" (encode-base64 (google.protobuf:any-value any)
+                                                     :padding t)))))))
+
+(defun details-json (octets)
+  "The details in OCTETS, a serialized google.rpc.Status or nil, in JSON, a list of strings."
+  (handler-case
+      (map 'list #'any-json
+           (and octets (google.rpc:status-details (protobuf:parse-message 'google.rpc:status
+                                                                          octets))))
+    (protobuf:protobuf-error () '())))
+
+(defun status-answer (code message details)
+  "Return the octets of a google.rpc.Status in JSON with CODE, a number, MESSAGE, a string, and the
+details of DETAILS, a serialized google.rpc.Status or nil."
+  (let ((details (details-json details)))
+    (string-octets (format nil "{\"code\":~D,\"message\":~A~@[,\"details\":[~{~A~^,~}]~]}"
+                           code (write-json message) details))))
+
+;;; Streams
+
+(defparameter *stream-types*
+  '(("application/json" . :array) ("text/event-stream" . :events)
+    ("application/x-ndjson" . :lines) ("application/ndjson" . :lines)
+    ("application/jsonl" . :lines) ("application/json-lines" . :lines)
+    ("application/jsonlines" . :lines) ("application/*" . :array) ("*/*" . :array))
+  "The forms of streams by media types that clients accept.")
+
+(defun range-quality (range)
+  "The weight of RANGE, an item of an Accept header, a rational; 0 if it is none."
+  (let* ((text (remove #\Space range)) (q (search ";q=" text :test #'char-equal)))
+    (if q
+        (let* ((end (position #\; text :start (+ q 3)))
+               (digits (remove #\. (subseq text (+ q 3) end)))
+               (count (min 4 (length digits))))
+          (handler-case (/ (parse-integer digits :end count) (expt 10 (1- count)))
+            (error () 0)))
+        1)))
+
+(defun stream-form (accept)
+  "Return the form in which a stream of answers is sent to a client that accepts ACCEPT, the header
+or nil: :ARRAY, :LINES or :EVENTS. An array is what nobody asks for gets."
+  (let ((best :array) (weight 0))
+    (when accept
+      (loop for start = 0 then (1+ end)
+            for end = (position #\, accept :start start)
+            for range = (subseq accept start end)
+            for form = (cdr (assoc (media-type range) *stream-types* :test #'string=))
+            do (when (and form (> (range-quality range) weight))
+                 (setf best form
+                       weight (range-quality range)))
+            while end))
+    best))
+
+(defun stream-type (form)
+  "Return the Content-Type of a stream of answers in FORM."
+  (ecase form
+    (:array "application/json")
+    (:lines "application/x-ndjson")
+    (:events "text/event-stream")))
+
+(defun framed (before octets after)
+  (let ((all (make-octets (+ (length before) (length octets) (length after)))))
+    (replace all before)
+    (replace all octets :start1 (length before))
+    (replace all after :start1 (+ (length before) (length octets)))
+    all))
+
+(defun framed-text (before octets after)
+  (framed (ascii-octets before) octets (ascii-octets after)))
+
+(defun stream-item (form octets first)
+  "Return the octets that OCTETS, an answer in JSON, has in a stream in FORM; FIRST: it is the
+first."
+  (ecase form
+    (:array (framed-text (if first "[" ",") octets ""))
+    (:lines (framed-text "" octets (string #\Newline)))
+    (:events (framed-text "data: " octets (format nil "~2%")))))
+
+(defun stream-status (form octets first)
+  "Return the octets with which a stream in FORM ends early, with the status OCTETS, as
+STATUS-ANSWER returns it."
+  (let ((item (stream-item form (framed-text "{\"error\":" octets "}") first)))
+    (ecase form
+      (:array (framed-text "" item "]"))
+      (:lines item)
+      (:events (framed-text (format nil "event: error~%") item "")))))
+
+(defun stream-close (form first)
+  "Return the octets with which a stream in FORM ends well; FIRST: it has no item."
+  (ascii-octets (ecase form
+                  (:array (if first "[]" "]"))
+                  ((:lines :events) ""))))

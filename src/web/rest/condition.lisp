@@ -1,0 +1,59 @@
+;;;; What can be wrong: a rule, which its author hears of when the service is loaded, and a request,
+;;;; which its peer hears of.
+
+(in-package #:clgrpc.rest)
+
+(define-condition rule-error (clgrpc-error)
+  ((rule :initarg :rule :reader rule-error-rule) ; which one, as text
+   (text :initarg :text :reader rule-error-text)) ; what is wrong with it
+  (:report (lambda (condition stream)
+             (format stream "The HTTP rule ~A is wrong: ~A." (rule-error-rule condition)
+                     (rule-error-text condition))))
+  (:documentation "A rule by which a method is called with HTTP is wrong. RULE says which one, TEXT
+why."))
+
+(document-functions
+  rule-error-rule "Which rule is wrong, as text: its method of HTTP, its template and its RPC."
+  rule-error-text "Why the rule is wrong, as text.")
+
+(defvar *rule* "(unnamed)"
+  "The rule at hand, as text.")
+
+(defun wrong-rule (control &rest arguments)
+  "Signal RULE-ERROR for the rule at hand."
+  (error 'rule-error :rule *rule* :text (format nil "~?" control arguments)))
+
+(define-condition request-error (clgrpc-error)
+  ((http-status :initarg :http-status :initform 400 :reader request-error-http-status) ; of HTTP
+   ;; the status of gRPC that says the same
+   (status :initarg :status :initform :invalid-argument :reader request-error-status)
+   (text :initarg :text :reader request-error-text) ; what is wrong
+   (field :initarg :field :initform nil :reader request-error-field) ; the path of the field, or nil
+   ;; the headers that go with the answer, an alist
+   (headers :initarg :headers :initform '() :reader request-error-headers))
+  (:report (lambda (condition stream)
+             (format stream "~@[~A: ~]~A" (request-error-field condition)
+                     (request-error-text condition))))
+  (:documentation "A request of HTTP is no call of a method. HTTP-STATUS and STATUS, of gRPC, say
+what kind of error it is, TEXT what is wrong, FIELD of which field, HEADERS what else to answer."))
+
+(document-functions
+  request-error-http-status "The status of HTTP with which the request is to be answered."
+  request-error-status "The status of gRPC that says the same, a keyword."
+  request-error-text "What is wrong with the request, as text."
+  request-error-field "The path of the field that has no right value, as text, or nil."
+  request-error-headers "The headers that belong to the answer, an alist.")
+
+(defun visible (text)
+  "TEXT, a peer's, as it can stand in an answer."
+  (printable-text text :limit 200))
+
+(defun refuse-field (field control &rest arguments)
+  "Signal REQUEST-ERROR, 400, for the field of the path FIELD."
+  (error 'request-error :field (visible field)
+                        :text (visible (format nil "~?" control arguments))))
+
+(defun refuse-request (http-status status control &rest arguments)
+  "Signal REQUEST-ERROR with HTTP-STATUS, of HTTP, and STATUS, of gRPC."
+  (error 'request-error :http-status http-status :status status
+                        :text (visible (format nil "~?" control arguments))))

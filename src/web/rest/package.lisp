@@ -1,0 +1,32 @@
+;;;; REST as google.api.http has it (google/api/http.proto, AIP-127): which requests of plain HTTP
+;;;; call a method of a service, how a request becomes its message, and a message the answer. All of
+;;;; it is functions of texts, octets and messages, without I/O, clock or threads.
+;;;;
+;;;; The files in their order: condition; percent (decoding); template (path templates); yaml and
+;;;; config (rules given beside the .proto); rule (what is right for a method); router; query;
+;;;; body (requests); answer; openapi.
+
+(defpackage #:clgrpc.rest
+  (:use #:cl #:clgrpc.base)
+  (:local-nicknames (#:protobuf #:clgrpc.protobuf) (#:status #:clgrpc.status))
+  (:export
+   ;; condition.lisp
+   #:rule-error #:rule-error-rule #:rule-error-text
+   #:request-error #:request-error-http-status #:request-error-status #:request-error-text
+   #:request-error-field #:request-error-headers
+   ;; template.lisp
+   #:parse-template #:template-text
+   ;; yaml.lisp, config.lisp
+   #:parse-yaml #:read-rules
+   ;; rule.lisp
+   #:route #:route-method #:route-verb #:route-template #:route-request-type
+   #:route-response-type #:route-payload #:method-rule #:make-method-routes #:make-routes
+   ;; router.lisp
+   #:router #:make-router #:router-routes #:find-route
+   ;; body.lisp
+   #:bind-message #:body-parts #:streamed-p
+   ;; answer.lisp
+   #:http-status-of #:message-answer #:status-answer #:stream-form #:stream-type #:stream-item
+   #:stream-status #:stream-close
+   ;; openapi.lisp
+   #:openapi-document))

@@ -1,0 +1,47 @@
+;;;; Percent-decoding (RFC 3986, section 2.1) of paths and queries. A text is decoded once, to
+;;;; octets that must be UTF-8. In variables of several segments the escapes of a slash stay as they
+;;;; are (http.proto, "Path template syntax"), in queries a plus sign is a space.
+
+(in-package #:clgrpc.rest)
+
+(defun escape-octet (text at end)
+  "The octet that the escape at AT in TEXT, which goes to END, stands for, or nil."
+  (and (<= (+ at 3) end)
+       (let ((high (digit-char-p (char text (+ at 1)) 16))
+             (low (digit-char-p (char text (+ at 2)) 16)))
+         (and high low (logior (ash high 4) low)))))
+
+(defun refuse-text (text start end)
+  (refuse-request 400 :invalid-argument "~A is not percent-encoded UTF-8"
+                  (printable-text (subseq text start end) :limit 100 :quoted t)))
+
+(defun decode-escapes (text start end keep-slashes plus)
+  "What TEXT from START to END says, octet by octet, as DECODE-TEXT has it."
+  (let ((octets (make-octets (- end start))) (fill 0) (at start))
+    (declare (type index fill at))
+    (flet ((put (octet)
+             (unless (typep octet 'octet) (refuse-text text start end))
+             (setf (aref octets fill) octet)
+             (incf fill)))
+      (loop while (< at end)
+            do (let ((char (char text at)))
+                 (cond ((char= char #\%)
+                        (let ((octet (escape-octet text at end)))
+                          (if (and keep-slashes (eql octet 47))
+                              (loop for i from at below (+ at 3)
+                                    do (put (char-code (char text i))))
+                              (put octet))
+                          (incf at 3)))
+                       (t (put (if (and plus (char= char #\+)) 32 (char-code char)))
+                          (incf at))))))
+    (handler-case (octets-string octets :end fill)
+      (invalid-utf8 () (refuse-text text start end)))))
+
+(defun decode-text (text start end &key keep-slashes plus)
+  "TEXT from START to END with its escapes decoded, but for those of a slash with KEEP-SLASHES; with
+PLUS a plus sign is a space. Signal REQUEST-ERROR if an escape is none or the octets are not UTF-8."
+  (if (loop for i from start below end
+            for char = (char text i)
+            thereis (or (char= char #\%) (and plus (char= char #\+)) (> (char-code char) 127)))
+      (decode-escapes text start end keep-slashes plus)
+      (subseq text start end)))

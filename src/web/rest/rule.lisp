@@ -1,0 +1,222 @@
+;;;; Rules of methods, checked against the types of their messages (http.proto, AIP-127): a rule and
+;;;; its additional bindings become ROUTEs. A rule that no request could meet, or that http.proto
+;;;; forbids, is an error, which names it.
+
+(in-package #:clgrpc.rest)
+
+(defstruct (binding (:constructor make-binding (fields start end wide)) (:copier nil))
+  "A variable of a route."
+  (fields '() :type list :read-only t)  ; the descriptors that lead to its field
+  (start 0 :type index :read-only t)    ; the first of its segments in the path
+  (end 0 :type index :read-only t)      ; that after the last; if that is **, all that follow
+  (wide nil :type boolean :read-only t)) ; %2F in it stays as it is
+
+(defstruct (route (:copier nil))
+  "Requests of HTTP that call a method."
+  (verb "" :type string :read-only t)   ; the method of HTTP, or "*" for any
+  (template nil :type template :read-only t) ; of the path
+  (method nil :type protobuf:method-descriptor :read-only t) ; what is called
+  (request-type nil :type protobuf:message-type :read-only t) ; of its messages
+  (response-type nil :type protobuf:message-type :read-only t) ; of its answers
+  (bindings '() :type list :read-only t) ; of its variables
+  ;; what of the request the body is: a field descriptor, :all or nil
+  (body nil :type (or protobuf:field-descriptor (member nil :all)) :read-only t)
+  (raw-body nil :type boolean :read-only t) ; that is a google.api.HttpBody
+  ;; the field of the answer that the body of the response is, or nil for all of it
+  (answer-field nil :type (or null protobuf:field-descriptor) :read-only t)
+  (raw-answer nil :type boolean :read-only t) ; that is a google.api.HttpBody
+  (payload nil))                        ; what the owner of the router keeps for it
+
+(document-functions
+  route-verb "The method of HTTP of ROUTE's requests, such as \"GET\", or \"*\" for any."
+  route-template "The template of the paths of ROUTE's requests."
+  route-method "The descriptor of the method that ROUTE's requests call."
+  route-request-type "The message type of the requests of ROUTE's method."
+  route-response-type "The message type of the answers of ROUTE's method."
+  route-payload "What the owner of ROUTE keeps for it.")
+
+(defun route-text (route)
+  (format nil "~A ~A of ~A" (route-verb route) (template-text (route-template route))
+          (protobuf:descriptor-full-name (route-method route))))
+
+(defmethod print-object ((route route) stream)
+  (print-unreadable-object (route stream :type t) (write-string (route-text route) stream)))
+
+(defun method-rule (method)
+  "Return the google.api.HttpRule with which METHOD, a method descriptor, is annotated, or nil."
+  (let* ((octets (protobuf:descriptor-option-octets method))
+         (options (and octets
+                       (protobuf:parse-message "google.protobuf.MethodOptions" octets))))
+    (and options
+         (protobuf:field-present-p options "[google.api.http]")
+         (protobuf:field-value options "[google.api.http]"))))
+
+;;; Fields
+
+(defun same-fields-p (a b)
+  "True if A and B, lists of descriptors, lead from one type to the same field. Descriptors change
+when a file is loaded again, numbers do not."
+  (and (= (length a) (length b))
+       (every (lambda (a b)
+                (= (protobuf:field-descriptor-number a) (protobuf:field-descriptor-number b)))
+              a b)))
+
+(defun bound-p (fields bindings)
+  "True if one of BINDINGS is to the field that FIELDS lead to."
+  (member fields bindings :key #'binding-fields :test #'same-fields-p))
+
+(defun message-field-p (field)
+  (member (protobuf:field-descriptor-type field) '(:message :group)))
+
+(defun repeated-p (field)
+  (eq :repeated (protobuf:field-descriptor-label field)))
+
+(defun strict-path (type path what)
+  "The descriptors that PATH, of names as in the .proto file, leads to from TYPE; WHAT names it."
+  (multiple-value-bind (fields stuck) (protobuf:find-field-path type path :max-steps 100)
+    (let ((other (and fields
+                      (string/= path (format nil "~{~A~^.~}"
+                                             (mapcar #'protobuf:descriptor-name fields))))))
+      (cond (stuck
+             (wrong-rule "~A names the field ~A, but ~A has no such field, or it is no single ~
+                          message with fields" what path (protobuf:message-type-name type)))
+            (other
+             (wrong-rule "~A names the field ~A by its name in JSON; its name is ~{~A~^.~}"
+                         what path
+                         (mapcar #'protobuf:descriptor-name fields)))
+            (t fields)))))
+
+(defun top-field (type name what)
+  "The field NAME of TYPE; WHAT is the part of the rule that names it."
+  (when (find #\. name)
+    (wrong-rule "~A is ~A, but must be a field of ~A itself" what name
+                (protobuf:message-type-name type)))
+  (first (strict-path type name what)))
+
+(defun check-variable (fields)
+  (let* ((field (first (last fields)))
+         (path (format nil "~{~A~^.~}" (mapcar #'protobuf:descriptor-name fields))))
+    (when (repeated-p field)
+      (wrong-rule "the variable ~A of its path is a repeated field or a map" path))
+    (when (message-field-p field)
+      (wrong-rule "the variable ~A of its path is a message" path))))
+
+(defun variable-binding (template type variable)
+  (let ((fields (strict-path type (variable-path variable) "a variable of its path")))
+    (check-variable fields)
+    (make-binding fields (variable-start variable) (variable-end variable)
+                  (variable-wide-p template variable))))
+
+(defun oneof-of (binding)
+  "The fields on the way to BINDING's oneof and its name, if its field is in one."
+  (let* ((fields (binding-fields binding))
+         (oneof (protobuf:field-descriptor-oneof (first (last fields)))))
+    (and oneof (append (butlast fields) (list oneof)))))
+
+(defun check-twice (bindings)
+  (loop for (binding . others) on bindings
+        do (when (bound-p (binding-fields binding) others)
+             (wrong-rule "its path binds the field ~{~A~^.~} twice"
+                         (mapcar #'protobuf:descriptor-name (binding-fields binding))))
+           (when (and (oneof-of binding)
+                      (member (oneof-of binding) others :key #'oneof-of :test #'equal))
+             (wrong-rule "its path binds two fields of the oneof ~A"
+                         (first (last (oneof-of binding)))))))
+
+(defun http-body-p (type-name)
+  (equal "google.api.HttpBody" type-name))
+
+(defun raw-p (field type)
+  "True if FIELD, one of TYPE, or, if that is no field, TYPE itself is a google.api.HttpBody."
+  (if (symbolp field)
+      (http-body-p (protobuf:message-type-name type))
+      (and (not (repeated-p field)) (http-body-p (protobuf:field-descriptor-type-name field)))))
+
+;;; Rules
+
+(defun token-p (text)
+  "True if TEXT is a token of HTTP (RFC 9110, section 5.6.2)."
+  (and (plusp (length text))
+       (every (lambda (char)
+                (and (< 32 (char-code char) 127)
+                     (or (alphanumericp char) (find char "!#$%&'*+-.^_`|~"))))
+              text)))
+
+(defun check-verb (verb)
+  (cond ((string= "" verb) (wrong-rule "the kind of its custom pattern is empty"))
+        ((not (token-p verb)) (wrong-rule "~S is no method of HTTP" verb))
+        ((string= "CONNECT" verb) (wrong-rule "CONNECT opens a tunnel and calls nothing"))))
+
+(defun body-field-p (field route)
+  "True if FIELD of ROUTE's request is the body."
+  (let ((body (route-body route)))
+    (and (not (symbolp body)) (same-fields-p (list field) (list body)))))
+
+(defun body-of (rule verb type bindings)
+  "What of the request, of TYPE, the body is by RULE."
+  (let ((name (google.api:http-rule-body rule)))
+    (when (and (string/= "" name) (member verb '("GET" "HEAD" "DELETE") :test #'string=))
+      (wrong-rule "it has a body, which ~A requests do not have" verb))
+    (cond ((string= "" name) nil)
+          ((string= "*" name) :all)
+          (t (let ((field (top-field type name "its body")))
+               (when (bound-p (list field) bindings)
+                 (wrong-rule "the field ~A is in its path and is its body" name))
+               field)))))
+
+(defun answer-field-of (rule type)
+  (let ((name (google.api:http-rule-response-body rule)))
+    (if (string= "" name) nil (top-field type name "its response_body"))))
+
+(defun rule-route (rule method request-type response-type payload)
+  "The route of RULE itself."
+  (multiple-value-bind (verb path) (rule-pattern rule)
+    (unless verb (wrong-rule "it has no pattern, such as get"))
+    (check-verb verb)
+    (let* ((template (parse-template path))
+           (bindings (mapcar (lambda (variable)
+                               (variable-binding template request-type variable))
+                             (template-variables template)))
+           (body (body-of rule verb request-type bindings))
+           (answer-field (answer-field-of rule response-type)))
+      (check-twice bindings)
+      (make-route :verb verb :template template :method method :request-type request-type
+                  :response-type response-type :bindings bindings :body body
+                  :raw-body (and body (raw-p body request-type))
+                  :answer-field answer-field :raw-answer (raw-p answer-field response-type)
+                  :payload payload))))
+
+(defun make-method-routes (rule method request-type response-type payload)
+  "Return the routes that RULE, a google.api.HttpRule, gives METHOD, a method descriptor, whose
+messages have REQUEST-TYPE and RESPONSE-TYPE. PAYLOAD is what their ROUTE-PAYLOAD is. Signal
+RULE-ERROR if RULE or one of its additional bindings is wrong."
+  (let ((name (protobuf:descriptor-full-name method)))
+    (flet ((route (rule additional)
+             (multiple-value-bind (verb path) (rule-pattern rule)
+               (let ((*rule* (format nil "~A of ~A" (pattern-text verb path) name))
+                     (selector (google.api:http-rule-selector rule)))
+                 (unless (or (string= "" selector) (and (not additional) (string= name selector)))
+                   (wrong-rule "its selector is ~A" selector))
+                 (when (and additional
+                            (plusp (length (google.api:http-rule-additional-bindings rule))))
+                   (wrong-rule "an additional binding has additional bindings itself"))
+                 (rule-route rule method request-type response-type payload)))))
+      (cons (route rule nil)
+            (map 'list (lambda (rule) (route rule t))
+                 (google.api:http-rule-additional-bindings rule))))))
+
+(defun make-routes (methods &key rules)
+  "Return the routes of METHODS, a list of lists of a method descriptor, its message types, and what
+ROUTE-PAYLOAD is to be. A method has the rule of its annotation, or of RULES, as READ-RULES returns
+them, the last one with its name. Signal RULE-ERROR if a rule is wrong or none of METHODS is its."
+  (dolist (rule rules)
+    (unless (find (google.api:http-rule-selector rule) methods :test #'string=
+                  :key (lambda (entry) (protobuf:descriptor-full-name (first entry))))
+      (let ((*rule* (rule-text rule)))
+        (wrong-rule "no service here has a method of that name"))))
+  (loop for (method request-type response-type payload) in methods
+        for rule = (or (find (protobuf:descriptor-full-name method) rules :from-end t
+                             :key #'google.api:http-rule-selector :test #'string=)
+                       (method-rule method))
+        when rule
+          append (make-method-routes rule method request-type response-type payload)))

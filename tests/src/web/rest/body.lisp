@@ -1,0 +1,58 @@
+;;;; Bodies of requests.
+
+(in-package #:clgrpc.tests.rest)
+(in-suite :clgrpc.rest)
+
+(test bodies-become-messages-or-fields
+  (requests (library-router)
+    (("PUT" "/v1/books/b" :body "{\"copies\":2,\"book\":{\"name\":\"other\",\"pages\":1}}"
+            :type "application/json")
+     ("Put" "{\"book\":{\"name\":\"b\",\"pages\":1},\"copies\":2}"))
+    (("PUT" "/v1/books/b" :type "text/plain") ("Put" "{\"book\":{\"name\":\"b\"}}"))
+    (("PUT" "/v1/books/b" :body "{}" :type "Application/JSON; Charset=\"UTF-8\"")
+     ("Put" "{\"book\":{\"name\":\"b\"}}"))
+    (("POST" "/v1/shelves/s/books" :body "null") ("Add" "{\"shelfName\":\"shelves/s\"}"))
+    (("GET" "/v1/books/b" :body "ignored" :type "text/plain") ("Get" "{\"name\":\"b\"}"))
+    (("POST" "/v1/books/b:scan" :body "abc" :type "image/x")
+     ("Scan" "{\"name\":\"b\",\"scan\":{\"contentType\":\"image/x\",\"data\":\"YWJj\"}}"))
+    (("POST" "/v1/books/b:scan") ("Scan" "{\"name\":\"b\",\"scan\":{}}"))))
+
+(test wrong-bodies-are-refused
+  (requests (library-router)
+    (("PUT" "/v1/books/b" :body "{}" :type "text/plain") (415 nil))
+    (("PUT" "/v1/books/b" :body "{}" :type "application/json; charset=latin1") (415 nil))
+    (("PUT" "/v1/books/b" :body "{") (400 "the body"))
+    (("PUT" "/v1/books/b" :body "[]") (400 "the body"))
+    (("PUT" "/v1/books/b" :body "null") (400 "the body"))
+    (("PUT" "/v1/books/b" :body "{} x") (400 "the body"))
+    (("PUT" "/v1/books/b" :body "{\"copies\":-1}") (400 "copies"))
+    (("PUT" "/v1/books/b" :body "{\"book\":{\"pages\":\"x\"}}") (400 "book.pages"))
+    (("PUT" "/v1/books/b" :body "{\"bogus\":1}") (400 "the body"))
+    (("POST" "/v1/shelves/s/books" :body "{\"pages\":1.5}") (400 "book.pages"))
+    (("POST" "/v1/shelves/s/books" :body "[]") (400 "book"))))
+
+(test streams-are-values-or-an-array
+  (requests (library-router)
+    (("POST" "/v1/uploads/n" :body "{\"pages\":1}")
+     ("Upload" "{\"name\":\"n\",\"book\":{\"pages\":1}}"))
+    (("POST" "/v1/uploads/n" :body (format nil "{\"pages\":1}~%{\"pages\":2} "))
+     ("Upload" "{\"name\":\"n\",\"book\":{\"pages\":1}}" "{\"name\":\"n\",\"book\":{\"pages\":2}}"))
+    (("POST" "/v1/uploads/n" :body "[{\"pages\":1} , {}]")
+     ("Upload" "{\"name\":\"n\",\"book\":{\"pages\":1}}" "{\"name\":\"n\",\"book\":{}}"))
+    (("POST" "/v1/uploads/n" :body "[]") ("Upload"))
+    (("POST" "/v1/uploads/n") ("Upload"))
+    (("POST" "/v1/uploads/n" :body "[{\"pages\":1}") (400 "the body"))
+    (("POST" "/v1/uploads/n" :body "{} ]") (400 "the body"))))
+
+(test long-raw-bodies-come-in-pieces
+  (let* ((router (rule-router '(:get "/v1/a") '(:get "/v1/b") '(:post "/v1/c" :body "scan")))
+         (found (multiple-value-bind (route match) (find-route router "POST" "/v1/c")
+                  (bound route match nil (make-octets 1048577) "a/b"))))
+    (is (equal '(1048576 1)
+               (mapcar (lambda (message)
+                         (length (google.api:http-body-data (library:request-scan message))))
+                       found)))
+    (is (equal '("a/b" "a/b")
+               (mapcar (lambda (message)
+                         (google.api:http-body-content-type (library:request-scan message)))
+                       found)))))

@@ -1,0 +1,77 @@
+;;;; The OpenAPI document.
+
+(in-package #:clgrpc.tests.rest)
+(in-suite :clgrpc.rest)
+
+(defun document (&rest options)
+  (parse-json (octets-string (apply #'openapi-document (make-routes (library-methods)) options))))
+
+(defun at (data &rest way)
+  "What stands in DATA, JSON, at WAY, of names and indices."
+  (dolist (step way data)
+    (setf data (if (integerp step)
+                   (svref data step)
+                   (cdr (assoc step data :test #'string=))))))
+
+(defun references (data)
+  "The values of all members called $ref in DATA."
+  (cond ((simple-vector-p data) (loop for item across data append (references item)))
+        ((consp data)
+         (loop for (name . value) in data
+               append (if (string= "$ref" name) (list value) (references value))))))
+
+(test the-document-has-all-routes
+  (let* ((document (document :title "Books" :version "2")) (paths (at document "paths")))
+    (is (equal '("3.1.0" "Books" "2")
+               (list (at document "openapi") (at document "info" "title")
+                     (at document "info" "version"))))
+    (is (equal '("/v1/shelves/{name.1}/books/{name.3}" "/v1/books/{name}"
+                 "/v1/shelves/{shelf_name.1}/books" "/v1/books/{name}:scan"
+                 "/v1/files/{name}:watch" "/v1/files/{name.1}" "/v1/uploads/{name}")
+               (mapcar #'car paths)))
+    (is (equal '("get" "put") (mapcar #'car (at paths "/v1/books/{name}"))))
+    (is (equal "Gets a book." (at paths "/v1/books/{name}" "get" "summary")))))
+
+(test the-document-is-sound
+  "Operations have ids of their own, the parameters of a path are those in it, and each reference
+has its schema."
+  (let ((document (document :methods (library-methods))) (ids '()))
+    (loop for (path . item) in (at document "paths")
+          do (loop for (nil . operation) in item
+                   do (push (at operation "operationId") ids)
+                      (let ((names (loop for parameter across (or (at operation "parameters") #())
+                                         when (string= "path" (at parameter "in"))
+                                           collect (at parameter "name"))))
+                        (is (every (lambda (name) (search (format nil "{~A}" name) path)) names))
+                        (is (= (count #\{ path) (length names))))
+                      (is (at operation "responses" "200" "description"))))
+    (is (= (length ids) (length (remove-duplicates ids :test #'string=))))
+    (is (find "Library_Silent" ids :test #'string=))
+    (dolist (reference (references document))
+      (is (at document "components" "schemas" (subseq reference (length "#/components/schemas/")))
+          "~A" reference))))
+
+(test messages-are-schemas-of-their-json
+  (let ((schemas (at (document) "components" "schemas")))
+    (flet ((field (name) (at schemas "clgrpc.tests.library.Request" "properties" name)))
+      (is (equal '(("type" . "string") ("format" . "int64")) (field "edition")))
+      (is (equal '(("type" . "string") ("format" . "date-time")) (field "since")))
+      (is (equalp '(("type" . #("string" "null"))) (field "motto")))
+      (is (equal '(("$ref" . "#/components/schemas/clgrpc.tests.library.Book")) (field "book")))
+      (is (equal '(("type" . "array") ("items" ("type" . "integer") ("format" . "int32")))
+                 (field "years"))))
+    (is (equal '(("type" . "object") ("additionalProperties" ("type" . "string")))
+               (at schemas "clgrpc.tests.library.Book" "properties" "notes")))
+    (is (equal "Who wrote it."
+               (at schemas "clgrpc.tests.library.Book" "properties" "authors" "description")))
+    (is (equalp #("UNBOUND" "PAPER" "CLOTH") (at schemas "clgrpc.tests.library.Binding" "enum")))))
+
+(test parameters-are-what-the-query-may-have
+  "Not what the path or the body has; a message that holds itself ends."
+  (let ((names (loop for parameter across (at (document) "paths" "/v1/books/{name}" "get" "parameters")
+                     collect (at parameter "name"))))
+    (is (equal "name" (first names)))
+    (is (= 1 (count "name" names :test #'string=)))
+    (is (subsetp '("shelfName" "book.authors" "since" "mask" "years") names :test #'string=))
+    (is (not (find "extra" names :test #'string=)))
+    (is (not (find "book.sequel.sequel.name" names :test #'string=)))))

@@ -1,0 +1,98 @@
+;;;; The YAML of service configs.
+
+(in-package #:clgrpc.tests.rest)
+(in-suite :clgrpc.rest)
+
+(defparameter *service-config*
+  "# a config
+type: google.api.Service
+config_version: 3
+
+http:
+  rules:
+  - selector: clgrpc.tests.library.Library.Silent   # one
+    get: '/v1/{name=x/*}:it''s'
+    additional_bindings:
+      - post: \"/v1/\\u0078\"
+        body: '*'
+      -
+        custom:
+          kind: HEAD
+          path: /v1/h
+  - selector: clgrpc.tests.library.Library.File
+    put: /v1/a#b
+documentation:
+  summary: >-
+    One: two
+    three
+  text: |
+    # no comment
+
+    a
+empty:
+list: []
+")
+
+(test configs-are-read
+  (is (equalp '(("type" . "google.api.Service") ("config_version" . 3)
+                ("http"
+                 ("rules"
+                  . #((("selector" . "clgrpc.tests.library.Library.Silent")
+                       ("get" . "/v1/{name=x/*}:it's")
+                       ("additional_bindings"
+                        . #((("post" . "/v1/x") ("body" . "*"))
+                            (("custom" ("kind" . "HEAD") ("path" . "/v1/h"))))))
+                      (("selector" . "clgrpc.tests.library.Library.File") ("put" . "/v1/a#b")))))
+                ("documentation" ("summary" . "One: two three")
+                 ("text" . #.(format nil "# no comment~2%a")))
+                ("empty" . :null) ("list" . #()))
+              (parse-yaml *service-config*)))
+  (is (equal '() (parse-yaml "")))
+  (is (equal '(("a" . "b")) (parse-yaml (format nil "---~%a: b~C~%" #\Return))))
+  (is (equal "x" (parse-yaml "x"))))
+
+(test rules-of-a-config-are-rules
+  (let ((rules (read-rules *service-config*)))
+    (is (equal '("clgrpc.tests.library.Library.Silent" "clgrpc.tests.library.Library.File")
+               (mapcar #'google.api:http-rule-selector rules)))
+    (is (= 2 (length (google.api:http-rule-additional-bindings (first rules))))))
+  (is (equal '() (read-rules "type: google.api.Service"))))
+
+(test wrong-yaml-is-refused-with-its-line
+  (loop for (text line) in `(("a: b
+c" 2) ("a: b
+ c: d" 2) ("a:
+	b: c" 2) ("a: &x b" 1) ("a: [b]" 1) ("a: {b: c}" 1) ("a: b: c" 1) ("a: 'b" 1) ("a: \"b" 1)
+                             ("a: 'b'c" 1) ("a: b
+a: c" 2) ("a:
+    b: c
+  d: e" 3) ("- a
+b" 2) (": b" 1) ("a: *b" 1) ("a: !!str b" 1)
+                             (,(format nil "~{~A~}x" (make-list 33 :initial-element "- ")) 1))
+        do (handler-case (progn (parse-yaml text) (fail "~S is taken" text))
+             (rule-error (condition)
+               (is (search (format nil "in line ~D " line) (princ-to-string condition))
+                   "~S: ~A" text condition))))
+  (signals rule-error (parse-yaml (make-string 1048577 :initial-element #\a))))
+
+(test wrong-configs-are-refused
+  (dolist (text '("http: x" "http:
+  rules: x" "http:
+  rules:
+  - x" "http:
+  rules:
+  - get: /v1/x" "http:
+  rules:
+  - selector: a.B.C
+    gets: /v1/x" "http:
+  rule:
+  - selector: a.B.C" "http:
+  fully_decode_reserved_expansion: true" "http:
+  rules:
+  - selector: a.B.C
+    get: /v1/x
+    put: /v1/x" "- x"))
+    (signals rule-error (read-rules text) "~S" text))
+  (dolist (list '((x) ((:get "/v1/x")) ((:selector "a.B.C" :gets "/v1/x"))
+                  ((:selector "a.B.C" :get 1)) ((:selector "a.B.C" :get))))
+    (signals rule-error (read-rules list) "~S" list)))
