@@ -8,7 +8,7 @@
   :depends-on ("clgrpc/loop")
   :pathname "async/"
   :serial t
-  :components ((:file "package") (:file "condition") (:file "structure") (:file "handle")
+  :components ((:file "package") (:file "socket-condition") (:file "async-structure") (:file "handle")
                (:file "event") (:file "watch") (:file "dns") (:file "socket") (:file "stream")
                (:file "server") (:file "program"))
   :in-order-to ((test-op (test-op "clgrpc-tests/async"))))

@@ -10,8 +10,8 @@
   :pathname "cluster/membership/"
   :serial t
   :components ((:static-file "../../proto/cluster/membership.proto") (:file "proto")
-               (:file "package") (:file "condition") (:file "member") (:file "decision")
-               (:file "view") (:file "store") (:file "membership") (:file "hub")
+               (:file "package") (:file "cluster-condition") (:file "member") (:file "decision")
+               (:file "view") (:file "store") (:file "membership") (:file "informer")
                (:file "identity") (:file "service") (:file "follow") (:file "meter")
                (:file "node"))
   :in-order-to ((test-op (test-op "clgrpc-tests/raft" "clgrpc-tests/workflow"
@@ -23,8 +23,8 @@
   :pathname "cluster/raft/"
   :serial t
   :components ((:static-file "../../proto/cluster/raft.proto") (:file "proto") (:file "package")
-               (:file "crc32c") (:file "state") (:file "receipt") (:file "service")
-               (:file "meter") (:file "batch") (:file "peer") (:file "question")
+               (:file "crc32c") (:file "state") (:file "snapshot-receiver") (:file "service")
+               (:file "meter") (:file "batch") (:file "peer") (:file "unary-call")
                (:file "pipeline") (:file "snapshot")))
 
 (defsystem "clgrpc-cluster/workflow"
@@ -34,10 +34,10 @@
   :pathname "cluster/workflow/"
   :serial t
   :components ((:static-file "../../proto/cluster/workflow.proto") (:file "proto")
-               (:file "package") (:file "condition") (:file "limit") (:file "key")
+               (:file "package") (:file "workflow-condition") (:file "limit") (:file "key")
                (:file "definition") (:file "draft") (:file "decision") (:file "index")
                (:file "node") (:file "instrument") (:file "change") (:file "claim")
-               (:file "session") (:file "clock") (:file "watching") (:file "method")
+               (:file "session") (:file "timer-queue") (:file "watching") (:file "method")
                (:file "client") (:file "task") (:file "worker")))
 
 (defsystem "clgrpc-cluster/raft-toy"

@@ -12,10 +12,10 @@
   :components ((:static-file "../../proto/etcd/kv.proto")
                (:static-file "../../proto/etcd/auth.proto")
                (:static-file "../../proto/etcd/rpc.proto") (:file "proto") (:file "package")
-               (:file "condition") (:file "key") (:file "entry") (:file "endpoint")
-               (:file "meter") (:file "client") (:file "call") (:file "lease") (:file "keeper")
+               (:file "etcd-condition") (:file "key") (:file "entry") (:file "endpoint")
+               (:file "meter") (:file "client") (:file "call") (:file "lease") (:file "keepalive")
                (:file "grant") (:file "store") (:file "transaction") (:file "watch")
-               (:file "multiplex") (:file "mirror") (:file "place") (:file "lock")
+               (:file "multiplex") (:file "mirror") (:file "waiter") (:file "lock")
                (:file "election") (:file "member") (:file "synchronize") (:file "user") (:file "maintenance"))
   :in-order-to ((test-op (test-op "clgrpc-tests/etcd" "clgrpc-tests/discovery"
                                   "clgrpc-tests/memory"))))
@@ -25,9 +25,9 @@
   :depends-on ("clgrpc-etcd" "clgrpc/server" "clgrpc/metrics" "clgrpc/command")
   :pathname "etcd/discovery/"
   :serial t
-  :components ((:file "package") (:file "endpoint") (:file "key") (:file "place") (:file "roster")
-               (:file "meter") (:file "registration") (:file "listing") (:file "host")
-               (:file "finder") (:file "resolver") (:file "program")))
+  :components ((:file "package") (:file "endpoint") (:file "key") (:file "etcd-target") (:file "endpoint-table")
+               (:file "meter") (:file "registration") (:file "listing") (:file "host-addresses")
+               (:file "service-watcher") (:file "resolver") (:file "program")))
 
 (defsystem "clgrpc-etcd/memory"
   :description "An engine in memory that serves etcd's services, for demonstrations and tests."
@@ -35,5 +35,5 @@
   :pathname "etcd/memory/"
   :serial t
   :components ((:file "package") (:file "tree") (:file "store") (:file "lease") (:file "range")
-               (:file "transaction") (:file "interest") (:file "engine") (:file "watch")
+               (:file "transaction") (:file "listener") (:file "engine") (:file "watch")
                (:file "service")))

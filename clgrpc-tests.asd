@@ -73,6 +73,7 @@ that is not loaded (:DATA)."
                     (:file "packages")
                     (:file "path")
                     (:file "slot")
+                    (:file "glossary")
                     (:file "documentation")
                     (:file "chapter")
                     (:file "chapters"))
@@ -154,7 +155,7 @@ that is not loaded (:DATA)."
    :first ("server" "stand-in") :name "etcd")
   ("etcd/discovery" ("clgrpc-etcd/discovery" "clgrpc-etcd/memory" "clgrpc-tests/etcd"
                      "clgrpc/examples" "alexandria")
-   :first ("host" "resolver"))
+   :first ("host-addresses" "resolver" "service-watcher"))
   ("etcd/memory" ("clgrpc-etcd/memory" "clgrpc/server" "clgrpc-tests/etcd" "alexandria"))
   ("cluster/raft" ("clgrpc-cluster/raft" "clgrpc" "clgrpc-sim" "clgrpc-cluster/raft-toy")
    :first ("member"))

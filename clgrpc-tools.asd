@@ -33,7 +33,7 @@
   :serial t
   :components ((:file "package") (:file "histogram") (:file "run") (:file "second")
                (:file "round") (:file "schedule") (:file "template") (:file "payload")
-               (:file "plan") (:file "tally") (:file "structure") (:file "load-call") (:file "connection-slot")
+               (:file "plan") (:file "tally") (:file "load-structure") (:file "load-call") (:file "connection-slot")
                (:file "generator") (:file "engine")))
 
 (defsystem "clgrpc-tools/report"
@@ -41,7 +41,7 @@
   :depends-on ("clgrpc-tools/load" "clgrpc-tools/page")
   :pathname "tools/report/"
   :serial t
-  :components ((:file "package") (:file "figure") (:file "condition") (:file "ghz")
+  :components ((:file "package") (:file "figure") (:file "report-condition") (:file "ghz")
                (:file "comparison") (:file "run-json") (:file "run-reader") (:file "text")
                (:file "html") (:file "report")))
 

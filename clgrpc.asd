@@ -71,9 +71,9 @@
   :pathname "src/loop/"
   :serial t
   :components ((:file "package") (:file "world") (:file "threads/guard") (:file "saved-image")
-               (:file "condition") (:file "threads/share") (:file "threads/reserve")
+               (:file "loop-condition") (:file "threads/share") (:file "threads/reserve")
                (:file "io/poller") (:file "io/byte-channel") (:file "io/spinning")
-               (:file "structure") (:file "io/credentials") (:file "io/tls") (:file "io/bell")
+               (:file "loop-structure") (:file "io/credentials") (:file "io/tls") (:file "io/bell")
                (:file "threads/baton") (:file "threads/watchdog") (:file "threads/task")
                (:file "io/connection") (:file "threads/turn") (:file "threads/driving")
                (:file "loop") (:file "threads/gathering") (:file "names/scheme")
@@ -113,7 +113,7 @@
   :pathname "src/http/http2/"
   :serial t
   :components ((:file "package") (:file "error") (:file "state") (:file "frame")
-               (:file "structure") (:file "header") (:file "rate-credit") (:file "output")
+               (:file "connection-structure") (:file "header") (:file "rate-credit") (:file "output")
                (:file "stream") (:file "failure") (:file "rate-limit") (:file "reset")
                (:file "flow") (:file "writer") (:file "queue") (:file "settings") (:file "reader")
                (:file "connection") (:file "inspect")))
@@ -123,7 +123,7 @@
   :depends-on ("clgrpc/http1" "clgrpc/http2" "clgrpc/loop")
   :pathname "src/http/exchange/"
   :serial t
-  :components ((:file "package") (:file "speech") (:file "content") (:file "router")
+  :components ((:file "package") (:file "http-version") (:file "content") (:file "router")
                (:file "exchange") (:file "chunked") (:file "over-http2") (:file "over-http1")))
 
 (defsystem "clgrpc/metrics"
@@ -140,7 +140,7 @@
   :depends-on ("clgrpc/base" "clgrpc/kernel" "sb-introspect")
   :pathname "src/protobuf/"
   :serial t
-  :components ((:file "package") (:file "condition") (:file "source/descriptor")
+  :components ((:file "package") (:file "protobuf-condition") (:file "source/descriptor")
                (:file "source/lexer") (:file "source/path") (:file "codec/wire")
                (:file "codec/float") (:file "source/literal") (:file "source/parser")
                (:file "source/grammar") (:file "name") (:file "codec/message")
@@ -151,7 +151,7 @@
                (:file "codec/map") (:file "codec/plan") (:file "codec/slot-access")
                (:file "codec/extension") (:file "types/reflection") (:file "codec/requirement")
                (:file "codec/copier") (:file "codec/operation") (:file "codec/generic-coder")
-               (:file "codec/structure")
+               (:file "codec/message-structure")
                (:file "codec/field") (:file "codec/encoder") (:file "codec/decoder")
                (:file "codec/accessor") (:file "codec/extension-accessor") (:file "source/import")
                (:file "source/source") (:file "formats/textual") (:file "formats/well-known-text")
@@ -214,7 +214,7 @@
   :serial t
   :components ((:file "package") (:file "interceptor") (:file "transport") (:file "part")
                (:file "observer") (:file "call") (:file "value") (:file "verb") (:file "verdict")
-               (:file "trouble") (:file "reaction") (:file "room") (:file "account")
+               (:file "handler-error") (:file "reaction") (:file "room") (:file "account")
                (:file "call-tracer")))
 
 (defsystem "clgrpc/calling"
@@ -227,7 +227,7 @@
                (:file "attempt")))
 
 (defsystem "clgrpc/serving"
-  :description "What servers of all transports share: routes, entrances, how handlers are called."
+  :description "What servers of all transports share: routes, acceptors, how handlers are called."
   :depends-on ("clgrpc/rpc")
   :pathname "src/rpc/serving/"
   :serial t
@@ -240,16 +240,16 @@
   :serial t
   :components ((:file "package") (:file "status") (:file "metadata") (:file "framing")
                (:file "compression") (:file "stage") (:file "part")
-               (:file "encoding") (:file "link") (:file "tap") (:file "life") (:file "call")
+               (:file "encoding") (:file "link") (:file "frame-tracer") (:file "link-keepalive") (:file "call")
                (:file "held") (:file "inlet") (:file "callback") (:file "outlet")
-               (:file "deadline") (:file "account") (:file "transport") (:file "traffic")))
+               (:file "deadline") (:file "account") (:file "wire-operations") (:file "traffic")))
 
 (defsystem "clgrpc/config"
   :description "Service configs, read and checked."
   :depends-on ("clgrpc/status")
   :pathname "src/client/config/"
   :serial t
-  :components ((:file "package") (:file "condition") (:file "field") (:file "policy")
+  :components ((:file "package") (:file "config-condition") (:file "field") (:file "policy")
                (:file "method") (:file "service-config")))
 
 (defsystem "clgrpc/client"
@@ -259,13 +259,13 @@
   :serial t
   :components ((:file "package") (:file "naming/resolver") (:file "naming/choice")
                (:file "naming/naming") (:file "picking/balancer") (:file "picking/breaker")
-               (:file "wait-clock") (:file "structure") (:file "picking/stream-queue")
+               (:file "wait-clock") (:file "channel-structure") (:file "picking/stream-queue")
                (:file "attempts/compression") (:file "attempts/ending") (:file "attempts/head")
                (:file "attempts/request") (:file "naming/service-config") (:file "picking/veto")
-               (:file "trunk") (:file "subchannel") (:file "picking/guard") (:file "core")
+               (:file "connection-set") (:file "subchannel") (:file "picking/guard") (:file "core")
                (:file "attempts/attempt") (:file "picking/switch") (:file "picking/pick-first")
                (:file "attempts/dropped") (:file "attempts/response") (:file "call")
-               (:file "transport") (:file "side-call") (:file "channel") (:file "description")
+               (:file "client-operations") (:file "internal-call") (:file "channel") (:file "description")
                (:file "stub")))
 
 (defsystem "clgrpc/trace"
@@ -293,13 +293,13 @@
   :depends-on ("clgrpc/wire" "clgrpc/exchange" "clgrpc/serving" "alexandria")
   :pathname "src/server/"
   :serial t
-  :components ((:file "package") (:file "route") (:file "structure") (:file "request")
-               (:file "hub") (:file "refusal") (:file "peer") (:file "valve") (:file "limit")
-               (:file "protocol") (:file "call") (:file "room") (:file "compression") (:file "reply")
-               (:file "answer") (:file "execution") (:file "claimed") (:file "delivery")
-               (:file "transport") (:file "drain") (:file "open-call") (:file "plain")
-               (:file "dispatch")
-               (:file "opening") (:file "server") (:file "survey")))
+  :components ((:file "package") (:file "route") (:file "server-structure") (:file "request")
+               (:file "server-loop") (:file "refusal") (:file "peer") (:file "valve") (:file "limit")
+               (:file "protocol") (:file "call") (:file "reply-room") (:file "compression")
+               (:file "reply") (:file "answer") (:file "execution") (:file "claimed")
+               (:file "delivery") (:file "server-operations") (:file "drain") (:file "open-call")
+               (:file "plain") (:file "dispatch") (:file "opening") (:file "server")
+               (:file "connection-report")))
 
 (defsystem "clgrpc/web"
   :description "What gRPC-Web, Connect and REST share: codecs, CORS, calls over plain HTTP."
@@ -329,8 +329,8 @@
   :depends-on ("clgrpc/calling" "clgrpc/serving" "alexandria")
   :pathname "src/inproc/"
   :serial t
-  :components ((:file "package") (:file "tally") (:file "structure") (:file "context")
-               (:file "route") (:file "line") (:file "message") (:file "runtime") (:file "ending")
+  :components ((:file "package") (:file "call-tally") (:file "inproc-structure") (:file "context")
+               (:file "route") (:file "call-pair") (:file "message") (:file "runtime") (:file "ending")
                (:file "begin") (:file "waiting") (:file "queue") (:file "callback")
                (:file "stream") (:file "park") (:file "operation") (:file "channel")
                (:file "stub") (:file "relay") (:file "retry") (:file "reactive")

@@ -48,7 +48,7 @@
    #:write-socket-data #:close-socket #:set-socket-timeouts #:enable-socket #:disable-socket
    ;; stream.lisp
    #:async-io-stream #:stream-socket #:socket-stream
-   ;; condition.lisp
+   ;; socket-condition.lisp
    #:event-info #:event-error #:event-errcode #:event-errmsg #:socket-info #:tcp-socket
    #:socket-eof #:socket-closed
    #:tcp-info #:tcp-error #:tcp-eof #:tcp-reset #:tcp-timeout #:tcp-refused

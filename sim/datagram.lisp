@@ -17,7 +17,8 @@
 do."
   (let ((simulation (host-simulation from)))
     (unless (or (parted-p simulation from to) (lost-p simulation))
-      (add-plan (simulation-agenda simulation) (+ (simulation-now simulation) (way-ns simulation))
+      (add-plan (simulation-event-queue simulation)
+                (+ (simulation-now simulation) (way-ns simulation))
                 function octets))))
 
 (defun send-datagram (socket octets start end)

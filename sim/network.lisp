@@ -83,7 +83,7 @@
          (due (+ (max (+ now (latency-ns simulation)) (socket-last-due socket))
                  (if rate (floor (* octets +ns-per-second+) rate) 0))))
     (setf (socket-last-due socket) due)
-    (add-plan (simulation-agenda simulation) due #'arrive socket)))
+    (add-plan (simulation-event-queue simulation) due #'arrive socket)))
 
 (defun transmit (socket item)
   "Send ITEM, octets or one of :connect, :accepted, :refused, :end and :reset, to SOCKET's peer."
@@ -159,7 +159,7 @@ nothing do nothing."
           (t
            ;; nobody is there who could send this
            (let ((simulation (host-simulation host)))
-             (add-plan (simulation-agenda simulation)
+             (add-plan (simulation-event-queue simulation)
                        (+ (simulation-now simulation) (latency-ns simulation))
                        #'be-refused socket))))))
 
@@ -199,7 +199,7 @@ for that."
     (decf (socket-unread peer) count)
     (when (shiftf (socket-blocked peer) nil)
       (let ((simulation (host-simulation (socket-host socket))))
-        (add-plan (simulation-agenda simulation)
+        (add-plan (simulation-event-queue simulation)
                   (+ (simulation-now simulation) (latency-ns simulation))
                   #'become-writable peer)))))
 

@@ -11,7 +11,7 @@
    #:chance #:make-chance #:below #:between #:chance-p #:pick
    ;; history.lisp
    #:note #:simulation-entries #:simulation-digest #:write-history
-   ;; structure.lisp
+   ;; simulation-structure.lisp
    #:simulation #:*simulation* #:simulation-seed #:simulation-chance #:simulation-now
    #:simulation-steps #:host #:host-name #:host-up #:host-processes #:simulation-error
    #:simulation-hang

@@ -108,11 +108,11 @@ the end of the task: the scheduler waits for its turn, and would for ever."
 
 (defun run-plans (simulation)
   "Do what is due. Return true if something was."
-  (loop with agenda = (simulation-agenda simulation)
+  (loop with event-queue = (simulation-event-queue simulation)
         with before = (simulation-changes simulation)
-        for due = (next-plan-ns agenda)
+        for due = (next-plan-ns event-queue)
         while (and due (<= due (simulation-now simulation)))
-        do (let ((plan (take-plan agenda)))
+        do (let ((plan (take-plan event-queue)))
              (incf (simulation-changes simulation))
              (funcall (plan-function plan) (plan-argument plan)))
         finally (return (/= before (simulation-changes simulation)))))
@@ -141,7 +141,7 @@ the end of the task: the scheduler waits for its turn, and would for ever."
 
 (defun next-event-ns (simulation)
   "When something is due next, or nil."
-  (let ((next (next-plan-ns (simulation-agenda simulation))))
+  (let ((next (next-plan-ns (simulation-event-queue simulation))))
     (flet ((consider (ns)
              (when (and ns (or (null next) (< ns next))) (setf next ns))))
       (dolist (running (simulation-loops simulation))
@@ -247,7 +247,7 @@ SIMULATION-HANG if that does not come in the time that the simulation has. Not i
 
 (defun at (seconds function)
   "Have FUNCTION, without arguments, called in SECONDS of virtual time; it is not to wait."
-  (add-plan (simulation-agenda *simulation*) (seconds-from-now *simulation* seconds)
+  (add-plan (simulation-event-queue *simulation*) (seconds-from-now *simulation* seconds)
             (lambda (function) (funcall (the function function))) function))
 
 (defun start-task (name function &key (host (current-host)))

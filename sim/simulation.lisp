@@ -200,7 +200,7 @@ is, a million by default."
 
 (defun idle-p (simulation)
   "True if nothing of SIMULATION is left to do but what timers may bring."
-  (and (zerop (agenda-count (simulation-agenda simulation)))
+  (and (zerop (event-queue-count (simulation-event-queue simulation)))
        (null (simulation-tasks simulation))
        (zerop (length (find-candidates simulation)))))
 

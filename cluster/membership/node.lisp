@@ -40,7 +40,7 @@ member."
 (defmacro with-node-lock ((node) &body body)
   `(sb-thread:with-mutex ((node-lock ,node)) ,@body))
 
-(defun node-hub (node) (service-hub (node-service node)))
+(defun node-informer (node) (service-informer (node-service node)))
 
 (defun node-name (node)
   "The name of NODE, a string."
@@ -48,7 +48,7 @@ member."
 
 (defun node-cluster (node)
   "The name of NODE's cluster."
-  (hub-cluster (node-hub node)))
+  (informer-cluster (node-informer node)))
 
 (defun node-address (node)
   "Where NODE tells others that it serves."
@@ -81,16 +81,16 @@ another when NODE has joined again. From any thread."
 (defun node-members (node)
   "Return the members that NODE knows, a list by name, and the revision of the store that they are
 of. Asks nobody. While the store cannot be reached they stay as they were. From any thread."
-  (hub-members (node-hub node)))
+  (informer-members (node-informer node)))
 
 (defun find-member (node name)
   "Return the member NAME as NODE knows it, or nil. From any thread."
-  (hub-member (node-hub node) name))
+  (informer-member (node-informer node) name))
 
 (defun await-members (node predicate &key (timeout 10))
   "Wait at most TIMEOUT seconds until PREDICATE, a function of the list of members that NODE knows,
 is true. Return what it has returned last. From any thread but those of ON-CHANGE."
-  (await-view (node-hub node) predicate timeout))
+  (await-view (node-informer node) predicate timeout))
 
 ;;; Being a member, or not
 
@@ -203,7 +203,7 @@ with it goes. If the store cannot be told within TIMEOUT, it ends by itself."
 (defun look-back (node revision)
   "NODE knows only now that it is a member, which it became at REVISION: see what has become of its
 entry meanwhile."
-  (multiple-value-bind (member at) (hub-member (node-hub node) (node-name node))
+  (multiple-value-bind (member at) (informer-member (node-informer node) (node-name node))
     (when (<= revision at)
       (note-entry node member))))
 
@@ -242,7 +242,7 @@ entry meanwhile."
     (when meters
       (dolist (change changes)
         (metrics:add (meters-changes meters) 1 cluster name (change-kind change)))
-      (metrics:record (meters-members meters) (hub-count (node-hub node)) cluster name))))
+      (metrics:record (meters-members meters) (informer-count (node-informer node)) cluster name))))
 
 (defun note-changes (node changes)
   "CHANGES of the cluster, a list, have come to NODE: see what has become of its own entry."
@@ -283,7 +283,7 @@ entry meanwhile."
     (when meters
       (flet ((note-count (count) (metrics:record (meters-watchers meters) count cluster name)))
         (note-count 0)
-        (setf (hub-on-watchers (node-hub node)) #'note-count)))))
+        (setf (informer-on-watchers (node-informer node)) #'note-count)))))
 
 (defun serve-node (node address services arguments)
   "Start the server of NODE, with its own services and SERVICES; others are to reach it at ADDRESS,
@@ -339,11 +339,11 @@ START-SERVER signals. From any thread; end it with STOP-NODE."
                        :own-store own-store :labels labels :lease-seconds lease-seconds
                        :services services :if-taken if-taken :rejoin rejoin :on-loss on-loss
                        :on-join on-join :meters (meters-of metrics)))
-           (let ((hub (node-hub node)))
-             (add-listener hub (lambda (changes) (note-changes node changes)))
+           (let ((informer (node-informer node)))
+             (add-listener informer (lambda (changes) (note-changes node changes)))
              (watch-watchers node)
-             (when on-change (add-listener hub on-change))
-             (follow-store hub))
+             (when on-change (add-listener informer on-change))
+             (follow-store informer))
            (serve-node node address services
                        (list* :listen listen :observer (append (alexandria:ensure-list observer)
                                                           (alexandria:ensure-list metrics))

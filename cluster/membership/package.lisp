@@ -1,7 +1,7 @@
 ;;;; A cluster: nodes that know of each other through a store with leases. The files, from the
 ;;;; ground up: conditions; members and their keys; what is decided about them; what a node knows of
-;;;; them; what is done in the store; the hub that follows it; who may be whom; the service; those
-;;;; who follow it; metrics; nodes.
+;;;; them; what is done in the store; the informer that follows it; who may be whom; the service;
+;;;; those who follow it; metrics; nodes.
 
 (defpackage #:clgrpc.cluster
   (:use #:cl #:clgrpc.base)
@@ -12,7 +12,7 @@
                     (#:memory #:clgrpc.memory) (#:discovery #:clgrpc.discovery)
                     (#:pb #:clgrpc.cluster.v1) (#:methods #:clgrpc.cluster.v1.cluster))
   (:export
-   ;; condition.lisp
+   ;; cluster-condition.lisp
    #:cluster-error #:cluster-error-text #:name-taken #:superseded #:not-a-member #:cluster-full
    #:identity-refused #:membership-lost
    ;; member.lisp

@@ -4,7 +4,7 @@
 (in-package #:clgrpc.cluster)
 
 (defclass cluster-service (pb:cluster)
-  ((hub :initarg :hub :reader service-hub) ; follows the store
+  ((informer :initarg :informer :reader service-informer) ; follows the store
    (max-members :initarg :max-members :reader service-max-members) ; that may join
    (lease-seconds :initarg :lease-seconds :reader service-lease-seconds) ; of who asks for none
    ;; true if who joins has to show a certificate
@@ -14,14 +14,14 @@
 
 (defmethod print-object ((service cluster-service) stream)
   (print-unreadable-object (service stream :type t)
-    (prin1 (service-hub service) stream)))
+    (prin1 (service-informer service) stream)))
 
 (defun make-service (store &key (cluster "default") (max-members 1000) (lease-seconds 10)
                              identity-required)
   "As MAKE-CLUSTER-SERVICE, but it follows its store only after FOLLOW-STORE."
   (check-type max-members (integer 1 100000))
   (check-type lease-seconds (integer 2 3600))
-  (make-instance 'cluster-service :hub (make-hub store cluster) :max-members max-members
+  (make-instance 'cluster-service :informer (make-informer store cluster) :max-members max-members
                                   :lease-seconds lease-seconds
                                   :identity-required identity-required))
 
@@ -35,18 +35,18 @@ not be reachable yet. Signal MISUSE for wrong arguments. From any thread; end it
 CLOSE-CLUSTER-SERVICE when its server has stopped."
   (declare (ignore cluster max-members lease-seconds identity-required))
   (let ((service (apply #'make-service store arguments)))
-    (follow-store (service-hub service))
+    (follow-store (service-informer service))
     service))
 
 (defun close-cluster-service (service)
   "Have SERVICE follow its store no longer. From any thread but the store's."
-  (close-hub (service-hub service)))
+  (close-informer (service-informer service)))
 
 (defmethod server:note-server-stopping ((service cluster-service) server)
   (declare (ignore server))
   ;; the server waits for its calls to end, and these would not by themselves
   (setf (service-stopping service) t)
-  (dismiss-watchers (service-hub service)))
+  (dismiss-watchers (service-informer service)))
 
 (defmacro telling-conditions (&body body)
   "Evaluate BODY; what is wrong with a membership, and what the store says, ends the call with a
@@ -68,10 +68,10 @@ status."
 
 (defmethod methods:join ((service cluster-service) request &key call)
   (telling-conditions
-    (let ((asked (asked-member service request)) (hub (service-hub service)))
+    (let ((asked (asked-member service request)) (informer (service-informer service)))
       (check-identity call (member-name asked) (service-identity-required-p service))
       (multiple-value-bind (member revision)
-          (join-cluster (hub-store hub) (hub-cluster hub) asked
+          (join-cluster (informer-store informer) (informer-cluster informer) asked
                         :if-taken (if (eq :if-taken-refuse (pb:join-request-if-taken request))
                                       :refuse
                                       :take-over)
@@ -80,43 +80,44 @@ status."
 
 (defmethod methods:renew ((service cluster-service) request &key call)
   (telling-conditions
-    (let ((name (pb:renew-request-name request)) (hub (service-hub service)))
+    (let ((name (pb:renew-request-name request)) (informer (service-informer service)))
       (check-identity call name (service-identity-required-p service))
       (pb:make-renew-response
-       :lease-seconds (renew-membership (hub-store hub) (hub-cluster hub) name
+       :lease-seconds (renew-membership (informer-store informer) (informer-cluster informer) name
                                         (pb:renew-request-generation request))))))
 
 (defmethod methods:leave ((service cluster-service) request &key call)
   (telling-conditions
-    (let ((name (pb:leave-request-name request)) (hub (service-hub service)))
+    (let ((name (pb:leave-request-name request)) (informer (service-informer service)))
       (check-identity call name (service-identity-required-p service))
       (pb:make-leave-response
-       :left (and (leave-cluster (hub-store hub) (hub-cluster hub) name
+       :left (and (leave-cluster (informer-store informer) (informer-cluster informer) name
                                  (pb:leave-request-generation request))
                   t)))))
 
 (defmethod methods:members ((service cluster-service) request &key)
   (telling-conditions
-    (let ((hub (service-hub service)))
+    (let ((informer (service-informer service)))
       (multiple-value-bind (members revision)
           (if (pb:members-request-stale request)
-              (hub-members hub)
-              (fetch-members (hub-store hub) (hub-cluster hub)))
+              (informer-members informer)
+              (fetch-members (informer-store informer) (informer-cluster informer)))
         (pb:make-members-response :members (mapcar #'member-message members)
                                   :revision revision)))))
 
 (defmethod methods:watch ((service cluster-service) request &key call)
   (telling-conditions
-    (let* ((hub (service-hub service))
+    (let* ((informer (service-informer service))
            (revision (pb:watch-request-revision request))
            (watcher (make-watcher :call call :next revision)))
       (when (minusp revision) (misuse "A revision is not negative, unlike ~D." revision))
       (when (service-stopping service)
         (status:fail :unavailable "the node is stopping"))
-      (check-revision hub revision)
+      (check-revision informer revision)
       ;; so that who asked knows that he is heard, though nothing may happen for long
       (rpc:send-metadata call '())
-      (rpc:on-cancel call (lambda () (remove-watcher hub watcher)))
-      (rpc:on-writable call (lambda () (telling-watchers (hub) (tell-watcher hub watcher))))
-      (add-watcher hub watcher)
+      (rpc:on-cancel call (lambda () (remove-watcher informer watcher)))
+      (rpc:on-writable call
+                       (lambda () (telling-watchers (informer) (tell-watcher informer watcher))))
+      (add-watcher informer watcher)
       call)))

@@ -4,31 +4,31 @@
 
 (in-package #:clgrpc.raft)
 
-(defstruct (parcel (:constructor make-parcel (request octets then)) (:copier nil))
+(defstruct (queued-request (:constructor make-queued-request (request octets then)) (:copier nil))
   "A request that the pipeline was given."
   (request nil :read-only t)            ; the AppendEntriesRequest
   (octets 0 :type index :read-only t)   ; of data in its entries
   (then nil :type function :read-only t)) ; to be called with the answer
 
-(defstruct (batch (:constructor make-batch (parcels)) (:copier nil))
+(defstruct (batch (:constructor make-batch (queued-requests)) (:copier nil))
   "What is sent in one request, and answered at once."
-  (parcels '() :type list :read-only t) ; oldest first
+  (queued-requests '() :type list :read-only t) ; oldest first
   (noted nil :type boolean)             ; the meter has it
   (sent-ns 0 :type nanoseconds))        ; when it was given to the stream
 
-(declaim (sb-ext:freeze-type parcel batch))
+(declaim (sb-ext:freeze-type queued-request batch))
 
-(defmethod print-object ((parcel parcel) stream)
-  (print-unreadable-object (parcel stream :type t)
-    (format stream "~D entries" (parcel-entries parcel))))
+(defmethod print-object ((queued-request queued-request) stream)
+  (print-unreadable-object (queued-request stream :type t)
+    (format stream "~D entries" (queued-request-entries queued-request))))
 
 (defmethod print-object ((batch batch) stream)
   (print-unreadable-object (batch stream :type t)
-    (format stream "of ~D" (length (batch-parcels batch)))))
+    (format stream "of ~D" (length (batch-queued-requests batch)))))
 
-(defun parcel-entries (parcel)
-  "How many entries the request of PARCEL has."
-  (length (v1:append-entries-request-entries (parcel-request parcel))))
+(defun queued-request-entries (queued-request)
+  "How many entries the request of QUEUED-REQUEST has."
+  (length (v1:append-entries-request-entries (queued-request-request queued-request))))
 
 (defun follows-p (request before)
   "True if REQUEST goes on in the log where BEFORE, another, ends, in the same term of one leader."
@@ -43,28 +43,31 @@
                 (= (v1:append-entries-request-prev-log-term request) (v1:entry-term last)))))))
 
 (defun take-batch (fifo max-entries max-octets)
-  "Take the oldest parcels out of FIFO that go in one request of MAX-ENTRIES and MAX-OCTETS of data
-at most, or one if it has more. Return a batch, or nil if there is nothing."
-  (let ((parcels '()) (entries 0) (octets 0))
+  "Take the oldest queued requests out of FIFO that go in one request of MAX-ENTRIES and MAX-OCTETS
+of data at most, or one if it has more. Return a batch, or nil if there is nothing."
+  (let ((queued-requests '()) (entries 0) (octets 0))
     (declare (type index entries octets))
     (loop
       (let ((next (first (fifo-items fifo))))
         (when (or (null next)
-                  (and parcels
-                       (not (and (follows-p (parcel-request next) (parcel-request (first parcels)))
-                                 (<= (+ entries (parcel-entries next)) max-entries)
-                                 (<= (+ octets (parcel-octets next)) max-octets)))))
+                  (and queued-requests
+                       (not (and (follows-p (queued-request-request next)
+                                            (queued-request-request (first queued-requests)))
+                                 (<= (+ entries (queued-request-entries next)) max-entries)
+                                 (<= (+ octets (queued-request-octets next)) max-octets)))))
           (return))
-        (incf entries (parcel-entries next))
-        (incf octets (parcel-octets next))
-        (push (dequeue fifo) parcels)))
-    (and parcels (make-batch (nreverse parcels)))))
+        (incf entries (queued-request-entries next))
+        (incf octets (queued-request-octets next))
+        (push (dequeue fifo) queued-requests)))
+    (and queued-requests (make-batch (nreverse queued-requests)))))
 
 (defun batch-entries (batch)
-  (loop for parcel in (batch-parcels batch) sum (parcel-entries parcel) of-type index))
+  (loop for queued-request in (batch-queued-requests batch) sum
+        (queued-request-entries queued-request) of-type index))
 
 (defun batch-octets (batch)
-  (loop for parcel in (batch-parcels batch) sum (parcel-octets parcel) of-type index))
+  (loop for queued-request in (batch-queued-requests batch) sum
+        (queued-request-octets queued-request) of-type index))
 
 (defun joined-entries (requests count)
   "The entries of REQUESTS, COUNT in all, one behind the other."
@@ -76,7 +79,7 @@ at most, or one if it has more. Return a batch, or nil if there is nothing."
 
 (defun batch-request (batch)
   "The AppendEntriesRequest that says what those of BATCH do."
-  (let* ((requests (mapcar #'parcel-request (batch-parcels batch)))
+  (let* ((requests (mapcar #'queued-request-request (batch-queued-requests batch)))
          (first (first requests)))
     (if (rest requests)
         (v1:make-append-entries-request

@@ -21,7 +21,7 @@
    #:raft-service #:make-raft-service #:raft-service-state
    ;; peer.lisp
    #:peer #:make-peer #:peer-name #:peer-channel #:peer-statistics
-   ;; question.lisp
+   ;; unary-call.lisp
    #:pre-vote #:request-vote #:append-entries #:timeout-now
    ;; pipeline.lisp
    #:pipeline-entries #:flush-pipeline #:close-peer

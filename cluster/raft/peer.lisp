@@ -15,13 +15,13 @@
   "What flows to a peer without waiting."
   (lock (sb-thread:make-mutex :name "clgrpc raft peer") :read-only t) ; of what follows
   (bell (sb-thread:make-waitqueue :name "clgrpc raft peer") :read-only t) ; there is room
-  (waiting (make-fifo) :type fifo) ; parcels that are not sent yet
+  (waiting (make-fifo) :type fifo) ; queued requests that are not sent yet
   (sent (make-fifo) :type fifo) ; batches that are not answered yet
   (held nil :type (or null batch))      ; for which the stream had no room; it comes behind SENT
   (sent-count 0 :type index)            ; how many are in SENT
   (entries 0 :type index)               ; in WAITING, HELD and SENT
   (octets 0 :type (unsigned-byte 62))   ; of data in these
-  (telling 0 :type index)               ; threads that tell of parcels that were in it
+  (telling 0 :type index)               ; threads that tell of queued requests that were in it
   (since-ns 0 :type nanoseconds)        ; since when no answer has come, while some is awaited
   (call nil)                            ; the stream, or nil
   (pumping '() :type list)              ; the claim of the thread that sends, a fresh list

@@ -21,9 +21,9 @@
 
 (in-package #:clgrpc.raft)
 
-(defun parcel-weight (parcel)
-  "What PARCEL counts in the bound of entries: a request without any is something, too."
-  (max 1 (parcel-entries parcel)))
+(defun queued-request-weight (queued-request)
+  "What QUEUED-REQUEST counts in the bound of entries: a request without any is something, too."
+  (max 1 (queued-request-entries queued-request)))
 
 (defun room-p (peer pipe entries octets)
   "True if PIPE, of PEER, takes ENTRIES with OCTETS of data more. An empty one takes anything."
@@ -40,22 +40,24 @@
     (incf (pipe-octets pipe) octets)
     (note-queued (peer-meter peer) entries octets)))
 
-(defun sum-of (parcels key)
-  (reduce #'+ parcels :key key))
+(defun sum-of (queued-requests key)
+  (reduce #'+ queued-requests :key key))
 
-(defun conclude (peer parcels response error)
-  "PARCELS are in the pipe of PEER no longer: tell those who gave them what has become of them."
+(defun conclude (peer queued-requests response error)
+  "QUEUED-REQUESTS are in the pipe of PEER no longer: tell those who gave them what has become of
+them."
   (let ((pipe (peer-pipe peer)))
     (flet ((change-telling (delta)
              (incf (pipe-telling pipe) delta)
              (sb-thread:condition-broadcast (pipe-bell pipe))))
       (sb-thread:with-mutex ((pipe-lock pipe))
-        (change-load peer (- (sum-of parcels #'parcel-weight)) (- (sum-of parcels #'parcel-octets)))
+        (change-load peer (- (sum-of queued-requests #'queued-request-weight))
+                     (- (sum-of queued-requests #'queued-request-octets)))
         (change-telling 1))
-      (unwind-protect (dolist (parcel parcels)
+      (unwind-protect (dolist (queued-request queued-requests)
                         ;; one that fails keeps the others from nothing
                         (loop:guarding (:raft-then-error)
-                          (funcall (parcel-then parcel) response error)))
+                          (funcall (queued-request-then queued-request) response error)))
         (sb-thread:with-mutex ((pipe-lock pipe))
           (change-telling -1))))))
 
@@ -85,7 +87,7 @@
                     (dequeue (pipe-sent pipe))))))
     (cond (batch
            (note-batch peer batch :ok)
-           (conclude peer (batch-parcels batch) response nil)
+           (conclude peer (batch-queued-requests batch) response nil)
            (pump peer))
           (t (give-up-stream peer call
                              (local-error :internal "~A answers what it was not asked"
@@ -98,10 +100,11 @@
       (local-error :unavailable "~A has ended the stream" (peer-name peer))))
 
 (defun empty-pipe (pipe)
-  "Take all out of PIPE, whose stream has ended; return the batches that were sent, the parcels that
-were not, and what gave the stream up, if anything. Its lock is held."
+  "Take all out of PIPE, whose stream has ended; return the batches that were sent, the queued
+requests that were not, and what gave the stream up, if anything. Its lock is held."
   (multiple-value-prog1 (values (fifo-items (pipe-sent pipe))
-                                (append (and (pipe-held pipe) (batch-parcels (pipe-held pipe)))
+                                (append (and (pipe-held pipe)
+                                             (batch-queued-requests (pipe-held pipe)))
                                         (fifo-items (pipe-waiting pipe)))
                                 (pipe-trouble pipe))
     (setf (pipe-sent pipe) (make-fifo)
@@ -116,7 +119,7 @@ were not, and what gave the stream up, if anything. Its lock is held."
 (defun end-stream (peer call)
   "CALL, a stream of PEER, has ended."
   (let ((pipe (peer-pipe peer)))
-    (multiple-value-bind (batches parcels trouble)
+    (multiple-value-bind (batches queued-requests trouble)
         (sb-thread:with-mutex ((pipe-lock pipe))
           (unless (eq call (pipe-call pipe)) (return-from end-stream))
           (empty-pipe pipe))
@@ -124,8 +127,8 @@ were not, and what gave the stream up, if anything. Its lock is held."
         (unwind-protect
              (progn (dolist (batch batches)
                       (note-batch peer batch (error-status error))
-                      (conclude peer (batch-parcels batch) nil error))
-                    (conclude peer parcels nil error))
+                      (conclude peer (batch-queued-requests batch) nil error))
+                    (conclude peer queued-requests nil error))
           (sb-thread:with-mutex ((pipe-lock pipe))
             (setf (pipe-ending pipe) nil))
           (pump peer))))))
@@ -239,14 +242,14 @@ stream; :OPEN; :CLOSE; or nil, and then it is pumping no longer."
       (unless (rpc:call-status call) (give-up-stream peer call (proper-error condition))))))
 
 (defun take-waiting (pipe)
-  "Take the parcels that wait for a stream out of PIPE. Its lock is held."
+  "Take the queued requests that wait for a stream out of PIPE. Its lock is held."
   (when (needs-stream-p pipe) (nth-value 1 (empty-pipe pipe))))
 
-(defun tell-waiting (peer parcels error)
-  "Tell of ERROR those who gave PARCELS, which TAKE-WAITING has returned."
-  (when parcels
+(defun tell-waiting (peer queued-requests error)
+  "Tell of ERROR those who gave QUEUED-REQUESTS, which TAKE-WAITING has returned."
+  (when queued-requests
     (let ((pipe (peer-pipe peer)))
-      (unwind-protect (conclude peer parcels nil error)
+      (unwind-protect (conclude peer queued-requests nil error)
         (sb-thread:with-mutex ((pipe-lock pipe))
           (setf (pipe-ending pipe) nil))))))
 
@@ -261,7 +264,7 @@ stream; :OPEN; :CLOSE; or nil, and then it is pumping no longer."
   "The thread that was pumping by CLAIM was unwound, and nobody knows what it has sent."
   (let ((pipe (peer-pipe peer))
         (trouble (local-error :aborted "the thread that sent to ~A was ended" (peer-name peer))))
-    (multiple-value-bind (call parcels)
+    (multiple-value-bind (call queued-requests)
         (sb-thread:with-mutex ((pipe-lock pipe))
           ;; it may not have begun, or have ended
           (unless (eq claim (pipe-pumping pipe)) (return-from stop-pumping))
@@ -271,7 +274,7 @@ stream; :OPEN; :CLOSE; or nil, and then it is pumping no longer."
               (pipe-call pipe)
               (values nil (take-waiting pipe))))
       (cond (call (give-up-stream peer call trouble))
-            (t (tell-waiting peer parcels trouble)
+            (t (tell-waiting peer queued-requests trouble)
                (pump peer))))))         ; what was given while they were told
 
 (defun pump-on (peer)
@@ -318,8 +321,8 @@ in its order."
   (check-type then function)
   (let* ((pipe (peer-pipe peer))
          (octets (data-octets request))
-         (parcel (make-parcel request octets then))
-         (entries (parcel-weight parcel))
+         (queued-request (make-queued-request request octets then))
+         (entries (queued-request-weight queued-request))
          (end-ns (loop:notice-end (or wait (peer-timeout peer))))
          (taken nil))
     (unwind-protect
@@ -328,7 +331,7 @@ in its order."
              (when (pipe-closed pipe) (misuse "~A is closed." (peer-name peer)))
              (setf taken t)
              (sb-sys:without-interrupts
-               (enqueue parcel (pipe-waiting pipe))
+               (enqueue queued-request (pipe-waiting pipe))
                (change-load peer entries octets))))
       ;; also if this is interrupted: what was taken is sent
       (when taken (pump peer)))

@@ -10,8 +10,10 @@
    (max-snapshot-octets :initarg :max-snapshot-octets :reader service-max-snapshot-octets)
    ;; how long a stream waits for the next part of a snapshot, in seconds
    (chunk-seconds :initarg :chunk-seconds :reader service-chunk-seconds)
-   (receipt :initform nil :accessor service-receipt) ; of the snapshot under way, or nil
-   ;; what OCCUPY-RECEIPT got from the thread that changes RECEIPT or has it kept, or nil
+   ;; of the snapshot under way, or nil
+   (snapshot-receiver :initform nil :accessor service-snapshot-receiver)
+   ;; what OCCUPY-SNAPSHOT-RECEIVER got from the thread that changes SNAPSHOT-RECEIVER or has it
+   ;; kept, or nil
    (busy :initform nil :accessor service-busy)
    (lock :initform (sb-thread:make-mutex :name "clgrpc raft") :reader service-lock) ; of BUSY
    ;; the service is no longer busy
@@ -34,7 +36,7 @@ with :resource-exhausted. A stream that brings no part of its snapshot for CHUNK
 (defmethod print-object ((service raft-service) stream)
   (print-unreadable-object (service stream :type t)
     (format stream "of ~A~@[, ~A~]" (type-of (raft-service-state service))
-            (service-receipt service))))
+            (service-snapshot-receiver service))))
 
 (defmethod methods:pre-vote ((service raft-service) request &key)
   (handle-pre-vote (raft-service-state service) request))
@@ -58,141 +60,152 @@ with :resource-exhausted. A stream that brings no part of its snapshot for CHUNK
 (defconstant +longest-keeping-seconds+ 10
   "How long a stream waits for another one's part to be kept, or installed.")
 
-(defun occupy-receipt (service receipt claim)
-  "This thread has the receipt of SERVICE for itself, until RELEASE-RECEIPT gets CLAIM, a fresh
-list. Signal an RPC-ERROR if RECEIPT, unless it is nil, has lost its place to another, or if another
-thread takes too long."
+(defun occupy-snapshot-receiver (service snapshot-receiver claim)
+  "This thread has the snapshot receiver of SERVICE for itself, until RELEASE-SNAPSHOT-RECEIVER gets
+CLAIM, a fresh list. Signal an RPC-ERROR if SNAPSHOT-RECEIVER, unless it is nil, has lost its place
+to another, or if another thread takes too long."
   (let ((end (loop:notice-end +longest-keeping-seconds+)))
     (sb-thread:with-mutex ((service-lock service))
       (loop while (service-busy service)
             do (unless (and (loop:prepare-to-wait)
                             (loop:await-notice (service-bell service) (service-lock service) end))
                  (refuse :unavailable "a part that came before is still being kept")))
-      (unless (or (null receipt) (eq receipt (service-receipt service)))
+      (unless (or (null snapshot-receiver)
+                  (eq snapshot-receiver (service-snapshot-receiver service)))
         (refuse :aborted "the snapshot is received from another stream by now"))
       (setf (service-busy service) claim))))
 
-(defun release-receipt (service claim)
-  "Others may have the receipt of SERVICE, if this thread has it by CLAIM."
+(defun release-snapshot-receiver (service claim)
+  "Others may have the snapshot receiver of SERVICE, if this thread has it by CLAIM."
   (sb-sys:without-interrupts
     (sb-thread:with-mutex ((service-lock service))
       (when (eq claim (service-busy service))
         (setf (service-busy service) nil)
         (sb-thread:condition-broadcast (service-bell service))))))
 
-(defmacro with-receipt ((service receipt) &body body)
-  "Evaluate BODY while no other thread changes the receipt of SERVICE, which is RECEIPT unless that
-is nil. However this is left, also by an interrupt at any instruction, others may change it then."
+(defmacro with-snapshot-receiver ((service snapshot-receiver) &body body)
+  "Evaluate BODY while no other thread changes the snapshot receiver of SERVICE, which is
+SNAPSHOT-RECEIVER unless that is nil. However this is left, also by an interrupt at any instruction,
+others may change it then."
   (alexandria:with-gensyms (claim)
     (alexandria:once-only (service)
       `(let ((,claim (list nil)))
-         (unwind-protect (progn (occupy-receipt ,service ,receipt ,claim)
+         (unwind-protect (progn (occupy-snapshot-receiver ,service ,snapshot-receiver ,claim)
                                 ,@body)
-           (release-receipt ,service ,claim))))))
+           (release-snapshot-receiver ,service ,claim))))))
 
 ;;; Streams
 
-(defun end-delivery (delivery control &rest arguments)
-  "End the stream of DELIVERY, at which a thread may wait."
-  (rpc:finish (delivery-call delivery) :status :aborted
-                                       :message (apply #'format nil control arguments)))
+(defun end-snapshot-delivery (snapshot-delivery control &rest arguments)
+  "End the stream of SNAPSHOT-DELIVERY, at which a thread may wait."
+  (rpc:finish (snapshot-delivery-call snapshot-delivery) :status :aborted
+                                                         :message (apply #'format nil control
+                                                                         arguments)))
 
-(defun watch-delivery (delivery seconds)
-  "End DELIVERY once it has waited for a part for SECONDS; look again and again."
-  (let ((since-ns (delivery-since-ns delivery)))
+(defun watch-snapshot-delivery (snapshot-delivery seconds)
+  "End SNAPSHOT-DELIVERY once it has waited for a part for SECONDS; look again and again."
+  (let ((since-ns (snapshot-delivery-since-ns snapshot-delivery)))
     (if (and since-ns (<= (+ since-ns (seconds-ns seconds)) (loop:world-now)))
-        (end-delivery delivery "no part of the snapshot has come for ~A s" seconds)
-        (rpc:after (delivery-call delivery) (/ seconds 4)
-                   (lambda () (watch-delivery delivery seconds))))))
+        (end-snapshot-delivery snapshot-delivery "no part of the snapshot has come for ~A s"
+                               seconds)
+        (rpc:after (snapshot-delivery-call snapshot-delivery) (/ seconds 4)
+                   (lambda () (watch-snapshot-delivery snapshot-delivery seconds))))))
 
-(defun receive-part (delivery)
-  "The next part of DELIVERY's requests and its kind, :header or :chunk; nil at the end."
-  (setf (delivery-since-ns delivery) (loop:world-now))
-  (let ((request (rpc:receive (delivery-call delivery))))
-    (setf (delivery-since-ns delivery) nil)
+(defun receive-part (snapshot-delivery)
+  "The next part of SNAPSHOT-DELIVERY's requests and its kind, :header or :chunk; nil at the end."
+  (setf (snapshot-delivery-since-ns snapshot-delivery) (loop:world-now))
+  (let ((request (rpc:receive (snapshot-delivery-call snapshot-delivery))))
+    (setf (snapshot-delivery-since-ns snapshot-delivery) nil)
     (when request (v1:install-snapshot-request-part request))))
 
-(defun answer-part (delivery response offset installed)
-  "Send RESPONSE on the stream of DELIVERY: OFFSET octets are there."
+(defun answer-part (snapshot-delivery response offset installed)
+  "Send RESPONSE on the stream of SNAPSHOT-DELIVERY: OFFSET octets are there."
   (setf (v1:install-snapshot-response-offset response) offset
         (v1:install-snapshot-response-installed response) installed)
-  (rpc:send (delivery-call delivery) response))
+  (rpc:send (snapshot-delivery-call snapshot-delivery) response))
 
 ;;; The parts
 
-(defun ask-to-begin (service receipt)
-  "What the state machine of SERVICE answers to the header of RECEIPT."
+(defun ask-to-begin (service snapshot-receiver)
+  "What the state machine of SERVICE answers to the header of SNAPSHOT-RECEIVER."
   (let ((known nil))
     (unwind-protect
          (handler-case
              (multiple-value-prog1
-                 (handle-install-snapshot (raft-service-state service) (receipt-header receipt)
-                                          (receipt-offset receipt))
+                 (handle-install-snapshot (raft-service-state service)
+                                          (snapshot-receiver-header snapshot-receiver)
+                                          (snapshot-receiver-offset snapshot-receiver))
                (setf known t))
            (status:rpc-error (error)
              (setf known t)
              (error error)))
       ;; after another error, or an interrupt, nobody knows what it has forgotten of the snapshot
       ;; under way
-      (unless known (setf (service-receipt service) nil)))))
+      (unless known (setf (service-snapshot-receiver service) nil)))))
 
-(defun begin-receipt (service header delivery)
+(defun begin-snapshot-receiver (service header snapshot-delivery)
   "Ask the state machine of SERVICE whether it wants the snapshot of HEADER; if so, have it received
-by DELIVERY and no other. Return the receipt, the response, and whether it is wanted."
+by SNAPSHOT-DELIVERY and no other. Return the snapshot receiver, the response, and whether it is
+wanted."
   (when (> (v1:snapshot-header-octets header) (service-max-snapshot-octets service))
     (refuse :resource-exhausted "a snapshot of ~D octets is longer than ~D"
             (v1:snapshot-header-octets header) (service-max-snapshot-octets service)))
-  (with-receipt (service nil)
-    (let* ((before (service-receipt service))
-           (receipt (continue-receipt before header delivery (raft-service-state service)))
-           (response (ask-to-begin service receipt))
+  (with-snapshot-receiver (service nil)
+    (let* ((before (service-snapshot-receiver service))
+           (snapshot-receiver (continue-snapshot-receiver before header snapshot-delivery
+                                                          (raft-service-state service)))
+           (response (ask-to-begin service snapshot-receiver))
            (wanted (not (or (v1:install-snapshot-response-installed response)
                             (> (v1:install-snapshot-response-term response)
                                (v1:snapshot-header-term header))))))
       (when wanted
-        (setf (service-receipt service) receipt)
+        (setf (service-snapshot-receiver service) snapshot-receiver)
         (when before
-          (end-delivery (receipt-delivery before)
-                        "the snapshot is received from another stream by now")))
-      (values receipt response wanted))))
+          (end-snapshot-delivery (snapshot-receiver-snapshot-delivery before)
+                                 "the snapshot is received from another stream by now")))
+      (values snapshot-receiver response wanted))))
 
-(defun keep-chunk (service receipt chunk)
-  "Have the state machine keep CHUNK, a SnapshotChunk, for RECEIPT."
-  (with-receipt (service receipt)
-    (check-chunk receipt chunk)
-    (handle-snapshot-chunk (raft-service-state service) (receipt-header receipt)
-                           (receipt-offset receipt) (v1:snapshot-chunk-data chunk))
-    (note-chunk receipt chunk)))
+(defun keep-chunk (service snapshot-receiver chunk)
+  "Have the state machine keep CHUNK, a SnapshotChunk, for SNAPSHOT-RECEIVER."
+  (with-snapshot-receiver (service snapshot-receiver)
+    (check-chunk snapshot-receiver chunk)
+    (handle-snapshot-chunk (raft-service-state service) (snapshot-receiver-header snapshot-receiver)
+                           (snapshot-receiver-offset snapshot-receiver)
+                           (v1:snapshot-chunk-data chunk))
+    (note-chunk snapshot-receiver chunk)))
 
-(defun end-receipt (service receipt)
-  "Have the state machine install the snapshot of RECEIPT, which has all of it; forget that,
-whatever comes of it; return the response."
-  (with-receipt (service receipt)
-    (setf (service-receipt service) nil)
-    (check-receipt receipt)
-    (handle-snapshot-end (raft-service-state service) (receipt-header receipt))))
+(defun end-snapshot-receiver (service snapshot-receiver)
+  "Have the state machine install the snapshot of SNAPSHOT-RECEIVER, which has all of it; forget
+that, whatever comes of it; return the response."
+  (with-snapshot-receiver (service snapshot-receiver)
+    (setf (service-snapshot-receiver service) nil)
+    (check-snapshot-receiver snapshot-receiver)
+    (handle-snapshot-end (raft-service-state service)
+                         (snapshot-receiver-header snapshot-receiver))))
 
-(defun receive-snapshot (service receipt delivery)
-  "Receive what is left of the snapshot of RECEIPT by DELIVERY."
-  (loop until (receipt-complete-p receipt)
-        do (multiple-value-bind (chunk kind) (receive-part delivery)
+(defun receive-snapshot (service snapshot-receiver snapshot-delivery)
+  "Receive what is left of the snapshot of SNAPSHOT-RECEIVER by SNAPSHOT-DELIVERY."
+  (loop until (snapshot-receiver-complete-p snapshot-receiver)
+        do (multiple-value-bind (chunk kind) (receive-part snapshot-delivery)
              (unless (eq :chunk kind)
                (refuse :invalid-argument "~:[the snapshot ends too early~;~
                                           a header comes in the middle~]"
                        chunk))
-             (keep-chunk service receipt chunk)))
-  (let ((response (end-receipt service receipt)))
-    (answer-part delivery response (receipt-offset receipt) t)))
+             (keep-chunk service snapshot-receiver chunk)))
+  (let ((response (end-snapshot-receiver service snapshot-receiver)))
+    (answer-part snapshot-delivery response (snapshot-receiver-offset snapshot-receiver) t)))
 
 (defmethod methods:install-snapshot ((service raft-service) stream &key call)
   (declare (ignore stream))
-  (let ((delivery (make-delivery call)))
-    (watch-delivery delivery (service-chunk-seconds service))
-    (multiple-value-bind (header kind) (receive-part delivery)
+  (let ((snapshot-delivery (make-snapshot-delivery call)))
+    (watch-snapshot-delivery snapshot-delivery (service-chunk-seconds service))
+    (multiple-value-bind (header kind) (receive-part snapshot-delivery)
       (unless (eq :header kind)
         (refuse :invalid-argument "a snapshot begins with a header"))
-      (multiple-value-bind (receipt response wanted) (begin-receipt service header delivery)
+      (multiple-value-bind (snapshot-receiver response wanted)
+                           (begin-snapshot-receiver service header snapshot-delivery)
         (if (v1:install-snapshot-response-installed response)
-            (answer-part delivery response (v1:snapshot-header-octets header) t)
-            (answer-part delivery response (receipt-offset receipt) nil))
-        (when wanted (receive-snapshot service receipt delivery))))))
+            (answer-part snapshot-delivery response (v1:snapshot-header-octets header) t)
+            (answer-part snapshot-delivery response (snapshot-receiver-offset snapshot-receiver)
+                         nil))
+        (when wanted (receive-snapshot service snapshot-receiver snapshot-delivery))))))

@@ -6,8 +6,8 @@
 (in-package #:clgrpc.workflow)
 
 (defconstant +most-tries+ 30 "How often a change is tried that meets others.")
-(defconstant +most-sightings+ 10000 "States that a node remembers.")
-(defconstant +most-sighting-octets+ 16777216 "Octets of all of these, as the store has them.")
+(defconstant +most-cached-states+ 10000 "States that a node remembers.")
+(defconstant +most-cached-state-octets+ 16777216 "Octets of all of these, as the store has them.")
 
 (defun entry-state (entry)
   "The WorkflowState in ENTRY, or nil if that is."
@@ -16,17 +16,17 @@
 (defun entry-revision (entry)
   (if entry (etcd:entry-changed entry) 0))
 
-(defstruct (sighting (:constructor make-sighting (state revision &optional (octets 0)))
-                     (:copier nil))
+(defstruct (cached-state (:constructor make-cached-state (state revision &optional (octets 0)))
+                         (:copier nil))
   "A state as it was at some time, by ENTRY-STATE or as a draft has left it; nobody changes it."
   (state nil :type pb:workflow-state :read-only t) ; as it was
   (revision 0 :type (integer 0) :read-only t) ; at which it came to be so
   (octets 0 :type (integer 0) :read-only t)) ; how long it is; 0 unless it is remembered
 
-(declaim (sb-ext:freeze-type sighting))
+(declaim (sb-ext:freeze-type cached-state))
 
-(defun entry-sighting (entry)
-  (make-sighting (entry-state entry) (etcd:entry-changed entry)))
+(defun entry-cached-state (entry)
+  (make-cached-state (entry-state entry) (etcd:entry-changed entry)))
 
 (defun fetch-entry (node id)
   "The entry of the workflow ID, or nil if there is none."
@@ -38,20 +38,20 @@
   (or (fetch-entry node id) (refuse :workflow-not-found "there is no workflow ~A" id)))
 
 (defun see-state (node id)
-  "What the workflow ID is now, a sighting. Signal WORKFLOW-NOT-FOUND if there is none."
-  (entry-sighting (fetch-state node id)))
+  "What the workflow ID is now, a cached state. Signal WORKFLOW-NOT-FOUND if there is none."
+  (entry-cached-state (fetch-state node id)))
 
 ;;; What a node has put it has seen. The next change often comes to the same node, which then need
 ;;; not read the state: its transaction sees whether that is as it was. Nobody is refused anything
-;;; because of an old sighting.
+;;; because of an old cached state.
 
 (defun forget-state (node id)
   "NODE does not remember the state of the workflow ID any more."
   (let ((recent (node-recent node)))
     (sb-ext:with-locked-hash-table (recent)
-      (let ((sighting (gethash id recent)))
-        (when sighting
-          (decf (node-recent-octets node) (sighting-octets sighting))
+      (let ((cached-state (gethash id recent)))
+        (when cached-state
+          (decf (node-recent-octets node) (cached-state-octets cached-state))
           (remhash id recent))))))
 
 (defun forget-states (node)
@@ -68,10 +68,10 @@
     (sb-ext:with-locked-hash-table (recent)
       (forget-state node id)
       (when (running-p state)
-        (when (or (<= +most-sightings+ (hash-table-count recent))
-                  (< +most-sighting-octets+ (+ octets (node-recent-octets node))))
+        (when (or (<= +most-cached-states+ (hash-table-count recent))
+                  (< +most-cached-state-octets+ (+ octets (node-recent-octets node))))
           (forget-states node))
-        (setf (gethash id recent) (make-sighting state revision octets))
+        (setf (gethash id recent) (make-cached-state state revision octets))
         (incf (node-recent-octets node) octets)))))
 
 (defun fetch-states (node ids)
@@ -114,17 +114,18 @@ they were not."
             (t (note-conflict node (list draft))
                (values nil now (first results)))))))
 
-(defun decide (node sighting decision)
-  "The finished draft that DECISION makes of SIGHTING; as second value nil if it changes nothing."
-  (let ((draft (draft-of (sighting-state sighting) (node-now node) (node-limits node)
-                         :chance (below node 1.0) :revision (sighting-revision sighting))))
+(defun decide (node cached-state decision)
+  "The finished draft that DECISION makes of CACHED-STATE; as second value nil if it changes
+nothing."
+  (let ((draft (draft-of (cached-state-state cached-state) (node-now node) (node-limits node)
+                         :chance (below node 1.0) :revision (cached-state-revision cached-state))))
     (if (funcall decision draft)
         (values (finish-draft draft) t)
         (values draft nil))))
 
 (defun first-draft (node id decision)
-  "The draft that DECISION makes of the workflow ID, and whether it changes anything: of a sighting
-of before, or of one of now if that does not lead to a change."
+  "The draft that DECISION makes of the workflow ID, and whether it changes anything: of a cached
+state of before, or of one of now if that does not lead to a change."
   (let ((recent (gethash id (node-recent node))))
     (when recent
       (multiple-value-bind (draft changes) (handler-case (decide node recent decision)
@@ -148,7 +149,7 @@ when they are not so, ON-REFUSAL is called, before all is tried again."
                  (funcall on-refusal))
                (when (= tries +most-tries+)
                  (refuse :store-unavailable "too many changes of ~A at once" id))
-               (setf (values draft changes) (decide node (entry-sighting now) decision))))))
+               (setf (values draft changes) (decide node (entry-cached-state now) decision))))))
 
 (defun draft-input (node state draft)
   "The input of the task that is under way in STATE: of DRAFT's payloads, or out of the store."

@@ -3,17 +3,17 @@
 ;;;; taken at random and claimed in one transaction, or, if another node was faster with one of
 ;;;; them, each in its own. A node does not try for one task twice at once.
 ;;;;
-;;;; A claim that finds nothing waits at the desk, without a thread. The watch of the index tells
-;;;; when a task becomes ready; then the first claim of its kind is woken for it, and tried again by
-;;;; one of a few jobs: it looks at no other task. So whatever becomes ready has somebody who is
-;;;; to see to it:
+;;;; A claim that finds nothing waits at the task queue, without a thread. The watch of the index
+;;;; tells when a task becomes ready; then the first claim of its kind is woken for it, and tried
+;;;; again by one of a few jobs: it looks at no other task. So whatever becomes ready has somebody
+;;;; who is to see to it:
 ;;;;
 ;;;; - Who is woken claims the task, or sees that it cannot be claimed any more, or that another
 ;;;;   claim of this node is about to take it. If he cannot, because nobody waits for his answer or
 ;;;;   because of an error, the next one is woken for it.
 ;;;; - Who was about to take a task and leaves it wakes the next one for it.
-;;;; - Between a look that has found nothing and the desk, what has come is counted, so that nobody
-;;;;   waits though there is something.
+;;;; - Between a look that has found nothing and the task queue, what has come is counted, so that
+;;;;   nobody waits though there is something.
 
 (in-package #:clgrpc.workflow)
 
@@ -43,9 +43,9 @@
 (defun take-ids (node kind ids count)
   "COUNT of IDS at most, of tasks of KIND, chosen at random, that this node is not about to claim
 otherwise: it is now."
-  (let* ((desk (node-desk node)) (taken (desk-taken desk))
+  (let* ((task-queue (node-task-queue node)) (taken (task-queue-taken task-queue))
          (ids (remove-if (lambda (id) (stuck-p node id)) (shuffled node ids))))
-    (sb-thread:with-mutex ((desk-lock desk))
+    (sb-thread:with-mutex ((task-queue-lock task-queue))
       (loop for id in ids
             while (plusp count)
             unless (nth-value 1 (gethash id taken))
@@ -56,25 +56,26 @@ otherwise: it is now."
 (defun leave-ids (node ids claimed)
   "IDS are no longer about to be claimed. Those but CLAIMED may be claimed by others, who have
 passed them by."
-  (let ((desk (node-desk node)))
-    (sb-thread:with-mutex ((desk-lock desk))
+  (let ((task-queue (node-task-queue node)))
+    (sb-thread:with-mutex ((task-queue-lock task-queue))
       (dolist (id ids)
-        (let ((kind (gethash id (desk-taken desk))))
-          (remhash id (desk-taken desk))
+        (let ((kind (gethash id (task-queue-taken task-queue))))
+          (remhash id (task-queue-taken task-queue))
           (when (and kind (not (member id claimed :test #'string=)))
-            (wake-claim desk kind id)))))))
+            (wake-claim task-queue kind id)))))))
 
 (defun settle-id (node id)
   "ID, which this node was about to claim, cannot be claimed as it is now: nobody need be woken to
 claim it instead."
-  (let ((desk (node-desk node)))
-    (sb-thread:with-mutex ((desk-lock desk)) (setf (gethash id (desk-taken desk)) nil))))
+  (let ((task-queue (node-task-queue node)))
+    (sb-thread:with-mutex ((task-queue-lock task-queue))
+                          (setf (gethash id (task-queue-taken task-queue)) nil))))
 
 (defun settled-p (node id)
   "True if nobody need be woken to claim ID, which this node was about to claim."
-  (let ((desk (node-desk node)))
-    (sb-thread:with-mutex ((desk-lock desk))
-      (multiple-value-bind (kind about) (gethash id (desk-taken desk))
+  (let ((task-queue (node-task-queue node)))
+    (sb-thread:with-mutex ((task-queue-lock task-queue))
+      (multiple-value-bind (kind about) (gethash id (task-queue-taken task-queue))
         (and about (null kind))))))
 
 (defun candidates-of (node kind count)
@@ -117,13 +118,13 @@ nil if it cannot, or STATE is."
     (and draft (claim-step draft session kinds) (finish-draft draft))))
 
 (defun possible-drafts (node session kinds ids)
-  "For each of IDS the draft in which SESSION claims its task, or nil: of a sighting of before or,
-if that does not lead to a claim, of one of now."
+  "For each of IDS the draft in which SESSION claims its task, or nil: of a cached state of before
+or, if that does not lead to a claim, of one of now."
   (let* ((drafts (loop for id in ids
                        for recent = (gethash id (node-recent node))
                        collect (and recent
-                                    (claim-draft node session kinds (sighting-state recent)
-                                                 (sighting-revision recent)))))
+                                    (claim-draft node session kinds (cached-state-state recent)
+                                                 (cached-state-revision recent)))))
          (entries (fetch-states node (loop for id in ids
                                            for draft in drafts
                                            unless draft collect id))))
@@ -250,115 +251,119 @@ list of it, or an empty one."
   ;; the kind and the id of the task that it was woken for, and what ARRIVALS said then; or nil
   (woken nil :type list)
   ;; under the lock
-  (tickets '() :type list)              ; while it is parked: its places in the queues
-  (ticket nil :type (or null ticket))   ; until it is over: its place in its session's queue
+  (queue-entries '() :type list)        ; while it is parked: its places in the queues
+  (queue-entry nil :type (or null queue-entry)) ; until it is over: its place in its session's queue
   (over nil :type boolean))             ; it is answered, or nobody wants an answer
 
 (defun arrival-place (kind)
-  "The place of KIND in the arrivals of a desk. Kinds that share one only cause looks in vain."
+  "The place of KIND in the arrivals of a task queue. Kinds that share one only cause looks in
+vain."
   (mod (sxhash kind) 256))
 
-(defun arrivals (desk kinds)
+(defun arrivals (task-queue kinds)
   "How many tasks of each of KINDS have come, or of others in the same places. The lock is held."
-  (loop for kind in kinds collect (svref (desk-arrivals desk) (arrival-place kind))))
+  (loop for kind in kinds collect (svref (task-queue-arrivals task-queue) (arrival-place kind))))
 
-(defun arrivals-now (desk kinds)
-  (sb-thread:with-mutex ((desk-lock desk)) (arrivals desk kinds)))
+(defun arrivals-now (task-queue kinds)
+  (sb-thread:with-mutex ((task-queue-lock task-queue)) (arrivals task-queue kinds)))
 
 ;;; The queues; the lock is held
 
-(defun desk-ticket (desk waiting &optional name table)
-  "A place of WAITING behind others in the queue of NAME in TABLE, or in that of all of DESK."
-  (let ((ticket (make-ticket waiting name table)))
-    (isolate-ring ticket)
-    (enter-ring ticket (cond ((null table) (desk-queue desk))
-                             ((gethash name table))
-                             (t (setf (gethash name table) (make-ring)))))
-    ticket))
+(defun task-queue-queue-entry (task-queue waiting &optional name table)
+  "A place of WAITING behind others in the queue of NAME in TABLE, or in that of all of TASK-QUEUE."
+  (let ((queue-entry (make-queue-entry waiting name table)))
+    (isolate-ring queue-entry)
+    (enter-ring queue-entry (cond ((null table) (task-queue-queue task-queue))
+                                  ((gethash name table))
+                                  (t (setf (gethash name table) (make-ring)))))
+    queue-entry))
 
-(defun quit-queue (ticket)
-  "TICKET is in its queue no more, which is forgotten if it is empty."
-  (quit-ring ticket)
-  (let ((name (ticket-queue ticket)) (table (ticket-table ticket)))
+(defun quit-queue (queue-entry)
+  "QUEUE-ENTRY is in its queue no more, which is forgotten if it is empty."
+  (quit-ring queue-entry)
+  (let ((name (queue-entry-queue queue-entry)) (table (queue-entry-table queue-entry)))
     (unless (or (null table) (ring-first (gethash name table)))
       (remhash name table))))
 
-(defun enter-desk (desk waiting)
+(defun enter-task-queue (task-queue waiting)
   "WAITING is parked, behind all others."
-  (incf (desk-parked desk))
-  (setf (waiting-tickets waiting)
-        (cons (desk-ticket desk waiting)
+  (incf (task-queue-parked task-queue))
+  (setf (waiting-queue-entries waiting)
+        (cons (task-queue-queue-entry task-queue waiting)
               (loop for kind in (waiting-kinds waiting)
-                    collect (desk-ticket desk waiting kind (desk-queues desk))))))
+                    collect (task-queue-queue-entry task-queue waiting kind
+                                                    (task-queue-queues task-queue))))))
 
-(defun quit-desk (desk waiting)
+(defun quit-task-queue (task-queue waiting)
   "WAITING, if it is parked, is so no more."
-  (when (waiting-tickets waiting)
-    (decf (desk-parked desk))
-    (mapc #'quit-queue (shiftf (waiting-tickets waiting) '()))))
+  (when (waiting-queue-entries waiting)
+    (decf (task-queue-parked task-queue))
+    (mapc #'quit-queue (shiftf (waiting-queue-entries waiting) '()))))
 
-(defun take-first (desk &optional kind)
+(defun take-first (task-queue &optional kind)
   "Take the first claim that is parked, of those for KIND if it is given, and return it; or nil."
-  (let* ((queue (if kind (gethash kind (desk-queues desk)) (desk-queue desk)))
-         (ticket (and queue (ring-first queue))))
-    (when ticket
-      (quit-desk desk (ticket-waiting ticket))
-      (ticket-waiting ticket))))
+  (let* ((queue (if kind (gethash kind (task-queue-queues task-queue))
+                    (task-queue-queue task-queue)))
+         (queue-entry (and queue (ring-first queue))))
+    (when queue-entry
+      (quit-task-queue task-queue (queue-entry-waiting queue-entry))
+      (queue-entry-waiting queue-entry))))
 
 ;;; Who is woken
 
-(defun retry-waiting (desk waiting &optional kind id)
+(defun retry-waiting (task-queue waiting &optional kind id)
   "WAITING is to be tried again, for the task of ID, of KIND, or to look for any. The lock is held."
-  (setf (waiting-woken waiting) (and kind (list kind id (arrivals desk (waiting-kinds waiting)))))
-  (enqueue waiting (desk-retries desk))
-  (let ((claimer (pop (desk-idle desk))))
+  (setf (waiting-woken waiting)
+        (and kind (list kind id (arrivals task-queue (waiting-kinds waiting)))))
+  (enqueue waiting (task-queue-retries task-queue))
+  (let ((claimer (pop (task-queue-idle task-queue))))
     (when claimer (loop:wake-job claimer))))
 
-(defun wake-claim (desk kind id)
+(defun wake-claim (task-queue kind id)
   "The task of ID, of KIND, can perhaps be claimed: the first claim that waits for one of this kind
 is to try it. The lock is held."
-  (incf (svref (desk-arrivals desk) (arrival-place kind)))
-  (let ((waiting (take-first desk kind)))
-    (when waiting (retry-waiting desk waiting kind id))))
+  (incf (svref (task-queue-arrivals task-queue) (arrival-place kind)))
+  (let ((waiting (take-first task-queue kind)))
+    (when waiting (retry-waiting task-queue waiting kind id))))
 
-(defun pass-wake-up (desk waiting)
+(defun pass-wake-up (task-queue waiting)
   "WAITING does not see to the task that it was woken for; another one is to."
-  (sb-thread:with-mutex ((desk-lock desk))
+  (sb-thread:with-mutex ((task-queue-lock task-queue))
     (let ((woken (shiftf (waiting-woken waiting) '())))
-      (when woken (wake-claim desk (first woken) (second woken))))))
+      (when woken (wake-claim task-queue (first woken) (second woken))))))
 
 (defun park-claim (node waiting seen)
   "WAITING waits at NODE, or is tried again if tasks have come since SEEN, see ARRIVALS. Signal
 BACKLOG-FULL if too many wait."
-  (let ((desk (node-desk node)) (most (limits-max-waiting-claims (node-limits node))))
-    (sb-thread:with-mutex ((desk-lock desk))
+  (let ((task-queue (node-task-queue node)) (most (limits-max-waiting-claims (node-limits node))))
+    (sb-thread:with-mutex ((task-queue-lock task-queue))
       (cond ((waiting-over waiting))
-            ((desk-closed desk) (refuse :store-unavailable "the node is stopping"))
-            ((not (equal seen (arrivals desk (waiting-kinds waiting))))
-             (retry-waiting desk waiting))
-            ((<= most (desk-parked desk))
+            ((task-queue-closed task-queue) (refuse :store-unavailable "the node is stopping"))
+            ((not (equal seen (arrivals task-queue (waiting-kinds waiting))))
+             (retry-waiting task-queue waiting))
+            ((<= most (task-queue-parked task-queue))
              (refuse-size :backlog-full :max-waiting-claims most nil "too many claims wait"))
-            (t (enter-desk desk waiting))))))
+            (t (enter-task-queue task-queue waiting))))))
 
 (defun note-ready (node kind id)
   "The task of ID, of KIND, can be claimed."
-  (let ((desk (node-desk node)))
-    (sb-thread:with-mutex ((desk-lock desk)) (wake-claim desk kind id))))
+  (let ((task-queue (node-task-queue node)))
+    (sb-thread:with-mutex ((task-queue-lock task-queue)) (wake-claim task-queue kind id))))
 
 (defun retry-all-claims (node)
   "Nobody knows what has come: try all that wait, or are about to."
-  (let ((desk (node-desk node)))
-    (sb-thread:with-mutex ((desk-lock desk))
-      (map-into (desk-arrivals desk) #'1+ (desk-arrivals desk))
-      (loop for waiting = (take-first desk)
+  (let ((task-queue (node-task-queue node)))
+    (sb-thread:with-mutex ((task-queue-lock task-queue))
+      (map-into (task-queue-arrivals task-queue) #'1+ (task-queue-arrivals task-queue))
+      (loop for waiting = (take-first task-queue)
             while waiting
-            do (retry-waiting desk waiting)))))
+            do (retry-waiting task-queue waiting)))))
 
-(defun end-waiting (desk waiting)
+(defun end-waiting (task-queue waiting)
   "WAITING is to be answered, or nobody wants an answer. Return true for the first who says so."
-  (sb-thread:with-mutex ((desk-lock desk))
-    (quit-desk desk waiting)
-    (when (waiting-ticket waiting) (quit-queue (shiftf (waiting-ticket waiting) nil)))
+  (sb-thread:with-mutex ((task-queue-lock task-queue))
+    (quit-task-queue task-queue waiting)
+    (when (waiting-queue-entry waiting) (quit-queue (shiftf (waiting-queue-entry waiting) nil)))
     (not (shiftf (waiting-over waiting) t))))
 
 (defun return-tasks (node tasks)
@@ -371,7 +376,7 @@ BACKLOG-FULL if too many wait."
 
 (defun answer-waiting (node waiting tasks)
   "Answer WAITING with TASKS, or return them if it has ended."
-  (unless (and (end-waiting (node-desk node) waiting)
+  (unless (and (end-waiting (node-task-queue node) waiting)
                (handler-case
                    (unless (rpc:call-status (waiting-call waiting))
                      (rpc:reply (waiting-call waiting) (pb:make-claim-reply :tasks tasks))
@@ -382,7 +387,7 @@ BACKLOG-FULL if too many wait."
 (defun fail-waiting (node waiting condition)
   "End WAITING with CONDITION, a workflow error."
   (count-refusal node condition)
-  (when (end-waiting (node-desk node) waiting)
+  (when (end-waiting (node-task-queue node) waiting)
     (end-call (waiting-call waiting) condition)))
 
 (defun try-waiting (node waiting)
@@ -390,7 +395,7 @@ BACKLOG-FULL if too many wait."
 was woken for."
   (handler-case
       (with-store-errors
-        (destructuring-bind (&optional kind id (seen (arrivals-now (node-desk node)
+        (destructuring-bind (&optional kind id (seen (arrivals-now (node-task-queue node)
                                                                    (waiting-kinds waiting))))
             (waiting-woken waiting)
           (let* ((session (waiting-session waiting)) (kinds (waiting-kinds waiting))
@@ -405,70 +410,74 @@ was woken for."
       (fail-waiting node waiting condition)
       nil)))
 
-(defun next-retry (desk claimer)
+(defun next-retry (task-queue claimer)
   "The claim that is to be tried now; if there is none CLAIMER, a job, is idle from now on."
-  (sb-thread:with-mutex ((desk-lock desk))
-    (or (dequeue (desk-retries desk))
-        (not (push claimer (desk-idle desk))))))
+  (sb-thread:with-mutex ((task-queue-lock task-queue))
+    (or (dequeue (task-queue-retries task-queue))
+        (not (push claimer (task-queue-idle task-queue))))))
 
 (defun run-claimer (node claimer)
   "What CLAIMER, a job, does."
-  (loop with desk = (node-desk node)
-        for waiting = (next-retry desk claimer)
+  (loop with task-queue = (node-task-queue node)
+        for waiting = (next-retry task-queue claimer)
         while waiting
         unless (and (not (waiting-over waiting))
                     (loop:guarding (:workflow-claim-error) (try-waiting node waiting)))
-          do (pass-wake-up desk waiting)))
+          do (pass-wake-up task-queue waiting)))
 
 (defun new-claimer (node)
   (let ((claimer nil))
     (setf claimer (etcd:add-job (node-etcd node) (lambda () (run-claimer node claimer))))))
 
-(defun waiting-sessions (desk)
-  "The sessions whose claims wait at DESK."
-  (sb-thread:with-mutex ((desk-lock desk)) (alexandria:hash-table-keys (desk-sessions desk))))
+(defun waiting-sessions (task-queue)
+  "The sessions whose claims wait at TASK-QUEUE."
+  (sb-thread:with-mutex ((task-queue-lock task-queue))
+                        (alexandria:hash-table-keys (task-queue-sessions task-queue))))
 
 (defun end-claims-of (node session)
   "SESSION has ended: its claims that wait at NODE end with SESSION-LOST."
-  (let* ((desk (node-desk node))
-         (queue (sb-thread:with-mutex ((desk-lock desk)) (gethash session (desk-sessions desk)))))
-    (loop for ticket = (and queue
-                            (sb-thread:with-mutex ((desk-lock desk)) (ring-first queue)))
-          while ticket
-          do (fail-waiting node (ticket-waiting ticket)
+  (let* ((task-queue (node-task-queue node))
+         (queue (sb-thread:with-mutex ((task-queue-lock task-queue))
+                                      (gethash session (task-queue-sessions task-queue)))))
+    (loop for queue-entry = (and queue
+                                 (sb-thread:with-mutex ((task-queue-lock task-queue))
+                                                       (ring-first queue)))
+          while queue-entry
+          do (fail-waiting node (queue-entry-waiting queue-entry)
                            (make-condition 'session-lost
                                            :text (format nil "the session ~A has ended"
                                                          session))))))
 
-(defun note-waiting (desk waiting)
-  "WAITING is known from now on, by its session, to wait at DESK for its end or a task."
-  (sb-thread:with-mutex ((desk-lock desk))
-    (setf (waiting-ticket waiting)
-          (desk-ticket desk waiting (waiting-session waiting) (desk-sessions desk)))))
+(defun note-waiting (task-queue waiting)
+  "WAITING is known from now on, by its session, to wait at TASK-QUEUE for its end or a task."
+  (sb-thread:with-mutex ((task-queue-lock task-queue))
+    (setf (waiting-queue-entry waiting)
+          (task-queue-queue-entry task-queue waiting (waiting-session waiting)
+                                  (task-queue-sessions task-queue)))))
 
 (defun await-tasks (node call session kinds count wait-ms seen)
   "Have CALL wait for tasks. It is answered with none when WAIT-MS are over. Signal SESSION-LOST if
 there is no SESSION: who looks only after the claim is known to wait misses no end of it."
   (let ((waiting (make-waiting :call call :session session :kinds kinds :count count))
-        (desk (node-desk node))
+        (task-queue (node-task-queue node))
         (done nil))
-    (note-waiting desk waiting)
+    (note-waiting task-queue waiting)
     (unwind-protect
          (progn
            (check-session node session)
-           (rpc:on-cancel call (lambda () (end-waiting desk waiting)))
+           (rpc:on-cancel call (lambda () (end-waiting task-queue waiting)))
            (rpc:after call (/ wait-ms 1000) (lambda () (answer-waiting node waiting '())))
            (park-claim node waiting seen)
            (setf done t))
-      (unless done (end-waiting desk waiting)))))
+      (unless done (end-waiting task-queue waiting)))))
 
-(defun close-desk (node)
+(defun close-task-queue (node)
   "Nothing waits at NODE any more."
-  (let* ((desk (node-desk node))
-         (all (sb-thread:with-mutex ((desk-lock desk))
-                (setf (desk-closed desk) t)
-                (append (loop for waiting = (take-first desk)
+  (let* ((task-queue (node-task-queue node))
+         (all (sb-thread:with-mutex ((task-queue-lock task-queue))
+                (setf (task-queue-closed task-queue) t)
+                (append (loop for waiting = (take-first task-queue)
                               while waiting
                               collect waiting)
-                        (clear-fifo (desk-retries desk))))))
+                        (clear-fifo (task-queue-retries task-queue))))))
     (dolist (waiting all) (answer-waiting node waiting '()))))

@@ -59,7 +59,7 @@ that was opened last, and the namespace."
       (gauge "clgrpc.workflow.ready" "{task}" "Tasks that nobody has claimed."
              #'store-counts #'node-ready)
       (gauge "clgrpc.workflow.waiting_claims" "{call}" "Claims that wait for a task here."
-             #'namespace-sums (lambda (node) (desk-parked (node-desk node))))
+             #'namespace-sums (lambda (node) (task-queue-parked (node-task-queue node))))
       instruments)))
 
 (defun begin-counting (node metrics)

@@ -189,7 +189,7 @@ anything is done with them: a message has room for a million."
                             (limits-max-tasks (node-limits node)))))
          (wait (min (pb:claim-request-wait-ms request) +longest-wait-ms+)))
     (session-key node session)          ; is it a name?
-    (let* ((seen (arrivals-now (node-desk node) kinds))
+    (let* ((seen (arrivals-now (node-task-queue node) kinds))
            (tasks (claim-tasks node session kinds count)))
       (cond ((or tasks (<= wait 0))
              (unless tasks (check-session node session))

@@ -1,23 +1,24 @@
 ;;;; A node: what serves the service. It has the store, limits, and what its jobs share: the
-;;;; desk, where claims wait for tasks, and the alarm, which wakes the clock's job. Nothing of this
-;;;; is the truth about a workflow; a node may die at any moment, and others go on.
+;;;; task queue, where claims wait for tasks, and the wakeup, which wakes the clock's job. Nothing
+;;;; of this is the truth about a workflow; a node may die at any moment, and others go on.
 
 (in-package #:clgrpc.workflow)
 
-(defstruct (ticket (:include ring) (:constructor make-ticket (waiting queue table)) (:copier nil))
-  "The place of a claim that waits in a queue of the desk."
+(defstruct (queue-entry (:include ring) (:constructor make-queue-entry (waiting queue table))
+                        (:copier nil))
+  "The place of a claim that waits in a queue of the task queue."
   (waiting nil :read-only t)            ; the claim
   (queue nil :type (or null string) :read-only t) ; of the kind or session; nil: of all
   (table nil :type (or null hash-table) :read-only t)) ; that has the queue
 
-(defstruct (desk (:copier nil))
+(defstruct (task-queue (:copier nil))
   "Where claims wait. LOCK guards the rest. A claim is in the queue of all and in that of each of
 its kinds, so that the first of a kind is found, and one that waits no more is taken out, at once."
-  (lock (sb-thread:make-mutex :name "clgrpc workflow desk") :read-only t) ; of all below
+  (lock (sb-thread:make-mutex :name "clgrpc workflow task queue") :read-only t) ; of all below
   (idle '() :type list)                 ; jobs of claimers that have nothing to do
   (parked 0 :type index)                ; how many claims wait for a task
-  (queue (make-ring) :type ring :read-only t) ; the head of the TICKETs of all, first to last
-  ;; from a kind for which claims wait to the head of their TICKETs
+  (queue (make-ring) :type ring :read-only t) ; the head of the QUEUE-ENTRYs of all, first to last
+  ;; from a kind for which claims wait to the head of their QUEUE-ENTRYs
   (queues (make-hash-table :test 'equal) :type hash-table :read-only t)
   ;; likewise from a session, all whose claims that have no answer yet are there, parked or not
   (sessions (make-hash-table :test 'equal) :type hash-table :read-only t)
@@ -28,9 +29,9 @@ its kinds, so that the first of a kind is found, and one that waits no more is t
   (taken (make-hash-table :test 'equal) :read-only t)
   (closed nil :type boolean))           ; nothing is to wait here any more
 
-(defstruct (alarm (:copier nil))
+(defstruct (wakeup (:copier nil))
   "What wakes the clock's job. LOCK guards the rest."
-  (lock (sb-thread:make-mutex :name "clgrpc workflow alarm") :read-only t) ; of all below
+  (lock (sb-thread:make-mutex :name "clgrpc workflow wakeup") :read-only t) ; of all below
   (next-ms nil :type (or null integer)) ; when it is to look, as far as it knows
   (ended '() :type list)                ; sessions that have ended, to be looked at
   (lost-watch t :type boolean))         ; there is no watch of the index, or none any more
@@ -43,8 +44,8 @@ its kinds, so that the first of a kind is found, and one that waits no more is t
    (clock :initarg :clock :reader node-clock) ; a function: nanoseconds since 1970
    (health :initarg :health :reader node-health) ; a health service to be told, or nil
    (instruments :initform nil :accessor node-instruments) ; or nil
-   (desk :initform (make-desk) :reader node-desk) ; where claims wait
-   (alarm :initform (make-alarm) :reader node-alarm) ; that wakes the clock's job
+   (task-queue :initform (make-task-queue) :reader node-task-queue) ; where claims wait
+   (wakeup :initform (make-wakeup) :reader node-wakeup) ; that wakes the clock's job
    (ticker :initform nil :accessor node-ticker) ; the clock's job
    (running :initform 0 :accessor node-running) ; workflows, when they were counted last
    (ready :initform 0 :accessor node-ready) ; tasks nobody has claimed, likewise
@@ -53,7 +54,8 @@ its kinds, so that the first of a kind is found, and one that waits no more is t
    (sessions :initform (make-hash-table :test 'equal) :reader node-session-names)
    ;; ids of workflows that could not be changed, and until when they are left alone, as WORLD-NOW
    (stuck :initform (make-hash-table :test 'equal :synchronized t) :reader node-stuck)
-   (recent :initform (make-hash-table :test 'equal :synchronized t) :reader node-recent) ; SIGHTINGs
+   ;; CACHED-STATEs
+   (recent :initform (make-hash-table :test 'equal :synchronized t) :reader node-recent)
    (recent-octets :initform 0 :accessor node-recent-octets) ; of all of RECENT, under its lock
    (watches :initform '() :accessor node-watches) ; calls that watch
    (index-watch :initform nil :accessor node-index-watch) ; of the index, or nil
@@ -65,7 +67,7 @@ its kinds, so that the first of a kind is found, and one that waits no more is t
 (defmethod print-object ((node workflow-service) stream)
   (print-unreadable-object (node stream :type t)
     (format stream "~A~:[~; closed~], ~D running, ~D ready" (node-root node)
-            (desk-closed (node-desk node)) (node-running node) (node-ready node))))
+            (task-queue-closed (node-task-queue node)) (node-running node) (node-ready node))))
 
 (defun node-now (node)
   "The time at NODE, in milliseconds since 1970."
@@ -148,5 +150,6 @@ with it is told, and nil returned; an error of the store is signalled."
 
 (defmacro while-open ((node) &body body)
   "Evaluate BODY unless NODE is closed; then signal STORE-UNAVAILABLE."
-  `(progn (when (desk-closed (node-desk ,node)) (refuse :store-unavailable "the node is stopping"))
+  `(progn (when (task-queue-closed (node-task-queue ,node))
+                (refuse :store-unavailable "the node is stopping"))
           ,@body))

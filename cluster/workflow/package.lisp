@@ -19,14 +19,14 @@
                     (#:pb #:clgrpc.workflow.v1) (#:methods #:clgrpc.workflow.v1.workflow))
   (:import-from #:sb-ext #:defglobal)
   (:export
-   ;; condition.lisp
+   ;; workflow-condition.lisp
    #:workflow-error #:workflow-error-text #:workflow-error-cause #:workflow-error-limit
    #:workflow-error-most #:workflow-error-actual #:workflow-not-found #:workflow-exists
    #:workflow-closed #:claim-lost #:session-lost #:too-large #:backlog-full #:store-unavailable
    #:changes-compacted
    ;; definition.lisp
    #:define-workflow #:find-workflow-steps
-   ;; node.lisp, clock.lisp
+   ;; node.lisp, timer-queue.lisp
    #:workflow-service #:make-workflow-service #:close-workflow-service
    ;; client.lisp
    #:start-workflow #:workflow-state #:signal-workflow #:cancel-workflow #:await-workflow

@@ -12,7 +12,7 @@
 ;;;; is no repetition, since it was not done.
 ;;;;
 ;;;; The threads of watches, leases and mirrors end at once when they are told to, also while they
-;;;; wait for an answer: each has an ERRAND, which knows the call that it waits for.
+;;;; wait for an answer: each has a CANCELLATION-TOKEN, which knows the call that it waits for.
 
 (in-package #:clgrpc.etcd)
 
@@ -22,45 +22,49 @@
 (defconstant +first-repetition-seconds+ 1/20 "How long to wait before a call is made again.")
 (defconstant +longest-repetition-seconds+ 1/4 "How long at most; twice as long each time.")
 
-;;; Errands
+;;; Cancellation tokens
 
-(defstruct (errand (:copier nil))
+(defstruct (cancellation-token (:copier nil))
   "What a thread waits for, so that another can end it."
   (call nil)                            ; that it waits for now, or nil
   (over nil :type boolean)              ; it is to wait for none any more
-  (lock (sb-thread:make-mutex :name "clgrpc etcd errand") :read-only t) ; of both
-  (bell (sb-thread:make-waitqueue :name "clgrpc etcd errand") :read-only t)) ; OVER is true
+  (lock (sb-thread:make-mutex :name "clgrpc etcd cancellation token") :read-only t) ; of both
+  (bell (sb-thread:make-waitqueue :name "clgrpc etcd cancellation token")
+        :read-only t)) ; OVER is true
 
-(declaim (sb-ext:freeze-type errand))
+(declaim (sb-ext:freeze-type cancellation-token))
 
-(defvar *errand* nil "The errand of this thread while it makes calls of its own, else nil.")
+(defvar *cancellation-token* nil
+        "The cancellation token of this thread while it makes calls of its own, else nil.")
 
-(defun set-errand (call)
+(defun set-cancellation-token (call)
   "This thread waits for CALL, or for none if that is nil; one that is not to wait cancels it."
-  (when (and *errand*
-             (sb-thread:with-mutex ((errand-lock *errand*))
-               (setf (errand-call *errand*) call)
-               (errand-over *errand*))
+  (when (and *cancellation-token*
+             (sb-thread:with-mutex ((cancellation-token-lock *cancellation-token*))
+               (setf (cancellation-token-call *cancellation-token*) call)
+               (cancellation-token-over *cancellation-token*))
              call)
     (rpc:cancel call)))
 
-(defun end-errand (errand)
-  "Cancel what the thread of ERRAND waits for, and what it will. From any thread."
-  (let ((call (sb-thread:with-mutex ((errand-lock errand))
-                (setf (errand-over errand) t)
-                (sb-thread:condition-broadcast (errand-bell errand))
-                (errand-call errand))))
+(defun end-cancellation-token (cancellation-token)
+  "Cancel what the thread of CANCELLATION-TOKEN waits for, and what it will. From any thread."
+  (let ((call (sb-thread:with-mutex ((cancellation-token-lock cancellation-token))
+                (setf (cancellation-token-over cancellation-token) t)
+                (sb-thread:condition-broadcast (cancellation-token-bell cancellation-token))
+                (cancellation-token-call cancellation-token))))
     (when call (rpc:cancel call))))
 
-(defmacro with-errand ((errand) &body body)
-  "Evaluate BODY, which calls nothing of the user's, so that END-ERRAND ends what it waits for."
-  `(let ((*errand* ,errand)) ,@body))
+(defmacro with-cancellation-token ((cancellation-token) &body body)
+  "Evaluate BODY, which calls nothing of the user's, so that END-CANCELLATION-TOKEN ends what it
+waits for."
+  `(let ((*cancellation-token* ,cancellation-token)) ,@body))
 
-(defun pause-errand (end-ns)
+(defun pause-cancellation-token (end-ns)
   "Wait until END-NS. Return false if this thread is to wait for nothing any more."
-  (let ((errand (or *errand* (make-errand))))
-    (not (loop:await-until (errand-bell errand) (errand-lock errand) end-ns
-                           (lambda () (errand-over errand))))))
+  (let ((cancellation-token (or *cancellation-token* (make-cancellation-token))))
+    (not (loop:await-until (cancellation-token-bell cancellation-token)
+                           (cancellation-token-lock cancellation-token) end-ns
+                           (lambda () (cancellation-token-over cancellation-token))))))
 
 (defun call-again (end-ns twice function)
   "Return what FUNCTION, a call, returns, and call it until END-NS again and again while it signals
@@ -77,7 +81,7 @@ UNAVAILABLE: if TWICE is true, since it may be done twice; else only after a mem
             (unless (and (or twice (refused-p error))
                          (typep (etcd-error-cause error) 'status:rpc-error)
                          (< next end-ns)
-                         (pause-errand next))
+                         (pause-cancellation-token next))
               (error error))))))))
 
 (defun call-stub (etcd stub request seconds metadata)
@@ -87,13 +91,13 @@ UNAVAILABLE: if TWICE is true, since it may be done twice; else only after a mem
            (declare (type function caller))
            (funcall caller (etcd-channel etcd) request
                     :timeout seconds :metadata metadata :wait-for-ready t)))
-    (if (null *errand*)
+    (if (null *cancellation-token*)
         (make-call stub)
         (let ((call (make-call (lambda (&rest arguments)
                                  (apply #'calling:call-async stub arguments)))))
-          (set-errand call)
+          (set-cancellation-token call)
           (unwind-protect (loop:await call)
-            (set-errand nil))))))
+            (set-cancellation-token nil))))))
 
 ;;; Tokens
 
@@ -125,7 +129,7 @@ UNAVAILABLE: if TWICE is true, since it may be done twice; else only after a mem
 (defun current-password (etcd)
   "The password of ETCD's user. Signal UNAVAILABLE if the function that is to return it fails: it
 may not the next time."
-  (let ((secret (etcd-password etcd)) (*errand* nil))
+  (let ((secret (etcd-password etcd)) (*cancellation-token* nil))
     (if (stringp secret)
         secret
         (handler-case (let ((password (funcall (the function secret))))

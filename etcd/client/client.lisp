@@ -23,7 +23,7 @@
    (endings :initform '() :accessor etcd-endings)
    (background :initform nil :accessor etcd-background) ; where its jobs run, once there are some
    (multiplex :initform nil :accessor etcd-multiplex) ; tells its watches, once there are some
-   (keeper :initform nil :accessor etcd-keeper) ; keeps its leases alive, once there are some
+   (keepalive :initform nil :accessor etcd-keepalive) ; keeps its leases alive, once there are some
    ;; of all from ENDINGS on
    (lock :initform (sb-thread:make-mutex :name "clgrpc etcd") :reader etcd-lock))
   (:documentation "A client of etcd, see MAKE-ETCD."))

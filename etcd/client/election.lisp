@@ -1,10 +1,10 @@
 ;;;; Elections: of those who stand for the leadership of a name, one leads, and says something that
-;;;; all may read, such as his address. Who stands has a place in a queue (place.lisp), the same
+;;;; all may read, such as his address. Who stands has a place in a queue (waiter.lisp), the same
 ;;;; that `etcdctl elect` takes; the entry at its head is the leader's, its value what he says.
 
 (in-package #:clgrpc.etcd)
 
-(defstruct (leadership (:include place) (:constructor %make-leadership) (:copier nil))
+(defstruct (leadership (:include waiter) (:constructor %make-leadership) (:copier nil))
   "A leadership that somebody has; see CAMPAIGN.")
 
 (document-functions
@@ -15,18 +15,18 @@ a greater one.")
 
 (defun leadership-key (leadership)
   "The key whose value the leader says, a string."
-  (place-key leadership))
+  (waiter-key leadership))
 
 (defun leadership-guard (leadership)
   "A comparison for :when of TRANSACT that is so only while LEADERSHIP is there; see LOCK-GUARD."
-  (place-guard leadership))
+  (waiter-guard leadership))
 
 (defun leadership-held-p (leadership)
   "True if LEADERSHIP is ours for certain: its lease was renewed in time, by our clock. From any
 thread."
-  (place-held-p leadership))
+  (waiter-held-p leadership))
 
-(defun campaign (etcd name value &key lease (seconds +place-seconds+) on-loss timeout)
+(defun campaign (etcd name value &key lease (seconds +waiter-seconds+) on-loss timeout)
   "Stand for the leadership of NAME, a string, and return it when it is ours. VALUE, a string or
 octets, is what the leader says, see LEADER. It is bound to LEASE, or else to a lease of its own,
 which ends SECONDS after the leader is not heard of any more; with a lease that stands already it is
@@ -35,8 +35,8 @@ the lease's thread. Signal NOT-OBTAINED if others lead for TIMEOUT seconds, by d
 ETCD, OWNERSHIP-LOST if its lease ends meanwhile, or another ETCD-ERROR; then we stand no longer.
 From any thread; end it with RESIGN."
   (let* ((end (loop:notice-end (or timeout (etcd-timeout etcd))))
-         (leadership (make-place #'%make-leadership etcd name lease seconds on-loss end)))
-    (with-place-kept (leadership)
+         (leadership (make-waiter #'%make-leadership etcd name lease seconds on-loss end)))
+    (with-waiter-kept (leadership)
       (unless (enter-queue leadership value end)
         (proclaim-value leadership value :timeout (loop:seconds-until end)))
       (await-head leadership end))))
@@ -50,7 +50,7 @@ LEADERSHIP is not ours any more, or another ETCD-ERROR. From any thread."
                                   :lease ,(leadership-lease leadership)))
                     :timeout timeout)
     (let ((condition (lost-error leadership)))
-      (lose-place leadership condition)
+      (lose-waiter leadership condition)
       (error condition)))
   nil)
 

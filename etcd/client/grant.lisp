@@ -86,9 +86,9 @@ From any thread."
 (defun stop-keeping (lease)
   "Keep LEASE alive no longer, and wait for what its job does unless this is called there."
   (end-lease lease)
-  (end-errand (lease-errand lease))
+  (end-cancellation-token (lease-cancellation-token lease))
   (when (lease-job lease)
-    (forget-lease (keeper-of (lease-etcd lease)) lease)
+    (forget-lease (keepalive-of (lease-etcd lease)) lease)
     (loop:end-job (lease-job lease))))
 
 (defun revoke-lease (lease &key timeout)

@@ -1,7 +1,7 @@
-;;;; Leases: what is put with one ends with it. One that is kept alive is renewed by the keeper of
-;;;; its client (keeper.lisp). What is to be removed before the lease ends, and could not be, is a
-;;;; chore, which is done after a renewal that was answered. Chores, and the functions that hear of
-;;;; the loss of the lease, run in a job of the lease's own, since they may wait.
+;;;; Leases: what is put with one ends with it. One that is kept alive is renewed by the keepalive
+;;;; of its client (keepalive.lisp). What is to be removed before the lease ends, and could not be,
+;;;; is a cleanup, which is done after a renewal that was answered. Cleanups, and the functions that
+;;;; hear of the loss of the lease, run in a job of the lease's own, since they may wait.
 ;;;;
 ;;;; By our own clock a lease has ended when its time is over since the last renewal that was
 ;;;; answered was asked for, so never later than the store lets it end: whoever asks LEASE-ALIVE-P
@@ -10,7 +10,7 @@
 (in-package #:clgrpc.etcd)
 
 (defstruct (renewal (:constructor make-renewal (next-ns patience pauses)) (:copier nil))
-  "What the keeper knows of a lease that it keeps alive."
+  "What the keepalive knows of a lease that it keeps alive."
   (next-ns 0 :type nanoseconds)         ; when it is to be asked for; times are those of the loops
   (asked-ns nil :type (or null nanoseconds)) ; when it was, by LEASE-NOW-NS, until it is answered
   (limit-ns 0 :type nanoseconds)        ; when that is given up
@@ -25,18 +25,20 @@
   (id 0 :type (signed-byte 64) :read-only t) ; its number
   (seconds 0 :type (integer 0) :read-only t) ; how long it lasts unless it is renewed
   (until-ns 0 :type nanoseconds)        ; when it has ended unless it is renewed, by LEASE-NOW-NS
-  (mourners '() :type list)             ; functions that are called when it is lost
-  (places '() :type list)               ; those in queues that are known to be bound to it
-  (chores '() :type list)               ; functions by key that are called until they succeed
+  (loss-callbacks '() :type list)       ; functions that are called when it is lost
+  (waiters '() :type list)              ; those in queues that are known to be bound to it
+  (cleanups '() :type list)             ; functions by key that are called until they succeed
   (loss nil :type (or null condition))  ; how it has ended without being revoked
   (ended nil :type boolean)             ; it was revoked, or lost, or nobody renews it
   (told nil :type boolean)              ; its loss was
   (ending nil :type (or null function)) ; has it be kept alive no longer; nil if it is not
-  (job nil :type (or null loop:job))    ; does its chores and tells its loss
-  (errand (make-errand) :type errand :read-only t) ; what that waits for
+  (job nil :type (or null loop:job))    ; does its cleanups and tells its loss
+  ;; what that waits for
+  (cancellation-token (make-cancellation-token) :type cancellation-token :read-only t)
   (renewal nil :type (or null renewal)) ; of one that is kept alive
   (lock (sb-thread:make-mutex :name "clgrpc lease") :read-only t) ; of UNTIL-NS to ENDED
-  (chore-lock (sb-thread:make-mutex :name "clgrpc lease chores") :read-only t)) ; a chore is done
+  (cleanup-lock (sb-thread:make-mutex :name "clgrpc lease cleanups")
+                :read-only t)) ; a cleanup is done
 
 (declaim (sb-ext:freeze-type lease))
 
@@ -81,15 +83,15 @@ has not renewed it for so long that it may have ended; at once if that is so. On
 not lost, and of one that is not kept alive nobody learns. FUNCTION runs on a thread for the
 lease, and may wait, but calls no CLOSE-ETCD. From any thread."
   (let ((loss (sb-thread:with-mutex ((lease-lock lease))
-                (unless (lease-ended lease) (push function (lease-mourners lease)))
+                (unless (lease-ended lease) (push function (lease-loss-callbacks lease)))
                 (lease-loss lease))))
     (when loss (funcall function loss))
     nil))
 
-(defun forget-mourner (lease function)
+(defun forget-loss-callback (lease function)
   "FUNCTION of ON-LEASE-LOSS is not to be called any more."
   (sb-thread:with-mutex ((lease-lock lease))
-    (setf (lease-mourners lease) (remove function (lease-mourners lease)))))
+    (setf (lease-loss-callbacks lease) (remove function (lease-loss-callbacks lease)))))
 
 (defconstant +longest-lease-seconds+ 9000000000 "No lease of etcd lasts longer.")
 
@@ -116,10 +118,10 @@ ETCD-ERROR."
                         (list (pb:make-lease-keep-alive-request :id (lease-id lease)))
                         :timeout seconds :wait-for-ready t
                         :metadata (append metadata *require-leader*)))
-    (set-errand call)
+    (set-cancellation-token call)
     (unwind-protect (or (rpc:receive call)
                         (error 'unavailable :text "the stream of a lease has ended"))
-      (set-errand nil))))
+      (set-cancellation-token nil))))
 
 (defun renew-lease (lease &key timeout)
   "Renew LEASE, and return the seconds that it lasts from now on. Signal LEASE-NOT-FOUND if it has
@@ -135,39 +137,39 @@ ended, or another ETCD-ERROR. From any thread."
     (extend-lease lease asked seconds)
     seconds))
 
-;;; Chores
+;;; Cleanups
 
-(defun add-chore (lease key function)
+(defun add-cleanup (lease key function)
   "Have FUNCTION called after the renewals of LEASE, if it is kept alive, with the seconds that it
-may take, until it signals no ETCD-ERROR. KEY, a string, is what FORGET-CHORE knows it by."
+may take, until it signals no ETCD-ERROR. KEY, a string, is what FORGET-CLEANUP knows it by."
   (sb-thread:with-mutex ((lease-lock lease))
-    (push (cons key function) (lease-chores lease))))
+    (push (cons key function) (lease-cleanups lease))))
 
-(defun forget-chore (lease key)
-  "Have the chore of LEASE that is known by KEY not be done any more."
-  (sb-thread:with-mutex ((lease-chore-lock lease))
+(defun forget-cleanup (lease key)
+  "Have the cleanup of LEASE that is known by KEY not be done any more."
+  (sb-thread:with-mutex ((lease-cleanup-lock lease))
     (sb-thread:with-mutex ((lease-lock lease))
-      (setf (lease-chores lease)
-            (remove key (lease-chores lease) :key #'car :test #'string=)))))
+      (setf (lease-cleanups lease)
+            (remove key (lease-cleanups lease) :key #'car :test #'string=)))))
 
-(defun set-chores (lease chore &rest again)
-  "CHORE of LEASE was done, or follows as AGAIN, a list of it, behind the others."
+(defun set-cleanups (lease cleanup &rest again)
+  "CLEANUP of LEASE was done, or follows as AGAIN, a list of it, behind the others."
   (sb-thread:with-mutex ((lease-lock lease))
-    (setf (lease-chores lease) (append (remove chore (lease-chores lease)) again))))
+    (setf (lease-cleanups lease) (append (remove cleanup (lease-cleanups lease)) again))))
 
-(defun do-chores (lease seconds)
-  "Do the chores of LEASE, all within SECONDS, until one fails. The others come first the next
+(defun do-cleanups (lease seconds)
+  "Do the cleanups of LEASE, all within SECONDS, until one fails. The others come first the next
 time."
   (loop with end = (loop:notice-end seconds)
-        for chore in (lease-chores lease)
+        for cleanup in (lease-cleanups lease)
         while (< (loop:world-now) end)
-        do (sb-thread:with-mutex ((lease-chore-lock lease))
-             (when (member chore (lease-chores lease))
-               (handler-case (with-errand ((lease-errand lease))
-                               (funcall (the function (cdr chore)) (loop:seconds-until end))
-                               (set-chores lease chore))
+        do (sb-thread:with-mutex ((lease-cleanup-lock lease))
+             (when (member cleanup (lease-cleanups lease))
+               (handler-case (with-cancellation-token ((lease-cancellation-token lease))
+                               (funcall (the function (cdr cleanup)) (loop:seconds-until end))
+                               (set-cleanups lease cleanup))
                  (etcd-error ()
-                   (set-chores lease chore chore)
+                   (set-cleanups lease cleanup cleanup)
                    (return)))))))
 
 (defun tell-loss (lease)
@@ -179,7 +181,7 @@ time."
     (log-event :warning :etcd-lease-lost :lease (format nil "~(~X~)" (lease-id lease))
                                          :condition (princ-to-string condition))
     (dolist (function (reverse (sb-thread:with-mutex ((lease-lock lease))
-                                 (shiftf (lease-mourners lease) '()))))
+                                 (shiftf (lease-loss-callbacks lease) '()))))
       (loop:guarding (:etcd-lease-error :lease (format nil "~(~X~)" (lease-id lease)))
         (funcall (the function function) condition)))))
 
@@ -195,7 +197,7 @@ time."
   (cond ((lease-loss lease)
          (unless (lease-told lease) (tell-loss lease)))
         ((not (lease-ended lease))
-         (do-chores lease (max 1/10 (/ (lease-seconds lease) 10)))))
+         (do-cleanups lease (max 1/10 (/ (lease-seconds lease) 10)))))
   nil)
 
 (defun seconds-until (lease)

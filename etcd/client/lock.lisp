@@ -1,9 +1,9 @@
 ;;;; Locks: one at a time has the lock of a name, those who wait get it in their order. It is a
-;;;; place at the head of a queue (place.lisp), the same that `etcdctl lock` takes.
+;;;; place at the head of a queue (waiter.lisp), the same that `etcdctl lock` takes.
 
 (in-package #:clgrpc.etcd)
 
-(defstruct (lock (:include place) (:constructor %make-lock) (:copier nil))
+(defstruct (lock (:include waiter) (:constructor %make-lock) (:copier nil))
   "A lock that somebody has, or waits for; see ACQUIRE-LOCK.")
 
 (document-functions
@@ -14,26 +14,26 @@ for it. Whoever has the lock later has a greater one.")
 
 (defun lock-key (lock)
   "The key that stands for LOCK's owner while he has it or waits, a string."
-  (place-key lock))
+  (waiter-key lock))
 
 (defun lock-guard (lock)
   "A comparison for :when of TRANSACT that is so only while LOCK is its owner's: what is written
 under it is not written beside what the next owner writes, however late it comes."
-  (place-guard lock))
+  (waiter-guard lock))
 
 (defun lock-held-p (lock)
   "True if LOCK is had for certain: its lease was renewed in time, by our clock. From any thread."
-  (place-held-p lock))
+  (waiter-held-p lock))
 
-(defun request-lock (etcd name &key lease (seconds +place-seconds+) on-loss timeout)
+(defun request-lock (etcd name &key lease (seconds +waiter-seconds+) on-loss timeout)
   "Join those who wait for the lock NAME, a string, and return it at once; AWAIT-LOCK waits for it,
 RELEASE-LOCK gives it up. It is bound to LEASE, or else to a lease of its own, which ends SECONDS
 after its owner is not heard of any more. With a lease that has the lock, or waits for it, it is the
 same lock. If the lease is lost ON-LOSS is called with an ETCD-ERROR, on the lease's thread. Signal
 an ETCD-ERROR if that takes more than TIMEOUT seconds, by default those of ETCD. From any thread."
   (let* ((end (loop:notice-end (or timeout (etcd-timeout etcd))))
-         (lock (make-place #'%make-lock etcd name lease seconds on-loss end)))
-    (with-place-kept (lock)
+         (lock (make-waiter #'%make-lock etcd name lease seconds on-loss end)))
+    (with-waiter-kept (lock)
       (enter-queue lock "" end))
     lock))
 
@@ -52,7 +52,7 @@ end it with RELEASE-LOCK, or use WITH-LOCK."
   (declare (ignore lease seconds on-loss))
   (let* ((end (loop:notice-end (or timeout (etcd-timeout etcd))))
          (lock (apply #'request-lock etcd name options)))
-    (with-place-kept (lock)
+    (with-waiter-kept (lock)
       (await-lock lock :timeout (loop:seconds-until end)))))
 
 (defun release-lock (lock &key timeout)
@@ -64,7 +64,7 @@ its lease, which nobody renews if it is its own. From any thread."
 (defun call-with-lock (function etcd name &rest options)
   "See WITH-LOCK."
   (let ((lock (apply #'acquire-lock etcd name options)))
-    (multiple-value-prog1 (with-place-kept (lock) (funcall function lock))
+    (multiple-value-prog1 (with-waiter-kept (lock) (funcall function lock))
       (let ((held (lock-held-p lock)))
         (handler-case (release-lock lock)
           (etcd-error ()))

@@ -23,7 +23,8 @@
   (most nil :type (or null index) :read-only t) ; so many entries are told at most
   (on-end nil :type (or null function) :read-only t) ; of the condition that has ended it
   (on-trouble nil :type (or null function) :read-only t) ; of a condition that has not
-  (errand (make-errand) :type errand :read-only t) ; what it waits for while it fetches
+  ;; what it waits for while it fetches
+  (cancellation-token (make-cancellation-token) :type cancellation-token :read-only t)
   (job nil :type (or null loop:job))    ; that fetches
   (page +mirror-page+ :type index)      ; how many entries are fetched at a time
   ;; before it fetches entries again
@@ -93,7 +94,7 @@ ETCD-ERROR, or FUNCTION-FAILED."
     ;; a fetch would wait for etcd until its own deadline, and the user would not learn why
     (reach (mirror-etcd mirror) :timeout +mirror-reach-seconds+))
   (multiple-value-bind (entries revision)
-      (with-errand ((mirror-errand mirror))
+      (with-cancellation-token ((mirror-cancellation-token mirror))
         (apply #'fetch-entries (mirror-etcd mirror) :timeout timeout :page (mirror-page mirror)
                                                     :limit (mirror-most mirror)
                                                     (mirror-range mirror)))
@@ -105,7 +106,7 @@ ETCD-ERROR, or FUNCTION-FAILED."
   (multiple-value-prog1
       (with-mirror (mirror)
         (values (not (shiftf (mirror-ended mirror) t)) (mirror-watch mirror)))
-    (end-errand (mirror-errand mirror))
+    (end-cancellation-token (mirror-cancellation-token mirror))
     (remove-ending (mirror-etcd mirror) (mirror-ending mirror))))
 
 (defun meet-mirror-trouble (mirror condition)

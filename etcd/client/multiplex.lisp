@@ -167,7 +167,7 @@ good now: then its watches go on with the new one, too. The caller sends."
 for now."
   (let* ((etcd (watch-etcd watch))
          (multiplex (multiplex-of etcd))
-         (token (with-errand ((watch-errand watch))
+         (token (with-cancellation-token ((watch-cancellation-token watch))
                   (current-token etcd (loop:notice-end (etcd-timeout etcd)))))
          (call nil))
     (setf (watch-token watch) token

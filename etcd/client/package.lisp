@@ -14,7 +14,7 @@
                     (#:maintenance #:etcdserverpb.maintenance)
                     (#:metrics #:clgrpc.metrics))
   (:export
-   ;; condition.lisp
+   ;; etcd-condition.lisp
    #:etcd-error #:etcd-error-text #:etcd-error-cause #:etcd-error-perhaps-done-p #:compacted
    #:compacted-revision #:future-revision #:lease-not-found #:lease-exists #:invalid-request
    #:access-denied #:space-exceeded #:not-found #:already-exists #:not-ready #:not-obtained

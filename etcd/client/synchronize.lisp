@@ -22,20 +22,21 @@ that speaks TLS if SECURE is true. They may be none."
 
 (defun keep-synchronizing (etcd seconds)
   "Have the endpoints of ETCD follow its members every SECONDS."
-  (let* ((errand (make-errand))
+  (let* ((cancellation-token (make-cancellation-token))
          (begun nil)
          (job (add-job
                etcd
                (lambda ()
                  (when (shiftf begun t)
-                   (handler-case (with-errand (errand) (synchronize-once etcd nil))
+                   (handler-case (with-cancellation-token (cancellation-token)
+                                                          (synchronize-once etcd nil))
                      ;; the next time
                      (clgrpc-error (condition)
                        (log-event :info :etcd-endpoints-kept
                                   :condition (princ-to-string condition)))))
                  seconds))))
     (add-ending etcd (lambda ()
-                       (end-errand errand)
+                       (end-cancellation-token cancellation-token)
                        (loop:end-job job)))
     (loop:wake-job job)))
 

@@ -59,7 +59,8 @@ compacted; nil if it was not there.")
   ;; before the next stream
   (pauses (loop:make-pauses +first-pause-seconds+ +longest-pause-seconds+)
    :type loop:pauses :read-only t)
-  (errand (make-errand) :type errand :read-only t) ; what its job waits for
+  ;; what its job waits for
+  (cancellation-token (make-cancellation-token) :type cancellation-token :read-only t)
   (ending nil :type (or null function)) ; ends it
   (job nil :type (or null loop:job))    ; takes RESPONSES
   (lock (sb-thread:make-mutex :name "clgrpc watch") :read-only t) ; of what follows
@@ -240,7 +241,7 @@ until there are as many revisions again, or pass changes by."
              (check-header watch (pb:range-response-header response))
              response)))
     (let ((mark (watch-mark watch)))
-      (with-errand ((watch-errand watch))
+      (with-cancellation-token ((watch-cancellation-token watch))
         (handler-case
             (when mark
               (return-from check-store
@@ -287,7 +288,7 @@ goes on with a response that has HEADER."
 go on at once, since it has a new token."
   (let ((etcd (watch-etcd watch)))
     (if (and (etcd-user etcd) (typep condition 'access-denied) (not (watch-denied watch)))
-        (handler-case (with-errand ((watch-errand watch))
+        (handler-case (with-cancellation-token ((watch-cancellation-token watch))
                         (renew-token etcd (watch-token watch)
                                      (loop:notice-end (etcd-timeout etcd)))
                         (setf (watch-denied watch) t)
@@ -412,7 +413,7 @@ not called. From any thread."
 function, that call is the last."
   (end-watch watch nil)
   (when (watch-ending watch) (remove-ending (watch-etcd watch) (watch-ending watch)))
-  (end-errand (watch-errand watch))
+  (end-cancellation-token (watch-cancellation-token watch))
   (leave-stream watch)
   (when (watch-job watch) (loop:end-job (watch-job watch)))
   nil)

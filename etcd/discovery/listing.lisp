@@ -5,10 +5,11 @@
 (defun list-endpoints (name &key (etcd (default-etcd)) timeout)
   "Return the endpoints that are registered as NAME in ETCD, a list in the order of their keys, with
 those that drain. Signal an ETCD-ERROR. From any thread."
-  (let ((roster (make-roster (check-name name))))
-    (etcd:map-entries (lambda (entry) (note-put roster entry)) etcd :prefix (name-prefix name)
-                                                                    :timeout timeout)
-    (all-endpoints roster)))
+  (let ((endpoint-table (make-endpoint-table (check-name name))))
+    (etcd:map-entries (lambda (entry) (note-put endpoint-table entry)) etcd
+                      :prefix (name-prefix name)
+                                                                            :timeout timeout)
+    (all-endpoints endpoint-table)))
 
 (defun put-service-config (name service-config &key (etcd (default-etcd)) timeout)
   "Have the channels to etcd:///NAME use SERVICE-CONFIG, a text in JSON, in place of their own; nil

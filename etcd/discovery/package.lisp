@@ -15,9 +15,9 @@
    #:endpoint-hash-key #:endpoint-state #:endpoint-metadata #:endpoint-text
    ;; key.lisp
    #:endpoint-key #:service-config-key
-   ;; roster.lisp
+   ;; endpoint-table.lisp
    #:read-endpoint
-   ;; place.lisp
+   ;; etcd-target.lisp
    #:default-etcd #:parse-etcd-target
    ;; registration.lisp
    #:check-address #:registration #:register #:withdraw #:drain-registration #:change-registration

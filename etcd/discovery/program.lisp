@@ -2,17 +2,17 @@
 
 (in-package #:clgrpc.discovery)
 
-(defstruct (place (:copier nil))
+(defstruct (registration-target (:copier nil))
   "Where a server is registered."
   (endpoints nil :type (or string list)) ; of an etcd, for MAKE-ETCD
   (name "" :type string))                ; under which it is found there
 
-(defun parse-place (string)
-  "The PLACE that STRING, a target such as etcd://127.0.0.1:2379/greeter, means."
+(defun parse-registration-target (string)
+  "The REGISTRATION-TARGET that STRING, a target such as etcd://127.0.0.1:2379/greeter, means."
   (handler-case
       (multiple-value-bind (endpoints name) (parse-etcd-target string)
         (unless endpoints (command:refuse "~A says of no etcd where it is" string))
-        (make-place :endpoints endpoints :name name))
+        (make-registration-target :endpoints endpoints :name name))
     (misuse (error) (command:refuse "~A" (string-right-trim "." (princ-to-string error))))))
 
 (defun call-with-registration (server given function)
@@ -21,8 +21,8 @@ list of a line that says so; with nil if that says nothing. FUNCTION stops SERVE
   (destructuring-bind (&key register register-as weight zone &allow-other-keys) given
     (if (null register)
         (funcall function '())
-        (etcd:with-etcd (etcd (place-endpoints register))
-          (let ((registration (register server (place-name register)
+        (etcd:with-etcd (etcd (registration-target-endpoints register))
+          (let ((registration (register server (registration-target-name register)
                                         :etcd etcd :address register-as
                                         :weight weight :zone zone)))
             (funcall function
@@ -31,7 +31,7 @@ list of a line that says so; with nil if that says nothing. FUNCTION stops SERVE
                                    (registration-key registration)))))))))
 
 (command:define-shared-options :registration
-  (register "TARGET" #'parse-place nil
+  (register "TARGET" #'parse-registration-target nil
             "Register the server in etcd: etcd://HOST:PORT/NAME is also the target by which
       clients find it. At the end it is said to drain there before it stops, and then withdrawn.")
   (register-as "ADDRESS" (command:address-parser 1) nil

@@ -2,7 +2,8 @@
 ;;;; there soon after it has died.
 ;;;;
 ;;;; 1. The registration's job, one of its client's background, puts what is to be said, under a
-;;;;    lease that it has granted. The client's keeper keeps that alive (etcd/client/keeper.lisp).
+;;;;    lease that it has granted. The client's keepalive keeps that alive
+;;;;    (etcd/client/keepalive.lisp).
 ;;;; 2. When the lease is lost, since etcd was away for too long or knows nothing of it, another is
 ;;;;    granted and the key put anew, until that succeeds. The key is the same, so the end of the
 ;;;;    former lease takes nothing away.
@@ -221,7 +222,7 @@ since it was gone; :left if somebody else has it; nil if REGISTRATION is to be k
         (setf (registration-trouble registration) condition))
       (note (registration-meter registration) #'meter-writes 1
             (registration-name registration) "failed")
-      (loop:tell-trouble (registration-job registration) :server-not-registered condition
+      (loop:tell-failure (registration-job registration) :server-not-registered condition
                          :key (registration-key registration))
       (loop:next-pause (registration-pauses registration)))))
 

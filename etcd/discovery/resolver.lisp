@@ -3,8 +3,8 @@
 (in-package #:clgrpc.discovery)
 
 (client:define-resolver etcd-resolver "etcd"
-    ((finder :initform nil :accessor resolver-finder
-             :documentation "What tells it, while it runs."))
+    ((service-watcher :initform nil :accessor resolver-service-watcher
+                      :documentation "What tells it, while it runs."))
   (:documentation "Tells a channel of the servers that are registered in etcd under a name."))
 
 (defun authority-text (name)
@@ -25,13 +25,13 @@
   (let ((place (or (target-authority (client:resolver-target resolver)) (default-etcd)))
         (name (client:resolver-name resolver)))
     (if place
-        (setf (resolver-finder resolver) (attach-resolver resolver place name))
+        (setf (resolver-service-watcher resolver) (attach-resolver resolver place name))
         (client:push-failure resolver (format nil "which etcd? Set DEFAULT-ETCD, or name it: ~
                                                    etcd://HOST:PORT/~A" name)))))
 
 (defmethod client:resolve-now ((resolver etcd-resolver))
-  (unless (resolver-finder resolver) (client:start-resolver resolver)))
+  (unless (resolver-service-watcher resolver) (client:start-resolver resolver)))
 
 (defmethod client:stop-resolver ((resolver etcd-resolver))
-  (let ((finder (shiftf (resolver-finder resolver) nil)))
-    (when finder (detach-resolver resolver finder))))
+  (let ((service-watcher (shiftf (resolver-service-watcher resolver) nil)))
+    (when service-watcher (detach-resolver resolver service-watcher))))

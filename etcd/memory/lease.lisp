@@ -31,13 +31,16 @@
       (when now
         (setf (lease-items now) (tree-with (lease-items now) item))))))
 
-(defun commit (draft)
-  "Have DRAFT be the newest revision of its store, if it has changes. Return the revision then."
-  (let ((store (draft-store draft)) (changes (nreverse (draft-changes draft))))
+(defun commit (write-batch)
+  "Have WRITE-BATCH be the newest revision of its store, if it has changes. Return the revision
+then."
+  (let ((store (write-batch-store write-batch))
+        (changes (nreverse (write-batch-changes write-batch))))
     (when changes
-      (vector-push-extend (make-record (draft-tree draft) (coerce changes 'simple-vector))
+      (vector-push-extend (make-record (write-batch-tree write-batch)
+                                       (coerce changes 'simple-vector))
                           (store-records store))
-      (setf (store-revision store) (draft-revision draft))
+      (setf (store-revision store) (write-batch-revision write-batch))
       (dolist (change changes)
         (unless (removal-p change) (incf (store-octets store) (item-cost (change-item change))))
         (note-change store change))
@@ -66,9 +69,10 @@
 
 (defun revoke-lease (store lease)
   "End LEASE, and with it its items, all at one revision of STORE."
-  (let ((draft (draft-of store)))
-    (map-range (lambda (item) (remove-item draft item)) (lease-items lease) (make-octets 0) nil)
-    (commit draft)
+  (let ((write-batch (write-batch-of store)))
+    (map-range (lambda (item) (remove-item write-batch item)) (lease-items lease) (make-octets 0)
+               nil)
+    (commit write-batch)
     (remhash (lease-number lease) (store-leases store))))
 
 (defun renew-lease (lease now-ns)

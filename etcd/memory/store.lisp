@@ -1,7 +1,7 @@
 ;;;; The store: for each of its revisions a tree of items, and the changes that made it. A revision
-;;;; is made from a DRAFT, which begins as the newest tree, and is entered as a whole or not at all.
-;;;; Revisions are numbered from 1, the empty store; what is older than the last compaction is not
-;;;; kept.
+;;;; is made from a WRITE-BATCH, which begins as the newest tree, and is entered as a whole or not
+;;;; at all. Revisions are numbered from 1, the empty store; what is older than the last compaction
+;;;; is not kept.
 ;;;;
 ;;;; It has limits: of the octets of the items that it keeps, old ones as well, and of the
 ;;;; revisions. With more revisions than that the oldest are compacted, as an operator of etcd would
@@ -39,14 +39,14 @@
   (quiet-until-ns 0 :type (integer 0))  ; no lease ends before this
   (lease-number 7587000000000000000 :type (signed-byte 64))) ; that a lease got last
 
-(defstruct (draft (:constructor make-draft (store tree revision)) (:copier nil))
+(defstruct (write-batch (:constructor make-write-batch (store tree revision)) (:copier nil))
   "What a store is to become."
   (store nil :type store :read-only t)  ; of which it is to be a revision
   (tree nil :type (or null node))       ; its items
   (revision 0 :type (signed-byte 64) :read-only t) ; that it would be
   (changes '() :type list))             ; from the newest revision to this, the last first
 
-(declaim (sb-ext:freeze-type change record limits store draft))
+(declaim (sb-ext:freeze-type change record limits store write-batch))
 
 (defun make-store (limits)
   (%make-store :limits limits
@@ -142,28 +142,31 @@
 
 ;;; Drafts
 
-(defun draft-of (store)
+(defun write-batch-of (store)
   "A draft of STORE's next revision, as yet without a change."
-  (make-draft store (newest store) (1+ (store-revision store))))
+  (make-write-batch store (newest store) (1+ (store-revision store))))
 
-(defun draft-revision-now (draft)
-  "The revision that whoever reads DRAFT is told."
-  (if (draft-changes draft) (draft-revision draft) (1- (draft-revision draft))))
+(defun write-batch-revision-now (write-batch)
+  "The revision that whoever reads WRITE-BATCH is told."
+  (if (write-batch-changes write-batch) (write-batch-revision write-batch)
+      (1- (write-batch-revision write-batch))))
 
-(defun put-item (draft key value lease)
-  "Put VALUE at KEY in DRAFT, with LEASE, a number."
-  (let ((previous (tree-item (draft-tree draft) key))
-        (revision (draft-revision draft)))
+(defun put-item (write-batch key value lease)
+  "Put VALUE at KEY in WRITE-BATCH, with LEASE, a number."
+  (let ((previous (tree-item (write-batch-tree write-batch) key))
+        (revision (write-batch-revision write-batch)))
     (let ((item (make-item key value (if previous (item-created previous) revision) revision
                            (if previous (1+ (item-version previous)) 1) lease)))
-      (setf (draft-tree draft) (tree-with (draft-tree draft) item))
-      (push (make-change item previous) (draft-changes draft)))))
+      (setf (write-batch-tree write-batch) (tree-with (write-batch-tree write-batch) item))
+      (push (make-change item previous) (write-batch-changes write-batch)))))
 
-(defun remove-item (draft previous)
-  "Remove PREVIOUS, an item of DRAFT."
-  (let ((item (make-item (item-key previous) (make-octets 0) 0 (draft-revision draft) 0 0)))
-    (setf (draft-tree draft) (tree-without (draft-tree draft) (item-key previous)))
-    (push (make-change item previous) (draft-changes draft))))
+(defun remove-item (write-batch previous)
+  "Remove PREVIOUS, an item of WRITE-BATCH."
+  (let ((item (make-item (item-key previous) (make-octets 0) 0 (write-batch-revision write-batch) 0
+                         0)))
+    (setf (write-batch-tree write-batch)
+          (tree-without (write-batch-tree write-batch) (item-key previous)))
+    (push (make-change item previous) (write-batch-changes write-batch))))
 
 (defun removal-p (change)
   (zerop (item-version (change-item change))))

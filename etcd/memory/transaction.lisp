@@ -241,50 +241,50 @@ of nothing, whose revisions are 0 and whose value is no value."
 
 ;;; Doing it
 
-(defun do-put (draft request)
+(defun do-put (write-batch request)
   (let* ((key (pb:put-request-key request))
-         (previous (tree-item (draft-tree draft) key)))
+         (previous (tree-item (write-batch-tree write-batch) key)))
     ;; one that CHECK-ITEM-THERE has seen may have been removed by the same transaction
     (when (and (null previous) (leaves-something-p request)) (refuse :key-not-found))
-    (put-item draft key
+    (put-item write-batch key
               (if (pb:put-request-ignore-value request)
                   (item-value previous)
                   (pb:put-request-value request))
               (if (pb:put-request-ignore-lease request)
                   (item-lease previous)
                   (pb:put-request-lease request)))
-    (pb:make-put-response :header (header (draft-revision draft))
+    (pb:make-put-response :header (header (write-batch-revision write-batch))
                           :prev-kv (and (pb:put-request-prev-kv request) (key-value previous)))))
 
-(defun do-removal (draft request)
-  (let ((items (range-items (draft-tree draft) (pb:delete-range-request-key request)
+(defun do-removal (write-batch request)
+  (let ((items (range-items (write-batch-tree write-batch) (pb:delete-range-request-key request)
                             (pb:delete-range-request-range-end request))))
-    (dolist (item items) (remove-item draft item))
-    (pb:make-delete-range-response :header (header (draft-revision-now draft))
+    (dolist (item items) (remove-item write-batch item))
+    (pb:make-delete-range-response :header (header (write-batch-revision-now write-batch))
                                    :deleted (length items)
                                    :prev-kvs (and (pb:delete-range-request-prev-kv request)
                                                   (mapcar #'key-value items)))))
 
-(defun do-range (draft request)
+(defun do-range (write-batch request)
   (let ((revision (pb:range-request-revision request)))
     (range-response (if (plusp revision)
-                        (tree-at (draft-store draft) revision)
-                        (draft-tree draft))
-                    (draft-revision-now draft) request)))
+                        (tree-at (write-batch-store write-batch) revision)
+                        (write-batch-tree write-batch))
+                    (write-batch-revision-now write-batch) request)))
 
-(defun do-step (draft step)
-  "Do STEP of a plan in DRAFT; return the ResponseOp."
+(defun do-step (write-batch step)
+  "Do STEP of a plan in WRITE-BATCH; return the ResponseOp."
   (etypecase step
-    (pb:range-request (pb:make-response-op :response-range (do-range draft step)))
-    (pb:put-request (pb:make-response-op :response-put (do-put draft step)))
+    (pb:range-request (pb:make-response-op :response-range (do-range write-batch step)))
+    (pb:put-request (pb:make-response-op :response-put (do-put write-batch step)))
     (pb:delete-range-request
-     (pb:make-response-op :response-delete-range (do-removal draft step)))
-    (plan (pb:make-response-op :response-txn (do-plan draft step 0)))))
+     (pb:make-response-op :response-delete-range (do-removal write-batch step)))
+    (plan (pb:make-response-op :response-txn (do-plan write-batch step 0)))))
 
-(defun do-plan (draft plan revision)
-  "Do PLAN in DRAFT; return the TxnResponse, with REVISION."
+(defun do-plan (write-batch plan revision)
+  "Do PLAN in WRITE-BATCH; return the TxnResponse, with REVISION."
   (pb:make-txn-response :header (header revision) :succeeded (plan-succeeded plan)
-                        :responses (mapcar (lambda (step) (do-step draft step))
+                        :responses (mapcar (lambda (step) (do-step write-batch step))
                                            (plan-steps plan))))
 
 ;;; Requests to a store
@@ -300,13 +300,13 @@ of nothing, whose revisions are 0 and whose value is no value."
   (make-room store (put-cost request))
   (check-lease-there store request)
   (check-item-there store request)
-  (let ((draft (draft-of store)))
-    (prog1 (do-put draft request) (commit draft))))
+  (let ((write-batch (write-batch-of store)))
+    (prog1 (do-put write-batch request) (commit write-batch))))
 
 (defun answer-removal (store request)
   (check-key (pb:delete-range-request-key request))
-  (let ((draft (draft-of store)))
-    (prog1 (do-removal draft request) (commit draft))))
+  (let ((write-batch (write-batch-of store)))
+    (prog1 (do-removal write-batch request) (commit write-batch))))
 
 (defun answer-transaction (store request)
   (check-transaction request +most-operations+)
@@ -315,9 +315,9 @@ of nothing, whose revisions are 0 and whose value is no value."
   (check-overlaps (pb:txn-request-failure request))
   (let ((plan (plan-transaction request (newest store))))
     (check-plan store plan)
-    (let* ((draft (draft-of store))
-           (response (do-plan draft plan 0)))
-      (setf (pb:txn-response-header response) (header (commit draft)))
+    (let* ((write-batch (write-batch-of store))
+           (response (do-plan write-batch plan 0)))
+      (setf (pb:txn-response-header response) (header (commit write-batch)))
       response)))
 
 (defun answer-compaction (store request)

@@ -7,13 +7,13 @@
   "The operation TROUBLE."
   (let ((core (client-call-core call)))
     (case (rpc:call-stage call)
-      ((:resolve :connect :handshake :back-off) (core-trouble core))
+      ((:resolve :connect :handshake :back-off) (core-last-error core))
       (:queue (full-text core)))))
 
 (defun full-text (core)
   "That all streams are open that CORE's servers allow, or nil if none is connected."
   (let* ((links (loop for subchannel in (core-subchannels core)
-                      append (trunk-links (trunk-of subchannel))))
+                      append (connection-set-links (connection-set-of subchannel))))
          (limit (loop for link in links
                       sum (http2:connection-peer-max-streams (wire:link-http2 link)))))
     (and links

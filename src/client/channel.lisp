@@ -16,7 +16,7 @@
   (print-unreadable-object (channel stream :type t)
     (format stream "~A ~(~A~)" (channel-target channel) (channel-state channel))))
 
-;;; Of cores as well, whose side calls have call credentials
+;;; Of cores as well, whose internal calls have call credentials
 
 (defmethod channel-secure-p ((channel core))
   (let ((credentials (core-credentials channel)))
@@ -96,14 +96,14 @@ if CREDENTIALS cannot be used. From any thread."
          (encoding (wire:find-encoding compression))
          (interceptors (rpc:check-interceptors interceptors))
          (authority (channel-authority resolver credentials))
-         (likeness (and (options-share-connections options)
-                        (likeness options credentials (resolver-host resolver)
+         (pool-key (and (options-share-connections options)
+                        (pool-key options credentials (resolver-host resolver)
                                   (hpack:field-value-string authority)
                                   (getf arguments :observer))))
-         (core (multiple-value-bind (client-loop commons)
+         (core (multiple-value-bind (client-loop subchannel-pool)
                    ;; last, since it is given back only with the channel
-                   (acquire-client-loop options likeness #'make-commons)
-                 (new-core :name target :client-loop client-loop :commons commons
+                   (acquire-client-loop options pool-key #'make-subchannel-pool)
+                 (new-core :name target :client-loop client-loop :subchannel-pool subchannel-pool
                            :loop (client-loop-loop client-loop) :options options
                            :observer (rpc:observer-for observers
                                                        :role :client
@@ -195,7 +195,7 @@ that, or NIL after TIMEOUT seconds."
                              (:transient-failure
                               (unless (eql known (core-failed-attempts core))
                                 (error (status:make-rpc-error :unavailable
-                                                              :message (core-trouble core)
+                                                              :message (core-last-error core)
                                                               :ended-by :transport :sent nil))))
                              (t (setf known nil)))))
       (error (status:make-rpc-error :deadline-exceeded :ended-by :local :sent nil
@@ -213,7 +213,7 @@ that, or NIL after TIMEOUT seconds."
   "What to say of CORE that is not connected after SECONDS."
   (format nil "not connected to ~A within ~A s, but ~A~@[; ~A~]" (core-name core) seconds
           (rpc:stage-text :client (wait-clock-stage (core-clock core)))
-          (core-trouble core)))
+          (core-last-error core)))
 
 (defmethod wait-for-state-change ((channel wire-channel) state &key (timeout 10))
   (check-type state (member :idle :connecting :ready :transient-failure :shutdown))

@@ -50,7 +50,7 @@ picked for CALL, nil if nothing was."
   (trace-event :channel :call-waits :target (core-name core)
                :method (rpc:call-path call) :state (core-state core)
                :before (core-waiting-count core))
-  (add-place call picked taker))
+  (add-queued-attempt call picked taker))
 
 (defun deny (call taker failure)
   "CALL gets no stream, since FAILURE was picked for it."
@@ -67,10 +67,10 @@ nil twice, and an ATTEMPT-FAILURE."
   (if (and (failure-p picked) (ends-p call picked))
       (deny call taker picked)
       (ecase (core-state core)
-        (:ready (let ((place (begin-place core call picked taker)))
+        (:ready (let ((queued-attempt (begin-place core call picked taker)))
                   (cond ((not (choosy-p core)) (start-first core))
                         ((subchannel-p picked) (serve-waiting core picked)))
-                  (let ((failure (and (core-admitted core) (refuse-to-wait core place))))
+                  (let ((failure (and (core-admitted core) (refuse-to-wait core queued-attempt))))
                     (when failure (deny call taker failure)))))
         (:idle (begin-place core call picked taker)
          (unless (core-picker core) (wake core)))
@@ -111,55 +111,58 @@ that is picked for CALL is, as CALL starts on whichever has a stream first (gRFC
           while (subchannel-p other)
           until (ask-for-link other))))
 
-(defun start-at (core place picked)
-  "Start the call of PLACE, which is queued and for which PICKED was picked, if that is a server
-that has a stream; end it if PICKED is a failure that it does not outlast. Return true if it waits
-there no more."
-  (let ((call (place-call place)))
+(defun start-at (core queued-attempt picked)
+  "Start the call of QUEUED-ATTEMPT, which is queued and for which PICKED was picked, if that is a
+server that has a stream; end it if PICKED is a failure that it does not outlast. Return true if it
+waits there no more."
+  (let ((call (queued-attempt-call queued-attempt)))
     (typecase picked
       (null nil)
       (failure (cond ((ends-p call picked)
-                      (leave-place place)
-                      (deny call (place-taker place) picked)
+                      (leave-place queued-attempt)
+                      (deny call (queued-attempt-taker queued-attempt) picked)
                       t)
                      (t (begin-waiting core call)
                         nil)))
       (t (multiple-value-bind (stream link) (free-stream picked)
            (when stream
-             (leave-place place)
+             (leave-place queued-attempt)
              (stop-waiting call)
              ;; it is in no queue, and others wait for their turn
-             (guarding-call (call) (funcall (place-taker place) call stream link nil))
+             (guarding-call (call)
+                            (funcall (queued-attempt-taker queued-attempt) call stream link nil))
              t))))))
 
 (defun start-first (core)
   "Pick for the calls that wait for any stream, the oldest first, until one finds none. Those that
 outlast a failure that is picked for them wait for another picker."
-  (loop for place = (ring-first (core-waiting core))
-        for wanted = (and place (wanted-p (place-call place)))
-        for picked = (and wanted (pick core (place-call place)))
-        while place
-        do (cond ((not wanted) (leave-place place))
-                 ((start-at core place picked))
-                 (t (move-place place picked)
+  (loop for queued-attempt = (ring-first (core-waiting core))
+        for wanted = (and queued-attempt (wanted-p (queued-attempt-call queued-attempt)))
+        for picked = (and wanted (pick core (queued-attempt-call queued-attempt)))
+        while queued-attempt
+        do (cond ((not wanted) (leave-place queued-attempt))
+                 ((start-at core queued-attempt picked))
+                 (t (move-place queued-attempt picked)
                     (when (subchannel-p picked)
-                      (ask-for-some-link core (place-call place) picked)
-                      (leave-full-links (trunk-of picked)))
+                      (ask-for-some-link core (queued-attempt-call queued-attempt) picked)
+                      (leave-full-links (connection-set-of picked)))
                     (unless (failure-p picked) (return))))))
 
 (defun start-those-of (core subchannel)
   "Start the calls that a choosy picker has picked SUBCHANNEL for, the oldest first, until there is
 no stream."
-  (loop for place = (ring-first (subchannel-waiting subchannel))
-        for wanted = (and place (wanted-p (place-call place)))
-        while place
-        do (cond ((not wanted) (leave-place place))
-                 ((start-at core place (or (and (core-admitted core)
-                                                (breaker-refusal subchannel (place-call place)))
-                                           subchannel)))
-                 (t (ask-for-some-link core (place-call place) subchannel)
+  (loop for queued-attempt = (ring-first (subchannel-waiting subchannel))
+        for wanted = (and queued-attempt (wanted-p (queued-attempt-call queued-attempt)))
+        while queued-attempt
+        do (cond ((not wanted) (leave-place queued-attempt))
+                 ((start-at core queued-attempt
+                            (or (and (core-admitted core)
+                                     (breaker-refusal subchannel
+                                                      (queued-attempt-call queued-attempt)))
+                                subchannel)))
+                 (t (ask-for-some-link core (queued-attempt-call queued-attempt) subchannel)
                     (return))))
-  (leave-full-links (trunk-of subchannel)))
+  (leave-full-links (connection-set-of subchannel)))
 
 (defun serve-waiting (core subchannel)
   "A stream of SUBCHANNEL, one of CORE's, may be free: calls that wait for one may get it, or have a
@@ -168,14 +171,14 @@ connection made for them."
       (start-those-of core subchannel)
       (start-first core)))
 
-(defun place-by-itself (core place)
-  "Pick for the call of PLACE, which waits for any stream, whatever others wait."
-  (let* ((call (place-call place))
+(defun place-by-itself (core queued-attempt)
+  "Pick for the call of QUEUED-ATTEMPT, which waits for any stream, whatever others wait."
+  (let* ((call (queued-attempt-call queued-attempt))
          (wanted (wanted-p call))
          (picked (and wanted (pick core call))))
-    (cond ((not wanted) (leave-place place))
-          ((start-at core place picked))
-          (t (move-place place picked)
+    (cond ((not wanted) (leave-place queued-attempt))
+          ((start-at core queued-attempt picked))
+          (t (move-place queued-attempt picked)
              (when (subchannel-p picked) (ask-for-some-link core call picked))))))
 
 (defun serve-all (core)
@@ -188,12 +191,12 @@ if they hold up others only until one finds no stream."
   (gather-places core)
   (if (eager-p core)
       (loop with picker = (core-picker core)
-            for place in (waiting-places core)
+            for queued-attempt in (waiting-places core)
             ;; what comes of one may be the end of others, or yet another picker
             while (eq picker (core-picker core))
-            do (when (queued-p place) (place-by-itself core place)))
+            do (when (queued-p queued-attempt) (place-by-itself core queued-attempt)))
       (start-first core))
-  (dolist (subchannel (core-subchannels core)) (leave-full-links (trunk-of subchannel))))
+  (dolist (subchannel (core-subchannels core)) (leave-full-links (connection-set-of subchannel))))
 
 ;;; States
 
@@ -203,7 +206,7 @@ if they hold up others only until one finds no stream."
   (let ((failed (eq :transient-failure state)))
     (note-core-event core (if failed :warning :info) "state changed from ~A to ~A~@[: ~A~]"
                      (state-text (core-state core)) (state-text state)
-                     (and failed (core-trouble core))))
+                     (and failed (core-last-error core))))
   (setf (core-state core) state)
   (sb-thread:with-mutex ((core-lock core))
     (sb-thread:condition-broadcast (core-changed core)))
@@ -320,7 +323,7 @@ takes it."
 
 (defun fail-resolving (core text)
   "CORE has no backends because of TEXT."
-  (setf (core-trouble core) text
+  (setf (core-last-error core) text
         (core-awaiting core) nil)
   (tell-failed-attempt core)
   (change-picker core :transient-failure (make-failure text)))
@@ -370,7 +373,7 @@ it, which of its connections beyond the first to a server have."
         (limit (idle-limit-ns core))
         (picks (core-picks core)))
     (dolist (subchannel (core-subchannels core))
-      (leave-spare-links (trunk-of subchannel) (max 0 (- now limit))))
+      (leave-spare-links (connection-set-of subchannel) (max 0 (- now limit))))
     (flet ((look-again (due)
              (schedule-timer (loop:event-loop-wheel (core-loop core)) (core-idle-timer core) due)))
       (cond ((or (busy-p core) (/= picks (core-idle-picks core)))
@@ -408,11 +411,11 @@ as after the first failure."
     (forget-failures (core-back-off core))
     (when waits (resolve-again (core-resolver core))))
   (dolist (subchannel (copy-list (core-subchannels core)))
-    (let ((back-off (trunk-back-off (trunk-of subchannel))))
+    (let ((back-off (connection-set-back-off (connection-set-of subchannel))))
       (forget-failures back-off)
       (when (back-off-timer back-off)
         (stop-back-off back-off (core-loop core))
-        (end-wait (trunk-of subchannel))
+        (end-wait (connection-set-of subchannel))
         (connect subchannel))))
   (serve-all core))
 
@@ -444,6 +447,7 @@ as after the first failure."
                           (sb-thread:signal-semaphore done)))
       (loop:await-semaphore done :timeout-seconds 10)
       (release-client-loop (core-client-loop core)
-                           (and (core-commons core) (commons-likeness (core-commons core)))))
+                           (and (core-subchannel-pool core)
+                                (subchannel-pool-key (core-subchannel-pool core)))))
     (loop:forget-ending core))
   nil)

@@ -31,15 +31,15 @@ children's, such as a weight, for people. On its channel's loop.")
 
 (defun seconds-to-attempt (subchannel)
   "How long SUBCHANNEL waits until its next attempt to connect, or nil if it does not."
-  (let ((timer (back-off-timer (trunk-back-off (trunk-of subchannel)))))
+  (let ((timer (back-off-timer (connection-set-back-off (connection-set-of subchannel)))))
     (and timer
          (max 0d0 (float (ns-seconds (- (timer-due-ns timer)
-                                        (loop:read-clock (trunk-loop subchannel))))
+                                        (loop:read-clock (connection-set-loop subchannel))))
                          1d0)))))
 
 (defun describe-address (subchannel)
   "See CHANNEL-ADDRESSES."
-  (let ((trunk (trunk-of subchannel))
+  (let ((connection-set (connection-set-of subchannel))
         (wait (seconds-to-attempt subchannel))
         (more (let ((facts (subchannel-facts (subchannel-balancer subchannel) subchannel)))
                 (map-ancestors (lambda (ancestor)
@@ -50,21 +50,21 @@ children's, such as a weight, for people. On its channel's loop.")
                   :state (subchannel-state subchannel)
                   :connections (if (eq :shutdown (subchannel-link-state subchannel))
                                    0
-                                   (length (trunk-links trunk)))
+                                   (length (connection-set-links connection-set)))
                   :calls (reduce #'+ (all-links subchannel) ; its own
                                  :key #'wire:link-calls
                                  :initial-value (subchannel-shared-calls subchannel))
                   :picks (subchannel-picks subchannel)
                   :failures (subchannel-failures subchannel)
-                  :failed-connects (trunk-failed-connects trunk))
+                  :failed-connects (connection-set-failed-connects connection-set))
             (when (subchannel-shared subchannel)
               (list :shared-by (length (remove-duplicates (mapcar #'subchannel-core
-                                                                  (owners trunk))))))
+                                                                  (owners connection-set))))))
             (unless (member (subchannel-state subchannel) '(:ready :shutdown))
               (let ((text (or (loop for veto in (subchannel-vetoes subchannel)
                                     when (eq :ready (subchannel-link-state subchannel))
                                       return (veto-text veto))
-                              (trunk-failure trunk))))
+                              (connection-set-failure connection-set))))
                 (when text (list :trouble text))))
             (when wait (list :next-attempt wait))
             (when (subchannel-breaker subchannel)

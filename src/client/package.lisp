@@ -59,21 +59,21 @@
    #:make-failure #:failure #:failure-p #:failure-text
    ;; switch.lisp
    #:switch #:dismiss #:define-balancer
-   ;; structure.lisp and subchannel.lisp
+   ;; channel-structure.lisp and subchannel.lisp
    #:balancer-observer #:core-loop #:core-options #:core-name #:waiting-p
    #:subchannel #:subchannel-p #:subchannel-core #:subchannel-state #:subchannel-link-state
    #:subchannel-key #:subchannel-addresses #:subchannel-attributes #:subchannel-note
    #:subchannel-watchers #:subchannel-vetoes #:subchannel-balancer
    #:room-for-subchannel-p #:open-subchannel #:connect #:close-subchannel #:close-several
    #:change-addresses
-   #:trouble-text #:room-p #:subchannel-calls
+   #:last-error-text #:room-p #:subchannel-calls
    #:impose-veto #:lift-veto #:veto-name #:veto-state #:add-listener
-   ;; side-call.lisp
-   #:open-side-call #:close-side-call
+   ;; internal-call.lisp
+   #:open-internal-call #:close-internal-call
    ;; for channelz
    #:**cores** #:core-channel-trace #:core-state #:core-subchannels #:core-calls-begun
-   #:core-calls-succeeded #:core-calls-failed #:core-call-ns #:core-name #:trunk-of
-   #:trunk-failure #:all-links
+   #:core-calls-succeeded #:core-calls-failed #:core-call-ns #:core-name #:connection-set-of
+   #:connection-set-failure #:all-links
    #:subchannel-channel-trace #:subchannel-picks #:subchannel-failures #:subchannel-cancellations
    #:addresses-text #:state-text
    ;; guard.lisp

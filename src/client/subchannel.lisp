@@ -1,8 +1,8 @@
 ;;;; A subchannel: what connects to one server. It knows addresses that are taken for one server's
 ;;;; and has a link to one of them, or several links when it is told to (WIDEN). It connects when
 ;;;; its balancer says so, and waits between failed attempts. It tells its balancer of its states.
-;;;; What has the links is its trunk: it, or one that it shares (trunk.lisp). Everything here runs
-;;;; on the channel's loop.
+;;;; What has the links is its connection set: it, or one that it shares (connection-set.lisp).
+;;;; Everything here runs on the channel's loop.
 ;;;;
 ;;;; States, as in gRPC's connectivity document: :idle → :connecting → :ready → :idle when the last
 ;;;; link ends; :connecting → :transient-failure → (back-off) → :idle; :shutdown for good, when the
@@ -32,7 +32,7 @@ channel has as many as it may. On the channel's loop."
                       :attributes (backend-attributes backend)
                       :channel-trace (make-channel-trace (core-now core)))))
     (note-child-event subchannel "subchannel created")
-    (when (core-commons core) (join-trunk subchannel))
+    (when (core-subchannel-pool core) (join-connection-set subchannel))
     (push subchannel (core-subchannels core))
     (incf (core-subchannel-count core))
     (map-ancestors (lambda (ancestor) (subchannel-opened ancestor subchannel)) balancer)
@@ -43,38 +43,39 @@ channel has as many as it may. On the channel's loop."
 (defun connect (subchannel)
   "Begin to connect SUBCHANNEL, if it is idle. On the channel's loop."
   (when (eq :idle (subchannel-link-state subchannel))
-    (let* ((trunk (trunk-of subchannel))
-           (state (trunk-link-state trunk)))
-      (when (eq :idle state) (setf (trunk-link-state trunk) :connecting))
+    (let* ((connection-set (connection-set-of subchannel))
+           (state (connection-set-link-state connection-set)))
+      (when (eq :idle state) (setf (connection-set-link-state connection-set) :connecting))
       (change-link-states (list subchannel) :connecting)
       (case state
         ;; unless whoever has heard of it has given it up
-        (:idle (when (and (eq :connecting (trunk-link-state trunk))
-                          (null (trunk-endeavours trunk)))
-                 (begin-endeavour trunk)))
+        (:idle (when (and (eq :connecting (connection-set-link-state connection-set))
+                          (null (connection-set-connect-rounds connection-set)))
+                 (begin-connect-round connection-set)))
         (:connecting (enter-stage (subchannel-core subchannel) :connect))
         ;; a balancer that has a subchannel connect does not expect it to be ready at once
-        (t (loop:defer (trunk-loop trunk) #'catch-up subchannel))))))
+        (t (loop:defer (connection-set-loop connection-set) #'catch-up subchannel))))))
 
 (defun catch-up (subchannel)
-  "SUBCHANNEL has asked its trunk to connect, which had others ask before: it hears of its state."
-  (let ((state (trunk-link-state (trunk-of subchannel))))
+  "SUBCHANNEL has asked its connection set to connect, which had others ask before: it hears of its
+state."
+  (let ((state (connection-set-link-state (connection-set-of subchannel))))
     (when (and (eq :connecting (subchannel-link-state subchannel))
                (member state '(:ready :transient-failure)))
       (enter-stage (subchannel-core subchannel) (if (eq :ready state) :queue :back-off))
       (change-link-states (list subchannel) state))))
 
-(defun widen (trunk count)
-  "Begin to connect TRUNK, which is ready, so often that it has COUNT links. A link that does not
-come about is not tried for again."
-  (when (eq :ready (trunk-link-state trunk))
-    (loop repeat (- count (+ (length (trunk-links trunk))
-                             (length (trunk-endeavours trunk))))
-          do (begin-endeavour trunk))))
+(defun widen (connection-set count)
+  "Begin to connect CONNECTION-SET, which is ready, so often that it has COUNT links. A link that
+does not come about is not tried for again."
+  (when (eq :ready (connection-set-link-state connection-set))
+    (loop repeat (- count (+ (length (connection-set-links connection-set))
+                             (length (connection-set-connect-rounds connection-set))))
+          do (begin-connect-round connection-set))))
 
 (defun most-links (subchannel)
   "How many links SUBCHANNEL may have (gRFC A105)."
-  (let* ((options (trunk-options subchannel))
+  (let* ((options (connection-set-options subchannel))
          (config (core-config (subchannel-core subchannel)))
          (wanted (and config (config:service-config-max-connections config))))
     (max (options-connections-per-subchannel options)
@@ -83,69 +84,73 @@ come about is not tried for again."
 (defun ask-for-link (subchannel)
   "A call finds no stream of SUBCHANNEL: begin another link, unless it has as many as it may, one is
 under way, or the last attempt has failed a short while ago. Return true if one is under way now."
-  (let* ((trunk (trunk-of subchannel))
-         (count (length (trunk-links trunk))))
+  (let* ((connection-set (connection-set-of subchannel))
+         (count (length (connection-set-links connection-set))))
     (when (and (< count (most-links subchannel))
-               (null (back-off-timer (trunk-back-off trunk))))
-      (widen trunk (1+ count)))
-    (and (trunk-endeavours trunk) t)))
+               (null (back-off-timer (connection-set-back-off connection-set))))
+      (widen connection-set (1+ count)))
+    (and (connection-set-connect-rounds connection-set) t)))
 
-(defun keep-links (trunk)
-  "Begin what links TRUNK, if it is ready, lacks of those it is to keep."
-  (when (null (back-off-timer (trunk-back-off trunk)))
-    (widen trunk (options-connections-per-subchannel (trunk-options trunk)))))
+(defun keep-links (connection-set)
+  "Begin what links CONNECTION-SET, if it is ready, lacks of those it is to keep."
+  (when (null (back-off-timer (connection-set-back-off connection-set)))
+    (widen connection-set
+           (options-connections-per-subchannel (connection-set-options connection-set)))))
 
 (defun quiet-p (link since-ns)
   "True if LINK has no calls and its peer has sent nothing since SINCE-NS."
   (and (zerop (wire:link-calls link))
        (< (http2:connection-last-receive-ns (wire:link-http2 link)) since-ns)))
 
-(defun leave-spare-links (trunk since-ns)
-  "Use those links of TRUNK no more, beyond those that it is to keep, that have been quiet since
-SINCE-NS, the newest first."
-  (let ((kept (options-connections-per-subchannel (trunk-options trunk))))
-    (dolist (link (reverse (nthcdr kept (trunk-links trunk))))
+(defun leave-spare-links (connection-set since-ns)
+  "Use those links of CONNECTION-SET no more, beyond those that it is to keep, that have been quiet
+since SINCE-NS, the newest first."
+  (let ((kept (options-connections-per-subchannel (connection-set-options connection-set))))
+    (dolist (link (reverse (nthcdr kept (connection-set-links connection-set))))
       (when (quiet-p link since-ns)
         (setf (wire:link-draining link) t)
-        (leave-link trunk link "no calls for a while")))))
+        (leave-link connection-set link "no calls for a while")))))
 
-(defun begin-endeavour (trunk)
-  "Begin an attempt to connect to one of TRUNK's addresses."
-  (let* ((core (trunk-core trunk))
+(defun begin-connect-round (connection-set)
+  "Begin an attempt to connect to one of CONNECTION-SET's addresses."
+  (let* ((core (connection-set-core connection-set))
          (options (core-options core))
-         (endeavour (make-endeavour :trunk trunk :began-ns (core-now core))))
-    (dolist (owner (engaged-owners trunk))
+         (connect-round (make-connect-round :connection-set connection-set
+                                            :began-ns (core-now core))))
+    (dolist (owner (engaged-owners connection-set))
       (let ((core (subchannel-core owner)))
         ;; each attempt is counted there
         (unless (eq :resolve (wait-clock-stage (core-clock core))) (enter-stage core :resolve))
         (enter-stage core :connect)))
-    (push endeavour (trunk-endeavours trunk))
-    (setf (endeavour-connector endeavour)
+    (push connect-round (connection-set-connect-rounds connection-set))
+    (setf (connect-round-connector connect-round)
           (loop:connect-addresses
-           (core-loop core) (core-name core) (trunk-addresses trunk)
+           (core-loop core) (core-name core) (connection-set-addresses connection-set)
            (seconds-ns (options-connect-timeout-seconds options))
            (lambda (byte-channel condition)
              (declare (ignore byte-channel)) ; it is a candidate first
-             (endeavour-failed endeavour condition))
+             (connect-round-failed connect-round condition))
            :limit-each t
            :delay-ns (seconds-ns (options-connection-attempt-delay-seconds options))
-           :on-candidate (lambda (byte-channel) (begin-link endeavour byte-channel))
+           :on-candidate (lambda (byte-channel) (begin-link connect-round byte-channel))
            :on-progress (lambda (event &rest plist)
-                          (connect-progress trunk event plist))))))
+                          (connect-progress connection-set event plist))))))
 
-(defun connect-progress (trunk event plist)
+(defun connect-progress (connection-set event plist)
   "What CONNECT-ADDRESSES says on its way: EVENT is :attempt or :attempt-failed."
   (when (tracing-p :subchannel)
     (apply #'log-event :trace event :tracer :subchannel
-           :target (core-name (trunk-core trunk)) plist))
+           :target (core-name (connection-set-core connection-set)) plist))
   (when (eq event :attempt-failed)
-    (note-trunk-event trunk :warning "an attempt to connect failed: ~A" (getf plist :reason))
-    (rpc:observe subchannel-failed (core-observer (trunk-core trunk)) (getf plist :reason))
-    (note-failure trunk (getf plist :reason))))
+    (note-connection-set-event connection-set :warning "an attempt to connect failed: ~A"
+                               (getf plist :reason))
+    (rpc:observe subchannel-failed (core-observer (connection-set-core connection-set))
+                 (getf plist :reason))
+    (note-failure connection-set (getf plist :reason))))
 
-(defun find-address (trunk peer)
-  "That of TRUNK's addresses which PEER, text, is; nil if none is."
-  (find peer (trunk-addresses trunk) :key #'os:address-text :test #'string=))
+(defun find-address (connection-set peer)
+  "That of CONNECTION-SET's addresses which PEER, text, is; nil if none is."
+  (find peer (connection-set-addresses connection-set) :key #'os:address-text :test #'string=))
 
 (defun keepalive-ns (core)
   "After how long a silence new links of CORE's channel ask whether their server is there; 0 is
@@ -163,156 +168,167 @@ not acknowledge what we send in the time that it has for an answer (gRFC A18)."
     (loop:limit-silence (core-loop core) byte-channel
                         (options-keepalive-timeout-seconds (core-options core)))))
 
-(defun begin-link (endeavour byte-channel)
-  "ENDEAVOUR has BYTE-CHANNEL, a connected one. It has led to something when the peer's SETTINGS
+(defun begin-link (connect-round byte-channel)
+  "CONNECT-ROUND has BYTE-CHANNEL, a connected one. It has led to something when the peer's SETTINGS
 come."
-  (let* ((trunk (endeavour-trunk endeavour))
-         (core (trunk-core trunk)))
-    (setf (endeavour-met endeavour) t)
-    (enter-stages trunk :handshake)
+  (let* ((connection-set (connect-round-connection-set connect-round))
+         (core (connection-set-core connection-set)))
+    (setf (connect-round-met connect-round) t)
+    (enter-stages connection-set :handshake)
     (trace-event :subchannel :connected :target (core-name core)
                                         :peer (loop:byte-channel-peer byte-channel))
     (limit-silence core byte-channel)
     (handler-case
-        (push (wire:open-link trunk (core-loop core) (secure-byte-channel trunk byte-channel)
+        (push (wire:open-link connection-set (core-loop core)
+                              (secure-byte-channel connection-set byte-channel)
                               :client
                               (core-sink core) (core-options core) (core-pool core)
                               :make #'make-client-link
                               :account (core-account core)
                               :keepalive-ns (keepalive-ns core))
-              (endeavour-links endeavour))
+              (connect-round-links connect-round))
       (clgrpc-error (error)
         (loop:close-byte-channel byte-channel)
-        (loop:candidate-failed (endeavour-connector endeavour) (loop:byte-channel-peer byte-channel)
+        (loop:candidate-failed (connect-round-connector connect-round)
+                               (loop:byte-channel-peer byte-channel)
                                (string-right-trim "." (princ-to-string error)))))))
 
-(defun secure-byte-channel (trunk byte-channel)
-  "BYTE-CHANNEL, one of TRUNK's, with TLS if its channel has credentials."
-  (let* ((core (trunk-core trunk))
+(defun secure-byte-channel (connection-set byte-channel)
+  "BYTE-CHANNEL, one of CONNECTION-SET's, with TLS if its channel has credentials."
+  (let* ((core (connection-set-core connection-set))
          (credentials (core-credentials core)))
     (if credentials
         (loop:make-tls-byte-channel (core-loop core) byte-channel credentials :client
                                     :server-name (server-name
-                                                  trunk (loop:byte-channel-peer byte-channel)))
+                                                  connection-set
+                                                  (loop:byte-channel-peer byte-channel)))
         byte-channel)))
 
-(defun server-name (trunk peer)
-  "The name that the certificate of TRUNK's server at PEER, an address as text, must have, unless
-credentials say: the host of the target, or what a resolver says of this server as :server-name."
-  (let ((address (find-address trunk peer))
-        (owner (first (owners trunk))))
+(defun server-name (connection-set peer)
+  "The name that the certificate of CONNECTION-SET's server at PEER, an address as text, must have,
+unless credentials say: the host of the target, or what a resolver says of this server as
+:server-name."
+  (let ((address (find-address connection-set peer))
+        (owner (first (owners connection-set))))
     (or (and owner (getf (if (subchannel-backends owner)
                              (attributes-at address (subchannel-backends owner))
                              (subchannel-attributes owner))
                          :server-name))
-        (certificate-name (core-resolver (trunk-core trunk)) address))))
+        (certificate-name (core-resolver (connection-set-core connection-set)) address))))
 
-(defun endeavour-of (trunk link)
-  "The endeavour of TRUNK's that LINK is a candidate of, or nil."
-  (find-if (lambda (endeavour) (member link (endeavour-links endeavour)))
-           (trunk-endeavours trunk)))
+(defun connect-round-of (connection-set link)
+  "The connect round of CONNECTION-SET's that LINK is a candidate of, or nil."
+  (find-if (lambda (connect-round) (member link (connect-round-links connect-round)))
+           (connection-set-connect-rounds connection-set)))
 
-(defun end-endeavour (endeavour text)
-  "ENDEAVOUR is over: its candidates are given up because of TEXT."
-  (let ((trunk (endeavour-trunk endeavour)))
-    (setf (trunk-endeavours trunk) (remove endeavour (trunk-endeavours trunk)))
-    (loop:end-connecting (endeavour-connector endeavour))
-    (dolist (link (shiftf (endeavour-links endeavour) '()))
+(defun end-connect-round (connect-round text)
+  "CONNECT-ROUND is over: its candidates are given up because of TEXT."
+  (let ((connection-set (connect-round-connection-set connect-round)))
+    (setf (connection-set-connect-rounds connection-set)
+          (remove connect-round (connection-set-connect-rounds connection-set)))
+    (loop:end-connecting (connect-round-connector connect-round))
+    (dolist (link (shiftf (connect-round-links connect-round) '()))
       (wire:close-link link text))))
 
-(defun end-endeavours (trunk text)
-  (dolist (endeavour (trunk-endeavours trunk)) (end-endeavour endeavour text)))
+(defun end-connect-rounds (connection-set text)
+  (dolist (connect-round (connection-set-connect-rounds connection-set))
+          (end-connect-round connect-round text)))
 
-(defun greeted (trunk link)
+(defun greeted (connection-set link)
   "The peer's SETTINGS have come over LINK; with the first of them we are connected and know how
 many streams it allows."
-  (let ((endeavour (endeavour-of trunk link)))
-    (when endeavour
-      (setf (endeavour-links endeavour) (remove link (endeavour-links endeavour)))
-      (end-endeavour endeavour "another address was faster")
-      (setf (trunk-links trunk) (append (trunk-links trunk) (list link))
+  (let ((connect-round (connect-round-of connection-set link)))
+    (when connect-round
+      (setf (connect-round-links connect-round) (remove link (connect-round-links connect-round)))
+      (end-connect-round connect-round "another address was faster")
+      (setf (connection-set-links connection-set)
+            (append (connection-set-links connection-set) (list link))
             (client-link-greeted link) t)
-      (rpc:observe subchannel-connected (core-observer (trunk-core trunk)) (wire:link-peer link))
-      (note-failure trunk nil)
-      (note-trunk-event trunk :info "connected to ~A, socket ~D" (wire:link-peer link)
-                        (wire:link-number link))
-      (enter-stages trunk :queue)
+      (rpc:observe subchannel-connected (core-observer (connection-set-core connection-set))
+                   (wire:link-peer link))
+      (note-failure connection-set nil)
+      (note-connection-set-event connection-set :info "connected to ~A, socket ~D"
+                                 (wire:link-peer link)
+                                 (wire:link-number link))
+      (enter-stages connection-set :queue)
       (trace-event :handshaker :settings-received
                    :role :client :peer (wire:link-peer link)
                    :max-concurrent-streams (http2:connection-peer-max-streams
                                             (wire:link-http2 link)))
-      (if (eq :ready (trunk-link-state trunk))
-          (forget-failures (trunk-back-off trunk))
-          (change-state trunk :ready))
-      (keep-links trunk))))
+      (if (eq :ready (connection-set-link-state connection-set))
+          (forget-failures (connection-set-back-off connection-set))
+          (change-state connection-set :ready))
+      (keep-links connection-set))))
 
-(defun greeting-failed (endeavour link text)
-  "LINK, a candidate of ENDEAVOUR's, has ended because of TEXT before the peer's SETTINGS came."
-  (let ((core (trunk-core (endeavour-trunk endeavour))))
-    (setf (endeavour-links endeavour) (remove link (endeavour-links endeavour)))
-    (loop:candidate-failed (endeavour-connector endeavour) (wire:link-peer link)
+(defun greeting-failed (connect-round link text)
+  "LINK, a candidate of CONNECT-ROUND's, has ended because of TEXT before the peer's SETTINGS came."
+  (let ((core (connection-set-core (connect-round-connection-set connect-round))))
+    (setf (connect-round-links connect-round) (remove link (connect-round-links connect-round)))
+    (loop:candidate-failed (connect-round-connector connect-round) (wire:link-peer link)
                            (format nil "~A~:[ (perhaps it wants TLS)~;~]"
                                    (string-right-trim "." text)
                                    (or (core-credentials core)
                                        ;; what it speaks is known
                                        (search "the peer speaks" text))))))
 
-(defun endeavour-failed (endeavour condition)
-  "All addresses were tried in vain: if nothing else may come of what is under way, the trunk waits.
-If the connection before it worked and a peer has taken one of ENDEAVOUR's, that is what a
-restart looks like: a server that closes its listener leaves those to be reset whom the kernel had
-accepted, while its successor listens. So another attempt is made at once if calls would fail for
-it; others wait as long as gRPC's document on connection back-off says."
-  (let* ((trunk (endeavour-trunk endeavour))
+(defun connect-round-failed (connect-round condition)
+  "All addresses were tried in vain: if nothing else may come of what is under way, the connection
+set waits. If the connection before it worked and a peer has taken one of CONNECT-ROUND's, that is
+what a restart looks like: a server that closes its listener leaves those to be reset whom the
+kernel had accepted, while its successor listens. So another attempt is made at once if calls would
+fail for it; others wait as long as gRPC's document on connection back-off says."
+  (let* ((connection-set (connect-round-connection-set connect-round))
          (text (string-right-trim "." (princ-to-string condition))))
-    (end-endeavour endeavour text)
-    (cond ((trunk-endeavours trunk))
-          ((eq :ready (trunk-link-state trunk)) (pause-widening trunk text))
-          ((not (eq :connecting (trunk-link-state trunk))))
-          ((and (shiftf (trunk-proven trunk) nil)
-                (endeavour-met endeavour)
-                (impatient-calls-p trunk))
-           (note-failure trunk text)
-           (begin-endeavour trunk))
-          (t (wait-for-better-times trunk text (endeavour-began-ns endeavour))))))
+    (end-connect-round connect-round text)
+    (cond ((connection-set-connect-rounds connection-set))
+          ((eq :ready (connection-set-link-state connection-set))
+           (pause-widening connection-set text))
+          ((not (eq :connecting (connection-set-link-state connection-set))))
+          ((and (shiftf (connection-set-proven connection-set) nil)
+                (connect-round-met connect-round)
+                (impatient-calls-p connection-set))
+           (note-failure connection-set text)
+           (begin-connect-round connection-set))
+          (t (wait-for-better-times connection-set text (connect-round-began-ns connect-round))))))
 
-(defun pause-widening (trunk text)
-  "TRUNK, which is ready, has got no further link because of TEXT. It begins none for a while."
-  (incf (trunk-failed-connects trunk))
-  (let ((core (trunk-core trunk)))
+(defun pause-widening (connection-set text)
+  "CONNECTION-SET, which is ready, has got no further link because of TEXT. It begins none for a
+while."
+  (incf (connection-set-failed-connects connection-set))
+  (let ((core (connection-set-core connection-set)))
     (trace-event :subchannel :no-further-connection :target (core-name core) :reason text)
-    (start-back-off (trunk-back-off trunk) (core-loop core) (core-options core)
+    (start-back-off (connection-set-back-off connection-set) (core-loop core) (core-options core)
                     (lambda ()
-                      (cond ((eq :ready (trunk-link-state trunk))
-                             (keep-links trunk)
-                             (serve-owners trunk))
-                            (t (end-wait trunk)))))))
+                      (cond ((eq :ready (connection-set-link-state connection-set))
+                             (keep-links connection-set)
+                             (serve-owners connection-set))
+                            (t (end-wait connection-set)))))))
 
-(defun wait-for-better-times (trunk text
-                              &optional (since-ns (core-now (trunk-core trunk))))
-  "TRUNK, which has no connection because of TEXT, is to make its next attempt a while after
-SINCE-NS, when the last began. Its addresses may have changed."
-  (let ((core (trunk-core trunk)))
-    (note-failure trunk text)
-    (map-cores #'tell-failed-attempt trunk)
-    (incf (trunk-failed-connects trunk))
-    (ask-resolvers trunk)
-    (change-state trunk :transient-failure)
+(defun wait-for-better-times (connection-set text
+                              &optional (since-ns (core-now (connection-set-core connection-set))))
+  "CONNECTION-SET, which has no connection because of TEXT, is to make its next attempt a while
+after SINCE-NS, when the last began. Its addresses may have changed."
+  (let ((core (connection-set-core connection-set)))
+    (note-failure connection-set text)
+    (map-cores #'tell-failed-attempt connection-set)
+    (incf (connection-set-failed-connects connection-set))
+    (ask-resolvers connection-set)
+    (change-state connection-set :transient-failure)
     ;; unless whoever has heard of that has given it up
-    (when (eq :transient-failure (trunk-link-state trunk))
-      (enter-stages trunk :back-off)
-      (let ((seconds (start-back-off (trunk-back-off trunk) (core-loop core)
+    (when (eq :transient-failure (connection-set-link-state connection-set))
+      (enter-stages connection-set :back-off)
+      (let ((seconds (start-back-off (connection-set-back-off connection-set) (core-loop core)
                                      (core-options core)
-                                     (lambda () (end-wait trunk))
+                                     (lambda () (end-wait connection-set))
                                      :since-ns since-ns)))
         (trace-event :subchannel :back-off :target (core-name core) :seconds seconds)
         (log-event :info :connect-failed :target (core-name core) :again-in-seconds seconds
                                          :reason text)))))
 
-(defun end-wait (trunk)
-  (when (eq :transient-failure (trunk-link-state trunk))
-    (stop-back-off (trunk-back-off trunk) (trunk-loop trunk))
-    (change-state trunk :idle)))
+(defun end-wait (connection-set)
+  (when (eq :transient-failure (connection-set-link-state connection-set))
+    (stop-back-off (connection-set-back-off connection-set) (connection-set-loop connection-set))
+    (change-state connection-set :idle)))
 
 (defun addresses-beyond (addresses others)
   "Those of ADDRESSES that are not among OTHERS."
@@ -328,63 +344,66 @@ another order is for the next one."
     (let ((shared (subchannel-shared subchannel)))
       (cond (shared
              (setf (subchannel-addresses subchannel) addresses)
-             (change-trunk subchannel shared))
+             (change-connection-set subchannel shared))
             (t (follow-addresses subchannel
                                  (shiftf (subchannel-addresses subchannel) addresses)))))))
 
-(defun follow-addresses (trunk old)
-  "TRUNK's addresses are others than before, when they were OLD."
-  (let* ((addresses (trunk-addresses trunk))
+(defun follow-addresses (connection-set old)
+  "CONNECTION-SET's addresses are others than before, when they were OLD."
+  (let* ((addresses (connection-set-addresses connection-set))
          (new (addresses-beyond addresses old)))
-    (ecase (trunk-link-state trunk)
+    (ecase (connection-set-link-state connection-set)
       ((:idle :shutdown))
-      (:ready (leave-addresses trunk))
+      (:ready (leave-addresses connection-set))
       (:connecting
        (when (or new (addresses-beyond old addresses))
-         (end-endeavours trunk "its address is the server's no more")
-         (begin-endeavour trunk)))
-      (:transient-failure (when new (end-wait trunk))))))
+         (end-connect-rounds connection-set "its address is the server's no more")
+         (begin-connect-round connection-set)))
+      (:transient-failure (when new (end-wait connection-set))))))
 
-(defun change-trunk (subchannel trunk)
-  "SUBCHANNEL, which uses TRUNK, a shared one, has got other addresses. TRUNK has them as well if it
-is nobody else's. If it is connected to one of them SUBCHANNEL stays, until that is over."
+(defun change-connection-set (subchannel connection-set)
+  "SUBCHANNEL, which uses CONNECTION-SET, a shared one, has got other addresses. CONNECTION-SET has
+them as well if it is nobody else's. If it is connected to one of them SUBCHANNEL stays, until that
+is over."
   (let ((addresses (subchannel-addresses subchannel)))
-    (cond ((eq trunk (find-shared-trunk (subchannel-core subchannel) addresses)))
-          ((and (null (rest (shared-trunk-owners trunk)))
-                (null (find-shared-trunk (subchannel-core subchannel) addresses)))
-           (forget-trunk trunk)
-           (let ((old (shiftf (trunk-addresses trunk) addresses)))
-             (register-trunk trunk)
-             (follow-addresses trunk old)))
-          ((not (and (eq :ready (trunk-link-state trunk))
+    (cond ((eq connection-set (find-shared-connection-set (subchannel-core subchannel) addresses)))
+          ((and (null (rest (shared-connection-set-owners connection-set)))
+                (null (find-shared-connection-set (subchannel-core subchannel) addresses)))
+           (forget-connection-set connection-set)
+           (let ((old (shiftf (connection-set-addresses connection-set) addresses)))
+             (register-connection-set connection-set)
+             (follow-addresses connection-set old)))
+          ((not (and (eq :ready (connection-set-link-state connection-set))
                      (every (lambda (link) (find-address subchannel (wire:link-peer link)))
-                            (trunk-links trunk))))
-           (let ((engaged (member subchannel (engaged-owners trunk))))
-             (move-to-trunk subchannel)
+                            (connection-set-links connection-set))))
+           (let ((engaged (member subchannel (engaged-owners connection-set))))
+             (move-to-connection-set subchannel)
              (when engaged
                (change-link-states (list subchannel) :idle)
                (connect subchannel)))))))
 
-(defun move-to-trunk (subchannel)
-  "SUBCHANNEL has the trunk for its addresses from now on; what it has on the one before goes on."
-  (leave-trunk subchannel "its address is the server's no more")
-  (join-trunk subchannel))
+(defun move-to-connection-set (subchannel)
+  "SUBCHANNEL has the connection set for its addresses from now on; what it has on the one before
+goes on."
+  (leave-connection-set subchannel "its address is the server's no more")
+  (join-connection-set subchannel))
 
-(defun send-strays-away (trunk)
-  "TRUNK has lost its connection: those that used it only for that go to others."
-  (unless (subchannel-p trunk)
-    (let ((strays (remove-if-not #'stray-p (engaged-owners trunk))))
-      (mapc #'move-to-trunk (remove-if-not #'stray-p (owners trunk)))
-      (change-link-states strays :idle))))
+(defun send-misplaceds-away (connection-set)
+  "CONNECTION-SET has lost its connection: those that used it only for that go to others."
+  (unless (subchannel-p connection-set)
+    (let ((misplaceds (remove-if-not #'misplaced-p (engaged-owners connection-set))))
+      (mapc #'move-to-connection-set (remove-if-not #'misplaced-p (owners connection-set)))
+      (change-link-states misplaceds :idle))))
 
-(defun leave-addresses (trunk)
-  "Use the links of TRUNK, which is ready, no more that are to other addresses than its own."
-  (dolist (link (trunk-links trunk))
-    (unless (find-address trunk (wire:link-peer link))
+(defun leave-addresses (connection-set)
+  "Use the links of CONNECTION-SET, which is ready, no more that are to other addresses than its
+own."
+  (dolist (link (connection-set-links connection-set))
+    (unless (find-address connection-set (wire:link-peer link))
       (setf (wire:link-draining link) t
-            (trunk-useless trunk) 0)    ; the server is not to blame
-      (leave-link trunk link "its address is the server's no more")))
-  (mapc #'connect (owners trunk)))
+            (connection-set-useless connection-set) 0) ; the server is not to blame
+      (leave-link connection-set link "its address is the server's no more")))
+  (mapc #'connect (owners connection-set)))
 
 ;;; Streams
 
@@ -406,7 +425,7 @@ that it is left."
 (define-hot free-stream ((subchannel subchannel)) (values (or null http2:stream) (or null link))
   "A new stream of the first link of SUBCHANNEL that has one, and the link; or nil."
   (let ((shared (subchannel-shared subchannel)))
-    (dolist (link (trunk-links (or shared subchannel)) (values nil nil))
+    (dolist (link (connection-set-links (or shared subchannel)) (values nil nil))
       (let ((stream (next-stream link)))
         (when stream
           (when shared (note-user subchannel stream))
@@ -418,48 +437,48 @@ that it is left."
     (declare (type fixnum calls))
     (dolist (link (subchannel-links subchannel)) ; its own
       (incf calls (wire:link-calls link)))
-    (dolist (call (subchannel-side-calls subchannel) calls)
+    (dolist (call (subchannel-internal-calls subchannel) calls)
       (when (and (wire-call-stream call) (null (call-status call))) (decf calls)))))
 
-(defun leave-full-links (trunk)
-  "Use those links of TRUNK no more that have used up their streams' identifiers."
-  (dolist (link (trunk-links trunk))
-    (when (wire:link-draining link) (leave-link trunk link))))
+(defun leave-full-links (connection-set)
+  "Use those links of CONNECTION-SET no more that have used up their streams' identifiers."
+  (dolist (link (connection-set-links connection-set))
+    (when (wire:link-draining link) (leave-link connection-set link))))
 
 ;;; Links that go
 
-(defun leave-link (trunk link &optional (text "the server is going away"))
+(defun leave-link (connection-set link &optional (text "the server is going away"))
   "Use LINK, which its peer, or we, are about to close because of TEXT, for no more calls."
-  (trace-event :subchannel :connection-left :target (core-name (trunk-core trunk))
+  (trace-event :subchannel :connection-left :target (core-name (connection-set-core connection-set))
                                             :peer (wire:link-peer link) :reason text)
-  (let ((endeavour (endeavour-of trunk link)))
-    (cond (endeavour (greeting-failed endeavour link text))
-          ((member link (trunk-links trunk))
-           (forget-link trunk link)
-           (push link (trunk-leaving trunk))
-           (dolist (owner (owners trunk))
-             (dolist (call (subchannel-side-calls owner))
+  (let ((connect-round (connect-round-of connection-set link)))
+    (cond (connect-round (greeting-failed connect-round link text))
+          ((member link (connection-set-links connection-set))
+           (forget-link connection-set link)
+           (push link (connection-set-leaving connection-set))
+           (dolist (owner (owners connection-set))
+             (dolist (call (subchannel-internal-calls owner))
                (when (eq link (wire-call-link call))
                  (client-abort call :unavailable text :local))))
-           (when (linkless-p trunk) (go-on-without trunk link text)))))
+           (when (linkless-p connection-set) (go-on-without connection-set link text)))))
   (when (zerop (wire:link-calls link)) (wire:close-link link text)))
 
-(defun forget-link (trunk link)
-  (setf (trunk-links trunk) (remove link (trunk-links trunk))))
+(defun forget-link (connection-set link)
+  (setf (connection-set-links connection-set) (remove link (connection-set-links connection-set))))
 
-(defun linkless-p (trunk)
-  "True if TRUNK, which is in use, has no link for calls."
-  (not (or (trunk-links trunk)
-           (eq :shutdown (trunk-link-state trunk)))))
+(defun linkless-p (connection-set)
+  "True if CONNECTION-SET, which is in use, has no link for calls."
+  (not (or (connection-set-links connection-set)
+           (eq :shutdown (connection-set-link-state connection-set)))))
 
 (defun link-streams (link)
-  "How many streams LINK has had, other than those of side calls."
+  "How many streams LINK has had, other than those of internal calls."
   (- (http2:counters-streams-opened (http2:connection-counters (wire:link-http2 link)))
      (client-link-side-streams link)))
 
-(defun all-links (trunk)
-  "The links of TRUNK, with those that take no more calls. On its loop."
-  (append (trunk-links trunk) (trunk-leaving trunk)))
+(defun all-links (connection-set)
+  "The links of CONNECTION-SET, with those that take no more calls. On its loop."
+  (append (connection-set-links connection-set) (connection-set-leaving connection-set)))
 
 (defun subchannel-picks (subchannel)
   "How many streams the links of SUBCHANNEL have had for its channel."
@@ -467,49 +486,52 @@ that it is left."
      (subchannel-former-streams subchannel)
      (reduce #'+ (all-links subchannel) :key #'link-streams)))
 
-(defun useful-p (trunk link)
+(defun useful-p (connection-set link)
   "True if LINK, which has worked, had a call of a user's, other than such as the peer's GOAWAY says
 it has not seen, or lasted as long as the first wait between attempts."
   (let ((http2 (wire:link-http2 link)))
     (or (and (plusp (link-streams link)) (/= 0 (http2:connection-goaway-received http2)))
-        (>= (- (core-now (trunk-core trunk)) (wire:link-born-ns link))
-            (seconds-ns (options-backoff-initial-seconds (trunk-options trunk)))))))
+        (>= (- (core-now (connection-set-core connection-set)) (wire:link-born-ns link))
+            (seconds-ns
+             (options-backoff-initial-seconds (connection-set-options connection-set)))))))
 
-(defun go-on-without (trunk link text)
-  "TRUNK was connected by LINK, and is not any more because of TEXT. A server that greets and goes,
-again and again, before any call has begun is no better than one that does not listen: from the
-second time in a row the next attempt waits."
-  (cond ((useful-p trunk link)
-         (forget-failures (trunk-back-off trunk))
-         (setf (trunk-useless trunk) 0
-               (trunk-proven trunk) t))
-        (t (setf (trunk-useless trunk) (min 2 (1+ (trunk-useless trunk))))))
-  (ask-resolvers trunk)
-  (send-strays-away trunk)
-  (cond ((eq :shutdown (trunk-link-state trunk))) ; all were strays
-        ((< (trunk-useless trunk) 2)
-         (change-state trunk
+(defun go-on-without (connection-set link text)
+  "CONNECTION-SET was connected by LINK, and is not any more because of TEXT. A server that greets
+and goes, again and again, before any call has begun is no better than one that does not listen:
+from the second time in a row the next attempt waits."
+  (cond ((useful-p connection-set link)
+         (forget-failures (connection-set-back-off connection-set))
+         (setf (connection-set-useless connection-set) 0
+               (connection-set-proven connection-set) t))
+        (t (setf (connection-set-useless connection-set)
+                 (min 2 (1+ (connection-set-useless connection-set))))))
+  (ask-resolvers connection-set)
+  (send-misplaceds-away connection-set)
+  (cond ((eq :shutdown (connection-set-link-state connection-set))) ; all were misplaced
+        ((< (connection-set-useless connection-set) 2)
+         (change-state connection-set
                        ;; a further link that was asked for may still come about, or have failed
-                       (cond ((trunk-endeavours trunk) :connecting)
-                             ((back-off-timer (trunk-back-off trunk)) :transient-failure)
+                       (cond ((connection-set-connect-rounds connection-set) :connecting)
+                             ((back-off-timer (connection-set-back-off connection-set))
+                              :transient-failure)
                              (t :idle))))
-        (t (wait-for-better-times trunk
+        (t (wait-for-better-times connection-set
                                   (format nil "~A takes connections and ends them: ~A"
-                                          (core-name (trunk-core trunk)) text)))))
+                                          (core-name (connection-set-core connection-set)) text)))))
 
 (defconstant +longest-keepalive-ns+ (* 2 60 60 +ns-per-second+)
   "No server has links wait longer, also those to other servers: it is what servers themselves wait
 unless they are told otherwise (gRFC A8).")
 
-(defun ping-less (trunk link)
+(defun ping-less (connection-set link)
   "The server of LINK finds that it asks too often whether it is alive: new links of the channels
-that use TRUNK wait twice as long (gRFC A8)."
+that use CONNECTION-SET wait twice as long (gRFC A8)."
   (flet ((wait-longer (core)
            (setf (core-keepalive-ns core)
                  (max (keepalive-ns core)
                       (min +longest-keepalive-ns+ (* 2 (wire:link-keepalive-ns link)))))))
-    (wait-longer (trunk-core trunk))
-    (map-cores #'wait-longer trunk)))
+    (wait-longer (connection-set-core connection-set))
+    (map-cores #'wait-longer connection-set)))
 
 (defun abandon-link (link status text)
   "End every call that goes on with a stream of LINK with STATUS and TEXT, and LINK in order."
@@ -519,20 +541,21 @@ that use TRUNK wait twice as long (gRFC A8)."
                      (wire:link-http2 link))
   (wire:close-link link text))
 
-(defmethod wire:link-due ((trunk trunk) link event)
+(defmethod wire:link-due ((connection-set connection-set) link event)
   (setf (wire:link-draining link) t
-        (trunk-useless trunk) 0)        ; the server is not to blame
+        (connection-set-useless connection-set) 0) ; the server is not to blame
   (ecase event
-    (:idle (leave-link trunk link "no calls for a while"))
-    (:age (leave-link trunk link "the connection is old"))
+    (:idle (leave-link connection-set link "no calls for a while"))
+    (:age (leave-link connection-set link "the connection is old"))
     (:grace (abandon-link link :unavailable "the connection is too old"))))
 
-(defun disconnect-error (trunk link)
-  "Why LINK of TRUNK has ended, as gRFC A94 names it: what was seen of that first."
+(defun disconnect-error (connection-set link)
+  "Why LINK of CONNECTION-SET has ended, as gRFC A94 names it: what was seen of that first."
   (let ((text (or (wire:link-failure link) "")))
     (flet ((mentions (word) (search word text :test #'char-equal)))
       (cond ((client-link-farewell link) (format nil "GOAWAY ~A" (client-link-farewell link)))
-            ((or (wire:link-draining link) (eq :shutdown (trunk-link-state trunk)))
+            ((or (wire:link-draining link)
+                 (eq :shutdown (connection-set-link-state connection-set)))
              "subchannel shutdown")
             ((mentions "reset by") "connection reset")
             ((or (mentions "timed out") (mentions "keepalive")) "connection timed out")
@@ -540,27 +563,31 @@ that use TRUNK wait twice as long (gRFC A8)."
             ((or (mentions "broken pipe") (mentions "unreachable")) "socket error")
             (t "unknown")))))
 
-(defmethod wire:link-ended ((trunk trunk) link)
-  (let ((endeavour (endeavour-of trunk link))
-        (used (member link (trunk-links trunk))))
-    (trace-event :subchannel :connection-ended :target (core-name (trunk-core trunk))
+(defmethod wire:link-ended ((connection-set connection-set) link)
+  (let ((connect-round (connect-round-of connection-set link))
+        (used (member link (connection-set-links connection-set))))
+    (trace-event
+     :subchannel :connection-ended :target (core-name (connection-set-core connection-set))
                  :peer (wire:link-peer link) :reason (wire:link-failure link))
-    (unless endeavour
-      (note-trunk-event trunk :info "the connection with ~A, socket ~D, has ended: ~A"
-                        (wire:link-peer link) (wire:link-number link) (wire:link-failure link)))
+    (unless connect-round
+      (note-connection-set-event connection-set
+                                 :info "the connection with ~A, socket ~D, has ended: ~A"
+                                 (wire:link-peer link) (wire:link-number link)
+                                 (wire:link-failure link)))
     (when (client-link-greeted link)
-      (rpc:observe subchannel-disconnected (core-observer (trunk-core trunk))
-                   (wire:link-peer link) (disconnect-error trunk link)))
-    (setf (trunk-leaving trunk) (delete link (trunk-leaving trunk)))
-    (forget-link trunk link)
-    (incf (trunk-former-streams trunk) (link-streams link))
-    (cond (endeavour (greeting-failed endeavour link (wire:link-failure link)))
-          ((and used (linkless-p trunk))
-           (go-on-without trunk link (wire:link-failure link)))
+      (rpc:observe subchannel-disconnected (core-observer (connection-set-core connection-set))
+                   (wire:link-peer link) (disconnect-error connection-set link)))
+    (setf (connection-set-leaving connection-set)
+          (delete link (connection-set-leaving connection-set)))
+    (forget-link connection-set link)
+    (incf (connection-set-former-streams connection-set) (link-streams link))
+    (cond (connect-round (greeting-failed connect-round link (wire:link-failure link)))
+          ((and used (linkless-p connection-set))
+           (go-on-without connection-set link (wire:link-failure link)))
           (used
-           (keep-links trunk)
-           (serve-owners trunk)))
-    (mapc #'look-after-end (owners trunk))))
+           (keep-links connection-set)
+           (serve-owners connection-set)))
+    (mapc #'look-after-end (owners connection-set))))
 
 ;;; The end
 
@@ -596,33 +623,35 @@ that use TRUNK wait twice as long (gRFC A8)."
     (forget-if-ended subchannel)
     (when (core-dropped core) (funcall (core-dropped core)))))
 
-(defun end-trunk (trunk text)
-  "TRUNK is used by nobody any more, because of TEXT: nothing more is tried."
-  (setf (trunk-link-state trunk) :shutdown)
-  (end-endeavours trunk text)
-  (stop-back-off (trunk-back-off trunk) (trunk-loop trunk)))
+(defun end-connection-set (connection-set text)
+  "CONNECTION-SET is used by nobody any more, because of TEXT: nothing more is tried."
+  (setf (connection-set-link-state connection-set) :shutdown)
+  (end-connect-rounds connection-set text)
+  (stop-back-off (connection-set-back-off connection-set) (connection-set-loop connection-set)))
 
-(defun leave-links (trunk text)
-  "Use the links of TRUNK no more, because of TEXT."
-  (dolist (link (trunk-links trunk))
+(defun leave-links (connection-set text)
+  "Use the links of CONNECTION-SET no more, because of TEXT."
+  (dolist (link (connection-set-links connection-set))
     (setf (wire:link-draining link) t)
-    (leave-link trunk link text)))
+    (leave-link connection-set link text)))
 
-(defun leave-trunk (subchannel text)
-  "SUBCHANNEL uses the trunk that it shares no more, because of TEXT; its calls there go on."
-  (let ((trunk (subchannel-shared subchannel)))
-    (when (member subchannel (shared-trunk-owners trunk))
-      (setf (shared-trunk-owners trunk) (remove subchannel (shared-trunk-owners trunk)))
-      (dolist (call (subchannel-side-calls subchannel))
+(defun leave-connection-set (subchannel text)
+  "SUBCHANNEL uses the connection set that it shares no more, because of TEXT; its calls there go
+on."
+  (let ((connection-set (subchannel-shared subchannel)))
+    (when (member subchannel (shared-connection-set-owners connection-set))
+      (setf (shared-connection-set-owners connection-set)
+            (remove subchannel (shared-connection-set-owners connection-set)))
+      (dolist (call (subchannel-internal-calls subchannel))
         (client-abort call :unavailable text :local))
-      (unless (shared-trunk-owners trunk)
-        (forget-trunk trunk)
-        (end-trunk trunk text)
-        (leave-links trunk text)))))
+      (unless (shared-connection-set-owners connection-set)
+        (forget-connection-set connection-set)
+        (end-connection-set connection-set text)
+        (leave-links connection-set text)))))
 
 (defun stop-connecting (subchannel text)
   "SUBCHANNEL is in use no more, because of TEXT; its balancer knows."
-  (end-trunk subchannel text)
+  (end-connection-set subchannel text)
   (release-places subchannel)
   (note-subchannel-event subchannel :info "shut down: ~A" text)
   (setf (subchannel-state subchannel) :shutdown)
@@ -635,7 +664,7 @@ that use TRUNK wait twice as long (gRFC A8)."
   (note-child-event subchannel (format nil "subchannel removed: ~A" text))
   (stop-connecting subchannel text)
   (if (subchannel-shared subchannel)
-      (leave-trunk subchannel text)
+      (leave-connection-set subchannel text)
       (leave-links subchannel text)))
 
 (defun close-subchannel (subchannel &optional (text "its balancer gives it up"))
@@ -672,7 +701,7 @@ channel's loop."
   (stop-connecting subchannel "the channel is closed")
   (when (subchannel-shared subchannel)
     (abandon-calls subchannel)
-    (leave-trunk subchannel "the channel is closed"))
+    (leave-connection-set subchannel "the channel is closed"))
   (dolist (link (append (shiftf (subchannel-links subchannel) '())
                         (shiftf (subchannel-leaving subchannel) '())))
     (multiple-value-call #'abandon-link link (rpc:verdict :channel-closed)))

@@ -3,197 +3,200 @@
 
 (in-package #:clgrpc.inproc)
 
-(define-hot run-handler ((line line)) (values t t)
-  "Run the handler of LINE. Return what it returns, and nil or the RPC-ERROR that ended it."
-  (let* ((call (line-server line))
-         (route (line-route line))
-         (request (if (rpc:takes-one-p call) (line-request line) call))
+(define-hot run-handler ((call-pair call-pair)) (values t t)
+  "Run the handler of CALL-PAIR. Return what it returns, and nil or the RPC-ERROR that ended it."
+  (let* ((call (call-pair-server call-pair))
+         (route (call-pair-route call-pair))
+         (request (if (rpc:takes-one-p call) (call-pair-request call-pair) call))
          (returned nil)
          (condition (with-user-code (call)
                       (loop:with-user-interrupts ()
                         (setf returned (serving:answer-of route request call))))))
     (values returned condition)))
 
-(define-hot conclude ((line line) returned condition) null
-  "The handler of LINE has RETURNED something, or CONDITION has ended it."
-  (let ((call (the inproc-call (line-server line))))
-    (setf (line-phase line) :over)
+(define-hot conclude ((call-pair call-pair) returned condition) null
+  "The handler of CALL-PAIR has RETURNED something, or CONDITION has ended it."
+  (let ((call (the inproc-call (call-pair-server call-pair))))
+    (setf (call-pair-phase call-pair) :over)
     (cond (condition
-           (multiple-value-call #'end-as line (serving:sendable-end call condition)))
-          ((eq returned call) (keep line))
-          ((rpc:answers-once-p call) (answer line returned))
-          (t (end-well line))))
+           (multiple-value-call #'end-as call-pair (serving:sendable-end call condition)))
+          ((eq returned call) (keep call-pair))
+          ((rpc:answers-once-p call) (answer call-pair returned))
+          (t (end-well call-pair))))
   nil)
 
-(defun keep (line)
+(defun keep (call-pair)
   "The handler answers later."
-  (open-mail line)
-  (let ((route (line-route line)))
+  (open-mail call-pair)
+  (let ((route (call-pair-route call-pair)))
     (setf (route-kept route) (method:binding-function (serving:route-binding route))))
-  (register line)
-  (let ((server (line-server line))
-        (source (shiftf (line-source line) nil)))
-    (when source (calling:pump-requests (line-client line) source))
+  (register call-pair)
+  (let ((server (call-pair-server call-pair))
+        (source (shiftf (call-pair-source call-pair) nil)))
+    (when source (calling:pump-requests (call-pair-client call-pair) source))
     (when (rpc:callbacks-p server) (operate schedule server))))
 
-(defun answer (line message)
-  "Give the client of LINE its reply."
-  (let* ((call (line-server line))
-         (client (line-client line))
+(defun answer (call-pair message)
+  "Give the client of CALL-PAIR its reply."
+  (let* ((call (call-pair-server call-pair))
+         (client (call-pair-client call-pair))
          (condition (block passing
                       (handler-case (multiple-value-bind (reply size) (pass call message)
                                       (unless (call-fields client)
                                         (setf (call-fields client) (vector)))
-                                      (if (line-queued-reply line)
+                                      (if (call-pair-queued-reply call-pair)
                                           (rpc:push-incoming client reply size)
-                                          (setf (line-reply line) reply))
+                                          (setf (call-pair-reply call-pair) reply))
                                       nil)
                         (error (error) (serving:bad-answer-condition call message error))))))
     (if condition
-        (multiple-value-call #'end-as line (serving:sendable-end call condition))
-        (end-well line))))
+        (multiple-value-call #'end-as call-pair (serving:sendable-end call condition))
+        (end-well call-pair))))
 
-(define-hot take-held ((line line)) null
-  "The handler of LINE begins: make the requests that were sent before ready for it."
-  (loop for old = (line-held line)
-        until (eq old (compare-and-swap (line-held line) old :closed))
-        finally (setf (line-ready line) (nreverse old)))
+(define-hot take-held ((call-pair call-pair)) null
+  "The handler of CALL-PAIR begins: make the requests that were sent before ready for it."
+  (loop for old = (call-pair-held call-pair)
+        until (eq old (compare-and-swap (call-pair-held call-pair) old :closed))
+        finally (setf (call-pair-ready call-pair) (nreverse old)))
   nil)
 
-(define-hot begin-here ((line line)) boolean
-  "Run the handler of LINE on this thread and return true; return false if it has begun already."
+(define-hot begin-here ((call-pair call-pair)) boolean
+  "Run the handler of CALL-PAIR on this thread and return true; return false if it has begun
+already."
   (let ((thread sb-thread:*current-thread*)
         (done nil))
     (sb-sys:without-interrupts          ; who takes it begins, or ends it
-      (when (eq :waiting (compare-and-swap (line-phase line) :waiting thread))
-        (take-held line)
+      (when (eq :waiting (compare-and-swap (call-pair-phase call-pair) :waiting thread))
+        (take-held call-pair)
         (unwind-protect
              (sb-sys:with-local-interrupts
-               (look (line-server line))
-               (unless (line-claim line)
+               (look (call-pair-server call-pair))
+               (unless (call-pair-claim call-pair)
                  (multiple-value-bind (returned condition)
-                     (with-clean-context () (run-handler line))
-                   (conclude line returned condition)))
+                     (with-clean-context () (run-handler call-pair))
+                   (conclude call-pair returned condition)))
                (setf done t))
-          (unless done (rpc:abort-as (line-client line) :caller-interrupted)))
+          (unless done (rpc:abort-as (call-pair-client call-pair) :caller-interrupted)))
         t))))
 
-(define-hot begin-eagerly ((line line)) boolean
+(define-hot begin-eagerly ((call-pair call-pair)) boolean
   "As BEGIN-HERE, for a handler that keeps its call and so returns soon: its client does not wait
 for it."
-  (when (eq :waiting (line-phase line))
-    (setf (line-eager line) t)
-    (begin-here line)))
+  (when (eq :waiting (call-pair-phase call-pair))
+    (setf (call-pair-eager call-pair) t)
+    (begin-here call-pair)))
 
 (define-hot (loop-p :inline t) (execution) boolean
   (not (symbolp execution)))
 
-(define-hot (begin-elsewhere :inline t) ((line line)) null
-  "Begin the handler of LINE, unless it has begun already, on a thread of its own or on the loop of
-its channel."
-  ;; read it before writing it: both threads of the call read LINE, and a write takes its cache line
-  ;; away from the other
-  (when (eq :waiting (line-phase line)) (begin-now-elsewhere line))
+(define-hot (begin-elsewhere :inline t) ((call-pair call-pair)) null
+  "Begin the handler of CALL-PAIR, unless it has begun already, on a thread of its own or on the
+loop of its channel."
+  ;; read it before writing it: both threads of the call read CALL-PAIR, and a write takes its cache
+  ;; line away from the other
+  (when (eq :waiting (call-pair-phase call-pair)) (begin-now-elsewhere call-pair))
   nil)
 
-(defun begin-now-elsewhere (line)
+(defun begin-now-elsewhere (call-pair)
   (sb-sys:without-interrupts            ; who takes it has it begin
-    (when (eq :waiting (compare-and-swap (line-phase line) :waiting :elsewhere))
-      (take-held line)
-      (open-mail line)
-      (let* ((call (line-server line))
-             (site (call-site call))
-             (execution (site-execution site)))
-        (register line)
+    (when (eq :waiting (compare-and-swap (call-pair-phase call-pair) :waiting :elsewhere))
+      (take-held call-pair)
+      (open-mail call-pair)
+      (let* ((call (call-pair-server call-pair))
+             (inproc-core (call-inproc-core call))
+             (execution (inproc-core-execution inproc-core)))
+        (register call-pair)
         (if (loop-p execution)
-            (begin-on-loop line execution)
-            (begin-on-thread line site)))))
+            (begin-on-loop call-pair execution)
+            (begin-on-thread call-pair inproc-core)))))
   nil)
 
-(defun handlers-reserve (line site)
-  "The reserve whose threads run LINE's handler, or nil if SITE's channel is closed."
-  (let ((server (host-server (line-host line))))
+(defun handlers-reserve (call-pair inproc-core)
+  "The reserve whose threads run CALL-PAIR's handler, or nil if INPROC-CORE's channel is closed."
+  (let ((server (callee-server (call-pair-callee call-pair))))
     (if server
         (serving:server-reserve server)
-        (let ((client-loop (ensure-client-loop site)))
+        (let ((client-loop (ensure-client-loop inproc-core)))
           (and client-loop (calling:client-loop-reserve client-loop))))))
 
-(defun begin-on-thread (line site)
+(defun begin-on-thread (call-pair inproc-core)
   (flet ((run ()
-           (unwind-protect (run-elsewhere line)
-             (atomic-decf (site-handlers site)))))
-    (cond ((>= (atomic-incf (site-handlers site))
-               (options-max-running-handlers (host-options (line-host line))))
-           (atomic-decf (site-handlers site))
-           (rpc:abort-as (line-server line) :too-many-handlers))
-          ((let ((reserve (handlers-reserve line site)))
+           (unwind-protect (run-elsewhere call-pair)
+             (atomic-decf (inproc-core-handlers inproc-core)))))
+    (cond ((>= (atomic-incf (inproc-core-handlers inproc-core))
+               (options-max-running-handlers (callee-options (call-pair-callee call-pair))))
+           (atomic-decf (inproc-core-handlers inproc-core))
+           (rpc:abort-as (call-pair-server call-pair) :too-many-handlers))
+          ((let ((reserve (handlers-reserve call-pair inproc-core)))
              (not (and reserve (loop:run-on-reserve reserve #'run))))
-           (atomic-decf (site-handlers site))
-           (rpc:abort-as (line-server line) :queue-full)))))
+           (atomic-decf (inproc-core-handlers inproc-core))
+           (rpc:abort-as (call-pair-server call-pair) :queue-full)))))
 
-(defun run-on-loop (line)
-  "Run the handler of LINE, on the loop of its channel. Another thread may run the loop afterwards."
-  (let ((event-loop (site-execution (call-site (line-server line)))))
-    (if (loop:not-for-driver-p event-loop (line-client line))
-        (loop:defer event-loop #'run-on-loop line)
-        (loop:call-user event-loop #'run-elsewhere line))))
+(defun run-on-loop (call-pair)
+  "Run the handler of CALL-PAIR, on the loop of its channel. Another thread may run the loop
+afterwards."
+  (let ((event-loop (inproc-core-execution (call-inproc-core (call-pair-server call-pair)))))
+    (if (loop:not-for-driver-p event-loop (call-pair-client call-pair))
+        (loop:defer event-loop #'run-on-loop call-pair)
+        (loop:call-user event-loop #'run-elsewhere call-pair))))
 
-(define-hot enter-loop ((line line) (event-loop loop:event-loop)) null
-  "Count the call of LINE as one of EVENT-LOOP's."
-  (unless (line-entered line)
+(define-hot enter-loop ((call-pair call-pair) (event-loop loop:event-loop)) null
+  "Count the call of CALL-PAIR as one of EVENT-LOOP's."
+  (unless (call-pair-entered call-pair)
     (sb-sys:without-interrupts
-      (setf (line-entered line) event-loop)
-      (loop:enter-call event-loop (line-unattended line))))
+      (setf (call-pair-entered call-pair) event-loop)
+      (loop:enter-call event-loop (call-pair-unattended call-pair))))
   nil)
 
-(define-hot begin-driven ((line line) (event-loop loop:event-loop)) null
-  "Begin the handler of LINE, unless it has begun already, on EVENT-LOOP, which this thread, the
-client's, runs now."
+(define-hot begin-driven ((call-pair call-pair) (event-loop loop:event-loop)) null
+  "Begin the handler of CALL-PAIR, unless it has begun already, on EVENT-LOOP, which this thread,
+the client's, runs now."
   (sb-sys:without-interrupts
-    (when (eq :waiting (compare-and-swap (line-phase line) :waiting :elsewhere))
-      (take-held line)
-      (loop:defer event-loop #'run-on-loop line)))
+    (when (eq :waiting (compare-and-swap (call-pair-phase call-pair) :waiting :elsewhere))
+      (take-held call-pair)
+      (loop:defer event-loop #'run-on-loop call-pair)))
   nil)
 
-(defun begin-on-loop (line event-loop)
-  (enter-loop line event-loop)
+(defun begin-on-loop (call-pair event-loop)
+  (enter-loop call-pair event-loop)
   (unless (loop:post event-loop
-                     (lambda () (loop:defer event-loop #'run-on-loop line)))
-    (end-by-server line :unavailable "the loop of the handlers has stopped")))
+                     (lambda () (loop:defer event-loop #'run-on-loop call-pair)))
+    (end-by-server call-pair :unavailable "the loop of the handlers has stopped")))
 
-(define-hot drivable-p ((line line)) boolean
-  "True if the client of LINE may run the loop of the handler while it waits: either the handler has
-returned, or it does not wait for anything that the client would do afterwards."
-  (or (eq :over (line-phase line))
-      (and (line-consumer line) t)
-      (and (rpc:answers-once-p (line-client line)) (call-half-closed (line-server line)))))
+(define-hot drivable-p ((call-pair call-pair)) boolean
+  "True if the client of CALL-PAIR may run the loop of the handler while it waits: either the
+handler has returned, or it does not wait for anything that the client would do afterwards."
+  (or (eq :over (call-pair-phase call-pair))
+      (and (call-pair-consumer call-pair) t)
+      (and (rpc:answers-once-p (call-pair-client call-pair))
+           (call-half-closed (call-pair-server call-pair)))))
 
-(defun run-elsewhere (line)
-  (unless (line-claim line)             ; ended before it began
+(defun run-elsewhere (call-pair)
+  (unless (call-pair-claim call-pair)   ; ended before it began
     (let ((done nil))
-      (when (eq (line-driver line) sb-thread:*current-thread*)
-        (setf (line-phase line) sb-thread:*current-thread*))
+      (when (eq (call-pair-driver call-pair) sb-thread:*current-thread*)
+        (setf (call-pair-phase call-pair) sb-thread:*current-thread*))
       (unwind-protect
-           (multiple-value-bind (returned condition) (with-clean-context () (run-handler line))
+           (multiple-value-bind (returned condition) (with-clean-context () (run-handler call-pair))
              (setf done t)
-             (conclude line returned condition))
+             (conclude call-pair returned condition))
         (unless done
-          (rpc:abort-as (line-server line) :handler-error))))))
+          (rpc:abort-as (call-pair-server call-pair) :handler-error))))))
 
-(define-hot begin-soon ((line line)) null
-  "The client of LINE needs its handler to begin, but does not wait for it here."
-  (if (and (keeps-p (line-route line))
-           (eq :caller (site-execution (call-site (line-client line)))))
-      (begin-eagerly line)
-      (begin-elsewhere line))
+(define-hot begin-soon ((call-pair call-pair)) null
+  "The client of CALL-PAIR needs its handler to begin, but does not wait for it here."
+  (if (and (keeps-p (call-pair-route call-pair))
+           (eq :caller (inproc-core-execution (call-inproc-core (call-pair-client call-pair)))))
+      (begin-eagerly call-pair)
+      (begin-elsewhere call-pair))
   nil)
 
-(define-hot begin-for-receiver ((line line)) null
-  "The client of LINE is about to wait. If its handler has all that it waits for (DRIVABLE-P), it
-runs on this thread now or, if it is to run on a loop, when the client drives that. Otherwise begin
-it elsewhere."
-  (let ((execution (site-execution (call-site (line-client line)))))
-    (cond ((and (eq :caller execution) (drivable-p line)) (begin-here line))
-          ((and (loop-p execution) (drivable-p line)))
-          (t (begin-soon line))))
+(define-hot begin-for-receiver ((call-pair call-pair)) null
+  "The client of CALL-PAIR is about to wait. If its handler has all that it waits for (DRIVABLE-P),
+it runs on this thread now or, if it is to run on a loop, when the client drives that. Otherwise
+begin it elsewhere."
+  (let ((execution (inproc-core-execution (call-inproc-core (call-pair-client call-pair)))))
+    (cond ((and (eq :caller execution) (drivable-p call-pair)) (begin-here call-pair))
+          ((and (loop-p execution) (drivable-p call-pair)))
+          (t (begin-soon call-pair))))
   nil)

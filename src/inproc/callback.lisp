@@ -26,10 +26,10 @@ missing, the thread that makes room schedules the callbacks again."
            (progn (want-room call) (room-left-p call)))
        (next-message call)))
 
-(define-hot queue-ready ((line line) (inlet rpc:inlet)) null
-  "Put the requests that are ready for the handler of LINE before all that is queued, since
+(define-hot queue-ready ((call-pair call-pair) (inlet rpc:inlet)) null
+  "Put the requests that are ready for the handler of CALL-PAIR before all that is queued, since
 callbacks take messages from the queue."
-  (loop for message in (reverse (shiftf (line-ready line) '()))
+  (loop for message in (reverse (shiftf (call-pair-ready call-pair) '()))
         do (setf (rpc:inlet-received inlet)
                  (rpc:make-arrival :item message :next (rpc:inlet-received inlet))))
   nil)
@@ -47,9 +47,9 @@ callbacks take messages from the queue."
 
 (define-hot run-next-callback ((call inproc-call) (reactions rpc:reactions)) boolean
   "Run the callback of CALL that is due, or return false if none is."
-  (let ((line (call-line call)))
-    (when (and (line-ready line) (not (rpc:client-p call)))
-      (queue-ready line (rpc:ensure-inlet call))))
+  (let ((call-pair (call-call-pair call)))
+    (when (and (call-pair-ready call-pair) (not (rpc:client-p call)))
+      (queue-ready call-pair (rpc:ensure-inlet call))))
   (let* ((over (or (call-status call) (call-half-closed call))) ; before looking for messages
          (message (progn (sb-thread:barrier (:read))
                          (callback-message call reactions))))
@@ -97,7 +97,7 @@ SCHEDULED is this thread's. Interrupts are off; callbacks run with them if they 
 (defun run-due-on-loop (call)
   (flet ((run (call)
            (sb-sys:without-interrupts (sb-sys:allow-with-interrupts (run-due call)))))
-    (loop:call-user (site-execution (call-site call)) #'run call)))
+    (loop:call-user (inproc-core-execution (call-inproc-core call)) #'run call)))
 
 (defun post-run-due (loop call)
   "Have LOOP run the callbacks of CALL that are due; return false if it runs no more."
@@ -106,7 +106,7 @@ SCHEDULED is this thread's. Interrupts are off; callbacks run with them if they 
 (define-hot schedule ((call inproc-call)) null
   "The operation SCHEDULE."
   (let ((reactions (rpc:ensure-reactions call))
-        (execution (site-execution (call-site call))))
+        (execution (inproc-core-execution (call-inproc-core call))))
     (when (rpc:client-p call) (begin-for-callbacks call reactions))
     (loop
       (ecase (rpc:reactions-scheduled reactions)
@@ -124,24 +124,25 @@ SCHEDULED is this thread's. Interrupts are off; callbacks run with them if they 
 
 (define-hot begin-for-callbacks ((call inproc-call) (reactions rpc:reactions)) null
   "The client of CALL has given a callback for what its handler sends: begin the handler."
-  (let ((line (call-line call)))
-    (when (and (eq :waiting (line-phase line))
+  (let ((call-pair (call-call-pair call)))
+    (when (and (eq :waiting (call-pair-phase call-pair))
                (or (rpc:reactions-on-message reactions) (rpc:reactions-on-half-close reactions)
-                   (call-half-closed (line-server line))))
-      (begin-soon line)))
+                   (call-half-closed (call-pair-server call-pair))))
+      (begin-soon call-pair)))
   nil)
 
 (defun run-after (call seconds function)
   "The operation AFTER."
-  (let ((site (call-site call)))
+  (let ((inproc-core (call-inproc-core call)))
     (flet ((run ()
              (unless (call-status call)
                (with-clean-context () (call-back call function nil)))))
       (let ((timer (make-timer (lambda (call)
-                                 (unless (call-status call) (run-aside site #'run)))
+                                 (unless (call-status call) (run-aside inproc-core #'run)))
                                call)))
         (sb-ext:atomic-push timer (rpc:reactions-timers (rpc:ensure-reactions call)))
-        (run-timer site timer (status:deadline-in (seconds-ns seconds) (site-now site)))
+        (run-timer inproc-core timer
+                   (status:deadline-in (seconds-ns seconds) (inproc-core-now inproc-core)))
         ;; it may have ended before anybody could see that it has a timer
-        (when (call-status call) (stop-timer site timer)))))
+        (when (call-status call) (stop-timer inproc-core timer)))))
   nil)

@@ -4,8 +4,8 @@
 (in-package #:clgrpc.inproc)
 
 (defclass inproc-channel (method:channel)
-  ((site :initarg :site :reader channel-site) ; what its calls share
-   ;; of what follows, and of whether SITE is open
+  ((inproc-core :initarg :inproc-core :reader channel-inproc-core) ; what its calls share
+   ;; of what follows, and of whether INPROC-CORE is open
    (lock :initform (sb-thread:make-mutex :name "clgrpc in-process channel") :reader channel-lock)
    ;; threads that wait for another state wait on this
    (closed :initform (sb-thread:make-waitqueue :name "clgrpc channel closed")
@@ -17,7 +17,7 @@ MAKE-CHANNEL for a target inproc:NAME; ended by CLOSE-CHANNEL."))
   (:documentation "An in-process channel whose calls go through interceptors."))
 
 (defmethod calling:channel-target ((channel inproc-channel))
-  (site-target (channel-site channel)))
+  (inproc-core-target (channel-inproc-core channel)))
 
 (defmethod print-object ((channel inproc-channel) stream)
   (print-unreadable-object (channel stream :type t)
@@ -26,26 +26,26 @@ MAKE-CHANNEL for a target inproc:NAME; ended by CLOSE-CHANNEL."))
 (defmethod calling:channel-secure-p ((channel inproc-channel))
   t)
 
-;;; Hosts
+;;; Callees
 
-(defglobal **hosts** (make-hash-table :test 'equal :synchronized t)) ; by name
+(defglobal **callees** (make-hash-table :test 'equal :synchronized t)) ; by name
 
-(defun server-host (server)
-  "The host that SERVER is."
-  (serving:ensure-entrance server #'host-p
+(defun server-callee (server)
+  "The callee that SERVER is."
+  (serving:ensure-acceptor server #'callee-p
                           (lambda ()
-                            (let ((host (make-host :server server
-                                                   :services (serving:server-services server)
-                                                   :interceptors
-                                                   (serving:server-interceptors server)
-                                                   :observer (rpc:observer-for
-                                                              (serving:server-observer server)
-                                                              :role :server)
-                                                   :options (serving:server-options server))))
-                              (renew-table host)
-                              host))))
+                            (let ((callee (make-callee :server server
+                                                       :services (serving:server-services server)
+                                                       :interceptors
+                                                       (serving:server-interceptors server)
+                                                       :observer (rpc:observer-for
+                                                                  (serving:server-observer server)
+                                                                  :role :server)
+                                                       :options (serving:server-options server))))
+                              (renew-table callee)
+                              callee))))
 
-(defun host-address (address)
+(defun callee-address (address)
   "ADDRESS, inproc:NAME, with the scheme in lower case. Signal MISUSE if it has no name."
   (let ((start (length "inproc:")))
     (when (= start (length address)) (misuse "~S names no rpc: inproc:NAME." address))
@@ -53,69 +53,70 @@ MAKE-CHANNEL for a target inproc:NAME; ended by CLOSE-CHANNEL."))
 
 (defun listen-here (server address)
   "Have channels to ADDRESS lead to SERVER."
-  (let ((address (host-address address))
-        (host (server-host server)))
-    (sb-ext:with-locked-hash-table (**hosts**)
-      (when (gethash address **hosts**) (misuse "Another server listens on ~A." address))
-      (setf (gethash address **hosts**) host))
-    (unless (host-name host) (setf (host-name host) address))))
+  (let ((address (callee-address address))
+        (callee (server-callee server)))
+    (sb-ext:with-locked-hash-table (**callees**)
+      (when (gethash address **callees**) (misuse "Another server listens on ~A." address))
+      (setf (gethash address **callees**) callee))
+    (unless (callee-name callee) (setf (callee-name callee) address))))
 
-(defmethod serving:entrance-address ((host host))
-  (host-name host))
+(defmethod serving:acceptor-address ((callee callee))
+  (callee-name callee))
 
-(defmethod serving:close-entrance ((host host))
-  (setf (host-state host) :closed)
-  (sb-ext:with-locked-hash-table (**hosts**)
-    (loop for name in (loop for name being the hash-keys of **hosts** using (hash-value value)
-                            when (eq host value) collect name)
-          do (remhash name **hosts**))))
+(defmethod serving:close-acceptor ((callee callee))
+  (setf (callee-state callee) :closed)
+  (sb-ext:with-locked-hash-table (**callees**)
+    (loop for name in (loop for name being the hash-keys of **callees** using (hash-value value)
+                            when (eq callee value) collect name)
+          do (remhash name **callees**))))
 
-(defmethod serving:entrance-busy-p ((host host))
-  (plusp (tally-open (host-tally host))))
+(defmethod serving:acceptor-busy-p ((callee callee))
+  (plusp (tally-open (callee-tally callee))))
 
-(defmethod serving:entrance-calls ((host host))
-  (tally-ended (host-tally host)))
+(defmethod serving:acceptor-calls ((callee callee))
+  (tally-ended (callee-tally callee)))
 
-(defun host-open-lines (host)
-  (sb-thread:with-mutex ((host-lock host))
-    (alexandria:hash-table-keys (host-lines host))))
+(defun callee-open-call-pairs (callee)
+  (sb-thread:with-mutex ((callee-lock callee))
+    (alexandria:hash-table-keys (callee-call-pairs callee))))
 
-(defmethod serving:abandon-entrance ((host host) status text)
-  (setf (host-ending host) (list status text)
-        (host-state host) :abandoned)
-  (dolist (line (host-open-lines host))
-    (end-by-server line status text)))
+(defmethod serving:abandon-acceptor ((callee callee) status text)
+  (setf (callee-ending callee) (list status text)
+        (callee-state callee) :abandoned)
+  (dolist (call-pair (callee-open-call-pairs callee))
+    (end-by-server call-pair status text)))
 
 ;;; Channels
 
-(defun find-named-host (site)
-  "Look up the host of SITE, which had none so far, or one that has closed; nil if there is none."
-  (let ((name (site-name site)))
+(defun find-named-callee (inproc-core)
+  "Look up the callee of INPROC-CORE, which had none so far, or one that has closed; nil if there is
+none."
+  (let ((name (inproc-core-name inproc-core)))
     (when name
-      (setf (site-host site) (values (gethash name **hosts**))))))
+      (setf (inproc-core-callee inproc-core) (values (gethash name **callees**))))))
 
-(define-hot host-of ((site site)) (or null host)
-  "Whom SITE calls, or nil if there is nobody."
-  (let ((host (site-host site)))
-    (if (and host (eq :open (host-state host)))
-        host
-        (find-named-host site))))
+(define-hot callee-of ((inproc-core inproc-core)) (or null callee)
+  "Whom INPROC-CORE calls, or nil if there is nobody."
+  (let ((callee (inproc-core-callee inproc-core)))
+    (if (and callee (eq :open (callee-state callee)))
+        callee
+        (find-named-callee inproc-core))))
 
 (defmethod calling:close-channel ((channel inproc-channel))
-  (let* ((site (channel-site channel))
-         (host (site-host site)))
+  (let* ((inproc-core (channel-inproc-core channel))
+         (callee (inproc-core-callee inproc-core)))
     (when (sb-thread:with-mutex ((channel-lock channel))
-            (prog1 (shiftf (site-open site) nil)
+            (prog1 (shiftf (inproc-core-open inproc-core) nil)
               (sb-thread:condition-broadcast (channel-closed channel))))
-      (when host
-        (dolist (line (host-open-lines host))
-          (when (eq site (call-site (line-server line)))
-            (rpc:abort-as (line-client line) :channel-closed))))
-      (release-site site)))
+      (when callee
+        (dolist (call-pair (callee-open-call-pairs callee))
+          (when (eq inproc-core (call-inproc-core (call-pair-server call-pair)))
+            (rpc:abort-as (call-pair-client call-pair) :channel-closed))))
+      (release-inproc-core inproc-core)))
   nil)
 
 (defmethod calling:channel-state ((channel inproc-channel))
-  (if (site-open (channel-site channel)) :ready :shutdown))
+  (if (inproc-core-open (channel-inproc-core channel)) :ready :shutdown))
 
 (defmethod calling:wait-for-state-change ((channel inproc-channel) state &key (timeout 10))
   (loop:await-until (channel-closed channel) (channel-lock channel) (loop:notice-end timeout)
@@ -128,14 +129,14 @@ MAKE-CHANNEL for a target inproc:NAME; ended by CLOSE-CHANNEL."))
 
 (defmethod calling:ensure-connected ((channel inproc-channel) &key timeout)
   (declare (ignore timeout))
-  (let ((site (channel-site channel)))
-    (unless (site-open site) (misuse "~A is closed." channel))
-    (unless (host-of site)
+  (let ((inproc-core (channel-inproc-core channel)))
+    (unless (inproc-core-open inproc-core) (misuse "~A is closed." channel))
+    (unless (callee-of inproc-core)
       (error (status:make-rpc-error :unavailable :ended-by :transport :sent nil
-                                              :message (absence-text site))))
+                                              :message (absence-text inproc-core))))
     channel))
 
-(defun absence-text (site)
-  (if (site-name site)
-      (format nil "no server listens on ~A" (site-name site))
+(defun absence-text (inproc-core)
+  (if (inproc-core-name inproc-core)
+      (format nil "no server listens on ~A" (inproc-core-name inproc-core))
       "the server has stopped"))

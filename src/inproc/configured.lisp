@@ -46,7 +46,7 @@
 (defun kept-request (channel method request)
   "REQUEST, which is at hand, of a call of METHOD on CHANNEL, as attempts take it after the stub has
 returned."
-  (flet ((copy (message) (site-copy (channel-site channel) message)))
+  (flet ((copy (message) (inproc-core-copy (channel-inproc-core channel) message)))
     (if (eq :client-streaming (rpc-method-kind method))
         (map 'list #'copy request)
         (copy request))))
@@ -58,55 +58,58 @@ returned."
            (when call-credentials
              (calling:credentials-metadata channel call-credentials method)))))
 
-(defun relay-route (host method function)
-  "A route of HOST, that of all relays, for a call of METHOD: to FUNCTION of the handler's end."
+(defun relay-route (callee method function)
+  "A route of CALLEE, that of all relays, for a call of METHOD: to FUNCTION of the handler's end."
   (make-inproc-route
-   :server host :epoch 1 :method method
+   :server callee :epoch 1 :method method
    :binding (method:make-binding :class (find-class t)
                                   :function (lambda (service request call)
                                               (declare (ignore service request))
                                               (funcall (the function function) call)
                                               call))))
 
-(defun relayed-line (relay front method deadline options function)
-  "A line of a call of METHOD on FRONT, with OPTIONS of its stub, for RELAY. FUNCTION of RELAY and
-the handler's end is its handler."
-  (let* ((site (channel-site front))
-         (host (site-host site))
-         (line (line-to site host
-                        (relay-route host method (lambda (call) (funcall function relay call)))
-                        method deadline (relay-fields relay) (getf options :values))))
-    (setf (line-unattended line) (and (getf options :async) t))
-    line))
+(defun relayed-call-pair (relay outer-channel method deadline options function)
+  "A call pair of a call of METHOD on OUTER-CHANNEL, with OPTIONS of its stub, for RELAY. FUNCTION
+of RELAY and the handler's end is its handler."
+  (let* ((inproc-core (channel-inproc-core outer-channel))
+         (callee (inproc-core-callee inproc-core))
+         (call-pair (call-pair-to inproc-core callee
+                                  (relay-route callee method
+                                               (lambda (call) (funcall function relay call)))
+                                  method deadline (relay-fields relay) (getf options :values))))
+    (setf (call-pair-unattended call-pair) (and (getf options :async) t))
+    call-pair))
 
 (defun invoke-in-turn (relay method deadline request async channel options)
   "INVOKE of METHOD for RELAY, which waits. REQUEST is at hand."
-  (with-line (line (relayed-line relay (channel-front channel) method deadline options
-                                 #'begin-relay))
-    (setf (call-half-closed (line-server line)) t)
-    (cond (async (begin-elsewhere line) (line-client line))
-          ((rpc:answers-once-p (line-client line))
-           (finish-blocking line channel method request options))
-          (t (line-client line)))))
+  (with-call-pair (call-pair (relayed-call-pair relay (channel-outer-channel channel) method
+                                                deadline options
+                                                #'begin-relay))
+    (setf (call-half-closed (call-pair-server call-pair)) t)
+    (cond (async (begin-elsewhere call-pair) (call-pair-client call-pair))
+          ((rpc:answers-once-p (call-pair-client call-pair))
+           (finish-blocking call-pair channel method request options))
+          (t (call-pair-client call-pair)))))
 
 (defun invoke-reactively (relay method deadline request async channel options)
   "INVOKE of METHOD for RELAY, a reactive one. It begins at once."
-  (with-line (line (relayed-line relay (plan-front (relay-plan relay)) method deadline options
-                                 #'begin-reactive))
-    (let* ((client (line-client line))
+  (with-call-pair (call-pair (relayed-call-pair relay (plan-outer-channel (relay-plan relay)) method
+                                                deadline options
+                                                #'begin-reactive))
+    (let* ((client (call-pair-client call-pair))
            (once (rpc:answers-once-p client))
            (wait (and once (not async) (not (eq :open request)))))
-      (when (relay-over relay) (setf (call-half-closed (line-server line)) t))
+      (when (relay-over relay) (setf (call-half-closed (call-pair-server call-pair)) t))
       (cond ((or (relay-over relay) (eq :open request))
-             (setf (line-queued-reply line) (and once (eq :open request)))
-             (begin-here line))
-            (wait (begin-here line)
+             (setf (call-pair-queued-reply call-pair) (and once (eq :open request)))
+             (begin-here call-pair))
+            (wait (begin-here call-pair)
                   (calling:send-requests client (calling:request-generator request)))
             ;; what makes the requests may wait for something
-            (t (setf (line-source line) (calling:request-generator request))
-               (begin-elsewhere line)))
+            (t (setf (call-pair-source call-pair) (calling:request-generator request))
+               (begin-elsewhere call-pair)))
       (if wait
-          (finish-blocking line channel method request options)
+          (finish-blocking call-pair channel method request options)
           client))))
 
 (defun invoke-relayed (channel plan method request options)
@@ -117,8 +120,8 @@ the handler's end is its handler."
       options
     (declare (ignore wait-for-ready values))
     (rpc:check-compression compression)
-    (unless (site-open (channel-site channel)) (misuse "~A is closed." channel))
-    (let* ((now (site-now (channel-site channel)))
+    (unless (inproc-core-open (channel-inproc-core channel)) (misuse "~A is closed." channel))
+    (let* ((now (inproc-core-now (channel-inproc-core channel)))
            (deadline (calling:absolute-deadline timeout deadline now))
            (at-hand (and (at-hand-p method request) (checked-request method request) t))
            (reactive (or (not at-hand) (typep (plan-policy plan) 'config:hedging-policy)))
@@ -144,9 +147,10 @@ the handler's end is its handler."
 
 ;;; Channels
 
-(defun plan-options (site config arguments)
-  "The options of SITE's channel, which was made with ARGUMENTS, as CONFIG, a method's, allows."
-  (let ((options (copy-options (site-options site))))
+(defun plan-options (inproc-core config arguments)
+  "The options of INPROC-CORE's channel, which was made with ARGUMENTS, as CONFIG, a method's,
+allows."
+  (let ((options (copy-options (inproc-core-options inproc-core))))
     (flet ((limit (configured name value)
              (cond ((null configured) value)
                    ((getf arguments name) (min configured value))
@@ -159,62 +163,71 @@ the handler's end is its handler."
                    :max-receive-octets (options-max-receive-octets options)))
       options)))
 
-(defun derive-channel (site &key (host (site-host site)) (name (site-name site))
-                              (options (site-options site)) (observer (site-observer site))
-                              (share (site-share site)) (execution (site-execution site))
+(defun derive-channel (inproc-core &key (callee (inproc-core-callee inproc-core))
+                                   (name (inproc-core-name inproc-core))
+                              (options (inproc-core-options inproc-core))
+                              (observer (inproc-core-observer inproc-core))
+                              (share (inproc-core-share inproc-core))
+                              (execution (inproc-core-execution inproc-core))
                               (client-operations **client-operations**)
                               (server-operations **server-operations**))
-  "A channel whose site is like SITE but for what is given."
+  "A channel whose inproc core is like INPROC-CORE but for what is given."
   (make-instance 'inproc-channel
-                 :site (make-site :target (site-target site) :host host :name name
-                                  :options options :observer observer :share share
-                                  :execution execution :client-operations client-operations
-                                  :server-operations server-operations)))
+                 :inproc-core (make-inproc-core :target (inproc-core-target inproc-core)
+                                                :callee callee :name name
+                                                :options options :observer observer :share share
+                                                :execution execution
+                                                :client-operations client-operations
+                                                :server-operations server-operations)))
 
-(defun relay-host (site)
-  "The host of calls on SITE that lead to relays. The limits are those of the attempts."
-  (make-host :name (site-target site) :relays t
-             :options (make-server-options :max-calls 10000000
-                                           :max-receive-octets 2147483647)))
+(defun relay-callee (inproc-core)
+  "The callee of calls on INPROC-CORE that lead to relays. The limits are those of the attempts."
+  (make-callee :name (inproc-core-target inproc-core) :relays t
+               :options (make-server-options :max-calls 10000000
+                                             :max-receive-octets 2147483647)))
 
-(defun plan-for (config site options arguments)
-  "The plan of a channel of SITE, which was made with ARGUMENTS, for CONFIG, a method's, or nil.
-OPTIONS say whether calls are tried again."
+(defun plan-for (config inproc-core options arguments)
+  "The plan of a channel of INPROC-CORE, which was made with ARGUMENTS, for CONFIG, a method's, or
+nil. OPTIONS say whether calls are tried again."
   (let ((policy (calling:find-retry-policy config options))
-        (limited (if config (plan-options site config arguments) (site-options site))))
+        (limited (if config (plan-options inproc-core config arguments)
+                     (inproc-core-options inproc-core))))
     (if (or policy (getf arguments :attempt-interceptors))
         ;; the channel's observer is told of calls
         (make-plan :config config :policy policy
-                   :channel (derive-channel site :options limited :observer nil)
-                   :attempts (derive-channel site :options limited :observer nil
-                                                  :client-operations **attempt-operations**)
-                   :front (derive-channel site :options limited :host (relay-host site) :name nil
-                                               :server-operations **relay-operations**))
-        (make-plan :config config :channel (derive-channel site :options limited)))))
+                   :channel (derive-channel inproc-core :options limited :observer nil)
+                   :attempts (derive-channel inproc-core :options limited :observer nil
+                                            :client-operations **attempt-operations**)
+                   :outer-channel (derive-channel inproc-core :options limited
+                                                  :callee (relay-callee inproc-core) :name nil
+                                                  :server-operations **relay-operations**))
+        (make-plan :config config :channel (derive-channel inproc-core :options limited)))))
 
-(defun make-front (site)
-  "A channel for calls on SITE that lead to relays that wait. Messages pass it as they are, since
-attempts copy them, and check their length."
-  (derive-channel site :host (relay-host site) :name nil :share t :execution :caller))
+(defun make-outer-channel (inproc-core)
+  "A channel for calls on INPROC-CORE that lead to relays that wait. Messages pass it as they are,
+since attempts copy them, and check their length."
+  (derive-channel inproc-core :callee (relay-callee inproc-core) :name nil :share t
+                  :execution :caller))
 
-(defun configured-arguments (config site options arguments)
-  "The initargs of a channel of SITE, which was made with ARGUMENTS, with CONFIG, a service config
-or nil. OPTIONS say whether and how often calls are tried again."
+(defun configured-arguments (config inproc-core options arguments)
+  "The initargs of a channel of INPROC-CORE, which was made with ARGUMENTS, with CONFIG, a service
+config or nil. OPTIONS say whether and how often calls are tried again."
   (let ((plans (make-hash-table :test 'eq))
         (interceptors (getf arguments :attempt-interceptors)))
     (flet ((add-plan (method-config)
              (unless (gethash method-config plans)
                (setf (gethash method-config plans)
-                     (plan-for method-config site options arguments)))))
+                     (plan-for method-config inproc-core options arguments)))))
       (when config
         (mapc #'add-plan (alexandria:hash-table-values (config:service-config-methods config))))
       (when interceptors (add-plan nil)))
-    (list :config config :options options :plans plans :front (make-front site)
+    (list :config config :options options :plans plans
+          :outer-channel (make-outer-channel inproc-core)
           :attempt-interceptors (rpc:check-interceptors interceptors)
           :throttle (calling:current-throttle nil config))))
 
 (defmethod calling:close-channel :after ((channel configured-inproc-channel))
-  (calling:close-channel (channel-front channel))
+  (calling:close-channel (channel-outer-channel channel))
   (loop for plan being the hash-values of (channel-plans channel)
-        do (dolist (inner (list (plan-front plan) (plan-attempts plan) (plan-channel plan)))
+        do (dolist (inner (list (plan-outer-channel plan) (plan-attempts plan) (plan-channel plan)))
              (when inner (calling:close-channel inner)))))

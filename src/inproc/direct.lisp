@@ -8,9 +8,10 @@
   "Return a channel to SERVICE, a service object without a server, as SERVER-CHANNEL does to a
 server. ARGUMENTS are as there. From any thread; end it with CLOSE-CHANNEL."
   (unless (typep service 'method:service) (misuse "~S is no service." service))
-  (let ((host (make-host :services (list service) :options (make-server-options) :name "inproc:")))
-    (renew-table host)
-    (make-inproc-channel "inproc:" host nil arguments)))
+  (let ((callee (make-callee :services (list service) :options (make-server-options)
+                             :name "inproc:")))
+    (renew-table callee)
+    (make-inproc-channel "inproc:" callee nil arguments)))
 
 (defglobal **direct-lock** (sb-thread:make-mutex :name "clgrpc direct calls"))
 

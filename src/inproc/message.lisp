@@ -3,33 +3,35 @@
 
 (in-package #:clgrpc.inproc)
 
-(define-hot (site-copy :inline t) ((site site) message) t
+(define-hot (inproc-core-copy :inline t) ((inproc-core inproc-core) message) t
   "MESSAGE as the other end gets it."
-  (if (site-share site) message (protobuf:copy-message message)))
+  (if (inproc-core-share inproc-core) message (protobuf:copy-message message)))
 
-(defun copy-in-room (site call message size options)
-  "As SITE-COPY, of a MESSAGE of CALL that is SIZE octets long, when there is room for the copy."
-  (if (site-share site)
+(defun copy-in-room (inproc-core call message size options)
+  "As INPROC-CORE-COPY, of a MESSAGE of CALL that is SIZE octets long, when there is room for the
+copy."
+  (if (inproc-core-share inproc-core)
       message
       (rpc:call-with-room call size options (lambda () (protobuf:copy-message message)))))
 
 (define-hot (sending-options :inline t) ((call inproc-call)) options
   (if (rpc:client-p call)
-      (site-options (call-site call))
-      (host-options (line-host (call-line call)))))
+      (inproc-core-options (call-inproc-core call))
+      (callee-options (call-pair-callee (call-call-pair call)))))
 
 (define-hot (receiving-options :inline t) ((call inproc-call)) options
   "The options of the end that receives what CALL sends."
   (if (rpc:client-p call)
-      (host-options (line-host (call-line call)))
-      (site-options (call-site call))))
+      (callee-options (call-pair-callee (call-call-pair call)))
+      (inproc-core-options (call-inproc-core call))))
 
-(define-hot (observers-p :inline t) ((line line)) boolean
-  "True if the channel or the server of LINE's call has an observer, or its messages are counted."
-  (let ((host (line-host line)))
-    (and (or (site-observer (call-site (line-client line)))
-             (and host (host-observer host))
-             (passage-of (line-client line)))
+(define-hot (observers-p :inline t) ((call-pair call-pair)) boolean
+  "True if the channel or the server of CALL-PAIR's call has an observer, or its messages are
+counted."
+  (let ((callee (call-pair-callee call-pair)))
+    (and (or (inproc-core-observer (call-inproc-core (call-pair-client call-pair)))
+             (and callee (callee-observer callee))
+             (call-counts-of (call-pair-client call-pair)))
          t)))
 
 (defun tell-of-message (call message size)
@@ -38,11 +40,11 @@
                call (protobuf:serialize message) 0 size nil)
   (rpc:observe content-received (inproc-observer (other-end call))
                (other-end call) (protobuf:serialize message) 0 size nil)
-  (let ((passage (passage-of call)))
-    (when passage
+  (let ((call-counts (call-counts-of call)))
+    (when call-counts
       (if (rpc:client-p call)
-          (incf (passage-requests passage) size)
-          (incf (passage-responses passage) size))))
+          (incf (call-counts-requests call-counts) size)
+          (incf (call-counts-responses call-counts) size))))
   (rpc:observe message-sent (inproc-observer call) call size)
   (rpc:observe message-received (inproc-observer (other-end call)) (other-end call) size))
 
@@ -53,10 +55,10 @@ the wire if it is of the wrong type or too long."
     (when (or (> size (options-max-send-octets (sending-options call)))
               (> size (options-max-receive-octets (receiving-options call))))
       (refuse-length call size))
-    (when (observers-p (call-line call)) (tell-of-message call message size))
+    (when (observers-p (call-call-pair call)) (tell-of-message call message size))
     (values (if (<= size rpc:+long-octets+)
-                (site-copy (call-site call) message)
-                (copy-in-room (call-site call) call message size (sending-options call)))
+                (inproc-core-copy (call-inproc-core call) message)
+                (copy-in-room (call-inproc-core call) call message size (sending-options call)))
             size)))
 
 (defun refuse-length (call size)

@@ -6,8 +6,8 @@
 (defparameter *retry-options* '(:retry :max-attempts :replay-octets :total-replay-octets)
   "Options of channels that say how often calls are tried.")
 
-(defun make-inproc-channel (target host name arguments)
-  "A channel to HOST or, if that is nil, to the server that has NAME at the time of each call."
+(defun make-inproc-channel (target callee name arguments)
+  "A channel to CALLEE or, if that is nil, to the server that has NAME at the time of each call."
   (destructuring-bind (&key (messages :copy) threads on interceptors call-credentials
                          compression observer service-config attempt-interceptors
                     &allow-other-keys)
@@ -17,19 +17,21 @@
       (misuse ":messages is :copy or :share, not ~S." messages))
     (unless (typep on '(or null loop:event-loop)) (misuse ":on is an event loop, not ~S." on))
     (when (and threads on) (misuse "Handlers run on :threads or :on a loop, not both."))
-    (let* ((site (make-site :target target :host host :name name
-                            :share (eq messages :share)
-                            :client-operations **client-operations**
-                            :server-operations **server-operations**
-                            :observer (rpc:observer-for (rpc:check-observer observer)
-                                                        :role :client :target target)
-                            :execution (cond (threads :threads) (t (or on :caller)))
-                            :options (apply #'make-inproc-options
-                                            (apply #'alexandria:remove-from-plist
-                                                    arguments :messages :threads :on :interceptors
-                                                    :call-credentials :plaintext-credentials
-                                                    :compression :observer :service-config
-                                                    :attempt-interceptors *retry-options*))))
+    (let* ((inproc-core (make-inproc-core :target target :callee callee :name name
+                                          :share (eq messages :share)
+                                          :client-operations **client-operations**
+                                          :server-operations **server-operations**
+                                          :observer (rpc:observer-for (rpc:check-observer observer)
+                                                                      :role :client :target target)
+                                          :execution (cond (threads :threads) (t (or on :caller)))
+                                          :options
+                                          (apply #'make-inproc-options
+                                                 (apply #'alexandria:remove-from-plist
+                                                        arguments :messages :threads :on
+                                                        :interceptors :call-credentials
+                                                        :plaintext-credentials :compression
+                                                        :observer :service-config
+                                                        :attempt-interceptors *retry-options*))))
            (options (retry-options arguments))
            (configured (or service-config attempt-interceptors))
            (intercepted (or interceptors call-credentials)))
@@ -38,14 +40,14 @@
                                    'intercepted-configured-inproc-channel
                                    'configured-inproc-channel))
                    (t (if intercepted 'intercepted-inproc-channel 'inproc-channel)))
-             :site site
+             :inproc-core inproc-core
              (append (when intercepted
                        (list :interceptors (rpc:check-interceptors interceptors)
                              :call-credentials call-credentials))
                      (when configured
                        (configured-arguments (and service-config
                                                   (config:parse-service-config service-config))
-                                             site options arguments)))))))
+                                             inproc-core options arguments)))))))
 
 (defun retry-options (arguments)
   "What ARGUMENTS, a channel's, say of the *RETRY-OPTIONS*, as options."
@@ -67,14 +69,14 @@ ATTEMPT-INTERCEPTORS, which run on the thread that makes the attempt, :retry, :m
 that listens on that address. From any thread; end it with CLOSE-CHANNEL."
   (declare (ignore messages threads on interceptors call-credentials observer service-config
                    attempt-interceptors))
-  (let ((host (server-host server)))
-    (make-inproc-channel (or (host-name host) "inproc:") host nil arguments)))
+  (let ((callee (server-callee server)))
+    (make-inproc-channel (or (callee-name callee) "inproc:") callee nil arguments)))
 
 (defun open-named (target arguments)
   "A channel to TARGET, inproc:NAME."
   (when (getf arguments :credentials)
     (misuse "A channel within the image speaks no TLS: ~S." target))
-  (make-inproc-channel target nil (host-address target)
+  (make-inproc-channel target nil (callee-address target)
                        (alexandria:remove-from-plist arguments :credentials)))
 
 (loop:register-scheme "inproc" :open #'open-named :listen #'listen-here)

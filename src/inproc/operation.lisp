@@ -6,7 +6,7 @@
 
 (defun server-send-metadata (call metadata)
   "The operation SEND-METADATA of a handler."
-  (let ((client (line-client (call-line call))))
+  (let ((client (call-pair-client (call-call-pair call))))
     (when (call-fields client) (misuse "The headers of ~A were sent before." call))
     (setf (call-fields client) (status:metadata-entries metadata))
     (notify client)
@@ -14,38 +14,39 @@
 
 (defun server-reply (call message)
   "The operation REPLY."
-  (answer (call-line call) message))
+  (answer (call-call-pair call) message))
 
 (defun server-finish (call status message details trailers)
   "The operation FINISH."
-  (let* ((line (call-line call))
-         (flaw (and (eq :ok status) (rpc:flaw (line-client line) 0 nil))))
+  (let* ((call-pair (call-call-pair call))
+         (flaw (and (eq :ok status) (rpc:flaw (call-pair-client call-pair) 0 nil))))
     (if flaw
-        (end-without-answer line flaw trailers)
-        (end-as line status message details trailers))))
+        (end-without-answer call-pair flaw trailers)
+        (end-as call-pair status message details trailers))))
 
-(defun end-without-answer (line flaw trailers)
-  "The handler of LINE ends its call well, but the client finds FLAW, a verdict, in its answer."
-  (unless (line-claim line) (rpc:add-trailers (line-server line) trailers))
+(defun end-without-answer (call-pair flaw trailers)
+  "The handler of CALL-PAIR ends its call well, but the client finds FLAW, a verdict, in its
+answer."
+  (unless (call-pair-claim call-pair) (rpc:add-trailers (call-pair-server call-pair) trailers))
   (multiple-value-bind (status text) (rpc:verdict flaw)
-    (end-line line (list status :message text) '(:ok :ended-by :local) t)))
+    (end-call-pair call-pair (list status :message text) '(:ok :ended-by :local) t)))
 
 (defun server-abort (call status text ended-by)
   "The operation ABORT of a handler."
   (declare (ignore ended-by))
-  (end-by-server (call-line call) status text))
+  (end-by-server (call-call-pair call) status text))
 
 ;;; What clients do
 
 (defun client-abort (call status text ended-by)
   "The operation ABORT of a client."
   (declare (ignore ended-by))
-  (unless (call-status call) (end-by-client (call-line call) status text)))
+  (unless (call-status call) (end-by-client (call-call-pair call) status text)))
 
 (defun await-answer (call)
   "The operation AWAIT-METADATA of a client."
-  (let ((line (call-line call)))
-    (when (eq :waiting (line-phase line)) (begin-soon line))
+  (let ((call-pair (call-call-pair call)))
+    (when (eq :waiting (call-pair-phase call-pair)) (begin-soon call-pair))
     (rpc:await-fields call)))
 
 ;;; What both do
@@ -60,16 +61,16 @@
 
 (defun future-p (call)
   "The operation FUTURE-P."
-  (let ((line (inproc-call-line call)))
-    (and line (line-unattended line))))
+  (let ((call-pair (inproc-call-call-pair call)))
+    (and call-pair (call-pair-unattended call-pair))))
 
 (defun reply-of-future (call)
   "The operation REPLY-OF-FUTURE."
-  (line-reply (call-line call)))
+  (call-pair-reply (call-call-pair call)))
 
 (defun reserve-of-future (call)
   "The operation RESERVE-OF-FUTURE."
-  (let ((client-loop (ensure-client-loop (call-site call))))
+  (let ((client-loop (ensure-client-loop (call-inproc-core call))))
     (and client-loop (calling:client-loop-reserve client-loop))))
 
 ;;; The two ends
@@ -79,7 +80,8 @@
   :look #'look :after #'run-after :post #'run-here :schedule #'schedule :room #'sending-room
   :taken #'taken :observer #'inproc-observer :traffic #'traffic :elapsed-ns #'elapsed-ns
   :particulars #'inproc-particulars :now #'call-now
-  :peer #'site-peer :stage #'line-stage :stages #'line-stages :other-end #'other-end)
+  :peer #'inproc-core-peer :stage #'call-pair-stage :stages #'call-pair-stages
+  :other-end #'other-end)
 
 (rpc:define-transport-end **client-operations** (:client :like **shared-operations**)
   :send #'client-send :close-send #'client-close-send :receive #'client-receive

@@ -25,10 +25,10 @@
 
 (define-hot inproc-park ((call inproc-call) (ready-p function)) t
   "The operation PARK."
-  (let ((line (call-line call)))
-    (when (and (line-eager line) (not (rpc:client-p call))
-               (eq (line-phase line) sb-thread:*current-thread*))
-      (setf (route-kept (line-route line)) nil)
+  (let ((call-pair (call-call-pair call)))
+    (when (and (call-pair-eager call-pair) (not (rpc:client-p call))
+               (eq (call-pair-phase call-pair) sb-thread:*current-thread*))
+      (setf (route-kept (call-pair-route call-pair)) nil)
       (error (rpc:verdict-error :waits-for-its-caller '() :call call)))
     (macrolet ((look-for (count between)
                  `(loop repeat ,count
@@ -39,12 +39,12 @@
       (if (> (processors) 1)
           (look-for +spins+ (sb-ext:spin-loop-hint))
           (look-for +yields+ (sb-thread:thread-yield))))
-    (register line)
+    (register call-pair)
     (rpc:park call ready-p)))
 
 (defun client-park (call ready-p)
   "The operation PARK of a client: if the handler runs on a loop, another thread must run that."
-  (let ((execution (site-execution (call-site call))))
+  (let ((execution (inproc-core-execution (call-inproc-core call))))
     (if (loop-p execution)
         (loop:call-served execution (lambda () (inproc-park call ready-p)) nil)
         (inproc-park call ready-p))))
@@ -52,24 +52,25 @@
 (defun client-drive (call ready-p)
   "The operation DRIVE of a client. A handler that has not begun begins in the first turn."
   (declare (type function ready-p))
-  (let ((event-loop (site-execution (call-site call)))
-        (line (call-line call)))
+  (let ((event-loop (inproc-core-execution (call-inproc-core call)))
+        (call-pair (call-call-pair call)))
     (when (loop-p event-loop)
-      (or (and (drivable-p line) (null (call-status call)) (drive-loop line event-loop ready-p))
-          (begin-elsewhere line)))))
+      (or (and (drivable-p call-pair) (null (call-status call))
+               (drive-loop call-pair event-loop ready-p))
+          (begin-elsewhere call-pair)))))
 
-(defun drive-loop (line event-loop ready-p)
-  "Run EVENT-LOOP on this thread, that of LINE's client, until READY-P is true or the call has
+(defun drive-loop (call-pair event-loop ready-p)
+  "Run EVENT-LOOP on this thread, that of CALL-PAIR's client, until READY-P is true or the call has
 ended, if this thread may."
   (declare (type function ready-p))
-  (enter-loop line event-loop)
-  (with-undoing ((setf (line-driver line) sb-thread:*current-thread*)
-                 (setf (line-driver line) nil))
+  (enter-loop call-pair event-loop)
+  (with-undoing ((setf (call-pair-driver call-pair) sb-thread:*current-thread*)
+                 (setf (call-pair-driver call-pair) nil))
     (flet ((ready-p (call)
-             (begin-driven line event-loop)
+             (begin-driven call-pair event-loop)
              (funcall ready-p call)))
       (declare (dynamic-extent #'ready-p))
-      (calling:drive-for event-loop (line-client line) #'ready-p))))
+      (calling:drive-for event-loop (call-pair-client call-pair) #'ready-p))))
 
 (defun no-drive (call ready-p)
   (declare (ignore call ready-p))

@@ -12,30 +12,31 @@
 
 (define-hot sending-room ((call inproc-call)) fixnum
   "The operation ROOM: what is left of the budget of CALL's sender."
-  (let* ((line (call-line call))
+  (let* ((call-pair (call-call-pair call))
          (inlet (rpc:call-inlet (other-end call)))
          (budget (options-send-budget-octets (sending-options call))))
     (- budget
        (if inlet (the index (rpc:inlet-queued-octets inlet)) 0)
-       (if (and (rpc:client-p call) (eq :waiting (line-phase line))) (line-held-octets line) 0))))
+       (if (and (rpc:client-p call) (eq :waiting (call-pair-phase call-pair)))
+           (call-pair-held-octets call-pair) 0))))
 
 (define-hot (room-left-p :inline t) ((call inproc-call)) boolean
   "True if SENDING-ROOM is above 0. Mostly the other end has nothing queued; that is tested first."
   (let ((inlet (rpc:call-inlet (other-end call))))
     (or (and (or (null inlet) (zerop (the index (rpc:inlet-queued-octets inlet))))
-             (not (eq :waiting (line-phase (call-line call)))))
+             (not (eq :waiting (call-pair-phase (call-call-pair call)))))
         (plusp (sending-room call)))))
 
-(define-hot may-wait-p ((line line)) boolean
-  "False if this thread, which sends on LINE, runs both ends of it: while it waited no thread would
-make room."
-  (not (eq (line-phase line) sb-thread:*current-thread*)))
+(define-hot may-wait-p ((call-pair call-pair)) boolean
+  "False if this thread, which sends on CALL-PAIR, runs both ends of it: while it waited no thread
+would make room."
+  (not (eq (call-pair-phase call-pair) sb-thread:*current-thread*)))
 
 (define-hot want-room ((call inproc-call)) null
   "The sender of CALL wants to know when there is room."
   (if (rpc:client-p call)
-      (setf (line-client-waits (call-line call)) t)
-      (setf (line-server-waits (call-line call)) t))
+      (setf (call-pair-client-waits (call-call-pair call)) t)
+      (setf (call-pair-server-waits (call-call-pair call)) t))
   (sb-thread:barrier (:memory))
   nil)
 
@@ -43,14 +44,14 @@ make room."
   "The operation TAKEN: CALL has taken messages of SIZE from its queue. Once half of the queue is
 empty, tell the sender, if it waits for room."
   (declare (ignore size))
-  (let* ((line (call-line call))
+  (let* ((call-pair (call-call-pair call))
          (client-p (rpc:client-p call)))
-    (when (if client-p (line-server-waits line) (line-client-waits line))
+    (when (if client-p (call-pair-server-waits call-pair) (call-pair-client-waits call-pair))
       (let ((sender (other-end call)))
         (when (> (* 2 (sending-room sender)) (options-send-budget-octets (sending-options sender)))
           (if client-p
-              (setf (line-server-waits line) nil)
-              (setf (line-client-waits line) nil))
+              (setf (call-pair-server-waits call-pair) nil)
+              (setf (call-pair-client-waits call-pair) nil))
           (notify sender)
           (when (rpc:callbacks-p sender) (operate schedule sender))))))
   nil)

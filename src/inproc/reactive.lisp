@@ -15,7 +15,7 @@
 
 (in-package #:clgrpc.inproc)
 
-(defstruct (attempt (:constructor make-attempt (call number sent)) (:copier nil))
+(defstruct (relayed-attempt (:constructor make-relayed-attempt (call number sent)) (:copier nil))
   "One try of a call, under way or over but not looked at."
   (call nil :type call :read-only t)    ; the client's end
   (number 0 :type index :read-only t)   ; how many attempts came before it
@@ -31,7 +31,7 @@
   (over nil :type boolean)              ; no more requests will come
   (replay nil :type (or null replay))   ; what is charged; nil once not all is kept
   (begun nil :type boolean)             ; the first attempt has
-  (committed nil :type (or null attempt)) ; the one whose answer is the call's
+  (committed nil :type (or null relayed-attempt)) ; the one whose answer is the call's
   (timer nil :type list))               ; of the next attempt: its car is true when that is due
 
 (defun relay-attempts (relay)
@@ -112,15 +112,16 @@ everything."
 (defun begin-beside (relay)
   "Begin the next attempt of RELAY."
   (let* ((number (calling:take-number (relay-retries relay)))
-         (line (begin-attempt relay number (plan-attempts (relay-plan relay))))
-         (call (line-client line)))
-    (setf (line-unattended line) t)     ; no thread drives the loop of its handler
-    (calling:add-attempt (relay-retries relay) (make-attempt call number (relay-kept relay)))
+         (call-pair (begin-attempt relay number (plan-attempts (relay-plan relay))))
+         (call (call-pair-client call-pair)))
+    (setf (call-pair-unattended call-pair) t) ; no thread drives the loop of its handler
+    (calling:add-attempt (relay-retries relay)
+                         (make-relayed-attempt call number (relay-kept relay)))
     (have-wake relay call)
     (when (rpc:takes-one-p call)
-      (handler-case (send-only-request line (cadr (relay-kept relay)))
+      (handler-case (send-only-request call-pair (cadr (relay-kept relay)))
         (status:rpc-error (error) (fail-relay relay error))))
-    (unless (call-status call) (begin-elsewhere line))
+    (unless (call-status call) (begin-elsewhere call-pair))
     (wake relay)))
 
 (defun carry-out (relay decision argument)
@@ -162,10 +163,10 @@ everything."
   "RELAY's call goes on with ATTEMPT alone."
   (drop-kept relay)
   (setf (relay-committed relay) attempt
-        (relay-attempt relay) (attempt-call attempt)
+        (relay-attempt relay) (relayed-attempt-call attempt)
         (relay-timer relay) nil)
   (dolist (other (calling:commit (relay-retries relay) attempt))
-    (end-attempt relay (attempt-call other))))
+    (end-attempt relay (relayed-attempt-call other))))
 
 (defun abandon (relay)
   "RELAY's call has ended."
@@ -173,19 +174,19 @@ everything."
   (setf (relay-timer relay) nil
         (relay-committed relay) nil)
   (dolist (attempt (calling:end-retries (relay-retries relay)))
-    (end-attempt relay (attempt-call attempt))))
+    (end-attempt relay (relayed-attempt-call attempt))))
 
 (defun answered-p (attempt)
   "True if the answer to ATTEMPT has begun."
-  (let ((call (attempt-call attempt)))
+  (let ((call (relayed-attempt-call attempt)))
     (and (or (call-fields call) (eq :ok (call-status call))) t)))
 
 (defun leave-failed (relay attempt)
   "ATTEMPT, of RELAY, which is not committed, has failed: do what is decided to follow."
-  (setf (relay-attempt relay) (attempt-call attempt))
-  (end-attempt relay (attempt-call attempt))
+  (setf (relay-attempt relay) (relayed-attempt-call attempt))
+  (end-attempt relay (relayed-attempt-call attempt))
   (multiple-value-call #'carry-out relay
-    (decide relay attempt (attempt-number attempt) :sendable (sendable-p relay))))
+    (decide relay attempt (relayed-attempt-number attempt) :sendable (sendable-p relay))))
 
 (defun look-at-attempts (relay)
   "Commit RELAY to the first attempt whose answer has begun, or else leave those that have failed."
@@ -193,7 +194,7 @@ everything."
     (if answered
         (commit relay answered)
         (dolist (attempt (relay-attempts relay))
-          (when (and (call-status (attempt-call attempt))
+          (when (and (call-status (relayed-attempt-call attempt))
                      (not (answered-p attempt))
                      (null (call-status (relay-call relay))))
             (leave-failed relay attempt))))))
@@ -214,19 +215,19 @@ everything."
 
 (defun level-p (attempt)
   "True if ATTEMPT has had all requests that have come."
-  (null (cdr (attempt-sent attempt))))
+  (null (cdr (relayed-attempt-sent attempt))))
 
 (defun feed (relay attempt)
   "Send to ATTEMPT, of RELAY, what has come for it, as far as there is room."
-  (let ((call (attempt-call attempt)))
+  (let ((call (relayed-attempt-call attempt)))
     (handler-case
         (progn
           (loop until (or (level-p attempt) (call-status call) (not (ensure-room call)))
-                while (rpc:try-send call (cadr (attempt-sent attempt)))
-                do (pop (attempt-sent attempt)))
+                while (rpc:try-send call (cadr (relayed-attempt-sent attempt)))
+                do (pop (relayed-attempt-sent attempt)))
           (when (and (relay-over relay) (level-p attempt)
-                     (not (attempt-closed attempt)) (null (call-status call)))
-            (setf (attempt-closed attempt) t)
+                     (not (relayed-attempt-closed attempt)) (null (call-status call)))
+            (setf (relayed-attempt-closed attempt) t)
             (rpc:close-send call)))
       (status:rpc-error (error)
         (unless (call-status call) (fail-relay relay error))))))
@@ -257,16 +258,16 @@ had all, it waits where it is."
 
 (defun finish (relay attempt)
   "ATTEMPT, which RELAY's call is committed to, is over, and all of its messages passed on."
-  (let ((call (attempt-call attempt)))
+  (let ((call (relayed-attempt-call attempt)))
     (calling:end-retries (relay-retries relay))
     (end-attempt relay call)
-    (unless (eq :ok (call-status call)) (fail-late relay (attempt-number attempt)))
-    (end-relay relay (line-reply (call-line call)))))
+    (unless (eq :ok (call-status call)) (fail-late relay (relayed-attempt-number attempt)))
+    (end-relay relay (call-pair-reply (call-call-pair call)))))
 
 (defun pass-answers (relay attempt)
   "Pass on what ATTEMPT, which RELAY's call is committed to, has brought, as far as there is room."
   (let ((server (relay-call relay))
-        (call (attempt-call attempt)))
+        (call (relayed-attempt-call attempt)))
     (pass-metadata relay)
     (if (rpc:answers-once-p server)
         (when (call-status call) (finish relay attempt))

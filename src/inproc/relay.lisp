@@ -23,7 +23,7 @@
   (policy nil :type (or null calling:policy) :read-only t) ; nil if calls are made once
   (channel nil :type inproc-channel :read-only t) ; of the attempts, or of calls without a policy
   ;; for reactive relays, unless calls have none:
-  (front nil :type (or null inproc-channel) :read-only t) ; whose calls lead to them
+  (outer-channel nil :type (or null inproc-channel) :read-only t) ; whose calls lead to them
   (attempts nil :type (or null inproc-channel) :read-only t)) ; of their attempts
 
 (defclass configured-inproc-channel (inproc-channel)
@@ -35,7 +35,8 @@
    ;; of requests kept for attempts
    (octet-budget :initform (make-octet-budget) :reader channel-octet-budget)
    (plans :initarg :plans :reader channel-plans) ; from the METHOD-CONFIGs of CONFIG, and nil
-   (front :initarg :front :reader channel-front)) ; whose calls lead to relays that wait
+   ;; whose calls lead to relays that wait
+   (outer-channel :initarg :outer-channel :reader channel-outer-channel))
   (:documentation "An in-process channel with a service config, or interceptors of attempts."))
 
 (defclass intercepted-configured-inproc-channel (calling:interception configured-inproc-channel) ()
@@ -52,9 +53,9 @@
   (call nil :type (or null call))       ; the handler's end of the call, once it has begun
   (attempt nil :type (or null call)))   ; the client's end of the last that was begun or has failed
 
-(defun relay-line (relay) (call-line (relay-call relay)))
+(defun relay-call-pair (relay) (call-call-pair (relay-call relay)))
 
-(defun relay-client (relay) (line-client (relay-line relay)))
+(defun relay-client (relay) (call-pair-client (relay-call-pair relay)))
 
 (defun relay-policy (relay) (plan-policy (relay-plan relay)))
 
@@ -96,27 +97,28 @@ know VIEW or nil."
                      (list (cons "grpc-previous-rpc-attempts" (princ-to-string number)))))))
 
 (defun begin-attempt (relay number channel)
-  "The line of the attempt of RELAY that NUMBER others came before, a call on CHANNEL whose handler
-has not begun. If interceptors have it fail it has ended."
+  "The call pair of the attempt of RELAY that NUMBER others came before, a call on CHANNEL whose
+handler has not begun. If interceptors have it fail it has ended."
   (let* ((call (relay-call relay))
          (method (call-rpc-method call))
          (deadline (call-deadline call))
-         (site (channel-site channel))
+         (inproc-core (channel-inproc-core channel))
          (client (relay-client relay))
          (observer (inproc-observer client))
-         (host (host-of site)))
-    (multiple-value-bind (view error) (if host (view-attempt relay number) (values nil nil))
+         (callee (callee-of inproc-core)))
+    (multiple-value-bind (view error) (if callee (view-attempt relay number) (values nil nil))
       ;; before the handler's end begins, which may want to know whose attempt it is
-      (rpc:observe attempt-begun observer client (site-target site) 0)
-      (let ((line (if error
-                      (failed-line site method deadline error)
-                      (line-to site host (and host (route-to host method)) method deadline
-                               (attempt-fields relay number view)
-                               (and observer (rpc:values-of-attempt client))))))
-        (when view (setf (calling:own-view (line-client line)) view))
-        (setf (relay-attempt relay) (line-client line))
-        (when observer (begin-passage line))
-        line))))
+      (rpc:observe attempt-begun observer client (inproc-core-target inproc-core) 0)
+      (let ((call-pair (if error
+                           (failed-call-pair inproc-core method deadline error)
+                           (call-pair-to inproc-core callee (and callee (route-to callee method))
+                                         method deadline
+                                         (attempt-fields relay number view)
+                                         (and observer (rpc:values-of-attempt client))))))
+        (when view (setf (calling:own-view (call-pair-client call-pair)) view))
+        (setf (relay-attempt relay) (call-pair-client call-pair))
+        (when observer (begin-call-counts call-pair))
+        call-pair))))
 
 (defun end-attempt (relay attempt)
   "ATTEMPT, the client's end of one of RELAY, is over: end it if it runs still."
@@ -165,7 +167,7 @@ failed: the throttle counts that."
 
 (defun relay-loop (relay)
   "The loop of the timers of RELAY; nil if its channel is closed, and so the call has ended."
-  (let ((client-loop (ensure-client-loop (call-site (relay-call relay)))))
+  (let ((client-loop (ensure-client-loop (call-inproc-core (relay-call relay)))))
     (and client-loop (calling:client-loop-loop client-loop))))
 
 (defun decide (relay attempt number &key (sendable t))
@@ -188,11 +190,11 @@ kept."
   "End RELAY's call with ERROR, which says that a request cannot be sent."
   (let ((how (list (status:rpc-error-status error) :message (status:rpc-error-message error)
                    :ended-by :local)))
-    (end-line (relay-line relay) how how nil)))
+    (end-call-pair (relay-call-pair relay) how how nil)))
 
 (defun end-relay (relay answer)
   "End RELAY's call as its last attempt has ended, with ANSWER if that is an answer."
-  (let* ((line (relay-line relay))
+  (let* ((call-pair (relay-call-pair relay))
          (server (relay-call relay))
          (attempt (relay-attempt relay))
          (throttle (relay-throttle relay)))
@@ -202,13 +204,13 @@ kept."
            (let* ((error (rpc:call-condition attempt))
                   (how (list :message (status:rpc-error-message error)
                              :details (status:rpc-error-details-octets error))))
-             (end-line line
-                       (list* (call-status attempt)
-                              :ended-by (status:rpc-error-ended-by error)
-                              :sent (status:rpc-error-sent-p error) how)
-                       (list* (call-status attempt) :ended-by :local how)
-                       t)))
+             (end-call-pair call-pair
+                            (list* (call-status attempt)
+                                   :ended-by (status:rpc-error-ended-by error)
+                                   :sent (status:rpc-error-sent-p error) how)
+                            (list* (call-status attempt) :ended-by :local how)
+                            t)))
           (t (when throttle (calling:count-success throttle))
              (if (rpc:answers-once-p server)
-                 (answer line answer)
-                 (end-well line))))))
+                 (answer call-pair answer)
+                 (end-well call-pair))))))

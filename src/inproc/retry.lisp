@@ -5,44 +5,44 @@
 (in-package #:clgrpc.inproc)
 
 (defun begin-next (relay number)
-  "The line of the next attempt of RELAY, which NUMBER others came before and whose handler has not
-begun."
-  (let ((line (begin-attempt relay number (plan-channel (relay-plan relay)))))
+  "The call pair of the next attempt of RELAY, which NUMBER others came before and whose handler has
+not begun."
+  (let ((call-pair (begin-attempt relay number (plan-channel (relay-plan relay)))))
     (sb-thread:barrier (:memory))
     ;; who has ended the call before has cancelled the attempt before
-    (when (call-status (relay-call relay)) (rpc:cancel (line-client line)))
-    line))
+    (when (call-status (relay-call relay)) (rpc:cancel (call-pair-client call-pair)))
+    call-pair))
 
-(defun send-kept (relay line)
-  "Give the handler of LINE, an attempt of RELAY, the only request, or those it asks for. If one is
-too long RELAY's call ends."
+(defun send-kept (relay call-pair)
+  "Give the handler of CALL-PAIR, an attempt of RELAY, the only request, or those it asks for. If
+one is too long RELAY's call ends."
   (handler-case
-      (let ((client (line-client line))
+      (let ((client (call-pair-client call-pair))
             (request (relay-request relay)))
-        (cond ((rpc:takes-one-p client) (send-only-request line request))
-              ((eq :caller (site-execution (call-site client)))
-               (setf (line-source line) (calling:request-generator request)
-                     (line-consumer line) (this-context nil)))
+        (cond ((rpc:takes-one-p client) (send-only-request call-pair request))
+              ((eq :caller (inproc-core-execution (call-inproc-core client)))
+               (setf (call-pair-source call-pair) (calling:request-generator request)
+                     (call-pair-consumer call-pair) (this-context nil)))
               (t (calling:send-requests client (calling:request-generator request)))))
     (status:rpc-error (error) (fail-relay relay error))))
 
 (defun attempt-once (relay number)
   "Make an attempt of RELAY, whose method answers once. Return the answer, if there is one."
-  (let ((line (begin-next relay number)))
+  (let ((call-pair (begin-next relay number)))
     (unwind-protect
          (progn
-           (send-kept relay line)
-           (values (await-reply line)))
-      (end-attempt relay (line-client line)))))
+           (send-kept relay call-pair)
+           (values (await-reply call-pair)))
+      (end-attempt relay (call-pair-client call-pair)))))
 
 (defun attempt-stream (relay number)
   "Make an attempt of RELAY, whose method answers with a stream, and pass on what it brings."
-  (let* ((line (begin-next relay number))
-         (attempt (line-client line)))
+  (let* ((call-pair (begin-next relay number))
+         (attempt (call-pair-client call-pair)))
     (unwind-protect
          (handler-case
              (progn
-               (send-kept relay line)
+               (send-kept relay call-pair)
                (rpc:call-metadata attempt)
                (pass-metadata relay)
                (loop for message = (rpc:receive attempt)
@@ -81,7 +81,7 @@ end the call, or return how many seconds from now the next attempt begins."
   "The number of the attempt of RELAY that begins now."
   (let ((retries (relay-retries relay)))
     (when (calling:retries-awaited retries)
-      (calling:attempt-due retries (site-now (call-site (relay-call relay)))))
+      (calling:attempt-due retries (inproc-core-now (call-inproc-core (relay-call relay)))))
     (calling:take-number retries)))
 
 (defun run-relay (relay)
@@ -94,7 +94,7 @@ end the call, or return how many seconds from now the next attempt begins."
                          (attempt-stream relay number)))
              (seconds (if (call-status call) nil (follow-attempt relay number answer))))
         (when (null seconds) (return))
-        (unless (eq (line-phase (relay-line relay)) sb-thread:*current-thread*)
+        (unless (eq (call-pair-phase (relay-call-pair relay)) sb-thread:*current-thread*)
           (return (operate after call seconds (lambda () (run-relay relay)))))
         (sleep-before-attempt call seconds)
         (when (call-status call) (return))))))

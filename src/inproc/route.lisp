@@ -3,14 +3,14 @@
 
 (in-package #:clgrpc.inproc)
 
-(defun renew-table (host)
-  "Make the routes of HOST, whose services may have been defined anew."
-  (sb-thread:with-mutex ((host-lock host))
-    (setf (host-table host)
-          (serving:make-routes host (host-services host) :auto #'make-inproc-route
-                           :interceptors (host-interceptors host)
-                           :epoch (if (host-table host)
-                                      (1+ (serving:route-table-epoch (host-table host)))
+(defun renew-table (callee)
+  "Make the routes of CALLEE, whose services may have been defined anew."
+  (sb-thread:with-mutex ((callee-lock callee))
+    (setf (callee-table callee)
+          (serving:make-routes callee (callee-services callee) :auto #'make-inproc-route
+                           :interceptors (callee-interceptors callee)
+                           :epoch (if (callee-table callee)
+                                      (1+ (serving:route-table-epoch (callee-table callee)))
                                       1)))))
 
 (define-hot method-route ((table serving:route-table) (method rpc-method)) (or null inproc-route)
@@ -23,12 +23,12 @@
         (let ((route (gethash (method:rpc-method-path method) (serving:route-table-routes table))))
           (when route (setf (method:rpc-method-route method) route))))))
 
-(define-hot route-to ((host host) (method rpc-method)) (or null inproc-route)
-  "The route of HOST to METHOD, or nil if it has none."
-  (flet ((route () (method-route (the serving:route-table (host-table host)) method)))
+(define-hot route-to ((callee callee) (method rpc-method)) (or null inproc-route)
+  "The route of CALLEE to METHOD, or nil if it has none."
+  (flet ((route () (method-route (the serving:route-table (callee-table callee)) method)))
     (declare (inline route))
     (or (route)
-        (progn (renew-table host) (route)))))
+        (progn (renew-table callee) (route)))))
 
 (define-hot keeps-p ((route inproc-route)) boolean
   "True if the handler of ROUTE kept its call when it was last called, and has not been redefined

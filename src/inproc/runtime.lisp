@@ -3,38 +3,40 @@
 
 (in-package #:clgrpc.inproc)
 
-(defun ensure-client-loop (site)
-  "The client loop of SITE, acquired now if there is none; nil if SITE's channel is closed."
-  (or (site-client-loop site)
-      (sb-thread:with-mutex ((site-lock site))
-        (or (site-client-loop site)
-            (and (site-open site)
-                 (let ((client-loop (calling:acquire-timer-loop)) (target (site-target site)))
-                   ;; channels and calls refer to the site: who has none has dropped it
-                   (calling:when-dropped site (lambda ()
-                                            (calling:report-dropped target)
-                                            (calling:release-timer-loop client-loop)))
-                   (setf (site-client-loop site) client-loop)))))))
+(defun ensure-client-loop (inproc-core)
+  "The client loop of INPROC-CORE, acquired now if there is none; nil if INPROC-CORE's channel is
+closed."
+  (or (inproc-core-client-loop inproc-core)
+      (sb-thread:with-mutex ((inproc-core-lock inproc-core))
+        (or (inproc-core-client-loop inproc-core)
+            (and (inproc-core-open inproc-core)
+                 (let ((client-loop (calling:acquire-timer-loop))
+                       (target (inproc-core-target inproc-core)))
+                   ;; channels and calls refer to the inproc core: who has none has dropped it
+                   (calling:when-dropped inproc-core (lambda ()
+                                                   (calling:report-dropped target)
+                                                   (calling:release-timer-loop client-loop)))
+                   (setf (inproc-core-client-loop inproc-core) client-loop)))))))
 
-(defun release-site (site)
-  "SITE needs neither timers nor threads of the client any more."
-  (sb-ext:cancel-finalization site)
-  (let ((client-loop (sb-thread:with-mutex ((site-lock site))
-                       (shiftf (site-client-loop site) nil))))
+(defun release-inproc-core (inproc-core)
+  "INPROC-CORE needs neither timers nor threads of the client any more."
+  (sb-ext:cancel-finalization inproc-core)
+  (let ((client-loop (sb-thread:with-mutex ((inproc-core-lock inproc-core))
+                       (shiftf (inproc-core-client-loop inproc-core) nil))))
     (when client-loop (calling:release-timer-loop client-loop))))
 
-(defun run-timer (site timer due-ns)
+(defun run-timer (inproc-core timer due-ns)
   "Have TIMER ring at DUE-NS."
-  (let ((client-loop (ensure-client-loop site)))
+  (let ((client-loop (ensure-client-loop inproc-core)))
     (when client-loop
       (let ((event-loop (calling:client-loop-loop client-loop)))
         (loop:run-or-post event-loop
                           (lambda ()
                             (schedule-timer (loop:event-loop-wheel event-loop) timer due-ns)))))))
 
-(defun stop-timer (site timer)
-  "Undo RUN-TIMER. If SITE's channel is closed its timers are gone already."
-  (let ((client-loop (site-client-loop site)))
+(defun stop-timer (inproc-core timer)
+  "Undo RUN-TIMER. If INPROC-CORE's channel is closed its timers are gone already."
+  (let ((client-loop (inproc-core-client-loop inproc-core)))
     (when client-loop
       (let ((event-loop (calling:client-loop-loop client-loop)))
         (loop:run-or-post event-loop
@@ -47,12 +49,12 @@
   (let ((reactions (rpc:call-reactions call)))
     (when reactions
       (dolist (timer (rpc:reactions-timers reactions))
-        (stop-timer (call-site call) timer))))
+        (stop-timer (call-inproc-core call) timer))))
   nil)
 
-(defun run-aside (site function)
+(defun run-aside (inproc-core function)
   "Call FUNCTION on a thread that may wait."
-  (let ((client-loop (ensure-client-loop site)))
+  (let ((client-loop (ensure-client-loop inproc-core)))
     (unless (and client-loop
                  (loop:run-on-reserve (calling:client-loop-reserve client-loop) function
                                       :if-busy :insist))

@@ -12,14 +12,14 @@ and no other message waits before this one."
   (let ((reactions (rpc:call-reactions receiver)))
     (and reactions
          (rpc:reactions-on-message reactions)
-         (eq :caller (site-execution (call-site receiver)))
+         (eq :caller (inproc-core-execution (call-inproc-core receiver)))
          (null (rpc:reactions-scheduled reactions))
          (sb-sys:without-interrupts     ; who sets it runs them
            (when (null (compare-and-swap (rpc:reactions-scheduled reactions) nil t))
              (let ((message (and (null (rpc:call-incoming receiver))
                                  (null (rpc:call-received receiver))
                                  (null (mail-for receiver))
-                                 (null (line-ready (call-line receiver)))
+                                 (null (call-pair-ready (call-call-pair receiver)))
                                  (null (call-status receiver))
                                  (or (rpc:client-p receiver) (room-left-p receiver))
                                  message)))
@@ -31,14 +31,14 @@ and no other message waits before this one."
   "Give MESSAGE, which CALL sends, to RECEIVER and return true; return false if there is no room."
   (cond ((or (room-left-p call)
              (and wait-p
-                  (or (not (may-wait-p (call-line call)))
+                  (or (not (may-wait-p (call-call-pair call)))
                       (progn (want-room call)
                              (rpc:wait-for-call call #'rpc:room-p)
                              (rpc:may-send-p call nil)))))
          (unless (or (hand-over receiver message) (put-mail receiver message))
            (rpc:push-incoming receiver message size)
            (when (rpc:callbacks-p receiver) (operate schedule receiver)))
-         (when (line-driver (call-line call)) (wake-driver (call-line call)))
+         (when (call-pair-driver (call-call-pair call)) (wake-driver (call-call-pair call)))
          t)
         (wait-p nil)
         (t (setf (rpc:outlet-writable-wanted (rpc:ensure-outlet call)) t)
@@ -49,11 +49,11 @@ and no other message waits before this one."
 
 ;;; From the handler to the client
 
-(define-hot consume ((line line) (consumer consumer) message) null
+(define-hot consume ((call-pair call-pair) (consumer consumer) message) null
   "Call CONSUMER's body with MESSAGE. If the body is left by a non-local exit, the call is over, and
 the handler that sends is unwound."
   (let ((done nil)
-        (inlet (rpc:call-inlet (line-client line))))
+        (inlet (rpc:call-inlet (call-pair-client call-pair))))
     (setf (consumer-inside consumer) t)
     (unwind-protect
          (progn
@@ -62,89 +62,93 @@ the handler that sends is unwound."
                       (rpc:filtered (and inlet (rpc:inlet-filter inlet)) message)))
            (setf done t))
       (setf (consumer-inside consumer) nil)
-      (unless done (leave line))))
+      (unless done (leave call-pair))))
   nil)
 
-(defun leave (line)
+(defun leave (call-pair)
   "The consumer is left by a non-local exit, which unwinds the handler."
-  (setf (line-leaving line) t)
-  (operate leave (line-client line)))
+  (setf (call-pair-leaving call-pair) t)
+  (operate leave (call-pair-client call-pair)))
 
-(define-hot consuming-p ((line line) consumer) boolean
+(define-hot consuming-p ((call-pair call-pair) consumer) boolean
   "True if messages that the handler sends on this thread go to the body of CONSUMER at once."
   (and consumer
-       (eq (line-phase line) sb-thread:*current-thread*)
+       (eq (call-pair-phase call-pair) sb-thread:*current-thread*)
        (consumer-function (the consumer consumer))
        (not (consumer-inside consumer))))
 
 (define-hot server-send ((call inproc-call) message wait-p compress) boolean
   "The operation SEND of a handler."
   (declare (ignore compress))
-  (let* ((line (call-line call))
-         (client (the inproc-call (line-client line)))
-         (consumer (line-consumer line)))
+  (let* ((call-pair (call-call-pair call))
+         (client (the inproc-call (call-pair-client call-pair)))
+         (consumer (call-pair-consumer call-pair)))
     (look call)
-    (cond ((line-leaving line) nil)
+    (cond ((call-pair-leaving call-pair) nil)
           ((not (rpc:may-send-p call nil)) nil)
           (t
            (unless (call-fields client) (setf (call-fields client) (load-time-value (vector))))
            (multiple-value-bind (message size) (pass call message)
-             (cond ((consuming-p line consumer) (consume line consumer message) t)
+             (cond ((consuming-p call-pair consumer) (consume call-pair consumer message) t)
                    (t (queue-message call client message size wait-p))))))))
 
 ;;; From the client to the handler
 
-(define-hot keep-early ((line line) message (size index)) boolean
+(define-hot keep-early ((call-pair call-pair) message (size index)) boolean
   "Keep MESSAGE until the handler begins and return true; false if the handler has begun, or too
 much is kept already."
-  (let ((octets (+ (line-held-octets line) size rpc:+arrival-octets+)))
-    (when (<= octets (options-send-budget-octets (site-options (call-site (line-client line)))))
+  (let ((octets (+ (call-pair-held-octets call-pair) size rpc:+arrival-octets+)))
+    (when (<= octets (options-send-budget-octets
+                      (inproc-core-options (call-inproc-core (call-pair-client call-pair)))))
       (let ((cell (list message)))
         (loop
-          (let ((old (line-held line)))
+          (let ((old (call-pair-held call-pair)))
             (when (eq :closed old) (return nil))
             (setf (cdr cell) old)
-            (when (eq old (compare-and-swap (line-held line) old cell))
-              (setf (line-held-octets line) octets)
+            (when (eq old (compare-and-swap (call-pair-held call-pair) old cell))
+              (setf (call-pair-held-octets call-pair) octets)
               (return t))))))))
 
 (define-hot client-send ((call inproc-call) message wait-p compress) boolean
   "The operation SEND of a client."
   (declare (ignore compress))
-  (let* ((line (call-line call))
-         (server (the inproc-call (line-server line))))
+  (let* ((call-pair (call-call-pair call))
+         (server (the inproc-call (call-pair-server call-pair))))
     (look call)
     (and (rpc:may-send-p call (call-half-closed server))
          (multiple-value-bind (message size) (pass call message)
-           (when (and (eq :waiting (line-phase line)) (keeps-p (line-route line)))
-             (begin-soon line))
-           (or (and (eq :waiting (line-phase line))
-                    (keep-early line message size)
-                    (progn (when (eq :threads (site-execution (call-site call)))
-                             (begin-elsewhere line))
+           (when (and (eq :waiting (call-pair-phase call-pair))
+                      (keeps-p (call-pair-route call-pair)))
+             (begin-soon call-pair))
+           (or (and (eq :waiting (call-pair-phase call-pair))
+                    (keep-early call-pair message size)
+                    (progn (when (eq :threads (inproc-core-execution (call-inproc-core call)))
+                             (begin-elsewhere call-pair))
                            t))
                (progn
-                 (begin-elsewhere line)
+                 (begin-elsewhere call-pair)
                  (queue-message call server message size wait-p)))))))
 
 (defun client-close-send (call)
   "The operation CLOSE-SEND of a client."
-  (let* ((line (call-line call))
-         (server (line-server line)))
+  (let* ((call-pair (call-call-pair call))
+         (server (call-pair-server call-pair)))
     (setf (call-half-closed server) t)
-    (tell-half-closed line)
+    (tell-half-closed call-pair)
     (notify server)
-    (when (eq :threads (site-execution (call-site call))) (begin-elsewhere line))
+    (when (eq :threads (inproc-core-execution (call-inproc-core call))) (begin-elsewhere call-pair))
     (when (rpc:callbacks-p server) (operate schedule server))
     (when (rpc:callbacks-p call) (operate schedule call))))
 
 ;;; Receiving
 
-(define-hot next-request ((line line)) t
-  "The next request from the source of LINE's requests, as the handler gets it; nil after the last."
-  (let* ((client (the inproc-call (line-client line)))
-         (source (the function (line-source line)))
-         (consumer (and (eq (line-phase line) sb-thread:*current-thread*) (line-consumer line)))
+(define-hot next-request ((call-pair call-pair)) t
+  "The next request from the source of CALL-PAIR's requests, as the handler gets it; nil after the
+last."
+  (let* ((client (the inproc-call (call-pair-client call-pair)))
+         (source (the function (call-pair-source call-pair)))
+         (consumer (and (eq (call-pair-phase call-pair) sb-thread:*current-thread*)
+                        (call-pair-consumer call-pair)))
          (message (flet ((next ()
                            (let ((message (funcall source)))
                              (and message
@@ -154,50 +158,50 @@ much is kept already."
                         (with-consumer-context ((the consumer consumer)) (next))
                         (next)))))
     (unless message
-      (setf (line-source line) nil
-            (call-half-closed (line-server line)) t)
-      (tell-half-closed line))
+      (setf (call-pair-source call-pair) nil
+            (call-half-closed (call-pair-server call-pair)) t)
+      (tell-half-closed call-pair))
     message))
 
 (define-hot server-receive ((call inproc-call)) t
   "The operation RECEIVE of a handler."
-  (let ((line (inproc-call-line call)))
+  (let ((call-pair (inproc-call-call-pair call)))
     (look call)
-    (cond ((or (null line) (line-leaving line)) nil)
-          ((and (null (line-ready line)) (null (line-source line)))
+    (cond ((or (null call-pair) (call-pair-leaving call-pair)) nil)
+          ((and (null (call-pair-ready call-pair)) (null (call-pair-source call-pair)))
            (receive-next call))
           ((eq :ok (call-status call)) nil)
           ((call-status call) (error (rpc:call-condition call)))
           (t
            (let ((inlet (rpc:call-inlet call))
-                 (message (if (line-ready line)
-                              (pop (line-ready line))
-                              (next-request line))))
+                 (message (if (call-pair-ready call-pair)
+                              (pop (call-pair-ready call-pair))
+                              (next-request call-pair))))
              (if message
                  (rpc:filtered (and inlet (rpc:inlet-filter inlet)) message)
                  (receive-next call)))))))
 
 (define-hot client-receive ((call inproc-call)) t
   "The operation RECEIVE of a client."
-  (let ((line (call-line call)))
-    (when (eq :waiting (line-phase line)) (begin-for-receiver line))
+  (let ((call-pair (call-call-pair call)))
+    (when (eq :waiting (call-pair-phase call-pair)) (begin-for-receiver call-pair))
     (look call)
-    (when (and (line-consumer line) (consumer-inside (line-consumer line))
-               (eq (line-phase line) sb-thread:*current-thread*))
+    (when (and (call-pair-consumer call-pair) (consumer-inside (call-pair-consumer call-pair))
+               (eq (call-pair-phase call-pair) sb-thread:*current-thread*))
       (misuse "~A is received from within its own DO-MESSAGES, which its handler waits for." call))
     (receive-next call)))
 
 (define-hot client-each ((call inproc-call) (function function)) t
   "The operation EACH of a client: if the handler has not begun, run it here."
-  (let ((line (call-line call))
-        (execution (site-execution (call-site call))))
-    (unless (or (rpc:answers-once-p call) (not (eq :waiting (line-phase line)))
+  (let ((call-pair (call-call-pair call))
+        (execution (inproc-core-execution (call-inproc-core call))))
+    (unless (or (rpc:answers-once-p call) (not (eq :waiting (call-pair-phase call-pair)))
                 (eq :threads execution))
-      (setf (line-consumer line) (this-context function))
+      (setf (call-pair-consumer call-pair) (this-context function))
       (when (eq :caller execution)
         ;; what the body sends goes there
-        (unless (rpc:takes-one-p call) (open-mail line))
-        (begin-here line)
-        (setf (line-consumer line) nil)))
+        (unless (rpc:takes-one-p call) (open-mail call-pair))
+        (begin-here call-pair)
+        (setf (call-pair-consumer call-pair) nil)))
     ;; what is queued, and the end
     (rpc:receive-each call function)))

@@ -1,8 +1,8 @@
 ;;;; What a stub does on an in-process channel.
 ;;;;
-;;;; A unary call whose handler runs here costs two copies and two objects. It has a LINE only in
-;;;; rare cases, which are looked for when the handler has returned: it gave metadata or trailers,
-;;;; it will answer later, or something else has ended the call.
+;;;; A unary call whose handler runs here costs two copies and two objects. It has a CALL-PAIR only
+;;;; in rare cases, which are looked for when the handler has returned: it gave metadata or
+;;;; trailers, it will answer later, or something else has ended the call.
 
 (in-package #:clgrpc.inproc)
 
@@ -13,10 +13,11 @@
   (when options
     (calling:check-call-options options)
     (rpc:check-compression compression))
-  (let* ((site (channel-site channel))
+  (let* ((inproc-core (channel-inproc-core channel))
          (deadline (if (or options *call*)
                        (calling:absolute-deadline timeout deadline
-                                                 (if (or timeout deadline) (site-now site) 0))
+                                                 (if (or timeout deadline)
+                                                     (inproc-core-now inproc-core) 0))
                        0))
          (fields (if (or metadata call-credentials)
                      (status:metadata-entries
@@ -24,38 +25,42 @@
                               (when call-credentials
                                 (calling:credentials-metadata channel call-credentials method))))
                      (load-time-value (vector)))))
-    (unless (site-open site) (misuse "~A is closed." channel))
+    (unless (inproc-core-open inproc-core) (misuse "~A is closed." channel))
     (if (and (eq :unary (rpc-method-kind method))
-             (eq :caller (site-execution site))
+             (eq :caller (inproc-core-execution inproc-core))
              (null async))
-        (multiple-value-bind (reply call) (call-unary site method request deadline fields values)
+        (multiple-value-bind (reply call)
+                             (call-unary inproc-core method request deadline fields values)
           (if (eq :ok (call-status call))
               (values reply call)
               (calling:fail-or-retry call channel method request (copy-list options))))
-        (invoke-line channel site method request deadline fields values async
-                     (copy-list options)))))
+        (invoke-call-pair channel inproc-core method request deadline fields values async
+                          (copy-list options)))))
 
-(define-hot call-unary ((site site) (method rpc-method) request (deadline status:deadline) fields
-                        values)
+(define-hot call-unary
+            ((inproc-core inproc-core) (method rpc-method) request (deadline status:deadline) fields
+             values)
     (values t inproc-call)
   "Run METHOD's handler here. Return its answer, if there is one, and the client's call, with
 VALUES."
-  (let* ((host (host-of site))
-         (route (and host (route-to host method))))
+  (let* ((callee (callee-of inproc-core))
+         (route (and callee (route-to callee method))))
     (if (and route
              (null values)
-             (not (observed-p site host))
+             (not (observed-p inproc-core callee))
              (<= (protobuf:measure (method:rpc-method-request-type method)
                                    (calling:only-request method request))
-                 (min (options-max-receive-octets (host-options host))
-                      (options-max-send-octets (site-options site))))
-             (not (and (plusp deadline) (<= deadline (site-now site)))))
-        (call-handler-here site host route method (site-copy site request) deadline fields)
-        (with-line (line (line-to site host route method deadline fields values))
-          (send-only-request line request)
-          (await-reply line)))))
+                 (min (options-max-receive-octets (callee-options callee))
+                      (options-max-send-octets (inproc-core-options inproc-core))))
+             (not (and (plusp deadline) (<= deadline (inproc-core-now inproc-core)))))
+        (call-handler-here inproc-core callee route method (inproc-core-copy inproc-core request)
+                           deadline fields)
+        (with-call-pair (call-pair (call-pair-to inproc-core callee route method deadline fields
+                                                 values))
+          (send-only-request call-pair request)
+          (await-reply call-pair)))))
 
-(define-hot (answer-in-room :inline t) ((host host) (route inproc-route) request
+(define-hot (answer-in-room :inline t) ((callee callee) (route inproc-route) request
                                         (call inproc-call))
     t
   "Call the handler of ROUTE, and the interceptors around it; return their answer. If answers of
@@ -63,27 +68,28 @@ ROUTE have been long lately, wait first until there is room for another and its 
   (let ((octets (serving:route-long-octets route)))
     (if (zerop octets)
         (serving:answer-of route request call)
-        (rpc:call-with-room call (* 2 octets) (host-options host)
+        (rpc:call-with-room call (* 2 octets) (callee-options callee)
                             (lambda () (serving:answer-of route request call))))))
 
-(defun copy-answer (site host route call answer size)
-  "As SITE-COPY, for an ANSWER of SIZE octets that is long, or of a ROUTE that has given long ones
-lately."
+(defun copy-answer (inproc-core callee route call answer size)
+  "As INPROC-CORE-COPY, for an ANSWER of SIZE octets that is long, or of a ROUTE that has given long
+ones lately."
   (cond ((<= size rpc:+long-octets+)
          (serving:note-short-answer route)
-         (site-copy site answer))
+         (inproc-core-copy inproc-core answer))
         (t (serving:note-long-answer route size)
-           (copy-in-room site call answer size (host-options host)))))
+           (copy-in-room inproc-core call answer size (callee-options callee)))))
 
-(define-hot call-handler-here ((site site) (host host) (route inproc-route) (method rpc-method)
-                               request (deadline status:deadline) fields)
+(define-hot call-handler-here
+            ((inproc-core inproc-core) (callee callee) (route inproc-route) (method rpc-method)
+             request (deadline status:deadline) fields)
     (values t inproc-call)
   "Call the handler of ROUTE with REQUEST, a message that is for it alone. Values as CALL-UNARY."
-  (let* ((call (make-server-end method deadline fields site nil))
-         (tally (host-tally host))
+  (let* ((call (make-server-end method deadline fields inproc-core nil))
+         (tally (callee-tally callee))
          (type (method:rpc-method-response-type method))
-         (limit (min (options-max-send-octets (host-options host))
-                     (options-max-receive-octets (site-options site))))
+         (limit (min (options-max-send-octets (callee-options callee))
+                     (options-max-receive-octets (inproc-core-options inproc-core))))
          (reply nil)
          (returned nil)
          (condition nil)
@@ -97,110 +103,112 @@ lately."
            (setf condition
                  (with-clean-context ()
                    (with-user-code (call)
-                     (setf returned (answer-in-room host route request call))
+                     (setf returned (answer-in-room callee route request call))
                      (unless (eq returned call)
                        (let ((size (protobuf:measure type returned)))
                          (when (<= size limit)
                            (setf reply (if (and (<= size rpc:+long-octets+)
                                                 (zerop (serving:route-long-octets route)))
-                                           (site-copy site returned)
-                                           (copy-answer site host route call returned
+                                           (inproc-core-copy inproc-core returned)
+                                           (copy-answer inproc-core callee route call returned
                                                         size)))))))))
            (cond ((and reply
                        (null condition)
-                       (null (inproc-call-line call))
+                       (null (inproc-call-call-pair call))
                        (null (rpc:call-parts call))
                        (not (rpc:overdue-p call)))
                   (setf (call-status call) :ok)
                   (uninterrupted
                     (count-ended tally)
                     (setf open nil))
-                  (values reply (make-client-end method deadline :ok site nil)))
+                  (values reply (make-client-end method deadline :ok inproc-core nil)))
                  (t (multiple-value-prog1 (await-outcome call returned condition)
                       (setf open nil)))))
       (when open
-        (rpc:abort-as (line-client (call-line call)) :caller-interrupted)))))
+        (rpc:abort-as (call-pair-client (call-call-pair call)) :caller-interrupted)))))
 
 (defun await-outcome (call returned condition)
   "The handler of CALL, a unary one, has RETURNED something or ended with CONDITION. Values as
 CALL-UNARY."
-  (let ((line (call-line call)))
+  (let ((call-pair (call-call-pair call)))
     (look call)
-    (conclude line returned condition)
-    (await-reply line)))
+    (conclude call-pair returned condition)
+    (await-reply call-pair)))
 
-(defun await-reply (line)
-  "Wait for the end of the call of LINE. Return its reply, if there is one, and the client's call."
-  (let ((client (line-client line)))
-    (when (eq :waiting (line-phase line))
-      (begin-for-receiver line))
+(defun await-reply (call-pair)
+  "Wait for the end of the call of CALL-PAIR. Return its reply, if there is one, and the client's
+call."
+  (let ((client (call-pair-client call-pair)))
+    (when (eq :waiting (call-pair-phase call-pair))
+      (begin-for-receiver call-pair))
     (rpc:wait-for-call client #'rpc:call-status)
-    (values (line-reply line) client)))
+    (values (call-pair-reply call-pair) client)))
 
-;;; Calls with a line
+;;; Calls with a call pair
 
-(defun line-to (site host route method deadline fields &optional values)
-  "Make a line to ROUTE of HOST, whose client has VALUES, as :values of a stub. If there is no such
-host or route, the call of the line has ended with the status that says so."
+(defun call-pair-to (inproc-core callee route method deadline fields &optional values)
+  "Make a call pair to ROUTE of CALLEE, whose client has VALUES, as :values of a stub. If there is
+no such callee or route, the call of the call pair has ended with the status that says so."
   (if route
-      (let ((line (open-line site host route method deadline fields values)))
-        (look (line-server line))
-        line)
-      (let ((line (idle-line site host method deadline fields)))
-        (when values (calling:begin-values (line-client line) values))
-        (if host (end-unknown line) (end-absent line))
-        line)))
+      (let ((call-pair (open-call-pair inproc-core callee route method deadline fields values)))
+        (look (call-pair-server call-pair))
+        call-pair)
+      (let ((call-pair (idle-call-pair inproc-core callee method deadline fields)))
+        (when values (calling:begin-values (call-pair-client call-pair) values))
+        (if callee (end-unknown call-pair) (end-absent call-pair))
+        call-pair)))
 
-(defun idle-line (site host method deadline fields)
-  "A line with both ends, to no handler. Its call is about to end."
-  (let ((line (make-line host nil nil)))
-    (setf (line-client line) (make-client-end method deadline nil site line)
-          (line-server line) (make-server-end method deadline fields site line)
-          (line-phase line) :over
-          (line-claim line) t)
-    line))
+(defun idle-call-pair (inproc-core callee method deadline fields)
+  "A call pair with both ends, to no handler. Its call is about to end."
+  (let ((call-pair (make-call-pair callee nil nil)))
+    (setf (call-pair-client call-pair) (make-client-end method deadline nil inproc-core call-pair)
+          (call-pair-server call-pair)
+          (make-server-end method deadline fields inproc-core call-pair)
+          (call-pair-phase call-pair) :over
+          (call-pair-claim call-pair) t)
+    call-pair))
 
-(defun failed-line (site method deadline error)
-  "A line whose call has ended with ERROR at its client's end, before anybody else knew of it."
-  (let* ((line (idle-line site nil method deadline #()))
-         (client (line-client line)))
+(defun failed-call-pair (inproc-core method deadline error)
+  "A call pair whose call has ended with ERROR at its client's end, before anybody else knew of it."
+  (let* ((call-pair (idle-call-pair inproc-core nil method deadline #()))
+         (client (call-pair-client call-pair)))
     (setf (rpc:ending-trailer-fields (rpc:ensure-ending client))
           (status:metadata-entries (status:rpc-error-trailers error))
-          (call-status (line-server line)) :cancelled)
+          (call-status (call-pair-server call-pair)) :cancelled)
     (rpc:end-call client (status:rpc-error-status error)
                   :message (status:rpc-error-message error)
                   :details (status:rpc-error-details-octets error) :ended-by :local :sent nil)
-    line))
+    call-pair))
 
-(defun end-unknown (line)
-  "The host of LINE has no route for its call."
-  (let ((tally (host-tally (line-host line))))
+(defun end-unknown (call-pair)
+  "The callee of CALL-PAIR has no route for its call."
+  (let ((tally (callee-tally (call-pair-callee call-pair))))
     (count-begun tally)
-    (tell-begin line)
+    (tell-begin call-pair)
     (multiple-value-bind (status text) (rpc:verdict :unknown-method)
-      (rpc:end-call (line-server line) status :message text :ended-by :local)
-      (rpc:end-call (line-client line) status :message text)
-      (tell-attempt-ended (line-client line)))
+      (rpc:end-call (call-pair-server call-pair) status :message text :ended-by :local)
+      (rpc:end-call (call-pair-client call-pair) status :message text)
+      (tell-attempt-ended (call-pair-client call-pair)))
     (count-ended tally)))
 
-(defun end-absent (line)
-  "End the call of LINE, which has no host, for its client."
-  (let ((client (line-client line)))
-    (tell-begin line)
-    (rpc:end-call client :unavailable :message (absence-text (call-site client))
+(defun end-absent (call-pair)
+  "End the call of CALL-PAIR, which has no callee, for its client."
+  (let ((client (call-pair-client call-pair)))
+    (tell-begin call-pair)
+    (rpc:end-call client :unavailable :message (absence-text (call-inproc-core client))
                                       :ended-by :transport :sent nil)
     (tell-attempt-ended client)
-    (setf (call-status (line-server line)) :cancelled)))
+    (setf (call-status (call-pair-server call-pair)) :cancelled)))
 
-(defun send-only-request (line request)
-  "Give the handler of LINE its only REQUEST. If that is left by an error or another non-local exit,
-the call has ended."
-  (let ((client (line-client line))
+(defun send-only-request (call-pair request)
+  "Give the handler of CALL-PAIR its only REQUEST. If that is left by an error or another non-local
+exit, the call has ended."
+  (let ((client (call-pair-client call-pair))
         (passed nil))
     (unless (call-status client)
       (with-undoing (nil (unless passed (operate leave client)))
         (handler-case
-            (setf (line-request line)
+            (setf (call-pair-request call-pair)
                   (pass client (calling:only-request (rpc:call-rpc-method client) request))
                   passed t)
           (status:rpc-error (error)
@@ -208,64 +216,65 @@ the call has ended."
             ;; error
             (if (call-status client) (setf passed t) (error error))))))))
 
-(defun invoke-line (channel site method request deadline fields values async options)
+(defun invoke-call-pair (channel inproc-core method request deadline fields values async options)
   "INVOKE for all but the plainest calls."
   (let* ((kind (rpc-method-kind method))
          (generator (and (member kind '(:client-streaming :bidi))
                          (not (eq request :open))
                          (calling:request-generator request)))
-         (host (host-of site)))
-    (with-line (line (line-to site host (and host (route-to host method)) method deadline fields
-                              values))
-      (setf (line-unattended line) (and async t))
-      (begin-kind line kind channel method request generator options))))
+         (callee (callee-of inproc-core)))
+    (with-call-pair (call-pair (call-pair-to inproc-core callee
+                                             (and callee (route-to callee method))
+                                             method deadline fields values))
+      (setf (call-pair-unattended call-pair) (and async t))
+      (begin-kind call-pair kind channel method request generator options))))
 
-(defun begin-kind (line kind channel method request generator options)
-  "Begin the call of LINE, of KIND, whose requests GENERATOR gives if it is not nil. Return what
-INVOKE returns."
-  (let* ((client (line-client line))
-         (site (call-site client))
-         (async (line-unattended line)))
+(defun begin-kind (call-pair kind channel method request generator options)
+  "Begin the call of CALL-PAIR, of KIND, whose requests GENERATOR gives if it is not nil. Return
+what INVOKE returns."
+  (let* ((client (call-pair-client call-pair))
+         (inproc-core (call-inproc-core client))
+         (async (call-pair-unattended call-pair)))
     (ecase kind
       (:unary
-       (send-only-request line request)
-       (cond (async (begin-elsewhere line) client)
-             (t (finish-blocking line channel method request options))))
+       (send-only-request call-pair request)
+       (cond (async (begin-elsewhere call-pair) client)
+             (t (finish-blocking call-pair channel method request options))))
       (:server-streaming
-       (send-only-request line request)
-       (when (eq :threads (site-execution site)) (begin-elsewhere line))
+       (send-only-request call-pair request)
+       (when (eq :threads (inproc-core-execution inproc-core)) (begin-elsewhere call-pair))
        client)
       (:client-streaming
        (cond ((null generator)
-              (setf (line-queued-reply line) t)
-              (look-after line)
+              (setf (call-pair-queued-reply call-pair) t)
+              (look-after call-pair)
               client)
              (async
-              (setf (line-source line) generator)
-              (begin-elsewhere line)
+              (setf (call-pair-source call-pair) generator)
+              (begin-elsewhere call-pair)
               client)
-             (t (if (eq :caller (site-execution site))
-                    (setf (line-source line) generator
-                          (line-consumer line) (this-context nil))
+             (t (if (eq :caller (inproc-core-execution inproc-core))
+                    (setf (call-pair-source call-pair) generator
+                          (call-pair-consumer call-pair) (this-context nil))
                     (progn
                       ;; what makes the requests may wait for the handler
-                      (when (functionp request) (begin-elsewhere line))
+                      (when (functionp request) (begin-elsewhere call-pair))
                       (calling:send-requests client generator)))
-                (finish-blocking line channel method request options))))
+                (finish-blocking call-pair channel method request options))))
       (:bidi
-       (setf (line-source line) generator)
-       (if (eq :threads (site-execution site))
-           (begin-elsewhere line)
-           (look-after line))
+       (setf (call-pair-source call-pair) generator)
+       (if (eq :threads (inproc-core-execution inproc-core))
+           (begin-elsewhere call-pair)
+           (look-after call-pair))
        client))))
 
-(defun finish-blocking (line channel method request options)
-  "Wait for the reply of LINE's call, and return it and the call."
-  (multiple-value-bind (reply client) (await-reply line)
+(defun finish-blocking (call-pair channel method request options)
+  "Wait for the reply of CALL-PAIR's call, and return it and the call."
+  (multiple-value-bind (reply client) (await-reply call-pair)
     (cond ((eq :ok (call-status client)) (values reply client))
           ((functionp request) (error (rpc:call-condition client)))
           (t (calling:fail-or-retry client channel method request options)))))
 
 ;;; Futures
 
-(loop:define-completions (call inproc-call) (line-completions (call-line call)))
+(loop:define-completions (call inproc-call) (call-pair-completions (call-call-pair call)))

@@ -4,65 +4,66 @@
 ;;;; once. So each open call whose client does not wait is looked after: if it has not begun some
 ;;;; time after it was opened, it begins elsewhere.
 ;;;;
-;;;; A call costs no timer. It is put into a list of its site, one of several, that of the place of
-;;;; the thread that opens it (tally.lisp). When the next call is put there, those that have begun
-;;;; are dropped from the list. While calls are being opened, a timer of the site rings; calls that
-;;;; it finds for the second time begin elsewhere.
+;;;; A call costs no timer. It is put into a list of its inproc core, one of several, that of the
+;;;; place of the thread that opens it (call-tally.lisp). When the next call is put there, those
+;;;; that have begun are dropped from the list. While calls are being opened, a timer of the inproc
+;;;; core rings; calls that it finds for the second time begin elsewhere.
 
 (in-package #:clgrpc.inproc)
 
 (defconstant +patience-ns+ (* 20 1000 1000)
   "A call that waits begins elsewhere after so long, or after twice as long at the latest.")
 
-(define-hot (waiting-p :inline t) ((line line)) boolean
-  (and (eq :waiting (line-phase line)) (null (line-claim line))))
+(define-hot (waiting-p :inline t) ((call-pair call-pair)) boolean
+  (and (eq :waiting (call-pair-phase call-pair)) (null (call-pair-claim call-pair))))
 
-(defun make-places (site)
+(defun make-places (inproc-core)
   (let ((new (make-array (* +places+ +place-words+) :initial-element '())))
-    (or (compare-and-swap (site-waiting site) nil new) new)))
+    (or (compare-and-swap (inproc-core-waiting inproc-core) nil new) new)))
 
-(define-hot look-after ((line line)) null
-  "LINE's client has opened it and does not wait for its handler: make sure that it begins soon."
-  (let* ((site (call-site (line-client line)))
-         (places (or (site-waiting site) (make-places site)))
+(define-hot look-after ((call-pair call-pair)) null
+  "CALL-PAIR's client has opened it and does not wait for its handler: make sure that it begins
+soon."
+  (let* ((inproc-core (call-inproc-core (call-pair-client call-pair)))
+         (places (or (inproc-core-waiting inproc-core) (make-places inproc-core)))
          (place (place))
-         (cell (list line)))
-    (when (waiting-p line)
+         (cell (list call-pair)))
+    (when (waiting-p call-pair)
       (loop for old = (svref places place)
             do (setf (cdr cell) (member-if #'waiting-p old))
             until (eq old (compare-and-swap (svref places place) old cell)))
-      (unless (site-watched site) (watch site))))
+      (unless (inproc-core-watched inproc-core) (watch inproc-core))))
   nil)
 
-(defun watch (site)
-  "Start the timer that looks after the calls of SITE, unless it runs."
+(defun watch (inproc-core)
+  "Start the timer that looks after the calls of INPROC-CORE, unless it runs."
   (sb-sys:without-interrupts            ; who sets it starts the timer
-    (when (null (compare-and-swap (site-watched site) nil t))
-      (ring-later (make-timer #'look-around site) site))))
+    (when (null (compare-and-swap (inproc-core-watched inproc-core) nil t))
+      (ring-later (make-timer #'look-around inproc-core) inproc-core))))
 
-(defun ring-later (timer site)
-  (run-timer site timer (status:deadline-in +patience-ns+ (site-now site))))
+(defun ring-later (timer inproc-core)
+  (run-timer inproc-core timer (status:deadline-in +patience-ns+ (inproc-core-now inproc-core))))
 
 (defun take-place (places place)
   (loop for old = (svref places place)
         until (eq old (compare-and-swap (svref places place) old '()))
         finally (return old)))
 
-(defun look-around (site)
-  "Begin the calls of SITE that have waited for long enough elsewhere. On the client's loop."
-  (let ((overdue '()) (left nil) (places (site-waiting site)))
+(defun look-around (inproc-core)
+  "Begin the calls of INPROC-CORE that have waited for long enough elsewhere. On the client's loop."
+  (let ((overdue '()) (left nil) (places (inproc-core-waiting inproc-core)))
     (loop for place below (length places) by +place-words+
-          do (dolist (line (take-place places place))
-               (when (waiting-p line)
-                 (cond ((line-overdue line) (push line overdue))
-                       (t (setf (line-overdue line) t
+          do (dolist (call-pair (take-place places place))
+               (when (waiting-p call-pair)
+                 (cond ((call-pair-overdue call-pair) (push call-pair overdue))
+                       (t (setf (call-pair-overdue call-pair) t
                                 left t)
-                          (sb-ext:atomic-push line (svref places place)))))))
-    (when (and overdue (site-open site))
-      (run-aside site (lambda () (mapc #'begin-elsewhere overdue))))
-    (setf (site-watched site) nil)
+                          (sb-ext:atomic-push call-pair (svref places place)))))))
+    (when (and overdue (inproc-core-open inproc-core))
+      (run-aside inproc-core (lambda () (mapc #'begin-elsewhere overdue))))
+    (setf (inproc-core-watched inproc-core) nil)
     (sb-thread:barrier (:memory))
     ;; who opens a call from now on finds that nobody watches
     (when (or left (loop for place below (length places) by +place-words+
                            thereis (svref places place)))
-      (watch site))))
+      (watch inproc-core))))

@@ -19,7 +19,7 @@
    #:guarding #:*unguarded* #:**default-options**
    ;; saved-image.lisp
    #:end-before-save #:forget-ending
-   ;; condition.lisp
+   ;; loop-condition.lisp
    #:socket-error #:socket-error-code #:socket-error-operation #:socket-error-address
    #:socket-error-reason #:socket-error-owner
    #:socket-reset #:socket-aborted #:socket-timeout #:socket-address-in-use
@@ -40,7 +40,7 @@
    #:shut-byte-channel-down #:+wants-read+ #:+wants-write+ #:+broken+
    #:byte-channel-more #:byte-channel-failure
    #:limit-silence #:make-tcp-byte-channel
-   ;; structure.lisp
+   ;; loop-structure.lisp
    #:event-loop #:event-loop-name #:event-loop-world #:event-loop-poller #:event-loop-now
    #:event-loop-wheel #:event-loop-turns #:event-loop-timed #:event-loop-statistics
    #:event-loop-reserve #:event-loop-random #:event-loop-connections #:event-loop-state
@@ -101,7 +101,7 @@
    ;; background.lisp
    #:background #:make-background #:end-background #:run-in-background
    #:job #:add-job #:wake-job #:end-job #:job-ended
-   #:tell-trouble #:tell-recovery
+   #:tell-failure #:tell-recovery
    ;; future.lisp
    #:cancel #:future #:**carrier**
    #:make-future #:future-done-p #:resolve-future #:reject-future #:await #:attach

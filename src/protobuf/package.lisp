@@ -17,7 +17,7 @@
    #:defined-as
    ;; form.lisp, plugin.lisp
    #:define-file #:generate-sources #:answer-request
-   ;; condition.lisp
+   ;; protobuf-condition.lisp
    #:field-type-error #:field-type-error-field
    #:protobuf-error #:protobuf-error-position #:protobuf-error-type #:protobuf-error-text
    #:required-field-missing #:required-field-missing-path

@@ -91,8 +91,8 @@ false: then POST-REPLY is to be called with the baton lent. On the loop."
 (defun tell-of-forgotten (call status)
   "CALL is about to end with STATUS. If its handler has returned it, to answer later, and has not
 done so by its deadline, tell the log whose it is."
-  (let ((detour (server-call-detour call)))
-    (when (and (eq :deadline-exceeded status) detour (detour-later detour))
+  (let ((deferred-start (server-call-deferred-start call)))
+    (when (and (eq :deadline-exceeded status) deferred-start (deferred-start-later deferred-start))
       (apply #'log-event :info :call-unanswered
              :method (method:rpc-method-path (call-rpc-method call))
              (funcall rpc:**call-ids** call)))))

@@ -1,10 +1,10 @@
 ;;;; The server's end of a call. The marks of the call say since when its handler could start
 ;;;; (WIRE:+DUE+), BEGAN-NS when it did. If the handler does not run on the loop at once, the call
-;;;; has a DETOUR, which says where it waits meanwhile. Few calls have one.
+;;;; has a DEFERRED-START, which says where it waits meanwhile. Few calls have one.
 
 (in-package #:clgrpc.server)
 
-(defstruct (detour (:copier nil))
+(defstruct (deferred-start (:copier nil))
   "What is noted of a call whose handler does not simply run on the loop, whose request is long,
 or that is not gRPC's."
   ;; for a reserve thread: a list of the call, or NIL once somebody has used it, and of the function
@@ -19,7 +19,7 @@ or that is not gRPC's."
   ;; whether the handler, which began on the loop and lost it, is charged to its link
   (late nil :type (member nil :charged :returned)))
 
-(declaim (sb-ext:freeze-type detour))
+(declaim (sb-ext:freeze-type deferred-start))
 
 (defstruct (server-call (:include wire-call) (:constructor make-server-call) (:copier nil))
   "A call on a connection of a server's."
@@ -27,46 +27,46 @@ or that is not gRPC's."
   (request nil)                         ; what its handler will get, decoded
   (accepted '() :type list)             ; the encodings that the client can read
   (began-ns 0 :type nanoseconds)        ; when its handler began; 0 before
-  (detour nil :type (or null detour)))  ; made when one of its slots is needed
+  (deferred-start nil :type (or null deferred-start))) ; made when one of its slots is needed
 
 (declaim (sb-ext:freeze-type server-call))
 
-(defun ensure-detour (call)
-  "The DETOUR of CALL, made now if there is none. From any thread."
-  (or (server-call-detour call)
-      (let ((new (make-detour)))
-        (or (sb-ext:compare-and-swap (server-call-detour call) nil new) new))))
+(defun ensure-deferred-start (call)
+  "The DEFERRED-START of CALL, made now if there is none. From any thread."
+  (or (server-call-deferred-start call)
+      (let ((new (make-deferred-start)))
+        (or (sb-ext:compare-and-swap (server-call-deferred-start call) nil new) new))))
 
 (define-hot (server-call-undecoded :inline t) ((call server-call))
     (or null wire:parcel wire:packed)
   "The octets of what CALL's handler will get, if they are many."
-  (let ((detour (server-call-detour call)))
-    (and detour (detour-undecoded detour))))
+  (let ((deferred-start (server-call-deferred-start call)))
+    (and deferred-start (deferred-start-undecoded deferred-start))))
 
 (defun note-undecoded (call item)
   "ITEM, a parcel or packed, is what CALL's handler will get, to be decoded by its thread."
-  (setf (detour-undecoded (ensure-detour call)) item))
+  (setf (deferred-start-undecoded (ensure-deferred-start call)) item))
 
 (define-hot (call-notes :inline t) ((call server-call)) t
   "What the protocol of CALL, which has a claim, keeps for it. SETFable."
-  (detour-notes (the detour (server-call-detour call))))
+  (deferred-start-notes (the deferred-start (server-call-deferred-start call))))
 
 (defun (setf call-notes) (notes call)
-  (setf (detour-notes (server-call-detour call)) notes))
+  (setf (deferred-start-notes (server-call-deferred-start call)) notes))
 
 (define-hot (call-http-request :inline t) ((call server-call)) (or null exchange:http-request)
   "The plain request whose handler CALL runs, or nil if it is a call of gRPC's."
-  (let ((detour (server-call-detour call)))
-    (and detour (detour-http-request detour))))
+  (let ((deferred-start (server-call-deferred-start call)))
+    (and deferred-start (deferred-start-http-request deferred-start))))
 
 (define-hot (call-claim :inline t) ((call server-call)) t
   "What CALL is of another protocol by, or nil if it is gRPC's or a plain request."
-  (let ((detour (server-call-detour call)))
-    (and detour (detour-claim detour))))
+  (let ((deferred-start (server-call-deferred-start call)))
+    (and deferred-start (deferred-start-claim deferred-start))))
 
 (define-hot (call-manner :inline t) ((call server-call)) manner
   "The manner of CALL, which has a claim."
-  (claim-manner (detour-claim (the detour (server-call-detour call)))))
+  (claim-manner (deferred-start-claim (the deferred-start (server-call-deferred-start call)))))
 
 (defun call-protocol (call)
   "The protocol by which CALL, a handler's on the network, has come: a keyword such as :grpc; nil of

@@ -4,19 +4,20 @@
 
 (defun begin-claimed (call request claim)
   "CALL is what REQUEST has become by CLAIM."
-  (let ((detour (ensure-detour call)))
+  (let ((deferred-start (ensure-deferred-start call)))
     (setf (exchange:http-request-context request) call
-          (detour-http-request detour) request
-          (detour-claim detour) claim))
-  (let ((encoding (hub-encoding (wire:wire-call-endpoint call))))
+          (deferred-start-http-request deferred-start) request
+          (deferred-start-claim deferred-start) claim))
+  (let ((encoding (server-loop-encoding (wire:wire-call-endpoint call))))
     (when (or encoding (claim-incoming claim))
       (begin-compression call (claim-incoming claim) encoding))))
 
-(define-hot make-claimed-call ((claim claim) (link server-link) (hub hub) (now nanoseconds))
+(define-hot make-claimed-call
+            ((claim claim) (link server-link) (server-loop server-loop) (now nanoseconds))
     server-call
-  "The call on LINK, of HUB, that begins NOW by CLAIM."
+  "The call on LINK, of SERVER-LOOP, that begins NOW by CLAIM."
   (let ((route (claim-route claim)) (timeout (claim-timeout claim)))
-    (make-server-call :rpc-method (and route (route-method route)) :endpoint hub :link link
+    (make-server-call :rpc-method (and route (route-method route)) :endpoint server-loop :link link
                       :route route :born-ns now :operations (claim-operations claim)
                       :deadline (if timeout (status:deadline-in timeout now) 0)
                       :fields (claim-fields claim) :accepted (claim-accepted claim))))

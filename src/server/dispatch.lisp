@@ -97,32 +97,35 @@ it."
       (setf (request-claim request)
             (claim-request claimers http-method target (coerce (nreverse fields) 'vector))))))
 
-(define-hot request-of ((hub hub) (list hpack:field-list) (link server-link)) request
+(define-hot request-of ((server-loop server-loop) (list hpack:field-list) (link server-link))
+            request
   "The REQUEST that LIST, the headers of a request on LINK, says. If the peer repeats a block, LIST
 remembers it."
   (let ((memo (hpack:field-list-memo list)))
-    (if (and (request-p memo) (eq (request-table memo) (hub-routes hub)))
+    (if (and (request-p memo) (eq (request-table memo) (server-loop-routes server-loop)))
         memo
-        (let ((request (if (hpack:field-list-repeated-p list) (make-request) (hub-request hub))))
+        (let ((request (if (hpack:field-list-repeated-p list) (make-request)
+                           (server-loop-request server-loop))))
           (read-fields request list link)
-          (read-request request (hub-routes hub) list)
-          (when (and (request-plain request) (hub-claimers hub))
-            (claim-from-list request (hub-claimers hub) list))
+          (read-request request (server-loop-routes server-loop) list)
+          (when (and (request-plain request) (server-loop-claimers server-loop))
+            (claim-from-list request (server-loop-claimers server-loop) list))
           (setf (hpack:field-list-memo list) request)
           request))))
 
-(define-hot (begin-server-call :inline t) ((stream http2:stream) (link server-link) (hub hub)
-                                           (request request)
-                                           (route (or null server-route)))
+(define-hot (begin-server-call :inline t)
+            ((stream http2:stream) (link server-link) (server-loop server-loop)
+             (request request)
+             (route (or null server-route)))
     server-call
   "Make the call on STREAM of LINK that REQUEST begins, by ROUTE. Count it, give it its compression,
 and return it. A plain request is no call, and not counted with those."
-  (count-call link hub)
+  (count-call link server-loop)
   (let* ((now (loop:event-loop-now (link-loop link)))
          (method (and route (route-method route)))
          (timeout (request-timeout request))
          (call (make-server-call
-                :rpc-method method :endpoint hub
+                :rpc-method method :endpoint server-loop
                 :link link :stream stream :route route :born-ns now
                 :operations (if (and method (member (rpc-method-kind method)
                                                     '(:client-streaming :bidi)))
@@ -134,9 +137,9 @@ and return it. A plain request is no call, and not counted with those."
     (declare (type (unsigned-byte 62) now))
     (setf (http2:stream-user stream) call
           (wire:link-stream-ns link) now)
-    (unless (request-plain request) (note-call-begun hub now))
-    (when (or (request-incoming request) (hub-encoding hub))
-      (begin-compression call (request-incoming request) (hub-encoding hub)))
+    (unless (request-plain request) (note-call-begun server-loop now))
+    (when (or (request-incoming request) (server-loop-encoding server-loop))
+      (begin-compression call (request-incoming request) (server-loop-encoding server-loop)))
     call))
 
 (defun list-authority (list)
@@ -152,90 +155,94 @@ and return it. A plain request is no call, and not counted with those."
   "The memory of the plain request that is made of LIST: strings in lists, beside fields."
   (* 2 (+ (hpack:field-list-octets list) (* hpack:+field-octets+ (hpack:field-list-count list)))))
 
-(define-hot room-for-call-p ((hub hub) (link server-link) (call server-call) (charge index)) boolean
+(define-hot room-for-call-p
+            ((server-loop server-loop) (link server-link) (call server-call) (charge index)) boolean
   "Charge LINK with what the header list of CALL takes, CHARGE. Return false if that is too much:
 CALL has been ended."
   (or (zerop charge)
       (wire:charge-call call charge)
-      (progn (complain hub :max-held-octets (link-peer-name link))
+      (progn (complain server-loop :max-held-octets (link-peer-name link))
              nil)))
 
-(define-hot (tell-of-call :inline t) ((call server-call) (hub hub) (stream http2:stream)
-                                      (list hpack:field-list))
+(define-hot (tell-of-call :inline t)
+            ((call server-call) (server-loop server-loop) (stream http2:stream)
+             (list hpack:field-list))
     null
-  "Tell the observer of HUB of CALL on STREAM, which has begun with the header LIST."
-  (when (wire:endpoint-observer hub) (wire:count-from-none stream))
-  (rpc:observe call-begun (wire:endpoint-observer hub) call)
-  (rpc:observe request-begun (wire:endpoint-observer hub) call (list-authority list))
-  (rpc:observe headers-received (wire:endpoint-observer hub) call)
+  "Tell the observer of SERVER-LOOP of CALL on STREAM, which has begun with the header LIST."
+  (when (wire:endpoint-observer server-loop) (wire:count-from-none stream))
+  (rpc:observe call-begun (wire:endpoint-observer server-loop) call)
+  (rpc:observe request-begun (wire:endpoint-observer server-loop) call (list-authority list))
+  (rpc:observe headers-received (wire:endpoint-observer server-loop) call)
   nil)
 
 (define-hot begin-on-stream ((stream http2:stream) (list hpack:field-list) (link server-link)
-                             (hub hub) (request request))
+                             (server-loop server-loop) (request request))
     null
   "Begin the call of gRPC's on STREAM of LINK with the header LIST, which REQUEST has read."
   (let* ((route (request-route request))
-         (call (begin-server-call stream link hub request route)))
-    (tell-of-call call hub stream list)
+         (call (begin-server-call stream link server-loop request route)))
+    (tell-of-call call server-loop stream list)
     (cond ((request-rejection request)
            (destructuring-bind (status text) (request-rejection request)
              (server-finish call status text nil '())))
-          ((refuse-call-p hub link call))
-          ((not (room-for-call-p hub link call (request-charge request))))
+          ((refuse-call-p server-loop link call))
+          ((not (room-for-call-p server-loop link call (request-charge request))))
           (t (wire:start-deadline call)
              (when (and route (eq :bidi (rpc-method-kind (the rpc-method (route-method route)))))
                (start-call call)))))
   nil)
 
-(defun begin-plain-on-stream (stream list link hub request)
+(defun begin-plain-on-stream (stream list link server-loop request)
   "Begin the plain request on STREAM of LINK with the header LIST, which REQUEST has read."
   (let* ((answer (request-claim request))
          (plain (if answer
-                    (exchange:refused-http2-request stream **exchange-sink** (hub-options hub)
+                    (exchange:refused-http2-request stream **exchange-sink**
+                                                    (server-loop-options server-loop)
                                                     (list-method list) answer)
-                    (read-plain-request hub stream list (request-plain request))))
+                    (read-plain-request server-loop stream list (request-plain request))))
          (route (exchange:http-request-route plain))
-         (call (begin-server-call stream link hub request route)))
+         (call (begin-server-call stream link server-loop request route)))
     (join-exchange call plain)
-    (tell-of-call call hub stream list)
-    (unless (or (refuse-call-p hub link call)
-                (not (room-for-call-p hub link call (list-octets list))))
+    (tell-of-call call server-loop stream list)
+    (unless (or (refuse-call-p server-loop link call)
+                (not (room-for-call-p server-loop link call (list-octets list))))
       (wire:start-deadline call))))
 
 (define-hot begin-claimed-on-stream ((stream http2:stream) (list hpack:field-list)
-                                     (link server-link) (hub hub) (request request))
+                                     (link server-link) (server-loop server-loop) (request request))
     null
   "Begin the call of another protocol on STREAM of LINK with the header LIST, of which REQUEST has
 the claim."
   (let* ((claim (the claim (request-claim request)))
          (now (loop:event-loop-now (link-loop link)))
-         (call (make-claimed-call claim link hub now)))
-    (count-call link hub)
-    (note-call-begun hub now)
+         (call (make-claimed-call claim link server-loop now)))
+    (count-call link server-loop)
+    (note-call-begun server-loop now)
     (setf (wire-call-stream call) stream
           (http2:stream-user stream) call
           (wire:link-stream-ns link) now)
     (begin-claimed call
-                   (exchange:claimed-http2-request stream **exchange-sink** (hub-options hub)
+                   (exchange:claimed-http2-request stream **exchange-sink**
+                                                   (server-loop-options server-loop)
                                                    (claim-http-method claim) claim)
                    claim)
-    (tell-of-call call hub stream list)
+    (tell-of-call call server-loop stream list)
     (cond ((rejected-at-once-p claim) (reject-claimed call claim))
           ((claim-rejection claim))
-          ((refuse-call-p hub link call))
-          ((not (room-for-call-p hub link call (request-charge request))))
+          ((refuse-call-p server-loop link call))
+          ((not (room-for-call-p server-loop link call (request-charge request))))
           (t (start-claimed call claim))))
   nil)
 
 (define-hot server-headers ((stream http2:stream) (list hpack:field-list) (ended boolean)) null
   "The sink's on-headers."
   (let* ((link (http2:connection-user (http2:stream-connection stream)))
-         (hub (link-owner (the server-link link)))
-         (request (request-of (the hub hub) list link)))
-    (cond ((null (request-plain request)) (begin-on-stream stream list link hub request))
+         (server-loop (link-owner (the server-link link)))
+         (request (request-of (the server-loop server-loop) list link)))
+    (cond ((null (request-plain request)) (begin-on-stream stream list link server-loop request))
           ((claim-p (request-claim request))
-           (begin-claimed-on-stream stream list link hub request))
-          (t (begin-plain-on-stream stream list link hub request)))
+           (begin-claimed-on-stream stream list link server-loop request))
+          (t (begin-plain-on-stream stream list link server-loop request)))
     (when ended (end-of-request (the server-call (http2:stream-user stream)))))
   nil)
 

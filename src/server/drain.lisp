@@ -28,14 +28,14 @@ things first.")
 
 (defun drain-http2 (link)
   "As DRAIN-LINK, of a LINK that speaks HTTP/2."
-  (let ((now (loop:event-loop-now (link-loop link))) (seat (server-link-seat link)))
+  (let ((now (loop:event-loop-now (link-loop link))) (permit (server-link-permit link)))
     (http2:send-goaway (wire:link-http2 link) http2:+no-error+ :last-stream-id #x7FFFFFFF)
     (http2:send-ping (wire:link-http2 link) +drain-ping+)
-    (unless (seat-drain seat)
-      (setf (seat-drain seat) (loop:make-lasting-timer (link-loop link) #'look-at-drain link)))
+    (unless (permit-drain permit)
+      (setf (permit-drain permit) (loop:make-lasting-timer (link-loop link) #'look-at-drain link)))
     (end-open-responses link)
-    (setf (seat-drain-end-ns seat) (+ now +longest-drain-ping-ns+)
-          (seat-drain-busy-ns seat) now)
+    (setf (permit-drain-end-ns permit) (+ now +longest-drain-ping-ns+)
+          (permit-drain-busy-ns permit) now)
     (await-drain-ping link now)))
 
 (defun end-open-responses (link)
@@ -48,7 +48,7 @@ things first.")
 
 (defun await-drain-ping (link now)
   "Start the timer for a look, a while after NOW, whether the PING of DRAIN-LINK has been answered."
-  (schedule-timer (loop:event-loop-wheel (link-loop link)) (seat-drain (server-link-seat link))
+  (schedule-timer (loop:event-loop-wheel (link-loop link)) (permit-drain (server-link-permit link))
                   (+ now +drain-look-ns+)))
 
 (defun busy-p (link now)
@@ -59,16 +59,16 @@ things first.")
 
 (defun look-at-drain (link)
   "LINK's peer has not answered the PING so far: go on without the answer if its time is up."
-  (let ((now (loop:event-loop-now (link-loop link))) (seat (server-link-seat link)))
-    (when (and (busy-p link now) (< now (seat-drain-end-ns seat)))
-      (setf (seat-drain-busy-ns seat) now))
-    (if (< now (+ (seat-drain-busy-ns seat) +drain-ping-ns+))
+  (let ((now (loop:event-loop-now (link-loop link))) (permit (server-link-permit link)))
+    (when (and (busy-p link now) (< now (permit-drain-end-ns permit)))
+      (setf (permit-drain-busy-ns permit) now))
+    (if (< now (+ (permit-drain-busy-ns permit) +drain-ping-ns+))
         (await-drain-ping link now)
         (drain-further link))))
 
 (defun forget-drain (link)
   "LINK has ended: no answer to the PING of DRAIN-LINK is waited for."
-  (let ((timer (seat-drain (server-link-seat link))))
+  (let ((timer (permit-drain (server-link-permit link))))
     (when timer (cancel-timer (loop:event-loop-wheel (link-loop link)) timer))))
 
 (defun server-ping-ack (http2 payload)
@@ -82,7 +82,7 @@ things first.")
     (http2:send-goaway (wire:link-http2 link) http2:+no-error+)
     (when (zerop (wire:link-calls link)) (wire:close-link link "drained"))))
 
-(defmethod wire:link-due ((hub hub) link event)
+(defmethod wire:link-due ((server-loop server-loop) link event)
   (ecase event
     ((:idle :age) (drain-link link))
     (:grace (wire:abandon-link link :unavailable "the connection is too old"))))

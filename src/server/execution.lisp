@@ -19,7 +19,7 @@
 (define-hot run-call ((call server-call)) null
   "Run CALL's handler where those of its method run: on the loop or on a reserve thread."
   (cond ((runs-inline-p (the route (server-call-route call))
-                        (= 1 (hub-open (the hub (wire:wire-call-endpoint call)))))
+                        (= 1 (server-loop-open (the server-loop (wire:wire-call-endpoint call)))))
          (loop:defer (wire-call-loop call) #'run-inline call))
         ((output-waits-p (the server-link (wire-call-link call)))
          (hold-up call))
@@ -34,11 +34,11 @@ so the others find nothing, and nothing keeps a call that has ended, nor a place
   (let* ((ticket (list call nil))
          (link (wire-call-link call))
          (loop (wire-call-loop call))
-         (reserve (server-reserve (hub-server (link-owner link)))))
+         (reserve (server-reserve (server-loop-server (link-owner link)))))
     (setf (second ticket) (lambda ()
                             (let ((call (use-ticket ticket)))
                               (when call (run-on-reserve-thread call))))
-          (detour-ticket (ensure-detour call)) ticket)
+          (deferred-start-ticket (ensure-deferred-start call)) ticket)
     (multiple-value-bind (place reason)
         (loop:run-on-reserve reserve (second ticket) :share (ensure-share link))
       (case place
@@ -62,7 +62,7 @@ so the others find nothing, and nothing keeps a call that has ended, nor a place
 (defun leave-queue (call ticket)
   "CALL, which was taken out of TICKET, needs no thread any more: its place in the queue is free."
   (let ((link (wire-call-link call)))
-    (loop:leave-reserve (server-reserve (hub-server (link-owner link))) (ensure-share link)
+    (loop:leave-reserve (server-reserve (server-loop-server (link-owner link))) (ensure-share link)
                         :function (second ticket))))
 
 (defun refuse-waiting (ticket)
@@ -78,14 +78,14 @@ so the others find nothing, and nothing keeps a call that has ended, nor a place
   "CALL has ended. If its handler has not begun, nothing that waits for that keeps CALL and its
 request any longer. On the loop."
   (when (and (due-p call) (zerop (server-call-began-ns call)))
-    (let ((detour (server-call-detour call)))
-      (cond ((and detour (detour-ticket detour))
-             (when (use-ticket (detour-ticket detour))
-               (leave-queue call (detour-ticket detour))
+    (let ((deferred-start (server-call-deferred-start call)))
+      (cond ((and deferred-start (deferred-start-ticket deferred-start))
+             (when (use-ticket (deferred-start-ticket deferred-start))
+               (leave-queue call (deferred-start-ticket deferred-start))
                (setf (server-call-request call) nil
-                     (detour-undecoded detour) nil)))
-            ((and detour (detour-place detour))
-             (quit-ring (detour-place detour)))
+                     (deferred-start-undecoded deferred-start) nil)))
+            ((and deferred-start (deferred-start-place deferred-start))
+             (quit-ring (deferred-start-place deferred-start)))
             (t (leave-held-up (wire-call-link call) call))))))
 
 ;;; Calls that wait until their link's peer has taken more of the answers before them
@@ -113,7 +113,7 @@ waited before goes back to its place among the others. On the loop."
   (let ((queue (wire:link-held-up link)))
     (when queue (remove-from-fifo call queue))))
 
-(defmethod wire:answers-left ((hub hub) link)
+(defmethod wire:answers-left ((server-loop server-loop) link)
   ;; not now: output that is unsent now may be sent in this turn
   (loop:defer (link-loop link) #'start-held-up link))
 
@@ -135,7 +135,8 @@ if that cannot be decoded."
     ((:unary :server-streaming)
      (let ((undecoded (server-call-undecoded call)))
        (if undecoded
-           (operate decode call (shiftf (detour-undecoded (server-call-detour call)) nil) 0 0)
+           (operate decode call
+                    (shiftf (deferred-start-undecoded (server-call-deferred-start call)) nil) 0 0)
            (shiftf (server-call-request call) nil))))
     (t call)))
 
@@ -167,7 +168,7 @@ if that cannot be decoded."
 promised; nil if there is no room."
   (let ((route (the route (server-call-route call))))
     (if (or (zerop (route-long-octets route))
-            (eq call (hub-probe (the hub (wire:wire-call-endpoint call)))))
+            (eq call (server-loop-probe (the server-loop (wire:wire-call-endpoint call)))))
         0
         (promise-answer route))))
 
@@ -220,15 +221,15 @@ after all: others of its method have lost the loop since and still run."
   (let ((route (server-call-route call)) (link (wire-call-link call)))
     (if (eq :inline (route-execution route))
         (and (plusp (wire:link-late link))
-             (not (loop:share-open-p (server-reserve (hub-server (link-owner link)))
+             (not (loop:share-open-p (server-reserve (server-loop-server (link-owner link)))
                                      (ensure-share link))))
-        (not (runs-inline-p route (= 1 (hub-open (link-owner link))))))))
+        (not (runs-inline-p route (= 1 (server-loop-open (link-owner link))))))))
 
 (defun charge (call change function)
   "Change the number of threads that the link of CALL is charged with by CHANGE, 1 or -1, if
 FUNCTION returns true. FUNCTION is called under the lock of the reserve."
   (let ((link (wire-call-link call)))
-    (loop:charge-thread (server-reserve (hub-server (link-owner link))) change
+    (loop:charge-thread (server-reserve (server-loop-server (link-owner link))) change
                         (lambda ()
                           (when (funcall function)
                             (incf (wire:link-late link) change)
@@ -244,14 +245,15 @@ FUNCTION returns true. FUNCTION is called under the lock of the reserve."
                           (setf (rpc:reactions-scheduled reactions) :charged)))))
       (t (note-overstay (server-call-route call))
          (charge call 1 (lambda ()
-                          (let ((detour (ensure-detour call)))
-                            (unless (detour-late detour)
-                              (setf (detour-late detour) :charged)))))))))
+                          (let ((deferred-start (ensure-deferred-start call)))
+                            (unless (deferred-start-late deferred-start)
+                              (setf (deferred-start-late deferred-start) :charged)))))))))
 
 (defun uncharge-handler (call)
   "The handler of CALL, which has lost the loop, has returned."
   (charge call -1 (lambda ()
-                    (eq :charged (shiftf (detour-late (ensure-detour call)) :returned))))
+                    (eq :charged (shiftf (deferred-start-late (ensure-deferred-start call))
+                                         :returned))))
   (wire:wake-callbacks (wire-call-link call)))
 
 (defun server-callback-returned (call)
@@ -277,7 +279,7 @@ FUNCTION returns true. FUNCTION is called under the lock of the reserve."
 (defun put-off (call function)
   "Call FUNCTION with CALL, whose ticket is used, on the loop: it makes CALL wait there."
   (loop:post (wire-call-loop call) (lambda ()
-                                     (setf (detour-ticket (ensure-detour call)) '())
+                                     (setf (deferred-start-ticket (ensure-deferred-start call)) '())
                                      (funcall function call))))
 
 (defun run-and-conclude (call promised)
@@ -303,7 +305,7 @@ debugger. Return the RPC-ERROR that ends CALL."
 
 (defun note-later (call)
   "CALL's handler has returned CALL, which it is to answer later. From any thread."
-  (when (answers-once-p call) (setf (detour-later (ensure-detour call)) t)))
+  (when (answers-once-p call) (setf (deferred-start-later (ensure-deferred-start call)) t)))
 
 (define-hot conclude ((call server-call) value) null
   "CALL's handler has returned VALUE, or VALUE is the RPC-ERROR that ended it. On the loop."

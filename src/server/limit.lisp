@@ -23,19 +23,20 @@ the threads that its peer may use and that are not kept for other connections."
 
 ;;; Calls
 
-(define-hot (refusal-of-call :inline t) ((hub hub) (link server-link) (guest guest))
+(define-hot (refusal-of-call :inline t)
+            ((server-loop server-loop) (link server-link) (peer-view peer-view))
     (or null keyword)
-  "The verdict on the newest call of LINK, of the peer GUEST, if it may not begin, else nil. It is
-counted already."
-  (cond ((valve-shut-p hub)
-         (complain hub :heap (link-peer-name link))
+  "The verdict on the newest call of LINK, of the peer PEER-VIEW, if it may not begin, else nil. It
+is counted already."
+  (cond ((valve-shut-p server-loop)
+         (complain server-loop :heap (link-peer-name link))
          :no-room-for-calls)
-        ((and (> (hub-open hub) (ash (hub-max-open hub) -1))
-              (too-many-calls-p hub link guest))
+        ((and (> (server-loop-open server-loop) (ash (server-loop-max-open server-loop) -1))
+              (too-many-calls-p server-loop link peer-view))
          :too-many-calls)
         (t nil)))
 
-(defun too-many-calls-p (hub link guest)
+(defun too-many-calls-p (server-loop link peer-view)
   "True if the newest call of LINK is one too many, when more than half of the calls that may be are
 open. The rule is that of threads (loop/threads/share.lisp). Let F be how many more calls there may
 be, and K a sixteenth of all:
@@ -44,15 +45,15 @@ be, and K a sixteenth of all:
 - a connection without calls may have one while F > K / 2.
 For example, of 1600 calls one peer alone may have 1313: then F is 287, K is 100, and 7 (F - K)
 is 1309."
-  (let* ((most (hub-max-open hub))
-         (free (- most (1- (hub-open hub))))
+  (let* ((most (server-loop-max-open server-loop))
+         (free (- most (1- (server-loop-open server-loop))))
          (kept (ash most -4))
          (refused (not (and (plusp free)
-                            (or (= 1 (guest-open guest))
-                                (<= (1- (guest-open guest)) (* 7 (- free kept)))
+                            (or (= 1 (peer-view-open peer-view))
+                                (<= (1- (peer-view-open peer-view)) (* 7 (- free kept)))
                                 (and (= 1 (wire:link-calls link)) (< (ash kept -1) free)))))))
     (when refused
-      (complain hub :max-calls (link-peer-name link)))
+      (complain server-loop :max-calls (link-peer-name link)))
     refused))
 
 (defconstant +least-queued-octets+ 65536
@@ -92,9 +93,10 @@ be header blocks, which no window holds back. On the loop."
   "The share of the reserve that LINK has, made now if there is none. On its loop."
   (or (wire:link-share link)
       (setf (wire:link-share link)
-            (link-share link (peer-entry-share (seat-entry (server-link-seat link)))))))
+            (link-share link (peer-entry-share (permit-entry (server-link-permit link)))))))
 
 (defun forget-waiting (link)
   "LINK has ended: take its calls that wait for a thread out of the reserve's queue."
   (when (wire:link-share link)
-    (loop:leave-reserve (server-reserve (hub-server (link-owner link))) (wire:link-share link))))
+    (loop:leave-reserve (server-reserve (server-loop-server (link-owner link)))
+                        (wire:link-share link))))

@@ -3,22 +3,23 @@
 
 (in-package #:clgrpc.server)
 
-(define-hot (count-call :inline t) ((link server-link) (hub hub)) null
-  "A call of LINK begins on HUB."
+(define-hot (count-call :inline t) ((link server-link) (server-loop server-loop)) null
+  "A call of LINK begins on SERVER-LOOP."
   (incf (wire:link-calls link))
-  (incf (hub-open hub))
-  (incf (guest-open (the guest (server-link-guest link))))
+  (incf (server-loop-open server-loop))
+  (incf (peer-view-open (the peer-view (server-link-peer-view link))))
   nil)
 
-(define-hot (note-call-begun :inline t) ((hub hub) (now nanoseconds)) null
-  "A call of HUB begins at NOW."
-  (incf (hub-begun hub))
-  (setf (hub-call-ns hub) now)
+(define-hot (note-call-begun :inline t) ((server-loop server-loop) (now nanoseconds)) null
+  "A call of SERVER-LOOP begins at NOW."
+  (incf (server-loop-begun server-loop))
+  (setf (server-loop-call-ns server-loop) now)
   nil)
 
-(define-hot (refuse-call-p :inline t) ((hub hub) (link server-link) (call server-call)) boolean
+(define-hot (refuse-call-p :inline t)
+            ((server-loop server-loop) (link server-link) (call server-call)) boolean
   "Return true if CALL of LINK, which is new, may not begin: it has been ended."
-  (let ((verdict (refusal-of-call hub link (server-link-guest link))))
+  (let ((verdict (refusal-of-call server-loop link (server-link-peer-view link))))
     (and verdict
          (multiple-value-bind (status text) (rpc:verdict verdict)
            (server-finish call status text nil '())
@@ -37,20 +38,20 @@
   "CALL of LINK is over, and nothing more of it is sent: it is counted no longer."
   (forget-unstarted call)
   (wire:release-call call)
-  (decf (hub-open (the hub (link-owner link))))
-  (decf (guest-open (the guest (server-link-guest link))))
+  (decf (server-loop-open (the server-loop (link-owner link))))
+  (decf (peer-view-open (the peer-view (server-link-peer-view link))))
   (decf (wire:link-calls link))
   nil)
 
-(defun hub-tally (hub)
-  "How many calls of HUB have begun, succeeded and failed, and when the last began, 0 for none. On
-its loop."
-  (values (hub-begun hub)
-          (- (hub-calls hub) (hub-failed hub))
-          (hub-failed hub)
-          (hub-call-ns hub)))
+(defun server-loop-tally (server-loop)
+  "How many calls of SERVER-LOOP have begun, succeeded and failed, and when the last began, 0 for
+none. On its loop."
+  (values (server-loop-begun server-loop)
+          (- (server-loop-calls server-loop) (server-loop-failed server-loop))
+          (server-loop-failed server-loop)
+          (server-loop-call-ns server-loop)))
 
-(define-hot (count-end :inline t) ((hub hub) (call server-call)) null
-  (incf (hub-calls hub))
-  (unless (eq :ok (call-status call)) (incf (hub-failed hub)))
+(define-hot (count-end :inline t) ((server-loop server-loop) (call server-call)) null
+  (incf (server-loop-calls server-loop))
+  (unless (eq :ok (call-status call)) (incf (server-loop-failed server-loop)))
   nil)

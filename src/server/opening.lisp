@@ -1,19 +1,20 @@
 ;;;; A new connection: what it speaks is decided by what ALPN has agreed on or by its first octets
-;;;; (http/exchange/speech.lisp), before it has a core of HTTP/2 or a parser of HTTP/1.1. It has its
-;;;; seat and its limits whatever it speaks. HTTP/2 loses no time by this: it gets the first octets
-;;;; in the same read. It answers connections that speak neither.
+;;;; (http/exchange/http-version.lisp), before it has a core of HTTP/2 or a parser of HTTP/1.1. Its
+;;;; permit and its limits are the same whatever it speaks. HTTP/2 loses no time by this: it gets
+;;;; the first octets in the same read. It answers connections that speak neither.
 
 (in-package #:clgrpc.server)
 
-(defun speaks-http1-p (hub)
-  "True if connections of HUB may speak HTTP/1.1."
-  (and (hub-http hub) (options-http1 (hub-options hub))))
+(defun speaks-http1-p (server-loop)
+  "True if connections of SERVER-LOOP may speak HTTP/1.1."
+  (and (server-loop-http server-loop) (options-http1 (server-loop-options server-loop))))
 
-(defun speech-of (link octets start end)
-  "What LINK speaks whose first octets are those from START to END, as EXCHANGE:SPEECH-OF has it."
+(defun http-version-of (link octets start end)
+  "What LINK speaks whose first octets are those from START to END, as EXCHANGE:HTTP-VERSION-OF has
+it."
   (let ((security (wire:link-security link)))
     (if (speaks-http1-p (link-owner link))
-        (exchange:speech-of (and security (loop:security-alpn security)) octets start end)
+        (exchange:http-version-of (and security (loop:security-alpn security)) octets start end)
         :http2)))
 
 ;;; HTTP/1.1
@@ -33,7 +34,7 @@
 (defun speak-http1 (link)
   "LINK speaks HTTP/1.1 from now on."
   (setf (server-link-http1 link)
-        (exchange:begin-http1 link (hub-http (link-owner link)) (wire:link-socket link)
+        (exchange:begin-http1 link (server-loop-http (link-owner link)) (wire:link-socket link)
                               (wire:link-born-ns link))
         (wire:link-dialect link) **http1**)
   ;; HTTP/2 is ready with its SETTINGS
@@ -45,19 +46,19 @@
   "It is known what LINK speaks, or LINK has ended."
   (cancel-timer (loop:event-loop-wheel (link-loop link)) (shiftf (server-link-opening link) nil)))
 
-(defun settle (link speech)
-  "LINK has SPEECH, :HTTP1 or :HTTP2."
+(defun settle (link version)
+  "LINK speaks VERSION, :HTTP1 or :HTTP2."
   (stop-opening link)
-  (ecase speech
+  (ecase version
     (:http1 (speak-http1 link))
-    (:http2 (wire:speak-http2 link :server **server-sink** (hub-pool (link-owner link))))))
+    (:http2 (wire:speak-http2 link :server **server-sink** (server-loop-pool (link-owner link))))))
 
 (defun opening-input (socket octets start end)
   "The handler's INPUT."
   (let* ((link (loop:connection-user socket))
-         (speech (speech-of link octets start end)))
-    (cond ((eq :more speech) start)
-          (t (settle link speech)
+         (version (http-version-of link octets start end)))
+    (cond ((eq :more version) start)
+          (t (settle link version)
              (funcall (loop:handler-input (loop:connection-handler socket))
                       socket octets start end)))))
 
@@ -74,7 +75,7 @@
   "True if the peer of LINK has said nothing yet, and what it will say may be something else than
 HTTP/2."
   (and (wire:link-silent-p link)
-       (eq :more (speech-of link (make-octets 0) 0 0))))
+       (eq :more (http-version-of link (make-octets 0) 0 0))))
 
 (defun opening-due (link)
   "The peer of LINK has not shown in time what it speaks. So that is taken to be HTTP/2, which tells

@@ -17,9 +17,9 @@
                   #:with-user-code #:operate #:answers-once-p)
   (:import-from #:clgrpc.serving
                   #:server #:server-services #:server-options #:server-interceptors
-                  #:server-observer #:server-reserve #:server-entrances #:server-lock
-                  #:server-emptied #:entrance-address #:close-entrance #:entrance-busy-p
-                  #:abandon-entrance #:entrance-calls #:note-emptied #:answer-of
+                  #:server-observer #:server-reserve #:server-acceptors #:server-lock
+                  #:server-emptied #:acceptor-address #:close-acceptor #:acceptor-busy-p
+                  #:abandon-acceptor #:acceptor-calls #:note-emptied #:answer-of
                   #:bad-answer-condition #:sendable-end #:route #:route-server #:route-epoch
                   #:route-method #:route-interceptors #:route-execution #:route-long-octets
                   #:note-long-answer #:note-short-answer #:execution-of #:make-routes
@@ -32,8 +32,8 @@
    #:server-statistics #:server-running-p #:server-service-names #:note-server-started
    #:note-server-stopping #:call-before-stop
    ;; for channelz
-   #:**servers** #:server-channel-trace #:server-hubs #:server-sockets
-   #:hub-tally #:hub-links #:hub-loop
+   #:**servers** #:server-channel-trace #:server-loops #:server-sockets
+   #:server-loop-tally #:server-loop-links #:server-loop-loop
    ;; protocol.lisp, and what protocols beside gRPC need
    #:make-protocol #:register-protocol #:manner #:make-manner #:claim #:claim-incoming
    #:server-call #:call-claim #:call-notes #:call-protocol #:call-http-request #:server-origins
@@ -41,4 +41,4 @@
    #:server-finish #:finish-with-condition #:note-answering #:deliver-to-stream
    #:half-close-stream #:status-http-status #:**request-operations**
    ;; survey.lisp
-   #:survey-server #:server-speaks-tls-p))
+   #:report-connections #:server-speaks-tls-p))

@@ -20,7 +20,7 @@
 (defun join-exchange (call request)
   "CALL runs the handler of REQUEST."
   (setf (exchange:http-request-context request) call
-        (detour-http-request (ensure-detour call)) request))
+        (deferred-start-http-request (ensure-deferred-start call)) request))
 
 (defun begin-exchange (link request)
   "The sink's BEGUN: REQUEST has come on LINK, which speaks HTTP/1.1."
@@ -30,36 +30,36 @@
 
 (defun begin-claimed-exchange (link request)
   "As BEGIN-EXCHANGE, of a call of a protocol beside gRPC."
-  (let* ((hub (link-owner link))
+  (let* ((server-loop (link-owner link))
          (claim (exchange:http-request-route request))
          (now (loop:event-loop-now (link-loop link)))
-         (call (make-claimed-call claim link hub now)))
-    (count-call link hub)
-    (note-call-begun hub now)
+         (call (make-claimed-call claim link server-loop now)))
+    (count-call link server-loop)
+    (note-call-begun server-loop now)
     (begin-claimed call request claim)
-    (let ((observer (wire:endpoint-observer hub)))
+    (let ((observer (wire:endpoint-observer server-loop)))
       (rpc:observe call-begun observer call)
       (rpc:observe request-begun observer call
                    (exchange:http-request-header request "host"))
       (rpc:observe headers-received observer call))
     (cond ((rejected-at-once-p claim) (reject-claimed call claim) nil)
           ((claim-rejection claim) t)   ; once its body has come
-          ((refuse-call-p hub link call) nil)
+          ((refuse-call-p server-loop link call) nil)
           (t (start-claimed call claim) t))))
 
 (defun begin-plain-exchange (link request)
   "As BEGIN-EXCHANGE, of a plain request."
-  (let* ((hub (link-owner link))
+  (let* ((server-loop (link-owner link))
          (route (exchange:http-request-route request))
-         (call (make-server-call :rpc-method (and route (route-method route)) :endpoint hub
+         (call (make-server-call :rpc-method (and route (route-method route)) :endpoint server-loop
                                  :link link :route route :fields #()
                                  :born-ns (loop:event-loop-now (link-loop link))
                                  :operations **request-operations**)))
-    (count-call link hub)
+    (count-call link server-loop)
     (join-exchange call request)
-    (rpc:observe call-begun (wire:endpoint-observer hub) call)
-    (rpc:observe headers-received (wire:endpoint-observer hub) call)
-    (not (refuse-call-p hub link call))))
+    (rpc:observe call-begun (wire:endpoint-observer server-loop) call)
+    (rpc:observe headers-received (wire:endpoint-observer server-loop) call)
+    (not (refuse-call-p server-loop link call))))
 
 (defun stop-exchange (request)
   "The sink's STOP."
@@ -68,7 +68,7 @@
 
 (define-hot prompt-p ((link server-link)) boolean
   "The sink's PROMPT-P: true if nobody is to be told of requests on LINK, whose peer takes answers."
-  (and (null (wire:endpoint-observer (the hub (link-owner link))))
+  (and (null (wire:endpoint-observer (the server-loop (link-owner link))))
        (not (tracing-p :call :server))
        (not (output-waits-p link))))
 
@@ -97,16 +97,17 @@
        :prompt-p #'prompt-p :busy-p #'wire:read-enough-p :measure #'wire:measure-link
        :close #'wire:close-link :expel #'wire:expel-link :closed #'wire:end-link)))
 
-(defun hub-router (hub)
-  "Who answers plain requests of HUB, or nil."
-  (let ((http (hub-http hub))) (and http (exchange:http-loop-router http))))
+(defun server-loop-router (server-loop)
+  "Who answers plain requests of SERVER-LOOP, or nil."
+  (let ((http (server-loop-http server-loop))) (and http (exchange:http-loop-router http))))
 
-(defun read-plain-request (hub stream list reason)
-  "The plain request with the header LIST on STREAM, a link's of HUB. REASON says what of it is not
-gRPC's."
-  (exchange:read-http2-request list stream (hub-router hub) **exchange-sink** (hub-options hub)
+(defun read-plain-request (server-loop stream list reason)
+  "The plain request with the header LIST on STREAM, a link's of SERVER-LOOP. REASON says what of it
+is not gRPC's."
+  (exchange:read-http2-request list stream (server-loop-router server-loop) **exchange-sink**
+                               (server-loop-options server-loop)
                                (cond ((eq :content-type reason) **not-grpc**)
-                                     ((hub-http hub) nil)
+                                     ((server-loop-http server-loop) nil)
                                      (t **not-post**))))
 
 ;;; Routes
@@ -167,7 +168,7 @@ if there is neither, and no protocol beside gRPC. EXECUTION is what START-SERVER
               (claim-request (server-claimers server) http-method target fields))))
     (and (or handlers fallback (server-protocols server)) router)))
 
-(defun make-hub-http (server router)
+(defun make-server-loop-http (server router)
   "What HTTP on one loop of SERVER has, which answers by ROUTER; nil if that is nil."
   (and router
        (exchange:make-http-loop :router router :sink **exchange-sink**

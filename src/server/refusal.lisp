@@ -42,19 +42,19 @@
          (counts (sb-thread:with-mutex ((refusals-lock refusals))
                    (setf (refusals-scheduled refusals) nil
                          (refusals-quiet-until refusals)
-                         (+ (loop:read-clock (hub-loop (first (server-hubs server))))
+                         (+ (loop:read-clock (server-loop-loop (first (server-loops server))))
                             +ns-per-second+))
                    (shiftf (refusals-counts refusals) '()))))
     (when counts
       (log-event :warning :refused :what (refusals-text counts) :server server))))
 
-(defun complain (hub option peer)
+(defun complain (server-loop option peer)
   "A call or connection of PEER was refused or ended because of OPTION, a keyword: note it for the
-log and tell the observer. On HUB's loop."
-  (rpc:observe refused (wire:endpoint-observer hub) option peer)
-  (let* ((server (hub-server hub))
+log and tell the observer. On SERVER-LOOP's loop."
+  (rpc:observe refused (wire:endpoint-observer server-loop) option peer)
+  (let* ((server (server-loop-server server-loop))
          (refusals (server-refusals server))
-         (loop (hub-loop hub))
+         (loop (server-loop-loop server-loop))
          (wait (sb-thread:with-mutex ((refusals-lock refusals))
                  (count-refusal refusals option peer)
                  (if (refusals-scheduled refusals)

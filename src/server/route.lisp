@@ -62,7 +62,7 @@ none starts on the loop: each one that overstays there would take a thread."
                (route-blocks route) nil)))
   nil)
 
-;;; Which methods give long answers, see room.lisp
+;;; Which methods give long answers, see reply-room.lisp
 
 (defun promise-answer (route)
   "Have room promised for another answer of ROUTE, which gives long ones. Return how many octets

@@ -2,14 +2,14 @@
 ;;;; which always returns. Stopping drains: no new connections, GOAWAY to the peers, running calls
 ;;;; may end within the time given, the rest are ended with :unavailable.
 ;;;;
-;;;; Each loop of a server has a HUB, the owner of the loop's links; only that loop touches it, so
-;;;; that nothing here needs a lock but the wait for the drain.
+;;;; Each loop of a server has a SERVER-LOOP, the owner of the loop's links; only that loop touches
+;;;; it, so that nothing here needs a lock but the wait for the drain.
 
 (in-package #:clgrpc.server)
 
 (defmethod initialize-instance :after ((server wire-server) &key options)
   (setf (server-refusals server) (make-refusals)
-        (server-census server) (make-census options (options-max-connections options)))
+        (server-admission server) (make-admission options (options-max-connections options)))
   (bound-account server))
 
 (defmethod print-object ((server wire-server) stream)
@@ -26,7 +26,7 @@
   "The addresses SERVER listens on, a list of strings such as \"HOST:PORT\" or \"unix:PATH\", each
 fit for a client. From any thread."
   (append (mapcar #'loop:listener-address (server-listeners server))
-          (remove nil (mapcar #'entrance-address (server-entrances server)))))
+          (remove nil (mapcar #'acceptor-address (server-acceptors server)))))
 
 (defun server-address (server)
   "The first address SERVER listens on, a string as SERVER-ADDRESSES has them. From any thread."
@@ -39,11 +39,13 @@ fit for a client. From any thread."
 (defun server-statistics (server)
   "Return a plist of counts since SERVER started: :calls that ended, :turns of its loops,
 :connections open now. The counts are read while they change. From any thread."
-  (let ((hubs (server-hubs server)))
-    (list :calls (+ (reduce #'+ hubs :key #'hub-calls)
-                    (reduce #'+ (server-entrances server) :key #'entrance-calls))
-          :turns (reduce #'+ hubs :key (lambda (hub) (loop:event-loop-turns (hub-loop hub))))
-          :connections (reduce #'+ hubs :key #'hub-link-count))))
+  (let ((server-loops (server-loops server)))
+    (list :calls (+ (reduce #'+ server-loops :key #'server-loop-calls)
+                    (reduce #'+ (server-acceptors server) :key #'acceptor-calls))
+          :turns (reduce #'+ server-loops
+                         :key (lambda (server-loop)
+                                (loop:event-loop-turns (server-loop-loop server-loop))))
+          :connections (reduce #'+ server-loops :key #'server-loop-link-count))))
 
 ;;; What services are told
 
@@ -157,9 +159,10 @@ From any thread."
     (unless (loop:simulated-p) (enter-registry server **servers**)) ; its loops answer nobody else
     (handler-bind ((error (lambda (error) (declare (ignore error)) (stop-server server :drain 0))))
       (unless (loop:simulated-p)        ; where descriptors cost nothing
-        (setf (server-census server) (make-census options (allowed-connections options))))
-      (loop for i from 1 to loops do (add-hub server routes i))
-      (dolist (hub (server-hubs server)) (loop:launch-event-loop (hub-loop hub)))
+        (setf (server-admission server) (make-admission options (allowed-connections options))))
+      (loop for i from 1 to loops do (add-server-loop server routes i))
+      (dolist (server-loop (server-loops server))
+              (loop:launch-event-loop (server-loop-loop server-loop)))
       (loop:end-before-save server (lambda (server) (stop-server server :drain 0)))
       (method:watch-services (setf (server-watcher server) (lambda () (renew-routes server))))
       (dolist (address addresses)
@@ -192,23 +195,23 @@ From any thread."
              path, not ~S." origins))
   origins)
 
-(defun add-hub (server routes number)
-  "Give SERVER a hub, and so a loop, with ROUTES."
+(defun add-server-loop (server routes number)
+  "Give SERVER a server loop with ROUTES."
   (let ((event-loop (loop:make-event-loop :name (format nil "clgrpc server ~D" number)
                                           :reserve (server-reserve server))))
     (loop:call-after-closing event-loop (lambda (loop)
                                           (declare (ignore loop))
                                           (unless (server-running-p server)
                                             (note-emptied server))))
-    (push (make-hub :server server :loop event-loop :routes routes
-                    :claimers (server-claimers server)
-                    :http (make-hub-http server (server-router server))
-                    :options (server-options server) :encoding (server-encoding server)
-                    :max-open (share-out (options-max-calls (server-options server)) server)
-                    :account (server-account server)
-                    :observer (rpc:observer-for (server-observer server)
-                                                :role :server :loop event-loop))
-          (server-hubs server))))
+    (push (make-server-loop :server server :loop event-loop :routes routes
+                            :claimers (server-claimers server)
+                            :http (make-server-loop-http server (server-router server))
+                            :options (server-options server) :encoding (server-encoding server)
+                            :max-open (share-out (options-max-calls (server-options server)) server)
+                            :account (server-account server)
+                            :observer (rpc:observer-for (server-observer server)
+                                                        :role :server :loop event-loop))
+          (server-loops server))))
 
 (defun renew-routes (server)
   "Make SERVER's routes anew: a service has been defined again, perhaps one of SERVER's, with other
@@ -219,20 +222,21 @@ methods than before."
                                   #'make-server-route
                                   :interceptors (server-interceptors server)
                                   :epoch (1+ (route-table-epoch
-                                              (hub-routes (first (server-hubs server))))))))
+                                              (server-loop-routes
+                                               (first (server-loops server))))))))
           (let ((claimers (prepare-claimers server (server-protocols server) table)))
             (setf (server-claimers server) claimers)
-            (dolist (hub (server-hubs server))
-              (setf (hub-claimers hub) claimers
-                    (hub-routes hub) table))
+            (dolist (server-loop (server-loops server))
+              (setf (server-loop-claimers server-loop) claimers
+                    (server-loop-routes server-loop) table))
             (when (server-router server) (incf (exchange:router-epoch (server-router server)))))))
     (error (error) (log-event :error :services-not-renewed :server server :condition error))))
 
 (defun listening-options (server)
-  "The options of SERVER's listeners. The census, not the listeners, decides which connections are
-admitted; so their limit is higher, and holds only when too many connections have yet to go."
+  "The options of SERVER's listeners. The admission, not the listeners, decides which connections
+are admitted; so their limit is higher, and holds only when too many connections have yet to go."
   (let ((options (copy-options (server-options server)))
-        (connections (census-max-connections (server-census server))))
+        (connections (admission-max-connections (server-admission server))))
     (setf (options-max-connections options)
           (min 1000000 (+ connections (max-leaving connections)
                           (* loop:+most-lingering+ (server-loop-count server)))))
@@ -246,51 +250,53 @@ admitted; so their limit is higher, and holds only when too many connections hav
     listener))
 
 (defun listen-for (server address)
-  (let ((hubs (server-hubs server)))
-    (loop:listen-on address (listening-options server) (mapcar #'hub-loop hubs)
+  (let ((server-loops (server-loops server)))
+    (loop:listen-on address (listening-options server) (mapcar #'server-loop-loop server-loops)
                     (lambda (loop byte-channel peer)
                       (declare (ignore peer))
-                      (accept-link (find loop hubs :key #'hub-loop) byte-channel))
-                    :on-full (lambda () (note-no-descriptors (first hubs))))))
+                      (accept-link (find loop server-loops :key #'server-loop-loop) byte-channel))
+                    :on-full (lambda () (note-no-descriptors (first server-loops))))))
 
-(defun accept-link (hub byte-channel)
-  "Begin to serve a new connection. On HUB's loop."
-  (let ((seat (admit hub byte-channel)) (begun nil))
-    (if seat
-        (unwind-protect (progn (begin-link hub seat byte-channel) (setf begun t))
-          (unless begun (give-seat-up hub seat)))
+(defun accept-link (server-loop byte-channel)
+  "Begin to serve a new connection. On SERVER-LOOP's loop."
+  (let ((permit (admit server-loop byte-channel)) (begun nil))
+    (if permit
+        (unwind-protect (progn (begin-link server-loop permit byte-channel) (setf begun t))
+          (unless begun (give-permit-up server-loop permit)))
         (loop:close-byte-channel byte-channel))))
 
-(defun begin-link (hub seat byte-channel)
-  "Make a link of BYTE-CHANNEL, which HUB has admitted to SEAT."
-  (let* ((server (hub-server hub))
+(defun begin-link (server-loop permit byte-channel)
+  "Make a link of BYTE-CHANNEL, which SERVER-LOOP has admitted to PERMIT."
+  (let* ((server (server-loop-server server-loop))
          (credentials (server-credentials server))
          (byte-channel (if credentials
-                           (loop:make-tls-byte-channel (hub-loop hub) byte-channel credentials
+                           (loop:make-tls-byte-channel (server-loop-loop server-loop) byte-channel
+                                                       credentials
                                                        :server
-                                                       :http1 (speaks-http1-p hub))
+                                                       :http1 (speaks-http1-p server-loop))
                            byte-channel))
-         (link (wire:open-link hub (hub-loop hub) byte-channel :server **server-sink**
-                               (hub-options hub) (hub-pool hub)
-                               :account (peer-entry-account (seat-entry seat))
+         (link (wire:open-link server-loop (server-loop-loop server-loop) byte-channel
+                               :server **server-sink**
+                               (server-loop-options server-loop) (server-loop-pool server-loop)
+                               :account (peer-entry-account (permit-entry permit))
                                :dialect **opening** :handler **opening-handler**
                                :make #'make-server-link)))
     (begin-opening link)
     (trace-event :server :connection-begun :peer (wire:link-peer link))
-    (add-link hub link)
-    (note-seat-taken hub seat link)
+    (add-link server-loop link)
+    (note-permit-taken server-loop permit link)
     ;; clients may know the address of a server that is still starting
     (when (member (server-state server) '(:draining :stopped)) (drain-link link))))
 
-(defmethod wire:link-ended ((hub hub) link)
+(defmethod wire:link-ended ((server-loop server-loop) link)
   (trace-event :server :connection-ended :peer (wire:link-peer link)
                                          :reason (wire:link-failure link))
-  (remove-link hub link)
+  (remove-link server-loop link)
   (forget-waiting link)
   (forget-drain link)
-  (give-seat-up hub (server-link-seat link))
-  (let ((server (hub-server hub)))
-    (when (and (zerop (hub-link-count hub)) (not (server-running-p server)))
+  (give-permit-up server-loop (server-link-permit link))
+  (let ((server (server-loop-server server-loop)))
+    (when (and (zerop (server-loop-link-count server-loop)) (not (server-running-p server)))
       (note-emptied server))))
 
 ;;; Stopping
@@ -344,20 +350,20 @@ servers, with a DRAIN of 0. Not from a handler of SERVER."
     (note-server-event server "draining")
     (log-event :info :server-draining :addresses (server-addresses server) :seconds drain)
     (mapc #'loop:close-listener (server-listeners server))
-    (mapc #'close-entrance (server-entrances server))
+    (mapc #'close-acceptor (server-acceptors server))
     (tell-services #'note-server-stopping server)
     ;; a server that could not start may have no loop that runs
     (unless (eq before :starting) (drain-links server)))
   (let ((emptied (wait-for-links server drain)))
     (unless emptied
-      (dolist (entrance (server-entrances server))
-        (multiple-value-call #'abandon-entrance entrance (rpc:verdict :server-stopping)))
+      (dolist (acceptor (server-acceptors server))
+        (multiple-value-call #'abandon-acceptor acceptor (rpc:verdict :server-stopping)))
       (call-on-loops server #'abandon-links)
       (wait-for-links server 1))
     (when emptied (wait-for-peers server (min drain +peer-seconds+)))
-    (dolist (hub (server-hubs server))
-      (loop:stop-event-loop (hub-loop hub))
-      (loop:join-event-loop (hub-loop hub)))
+    (dolist (server-loop (server-loops server))
+      (loop:stop-event-loop (server-loop-loop server-loop))
+      (loop:join-event-loop (server-loop-loop server-loop)))
     (loop:close-reserve (server-reserve server) 1)
     (loop:forget-ending server)
     (quit-registry server **servers**)
@@ -367,24 +373,24 @@ servers, with a DRAIN of 0. Not from a handler of SERVER."
 
 (defun drain-links (server)
   "Have the links of SERVER, whose listeners have been told to close, drain."
-  ;; connections accepted so far become links of their hubs before the links are told
+  ;; connections accepted so far become links of their server loops before the links are told
   (call-on-loops server #'identity)
-  (call-on-loops server (lambda (hub) (map-links #'drain-link hub))))
+  (call-on-loops server (lambda (server-loop) (map-links #'drain-link server-loop))))
 
-(defun abandon-links (hub)
-  "End every link of HUB, with its calls. On its loop."
+(defun abandon-links (server-loop)
+  "End every link of SERVER-LOOP, with its calls. On its loop."
   (multiple-value-bind (status text) (rpc:verdict :server-stopping)
-    (map-links (lambda (link) (wire:abandon-link link status text)) hub)))
+    (map-links (lambda (link) (wire:abandon-link link status text)) server-loop)))
 
 (defun call-on-loops (server function)
-  "Call FUNCTION with each hub of SERVER on its loop, and wait until that is done. Wait no longer
-than a loop that works would need."
+  "Call FUNCTION with each server loop of SERVER on its loop, and wait until that is done. Wait no
+longer than a loop that works would need."
   (let* ((done (sb-thread:make-semaphore))
-         (count (loop for hub in (server-hubs server)
-                      count (let ((hub hub))
-                              (loop:post (hub-loop hub)
+         (count (loop for server-loop in (server-loops server)
+                      count (let ((server-loop server-loop))
+                              (loop:post (server-loop-loop server-loop)
                                          (lambda ()
-                                           (funcall function hub)
+                                           (funcall function server-loop)
                                            (sb-thread:signal-semaphore done)))))))
     (when (plusp count) (loop:await-semaphore done :count count :timeout-seconds 1))))
 
@@ -393,12 +399,13 @@ than a loop that works would need."
 side. To close a connection before that might destroy answers that are on their way."
   (loop:await-until (server-emptied server) (server-lock server) (loop:notice-end seconds)
                     (lambda ()
-                      (loop for hub in (server-hubs server)
-                            always (zerop (loop:event-loop-connections (hub-loop hub)))))))
+                      (loop for server-loop in (server-loops server)
+                            always
+                            (zerop (loop:event-loop-connections (server-loop-loop server-loop)))))))
 
 (defun wait-for-links (server seconds)
   "Wait until SERVER has no link, SECONDS at most; return true if it has none."
   (loop:await-until (server-emptied server) (server-lock server) (loop:notice-end seconds)
                     (lambda ()
-                      (and (every #'zerop (mapcar #'hub-link-count (server-hubs server)))
-                           (notany #'entrance-busy-p (server-entrances server))))))
+                      (and (every #'zerop (mapcar #'server-loop-link-count (server-loops server)))
+                           (notany #'acceptor-busy-p (server-acceptors server))))))

@@ -18,9 +18,9 @@
 
 (in-package #:clgrpc.server)
 
-;;; The connection that gives way; the census's lock is held
+;;; The connection that gives way; the admission's lock is held
 
-(defun largest-user-entry (census spared)
+(defun largest-user-entry (admission spared)
   "The peer that holds most, but for what SPARED, a table from entries to octets, says."
   (let ((largest-user nil) (most 0))
     (maphash (lambda (name entry)
@@ -29,56 +29,56 @@
                  (when (< most held)
                    (setf largest-user entry
                          most held))))
-             (census-peers census))
+             (admission-peers admission))
     largest-user))
 
-(defun seat-octets (seat)
-  (account-sum (wire:link-account (seat-link seat))))
+(defun permit-octets (permit)
+  (account-sum (wire:link-account (permit-link permit))))
 
-(defun largest-user-seat (entry)
-  "The seat of the peer with ENTRY whose connection holds most, or nil."
+(defun largest-user-permit (entry)
+  "The permit of the peer with ENTRY whose connection holds most, or nil."
   (let ((largest-user nil) (most -1))
-    (flet ((look (seat)
-             (when (and (seat-link seat) (< most (seat-octets seat)))
-               (setf largest-user seat
-                     most (seat-octets seat)))))
+    (flet ((look (permit)
+             (when (and (permit-link permit) (< most (permit-octets permit)))
+               (setf largest-user permit
+                     most (permit-octets permit)))))
       (mapc #'look (ring-list (peer-entry-ready entry)))
       (mapc #'look (ring-list (peer-entry-unready entry))))
     largest-user))
 
-(defun dismiss-largest-user (census octets)
-  "Dismiss seats whose connections hold OCTETS together, or one if that is 0; return them."
+(defun dismiss-largest-user (admission octets)
+  "Dismiss permits whose connections hold OCTETS together, or one if that is 0; return them."
   (let ((spared (make-hash-table :test 'eq)) (dismissed '()))
     (loop
-      (let* ((entry (largest-user-entry census spared))
-             (seat (and entry (largest-user-seat entry)))
-             (held (if seat (seat-octets seat) 0)))
-        (unless (and seat (dismiss census seat)) (return dismissed))
-        (push seat dismissed)
-        (setf (seat-octets-left seat) held)
-        (incf (census-leaving-octets census) held)
+      (let* ((entry (largest-user-entry admission spared))
+             (permit (and entry (largest-user-permit entry)))
+             (held (if permit (permit-octets permit) 0)))
+        (unless (and permit (dismiss admission permit)) (return dismissed))
+        (push permit dismissed)
+        (setf (permit-octets-left permit) held)
+        (incf (admission-leaving-octets admission) held)
         (incf (gethash entry spared 0) held)
         (when (minusp (decf octets held)) (return dismissed))))))
 
 (defun give-way (server least)
   "End connections of SERVER so that all hold no more than they may: those that hold LEAST octets
 together, if that is more. On a loop of SERVER's."
-  (let* ((census (server-census server))
-         (hub (first (server-hubs server)))
+  (let* ((admission (server-admission server))
+         (server-loop (first (server-loops server)))
          (total (wire:total-held-limit (server-options server)))
-         (dismissed (sb-thread:with-mutex ((census-lock census))
+         (dismissed (sb-thread:with-mutex ((admission-lock admission))
                       (let ((more (max (- (account-sum (server-account server)) total
-                                          (census-leaving-octets census))
+                                          (admission-leaving-octets admission))
                                        least)))
-                        (if (minusp more) '() (dismiss-largest-user census more))))))
-    (dolist (seat dismissed) (expel hub seat :max-total-held-octets))))
+                        (if (minusp more) '() (dismiss-largest-user admission more))))))
+    (dolist (permit dismissed) (expel server-loop permit :max-total-held-octets))))
 
 (defun ask-to-give-way (server least)
   "Have SERVER give way soon, unless it has been asked to and has not done so yet. From any thread."
   (let ((asked (server-asked-to-give-way server)))
     (when (and (eq :serving (server-state server))
                (null (sb-ext:compare-and-swap (car asked) nil t)))
-      (loop:post (hub-loop (first (server-hubs server)))
+      (loop:post (server-loop-loop (first (server-loops server)))
                  (lambda ()
                    (setf (car asked) nil)
                    (give-way server least))))))
@@ -125,14 +125,15 @@ garbage has just been collected. Return true if it is to be."
   (setf **looked** (collection-epoch))
   (judge-heap t))
 
-(defun look-at-heap (hub)
-  "Garbage has been collected since the last look: judge. On the loop of HUB."
+(defun look-at-heap (server-loop)
+  "Garbage has been collected since the last look: judge. On the loop of SERVER-LOOP."
   (setf **looked** (collection-epoch))
   (note-collected)
   (when (and (judge-heap nil) (search-due-p))
-    (loop:run-on-reserve (server-reserve (hub-server hub)) #'search-and-judge :if-busy :exceed)))
+    (loop:run-on-reserve (server-reserve (server-loop-server server-loop)) #'search-and-judge
+                         :if-busy :exceed)))
 
-(define-hot (valve-shut-p :inline t) ((hub hub)) boolean
-  "True if no call may begin since the heap is full of what is alive. On the loop of HUB."
-  (when (or **shut** (not (eq **looked** (collection-epoch)))) (look-at-heap hub))
+(define-hot (valve-shut-p :inline t) ((server-loop server-loop)) boolean
+  "True if no call may begin since the heap is full of what is alive. On the loop of SERVER-LOOP."
+  (when (or **shut** (not (eq **looked** (collection-epoch)))) (look-at-heap server-loop))
   **shut**)

@@ -1,7 +1,7 @@
 ;;;; A link: one connection on an event loop, at either end, that speaks HTTP/2 as a rule. The loop
 ;;;; reads and writes, the http2 core decides, and the link joins the two. It hands octets to the
 ;;;; core, lends the loop's output buffer to the core for a turn, and has one timer for all that may
-;;;; be due (life.lisp). Everything here runs on the link's loop.
+;;;; be due (link-keepalive.lisp). Everything here runs on the link's loop.
 
 (in-package #:clgrpc.wire)
 
@@ -21,7 +21,7 @@ functions run on its loop."
   "One connection, at either end; at a server it may speak something else than HTTP/2."
   (loop nil :type loop:event-loop)      ; that all of it runs on
   (options nil :type options)           ; its owner's
-  (owner nil)                           ; the server's hub, or the subchannel
+  (owner nil)                           ; the server loop, or the subchannel
   (socket nil :type (or null loop:connection)) ; the loop's connection
   (http2 nil :type (or null http2:connection)) ; the core, if it speaks HTTP/2
   (calls 0 :type fixnum)                ; open ones
@@ -36,7 +36,7 @@ functions run on its loop."
   (late 0 :type fixnum)                 ; handlers and callbacks that have lost the loop and run
   (waiting-calls nil :type (or null ring)) ; calls whose callbacks wait for one of those to return
   (share nil :type (or null loop:share)) ; of the reserve; nil without a limit
-  (life nil :type (or null timer))      ; of life.lisp, as those until QUIET-NS
+  (life nil :type (or null timer))      ; of link-keepalive.lisp, as those until QUIET-NS
   (born-ns 0 :type (unsigned-byte 62))  ; when it began
   (age-ns 0 :type (unsigned-byte 62))   ; how old it may get, 0 for no limit
   (keepalive-ns 0 :type (unsigned-byte 62)) ; after such a silence we send a PING; 0 is never

@@ -187,7 +187,8 @@ takes long.")
         (cons "running" (if (server:server-running-p server) :true :false))
         (cons "loops" (json-list (mapcar #'json-object
                                          (and (server:server-running-p server)
-                                              (server:survey-server server :limit +links+)))))))
+                                              (server:report-connections server
+                                                                         :limit +links+)))))))
 
 (defun shown-servers ()
   "The servers of this process that serve something, the oldest first."

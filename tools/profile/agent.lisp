@@ -53,7 +53,7 @@
   "The loops of the servers and channels of this process."
   (remove-duplicates
    (append (loop for server in (registered server:**servers**)
-                 append (mapcar #'server:hub-loop (server:server-hubs server)))
+                 append (mapcar #'server:server-loop-loop (server:server-loops server)))
            (mapcar #'client:core-loop (registered client:**cores**)))))
 
 (defun count-in-loops (key statistics)

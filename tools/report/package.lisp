@@ -8,7 +8,7 @@
   (:export
    ;; figure.lisp
    #:figure-value
-   ;; condition.lisp
+   ;; report-condition.lisp
    #:parse-conditions #:broken-conditions #:condition-syntax-error
    ;; run-json.lisp
    #:run-json

@@ -14,7 +14,7 @@
   (:report (lambda (condition stream) (write-string (unsupported-op-text condition) stream)))
   (:documentation "An op asks for TEXT, which there is not here."))
 
-(defstruct (lab (:copier nil))
+(defstruct (policy-runner (:copier nil))
   "A runner, as the testee has it."
   (output nil :type (or null stream) :read-only t) ; of octets, to it
   (observer nil :read-only t)           ; of the channels that it makes, or nil
@@ -47,7 +47,7 @@
 
 ;;; Channels
 
-(defparameter *lab-options*
+(defparameter *policy-runner-options*
   '(("dnsServiceConfig" :dns-service-config boolean)
     ("dnsMinIntervalMs" :resolve-interval-seconds seconds)
     ("retryEnabled" :retry boolean)
@@ -66,7 +66,7 @@
   "The options of channels in ops, the rows of the options table they are, and what their values
 are.")
 
-(defun lab-option (options name row kind)
+(defun policy-runner-option (options name row kind)
   "The option NAME, the row ROW of KIND, of the object OPTIONS as a plist; empty if it is not
 there."
   (let ((value (if (eq kind 'boolean)
@@ -81,41 +81,43 @@ there."
           ((string= name "dnsMinIntervalMs") '())
           (t (error 'unsupported-op :text name)))))
 
-(defun lab-channel-arguments (op)
+(defun policy-runner-channel-arguments (op)
   "The keyword arguments of MAKE-CHANNEL that OP asks for."
   (let ((options (op-object op "options"))
         (config (op-value op "serviceConfig")))
-    (append (loop for (name row kind) in *lab-options*
-                  append (lab-option options name row kind))
+    (append (loop for (name row kind) in *policy-runner-options*
+                  append (policy-runner-option options name row kind))
             ;; off unless an op says otherwise, as the protocol has it
             '(:keepalive-seconds 0)
             (when config (list :service-config (write-json config))))))
 
-(defun open-lab-channel (lab op)
+(defun open-policy-runner-channel (policy-runner op)
   "Make the channel that OP asks for."
   (let ((name (op-value op "name"))
         (target (op-value op "target")))
-    (let ((channel (apply #'grpc:make-channel target :observer (lab-observer lab)
-                          (lab-channel-arguments op))))
-      (sb-thread:with-mutex ((lab-lock lab))
-        (setf (gethash name (lab-channels lab)) channel))))
+    (let ((channel (apply #'grpc:make-channel target
+                          :observer (policy-runner-observer policy-runner)
+                          (policy-runner-channel-arguments op))))
+      (sb-thread:with-mutex ((policy-runner-lock policy-runner))
+        (setf (gethash name (policy-runner-channels policy-runner)) channel))))
   '(("ok" . :true)))
 
-(defun lab-channel (lab op)
+(defun policy-runner-channel (policy-runner op)
   (let ((name (op-value op "channel")))
-    (or (sb-thread:with-mutex ((lab-lock lab)) (gethash name (lab-channels lab)))
+    (or (sb-thread:with-mutex ((policy-runner-lock policy-runner))
+                              (gethash name (policy-runner-channels policy-runner)))
         (misuse "There is no channel ~S." name))))
 
 (defun state-name (state)
   (substitute #\_ #\- (symbol-name state)))
 
-(defun connect-lab-channel (channel)
+(defun connect-policy-runner-channel (channel)
   "Have CHANNEL leave :idle, without waiting for what comes of it."
   (handler-case (grpc:ensure-connected channel :timeout 0)
     (grpc:rpc-error () nil))
   '(("ok" . :true)))
 
-(defun await-lab-state (channel op)
+(defun await-policy-runner-state (channel op)
   "Wait for one of the states that OP wants."
   (let ((want (coerce (op-value op "want" #()) 'list))
         (end (+ (monotonic-ns) (seconds-ns (or (op-seconds op "timeoutMs") 0)))))
@@ -136,7 +138,7 @@ there."
     (misuse "A payload has at most ~D octets, not ~D." +max-payload-octets+ octets))
   (zeros octets))
 
-(defun lab-call-options (op index)
+(defun policy-runner-call-options (op index)
   "The options of the stub that OP asks for; {i} in metadata stands for INDEX."
   (let ((timeout (op-seconds op "timeoutMs"))
         (wait (op-value op "waitForReady"))
@@ -150,7 +152,7 @@ there."
                                         (uiop:frob-substrings value '("{i}")
                                                               (princ-to-string index)))))))))
 
-(defun send-lab-requests (call op request refusal)
+(defun send-policy-runner-requests (call op request refusal)
   "Send REQUEST on CALL as often as OP asks for and at its intervals. If CALL lives and may not send
 it, cancel CALL and put the RPC-ERROR into the car of REFUSAL."
   (handler-case
@@ -173,9 +175,9 @@ it, cancel CALL and put the RPC-ERROR into the car of REFUSAL."
                              :path "/grpc.testing.TestService/Nothing" :kind :unary
                              :request-type empty :response-type empty)))
 
-(defun begin-lab-call (channel op options refusal)
+(defun begin-policy-runner-call (channel op options refusal)
   "Begin the RPC that OP asks for on CHANNEL with OPTIONS of its stub; return the call. REFUSAL as
-for SEND-LAB-REQUESTS."
+for SEND-POLICY-RUNNER-REQUESTS."
   (let ((method (op-value op "method" "unary"))
         (payload (zero-payload (op-integer op "payloadBytes" 0)))
         (size (op-integer op "responseBytes" 0)))
@@ -185,8 +187,9 @@ for SEND-LAB-REQUESTS."
                                                              :interval-us interval-us)))
            (open-stream (stub request)
              (let ((call (apply stub channel :open options)))
-               (sb-thread:make-thread #'send-lab-requests :arguments (list call op request refusal)
-                                                          :name "clgrpc lab requests")
+               (sb-thread:make-thread #'send-policy-runner-requests
+                                      :arguments (list call op request refusal)
+                                                                    :name "clgrpc lab requests")
                call)))
       (cond ((string= method "unary")
              (apply #'grpc:call-async #'grpc.testing.test-service:unary-call channel
@@ -231,7 +234,7 @@ for SEND-LAB-REQUESTS."
                    (t (push (cons name value) object))))
     (nreverse object)))
 
-(defun lab-result (call code message received started-ns)
+(defun policy-runner-result (call code message received started-ns)
   "What is said of CALL, nil if there was none, that ended so."
   (let* ((headers (and call (grpc:call-metadata call)))
          (trailers (and call (grpc:call-trailers call)))
@@ -242,7 +245,7 @@ for SEND-LAB-REQUESTS."
       ("received" . ,received)
       ("trailers" . ,(joined-texts trailers)))))
 
-(defun perform-lab-call (channel op &optional (index 0))
+(defun perform-policy-runner-call (channel op &optional (index 0))
   "Make the RPC that OP asks for on CHANNEL, the INDEXth of several; return its result."
   (let ((started-ns (monotonic-ns))
         (cancel (op-seconds op "cancelAfterMs"))
@@ -250,7 +253,8 @@ for SEND-LAB-REQUESTS."
     (unwind-protect
          (handler-case
              (progn
-               (setf call (begin-lab-call channel op (lab-call-options op index) refusal))
+               (setf call (begin-policy-runner-call channel op (policy-runner-call-options op index)
+                                                    refusal))
                (when cancel
                  (setf timer (sb-ext:make-timer (lambda () (grpc:cancel call)) :thread t))
                  (sb-ext:schedule-timer timer (max cancel 1/1000)))
@@ -259,15 +263,15 @@ for SEND-LAB-REQUESTS."
                       (loop while (grpc:receive call) do (incf received)))
                      (t (grpc:await call)
                         (incf received)))
-               (lab-result call 0 "" received started-ns))
+               (policy-runner-result call 0 "" received started-ns))
            (grpc:rpc-error (error)
              (let ((error (or (car refusal) error)))
-               (lab-result call (grpc:status-code (grpc:rpc-error-status error))
-                           (grpc:rpc-error-message error) received started-ns)))
+               (policy-runner-result call (grpc:status-code (grpc:rpc-error-status error))
+                                     (grpc:rpc-error-message error) received started-ns)))
            (misuse (error)
              (unless (eq :shutdown (grpc:channel-state channel)) (error error))
-             (lab-result nil (grpc:status-code :unavailable) (princ-to-string error) 0
-                         started-ns)))
+             (policy-runner-result nil (grpc:status-code :unavailable) (princ-to-string error) 0
+                                   started-ns)))
       (when timer (sb-ext:unschedule-timer timer)))))
 
 ;;; Several RPCs
@@ -279,7 +283,7 @@ for SEND-LAB-REQUESTS."
       (let ((known (assoc value counts :test #'string=)))
         (if known (incf (cdr known)) (push (cons value 1) counts))))))
 
-(defun lab-summary (results)
+(defun policy-runner-summary (results)
   "What is said of the calls that had RESULTS."
   (let* ((times (sort (map 'vector (lambda (result) (op-value result "elapsedMs")) results) #'<))
          (count (length times)))
@@ -294,7 +298,7 @@ for SEND-LAB-REQUESTS."
                                      when backend collect backend)))
         ("p50ms" . ,(share 1 2)) ("p99ms" . ,(share 99 100)) ("maxms" . ,(share 1 1))))))
 
-(defun perform-lab-calls (channel op)
+(defun perform-policy-runner-calls (channel op)
   "Make the RPCs that OP asks for on CHANNEL."
   (let* ((count (op-integer op "count" 0))
          (workers (max 1 (op-integer op "parallel" 1)))
@@ -311,56 +315,57 @@ for SEND-LAB-REQUESTS."
                                      (and (< next count) (null trouble) (1- (incf next))))
                        while index
                        do (unless first (pause-ms interval-ms))
-                          (let ((result (perform-lab-call channel one index)))
+                          (let ((result (perform-policy-runner-call channel one index)))
                             (sb-thread:with-mutex (lock) (push result results))))
                (error (error) (setf trouble error)))))
       (mapc #'sb-thread:join-thread
             (loop repeat (min workers (max 1 count))
                   collect (sb-thread:make-thread #'work :name "clgrpc lab worker")))
       (when trouble (error trouble))
-      (lab-summary results))))
+      (policy-runner-summary results))))
 
 ;;; Answers
 
-(defun perform-op (lab op)
+(defun perform-op (policy-runner op)
   "Do what OP asks for; return what is said of it."
   (let ((name (op-value op "op" "")))
     (flet ((op-p (known) (string= name known))
-           (channel () (lab-channel lab op)))
+           (channel () (policy-runner-channel policy-runner op)))
       (cond ((op-p "hello") '(("ok" . :true)))
-            ((op-p "channel") (open-lab-channel lab op))
-            ((op-p "call") (perform-lab-call (channel) op))
-            ((op-p "calls") (perform-lab-calls (channel) op))
+            ((op-p "channel") (open-policy-runner-channel policy-runner op))
+            ((op-p "call") (perform-policy-runner-call (channel) op))
+            ((op-p "calls") (perform-policy-runner-calls (channel) op))
             ((op-p "state") `(("state" . ,(state-name (grpc:channel-state (channel))))))
-            ((op-p "connect") (connect-lab-channel (channel)))
-            ((op-p "awaitState") (await-lab-state (channel) op))
+            ((op-p "connect") (connect-policy-runner-channel (channel)))
+            ((op-p "awaitState") (await-policy-runner-state (channel) op))
             ((op-p "close") (grpc:close-channel (channel)) '(("ok" . :true)))
             (t (error 'unsupported-op :text name))))))
 
-(defun tell (lab op answer)
-  "Tell the runner of LAB that ANSWER, an object, has come of OP."
+(defun tell (policy-runner op answer)
+  "Tell the runner of POLICY-RUNNER that ANSWER, an object, has come of OP."
   (let ((line (string-octets
                (format nil "~A~%" (write-json (acons "id" (op-value op "id" :null) answer))))))
-    (sb-thread:with-mutex ((lab-lock lab))
-      (write-sequence line (lab-output lab))
-      (finish-output (lab-output lab)))))
+    (sb-thread:with-mutex ((policy-runner-lock policy-runner))
+      (write-sequence line (policy-runner-output policy-runner))
+      (finish-output (policy-runner-output policy-runner)))))
 
-(defun answer-op (lab op)
-  "Do what OP asks for and tell the runner of LAB what came of it."
-  (tell lab op (handler-case (perform-op lab op)
-                 (unsupported-op (condition)
-                   `(("unsupported" . :true) ("error" . ,(princ-to-string condition))))
-                 (error (error) `(("error" . ,(princ-to-string error)))))))
+(defun answer-op (policy-runner op)
+  "Do what OP asks for and tell the runner of POLICY-RUNNER what came of it."
+  (tell policy-runner op (handler-case (perform-op policy-runner op)
+                           (unsupported-op (condition)
+                             `(("unsupported" . :true) ("error" . ,(princ-to-string condition))))
+                           (error (error) `(("error" . ,(princ-to-string error)))))))
 
-(defun take-op (lab op)
+(defun take-op (policy-runner op)
   "Answer OP on a thread of its own; a channel is made before the next op is looked at."
-  (cond ((equal "channel" (op-value op "op")) (answer-op lab op))
-        ((sb-thread:try-semaphore (lab-places lab))
+  (cond ((equal "channel" (op-value op "op")) (answer-op policy-runner op))
+        ((sb-thread:try-semaphore (policy-runner-places policy-runner))
          (sb-thread:make-thread (lambda ()
-                                  (unwind-protect (answer-op lab op)
-                                    (sb-thread:signal-semaphore (lab-places lab))))
+                                  (unwind-protect (answer-op policy-runner op)
+                                    (sb-thread:signal-semaphore
+                                     (policy-runner-places policy-runner))))
                                 :name "clgrpc lab op"))
-        (t (tell lab op '(("error" . "too many ops are under way"))))))
+        (t (tell policy-runner op '(("error" . "too many ops are under way"))))))
 
 (defun read-op-line (input)
   "The octets of the next line of INPUT without its end, or nil if there is none."
@@ -377,11 +382,11 @@ for SEND-LAB-REQUESTS."
 (defun be-driven (input output &key observer)
   "Do what the lines of the stream INPUT ask for until it ends; say on the stream OUTPUT what came
 of each. OBSERVER is that of the channels, or nil."
-  (loop with lab = (make-lab :output output :observer observer)
+  (loop with policy-runner = (make-policy-runner :output output :observer observer)
         for line = (read-op-line input)
         while line
         do (handler-case (unless (every (lambda (octet) (member octet '(9 13 32))) line)
-                           (take-op lab (parse-json line)))
+                           (take-op policy-runner (parse-json line)))
              ((or json-error limit-exceeded) (error)
                (format *error-output* "~A~%" error))))
   0)

@@ -19,7 +19,7 @@
 
 (defun find-policy-of (call)
   "The retry or hedging policy that the service config in force has for CALL, or nil."
-  (and (not (side-call-p call))
+  (and (not (internal-call-p call))
        (find-retry-policy (method-config-of call) (wire-call-options call))))
 
 (defun ensure-retries (call)
@@ -60,7 +60,7 @@ it fail, or if it cannot have its headers."
   (let ((call (attempt-call attempt))
         (number (attempt-number attempt)))
     (multiple-value-bind (view error)
-        (if (side-call-p call)
+        (if (internal-call-p call)
             (values nil nil)
             (calling:view-attempt call number (call-retries call) (wire:link-peer link)
                                   (rpc:outgoing-metadata call)
@@ -201,7 +201,7 @@ FAILURE. NUMBER others came before it. It is left already."
        (lambda () (loop:event-loop-random (wire-call-loop call)))
        :throttle (throttle-of call)
        :going-ns (and link (wire:link-draining link) (wire:link-born-ns link))
-       :sendable (and (not (side-call-p call)) (repeatable-p call))
+       :sendable (and (not (internal-call-p call)) (repeatable-p call))
        :keep (lambda () (keep-request call))))))
 
 (defun fail-attempt (attempt failure)

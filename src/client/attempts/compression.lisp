@@ -19,7 +19,7 @@ that."
 (defun review-refused (core)
   "A server of CORE has said what it accepts, which is news."
   (let ((known (loop for subchannel in (core-subchannels core)
-                     append (loop for link in (trunk-links (trunk-of subchannel))
+                     append (loop for link in (connection-set-links (connection-set-of subchannel))
                                   unless (eq :unknown (client-link-accepted link))
                                     collect (client-link-accepted link)))))
     (setf (core-refused core)

@@ -3,7 +3,7 @@
 
 (in-package #:clgrpc.client)
 
-(define-hot (side-call-p :inline t) ((call client-call)) boolean
+(define-hot (internal-call-p :inline t) ((call client-call)) boolean
   "True if CALL is the channel's own, see side-call.lisp."
   (let ((parts (call-client-parts call)))
     (and parts (client-parts-aside parts))))
@@ -11,7 +11,7 @@
 (define-hot client-observer ((call client-call)) (or null rpc:observer)
   "The operation OBSERVER: that of CALL's channel, or nil."
   (let ((observer (wire:call-observer call)))
-    (and observer (not (side-call-p call)) observer)))
+    (and observer (not (internal-call-p call)) observer)))
 
 (define-hot since ((call client-call) (ns nanoseconds)) nanoseconds
   "How much later than NS the turn under way on CALL's loop is."
@@ -126,7 +126,7 @@ deadline is that of the deadline, and what was said of it its cause."
       (setf (values status message) (rpc:verdict :deadline-passed)))
     (wire:seal-batch call)
     (wire:stop-timers call)
-    (unless (side-call-p call)
+    (unless (internal-call-p call)
       (note-call-ended (client-call-core call) status)
       (loop:leave-call (wire-call-loop call) (wire-call-unattended call)))
     (when (zerop (wire:wire-call-born-ns call)) ; it never began

@@ -238,15 +238,15 @@ sink's on-reset has them."
   "The sink's on-stream-closed."
   (let ((link (leave-stream stream)))
     (when link
-      (let* ((trunk (link-owner link))
-             (sharer (if (subchannel-p trunk) nil (forget-user stream link))))
+      (let* ((connection-set (link-owner link))
+             (sharer (if (subchannel-p connection-set) nil (forget-user stream link))))
         (http2:release-stream stream)
         (decf (wire:link-calls link))
         (when sharer (look-after-end sharer))
-        (cond ((wire:link-draining link) (leave-link trunk link))
-              (sharer (serve-owners trunk))
-              ((waiting-p (subchannel-core trunk))
-               (serve-waiting (subchannel-core trunk) trunk)))))))
+        (cond ((wire:link-draining link) (leave-link connection-set link))
+              (sharer (serve-owners connection-set))
+              ((waiting-p (subchannel-core connection-set))
+               (serve-waiting (subchannel-core connection-set) connection-set)))))))
 
 (defun client-goaway (http2 last-stream-id error-code debug)
   "The sink's on-goaway: the link takes no more calls; those it has may end."

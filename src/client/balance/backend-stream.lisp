@@ -1,4 +1,4 @@
-;;;; A backend stream: a side call that is kept up on a subchannel for as long as its links are
+;;;; A backend stream: an internal call that is kept up on a subchannel for as long as its links are
 ;;;; ready. When the call ends it is made again (gRFC A17):
 ;;;;
 ;;;;   at once              if it has brought a message, but only once until a call has lasted
@@ -13,7 +13,7 @@
 (in-package #:clgrpc.balance)
 
 (defstruct (backend-stream (:copier nil))
-  "A side call of METHOD on SUBCHANNEL that is kept up."
+  "An internal call of METHOD on SUBCHANNEL that is kept up."
   (subchannel nil :type subchannel :read-only t) ; that it is on
   (method nil :read-only t)             ; an RPC-METHOD that streams responses
   (request nil :read-only t)            ; its request, a message
@@ -71,18 +71,19 @@
           (backend-stream-began-ns backend-stream) (backend-stream-now backend-stream))
     (tell-of-backend-stream backend-stream :begun)
     (let ((call nil))
-      (setf call (open-side-call (backend-stream-subchannel backend-stream)
-                                 (backend-stream-method backend-stream)
-                                 (backend-stream-request backend-stream)
-                                 :on-message (lambda (message)
+      (setf call (open-internal-call (backend-stream-subchannel backend-stream)
+                                     (backend-stream-method backend-stream)
+                                     (backend-stream-request backend-stream)
+                                     :on-message (lambda (message)
+                                                   (when (eq call
+                                                             (backend-stream-call backend-stream))
+                                                     (setf (backend-stream-heard backend-stream) t)
+                                                     (tell-of-backend-stream backend-stream
+                                                                             :message message)))
+                                     :on-end (lambda (status)
                                                (when (eq call (backend-stream-call backend-stream))
-                                                 (setf (backend-stream-heard backend-stream) t)
-                                                 (tell-of-backend-stream backend-stream
-                                                                         :message message)))
-                                 :on-end (lambda (status)
-                                           (when (eq call (backend-stream-call backend-stream))
-                                             (setf (backend-stream-call backend-stream) nil)
-                                             (backend-stream-ended backend-stream status)))))
+                                                 (setf (backend-stream-call backend-stream) nil)
+                                                 (backend-stream-ended backend-stream status)))))
       (setf (backend-stream-call backend-stream) call)
       (unless call (backend-stream-ended backend-stream :resource-exhausted)))))
 
@@ -107,7 +108,7 @@
   (stop-back-off (backend-stream-back-off backend-stream)
                  (client:core-loop (backend-stream-core backend-stream)))
   (let ((call (shiftf (backend-stream-call backend-stream) nil)))
-    (when call (close-side-call call))))
+    (when call (close-internal-call call))))
 
 (defun start-backend-stream (subchannel method request tell)
   "Keep up a call of METHOD with REQUEST on SUBCHANNEL. TELL is called with :begun when a call

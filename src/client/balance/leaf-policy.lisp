@@ -33,7 +33,7 @@
              :documentation "True if its state is to be published after this turn.")
    (closed :initform nil :accessor leaf-policy-closed
            :documentation "True once it has been closed.")
-   (trouble :initform "no server can be reached" :accessor leaf-policy-trouble
+   (trouble :initform "no server can be reached" :accessor leaf-policy-last-error
             :documentation "Why the last member failed that did.")
    (health :initform nil :accessor leaf-policy-health
            :documentation "The service that servers are asked whether they serve, or nil."))
@@ -120,7 +120,7 @@ Return those that are new."
         (members (leaf-policy-members leaf-policy))
         (new '())
         (left-out nil))
-    (when (null backends) (setf (leaf-policy-trouble leaf-policy) "there are no servers"))
+    (when (null backends) (setf (leaf-policy-last-error leaf-policy) "there are no servers"))
     (dolist (backend backends)
       (let ((key (backend-key backend)))
         (unless (gethash key kept)
@@ -132,7 +132,7 @@ Return those that are new."
                   ((client:room-for-subchannel-p (balancer-core leaf-policy))
                    (push (setf subchannel (add-member leaf-policy backend)) new))
                   (t (setf left-out t
-                           (leaf-policy-trouble leaf-policy)
+                           (leaf-policy-last-error leaf-policy)
                            "the channel may have no more servers (max-subchannels)")))
             (when subchannel (setf (gethash key kept) subchannel))))))
     (cond ((= (hash-table-count members) (hash-table-count kept)) (nreverse new))
@@ -196,7 +196,7 @@ Return those that are new."
         (:ready (setf (note-failed note) nil))
         (:transient-failure
          (setf (note-failed note) t
-               (leaf-policy-trouble leaf-policy) (trouble-text subchannel))))
+               (leaf-policy-last-error leaf-policy) (last-error-text subchannel))))
       (review-soon leaf-policy))))
 
 (defun ready-members (leaf-policy)
@@ -214,7 +214,7 @@ Return those that are new."
 (defun publish-failure (leaf-policy)
   "Publish that no member of LEAF-POLICY can be used."
   (publish leaf-policy :transient-failure
-           (make-failure (leaf-policy-trouble leaf-policy))))
+           (make-failure (leaf-policy-last-error leaf-policy))))
 
 (defmethod review ((leaf-policy leaf-policy))
   (let ((ready (ready-members leaf-policy)))

@@ -220,7 +220,7 @@ calls."
 
 (defun ring-failure (ring start)
   "What is picked if all servers of RING have failed: why the one at the index START has."
-  (make-failure (trouble-text (svref (ring-servers ring) start))))
+  (make-failure (last-error-text (svref (ring-servers ring) start))))
 
 (defun pick-by-key (leaf-policy ring start)
   "The server of RING at the index START, or the first after it that has not failed: a subchannel,

@@ -6,7 +6,7 @@
   (:local-nicknames (#:status #:clgrpc.status))
   (:import-from #:sb-ext #:defglobal)
   (:export
-   ;; condition.lisp
+   ;; config-condition.lisp
    #:service-config-error #:service-config-error-path #:service-config-error-text #:config-error
    ;; field.lisp
    #:member-path #:element-path #:check-object #:object-members #:key-name #:field

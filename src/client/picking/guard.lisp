@@ -53,7 +53,7 @@ fault."
 
 (defun note-attempt (breaker call subchannel status)
   "An attempt of CALL on SUBCHANNEL, which has BREAKER, has ended with STATUS."
-  (cond ((side-call-p call))
+  (cond ((internal-call-p call))
         ((or (null status)
              (and (eq :cancelled status) (not (cancelled-by-server-p call))))
          (forget-trial breaker call))
@@ -68,7 +68,7 @@ about to be reset."
 (defun ensure-breaker (subchannel)
   "The breaker of SUBCHANNEL, made now if it has none."
   (or (subchannel-breaker subchannel)
-      (let ((breaker (make-breaker (trunk-options subchannel))))
+      (let ((breaker (make-breaker (connection-set-options subchannel))))
         (add-listener subchannel
                       (lambda (call subchannel status trailers)
                         (declare (ignore trailers))
@@ -77,7 +77,7 @@ about to be reset."
 
 (defun breaker-refusal (subchannel call)
   "Nil if CALL may go to SUBCHANNEL, else the FAILURE that its breaker says."
-  (let ((text (and (breakers-p (trunk-options subchannel))
+  (let ((text (and (breakers-p (connection-set-options subchannel))
                    (admit-to-breaker (ensure-breaker subchannel) call (subchannel-calls subchannel)
                                      (core-now (subchannel-core subchannel))))))
     (and text (refusal "~A: ~A" (addresses-text subchannel) text))))
@@ -144,14 +144,14 @@ to the breaker by itself."
     (setf (core-admitted core) (make-hash-table :test #'eq)
           (core-observer core) (guard-observer core))))
 
-(defun refuse-to-wait (core place)
-  "The FAILURE for the call of PLACE, which has begun to wait for a stream, if too many wait that
-the same server was picked for, or as for that none; it waits no more then. Else nil."
+(defun refuse-to-wait (core queued-attempt)
+  "The FAILURE for the call of QUEUED-ATTEMPT, which has begun to wait for a stream, if too many
+wait that the same server was picked for, or as for that none; it waits no more then. Else nil."
   (let ((most (options-breaker-max-waiting (core-options core)))
-        (server (place-server place)))
+        (server (queued-attempt-server queued-attempt)))
     (when (and (plusp most)
-               (queued-p place)
+               (queued-p queued-attempt)
                (> (if server (subchannel-waiting-count server) (core-unpicked-count core)) most))
-      (leave-place place)
+      (leave-place queued-attempt)
       (refusal "~D calls wait for a stream~@[ of ~A~] (breaker-max-waiting)" most
                (and server (addresses-text server))))))

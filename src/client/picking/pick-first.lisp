@@ -60,7 +60,7 @@ the attribute :weight or 1, says; so is the second among the others, and so on."
 
 (defun note-attributes (subchannel)
   "SUBCHANNEL, if it is connected, has the attributes of the server that it is connected to."
-  (let ((link (first (trunk-links (trunk-of subchannel)))))
+  (let ((link (first (connection-set-links (connection-set-of subchannel)))))
     (when link
       (setf (subchannel-attributes subchannel)
             (attributes-at (find-address subchannel (wire:link-peer link))
@@ -77,7 +77,7 @@ the attribute :weight or 1, says; so is the second among the others, and so on."
        (note-attributes subchannel))
       (:transient-failure (setf (pick-first-failed balancer) t)))
     (cond ((eq :transient-failure state)
-           (publish balancer state (make-failure (trouble-text subchannel))))
+           (publish balancer state (make-failure (last-error-text subchannel))))
           ((not (pick-first-failed balancer))
            (publish balancer state (when (eq :ready state) subchannel)))
           ((eq :idle state) (connect subchannel)))))

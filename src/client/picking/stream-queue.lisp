@@ -1,5 +1,5 @@
 ;;;; The calls of a channel that wait for a stream. Each attempt of a call that finds none has a
-;;;; PLACE in one of these queues, by what it waits for:
+;;;; QUEUED-ATTEMPT in one of these queues, by what it waits for:
 ;;;;
 ;;;;   CORE-WAITING        a stream of any server, if the picker is not choosy: then the oldest is
 ;;;;                       picked for, and while it finds no stream the others behind it are not
@@ -15,19 +15,21 @@
 
 (in-package #:clgrpc.client)
 
-(defstruct (place (:include ring) (:constructor make-place (call number taker)) (:copier nil))
+(defstruct (queued-attempt (:include ring) (:constructor make-queued-attempt (call number taker))
+                           (:copier nil))
   "The place of an attempt of a call among those that wait for a stream."
   (call nil :type client-call :read-only t) ; the attempt is of
   (taker nil :type function :read-only t) ; what takes the stream, see core.lisp
   (number 0 :type (unsigned-byte 62) :read-only t) ; how many came to the channel before
   (server nil :type (or null subchannel)) ; that was picked for it last
-  (sibling nil :type (or null place)))  ; another place of CALL
+  (sibling nil :type (or null queued-attempt))) ; another place of CALL
 
-(declaim (sb-ext:freeze-type place))
+(declaim (sb-ext:freeze-type queued-attempt))
 
-(defmethod print-object ((place place) stream)
-  (print-unreadable-object (place stream :type t)
-    (format stream "~D~@[ for ~A~]" (place-number place) (place-server place))))
+(defmethod print-object ((queued-attempt queued-attempt) stream)
+  (print-unreadable-object (queued-attempt stream :type t)
+    (format stream "~D~@[ for ~A~]" (queued-attempt-number queued-attempt)
+            (queued-attempt-server queued-attempt))))
 
 (defun choosy-p (core)
   "True if what the picker of CORE gives is for one call, so that those that wait hold up no
@@ -37,30 +39,33 @@ others."
 
 ;;; Places in queues
 
-(defun queued-p (place)
-  "True if PLACE is in a queue."
-  (not (eq place (place-after place))))
+(defun queued-p (queued-attempt)
+  "True if QUEUED-ATTEMPT is in a queue."
+  (not (eq queued-attempt (queued-attempt-after queued-attempt))))
 
 (defun count-waiting (core server change)
   "CHANGE more calls of CORE wait, for which SERVER, or nil, was picked."
   (incf (core-waiting-count core) change)
-  (when (core-commons core) (incf (commons-waiting-count (core-commons core)) change))
+  (when (core-subchannel-pool core)
+        (incf (subchannel-pool-waiting-count (core-subchannel-pool core)) change))
   (if server
       (incf (subchannel-waiting-count server) change)
       (incf (core-unpicked-count core) change)))
 
-(defun enter-queue (place queue server)
-  "Put PLACE, which is in no queue, at the end of QUEUE; SERVER, or nil, was picked for its call."
-  (let ((core (client-call-core (place-call place))))
-    (setf (place-server place) server)
+(defun enter-queue (queued-attempt queue server)
+  "Put QUEUED-ATTEMPT, which is in no queue, at the end of QUEUE; SERVER, or nil, was picked for its
+call."
+  (let ((core (client-call-core (queued-attempt-call queued-attempt))))
+    (setf (queued-attempt-server queued-attempt) server)
     (count-waiting core server 1)
     (unless (eq queue (core-waiting core)) (setf (core-scattered core) t))
-    (enter-ring place queue)))
+    (enter-ring queued-attempt queue)))
 
-(defun quit-queue (place)
-  "Take PLACE out of its queue."
-  (quit-ring place)
-  (count-waiting (client-call-core (place-call place)) (shiftf (place-server place) nil) -1))
+(defun quit-queue (queued-attempt)
+  "Take QUEUED-ATTEMPT out of its queue."
+  (quit-ring queued-attempt)
+  (count-waiting (client-call-core (queued-attempt-call queued-attempt))
+                 (shiftf (queued-attempt-server queued-attempt) nil) -1))
 
 (defun queue-for (core picked)
   "The queue that a call of CORE waits in for which PICKED was picked."
@@ -69,48 +74,48 @@ others."
         ((subchannel-p picked) (subchannel-waiting picked))
         (t (core-patient core))))
 
-(defun move-place (place picked)
-  "PICKED was picked for the call of PLACE, which waits for any stream: there, or where else that
-makes it wait."
-  (let* ((core (client-call-core (place-call place)))
+(defun move-place (queued-attempt picked)
+  "PICKED was picked for the call of QUEUED-ATTEMPT, which waits for any stream: there, or where
+else that makes it wait."
+  (let* ((core (client-call-core (queued-attempt-call queued-attempt)))
          (queue (queue-for core picked))
          (server (and (subchannel-p picked) picked)))
     (cond ((eq queue (core-waiting core))
-           (count-waiting core (shiftf (place-server place) server) -1)
+           (count-waiting core (shiftf (queued-attempt-server queued-attempt) server) -1)
            (count-waiting core server 1))
-          (t (quit-queue place)
-             (enter-queue place queue server)))))
+          (t (quit-queue queued-attempt)
+             (enter-queue queued-attempt queue server)))))
 
 ;;; Places of calls
 
-(defun add-place (call picked taker)
+(defun add-queued-attempt (call picked taker)
   "Give CALL, for which PICKED was picked, a new place for TAKER, and return that."
   (let* ((parts (ensure-client-parts call))
          (core (client-call-core call))
-         (place (isolate-ring (make-place call (core-next-place core) taker))))
+         (queued-attempt (isolate-ring (make-queued-attempt call (core-next-place core) taker))))
     (incf (core-next-place core))
-    (setf (place-sibling place) (client-parts-place parts)
-          (client-parts-place parts) place)
-    (enter-queue place (queue-for core picked) (and (subchannel-p picked) picked))
-    place))
+    (setf (queued-attempt-sibling queued-attempt) (client-parts-queued-attempt parts)
+          (client-parts-queued-attempt parts) queued-attempt)
+    (enter-queue queued-attempt (queue-for core picked) (and (subchannel-p picked) picked))
+    queued-attempt))
 
-(defun leave-place (place)
-  "The call of PLACE does not wait there any more."
-  (let ((parts (ensure-client-parts (place-call place))))
-    (quit-queue place)
-    (if (eq place (client-parts-place parts))
-        (setf (client-parts-place parts) (place-sibling place))
-        (loop for other = (client-parts-place parts) then (place-sibling other)
-              when (eq place (place-sibling other))
-                do (setf (place-sibling other) (place-sibling place))
+(defun leave-place (queued-attempt)
+  "The call of QUEUED-ATTEMPT does not wait there any more."
+  (let ((parts (ensure-client-parts (queued-attempt-call queued-attempt))))
+    (quit-queue queued-attempt)
+    (if (eq queued-attempt (client-parts-queued-attempt parts))
+        (setf (client-parts-queued-attempt parts) (queued-attempt-sibling queued-attempt))
+        (loop for other = (client-parts-queued-attempt parts) then (queued-attempt-sibling other)
+              when (eq queued-attempt (queued-attempt-sibling other))
+                do (setf (queued-attempt-sibling other) (queued-attempt-sibling queued-attempt))
                    (return)))
     nil))
 
 (define-hot (leave-places :inline t) ((call client-call)) null
   "CALL waits for no stream any more."
   (let ((parts (call-client-parts call)))
-    (loop while (and parts (client-parts-place parts))
-          do (leave-place (client-parts-place parts)))
+    (loop while (and parts (client-parts-queued-attempt parts))
+          do (leave-place (client-parts-queued-attempt parts)))
     nil))
 
 ;;; All that wait
@@ -126,24 +131,24 @@ makes it wait."
                     (ring-list (core-patient core))
                     (loop for subchannel in (core-subchannels core)
                           nconc (ring-list (subchannel-waiting subchannel))))
-            #'< :key #'place-number)
+            #'< :key #'queued-attempt-number)
       (ring-list (core-waiting core))))
 
 (defun waiting-calls (core)
   "The calls of CORE that wait for a stream, oldest first."
-  (mapcar #'place-call (waiting-places core)))
+  (mapcar #'queued-attempt-call (waiting-places core)))
 
 (defun gather-places (core)
   "Put all places of CORE back into one queue, in the order in which they came."
   (when (core-scattered core)
-    (let ((places (waiting-places core)))
-      (mapc #'quit-queue places)
-      (dolist (place places) (enter-queue place (core-waiting core) nil))
+    (let ((queued-attempts (waiting-places core)))
+      (mapc #'quit-queue queued-attempts)
+      (dolist (queued-attempt queued-attempts) (enter-queue queued-attempt (core-waiting core) nil))
       (setf (core-scattered core) nil))))
 
 (defun release-places (subchannel)
   "SUBCHANNEL is given up: who waits for a stream of it waits for another picker."
-  (loop for place = (ring-first (subchannel-waiting subchannel))
-        while place
-        do (quit-queue place)
-           (enter-queue place (core-patient (subchannel-core subchannel)) nil)))
+  (loop for queued-attempt = (ring-first (subchannel-waiting subchannel))
+        while queued-attempt
+        do (quit-queue queued-attempt)
+           (enter-queue queued-attempt (core-patient (subchannel-core subchannel)) nil)))

@@ -22,7 +22,7 @@ the newest veto makes of it."
     (note-subchannel-event subchannel (if failed :warning :info)
                            "state changed from ~A to ~A~@[: ~A~]"
                            (state-text (subchannel-state subchannel)) (state-text state)
-                           (and failed (trouble-text subchannel))))
+                           (and failed (last-error-text subchannel))))
   (setf (subchannel-state subchannel) state)
   (loop:guarding (:balancer-failed :balancer (subchannel-balancer subchannel))
     (subchannel-changed (subchannel-balancer subchannel) subchannel)))
@@ -46,11 +46,11 @@ the same NAME, or another veto. In place of the veto that NAME has already."
         (remove name (subchannel-vetoes subchannel) :key #'veto-name))
   (review-state subchannel))
 
-(defun trouble-text (subchannel)
+(defun last-error-text (subchannel)
   "Why SUBCHANNEL, which is in :transient-failure, is not ready."
   (let ((veto (first (subchannel-vetoes subchannel))))
     (cond ((and veto (eq :ready (subchannel-link-state subchannel))) (veto-text veto))
-          ((trunk-failure (trunk-of subchannel)))
+          ((connection-set-failure (connection-set-of subchannel)))
           (t "no connection"))))
 
 (defun add-listener (subchannel function)

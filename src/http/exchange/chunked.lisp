@@ -26,7 +26,7 @@ answer. From any thread."
               (setf (http-request-answer request) answer
                     (http-request-sending request) :begun)
               (funcall (sink-head-sent (http-request-sink request)) request)
-              (funcall (carrier-begin (http-request-carrier request)) request answer))))
+              (funcall (responder-begin (http-request-responder request)) request answer))))
     request))
 
 (defun check-begun (request)
@@ -37,7 +37,7 @@ answer. From any thread."
 (defun waiting-octets (request)
   "How many octets of REQUEST's response, which is open, have not left. From any thread."
   (+ (the index (funcall (sink-posted (http-request-sink request)) request))
-     (the index (funcall (carrier-unsent (http-request-carrier request)) request))))
+     (the index (funcall (responder-unsent (http-request-responder request)) request))))
 
 (defun room-for-chunk-p (request count)
   "True if COUNT octets more of REQUEST's response may wait. If nothing waits any number may."
@@ -51,7 +51,7 @@ answer. From any thread."
   (post request (length octets)
         (lambda ()
           (unless (over-p request)
-            (funcall (carrier-chunk (http-request-carrier request)) request octets)))))
+            (funcall (responder-chunk (http-request-responder request)) request octets)))))
 
 (defun send-chunk (request chunk)
   "Send CHUNK, a string, which becomes UTF-8, or octets, as the next part of the response to REQUEST

@@ -1,6 +1,6 @@
 ;;;; An exchange: a request of HTTP, which is what its handler gets, and how it is answered. What
-;;;; differs between HTTP/2 and HTTP/1.1 is the CARRIER: how an answer is written. What its owner, a
-;;;; server, does for it is a SINK.
+;;;; differs between HTTP/2 and HTTP/1.1 is the RESPONDER: how an answer is written. What its owner,
+;;;; a server, does for it is a SINK.
 ;;;;
 ;;;; The body is collected as far as the owner takes it, in a vector that grows as it comes, and
 ;;;; charged to the connection like messages that wait.
@@ -42,7 +42,7 @@ run on the loop, but where it says otherwise."
   (expel nil :type function :read-only t) ; (owner text): end it at once
   (closed nil :type function :read-only t)) ; (socket reason): it has ended
 
-(defstruct (carrier (:copier nil))
+(defstruct (responder (:copier nil))
   "How requests are answered over one version of HTTP. All functions run on the loop, but UNSENT on
 any thread."
   (answer nil :type function :read-only t) ; (request answer): the whole answer
@@ -77,7 +77,7 @@ this found in the memo of MESSAGE. The connection's."
 
 (defstruct (http-request (:constructor nil) (:copier nil))
   "A request of HTTP: see HTTP-HANDLER."
-  (carrier nil :type carrier)           ; of its version of HTTP
+  (responder nil :type responder)       ; of its version of HTTP
   (sink nil :type sink)                 ; its owner's
   (options nil :type options)           ; its owner's
   (method "" :type string)              ; "GET"
@@ -94,13 +94,13 @@ this found in the memo of MESSAGE. The connection's."
   ;; of an answer in chunks: whether its head has been written
   (sending nil :type (member nil :posted :begun)))
 
-(declaim (sb-ext:freeze-type sink carrier known-head))
+(declaim (sb-ext:freeze-type sink responder known-head))
 
 (defmethod print-object ((sink sink) stream)
   (print-unreadable-object (sink stream :type t :identity t)))
 
-(defmethod print-object ((carrier carrier) stream)
-  (print-unreadable-object (carrier stream :type t :identity t)))
+(defmethod print-object ((responder responder) stream)
+  (print-unreadable-object (responder stream :type t :identity t)))
 
 (defmethod print-object ((request http-request) stream)
   (print-unreadable-object (request stream :type t)
@@ -310,32 +310,32 @@ if it may not have so much memory and so has been ended."
 
 (define-hot (write-head :inline t) ((request http-request) (head answer-head) (more list) length)
     null
-  "Write HEAD and MORE of the answer to REQUEST, which is claimed; see CARRIER."
-  (funcall (carrier-head (http-request-carrier request)) request head more length)
+  "Write HEAD and MORE of the answer to REQUEST, which is claimed; see RESPONDER."
+  (funcall (responder-head (http-request-responder request)) request head more length)
   nil)
 
 (define-hot (write-part :inline t) ((request http-request) (octets octets) (start index)
                                     (end index) (storable boolean) (last boolean))
     null
-  "Write the octets from START to END of the answer to REQUEST, which is claimed; see CARRIER."
-  (funcall (carrier-part (http-request-carrier request)) request octets start end storable last)
+  "Write the octets from START to END of the answer to REQUEST, which is claimed; see RESPONDER."
+  (funcall (responder-part (http-request-responder request)) request octets start end storable last)
   nil)
 
 (defun cut-answer-off (request)
   "End the answer to REQUEST, which is claimed, in a way that shows that it is not whole."
-  (funcall (carrier-end (http-request-carrier request)) request nil))
+  (funcall (responder-end (http-request-responder request)) request nil))
 
 (define-hot (unsent-octets :inline t) ((request http-request)) index
   "How many octets of the answer to REQUEST have not left. From any thread."
-  (values (the index (funcall (carrier-unsent (http-request-carrier request)) request))))
+  (values (the index (funcall (responder-unsent (http-request-responder request)) request))))
 
 (defun pause-body (request)
   "Read no more of the body of REQUEST, which is claimed, until RESUME-BODY. On the loop."
-  (funcall (carrier-pause (http-request-carrier request)) request))
+  (funcall (responder-pause (http-request-responder request)) request))
 
 (defun resume-body (request)
   "Undo PAUSE-BODY. On the loop."
-  (funcall (carrier-resume (http-request-carrier request)) request))
+  (funcall (responder-resume (http-request-responder request)) request))
 
 (defun receive-body (request octets start end)
   "Keep OCTETS from START to END, of the body of REQUEST."
@@ -377,8 +377,8 @@ it."
   "REQUEST has ended: write its answer, or the end of one in chunks, which is cut off unless WHOLE.
 OTHERWISE, a function, returns the answer if there is none."
   (declare (type function otherwise))
-  (let ((carrier (http-request-carrier request)))
+  (let ((responder (http-request-responder request)))
     (if (begun-p request)
-        (funcall (carrier-end carrier) request whole)
-        (funcall (carrier-answer carrier) request
+        (funcall (responder-end responder) request whole)
+        (funcall (responder-answer responder) request
                  (or (http-request-answer request) (funcall otherwise))))))

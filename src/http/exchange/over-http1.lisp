@@ -239,7 +239,7 @@ the connection."
   nil)
 
 (defun answer-over-http1 (request answer)
-  "The carrier's ANSWER."
+  "The responder's ANSWER."
   (let ((state (http1-request-connection request)))
     (write-answer state answer)
     (end-request-answer state t)))
@@ -249,7 +249,7 @@ the connection."
   (plusp (http1:message-minor (state-message state))))
 
 (defun begin-over-http1 (request answer)
-  "The carrier's BEGIN. HTTP/1.0 has no chunks: such a body ends with the connection."
+  "The responder's BEGIN. HTTP/1.0 has no chunks: such a body ends with the connection."
   (let ((state (http1-request-connection request)))
     (unless (chunked-answer-p state) (setf (state-last state) t))
     (write-http1-head state answer
@@ -258,7 +258,7 @@ the connection."
                            :chunked))))
 
 (defun chunk-over-http1 (request octets)
-  "The carrier's CHUNK."
+  "The responder's CHUNK."
   (let* ((state (http1-request-connection request))
          (output (state-output state)))
     (cond ((ended-by-head-p request))
@@ -266,20 +266,20 @@ the connection."
           (t (append-octets output octets)))))
 
 (defun end-over-http1 (request whole)
-  "The carrier's END."
+  "The responder's END."
   (let ((state (http1-request-connection request)))
     (when (and whole (chunked-answer-p state) (not (ended-by-head-p request)))
       (http1:write-last-chunk (state-output state)))
     (end-request-answer state whole)))
 
 (defun unsent-over-http1 (request)
-  "The carrier's UNSENT."
+  "The responder's UNSENT."
   (loop:connection-unsent (state-socket (http1-request-connection request))))
 
 ;;; The answer to a request that is claimed
 
 (define-hot head-over-http1 ((request http1-request) (head answer-head) (more list) length) null
-  "The carrier's HEAD. HTTP/1.0 has no chunks: a body of unknown length ends with the connection."
+  "The responder's HEAD. HTTP/1.0 has no chunks: a body of unknown length ends with the connection."
   (let* ((state (http1-request-connection request))
          (output (state-output state))
          (message (the http1:message (state-message state)))
@@ -302,7 +302,7 @@ the connection."
 (define-hot part-over-http1 ((request http1-request) (octets octets) (start index) (end index)
                              (storable boolean) (last boolean))
     null
-  "The carrier's PART."
+  "The responder's PART."
   (let* ((state (http1-request-connection request))
          (output (state-output state)))
     (cond ((= start end))
@@ -316,21 +316,21 @@ the connection."
   nil)
 
 (defun pause-http1 (request)
-  "The carrier's PAUSE."
+  "The responder's PAUSE."
   (setf (state-paused (http1-request-connection request)) t))
 
 (defun resume-http1 (request)
-  "The carrier's RESUME."
+  "The responder's RESUME."
   (let ((state (http1-request-connection request)))
     (when (and (eq request (state-request state)) (shiftf (state-paused state) nil))
       (setf (state-since-ns state) (state-now state))
       (loop:start-reading (state-socket state)))))
 
-(define-load-time-global **http1-carrier**
-    (make-carrier :answer #'answer-over-http1 :begin #'begin-over-http1 :chunk #'chunk-over-http1
-                  :end #'end-over-http1 :unsent #'unsent-over-http1
-                  :head #'head-over-http1 :part #'part-over-http1
-                  :pause #'pause-http1 :resume #'resume-http1))
+(define-load-time-global **http1-responder**
+    (make-responder :answer #'answer-over-http1 :begin #'begin-over-http1 :chunk #'chunk-over-http1
+                    :end #'end-over-http1 :unsent #'unsent-over-http1
+                    :head #'head-over-http1 :part #'part-over-http1
+                    :pause #'pause-http1 :resume #'resume-http1))
 
 ;;; Errors
 
@@ -383,7 +383,7 @@ the connection."
   "The request on STATE that KNOWN, a known head, is of."
   (let* ((message (known-head-message known))
          (http (state-http state))
-         (request (make-http1-request :carrier **http1-carrier** :connection state
+         (request (make-http1-request :responder **http1-responder** :connection state
                                       :sink (http-loop-sink http) :options (http-loop-options http)
                                       :method (http1:message-http-method message)
                                       :target (http1:message-target message)

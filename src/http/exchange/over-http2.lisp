@@ -9,7 +9,7 @@
 
 (declaim (sb-ext:freeze-type http2-request))
 
-;;; The carrier
+;;; The responder
 
 (defun write-http2-head (request stream answer length)
   "Write the headers of ANSWER on STREAM, whose body has LENGTH, nil if that is not known; return
@@ -70,7 +70,7 @@ true if they end it."
 ;;; The answer to a request that is claimed
 
 (define-hot head-over-http2 ((request http2-request) (head answer-head) (more list) length) null
-  "The carrier's HEAD."
+  "The responder's HEAD."
   (let ((stream (http2-request-stream request)))
     (when stream
       (multiple-value-bind (encoder buffer) (http2:begin-headers stream)
@@ -92,7 +92,7 @@ whole."
 (define-hot part-over-http2 ((request http2-request) (octets octets) (start index) (end index)
                              (storable boolean) (last boolean))
     null
-  "The carrier's PART."
+  "The responder's PART."
   (let ((stream (http2-request-stream request)))
     (cond ((or (null stream) (not (http2:stream-sendable-p stream))))
           ((or (not last) (http-request-whole request))
@@ -101,19 +101,19 @@ whole."
              (http2:send-trailers-later stream #'end-late))))
   nil)
 
-(define-load-time-global **http2-carrier**
-    (make-carrier :answer #'answer-over-http2 :begin #'begin-over-http2 :chunk #'chunk-over-http2
-                  :end #'end-over-http2 :unsent #'unsent-over-http2
-                  :head #'head-over-http2 :part #'part-over-http2
-                  ;; its window is withheld instead
-                  :pause #'identity :resume #'identity))
+(define-load-time-global **http2-responder**
+    (make-responder :answer #'answer-over-http2 :begin #'begin-over-http2 :chunk #'chunk-over-http2
+                    :end #'end-over-http2 :unsent #'unsent-over-http2
+                    :head #'head-over-http2 :part #'part-over-http2
+                    ;; its window is withheld instead
+                    :pause #'identity :resume #'identity))
 
 ;;; The request
 
 (defun read-http2-request (list stream router sink options refusal)
   "The request with the header LIST on STREAM, whose owner has SINK and OPTIONS, with its route of
 ROUTER. REFUSAL, or nil, is its answer if there is nobody to answer it."
-  (let ((request (make-http2-request :carrier **http2-carrier** :sink sink :options options
+  (let ((request (make-http2-request :responder **http2-responder** :sink sink :options options
                                      :stream stream
                                      :refusal (or refusal **not-found**))))
     (hpack:do-fields (field list)
@@ -132,12 +132,12 @@ ROUTER. REFUSAL, or nil, is its answer if there is nobody to answer it."
     http2-request
   "The request with HTTP-METHOD on STREAM, whose owner has SINK and OPTIONS and has claimed it by
 CLAIM."
-  (make-http2-request :carrier **http2-carrier** :sink sink :options options :stream stream
+  (make-http2-request :responder **http2-responder** :sink sink :options options :stream stream
                       :method http-method :claimed t :route claim))
 
 (defun refused-http2-request (stream sink options http-method answer)
   "The request with HTTP-METHOD on STREAM, whose owner has SINK and OPTIONS, which ANSWER answers."
-  (make-http2-request :carrier **http2-carrier** :sink sink :options options :stream stream
+  (make-http2-request :responder **http2-responder** :sink sink :options options :stream stream
                       :method http-method :refusal answer))
 
 (defun leave-stream (request)

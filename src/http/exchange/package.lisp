@@ -3,7 +3,7 @@
 ;;;; written, and all of a connection that speaks HTTP/1.1. An exchange is no call: who runs the
 ;;;; handlers, counts them and bounds what they keep is the owner, by the functions of a SINK.
 ;;;;
-;;;; The files in their order: speech (what a connection speaks); content (answers); router;
+;;;; The files in their order: http-version (what a connection speaks); content (answers); router;
 ;;;; exchange (requests); chunked (answers in parts); over-http2; over-http1.
 
 (defpackage #:clgrpc.exchange
@@ -12,8 +12,8 @@
                     (#:http2 #:clgrpc.http2))
   (:import-from #:sb-ext #:define-load-time-global)
   (:export
-   ;; speech.lisp
-   #:speech-of
+   ;; http-version.lisp
+   #:http-version-of
    ;; content.lisp
    #:plain-answer-p #:check-answer #:fixed-answer #:text-answer #:answer-head #:make-answer-head
    #:answer-head-http-status #:make-plain-answer #:plain-answer-http-status #:plain-answer

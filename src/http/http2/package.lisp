@@ -15,7 +15,7 @@
    #:+no-error+ #:+protocol-error+ #:+internal-error+
    #:+refused-stream+ #:+cancel+
    #:+enhance-your-calm+ #:+inadequate-security+
-   ;; structure.lisp
+   ;; connection-structure.lisp
    #:sink #:make-sink
    #:pool #:make-pool
    #:counters #:counters-queued-octets

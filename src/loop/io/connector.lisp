@@ -20,7 +20,7 @@
 8305 section 8).")
 
 (defstruct (connector (:include source) (:constructor %make-connector) (:copier nil))
-  "An endeavour to connect to one of several addresses."
+  "An attempt to connect to one of several addresses."
   (name "" :type string)                ; what it connects to, for people
   (on-done nil :type function)          ; (byte-channel condition), one of them nil
   (on-progress nil :type (or null function)) ; (event &rest plist)

@@ -38,7 +38,7 @@
   (woken nil :type boolean)             ; it is to run once more
   (running nil :type boolean)           ; a thread runs it, or is about to
   (thread nil)                          ; that runs it
-  (trouble nil :type (or null condition)) ; that has been told and goes on
+  (failure nil :type (or null condition)) ; that has been told and goes on
   (ended nil :type boolean))            ; it is to run no more
 
 (declaim (sb-ext:freeze-type background job))
@@ -194,15 +194,15 @@ waits for nothing."
 
 ;;; Trouble
 
-(defun tell-trouble (job event condition &rest plist)
+(defun tell-failure (job event condition &rest plist)
   "JOB cannot do what it should, because of CONDITION: log EVENT with PLIST, unless that was logged
 and has gone on since. From the function of JOB."
-  (unless (shiftf (job-trouble job) condition)
+  (unless (shiftf (job-failure job) condition)
     (apply #'log-event :warning event :condition (princ-to-string condition) plist))
   nil)
 
 (defun tell-recovery (job event &rest plist)
   "JOB does what it should: log EVENT with PLIST if trouble was logged and is over."
-  (when (shiftf (job-trouble job) nil)
+  (when (shiftf (job-failure job) nil)
     (apply #'log-event :info event plist))
   nil)

@@ -52,10 +52,10 @@ answer is passed over; if nothing is found, it is told of."
   (find number channel-traces :key (lambda (owner) (channel-trace-number (funcall key owner)))))
 
 (defun links (core)
-  "The links that the subchannels of CORE use, of a trunk that channels share all of them. On its
-loop."
+  "The links that the subchannels of CORE use, of a connection set that channels share all of them.
+On its loop."
   (loop for subchannel in (client:core-subchannels core)
-        append (client:all-links (client:trunk-of subchannel))))
+        append (client:all-links (client:connection-set-of subchannel))))
 
 (defun page (items start most key)
   "The first MOST of ITEMS, in the order of the numbers that KEY gives, whose number is START or

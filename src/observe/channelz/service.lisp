@@ -73,7 +73,7 @@ calls, LAST-NS, when the last began, by the clock of LOOP, or 0, and MORE."
 (defun subchannel-message (subchannel)
   "The Subchannel that SUBCHANNEL is. On its loop."
   (let* ((core (client:subchannel-core subchannel))
-         (links (client:all-links (client:trunk-of subchannel)))
+         (links (client:all-links (client:connection-set-of subchannel)))
          (begun (client:subchannel-picks subchannel))
          (failed (+ (client:subchannel-failures subchannel)
                     (client:subchannel-cancellations subchannel))))
@@ -104,12 +104,13 @@ calls, LAST-NS, when the last began, by the clock of LOOP, or 0, and MORE."
 
 (defun server-message (server)
   "The Server that SERVER is."
-  (let* ((hubs (server:server-hubs server))
-         (tallies (loop for hub in hubs
-                        collect (let ((hub hub))
-                                  (or (ask (server:hub-loop hub)
+  (let* ((server-loops (server:server-loops server))
+         (tallies (loop for server-loop in server-loops
+                        collect (let ((server-loop server-loop))
+                                  (or (ask (server:server-loop-loop server-loop)
                                            (lambda ()
-                                             (multiple-value-list (server:hub-tally hub))))
+                                             (multiple-value-list
+                                              (server:server-loop-tally server-loop))))
                                       '(0 0 0 0)))))
          (number (channel-trace-number (server:server-channel-trace server))))
     (flet ((total (place function)
@@ -117,7 +118,7 @@ calls, LAST-NS, when the last began, by the clock of LOOP, or 0, and MORE."
       (v1:make-server
        :ref (v1:make-server-ref :server-id number
                                 :name (format nil "~{~A~^,~}" (server:server-addresses server)))
-       :data (data-message #'v1:make-server-data (server:hub-loop (first hubs))
+       :data (data-message #'v1:make-server-data (server:server-loop-loop (first server-loops))
                            (server:server-channel-trace server)
                            (total 0 #'+) (total 1 #'+) (total 2 #'+) (total 3 #'max))
        :listen-socket (loop for (number . listener) in (reverse (server:server-sockets server))
@@ -126,11 +127,11 @@ calls, LAST-NS, when the last began, by the clock of LOOP, or 0, and MORE."
 (defun server-links (server function)
   "What FUNCTION returns, not nil, for the links of SERVER, each on its loop."
   (declare (type function function))
-  (loop for hub in (server:server-hubs server)
-        append (let ((hub hub))
-                 (ask (server:hub-loop hub)
+  (loop for server-loop in (server:server-loops server)
+        append (let ((server-loop server-loop))
+                 (ask (server:server-loop-loop server-loop)
                       (lambda ()
-                        (loop for link across (server:hub-links hub)
+                        (loop for link across (server:server-loop-links server-loop)
                               for value = (funcall function link)
                               when value collect value))))))
 

@@ -12,11 +12,11 @@ another process, and, if REMOTE, that it is."
                          :attributes (key-values (trace:event-attributes event))))
 
 (defun link-message (link)
-  (let ((context (trace:link-context link)))
+  (let ((context (trace:span-link-context link)))
     (spans:make-span.link :trace-id (trace:context-trace-id-octets context)
                           :span-id (trace:context-span-id-octets context)
                           :trace-state (trace:context-state context)
-                          :attributes (key-values (trace:link-attributes link))
+                          :attributes (key-values (trace:span-link-attributes link))
                           :flags (ldb (byte 8 0) (trace:context-flags context)))))
 
 (defun status-message (span)

@@ -18,7 +18,8 @@
    #:span #:span-name #:span-kind #:span-context #:span-parent-octets #:span-remote-parent-p
    #:span-start-ns #:span-end-ns #:span-attributes #:span-events #:span-links
    #:span-dropped-attributes #:span-dropped-events #:span-dropped-links #:span-status
-   #:span-status-text #:event-name #:event-ns #:event-attributes #:link-context #:link-attributes
+   #:span-status-text #:event-name #:event-ns #:event-attributes #:span-link-context
+   #:span-link-attributes
    ;; tracing.lisp
    #:tracing #:make-tracing #:on-batch #:drain #:spans-dropped
    ;; current.lisp

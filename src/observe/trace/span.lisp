@@ -13,7 +13,7 @@
   (ns 0 :type nanoseconds :read-only t) ; when, since 1970
   (attributes '() :type list :read-only t)) ; an alist, in their order
 
-(defstruct (link (:constructor make-link (context attributes)) (:copier nil))
+(defstruct (span-link (:constructor make-span-link (context attributes)) (:copier nil))
   "Another span that has to do with a span and is not its parent."
   (context nil :type trace-context :read-only t) ; where that is
   (attributes '() :type list :read-only t)) ; an alist, in their order
@@ -40,14 +40,14 @@
   (status :unset :type (member :unset :ok :error)) ; how the work ended
   (status-text "" :type string))        ; what went wrong
 
-(declaim (sb-ext:freeze-type event link span))
+(declaim (sb-ext:freeze-type event span-link span))
 
 (document-functions
   event-name "What EVENT, of a span, is."
   event-ns "When EVENT, of a span, was, in nanoseconds since 1970."
   event-attributes "The alist of EVENT's attributes."
-  link-context "The context of the span that LINK leads to."
-  link-attributes "The alist of LINK's attributes."
+  span-link-context "The context of the span that LINK leads to."
+  span-link-attributes "The alist of LINK's attributes."
   span-name "What SPAN is, as text."
   span-kind "The part that SPAN has in a call: :internal, :server, :client, :producer or :consumer."
   span-context "The TRACE-CONTEXT of SPAN."
@@ -60,9 +60,9 @@
   (print-unreadable-object (event stream :type t)
     (write-printable (event-name event) stream :limit 200)))
 
-(defmethod print-object ((link link) stream)
+(defmethod print-object ((link span-link) stream)
   (print-unreadable-object (link stream :type t)
-    (princ (link-context link) stream)))
+    (princ (span-link-context link) stream)))
 
 (defmethod print-object ((span span) stream)
   (print-unreadable-object (span stream :type t)
@@ -176,7 +176,7 @@ be."
 (defun add-link (span context attributes)
   "Add a link to CONTEXT to SPAN, with ATTRIBUTES, an alist that is as it should be."
   (cond ((< (length (span-link-list span)) (options-max-span-links (span-limits span)))
-         (sb-ext:atomic-push (make-link context attributes) (span-link-list span)))
+         (sb-ext:atomic-push (make-span-link context attributes) (span-link-list span)))
         (t (sb-ext:atomic-incf (span-lost-links span))))
   nil)
 

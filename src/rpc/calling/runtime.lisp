@@ -22,10 +22,10 @@ its own saves two changes of threads per call, on one processor as well.")
   "That default on a machine with many. An idle loop keeps 0.1 MB and a sleeping thread, which makes
 each garbage collection 30 µs longer.")
 
-(defstruct (group (:constructor make-group (likeness commons)) (:copier nil))
-  "The channels of one LIKENESS, which are on one loop."
-  (likeness '() :type list :read-only t) ; what these channels have EQUAL
-  (commons nil :read-only t)            ; what they share
+(defstruct (group (:constructor make-group (key pool)) (:copier nil))
+  "The channels of one KEY, which are on one loop."
+  (key '() :type list :read-only t)     ; what these channels have EQUAL
+  (pool nil :read-only t)               ; what they share
   (channels 0 :type fixnum))            ; how many there are
 
 (defmethod print-object ((group group) stream)
@@ -82,30 +82,30 @@ each garbage collection 30 µs longer.")
         (add-client-loop)
         least)))
 
-(defun find-group (client-loop likeness)
-  "The group of the channels of LIKENESS on CLIENT-LOOP, or nil. The lock is held."
-  (find likeness (client-loop-groups client-loop) :key #'group-likeness :test #'equal))
+(defun find-group (client-loop pool-key)
+  "The group of the channels of POOL-KEY on CLIENT-LOOP, or nil. The lock is held."
+  (find pool-key (client-loop-groups client-loop) :key #'group-key :test #'equal))
 
-(defun acquire-client-loop (options &optional likeness make-commons)
-  "Return the client loop for a new channel that has OPTIONS, until RELEASE-CLIENT-LOOP. LIKENESS, a
+(defun acquire-client-loop (options &optional pool-key make-pool)
+  "Return the client loop for a new channel that has OPTIONS, until RELEASE-CLIENT-LOOP. POOL-KEY, a
 list, is given if the channel shares with others: all that give one which is EQUAL have the same
-loop. What they share is the second value, which MAKE-COMMONS has made of the first one's LIKENESS."
+loop. What they share is the second value, which MAKE-POOL has made of the first one's POOL-KEY."
   (read-environment)
   (sb-thread:with-mutex (**client-loops-lock**)
-    (let ((client-loop (or (and likeness
-                                (find-if (lambda (client-loop) (find-group client-loop likeness))
+    (let ((client-loop (or (and pool-key
+                                (find-if (lambda (client-loop) (find-group client-loop pool-key))
                                          (client-loops)))
                            (choose-client-loop options))))
       (incf (client-loop-channels client-loop))
       (values client-loop
-              (when likeness
-                (let ((group (or (find-group client-loop likeness)
-                                 (first (push (make-group likeness
-                                                          (funcall (the function make-commons)
-                                                                   likeness))
+              (when pool-key
+                (let ((group (or (find-group client-loop pool-key)
+                                 (first (push (make-group pool-key
+                                                          (funcall (the function make-pool)
+                                                                   pool-key))
                                               (client-loop-groups client-loop))))))
                   (incf (group-channels group))
-                  (group-commons group)))))))
+                  (group-pool group)))))))
 
 (defun acquire-timer-loop ()
   "Return the client loop for the timers of a channel within the image, until RELEASE-TIMER-LOOP."
@@ -115,11 +115,11 @@ loop. What they share is the second value, which MAKE-COMMONS has made of the fi
       (incf (client-loop-timers client-loop))
       client-loop)))
 
-(defun release-client-loop (client-loop &optional likeness)
-  "Undo ACQUIRE-CLIENT-LOOP with LIKENESS. Not on the loop, which may end."
+(defun release-client-loop (client-loop &optional pool-key)
+  "Undo ACQUIRE-CLIENT-LOOP with POOL-KEY. Not on the loop, which may end."
   (sb-thread:with-mutex (**client-loops-lock**)
     (decf (client-loop-channels client-loop))
-    (let ((group (and likeness (find-group client-loop likeness))))
+    (let ((group (and pool-key (find-group client-loop pool-key))))
       (when (and group (zerop (decf (group-channels group))))
         (setf (client-loop-groups client-loop) (remove group (client-loop-groups client-loop))))))
   (end-if-unused-loop client-loop))

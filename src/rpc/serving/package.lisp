@@ -1,4 +1,4 @@
-;;;; What servers of all transports share: services, routes, entrances, how handlers are called.
+;;;; What servers of all transports share: services, routes, acceptors, how handlers are called.
 
 (defpackage #:clgrpc.serving
   (:use #:cl #:clgrpc.base)
@@ -14,10 +14,10 @@
                 #:check-metadata #:rpc-error #:rpc-error-details-octets #:rpc-error-message
                 #:rpc-error-status #:rpc-error-trailers)
   (:export
-   #:abandon-entrance #:answer-of #:bad-answer-condition #:close-entrance #:ensure-entrance
-   #:entrance-address #:entrance-busy-p #:entrance-calls #:execution-of #:make-routes
+   #:abandon-acceptor #:answer-of #:bad-answer-condition #:close-acceptor #:ensure-acceptor
+   #:acceptor-address #:acceptor-busy-p #:acceptor-calls #:execution-of #:make-routes
    #:note-emptied #:note-long-answer #:note-short-answer #:route #:route-binding #:route-epoch
    #:route-execution #:route-interceptors #:route-long-octets #:route-method #:route-server
    #:route-table #:route-table-epoch #:route-table-routes #:route-table-server #:sendable-end
-   #:server #:server-emptied #:server-entrances #:server-interceptors #:server-lock
+   #:server #:server-emptied #:server-acceptors #:server-interceptors #:server-lock
    #:server-observer #:server-options #:server-reserve #:server-services))

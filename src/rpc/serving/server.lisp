@@ -1,8 +1,8 @@
 ;;;; What a server is, whatever transport carries its calls: services, the interceptors around their
 ;;;; handlers, and threads.
 ;;;;
-;;;; An ENTRANCE is a way into a server besides its listeners, such as the in-process one. A server
-;;;; tells its entrances when it stops, and waits for them as for its connections.
+;;;; An ACCEPTOR is a way into a server besides its listeners, such as the in-process one. A server
+;;;; tells its acceptors when it stops, and waits for them as for its connections.
 
 (in-package #:clgrpc.serving)
 
@@ -13,8 +13,8 @@
    (interceptors :initarg :interceptors :initform '() :reader server-interceptors)
    (observer :initarg :observer :initform nil :reader server-observer) ; of what it does, or nil
    (reserve :initarg :reserve :reader server-reserve) ; of threads, for handlers that block
-   (entrances :initform '() :accessor server-entrances) ; by which calls within the image come
-   ;; of the entrances, the routes and the end
+   (acceptors :initform '() :accessor server-acceptors) ; by which calls within the image come
+   ;; of the acceptors, the routes and the end
    (lock :initform (sb-thread:make-mutex :name "clgrpc server") :reader server-lock)
    ;; see NOTE-EMPTIED
    (emptied :initform (sb-thread:make-waitqueue :name "clgrpc server emptied")
@@ -27,33 +27,33 @@
   server-observer "The OBSERVER of SERVER, or nil."
   server-interceptors "The interceptors of SERVER, as CHECK-INTERCEPTORS takes them."
   server-reserve "The reserve whose threads run those handlers of SERVER that block."
-  server-entrances "The ENTRANCEs of SERVER, by which calls within the image come."
-  server-lock "The lock of SERVER's entrances, its routes and its end."
+  server-acceptors "The ACCEPTORs of SERVER, by which calls within the image come."
+  server-lock "The lock of SERVER's acceptors, its routes and its end."
   server-emptied "The queue on which threads wait for NOTE-EMPTIED.")
 
-(defgeneric entrance-address (entrance)
-  (:documentation "The address that clients of ENTRANCE give, a string, or nil if it has none."))
+(defgeneric acceptor-address (acceptor)
+  (:documentation "The address that clients of ACCEPTOR give, a string, or nil if it has none."))
 
-(defgeneric close-entrance (entrance)
-  (:documentation "Have ENTRANCE begin no more calls."))
+(defgeneric close-acceptor (acceptor)
+  (:documentation "Have ACCEPTOR begin no more calls."))
 
-(defgeneric entrance-busy-p (entrance)
-  (:documentation "True if calls that came by ENTRANCE are under way. When the last of them ends
-after CLOSE-ENTRANCE, NOTE-EMPTIED is called."))
+(defgeneric acceptor-busy-p (acceptor)
+  (:documentation "True if calls that came by ACCEPTOR are under way. When the last of them ends
+after CLOSE-ACCEPTOR, NOTE-EMPTIED is called."))
 
-(defgeneric abandon-entrance (entrance status text)
-  (:documentation "End the calls that came by ENTRANCE with STATUS and TEXT."))
+(defgeneric abandon-acceptor (acceptor status text)
+  (:documentation "End the calls that came by ACCEPTOR with STATUS and TEXT."))
 
-(defgeneric entrance-calls (entrance)
-  (:documentation "How many calls that came by ENTRANCE have ended."))
+(defgeneric acceptor-calls (acceptor)
+  (:documentation "How many calls that came by ACCEPTOR have ended."))
 
-(defun ensure-entrance (server predicate make)
-  "The entrance of SERVER for which PREDICATE is true; if there is none, what MAKE returns."
-  (flet ((find-entrance () (find-if predicate (server-entrances server))))
-    (or (find-entrance)
+(defun ensure-acceptor (server predicate make)
+  "The acceptor of SERVER for which PREDICATE is true; if there is none, what MAKE returns."
+  (flet ((find-acceptor () (find-if predicate (server-acceptors server))))
+    (or (find-acceptor)
         (sb-thread:with-mutex ((server-lock server))
-          (or (find-entrance)
-              (first (push (funcall make) (server-entrances server))))))))
+          (or (find-acceptor)
+              (first (push (funcall make) (server-acceptors server))))))))
 
 (defun note-emptied (server)
   "Calls or connections of SERVER, which stops, have ended."

@@ -81,27 +81,27 @@ node or another."
   "If changes are compacted between the members that a node has read and those that it would be
 told, it reads them again, is told each change once, and nothing once it is closed."
   (with-memory ()
-    (let* ((etcd *etcd*) (hub (cluster::make-hub etcd "default"))
+    (let* ((etcd *etcd*) (informer (cluster::make-informer etcd "default"))
            (told '()) (compactions 0))
-      (cluster::add-listener hub (lambda (changes)
-                                   (push (mapcar #'butlast (told-changes changes)) told)
-                                   ;; between the two
-                                   (when (<= (incf compactions) 2)
-                                     (etcd:put etcd "x" "")
-                                     (join-cluster etcd "default"
-                                                   (member-of (format nil "b-~D" compactions))
-                                                   :keep-alive nil)
-                                     (etcd:compact etcd (etcd:put etcd "x" "")))))
+      (cluster::add-listener informer (lambda (changes)
+                                        (push (mapcar #'butlast (told-changes changes)) told)
+                                        ;; between the two
+                                        (when (<= (incf compactions) 2)
+                                          (etcd:put etcd "x" "")
+                                          (join-cluster etcd "default"
+                                                        (member-of (format nil "b-~D" compactions))
+                                                        :keep-alive nil)
+                                          (etcd:compact etcd (etcd:put etcd "x" "")))))
       (join-cluster etcd "default" (member-of "a") :keep-alive nil)
       (unwind-protect
            (progn
-             (cluster::follow-store hub)
+             (cluster::follow-store informer)
              (is-true (wait-until (lambda () (= 3 (length told)))))
              (join-cluster etcd "default" (member-of "c") :keep-alive nil)
              (is-true (wait-until (lambda () (= 4 (length told)))))
              (is (equal '(((:joined "a")) ((:joined "b-1")) ((:joined "b-2")) ((:joined "c")))
                         (reverse told))))
-        (cluster::close-hub hub))
+        (cluster::close-informer informer))
       (join-cluster etcd "default" (member-of "d") :keep-alive nil)
       (is (= 4 (length told))))))
 
@@ -109,75 +109,76 @@ told, it reads them again, is told each change once, and nothing once it is clos
   "What watchers took is given back, and a server that stops does not wait for them."
   (with-store (store)
     (let* ((service (make-cluster-service *etcd*))
-           (hub (cluster::service-hub service))
+           (informer (cluster::service-informer service))
            (server (grpc:start-server service)))
       (unwind-protect
            (grpc:with-channel (channel (grpc:server-address server))
              (let ((revision (nth-value 1 (join channel "a"))))
                (grpc:with-call (call (watch-members channel))
                  (next-told call)
-                 (is (= 1 (length (cluster::hub-watchers hub)))))
-               (is (wait-until (lambda () (null (cluster::hub-watchers hub)))))
-               ;; one with a feed of its own, which waits for what is to come
+                 (is (= 1 (length (cluster::informer-watchers informer)))))
+               (is (wait-until (lambda () (null (cluster::informer-watchers informer)))))
+               ;; one with a catch up of its own, which waits for what is to come
                (grpc:with-call (call (watch-members channel 1))
                  (is (equal "a" (second (first (next-told call)))))
-                 (is (= 1 (length (cluster::hub-watchers hub)))))
-               (is (wait-until (lambda () (null (cluster::hub-watchers hub)))))
-               (is (wait-until (lambda () (zerop (cluster::hub-feeds hub)))))
+                 (is (= 1 (length (cluster::informer-watchers informer)))))
+               (is (wait-until (lambda () (null (cluster::informer-watchers informer)))))
+               (is (wait-until (lambda () (zerop (cluster::informer-catch-ups informer)))))
                (grpc:with-call (call (watch-members channel (1+ revision)))
-                 (is (wait-until (lambda () (cluster::hub-watchers hub))))
+                 (is (wait-until (lambda () (cluster::informer-watchers informer))))
                  (is-true (grpc:stop-server server :drain +patience+))
                  (signals grpc:unavailable (grpc:receive call)))))
         (grpc:stop-server server :drain 0)
         (close-cluster-service service)))))
 
-(defmacro with-service-here ((channel hub) &body body)
-  "Evaluate BODY with CHANNEL, within the image, to a cluster service on *ETCD*, which has HUB."
+(defmacro with-service-here ((channel informer) &body body)
+  "Evaluate BODY with CHANNEL, within the image, to a cluster service on *ETCD*, which has
+INFORMER."
   (let ((service (gensym)))
     `(let* ((,service (make-cluster-service *etcd*))
-            (,hub (cluster::service-hub ,service))
+            (,informer (cluster::service-informer ,service))
             (,channel (grpc:service-channel ,service)))
        (unwind-protect (progn ,@body)
          (grpc:close-channel ,channel)
          (close-cluster-service ,service)))))
 
-(test feeds-end
+(test catch-ups-end
   "Though no change comes, once all is told that the view does not remember; nothing is told twice."
   (with-memory ()
     (join-cluster *etcd* "default" (member-of "a") :keep-alive nil)
-    (with-service-here (channel hub)
+    (with-service-here (channel informer)
       (grpc:with-call (call (watch-members channel 1))
         (is (equal "a" (second (first (next-told call)))))
-        (is-true (wait-until (lambda () (zerop (cluster::hub-feeds hub)))))
-        (let ((watcher (first (cluster::hub-watchers hub))))
-          (is-false (cluster::watcher-feed watcher))
+        (is-true (wait-until (lambda () (zerop (cluster::informer-catch-ups informer)))))
+        (let ((watcher (first (cluster::informer-watchers informer))))
+          (is-false (cluster::watcher-catch-up watcher))
           ;; one that was given up tells nothing more
           (let ((next (cluster::watcher-next watcher)))
-            (is (<= (cluster::view-first (cluster::hub-view hub)) next))
-            (cluster::take-feed hub watcher '() (+ next 10))
+            (is (<= (cluster::view-first (cluster::informer-view informer)) next))
+            (cluster::take-catch-up informer watcher '() (+ next 10))
             (is (= next (cluster::watcher-next watcher)))))
         (join-cluster *etcd* "default" (member-of "b") :keep-alive nil)
         (is (equal "b" (second (first (next-told call)))))))))
 
-(test feeds-that-end-without-anything-to-tell
+(test catch-ups-that-end-without-anything-to-tell
   (with-memory ()
     (dotimes (i 5) (etcd:put *etcd* "x" ""))
-    (with-service-here (channel hub)
+    (with-service-here (channel informer)
       (grpc:with-call (call (watch-members channel 1))
         (grpc:call-metadata call)
-        (is-true (wait-until (lambda () (plusp (cluster::hub-feeds hub)))))
-        (is-true (wait-until (lambda () (zerop (cluster::hub-feeds hub)))))
+        (is-true (wait-until (lambda () (plusp (cluster::informer-catch-ups informer)))))
+        (is-true (wait-until (lambda () (zerop (cluster::informer-catch-ups informer)))))
         (is-false (grpc:call-status call))
         (join-cluster *etcd* "default" (member-of "b") :keep-alive nil)
         (is (equal "b" (second (first (next-told call)))))))))
 
-(test feeds-that-are-refused
+(test catch-ups-that-are-refused
   "The call ends on the thread that asks, as it may within the image."
   (with-memory ()
     (etcd:put *etcd* "x" "")
-    (with-service-here (channel hub)
-      (setf (cluster::hub-feeds hub) cluster::+most-feeds+)
+    (with-service-here (channel informer)
+      (setf (cluster::informer-catch-ups informer) cluster::+most-catch-ups+)
       (grpc:with-call (call (watch-members channel 1))
         (signals grpc:resource-exhausted (grpc:receive call)))
-      (is-true (wait-until (lambda () (null (cluster::hub-watchers hub)))))
-      (setf (cluster::hub-feeds hub) 0))))
+      (is-true (wait-until (lambda () (null (cluster::informer-watchers informer)))))
+      (setf (cluster::informer-catch-ups informer) 0))))

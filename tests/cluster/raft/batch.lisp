@@ -7,7 +7,8 @@
   "REQUESTS as they are sent: a list of lists of the indices of their entries."
   (let ((fifo (make-fifo)))
     (dolist (request requests)
-      (enqueue (clgrpc.raft::make-parcel request (clgrpc.raft::data-octets request) #'list) fifo))
+      (enqueue (clgrpc.raft::make-queued-request request (clgrpc.raft::data-octets request) #'list)
+               fifo))
     (loop for batch = (clgrpc.raft::take-batch fifo entries octets)
           while batch collect (clgrpc.raft::batch-request batch))))
 

@@ -99,20 +99,20 @@
           (member-chunks member) '())
     response))
 
-(defclass keeper (member)
-  ((header :initform nil :accessor keeper-header) ; of the snapshot that comes
-   (lie :initform nil :accessor keeper-lie)) ; the values to answer instead of the truth, or nil
+(defclass keepalive (member)
+  ((header :initform nil :accessor keepalive-header) ; of the snapshot that comes
+   (lie :initform nil :accessor keepalive-lie)) ; the values to answer instead of the truth, or nil
   (:documentation "A member that knows, after a restart, what came of a snapshot."))
 
-(defmethod raft:handle-install-snapshot :before ((member keeper) header offset)
+(defmethod raft:handle-install-snapshot :before ((member keepalive) header offset)
   (declare (ignore offset))
-  (setf (keeper-header member) header))
+  (setf (keepalive-header member) header))
 
-(defmethod raft:kept-snapshot ((member keeper) header)
-  (cond ((keeper-lie member) (values-list (keeper-lie member)))
-        ((and (keeper-header member)
+(defmethod raft:kept-snapshot ((member keepalive) header)
+  (cond ((keepalive-lie member) (values-list (keepalive-lie member)))
+        ((and (keepalive-header member)
               (= (v1:snapshot-header-crc32c header)
-                 (v1:snapshot-header-crc32c (keeper-header member))))
+                 (v1:snapshot-header-crc32c (keepalive-header member))))
          (let ((octets (received member)))
            (values (length octets) (raft:crc32c octets))))
         (t (values 0 0))))

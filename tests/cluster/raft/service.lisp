@@ -105,29 +105,31 @@
   (declare (ignore header offset))
   (throw 'interrupted nil))
 
-(test an-interrupt-leaves-a-receipt-to-others
-  "A thread that is interrupted in asking, in keeping a chunk, or just as it has got the receipt,
-leaves it to others; what the state machine was asked when it was interrupted is not gone on with."
+(test an-interrupt-leaves-a-snapshot-receiver-to-others
+  "A thread that is interrupted in asking, in keeping a chunk, or just as it has got the snapshot
+receiver, leaves it to others; what the state machine was asked when it was interrupted is not gone
+on with."
   (let* ((service (raft:make-raft-service (make-instance 'picky)))
          (header (header 20 :octets 20))
-         (receipt (raft::make-receipt header nil 0 0)))
+         (snapshot-receiver (raft::make-snapshot-receiver header nil 0 0)))
     (flet ((free-p () (null (raft::service-busy service))))
-      (setf (raft::service-receipt service) receipt)
+      (setf (raft::service-snapshot-receiver service) snapshot-receiver)
       (catch 'interrupted
-        (raft::with-receipt (service receipt) (throw 'interrupted nil)))
+        (raft::with-snapshot-receiver (service snapshot-receiver) (throw 'interrupted nil)))
       (is-true (free-p))
-      (sb-int:encapsulate 'raft::occupy-receipt 'interrupt
+      (sb-int:encapsulate 'raft::occupy-snapshot-receiver 'interrupt
                           (lambda (function &rest arguments)
                             (apply function arguments)
                             (throw 'interrupted nil)))
-      (unwind-protect (catch 'interrupted (raft::with-receipt (service receipt) nil))
-        (sb-int:unencapsulate 'raft::occupy-receipt 'interrupt))
+      (unwind-protect (catch 'interrupted
+                             (raft::with-snapshot-receiver (service snapshot-receiver) nil))
+        (sb-int:unencapsulate 'raft::occupy-snapshot-receiver 'interrupt))
       (is-true (free-p))
-      (is (eq receipt (raft::service-receipt service))))
+      (is (eq snapshot-receiver (raft::service-snapshot-receiver service))))
     (let ((service (raft:make-raft-service (make-instance 'interrupted-state))))
-      (setf (raft::service-receipt service) receipt)
-      (catch 'interrupted (raft::ask-to-begin service receipt))
-      (is (null (raft::service-receipt service))))))
+      (setf (raft::service-snapshot-receiver service) snapshot-receiver)
+      (catch 'interrupted (raft::ask-to-begin service snapshot-receiver))
+      (is (null (raft::service-snapshot-receiver service))))))
 
 (test a-snapshot-that-is-installed-is-not-there-to-go-on-with
   "A leader that has not got the last response sends it again: all of it, unless the member has it."

@@ -101,7 +101,7 @@ TROUBLE, a function of the sender's host, MEMBER's, and a chance, says what happ
 
 (defun restarted-snapshot (simulation)
   "The member's process is killed and comes back: twice."
-  (send-through simulation (make-instance 'keeper)
+  (send-through simulation (make-instance 'keepalive)
                 (lambda (home host chance)
                   (declare (ignore home))
                   (dolist (after '(1 3))

@@ -5,8 +5,8 @@
 
 (defun remembered-octets (node)
   "How long the states are together that NODE remembers."
-  (loop for sighting being the hash-values of (workflow::node-recent node)
-        sum (protobuf:serialized-size (workflow::sighting-state sighting))))
+  (loop for cached-state being the hash-values of (workflow::node-recent node)
+        sum (protobuf:serialized-size (workflow::cached-state-state cached-state))))
 
 (test remembered-states-are-bounded
   "However long the states are, a node remembers only so many octets of them, and the last."
@@ -18,7 +18,7 @@
       (dotimes (i 40)
         (workflow::remember-state node (state (format nil "~D" i)) (1+ i))
         (is (= (remembered-octets node) (workflow::node-recent-octets node)))
-        (is (<= (remembered-octets node) workflow::+most-sighting-octets+))
+        (is (<= (remembered-octets node) workflow::+most-cached-state-octets+))
         (is-true (gethash (format nil "~D" i) (workflow::node-recent node))))
       ;; what is remembered anew, has ended or is forgotten takes no room
       (workflow::remember-state node (state "39") 41)

@@ -1,40 +1,42 @@
-;;;; Claims that wait at the desk of a node, without a store: who is found first, and what it costs.
+;;;; Claims that wait at the task queue of a node, without a store: who is found first, and what it
+;;;; costs.
 
 (in-package #:clgrpc.tests.workflow)
 (in-suite :clgrpc.workflow)
 
-(defun node-with-desk ()
+(defun node-with-task-queue ()
   (make-instance 'workflow-service :root "" :limits (workflow::make-limits)))
 
 (defun park (node &rest kinds)
   "A claim for KINDS that waits at NODE."
   (let ((waiting (workflow::make-waiting :kinds kinds)))
     (workflow::park-claim node waiting
-                          (workflow::arrivals-now (workflow::node-desk node) kinds))
+                          (workflow::arrivals-now (workflow::node-task-queue node) kinds))
     waiting))
 
 (defun woken (node kind)
   "Who is woken for a task of KIND, or nil."
   (workflow::note-ready node kind "id")
-  (base:dequeue (workflow::desk-retries (workflow::node-desk node))))
+  (base:dequeue (workflow::task-queue-retries (workflow::node-task-queue node))))
 
 (test the-first-claim-of-a-kind-is-woken
-  (let* ((node (node-with-desk)) (desk (workflow::node-desk node))
+  (let* ((node (node-with-task-queue)) (task-queue (workflow::node-task-queue node))
          (first (park node "a" "b")) (second (park node "b")) (third (park node "b" "c" "a"))
          (fourth (park node "c")))
-    (is (= 4 (workflow::desk-parked desk)))
+    (is (= 4 (workflow::task-queue-parked task-queue)))
     (is (null (woken node "d")))
     (is (eq first (woken node "b")))
-    (is (= 3 (workflow::desk-parked desk)))
+    (is (= 3 (workflow::task-queue-parked task-queue)))
     (is (eq third (woken node "a")) "the first waits for nothing any more")
     (is (null (woken node "a")))
-    (is-true (workflow::end-waiting desk second))
-    (is (not (workflow::end-waiting desk second)) "once")
+    (is-true (workflow::end-waiting task-queue second))
+    (is (not (workflow::end-waiting task-queue second)) "once")
     (is (null (woken node "b")) "it has left")
     (workflow::retry-all-claims node)
-    (is (eq fourth (base:dequeue (workflow::desk-retries desk))))
-    (is (zerop (workflow::desk-parked desk)))
-    (is (zerop (hash-table-count (workflow::desk-queues desk))) "nothing is left of the kinds")))
+    (is (eq fourth (base:dequeue (workflow::task-queue-retries task-queue))))
+    (is (zerop (workflow::task-queue-parked task-queue)))
+    (is (zerop (hash-table-count (workflow::task-queue-queues task-queue)))
+        "nothing is left of the kinds")))
 
 (test too-many-claims-do-not-wait
   (let ((node (make-instance 'workflow-service
@@ -42,20 +44,20 @@
     (park node "a")
     (let ((second (park node "b")))
       (signals backlog-full (park node "a"))
-      (workflow::end-waiting (workflow::node-desk node) second)
+      (workflow::end-waiting (workflow::node-task-queue node) second)
       (is-true (park node "a")))))
 
 (defun cost-of-claims (count)
   "The nanoseconds of this thread and the octets that it takes to park COUNT claims, of which half
 are woken, from the last kind on, and half end, the last first."
-  (let* ((node (node-with-desk)) (desk (workflow::node-desk node)) (claims '())
+  (let* ((node (node-with-task-queue)) (task-queue (workflow::node-task-queue node)) (claims '())
          (octets (sb-ext:get-bytes-consed)) (since (base:thread-time-ns)))
     (dotimes (i count) (push (park node (format nil "~D" (floor i 2))) claims))
     (loop for i from (1- (floor count 2)) downto 0
           do (workflow::note-ready node (princ-to-string i) "id"))
-    (dolist (claim claims) (workflow::end-waiting desk claim))
-    (loop while (base:dequeue (workflow::desk-retries desk)))
-    (is (zerop (workflow::desk-parked desk)))
+    (dolist (claim claims) (workflow::end-waiting task-queue claim))
+    (loop while (base:dequeue (workflow::task-queue-retries task-queue)))
+    (is (zerop (workflow::task-queue-parked task-queue)))
     (values (- (base:thread-time-ns) since) (- (sb-ext:get-bytes-consed) octets))))
 
 (test a-claim-costs-the-same-however-many-wait
@@ -68,7 +70,7 @@ are woken, from the last kind on, and half end, the last first."
 
 (defun cost-of-kinds (count)
   "The nanoseconds of this thread that it takes to refuse a claim of COUNT kinds."
-  (let ((node (node-with-desk))
+  (let ((node (node-with-task-queue))
         (request (pb:make-claim-request
                   :session "1" :kinds (loop for i below count collect (format nil "~D" i)))))
     (let ((since (base:thread-time-ns)))

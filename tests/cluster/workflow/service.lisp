@@ -132,7 +132,8 @@ is over. It names a session that lives."
                                         (pb:make-claim-request :session session :kinds '("b" "a")
                                                                :wait-ms 20000))))
         (is-true (wait-until (lambda ()
-                               (plusp (workflow::desk-parked (workflow::node-desk node))))))
+                               (plusp
+                                (workflow::task-queue-parked (workflow::node-task-queue node))))))
         (start-workflow other "w" '("a") :input "in")
         (let ((task (elt (pb:claim-reply-tasks (clgrpc.loop:await future :timeout +patience+)) 0)))
           (is (string= "w" (pb:task-id task)))
@@ -143,10 +144,12 @@ is over. It names a session that lives."
                                         (pb:make-claim-request :session session :kinds '("c")
                                                                :wait-ms 20000))))
         (is-true (wait-until (lambda ()
-                               (plusp (workflow::desk-parked (workflow::node-desk node))))))
+                               (plusp
+                                (workflow::task-queue-parked (workflow::node-task-queue node))))))
         (rpc:cancel future)
         (is-true (wait-until (lambda ()
-                               (zerop (workflow::desk-parked (workflow::node-desk node)))))))
+                               (zerop
+                                (workflow::task-queue-parked (workflow::node-task-queue node)))))))
       (start-workflow other "w2" '("c"))
       (is (= 1 (length (claim node session '("c")))))
       (signals session-lost (claim node "7b" '("a")))
@@ -162,7 +165,7 @@ is over. It names a session that lives."
                (calling:call-async #'methods:claim node
                                    (pb:make-claim-request :session session :kinds '("a")
                                                           :wait-ms 60000)))
-             (parked (node) (workflow::desk-parked (workflow::node-desk node))))
+             (parked (node) (workflow::task-queue-parked (workflow::node-task-queue node))))
         (let ((claims (list (ask node session) (ask node session) (ask other session)))
               (kept (ask other another)))
           (is-true (wait-until (lambda () (= 4 (+ (parked node) (parked other))))))
@@ -173,18 +176,19 @@ is over. It names a session that lives."
                 (is (typep (workflow::workflow-condition error) 'session-lost)))))
           (is (= 0 (parked node)))
           (is (= 1 (parked other)))
-          (is (zerop (hash-table-count (workflow::desk-sessions (workflow::node-desk node)))))
+          (is (zerop
+               (hash-table-count (workflow::task-queue-sessions (workflow::node-task-queue node)))))
           (signals session-lost (claim node session '("a") :wait 60))
           (rpc:cancel kept))))))
 
 (defun claim-later (node session kinds)
   "A call that claims a task of KINDS and waits at NODE by now."
-  (let* ((desk (workflow::node-desk node))
-         (count (workflow::desk-parked desk))
+  (let* ((task-queue (workflow::node-task-queue node))
+         (count (workflow::task-queue-parked task-queue))
          (call (calling:call-async #'methods:claim node
                                    (pb:make-claim-request :session session :kinds kinds
                                                           :wait-ms 60000))))
-    (is-true (wait-until (lambda () (< count (workflow::desk-parked desk)))))
+    (is-true (wait-until (lambda () (< count (workflow::task-queue-parked task-queue)))))
     call))
 
 (defun ids-claimed (call)
@@ -194,16 +198,16 @@ is over. It names a session that lives."
   "A claim that is woken for a task and does not take it wakes the next one."
   (with-nodes (node) ()
     (let ((session (open-a-session node)) (dead (open-a-session node))
-          (desk (workflow::node-desk node)))
+          (task-queue (workflow::node-task-queue node)))
       ;; the node has looked around, and tries all claims no more
       (start-workflow node "w0" '((:signal "x")))
       (is-true (wait-until (lambda () (plusp (workflow::node-running node)))))
       ;; nobody waits for its answer any more
       (let ((call (claim-later node session '("a"))))
-        (sb-thread:with-mutex ((workflow::desk-lock desk))
-          (let ((other (workflow::take-first desk)))
-            (workflow::enter-desk desk (workflow::make-waiting :kinds '("a") :over t))
-            (workflow::enter-desk desk other)))
+        (sb-thread:with-mutex ((workflow::task-queue-lock task-queue))
+          (let ((other (workflow::take-first task-queue)))
+            (workflow::enter-task-queue task-queue (workflow::make-waiting :kinds '("a") :over t))
+            (workflow::enter-task-queue task-queue other)))
         (start-workflow node "w1" '("a"))
         (is (equal '("w1") (ids-claimed call))))
       ;; its session has ended
@@ -215,8 +219,8 @@ is over. It names a session that lives."
       ;; it gets a task of another kind, which nobody was told of
       (let ((first (claim-later node session '("b" "a")))
             (second (claim-later node session '("a"))))
-        (sb-thread:with-mutex ((workflow::desk-lock desk))
-          (setf (gethash "w4" (workflow::desk-taken desk)) "a"))
+        (sb-thread:with-mutex ((workflow::task-queue-lock task-queue))
+          (setf (gethash "w4" (workflow::task-queue-taken task-queue)) "a"))
         (start-workflow node "w4" '("a"))
         (start-workflow node "w3" '("b"))
         (is (equal '("w3") (ids-claimed first)))
@@ -271,12 +275,12 @@ nodes."
 
 (part claims-look-behind-what-others-are-about-to-take
   (with-nodes (node) ()
-    (let ((session (open-a-session node)) (desk (workflow::node-desk node)))
+    (let ((session (open-a-session node)) (task-queue (workflow::node-task-queue node)))
       (dotimes (i 60)
         (start-workflow node (format nil "w~D" i) '("a")))
-      (sb-thread:with-mutex ((workflow::desk-lock desk))
+      (sb-thread:with-mutex ((workflow::task-queue-lock task-queue))
         (dotimes (i 59)
-          (setf (gethash (format nil "w~D" i) (workflow::desk-taken desk)) "a")))
+          (setf (gethash (format nil "w~D" i) (workflow::task-queue-taken task-queue)) "a")))
       (is (equal '("w59") (mapcar #'pb:task-id (claim node session '("a"))))))))
 
 (part claims-fit-into-an-answer
@@ -424,7 +428,7 @@ and sessions are looked after all the same."
                                (is (equal '("claimed") (mapcar #'pb:task-id tasks)))))
                          :namespace namespace)))))
 
-(part old-sightings
+(part old-cached-states
   "What a node has seen of a workflow, and others have changed since, refuses nobody."
   (with-nodes (node other) ()
     (let ((session (open-a-session node)))
@@ -435,7 +439,7 @@ and sessions are looked after all the same."
         (let ((again (first (claim other session '("a")))))
           (is (= (pb:task-fence task)
                  (pb:workflow-state-fence
-                  (workflow::sighting-state (gethash "w" (workflow::node-recent node))))))
+                  (workflow::cached-state-state (gethash "w" (workflow::node-recent node))))))
           (is (string= "b" (pb:task-kind (report node again "A" :session session
                                                                 :next-kinds '("b")))))))
       (cancel-workflow other "w")
@@ -745,7 +749,8 @@ by which changes would be passed by."
                                                           :wait-ms 20000))))
         (let ((first (claim-later)))
           (is-true (wait-until (lambda ()
-                                 (plusp (workflow::desk-parked (workflow::node-desk node))))))
+                                 (plusp
+                                  (workflow::task-queue-parked (workflow::node-task-queue node))))))
           (signals backlog-full (claim node session '("a") :wait 1))
           (rpc:cancel first))))
     (let ((watcher (watch-workflow (constantly nil) node "w0")))
@@ -779,12 +784,13 @@ by which changes would be passed by."
                       :held (loop repeat 10001 collect (pb:make-held :id "w" :fence 1)))
                      5))))
 
-(part sightings-of-a-store-that-may-have-gone-back
+(part cached-states-of-a-store-that-may-have-gone-back
   "What a node has seen of states it forgets with the watch of the index, which ends with them."
   (with-nodes (node) ()
     (start-workflow node "w" '("a"))
     (is-true (gethash "w" (workflow::node-recent node)))
-    (workflow::ring-alarm node (lambda (alarm) (setf (workflow::alarm-lost-watch alarm) t)))
+    (workflow::wake-timer-queue node
+                                (lambda (wakeup) (setf (workflow::wakeup-lost-watch wakeup) t)))
     (is-true (wait-until (lambda () (null (gethash "w" (workflow::node-recent node))))))))
 
 (defun metric (metrics name &rest values)
@@ -840,7 +846,7 @@ its namespace; a service that is closed is neither asked nor kept by it."
                                   statuses-without-a-name-are-refused claims-wait-for-tasks
                                   claims-of-sessions-that-end reports-and-the-next-step
                                   a-report-again-gets-only-its-own-claim ids-that-are-free-again
-                                  what-cannot-be-changed-holds-up-nobody old-sightings
+                                  what-cannot-be-changed-holds-up-nobody old-cached-states
                                   wake-ups-are-not-lost claims-fit-into-an-answer
                                   claims-do-not-wait-though-there-is-something
                                   watches-of-all-say-where-they-go-on

@@ -155,7 +155,7 @@ over."
                  ;; as if a third of its time were over
                  (setf (clgrpc.etcd::renewal-next-ns (clgrpc.etcd::lease-renewal lease))
                        (base:monotonic-ns))
-                 (loop:wake-job (clgrpc.etcd::keeper-job (clgrpc.etcd::keeper-of *etcd*)))
+                 (loop:wake-job (clgrpc.etcd::keepalive-job (clgrpc.etcd::keepalive-of *etcd*)))
                  (is-true (wait-until (lambda () (< before asked)))))))
         (let ((lease (lease)))
           (await-renewal lease)
@@ -283,20 +283,20 @@ it is one as long as it has not ended for certain."
         (signals etcd:unavailable (alive-p 61 :unanswered))
         (signals etcd:unavailable (alive-p 61 :refused))))))
 
-(test chores-hold-up-no-renewal
+(test cleanups-hold-up-no-renewal
   "What a lease's thread has to do besides it leaves when one of it fails, or when the time is over;
 it goes on behind that one."
   (with-stand-in (store other)
     (let ((lease (etcd:grant-lease *etcd* 60 :keep-alive nil)) (done '()))
       (flet ((add (key fails)
-               (clgrpc.etcd::add-chore lease key
-                                       (lambda (seconds)
-                                         (declare (ignore seconds))
-                                         (push key done)
-                                         (when fails (error 'etcd:unavailable :text "not now")))))
+               (clgrpc.etcd::add-cleanup lease key
+                                         (lambda (seconds)
+                                           (declare (ignore seconds))
+                                           (push key done)
+                                           (when fails (error 'etcd:unavailable :text "not now")))))
              (done (seconds)
                (setf done '())
-               (clgrpc.etcd::do-chores lease seconds)
+               (clgrpc.etcd::do-cleanups lease seconds)
                (reverse done)))
         (add "c" nil)
         (add "b" t)
@@ -305,7 +305,7 @@ it goes on behind that one."
         (is (equal '("a" "b") (done +patience+)))
         (is (equal '("c" "b") (done +patience+)))
         (is (equal '("b") (done +patience+)))
-        (clgrpc.etcd::forget-chore lease "b")
+        (clgrpc.etcd::forget-cleanup lease "b")
         (is (equal '() (done +patience+)))))))
 
 (store-test suspended-machines-hold-no-leases

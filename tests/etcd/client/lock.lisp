@@ -49,7 +49,7 @@ lost, and fencing numbers grow."
         (etcd:release-lock other)
         (is (eq :given-up (sb-thread:join-thread waiting)))
         ;; also if it asks just then
-        (signals etcd:not-obtained (clgrpc.etcd::place-before other +patience+))
+        (signals etcd:not-obtained (clgrpc.etcd::waiter-before other +patience+))
         (is (= 1 (etcd:count-entries *etcd* :prefix "l/"))))
       ;; who waits has it when it is released
       (let ((other (etcd:request-lock *etcd* "l")))
@@ -194,7 +194,7 @@ it."
         (is (= 1 (etcd:count-entries *etcd* :prefix "")))
         ;; unless the lock is acquired again meanwhile
         (let ((again (etcd:acquire-lock *etcd* "l" :lease lease)))
-          (is (null (clgrpc.etcd::lease-chores lease)))
+          (is (null (clgrpc.etcd::lease-cleanups lease)))
           ;; which a request of the same that fails does not take away
           (lose-answers store :txn 1)
           (signals etcd:unavailable (etcd:acquire-lock *etcd* "l" :lease lease :timeout 0.05))

@@ -41,30 +41,31 @@ of."
           (is-true (points-p "clgrpc.discovery.servers"
                              '(0 "greeter" "draining") '(1 "greeter" "serving")))
           (is (equal '((1 "greeter")) (points metrics "clgrpc.discovery.ignored")))
-          (let ((finder (first clgrpc.discovery::**finders**)))
+          (let ((service-watcher (first clgrpc.discovery::**service-watchers**)))
             (flet ((age () (first (first (points metrics "clgrpc.discovery.age")))))
               (is (<= 0 (age) 60))
-              (decf (clgrpc.discovery::finder-heard-ns finder) (clgrpc.base:seconds-ns 100))
+              (decf (clgrpc.discovery::service-watcher-heard-ns service-watcher)
+                    (clgrpc.base:seconds-ns 100))
               (is (<= 100 (age) 160)))
-            (clgrpc.discovery::note-look-up finder nil "nobody knows it")
+            (clgrpc.discovery::note-look-up service-watcher nil "nobody knows it")
             (is (equal '((1 "greeter" "look_up")) (points metrics "clgrpc.discovery.failures")))))
-        ;; nobody asks any more; the finder's thread ends by itself
+        ;; nobody asks any more; the service watcher's thread ends by itself
         (is-true (wait-until (lambda () (null (points metrics "clgrpc.discovery.age")))))))))
 
 (test progress-is-a-sign-of-life
-  "A finder that asks etcd how far its changes were told learns whether it is still there."
+  "A service watcher that asks etcd how far its changes were told learns whether it is still there."
   (with-counted-memory (engine metrics)
     (with-servers (servers 1)
       (put-server (first servers))
       (with-name (channel)
         (is (= 0 (who channel)))
-        (let ((finder (first clgrpc.discovery::**finders**)))
+        (let ((service-watcher (first clgrpc.discovery::**service-watchers**)))
           (flet ((heard-p ()
-                   (setf (clgrpc.discovery::finder-heard-ns finder) 1)
-                   (clgrpc.discovery::ask-how-far finder)
-                   (< 1 (clgrpc.discovery::finder-heard-ns finder))))
+                   (setf (clgrpc.discovery::service-watcher-heard-ns service-watcher) 1)
+                   (clgrpc.discovery::ask-how-far service-watcher)
+                   (< 1 (clgrpc.discovery::service-watcher-heard-ns service-watcher))))
             (is-true (wait-until #'heard-p))
-            (etcd:cancel-mirror (clgrpc.discovery::finder-servers finder))
+            (etcd:cancel-mirror (clgrpc.discovery::service-watcher-servers service-watcher))
             (is-false (heard-p))))))))
 
 (test registrations-are-counted

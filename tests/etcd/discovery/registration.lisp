@@ -220,15 +220,16 @@ have one thread that waits; threads of the reserve end once there is nothing to 
                                collect (discovery:register nil "greeter" :etcd *etcd*
                                                            :address (format nil "127.0.0.1:~D"
                                                                             (1+ i)))))
-          (finders (loop for i below 20
-                         collect (clgrpc.discovery::start-finder *etcd* (format nil "shop-~D" i)))))
+          (service-watchers (loop for i below 20
+                                  collect (clgrpc.discovery::start-service-watcher
+                                           *etcd* (format nil "shop-~D" i)))))
       (is-true (every (lambda (registration)
                         (discovery:await-registration registration :timeout +patience+))
                       registrations))
-      (is-true (wait-until (lambda () (every (lambda (finder)
+      (is-true (wait-until (lambda () (every (lambda (service-watcher)
                                       (etcd:mirror-watch
-                                       (clgrpc.discovery::finder-servers finder)))
-                                    finders))))
+                                       (clgrpc.discovery::service-watcher-servers service-watcher)))
+                                    service-watchers))))
       (is-true (every #'etcd:watch-open-p watches))
       (is-true (every #'etcd:lease-alive-p leases))
       (let ((names (mapcar #'sb-thread:thread-name (sb-thread:list-all-threads))))
@@ -241,7 +242,7 @@ have one thread that waits; threads of the reserve end once there is nothing to 
                              names))))
       (mapc #'etcd:cancel-watch watches)
       (mapc #'etcd:revoke-lease leases)
-      (mapc #'clgrpc.discovery::end-finder finders)
+      (mapc #'clgrpc.discovery::end-service-watcher service-watchers)
       (mapc #'discovery:withdraw registrations))))
 
 (test servers-take-their-leave

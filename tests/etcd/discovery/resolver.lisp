@@ -105,19 +105,20 @@
                (is (string= target (grpc:channel-target channel)))))
         (setf (discovery:default-etcd) nil)))))
 
-(test channels-share-a-finder
+(test channels-share-a-service-watcher
   "Channels to one name of one etcd have one thread that follows it; the last one ends it."
   (with-store (store)
     (with-servers (servers 1)
       (put-server (first servers))
-      (let ((before (length clgrpc.discovery::**finders**)))
+      (let ((before (length clgrpc.discovery::**service-watchers**)))
         (grpc:with-channel (one (target store))
           (is (= 0 (who one)))
           (grpc:with-channel (other (target store))
             (is (= 0 (who other)))
-            (is (= (1+ before) (length clgrpc.discovery::**finders**))))
-          (is (= (1+ before) (length clgrpc.discovery::**finders**))))
-        (is-true (wait-until (lambda () (= before (length clgrpc.discovery::**finders**)))))))))
+            (is (= (1+ before) (length clgrpc.discovery::**service-watchers**))))
+          (is (= (1+ before) (length clgrpc.discovery::**service-watchers**))))
+        (is-true (wait-until (lambda () (= before
+                                           (length clgrpc.discovery::**service-watchers**)))))))))
 
 (test configs-come-from-a-key
   "A service config comes into force when it is put, and the channel's own when it is removed; a
@@ -217,7 +218,8 @@ meanwhile."
           (is-true (answers-p channel '(0 1) :seconds +patience+)))))))
 
 (test etcd-that-is-away-is-the-reason
-  "Calls on a channel whose etcd cannot be connected say so at once, and no finder stays behind."
+  "Calls on a channel whose etcd cannot be connected say so at once, and no service watcher stays
+behind."
   (grpc:with-channel (channel (format nil "etcd://127.0.0.1:~D/shop" (free-port)))
     (handler-case (progn (helloworld.greeter:say-hello channel (helloworld:make-hello-request)
                                                        :timeout 20)

@@ -171,7 +171,7 @@
       (setf (attempt-begun attempt) t)
       (let ((path (attempt-field attempt ":path")))
         (cond ((not (may-call-p attempt)) (end-answer attempt :unauthenticated))
-              ((string= path "/grpc.health.v1.Health/Watch") (tell-health attempt))
+              ((string= path "/grpc.health.v1.Health/Watch") (report-health attempt))
               ((string= path "/xds.service.orca.v3.OpenRcaService/StreamCoreMetrics")
                (tell-load attempt))
               (t (follow rule attempt)))))))
@@ -221,7 +221,7 @@
     (cond ((attempt-ended attempt))
           ((null load) (end-answer attempt :unimplemented))
           (t (send-answer attempt (load-report load))
-             (end-side-call attempt)
+             (end-internal-call attempt)
              (sim:at (load-interval attempt) (lambda () (tell-load attempt)))))))
 
 (defun load-interval (attempt)
@@ -231,7 +231,7 @@
     (grpc:parse-message 'orca-service:orca-load-report-request
                         (first (attempt-messages attempt))))))
 
-(defun tell-health (attempt)
+(defun report-health (attempt)
   "Say how the backend is, if that is news."
   (let* ((health (backend-health (attempt-backend attempt)))
          (service (health:health-check-request-service
@@ -241,9 +241,9 @@
     (cond ((null health) (end-answer attempt :unimplemented))
           ((not (eq status (shiftf (attempt-watched attempt) status)))
            (send-answer attempt (health:make-health-check-response :status status))
-           (end-side-call attempt)))))
+           (end-internal-call attempt)))))
 
-(defun end-side-call (attempt)
+(defun end-internal-call (attempt)
   "End ATTEMPT, which has sent a message, if its backend ends all of its kind."
   (let ((status (backend-side-end (attempt-backend attempt))))
     (when status (end-answer attempt status))))
@@ -251,4 +251,4 @@
 (defun tell-all-health (line)
   "Say how the backend is to who watches it on LINE."
   (dolist (attempt (line-attempts line))
-    (when (attempt-watched attempt) (tell-health attempt))))
+    (when (attempt-watched attempt) (report-health attempt))))

@@ -63,7 +63,7 @@
            0.95)
   (is (equal '(1/10 1/10)
              (mapcar #'load-interval
-                     (side-calls "/xds.service.orca.v3.OpenRcaService/StreamCoreMetrics")))))
+                     (internal-calls "/xds.service.orca.v3.OpenRcaService/StreamCoreMetrics")))))
 
 ;;; What a server reports that makes no sense
 

@@ -23,7 +23,7 @@
     (all-ok results 10)
     (is (= 5 (of-backend results 1)))
     (sim:wait-for 1.5)
-    (is (= 2 (length (side-calls "/grpc.health.v1.Health/Watch"))))))
+    (is (= 2 (length (internal-calls "/grpc.health.v1.Health/Watch"))))))
 
 (define-scenario health-turns
     ("A17 Client Workflow: calls leave b2 and come back, over one connection."
@@ -52,7 +52,7 @@
   (open-to-one-that-fails)
   (sim:wait-for 60)
   (is (= 1 (length (lines 1))))
-  (between 8 (length (side-calls "/grpc.health.v1.Health/Watch")) 14))
+  (between 8 (length (internal-calls "/grpc.health.v1.Health/Watch")) 14))
 
 (define-scenario reports-that-end-are-asked-for-again-rarely
     ("A51: a stream of load reports is renewed as one of health is."
@@ -60,7 +60,7 @@
   (open-to-names (balancing "weighted_round_robin" "'enableOobLoadReport':true") 1)
   (sim:wait-for 60)
   (is (= 1 (length (lines 1))))
-  (between 8 (length (side-calls "/xds.service.orca.v3.OpenRcaService/StreamCoreMetrics")) 14))
+  (between 8 (length (internal-calls "/xds.service.orca.v3.OpenRcaService/StreamCoreMetrics")) 14))
 
 (defun open-to-one-that-fails ()
   "A channel that watches the backend 1, and is to connect."
@@ -73,7 +73,7 @@
   (json "{'loadBalancingConfig':[{'weighted_round_robin':{'enableOobLoadReport':true}}],
           'healthCheckConfig':{'serviceName':'svc'}}"))
 
-(define-scenario side-calls-have-the-channels-credentials
+(define-scenario internal-calls-have-the-channels-credentials
     ("A17: \"the client will send those credentials with the Watch() call\"; and for load reports."
      :health '("svc" :serving) :load-stream (load-of 0.5d0) :token "Bearer of 7")
   (set-names 1)
@@ -88,10 +88,10 @@
     (is (= 3 asked))
     (dolist (path '("/grpc.health.v1.Health/Watch"
                     "/xds.service.orca.v3.OpenRcaService/StreamCoreMetrics"))
-      (is (= 1 (length (side-calls path))))
-      (is (null (attempt-ended (first (side-calls path))))))))
+      (is (= 1 (length (internal-calls path))))
+      (is (null (attempt-ended (first (internal-calls path))))))))
 
-(define-scenario side-calls-without-credentials-are-not-made
+(define-scenario internal-calls-without-credentials-are-not-made
     ("Credentials that fail, or that would go in the clear: nothing is sent, and the reason is told."
      :health '("svc" :serving) :token "Bearer of 7")
   (set-names 1)
@@ -102,6 +102,6 @@
       (connect channel)
       (await-state channel 5 :transient-failure)
       (sim:wait-for 30)
-      (is (null (side-calls "/grpc.health.v1.Health/Watch")))
+      (is (null (internal-calls "/grpc.health.v1.Health/Watch")))
       (is (search "UNAUTHENTICATED"
                   (getf (first (grpc:channel-addresses channel)) :trouble))))))

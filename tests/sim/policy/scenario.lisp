@@ -284,7 +284,7 @@ first."
                                      (equal call (attempt-field attempt "x-call-id")))))
                           (lab-attempts **lab**))))
 
-(defun side-calls (path)
+(defun internal-calls (path)
   "What came of calls of PATH, oldest first."
   (reverse (remove path (lab-attempts **lab**)
                    :key (lambda (attempt) (attempt-field attempt ":path")) :test-not #'string=)))

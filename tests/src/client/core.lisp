@@ -82,7 +82,7 @@ that could be waited for."
       (client::wake core)
       (tell-backends puppet "127.0.0.1:1")
       (let ((subchannel (first (client::core-subchannels core))))
-        (client::end-endeavours subchannel "of a test")
+        (client::end-connect-rounds subchannel "of a test")
         (client::change-state subchannel :ready)
         (when failed (client::deliver puppet '() "no strings"))
         (let ((asked (puppet-asked puppet)))

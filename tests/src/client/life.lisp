@@ -1,4 +1,5 @@
-;;;; See src/wire/life.lisp: peers that fall silent, connections without calls, old connections.
+;;;; See src/wire/link-keepalive.lisp: peers that fall silent, connections without calls, old
+;;;; connections.
 
 (in-package #:clgrpc.tests.client)
 (in-suite :clgrpc.client)
@@ -106,8 +107,8 @@
                (is (equal (loop for i below 100 collect i)
                           (mapcar (lambda (future) (number-of (grpc:await future))) futures)))))
            (slots ()
-             (loop for link across (clgrpc.server::hub-links
-                                  (first (clgrpc.server::server-hubs server)))
+             (loop for link across (clgrpc.server::server-loop-links
+                                  (first (clgrpc.server::server-loops server)))
                    sum (length (clgrpc.http2::connection-table (clgrpc.wire::link-http2 link))))))
       (burst)
       (is (plusp (slots)))

@@ -62,14 +62,14 @@
         (unwind-protect
              (progn
                (dolist (subchannel (list wide narrow))
-                 (client::end-endeavours subchannel "of a test"))
+                 (client::end-connect-rounds subchannel "of a test"))
                (give-full-links wide 2)
                (give-full-links narrow 1)
                (loop repeat turn
                      do (funcall (client:picker-function (client::core-picker core)) nil))
                (begin-ask core)
-               (is (null (client::subchannel-endeavours wide)))
-               (is (= 1 (length (client::subchannel-endeavours narrow)))))
+               (is (null (client::subchannel-connect-rounds wide)))
+               (is (= 1 (length (client::subchannel-connect-rounds narrow)))))
           (dolist (subchannel (list wide narrow))
             (setf (client::subchannel-links subchannel) '())))))))
 
@@ -102,15 +102,15 @@
     (client::wake core)
     (push-config puppet (config-of-connections 2))
     (let ((subchannel (first (client::core-subchannels core))))
-      (setf (client::subchannel-endeavours subchannel) '())
+      (setf (client::subchannel-connect-rounds subchannel) '())
       (client::change-state subchannel :ready)
       (client::pause-widening subchannel "refused")
       (is (eq :ready (client::core-state core)))
       (client::ask-for-link subchannel)
-      (is (null (client::subchannel-endeavours subchannel)) "not before the wait is over")
+      (is (null (client::subchannel-connect-rounds subchannel)) "not before the wait is over")
       (client::end-back-off core)
       (client::ask-for-link subchannel)
-      (is (= 1 (length (client::subchannel-endeavours subchannel)))))))
+      (is (= 1 (length (client::subchannel-connect-rounds subchannel)))))))
 
 (test further-connections-end-when-they-are-not-needed
   "While the channel has calls on the first."

@@ -28,7 +28,7 @@
 (defun give-links (channel count)
   "Have the only subchannel of CHANNEL, which is ready, have COUNT links; return it."
   (let ((subchannel (the-subchannel channel)))
-    (loop:post (client::trunk-loop subchannel)
+    (loop:post (client::connection-set-loop subchannel)
                (lambda () (client::widen subchannel count)))
     (wait-until (lambda () (= count (length (client::subchannel-links subchannel)))))
     subchannel))

@@ -25,7 +25,7 @@
              (is (eq :unavailable (try)))))
       (grpc:close-channel channel))))
 
-(test several-entrances
+(test several-acceptors
   "A server may listen on names and on ports."
   (let ((server (start-probe (list :ask #'double)
                              :listen '("inproc:one" "127.0.0.1:0" "inproc:two"))))

@@ -35,14 +35,14 @@
 (test calls-left-alone-begin-once
   "Whoever is first, the client or who looks after its calls, nothing is lost or comes twice."
   (with-inproc (channel) (:chat #'echo)
-    (let* ((site (inproc::channel-site channel))
+    (let* ((inproc-core (inproc::channel-inproc-core channel))
            (stop nil)
            (others (loop repeat 2
                          collect (sb-thread:make-thread
                                   (lambda ()
                                     (loop until stop
-                                          do (when (inproc::site-waiting site)
-                                               (inproc::look-around site)))))))
+                                          do (when (inproc::inproc-core-waiting inproc-core)
+                                               (inproc::look-around inproc-core)))))))
            (wrong 0))
       (dotimes (i 2000)
         (let ((call (chat channel :open)) (count 0))

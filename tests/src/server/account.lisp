@@ -25,9 +25,9 @@
 (test header-lists-of-open-calls-are-charged
   "With 150 octets a field beside what RFC 9113 counts, twice for plain requests, until the call
 ends."
-  (with-hub (hub) (:ask #'double)
-    (comes hub)
-    (let* ((link (link-of memory:*end* hub))
+  (with-server-loop (server-loop) (:ask #'double)
+    (comes server-loop)
+    (let* ((link (link-of memory:*end* server-loop))
            (before (octets-charged link)))
       (flet ((charged () (wire::link-held link)))
         (is (<= 2048 before 10000) "A new connection is charged with ~D octets." before)
@@ -45,8 +45,8 @@ ends."
 
 (test header-lists-have-so-many-fields
   "One more is as a list that is too large."
-  (with-hub (hub :options '(:max-header-fields 20)) (:ask #'double)
-    (comes hub)
+  (with-server-loop (server-loop :options '(:max-header-fields 20)) (:ask #'double)
+    (comes server-loop)
     (begins-to-ask 1 :fields (fat-fields 15))
     (is (equal '() (memory:said)))
     (begins-to-ask 3 :fields (fat-fields 16))
@@ -54,16 +54,16 @@ ends."
 
 (test calls-that-hold-too-much-are-refused
   "The connection that has little is served while another holds all that there is."
-  (with-hub (hub :options '(:max-total-held-octets 4000000 :max-receive-octets 10000
-                            :max-held-octets 100000000))
+  (with-server-loop (server-loop :options '(:max-total-held-octets 4000000 :max-receive-octets 10000
+                                            :max-held-octets 100000000))
       (:ask #'double)
-    (comes hub :peer "greedy")
-    (let ((link (link-of memory:*end* hub)))
+    (comes server-loop :peer "greedy")
+    (let ((link (link-of memory:*end* server-loop)))
       (loop for id from 1 by 2 repeat 400
             do (begins-to-ask id :fields (fat-fields 100)))
       (is (<= 1000000 (octets-charged link) 3500000) "~D octets" (octets-charged link))
       (is (< 100 (count :resource-exhausted (statuses) :key #'second)))
-      (comes hub :peer "other")
+      (comes server-loop :peer "other")
       (asks 1 "Ask" 21)
       (answered '(1 :ok))
       (is (null (wire:link-failure link))))))
@@ -71,9 +71,9 @@ ends."
 (test requests-that-do-not-end-stay-as-they-came
   "A whole message of a request without its end is charged as the octets that it has, and decoded
 when the end comes."
-  (with-hub (hub) (:ask #'double)
-    (comes hub)
-    (let* ((link (link-of memory:*end* hub))
+  (with-server-loop (server-loop) (:ask #'double)
+    (comes server-loop)
+    (let* ((link (link-of memory:*end* server-loop))
            (request (coerce (note-octets 21 :body 5000) 'octets)))
       (begins-to-ask 1)
       (memory:hears `(:data 1 ,request))
@@ -93,11 +93,11 @@ when the end comes."
 (test the-largest-user-gives-way
   "Above an eighth more than all may hold, the connection that holds most of the peer that holds
 most is ended, and no other."
-  (with-hub (hub :options '(:max-total-held-octets 1000000)) (:ask #'double)
+  (with-server-loop (server-loop :options '(:max-total-held-octets 1000000)) (:ask #'double)
     (let ((links '()))
       (flet ((comes-with (peer octets)
-               (comes hub :peer peer)
-               (push (link-of memory:*end* hub) links)
+               (comes server-loop :peer peer)
+               (push (link-of memory:*end* server-loop) links)
                (memory:call-in-world
                 memory:*world*
                 (lambda () (charge-own (wire:link-account (first links)) octets)))))
@@ -135,8 +135,8 @@ time to collect all garbage."
 
 (test no-calls-begin-while-the-heap-is-full
   "Each call that comes then has a look, so the next one begins once the heap is not full."
-  (with-hub (hub) (:ask #'double)
-    (comes hub)
+  (with-server-loop (server-loop) (:ask #'double)
+    (comes server-loop)
     (setf server::**looked** (collection-epoch)
           server::**shut** t)
     (with-heap-of (42/100)
@@ -151,11 +151,11 @@ time to collect all garbage."
   "Peers that hold no more than they may, in a heap that the program has half filled, would keep out
 all others. If they hold enough, the largest user gives way once the valve was shut at two looks;
 else no connection does."
-  (with-hub (hub) (:ask #'double)
-    (let ((server (server::hub-server hub)) (links '()))
+  (with-server-loop (server-loop) (:ask #'double)
+    (let ((server (server::server-loop-server server-loop)) (links '()))
       (flet ((comes-with (octets)
-               (comes hub :peer (format nil "~D" octets))
-               (push (link-of memory:*end* hub) links)
+               (comes server-loop :peer (format nil "~D" octets))
+               (push (link-of memory:*end* server-loop) links)
                (memory:call-in-world
                 memory:*world*
                 (lambda () (charge-own (wire:link-account (first links)) octets))))
@@ -181,14 +181,15 @@ else no connection does."
 
 (test a-peer-that-holds-little-is-not-refused-for-the-sake-of-others
   "What others hold may be measured only, and so be more than all may hold without a refusal."
-  (with-hub (hub :options '(:max-total-held-octets 6400000 :max-receive-octets 100000))
+  (with-server-loop (server-loop :options '(:max-total-held-octets 6400000
+                                            :max-receive-octets 100000))
       (:ask #'double)
-    (comes hub :peer "greedy")
-    (let ((greedy (link-of memory:*end* hub)))
+    (comes server-loop :peer "greedy")
+    (let ((greedy (link-of memory:*end* server-loop)))
       (memory:call-in-world memory:*world*
                             (lambda () (charge-own (wire:link-account greedy) 6600000)))
-      (comes hub :peer "modest")
-      (let ((modest (link-of memory:*end* hub)))
+      (comes server-loop :peer "modest")
+      (let ((modest (link-of memory:*end* server-loop)))
         (memory:call-in-world memory:*world*
                               (lambda () (charge-own (wire:link-account modest) 70000)))
         (begins-to-ask 1 :fields (fat-fields 10))
@@ -199,9 +200,9 @@ else no connection does."
         (is (equal '((3 :resource-exhausted)) (statuses)) "with a 64th of the total")))))
 
 (test a-call-without-metadata-is-not-charged-with-that-of-the-call-before
-  (with-hub (hub) (:ask #'double)
-    (comes hub)
-    (let ((link (link-of memory:*end* hub)))
+  (with-server-loop (server-loop) (:ask #'double)
+    (comes server-loop)
+    (let ((link (link-of memory:*end* server-loop)))
       (begins-to-ask 1 :fields (fat-fields 100))
       (let ((charged (wire::link-held link)))
         (is (< 4096 charged))

@@ -231,8 +231,8 @@ that tells whether all echoes of a call ran on the loop."
                  for i from 0
                  do (is (= (* 2 i) (number-of (ask channel (note i))))))
         (is (= 6 (getf (grpc:server-statistics server) :connections)))
-        (is (every (lambda (hub) (= 2 (length (server::hub-links hub))))
-                   (server::server-hubs server)))
+        (is (every (lambda (server-loop) (= 2 (length (server::server-loop-links server-loop))))
+                   (server::server-loops server)))
         (mapc #'grpc:close-channel channels)))))
 
 (test client-streaming-starts-at-the-first-message
@@ -609,12 +609,12 @@ when it has returned."
 
 (test stages-of-a-call
   "Times add up, by the clock of the loop."
-  (with-hub (hub) (:ask #'double)
-    (comes hub)
+  (with-server-loop (server-loop) (:ask #'double)
+    (comes server-loop)
     (begins-to-ask 1)
     (let ((call nil))
       (http2:map-streams (lambda (stream) (setf call (http2:stream-user stream)))
-                         (wire:link-http2 (link-of memory:*end* hub)))
+                         (wire:link-http2 (link-of memory:*end* server-loop)))
       (flet ((mark (mark)
                (memory:call-in-world memory:*world* (lambda () (wire:mark-call call mark)))))
         (is (eq :receive (rpc:call-stage call)))

@@ -3,32 +3,34 @@
 (in-package #:clgrpc.tests.server)
 (in-suite :clgrpc.server)
 
-(defun drain (hub)
-  "Have the links of HUB drain."
-  (memory:call-in-world memory:*world* (lambda () (server::map-links #'server::drain-link hub))))
+(defun drain (server-loop)
+  "Have the links of SERVER-LOOP drain."
+  (memory:call-in-world memory:*world*
+                        (lambda () (server::map-links #'server::drain-link server-loop))))
 
 (defparameter *all-streams* #x7FFFFFFF)
 
 (test drain-of-a-connection-without-calls
   "GOAWAY for no stream and a PING; once that is answered GOAWAY for the last, and the end."
-  (with-hub (hub) (:ask #'double)
-    (comes hub)
+  (with-server-loop (server-loop) (:ask #'double)
+    (comes server-loop)
     (asks 1 "Ask" 21)
     (answered '(1 :ok))
-    (drain hub)
+    (drain server-loop)
     (memory:says `(:goaway ,*all-streams* :no-error) `(:ping ,server::+drain-ping+))
     (memory:hears `(:ping-ack ,server::+drain-ping+))
     (is (equal '((:goaway 1 :no-error)) (remove-duplicates (memory:said) :test #'equal)))
     (is-true (memory:end-shut memory:*end*))
-    (is (zerop (server::hub-link-count hub)))))
+    (is (zerop (server::server-loop-link-count server-loop)))))
 
 (test drain-lets-calls-begin-until-the-ping-is-answered
   "A call that was on its way is served, and the connection ends with the last."
   (let ((kept nil))
-    (with-hub (hub) (:ask #'double :watch (lambda (note call) (declare (ignore note))
-                                            (setf kept call)))
-      (comes hub)
-      (drain hub)
+    (with-server-loop (server-loop)
+                      (:ask #'double :watch (lambda (note call) (declare (ignore note))
+                                              (setf kept call)))
+      (comes server-loop)
+      (drain server-loop)
       (memory:said)
       (asks 1 "Watch" 21)
       (memory:hears `(:ping-ack ,server::+drain-ping+))
@@ -40,9 +42,9 @@
 
 (test drain-of-a-peer-that-answers-no-ping
   "It has a second, and a quarter of one until that is looked at."
-  (with-hub (hub) (:ask #'double)
-    (comes hub)
-    (drain hub)
+  (with-server-loop (server-loop) (:ask #'double)
+    (comes server-loop)
+    (drain server-loop)
     (memory:said)
     (memory:passes 0.9)
     (memory:silent)
@@ -53,10 +55,11 @@
 (test a-draining-peer-has-its-second-after-the-last-call
   "While a call ran there was no hurry: its PING may have waited behind what the call had to say."
   (let ((kept nil))
-    (with-hub (hub) (:watch (lambda (note call) (declare (ignore note)) (setf kept call)))
-      (comes hub)
+    (with-server-loop (server-loop)
+                      (:watch (lambda (note call) (declare (ignore note)) (setf kept call)))
+      (comes server-loop)
       (asks 1 "Watch" 21)
-      (drain hub)
+      (drain server-loop)
       (memory:said)
       (memory:passes 0.9)
       (memory:call-in-world memory:*world* (lambda () (grpc:finish kept)))
@@ -69,20 +72,20 @@
 
 (test drain-of-a-connection-that-has-said-nothing
   "HTTP/2 tells it."
-  (with-hub (hub) (:ask #'double)
-    (memory:connects (lambda (transport) (server::accept-link hub transport)))
+  (with-server-loop (server-loop) (:ask #'double)
+    (memory:connects (lambda (transport) (server::accept-link server-loop transport)))
     (memory:silent)
-    (drain hub)
+    (drain server-loop)
     (is (equal '(:settings :goaway :ping)
                (remove :window-update (mapcar #'first (memory:said)))))))
 
 (test old-connections-drain
   "With max-connection-age-seconds, give or take a tenth; and calls that do not end are ended after
 the grace."
-  (with-hub (hub :options '(:max-connection-age-seconds 100
-                            :max-connection-age-grace-seconds 10))
+  (with-server-loop (server-loop :options '(:max-connection-age-seconds 100
+                                            :max-connection-age-grace-seconds 10))
       (:ask #'keep-open)
-    (comes hub)
+    (comes server-loop)
     (asks 1 "Ask" 21)
     (memory:passes 85)
     (memory:silent)

@@ -6,22 +6,22 @@
 (defclass door ()
   ((busy :initform nil :accessor door-busy)
    (told :initform '() :accessor door-told))
-  (:documentation "An entrance that notes what it is told."))
+  (:documentation "An acceptor that notes what it is told."))
 
-(defmethod serving:entrance-address ((door door)) "door:1")
-(defmethod serving:close-entrance ((door door)) (push :close (door-told door)))
-(defmethod serving:entrance-busy-p ((door door)) (door-busy door))
-(defmethod serving:entrance-calls ((door door)) 7)
-(defmethod serving:abandon-entrance ((door door) status text)
+(defmethod serving:acceptor-address ((door door)) "door:1")
+(defmethod serving:close-acceptor ((door door)) (push :close (door-told door)))
+(defmethod serving:acceptor-busy-p ((door door)) (door-busy door))
+(defmethod serving:acceptor-calls ((door door)) 7)
+(defmethod serving:abandon-acceptor ((door door) status text)
   (declare (ignore text))
   (push status (door-told door))
   (setf (door-busy door) nil))
 
 (defun door-of (server)
-  (serving:ensure-entrance server (lambda (entrance) (typep entrance 'door))
+  (serving:ensure-acceptor server (lambda (acceptor) (typep acceptor 'door))
                           (lambda () (make-instance 'door))))
 
-(test entrances-are-made-once
+(test acceptors-are-made-once
   "From any number of threads, and are part of the server from then on."
   (let* ((server (start-probe (list :ask #'double)))
          (doors (with-threads (i 4) (door-of server))))
@@ -31,7 +31,7 @@
     (is (eq t (grpc:stop-server server :drain 5)))
     (is (equal '(:close) (door-told (first doors))))))
 
-(test entrances-are-waited-for
+(test acceptors-are-waited-for
   "Until they say that the last call has ended; those that do not are abandoned."
   (with-log ()
     (let* ((server (start-probe (list :ask #'double)))

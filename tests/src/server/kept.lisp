@@ -6,8 +6,10 @@
 (in-suite :clgrpc.server)
 
 (defparameter *others*
-  '(loop:event-loop server::hub server:wire-server options http2:sink http2:pool loop:handler timer
-    owner-usage server::peer-entry server::guest loop:share account function symbol package class
+  '(loop:event-loop server::server-loop server:wire-server options http2:sink http2:pool
+                    loop:handler timer
+    owner-usage server::peer-entry server::peer-view loop:share account function symbol package
+    class
     method:rpc-method server::server-route wire:dialect
     rpc:observer loop:tls-credentials sb-thread:mutex rpc:operations server::route-table
     exchange:http-loop loop:byte-channel)
@@ -62,12 +64,12 @@ their fields."
 (test all-that-a-connection-keeps-is-charged
   "Whatever its peer has stuffed it with."
   (flet ((stuffed (what function &rest options)
-           (with-hub (hub :options options)
+           (with-server-loop (server-loop :options options)
                (:ask #'double :collect (lambda (stream call)
                                          (declare (ignore stream))
                                          call))
-             (comes hub)
-             (let ((link (link-of memory:*end* hub)))
+             (comes server-loop)
+             (let ((link (link-of memory:*end* server-loop)))
                (check-kept link "a new connection")
                (funcall function)
                (is (null (wire:link-failure link)))
@@ -136,9 +138,9 @@ octets to come."
   "As over HTTP/2: before it is known what it speaks, in the midst of a head, of a body, of a
 pipeline, and with answers that are not taken."
   (flet ((stuffed (what parts &key full (answer (constantly 204)))
-           (with-hub (hub) (:ask #'double)
-             (answer-http hub answer)
-             (let ((link (connects hub)))
+           (with-server-loop (server-loop) (:ask #'double)
+             (answer-http server-loop answer)
+             (let ((link (connects server-loop)))
                (check-kept link "a connection that has said nothing")
                (setf (memory:end-full memory:*end*) full)
                (dolist (part parts)

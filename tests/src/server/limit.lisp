@@ -1,17 +1,17 @@
-;;;; What peers together may have a server do, seen by one hub.
+;;;; What peers together may have a server do, seen by one server loop.
 
 (in-package #:clgrpc.tests.server)
 (in-suite :clgrpc.server)
 
 (test shares-of-loops
   "A limit of the server is dealt out to its loops, rounded up."
-  (with-hub (hub) (:ask #'double)
-    (is (= 7 (server::share-out 7 (server::hub-server hub))))))
+  (with-server-loop (server-loop) (:ask #'double)
+    (is (= 7 (server::share-out 7 (server::server-loop-server server-loop))))))
 
 (test calls-are-kept-for-other-peers
   "One peer may not have all calls; one that has none gets one."
-  (with-hub (hub :options '(:max-calls 32)) (:ask #'keep-open)
-    (comes hub :peer "greedy")
+  (with-server-loop (server-loop :options '(:max-calls 32)) (:ask #'keep-open)
+    (comes server-loop :peer "greedy")
     (let ((greedy memory:*end*) (begun 0))
       (loop for id from 1 by 2
             repeat 40
@@ -21,15 +21,15 @@
                      (is (equal (list (list id :resource-exhausted)) statuses))
                      (incf begun))))
       (is (<= 24 begun 31) "one peer had ~D of 32 calls" begun)
-      (is (= begun (server::hub-open hub)))
-      (comes hub :peer "other")
+      (is (= begun (server::server-loop-open server-loop)))
+      (comes server-loop :peer "other")
       (asks 1 "Ask" 1)
       (answered)
-      (is (= (1+ begun) (server::hub-open hub)))
+      (is (= (1+ begun) (server::server-loop-open server-loop)))
       (memory:hangs-up)
-      (is (= begun (server::hub-open hub)))
+      (is (= begun (server::server-loop-open server-loop)))
       (memory:stop-talking memory:*world* greedy)
-      (is (zerop (server::hub-open hub))))))
+      (is (zerop (server::server-loop-open server-loop))))))
 
 (defun asks-at-once (ids)
   "Say the requests with the stream IDS so that the server has them in one read: then reading does
@@ -45,12 +45,12 @@ not stop between them. Each is a note with its number."
 (test calls-wait-while-their-peer-takes-nothing
   "While much of a link's output is not sent its calls do not begin; they do when it is."
   (let ((begun '()))
-    (with-hub (hub :options '(:max-unsent-octets 65536 :max-queued-octets 65536))
+    (with-server-loop (server-loop :options '(:max-unsent-octets 65536 :max-queued-octets 65536))
         (:ask (lambda (note call)
                 (declare (ignore call))
                 (push (number-of note) begun)
                 (note 1 :body 100000)))
-      (comes hub)
+      (comes server-loop)
       (memory:hears '(:window-update 0 10000000))
       (setf (memory:end-full memory:*end*) t)
       (asks-at-once '(1 3 5 7 9))
@@ -64,21 +64,21 @@ not stop between them. Each is a note with its number."
   "Calls that wait because of output, begin to go on together and must wait once more keep their
 places before later ones."
   (let ((begun '()))
-    (with-hub (hub :options '(:max-unsent-octets 65536 :max-queued-octets 65536))
+    (with-server-loop (server-loop :options '(:max-unsent-octets 65536 :max-queued-octets 65536))
         (:ask (lambda (note call)
                 (declare (ignore call))
                 (push (number-of note) begun)
                 (note 1 :body 100000)))
-      (comes hub)
+      (comes server-loop)
       (memory:hears '(:window-update 0 10000000))
       (setf (memory:end-full memory:*end*) t)
       (let ((ids (loop for id from 1 to 31 by 2 collect id)))
         (asks-at-once ids)
-        (let ((link (aref (server::hub-links hub) 0)))
+        (let ((link (aref (server::server-loop-links server-loop) 0)))
           (setf (memory:end-full memory:*end*) nil)
           ;; the news that output has left may come several times before the first call goes on
           (memory:call-in-world memory:*world*
                                 (lambda ()
-                                  (loop repeat 3 do (wire:answers-left hub link)))))
+                                  (loop repeat 3 do (wire:answers-left server-loop link)))))
         (memory:say memory:*world* memory:*end* (make-octets 0))
         (is (equal ids (reverse begun)))))))

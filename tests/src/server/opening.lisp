@@ -53,27 +53,29 @@ SETTINGS, and a GOAWAY with the reason."
 
 ;;; In memory
 
-(defun answer-http (hub &optional (function (lambda (&rest request)
-                                              (declare (ignore request))
-                                              204)))
-  "Have FUNCTION answer all plain requests of HUB."
-  (let ((server (server::hub-server hub)))
-    (setf (server::hub-http hub)
-          (server::make-hub-http server
-                                 (server::make-server-router server '() function :inline)))))
+(defun answer-http (server-loop &optional (function (lambda (&rest request)
+                                                      (declare (ignore request))
+                                                      204)))
+  "Have FUNCTION answer all plain requests of SERVER-LOOP."
+  (let ((server (server::server-loop-server server-loop)))
+    (setf (server::server-loop-http server-loop)
+          (server::make-server-loop-http server
+                                         (server::make-server-router server '() function
+                                                                     :inline)))))
 
-(defun connects (hub)
-  "A peer of HUB has connected and said nothing. Return the link."
-  (link-of (memory:connects (lambda (transport) (server::accept-link hub transport))) hub))
+(defun connects (server-loop)
+  "A peer of SERVER-LOOP has connected and said nothing. Return the link."
+  (link-of (memory:connects (lambda (transport) (server::accept-link server-loop transport)))
+           server-loop))
 
 (test connections-of-mute-peers
   "A peer that says nothing where it may speak something else than HTTP/2 hears nothing, and its
 connection is closed in time; one that has said a part of anything, or can only speak HTTP/2, hears
 from HTTP/2."
   (loop for (octets http1 silent) in '((0 t t) (1 t nil) (0 nil nil))
-        do (with-hub (hub :options '(:preface-timeout-seconds 5)) (:ask #'double)
-             (when http1 (answer-http hub))
-             (let ((link (connects hub)))
+        do (with-server-loop (server-loop :options '(:preface-timeout-seconds 5)) (:ask #'double)
+             (when http1 (answer-http server-loop))
+             (let ((link (connects server-loop)))
                (memory:say memory:*world* memory:*end* (subseq dialogue:*preface* 0 octets))
                (memory:passes 4.9)
                (memory:silent)
@@ -90,14 +92,14 @@ from HTTP/2."
                            (wire:link-failure link)))
                (memory:hangs-up)
                (memory:passes 1)
-               (is (zerop (server::hub-link-count hub)))))))
+               (is (zerop (server::server-loop-link-count server-loop)))))))
 
 (test connections-that-have-yet-to-speak
   "A connection begins nothing before it is known what it speaks, and its time counts from when it
 was accepted."
-  (with-hub (hub :options '(:preface-timeout-seconds 5)) (:ask #'double)
-    (answer-http hub)
-    (let ((link (connects hub)))
+  (with-server-loop (server-loop :options '(:preface-timeout-seconds 5)) (:ask #'double)
+    (answer-http server-loop)
+    (let ((link (connects server-loop)))
       (memory:passes 1)
       (memory:say memory:*world* memory:*end* (subseq dialogue:*preface* 0 3))
       (memory:silent)

@@ -8,11 +8,12 @@
 
 (test refusals-are-told-once-a-second
   "The first at once, those of the second after it together."
-  (with-hub (hub) (:ask #'double)
+  (with-server-loop (server-loop) (:ask #'double)
     (flet ((refuse (option peer &optional (count 1))
              (memory:call-in-world memory:*world*
                                    (lambda ()
-                                     (dotimes (i count) (server::complain hub option peer))))))
+                                     (dotimes (i count)
+                                              (server::complain server-loop option peer))))))
       (refuse :max-calls "a")
       (is (equal '("1 of a (max-calls)") (refusals-told)))
       (refuse :max-calls "a" 1000)

@@ -1,10 +1,11 @@
-;;;; A hub without a socket: its loop is in memory, its peers speak in the words of
+;;;; A server loop without a socket: its loop is in memory, its peers speak in the words of
 ;;;; tests/support/world, and time passes when a test says so.
 
 (in-package #:clgrpc.tests.server)
 
-(defun make-memory-hub (world handlers options)
-  "A hub, on the loop of WORLD, of a server with HANDLERS, as MAKE-PROBE takes them, and OPTIONS."
+(defun make-memory-server-loop (world handlers options)
+  "A server loop, on the loop of WORLD, of a server with HANDLERS, as MAKE-PROBE takes them, and
+OPTIONS."
   (let* ((options (apply #'make-server-options options))
          (services (list (apply #'make-probe handlers)))
          (server (make-instance 'server:wire-server
@@ -12,39 +13,43 @@
                                 :loop-count 1 :interceptors '() :credentials nil :encoding nil
                                 :reserve (loop:make-reserve :threads 1 :queue 1
                                                             :idle-seconds 1)))
-         (hub (server::make-hub :server server :loop (memory:world-loop world) :options options
-                                :routes (serving:make-routes server services :inline
+         (server-loop (server::make-server-loop :server server :loop (memory:world-loop world)
+                                                :options options
+                                                :routes (serving:make-routes
+                                                         server services :inline
                                                          #'server::make-server-route)
-                                :max-open (options-max-calls options)
-                                :account (server::server-account server))))
-    (setf (server::server-hubs server) (list hub)
+                                                :max-open (options-max-calls options)
+                                                :account (server::server-account server))))
+    (setf (server::server-loops server) (list server-loop)
           (server::server-state server) :serving)
-    hub))
+    server-loop))
 
-(defun call-with-hub (function handlers options events)
+(defun call-with-server-loop (function handlers options events)
   (call-with-log
    events
    (lambda ()
      (let* ((memory:*world* (memory:start-world (memory:make-world)))
-            (hub (make-memory-hub memory:*world* handlers options)))
-       (unwind-protect (funcall function hub)
-         (loop:close-reserve (server::server-reserve (server::hub-server hub)) 5))))))
+            (server-loop (make-memory-server-loop memory:*world* handlers options)))
+       (unwind-protect (funcall function server-loop)
+         (loop:close-reserve (server::server-reserve (server::server-loop-server server-loop))
+                             5))))))
 
-(defmacro with-hub ((hub &key options events) (&rest handlers) &body body)
-  "Evaluate BODY with HUB bound to a hub in memory, of a server with HANDLERS, a plist of forms, and
-OPTIONS, a form. Fails if anything but EVENTS is logged as an error."
-  `(call-with-hub (lambda (,hub) ,@body) (list ,@handlers) ,options ',events))
+(defmacro with-server-loop ((server-loop &key options events) (&rest handlers) &body body)
+  "Evaluate BODY with SERVER-LOOP bound to one in memory, of a server with HANDLERS, a plist of
+forms, and OPTIONS, a form. Fails if anything but EVENTS is logged as an error."
+  `(call-with-server-loop (lambda (,server-loop) ,@body) (list ,@handlers) ,options ',events))
 
-(defun comes (hub &key (peer "memory"))
-  "A new peer of HUB, called PEER, has connected and shaken hands."
-  (prog1 (memory:connects (lambda (transport) (server::accept-link hub transport)) :peer peer)
+(defun comes (server-loop &key (peer "memory"))
+  "A new peer of SERVER-LOOP, called PEER, has connected and shaken hands."
+  (prog1 (memory:connects (lambda (transport) (server::accept-link server-loop transport))
+                          :peer peer)
     (memory:say memory:*world* memory:*end* dialogue:*preface*)
     (memory:hears '(:settings) '(:settings-ack))
     (memory:said)))
 
-(defun link-of (end hub)
-  "The link of HUB whose peer's end is END."
-  (find end (server::hub-links hub)
+(defun link-of (end server-loop)
+  "The link of SERVER-LOOP whose peer's end is END."
+  (find end (server::server-loop-links server-loop)
         :key (lambda (link) (loop:byte-channel-state
                              (loop:connection-byte-channel (wire:link-socket link))))))
 

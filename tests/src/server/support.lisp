@@ -127,7 +127,7 @@ EXPECTED events was logged as an error."
 
 (defun route-named (server name)
   "The route of SERVER to the method that the generic function NAME is for."
-  (loop with table = (server::hub-routes (first (server::server-hubs server)))
+  (loop with table = (server::server-loop-routes (first (server::server-loops server)))
         for route being the hash-values of (server::route-table-routes table)
         when (eq name (method:rpc-method-function-name (server::route-method route)))
           return route))

@@ -110,7 +110,7 @@ answer; a channel \"c\" leads to a server of the interop service at ADDRESS."
   (let ((server (gensym "SERVER")) (lab (gensym "LAB")))
     `(let* ((,server (grpc:start-server (make-instance 'testee::interop-service)))
             (,address (grpc:server-address ,server))
-            (,lab (testee::make-lab)))
+            (,lab (testee::make-policy-runner)))
        (flet ((,do (op &optional (rest "{}"))
                 (testee::perform-op ,lab (acons "op" op (base:parse-json rest)))))
          (unwind-protect
@@ -191,11 +191,11 @@ answer; a channel \"c\" leads to a server of the interop service at ADDRESS."
 
 (test what-a-lab-is-told-of-metadata
   (is (equal '(:timeout 3/2 :wait-for-ready nil :metadata (("x-a" . "7 of 7")))
-             (testee::lab-call-options
+             (testee::policy-runner-call-options
               (base:parse-json "{\"timeoutMs\":1500,\"waitForReady\":false,
                                  \"metadata\":{\"X-A\":\"{i} of {i}\"}}")
               7)))
-  (is (equal '() (testee::lab-call-options '(("timeoutMs" . :null)) 0)))
+  (is (equal '() (testee::policy-runner-call-options '(("timeoutMs" . :null)) 0)))
   (is (equal '(("a" . "1,2") ("b" . "3"))
              (testee::joined-texts `(("a" . "1") ("b" . "3") ("a" . "2")
                                     ("c-bin" . ,(base:octets-of 1)))))))

@@ -166,7 +166,7 @@ not have returned for the next to run elsewhere. Neither do quick ones bring the
       (with-attacker (decent address) (is-true (served-p decent)))
       (let ((held-up (clgrpc.wire:link-held-up
                       (find-if #'clgrpc.wire:link-held-up
-                               (server::hub-links (first (server::server-hubs server)))))))
+                               (server::server-loop-links (first (server::server-loops server)))))))
         ;; one of the two that asked for much may wait still
         (is-true (wait-until
                   (lambda ()
@@ -227,6 +227,6 @@ not have returned for the next to run elsewhere. Neither do quick ones bring the
            (is (every #'turned-away-p attackers)))
       (sb-int:unencapsulate 'wire:open-link 'fails))
     (is-true (wait-until (lambda ()
-                           (zerop (hash-table-count (server::census-peers
-                                                     (server::server-census server)))))))
+                           (zerop (hash-table-count (server::admission-peers
+                                                     (server::server-admission server)))))))
     (is (= 2 (number-of (ask channel (note 1)))))))

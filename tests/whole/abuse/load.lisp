@@ -172,8 +172,8 @@ connection of who sends them."
 
 (defun held-octets (server)
   "What the connections of SERVER are charged with."
-  (loop for hub in (server::server-hubs server)
-        sum (loop for link across (server::hub-links hub)
+  (loop for server-loop in (server::server-loops server)
+        sum (loop for link across (server::server-loop-links server-loop)
                   when link             ; a loop may be about to put one there
                     sum (wire::link-held link))))
 
@@ -392,7 +392,8 @@ since all fields are in the tables from the second on."
                                                  (loop repeat 3
                                                        do (grpc:after call 3600 #'list))
                                                  call)))
-    (let ((wheel (loop:event-loop-wheel (server::hub-loop (first (server::server-hubs server)))))
+    (let ((wheel
+           (loop:event-loop-wheel (server::server-loop-loop (first (server::server-loops server)))))
           (ids '()))
       (with-attacker (attacker address)
         (dotimes (i 100)

@@ -11,8 +11,8 @@
   (format nil "~{~A~%~}" (mapcar (lambda (plist) (getf plist :what))
                                  (nthcdr from (reverse (events-of :refused))))))
 
-(defun census-of (server)
-  (server::server-census server))
+(defun admission-of (server)
+  (server::server-admission server))
 
 (test silent-connections-of-one-address
   "As many as may be not ready, and renewed all the time: others, even of the same address, get in,
@@ -29,7 +29,7 @@ the oldest gives way."
             (with-attacker (decent address :from from) (is-true (served-p decent))))))
       (is (search "of 127.0.0.1 (max-handshakes)" (refused-text)))
       (is (< (length (events-of :refused)) 60)))
-    (is (= 50 (server::census-max-handshakes (census-of server))))))
+    (is (= 50 (server::admission-max-handshakes (admission-of server))))))
 
 (test bursts-leave-places-to-others
   "One address comes so fast that as many of its connections as may be have yet to go: others that
@@ -37,12 +37,12 @@ come between get a place all the same, however few may be leaving at a time."
   (with-victim (address :server server :watched nil
                         :options '(:max-handshakes 40 :max-connections 100))
     (is (stringp address))
-    (let ((census (server::make-census (server::server-options server) 100)))
+    (let ((admission (server::make-admission (server::server-options server) 100)))
       (flet ((seated-p (name)
-               (let* ((entry (server::ensure-entry server census name))
-                      (seat (server::try-to-seat census entry)))
-                 (when (server::seat-p seat)
-                   (enter-ring seat (server::peer-entry-unready entry))
+               (let* ((entry (server::ensure-entry server admission name))
+                      (permit (server::try-to-permit admission entry)))
+                 (when (server::permit-p permit)
+                   (enter-ring permit (server::peer-entry-unready entry))
                    t))))
         (dotimes (i 40) (is-true (seated-p "greedy")))
         (is (< 5 (loop repeat 100 count (seated-p "greedy")) 20) "some, in the place of others")
@@ -97,8 +97,8 @@ which is told by GOAWAY; that itself gets no more."
       (let ((ids (loop for attacker in greedy
                        do (greet attacker)
                        collect (demand attacker "/lab.Bench/Collect" (note-octets 1) :end nil))))
-        (is-true (wait-until (lambda () (= 9 (loop for hub in (server::server-hubs server)
-                                                   sum (server::hub-open hub))))))
+        (is-true (wait-until (lambda () (= 9 (loop for server-loop in (server::server-loops server)
+                                                   sum (server::server-loop-open server-loop))))))
         (with-connected (others 4 address :from *other*)
           (mapc #'greet others)
           (is-true (every #'served-p others)))
@@ -144,16 +144,16 @@ connections, and one peer has half of that."
       (with-descriptor-limit (400)
         (let ((server (start-probe (list :ask #'answer) :raise-descriptor-limit nil)))
           (unwind-protect
-               (let ((allowed (server::census-max-connections (census-of server)))
+               (let ((allowed (server::admission-max-connections (admission-of server)))
                      (event (first (events-of :max-connections-lowered))))
                  (is (<= (- 400 open 110) allowed (- 400 open 90)))
-                 (is (= (ceiling allowed 2) (server::census-max-per-peer (census-of server))))
+                 (is (= (ceiling allowed 2) (server::admission-max-per-peer (admission-of server))))
                  (is (= allowed (getf event :max-connections)))
                  (is (= 400 (getf event :limit) (os:descriptor-limit))))
             (grpc:stop-server server)))
         (let ((server (start-probe (list :ask #'answer) :max-connections 500)))
           (unwind-protect
-               (progn (is (= 500 (server::census-max-connections (census-of server))))
+               (progn (is (= 500 (server::admission-max-connections (admission-of server))))
                       (is (< 500 (os:descriptor-limit)) "the limit is raised"))
             (grpc:stop-server server)))))))
 
@@ -167,7 +167,7 @@ up as well: another address is served."
             (files '()))
         (unwind-protect
              (let ((address (grpc:server-address server)))
-               (setf (server::census-max-per-peer (census-of server)) 1000)
+               (setf (server::admission-max-per-peer (admission-of server)) 1000)
                (dotimes (i 100) (push (open "/dev/null") files))
                ;; each has both of its ends in this process
                (with-connected (greedy 90 address)
@@ -201,6 +201,6 @@ up as well: another address is served."
         (is (equal (list "127.0.0.1"
                          (format nil "user ~D of unix:~A" (sb-unix:unix-getuid) path))
                    (sort (loop for name being the hash-keys
-                                 of (server::census-peers (census-of server))
+                                 of (server::admission-peers (admission-of server))
                                collect name)
                          #'string<)))))))

@@ -17,8 +17,8 @@
 
 (defun queued-octets (server)
   "What the connections of SERVER have queued for windows or a turn."
-  (loop for hub in (server::server-hubs server)
-        sum (loop for link across (server::hub-links hub)
+  (loop for server-loop in (server::server-loops server)
+        sum (loop for link across (server::server-loop-links server-loop)
                   for http2 = (wire:link-http2 link)
                   ;; nil until it is known what the link speaks
                   sum (if http2
@@ -85,8 +85,8 @@ When those have been cancelled, or taken, they are."
   "What the connections of SERVER, which has one loop, have in their output."
   (let ((total 0))
     (server::call-on-loops server
-                           (lambda (hub)
-                             (loop for link across (server::hub-links hub)
+                           (lambda (server-loop)
+                             (loop for link across (server::server-loop-links server-loop)
                                    do (incf total (loop:connection-unsent
                                                    (wire:link-socket link))))))
     total))

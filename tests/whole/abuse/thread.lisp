@@ -6,13 +6,14 @@
 
 (defun most-running (server)
   "How many threads the peer that has most holds."
-  (loop for entry being the hash-values of (server::census-peers (server::server-census server))
+  (loop for entry being the hash-values of
+        (server::admission-peers (server::server-admission server))
         maximize (loop:share-running (server::peer-entry-share entry))))
 
 (defun thread-counts (server)
   "How many threads each connection of SERVER holds that has had one, the most first."
-  (sort (loop for hub in (server::server-hubs server)
-              append (loop for link across (server::hub-links hub)
+  (sort (loop for server-loop in (server::server-loops server)
+              append (loop for link across (server::server-loop-links server-loop)
                            when (wire:link-share link)
                              collect (loop:share-running (wire:link-share link))))
         #'>))

@@ -12,8 +12,8 @@
 ;;;; count, and is sent an answer. So an input of N units costs us about N times what it cost its
 ;;;; sender. +MOST-UNITS+ is what no input may cost.
 ;;;;
-;;;; What is left out: handshakes of TLS, which are slow work of a turn (loop/structure.lisp) and
-;;;; come with a connection each; scrapes of metrics, of which few are made in a second.
+;;;; What is left out: handshakes of TLS, which are slow work of a turn (loop/loop-structure.lisp)
+;;;; and come with a connection each; scrapes of metrics, of which few are made in a second.
 ;;;;
 ;;;; Times are the shortest of several, in turns with the unit, so that a busy machine, whose caches
 ;;;; others use, does not make an input dear.

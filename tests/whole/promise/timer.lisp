@@ -59,7 +59,7 @@ how late this machine wakes its threads meanwhile; if that will not do, of anoth
               (t (fail "a timer beside ~A ran ~,1F ms late" who excess)))))))
 
 (defun server-loop (server)
-  (server::hub-loop (first (server::server-hubs server))))
+  (server::server-loop-loop (first (server::server-loops server))))
 
 (defun quick (note call)
   (declare (ignore call))

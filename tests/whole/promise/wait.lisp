@@ -101,7 +101,7 @@ most: the server's runner, whichever thread that is by now, and the caller."
 (defun call-in-bursts (stub channel server request calls burst)
   "Make CALLS calls of STUB, BURST at a time: the one loop of SERVER reads none of them before all of
 the burst have begun, so that a slow machine shows the same as a quick one."
-  (let ((loop (server::hub-loop (first (server::server-hubs server)))))
+  (let ((loop (server::server-loop-loop (first (server::server-loops server)))))
     (loop repeat (floor calls burst)
           do (let ((begun (make-signal)))
                (loop:post loop (lambda () (await-signal begun)))

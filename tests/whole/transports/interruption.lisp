@@ -150,16 +150,17 @@ CHANNEL are answered."
   (let ((core (ignore-errors (clgrpc.client::channel-core channel))))
     (if core
         (clgrpc.client::core-loop core)
-        (let ((execution (clgrpc.inproc::site-execution (clgrpc.inproc::channel-site channel))))
+        (let ((execution
+               (clgrpc.inproc::inproc-core-execution (clgrpc.inproc::channel-inproc-core channel))))
           (and (typep execution 'loop:event-loop) execution)))))
 
 (defun open-lines (server)
   "How many calls within the image SERVER has."
-  (hash-table-count (clgrpc.inproc::host-lines (clgrpc.inproc::server-host server))))
+  (hash-table-count (clgrpc.inproc::callee-call-pairs (clgrpc.inproc::server-callee server))))
 
 (defun counted-calls (server)
   "How many calls within the image SERVER counts as under way, registered or not."
-  (clgrpc.inproc::tally-open (clgrpc.inproc::host-tally (clgrpc.inproc::server-host server))))
+  (clgrpc.inproc::tally-open (clgrpc.inproc::callee-tally (clgrpc.inproc::server-callee server))))
 
 (defun check-nothing-left (channel server)
   (let ((loop (loop-of channel)))
@@ -177,8 +178,10 @@ CHANNEL are answered."
                (check "waiting calls" (lambda () (length (clgrpc.client::waiting-calls core))))
                (check "held octets" (lambda ()
                                       (loop for subchannel in (clgrpc.client::core-subchannels core)
-                                            for trunk = (clgrpc.client::trunk-of subchannel)
-                                            sum (loop for link in (clgrpc.client::trunk-links trunk)
+                                            for set =
+                                            (clgrpc.client::connection-set-of subchannel)
+                                            sum (loop for link in
+                                                      (clgrpc.client::connection-set-links set)
                                                       sum (clgrpc.wire::link-held link)))))
                (check "streams" (lambda ()
                                   (reduce #'+ (clgrpc.client::core-subchannels core)

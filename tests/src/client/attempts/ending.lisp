@@ -88,7 +88,7 @@ next that is to hear does."
              (hear (&rest arguments)
                (declare (ignore arguments))
                (incf heard)))
-        (loop:call-in-loop (client::trunk-loop subchannel)
+        (loop:call-in-loop (client::connection-set-loop subchannel)
                            (lambda ()
                              (client:add-listener subchannel #'refuse)
                              (client:add-listener subchannel #'hear))))

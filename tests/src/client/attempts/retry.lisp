@@ -169,7 +169,8 @@ are."
 (defun turn-away-all (server)
   "Have the connections of SERVER end in order."
   (clgrpc.server::call-on-loops
-   server (lambda (hub) (clgrpc.server::map-links #'clgrpc.server::drain-link hub))))
+   server
+   (lambda (server-loop) (clgrpc.server::map-links #'clgrpc.server::drain-link server-loop))))
 
 (test a-connection-that-is-reset-after-a-good-one-is-tried-anew
   "As happens when a server is replaced by another. Once: otherwise nobody is there. And only for

@@ -94,13 +94,13 @@
     (client::wake core)
     (tell-backends puppet "127.0.0.1:1" "127.0.0.1:2")
     (let ((subchannel (first (client::core-subchannels core))))
-      (flet ((endeavour () (first (client::subchannel-endeavours subchannel))))
-        (let ((first (endeavour)))
+      (flet ((connect-round () (first (client::subchannel-connect-rounds subchannel))))
+        (let ((first (connect-round)))
           (tell-backends puppet "127.0.0.1:2" "127.0.0.1:1")
-          (is (eq first (endeavour)))
+          (is (eq first (connect-round)))
           (tell-backends puppet "127.0.0.1:2" "127.0.0.1:3")
-          (is (not (eq first (endeavour))))
-          (is (= 1 (length (client::subchannel-endeavours subchannel))))
+          (is (not (eq first (connect-round))))
+          (is (= 1 (length (client::subchannel-connect-rounds subchannel))))
           (is (eq :connecting (client::core-state core))))))))
 
 (test lost-servers-are-asked-for

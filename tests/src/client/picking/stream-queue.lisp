@@ -10,7 +10,7 @@
     (client::wake core)
     (tell-backends puppet "127.0.0.1:1" "127.0.0.1:2")
     (dolist (subchannel (client::core-subchannels core))
-      (client::end-endeavours subchannel "of a test")
+      (client::end-connect-rounds subchannel "of a test")
       (client::change-state subchannel :ready))
     (funcall function core (subchannel-to core "127.0.0.1:1") (subchannel-to core "127.0.0.1:2"))))
 
@@ -43,12 +43,12 @@
       (have-picked core choosy first second nil)
       (let ((calls (loop repeat 9 collect (begin-ask core))))
         (is (equal calls (client::waiting-calls core)))
-        (client::add-place (first calls) first #'client::take-stream)
-        (client::add-place (first calls) second #'client::take-stream)
+        (client::add-queued-attempt (first calls) first #'client::take-stream)
+        (client::add-queued-attempt (first calls) second #'client::take-stream)
         (is (equal '(11 11 11) (places-left core)))
         (loop for (gone . left) on calls
               do (client::end-client-call gone :cancelled "of a test")
-                 (is (null (client::client-parts-place (client::call-client-parts gone))))
+                 (is (null (client::client-parts-queued-attempt (client::call-client-parts gone))))
                  (is (equal left (client::waiting-calls core))))
         (is (equal '(0 0 0) (places-left core)))
         (is (not (client:waiting-p core)))))))
@@ -129,5 +129,5 @@ channel guarded."
       (client::serve-waiting core first)
       (is (zerop picks))
       (is (equal (list (first calls) (fifth calls))
-                 (mapcar #'client::place-call
+                 (mapcar #'client::queued-attempt-call
                          (ring-list (client::subchannel-waiting first))))))))

@@ -8,4 +8,4 @@
 
 (in-package #:clgrpc.tests.exchange)
 
-(def-suite :clgrpc.exchange :description "Requests of HTTP beside gRPC: routes, parts, speech.")
+(def-suite :clgrpc.exchange :description "Requests of HTTP beside gRPC: routes, parts, versions.")

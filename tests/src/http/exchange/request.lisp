@@ -5,7 +5,7 @@
 (defun request-for (target &optional (headers '(("host" . "a") ("x" . "1") ("x" . "2"))))
   "A GET for TARGET with HEADERS, an alist, whose owner does nothing."
   (exchange::make-http2-request
-   :carrier exchange::**http2-carrier** :method "GET" :target target
+   :responder exchange::**http2-responder** :method "GET" :target target
    :options (make-server-options)
    :sink (apply #'exchange:make-sink
                 (loop for key in '(:begun :hold :finish :head-sent :done :lost :stop :whole :over-p

@@ -140,7 +140,7 @@
     (is-true (sb-thread:wait-on-semaphore ended :timeout 30) "it waits for a minute")
     (end-background background)))
 
-(test trouble-is-told-when-it-begins-and-when-it-ends
+(test failure-is-told-when-it-begins-and-when-it-ends
   (with-background (background)
     (let* ((events '())
            (*log-function* (lambda (level event &rest plist)
@@ -149,9 +149,9 @@
            (job (add-job background #'list))
            (condition (make-condition 'simple-error :format-control "no" :format-arguments '())))
       (tell-recovery job :well)
-      (loop repeat 3 do (tell-trouble job :ill condition))
+      (loop repeat 3 do (tell-failure job :ill condition))
       (loop repeat 3 do (tell-recovery job :well))
-      (tell-trouble job :ill condition)
+      (tell-failure job :ill condition)
       (is (equal '(:ill :well :ill) (reverse events))))))
 
 (test await-until-returns-what-its-predicate-has

@@ -1,4 +1,4 @@
-;;;; Servers and their entrances, whatever carries their calls.
+;;;; Servers and their acceptors, whatever carries their calls.
 
 (in-package #:clgrpc.tests.rpc)
 (in-suite :clgrpc.serving)
@@ -6,15 +6,15 @@
 (defun new-server ()
   (make-instance 'serving:server :services '() :options (make-server-options) :reserve nil))
 
-(test an-entrance-is-made-once
+(test an-acceptor-is-made-once
   (let ((server (new-server)) (made 0))
-    (flet ((entrance (kind)
-             (serving:ensure-entrance server (lambda (entrance) (eq kind (first entrance)))
+    (flet ((acceptor (kind)
+             (serving:ensure-acceptor server (lambda (acceptor) (eq kind (first acceptor)))
                                   (lambda () (incf made) (list kind)))))
-      (is (eq (entrance :door) (entrance :door)))
+      (is (eq (acceptor :door) (acceptor :door)))
       (is (= 1 made))
-      (is (equal '(:window) (entrance :window)))
-      (is (equal '((:window) (:door)) (serving:server-entrances server))))))
+      (is (equal '(:window) (acceptor :window)))
+      (is (equal '((:window) (:door)) (serving:server-acceptors server))))))
 
 (test who-waits-for-calls-hears-that-they-have-ended
   (let* ((server (new-server))

@@ -45,8 +45,9 @@
      (unwind-protect
           (progn ,@body
                  (is-true (wait-until (lambda ()
-                                        (zerop (server::hub-open (first (server::server-hubs
-                                                                         ,server)))))))
+                                        (zerop
+                                         (server::server-loop-open (first (server::server-loops
+                                                                           ,server)))))))
                  (is-true (wait-until (lambda ()
                                         (zerop (account-sum (server::server-account ,server)))))))
        (grpc:stop-server ,server :drain 0))))
@@ -159,7 +160,8 @@ versions, and no call is counted for it; so it is if an observer must be told of
       (with-raw-client (peer (grpc:server-address server))
         (is (string= "two" (body-text (ask-plainly peer "/a?two"))))
         (is (= 204 (http-status-of (ask-plainly peer "/nothing")))))
-      (is (zerop (nth-value 0 (server::hub-tally (first (server::server-hubs server)))))))))
+      (is (zerop (nth-value 0
+                            (server::server-loop-tally (first (server::server-loops server)))))))))
 
 (test prompt-answers-have-the-date
   "Each answer has one date, that of the handler if it gives one."
@@ -197,18 +199,18 @@ versions, and no call is counted for it; so it is if an observer must be told of
 
 (test pipelined-requests-share-the-loop
   "What a read brings beyond a turn's time is for the next turn: here each request takes that long."
-  (let* ((turns '()) (hub nil)
+  (let* ((turns '()) (server-loop nil)
          (answer (exchange:fixed-answer 200 '() "x"))
          (slow (exchange:prompt-handler
                 "/a" (lambda (query)
                        (declare (ignore query))
                        (let ((end (+ (monotonic-ns) wire::+reading-ns+)))
                          (loop until (< end (monotonic-ns))))
-                       (push (loop:event-loop-turns (server::hub-loop hub)) turns)
+                       (push (loop:event-loop-turns (server::server-loop-loop server-loop)) turns)
                        answer)))
          (request (wire-text "GET /a HTTP/1.1|Host: a||")))
     (with-web (server :handlers (list slow (grpc:http-handler "/b" 'tell-target)))
-      (setf hub (first (server::server-hubs server)))
+      (setf server-loop (first (server::server-loops server)))
       (is (search "/b" (answers server (format nil "~v@{~A~:*~}~*~A" 10 request *last*))))
       (is (= 10 (length turns)))
       (is (apply #'> turns) "the turns are ~A" turns))))
@@ -377,8 +379,8 @@ is cut off, and its peer told."
 other, and one that has said nothing has neither."
   (with-web (server :handlers (list (grpc:http-handler "/a" 'tell-target)))
     (flet ((parts ()
-             (loop for hub in (server::server-hubs server)
-                   append (loop for link across (copy-seq (server::hub-links hub))
+             (loop for server-loop in (server::server-loops server)
+                   append (loop for link across (copy-seq (server::server-loop-links server-loop))
                                 collect (list (and (wire:link-http2 link) t)
                                               (and (server::server-link-http1 link) t))))))
       (with-plain-socket (socket (grpc:server-address server))

@@ -1,0 +1,369 @@
+;;;; The informer of a node: it mirrors the members in the store, keeps the node's view of them, and
+;;;; tells its listeners and the watchers of the service. One mirror of the store serves them all.
+;;;;
+;;;; A watcher is a call that has been told all changes before its NEXT revision. It is told what
+;;;; the view remembers from there on, as far as its call takes it. If the view remembers no more
+;;;; what it wants (it asks for what was before this node, or was slow), it gets a CATCH-UP, a watch
+;;;; of the store of its own, until it has come to what the view has. If the mirror begins anew,
+;;;; since changes were compacted that it was not told, or the store has lost its data or has older
+;;;; ones, what watchers were told has no sequel: their calls end with OUT_OF_RANGE, and they begin
+;;;; anew.
+;;;;
+;;;; LOCK is of all of these. Nothing waits while it is held, and no code of users runs.
+
+(in-package #:clgrpc.cluster)
+
+(defconstant +most-watchers+ 1000 "Watchers of a node.")
+(defconstant +most-catch-ups+ 32 "Watchers of a node that read the store.")
+(defconstant +pause-seconds+ 1/2
+             "How long an informer waits before it asks a catch-up how far it is.")
+
+(defstruct (watcher (:copier nil))
+  "A call of Watch."
+  (call nil :type rpc:call :read-only t) ; that watches
+  (next 0 :type (signed-byte 64))       ; the revision it is to be told from; 0: all members first
+  (catch-up nil :type (or null (eql :starting) etcd:watch))) ; of its own, while it has one
+
+(defstruct (informer (:constructor %make-informer (store cluster)) (:copier nil))
+  "What a node knows of its cluster, and who wants to be told."
+  (store nil :type etcd:etcd :read-only t) ; a client
+  (cluster "" :type string :read-only t) ; its name
+  (view (make-view) :type view :read-only t) ; what is known
+  (lock (sb-thread:make-mutex :name "clgrpc cluster") :read-only t) ; of all of it
+  (bell (sb-thread:make-waitqueue :name "clgrpc cluster") :read-only t) ; the view has changed
+  (listeners '() :type list)            ; functions of changes, called on the watch's thread
+  (watchers '() :type list)             ; calls that are told
+  (on-watchers nil :type (or null function)) ; of how many they are, whenever that changes
+  (catch-ups 0 :type index)             ; how many of them have catch ups
+  (refused '() :type list)              ; those that get none: their calls end once LOCK is free
+  (mirror nil :type (or null etcd:mirror)) ; of the store
+  ;; before a catch-up is asked how far it is
+  (pauses (loop:make-pauses +pause-seconds+ +pause-seconds+) :type loop:pauses :read-only t)
+  (closed nil :type boolean))           ; it is to end
+
+(declaim (sb-ext:freeze-type watcher informer))
+
+(defmethod print-object ((informer informer) stream)
+  (print-unreadable-object (informer stream :type t)
+    (format stream "~A, ~A, ~D watchers" (informer-cluster informer) (informer-view informer)
+            (length (informer-watchers informer)))))
+
+(defmacro with-informer ((informer) &body body)
+  `(sb-thread:with-mutex ((informer-lock ,informer)) ,@body))
+
+(defmacro telling-watchers ((informer) &body body)
+  "Evaluate BODY, which may tell watchers, with the lock, and then end the calls of those that are
+to have no catch-up: ON-CANCEL may be called on this thread, and takes the lock."
+  `(multiple-value-prog1 (with-informer (,informer) ,@body)
+     (end-refused ,informer)))
+
+;;; Messages
+
+(defun change-message (change)
+  (pb:make-change :kind (ecase (change-kind change)
+                          (:joined :change-kind-joined)
+                          (:updated :change-kind-updated)
+                          (:left :change-kind-left)
+                          (:lost :change-kind-lost))
+                  :member (member-message (change-member change))))
+
+(defun changes-response (revision changes)
+  (pb:make-watch-response :revision revision :changes (mapcar #'change-message changes)))
+
+(defun snapshot-response (view)
+  (pb:make-watch-response :revision (view-revision view) :snapshot t
+                          :members (mapcar #'member-message (view-list view))))
+
+;;; Watchers
+
+(defun tell-watcher (informer watcher)
+  "Tell WATCHER what it has not been told, as far as its call takes it now. The lock is held."
+  (let ((call (watcher-call watcher)) (view (informer-view informer)))
+    (unless (or (watcher-catch-up watcher) (rpc:call-status call))
+      (handler-case
+          (cond ((zerop (view-revision view))) ; it knows nothing yet
+                ((zerop (watcher-next watcher))
+                 (when (rpc:try-send call (snapshot-response view))
+                   (setf (watcher-next watcher) (1+ (view-revision view)))))
+                (t (let ((changes (changes-from view (watcher-next watcher))))
+                     (if (eq :forgotten changes)
+                         (catch-up-watcher informer watcher)
+                         (loop for (revision . changes) in changes
+                               while (rpc:try-send call (changes-response revision changes))
+                               do (setf (watcher-next watcher) (1+ revision)))))))
+        ;; it has ended meanwhile; ON-CANCEL follows
+        (status:rpc-error ())))))
+
+(defun end-watcher (watcher condition)
+  "End the call of WATCHER by CONDITION. The lock is not held: ON-CANCEL may come on this thread."
+  (handler-case (rpc:finish (watcher-call watcher) :status (condition-status condition)
+                                                   :message (princ-to-string condition))
+    ;; it has ended meanwhile
+    (status:rpc-error ())))
+
+(defun end-refused (informer)
+  "End the calls of those that INFORMER has refused a catch-up."
+  (dolist (watcher (with-informer (informer) (shiftf (informer-refused informer) '())))
+    (end-watcher watcher (make-condition 'etcd:overloaded
+                                         :text (format nil "~D watchers read the store already"
+                                                       +most-catch-ups+)))))
+
+(defun catch-up-watcher (informer watcher)
+  "Begin a catch-up of WATCHER, or refuse it. The lock is held."
+  (cond ((<= +most-catch-ups+ (informer-catch-ups informer))
+         (pushnew watcher (informer-refused informer)))
+        (t (incf (informer-catch-ups informer))
+           (setf (watcher-catch-up watcher) :starting)
+           (etcd:run-in-background (informer-store informer)
+                                   (lambda () (run-catch-up informer watcher))))))
+
+(defun drop-catch-up (informer watcher)
+  "WATCHER has its catch-up no more. The lock is held."
+  (when (watcher-catch-up watcher)
+    (decf (informer-catch-ups informer))
+    (setf (watcher-catch-up watcher) nil)))
+
+(defun end-catch-up (informer watcher condition)
+  "WATCHER has its catch-up no more; by CONDITION, if that is not nil, its call ends."
+  (with-informer (informer) (drop-catch-up informer watcher))
+  (when condition (end-watcher watcher condition)))
+
+(defun finish-catch-up (informer watcher catch-up)
+  "End CATCH-UP, which WATCHER has, if all is told that the view does not remember, though no change
+has come that says so."
+  ;; etcd before 3.4.25 and 3.5.8 may tell the progress of a watch before the changes that it is
+  ;; about, until it has caught up
+  (pause-informer informer)
+  (let ((progress (handler-case (etcd:await-progress catch-up)
+                    ;; it has ended, or ends with the next change
+                    (etcd:etcd-error () nil))))
+    (flet ((outrun-p ()
+             (and progress (eq catch-up (watcher-catch-up watcher))
+                  (<= (view-first (informer-view informer)) (1+ progress)))))
+      (when (with-informer (informer) (outrun-p))
+        ;; nobody else changes NEXT from here on
+        (etcd:cancel-watch catch-up)
+        (telling-watchers (informer)
+          (when (eq catch-up (watcher-catch-up watcher))
+            (drop-catch-up informer watcher)
+            (setf (watcher-next watcher) (max (watcher-next watcher)
+                                              (min (1+ progress)
+                                                   (view-first (informer-view informer)))))
+            (tell-watcher informer watcher)))))))
+
+(defun run-catch-up (informer watcher)
+  "Begin a catch-up: wait for the store, and see that the catch-up ends."
+  (handler-case
+      (let ((catch-up (etcd:watch (informer-store informer)
+                                  (lambda (changes revision)
+                                    (take-catch-up informer watcher changes revision))
+                                  :prefix (members-prefix (informer-cluster informer)) :previous t
+                                  :revision (watcher-next watcher)
+                                  :on-end (lambda (condition)
+                                                  (end-catch-up informer watcher condition)))))
+        (cond ((with-informer (informer)
+                 (cond ((eq :starting (watcher-catch-up watcher))
+                        (setf (watcher-catch-up watcher) catch-up)
+                        ;; it may have ended while there was none to cancel
+                        (rpc:call-status (watcher-call watcher)))
+                       (t t)))
+               (etcd:cancel-watch catch-up)
+               (end-catch-up informer watcher nil))
+              (t (finish-catch-up informer watcher catch-up))))
+    (etcd:etcd-error (condition) (end-catch-up informer watcher condition))))
+
+(defun put-member (change cluster)
+  "The member of CLUSTER that CHANGE of the store has put, or nil."
+  (and (eq :put (etcd:change-kind change))
+       (entry-member (etcd:change-entry change) cluster)))
+
+(defun catch-up-changes (changes cluster)
+  "The changes of CLUSTER that CHANGES of the store, each with what was before, are."
+  (loop for change in changes
+        append (member-changes (entry-member (etcd:change-previous change) cluster)
+                               (put-member change cluster))))
+
+(defun take-catch-up (informer watcher changes revision)
+  "Tell WATCHER the CHANGES of the store at REVISION, waiting for room; end its catch-up once the
+view has what follows."
+  (let ((catch-up (with-informer (informer) (watcher-catch-up watcher))))
+    ;; it may have been given up since
+    (unless catch-up (return-from take-catch-up))
+    (handler-case
+        (progn
+          (when (<= (watcher-next watcher) revision)
+            (let ((changes (catch-up-changes changes (informer-cluster informer))))
+              (when changes
+                (rpc:send (watcher-call watcher) (changes-response revision changes))))
+            (setf (watcher-next watcher) (1+ revision)))
+          (when (with-informer (informer)
+                               (<= (view-first (informer-view informer)) (watcher-next watcher)))
+            (telling-watchers (informer)
+              (drop-catch-up informer watcher)
+              (tell-watcher informer watcher))
+            (when (typep catch-up 'etcd:watch) (etcd:cancel-watch catch-up))))
+      (status:rpc-error ()
+        (end-catch-up informer watcher nil)
+        (when (typep catch-up 'etcd:watch) (etcd:cancel-watch catch-up))))))
+
+(defun count-watchers (informer)
+  "Tell who wants to know how many watch. The lock is held."
+  (when (informer-on-watchers informer)
+    (funcall (informer-on-watchers informer) (length (informer-watchers informer)))))
+
+(defun add-watcher (informer watcher)
+  "Tell WATCHER what it wants from now on. Signal OVERLOADED if there are as many as there may be."
+  (telling-watchers (informer)
+    (when (<= +most-watchers+ (length (informer-watchers informer)))
+      (error 'etcd:overloaded :text (format nil "~D watch already" +most-watchers+)))
+    ;; one that has ended may have been removed already
+    (unless (rpc:call-status (watcher-call watcher))
+      (push watcher (informer-watchers informer))
+      (count-watchers informer)
+      (tell-watcher informer watcher))))
+
+(defun check-revision (informer revision)
+  "If the view of INFORMER is before what comes before REVISION, it may be late. If the store is,
+too, it has gone back: signal FUTURE-REVISION, since nothing would be told until it had been there
+again."
+  (when (< (with-informer (informer) (view-revision (informer-view informer))) (1- revision))
+    (let ((now (nth-value 2
+                          (fetch-entry (informer-store informer) (informer-cluster informer) "-"))))
+      (when (< now (1- revision))
+        (error 'etcd:future-revision
+               :text (format nil "the store is at revision ~D, before ~D" now revision))))))
+
+(defun remove-watcher (informer watcher)
+  "WATCHER's call has ended. From its loop, so this waits for nothing."
+  (let ((catch-up (with-informer (informer)
+                    (setf (informer-watchers informer)
+                          (delete watcher (informer-watchers informer)))
+                    (count-watchers informer)
+                    (watcher-catch-up watcher))))
+    (when (typep catch-up 'etcd:watch)
+      (end-catch-up informer watcher nil)
+      (etcd:run-in-background (informer-store informer) (lambda () (etcd:cancel-watch catch-up))))))
+
+(defun dismiss-watchers (informer)
+  "End the calls of all watchers, since the server stops."
+  (dolist (watcher (with-informer (informer) (copy-list (informer-watchers informer))))
+    (rpc:finish (watcher-call watcher) :status :unavailable :message "the node is stopping")))
+
+;;; Following the store
+
+(defun note-changed (informer changes &optional first)
+  "The view of INFORMER has come by CHANGES: tell who waits, also for none if it is the FIRST. The
+lock is held."
+  (when (or changes first)
+    (sb-thread:condition-broadcast (informer-bell informer))
+    (dolist (watcher (informer-watchers informer)) (tell-watcher informer watcher))))
+
+(defun tell-listeners (informer changes)
+  (when changes
+    (dolist (listener (with-informer (informer) (informer-listeners informer)))
+      (loop:guarding (:cluster-listener-error) (funcall listener changes)))))
+
+(defun take-changes (informer changes revision)
+  "CHANGES of the store have made REVISION. What nobody may be called has not changed anything."
+  (let* ((cluster (informer-cluster informer))
+         (noted (telling-watchers (informer)
+                  (let ((noted (loop for change in changes
+                                     for name = (entry-name (etcd:change-entry change) cluster)
+                                     when name
+                                       append (note-event (informer-view informer) name
+                                                          (put-member change cluster)
+                                                          revision))))
+                    (note-changed informer noted)
+                    noted))))
+    (tell-listeners informer noted)))
+
+(defun refuse-watchers (informer revision)
+  "What became of the members behind REVISION is not known: have those begin anew who have been told
+anything."
+  (let ((condition (make-condition 'etcd:compacted
+                                   :text (format nil "the changes behind revision ~D are ~
+                                                      compacted, or the store has gone back"
+                                                 revision)
+                                   :revision revision)))
+    (dolist (watcher (with-informer (informer)
+                       (remove-if #'zerop (informer-watchers informer) :key #'watcher-next)))
+      (end-watcher watcher condition))))
+
+(defun take-entries (informer entries revision)
+  "ENTRIES are all that the store has of members, at REVISION: at first, and whenever changes are
+compacted that were not told, or the store has lost its data or has older ones."
+  (let* ((members (entries-members entries (informer-cluster informer)))
+         (view (informer-view informer))
+         (before (view-revision view)))
+    (when (plusp before) (refuse-watchers informer before))
+    (tell-listeners informer (telling-watchers (informer)
+                               (let ((changes (note-snapshot view members revision)))
+                                 (note-changed informer changes (zerop before))
+                                 changes)))))
+
+(defun pause-informer (informer)
+  "Wait for about +PAUSE-SECONDS+ or until INFORMER is closed."
+  (loop:await-until (informer-bell informer) (informer-lock informer)
+                    (loop:notice-end (loop:next-pause (informer-pauses informer)))
+                    (lambda () (informer-closed informer))))
+
+(defun follow-store (informer)
+  "Have INFORMER know, as soon as the store can be asked, what members there are and become."
+  (setf (informer-mirror informer)
+        (etcd:mirror (informer-store informer)
+                     (lambda (kind items revision)
+                       (ecase kind
+                         (:entries (take-entries informer items revision))
+                         (:changes (take-changes informer items revision))))
+                     :prefix (members-prefix (informer-cluster informer))
+                     :on-trouble (lambda (condition)
+                                   (log-event :warning :cluster-watch-ended
+                                              :cluster (informer-cluster informer)
+                                              :condition (princ-to-string condition)))))
+  informer)
+
+(defun make-informer (store cluster)
+  "Return an informer of CLUSTER in STORE, which knows nothing before FOLLOW-STORE."
+  (%make-informer store (check-name cluster "cluster")))
+
+(defun close-informer (informer)
+  "Have INFORMER follow the store no longer. Not from its listeners."
+  (with-informer (informer)
+    (setf (informer-closed informer) t)
+    (sb-thread:condition-broadcast (informer-bell informer)))
+  (when (informer-mirror informer) (etcd:cancel-mirror (informer-mirror informer))))
+
+(defun add-listener (informer function)
+  "Have FUNCTION called with the changes of each revision, a list, on a thread that may wait a
+little, and that nothing else is told by meanwhile."
+  (with-informer (informer) (setf (informer-listeners informer)
+                                  (append (informer-listeners informer) (list function)))))
+
+(defun informer-members (informer)
+  "The members that INFORMER knows, by name, and their revision."
+  (with-informer (informer) (values (view-list (informer-view informer))
+                                    (view-revision (informer-view informer)))))
+
+(defun informer-member (informer name)
+  "The member NAME that INFORMER knows, or nil, and the revision of which that is so."
+  (with-informer (informer) (values (view-member (informer-view informer) name)
+                                    (view-revision (informer-view informer)))))
+
+(defun informer-count (informer)
+  "How many members INFORMER knows."
+  (with-informer (informer) (hash-table-count (view-members (informer-view informer)))))
+
+(defun await-view (informer predicate seconds)
+  "Wait at most SECONDS until PREDICATE is true of the members of INFORMER, a list; return what it
+has returned last."
+  (let ((end (loop:notice-end seconds)))
+    (loop
+      (let* ((revision nil)
+             (result (funcall predicate
+                              (multiple-value-bind (members at) (informer-members informer)
+                                (setf revision at)
+                                members))))
+        (when (or result (<= end (loop:world-now))) (return result))
+        (with-informer (informer)
+          (when (= revision (view-revision (informer-view informer)))
+            (loop:await-notice (informer-bell informer) (informer-lock informer) end)))))))

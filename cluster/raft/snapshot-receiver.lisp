@@ -1,0 +1,98 @@
+;;;; Snapshots that come in. What came of one is known by its identity (last index and term,
+;;;; length, CRC-32C) with the CRC-32C of that part: a leader that comes back goes on behind it. A
+;;;; process that was restarted asks the state machine what it has kept (KEPT-SNAPSHOT).
+;;;;
+;;;; There is one snapshot receiver at a time, and no more than one thread in the state machine's
+;;;; methods for snapshots. A stream that begins takes the place of one under way, which ends then:
+;;;; so a leader that lost its connection need not wait until we notice. A stream that is refused
+;;;; takes no place. Once the snapshot is installed, or could not be, the snapshot receiver is
+;;;; forgotten: a leader that has lost the last response begins anew, and the state machine says
+;;;; that it has it.
+;;;;
+;;;; A chunk must begin where the one before has ended and have its check sum; then the state
+;;;; machine gets it. The end is reached with the last octet, and if all have the check sum of the
+;;;; header.
+
+(in-package #:clgrpc.raft)
+
+(defstruct (snapshot-delivery (:constructor make-snapshot-delivery (call)) (:copier nil))
+  "A stream that brings a snapshot."
+  (call nil :read-only t)               ; the stream
+  (since-ns nil :type (or null nanoseconds))) ; when it began to wait for a part; nil if it does not
+
+(defstruct (snapshot-receiver (:constructor make-snapshot-receiver
+                               (header snapshot-delivery offset crc)) (:copier nil))
+  "What came of a snapshot."
+  (header nil :read-only t)             ; the SnapshotHeader
+  (snapshot-delivery nil :read-only t)  ; that brings it
+  (offset 0 :type (unsigned-byte 64))   ; how many octets came and are kept
+  (crc 0 :type crc))                    ; of these
+
+(declaim (sb-ext:freeze-type snapshot-delivery snapshot-receiver))
+
+(defmethod print-object ((snapshot-receiver snapshot-receiver) stream)
+  (print-unreadable-object (snapshot-receiver stream :type t)
+    (format stream "~:D of ~:D octets, up to entry ~D" (snapshot-receiver-offset snapshot-receiver)
+            (v1:snapshot-header-octets (snapshot-receiver-header snapshot-receiver))
+            (v1:snapshot-header-last-included-index (snapshot-receiver-header snapshot-receiver)))))
+
+(defun snapshot-identity (header)
+  (list (v1:snapshot-header-last-included-index header)
+        (v1:snapshot-header-last-included-term header)
+        (v1:snapshot-header-octets header)
+        (v1:snapshot-header-crc32c header)))
+
+(defun kept-octets (state header)
+  "How many octets STATE has kept of the snapshot of HEADER from an earlier process, and their
+CRC-32C."
+  (multiple-value-bind (octets crc) (kept-snapshot state header)
+    (if (and (typep octets '(integer 1)) (typep crc 'crc)
+             (<= octets (v1:snapshot-header-octets header)))
+        (values octets crc)
+        (values 0 0))))
+
+(defun continue-snapshot-receiver (snapshot-receiver header snapshot-delivery state)
+  "A snapshot receiver to receive the snapshot of HEADER into by SNAPSHOT-DELIVERY, given
+SNAPSHOT-RECEIVER, of the one before, or nil, and the state machine."
+  (multiple-value-call #'make-snapshot-receiver header snapshot-delivery
+    (if (and snapshot-receiver (equal (snapshot-identity header)
+                                      (snapshot-identity
+                                       (snapshot-receiver-header snapshot-receiver))))
+        (values (snapshot-receiver-offset snapshot-receiver)
+                (snapshot-receiver-crc snapshot-receiver))
+        (kept-octets state header))))
+
+(defun check-chunk (snapshot-receiver chunk)
+  "Signal an RPC-ERROR unless CHUNK, a SnapshotChunk, is what SNAPSHOT-RECEIVER goes on with."
+  (let* ((header (snapshot-receiver-header snapshot-receiver))
+         (data (v1:snapshot-chunk-data chunk))
+         (offset (v1:snapshot-chunk-offset chunk)))
+    (cond ((/= offset (snapshot-receiver-offset snapshot-receiver))
+           (refuse :failed-precondition "a chunk begins at ~D, not at ~D" offset
+                        (snapshot-receiver-offset snapshot-receiver)))
+          ((zerop (length data))
+           (refuse :invalid-argument "a chunk has no data"))
+          ((> (+ offset (length data)) (v1:snapshot-header-octets header))
+           (refuse :invalid-argument "the chunks have more than the ~D octets of the header"
+                        (v1:snapshot-header-octets header)))
+          ((/= (v1:snapshot-chunk-crc32c chunk) (crc32c data))
+           (refuse :data-loss "the chunk at ~D has another check sum than it says" offset)))))
+
+(defun note-chunk (snapshot-receiver chunk)
+  "The data of CHUNK, which CHECK-CHUNK has found right, are kept."
+  (let ((length (length (v1:snapshot-chunk-data chunk))))
+    (sb-sys:without-interrupts
+      (setf (snapshot-receiver-crc snapshot-receiver)
+            (join-crc32c (snapshot-receiver-crc snapshot-receiver)
+                         (v1:snapshot-chunk-crc32c chunk) length))
+      (incf (snapshot-receiver-offset snapshot-receiver) length))))
+
+(defun snapshot-receiver-complete-p (snapshot-receiver)
+  (= (snapshot-receiver-offset snapshot-receiver)
+     (v1:snapshot-header-octets (snapshot-receiver-header snapshot-receiver))))
+
+(defun check-snapshot-receiver (snapshot-receiver)
+  "Signal an RPC-ERROR if what has come is not what the header of SNAPSHOT-RECEIVER says."
+  (unless (= (snapshot-receiver-crc snapshot-receiver)
+             (v1:snapshot-header-crc32c (snapshot-receiver-header snapshot-receiver)))
+    (refuse :data-loss "the snapshot has another check sum than its header")))

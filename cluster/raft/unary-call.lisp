@@ -1,0 +1,130 @@
+;;;; Messages that are sent alone: a call each, which waits for a connection and for the answer
+;;;; until its deadline. They are in no order with each other, but those of APPEND-ENTRIES, of
+;;;; which a peer has one at a time.
+
+(in-package #:clgrpc.raft)
+
+(defun data-octets (request)
+  "The octets of data in the entries of REQUEST, an AppendEntriesRequest."
+  (loop for entry across (v1:append-entries-request-entries request)
+        sum (length (v1:entry-data entry)) of-type index))
+
+(defun error-status (error)
+  "The status that stands for ERROR, a condition or nil."
+  (typecase error
+    (null :ok)
+    (status:rpc-error (status:rpc-error-status error))
+    (t :internal)))
+
+(defun begin-unary-call (peer message stub request timeout entries octets)
+  "Begin the call of STUB that asks REQUEST, a MESSAGE with ENTRIES and OCTETS of data, of PEER.
+Return the future, and a function to be called with the error it has ended with, or nil."
+  (let ((meter (peer-meter peer))
+        (began-ns (loop:world-now)))
+    (note-sent meter message entries octets)
+    (flet ((note (error) (note-answered meter message (error-status error) began-ns)))
+      (values (handler-bind ((error #'note)) ; of a request that is not sent at all
+                (calling:call-async stub (peer-channel peer) request
+                                    :timeout (or timeout (peer-timeout peer)) :wait-for-ready t))
+              #'note))))
+
+(defun ask (peer message stub request timeout &optional (entries 0) (octets 0))
+  "What PEER answers to REQUEST."
+  (let ((meter (peer-meter peer))
+        (began-ns (loop:world-now))
+        (status :internal))
+    (note-sent meter message entries octets)
+    (unwind-protect
+         (handler-bind ((status:rpc-error (lambda (error)
+                                            (setf status (status:rpc-error-status error)))))
+           (prog1 (values (funcall (the function stub) (peer-channel peer) request
+                                   :timeout (or timeout (peer-timeout peer)) :wait-for-ready t))
+             (setf status :ok)))
+      (note-answered meter message status began-ns))))
+
+(defun ask-then (peer message stub request timeout then)
+  "Ask REQUEST of PEER and return; THEN is called with the answer."
+  (multiple-value-bind (future done) (begin-unary-call peer message stub request timeout 0 0)
+    (loop:attach future (lambda (response error)
+                          (funcall (the function done) error)
+                          (funcall (the function then) response error))))
+  nil)
+
+(eval-when (:compile-toplevel :load-toplevel :execute)
+  (defparameter *unary-call-text*
+    "~A REQUEST is ~A; return ~A. Waits for a connection and the answer, TIMEOUT seconds or, if that
+is nil, those of PEER, and signals an RPC-ERROR then, or if PEER refuses. With THEN, a function,
+return nil at once; (THEN response error) is called when it is known, on a thread of its own, with
+the RPC-ERROR or nil; a REQUEST that cannot be sent at all signals here. From any thread."
+    "The documentation of a question, of what it asks for, its request and its response."))
+
+(defmacro define-unary-calls (&body rows)
+  "Define functions (NAME peer request &key timeout then) that send a MESSAGE to a peer; each row is
+NAME, MESSAGE, a text that says what that asks for, and the texts of request and response."
+  `(progn
+     ,@(loop for (name message meaning request response) in rows
+             collect
+             `(defun ,name (peer request &key timeout then)
+                ,(format nil *unary-call-text* meaning request response)
+                (if then
+                    (ask-then peer ,message #',(intern (string name) '#:clgrpc.raft.v1.raft) request
+                              timeout then)
+                    (ask peer ,message #',(intern (string name) '#:clgrpc.raft.v1.raft) request
+                         timeout))))))
+
+(define-unary-calls
+  (pre-vote "pre-vote" "Ask PEER whether it would vote for us."
+            "a RequestVoteRequest" "a RequestVoteResponse")
+  (request-vote "request-vote" "Ask PEER for its vote."
+                "a RequestVoteRequest" "a RequestVoteResponse")
+  (timeout-now "timeout-now" "Have PEER begin an election at once."
+               "a TimeoutNowRequest" "a TimeoutNowResponse"))
+
+;;; One at a time
+
+(defun await-pipe (pipe ready-p end-ns)
+  "Wait until READY-P, a function, returns true; return what it does, or nil at END-NS, or if this
+thread runs a loop that no other can run meanwhile. PIPE's lock is held."
+  (declare (type function ready-p))
+  (loop (let ((ready (funcall ready-p)))
+          (when ready (return ready))
+          (unless (and (< (loop:world-now) end-ns)
+                       (loop:prepare-to-wait)
+                       (loop:await-notice (pipe-bell pipe) (pipe-lock pipe) end-ns))
+            (return nil)))))
+
+(defun take-turn (peer message end-ns)
+  "Wait until END-NS at most until no other MESSAGE to PEER is under way."
+  (let ((pipe (peer-pipe peer)))
+    (sb-thread:with-mutex ((pipe-lock pipe))
+      (unless (await-pipe pipe (lambda () (not (member message (peer-turns peer)))) end-ns)
+        (error (status:make-rpc-error
+                :deadline-exceeded :ended-by :local :sent nil
+                :message (format nil "~(~A~) that came before to ~A is not answered" message
+                                 (peer-name peer)))))
+      (push message (peer-turns peer)))))
+
+(defun end-turn (peer message)
+  (let ((pipe (peer-pipe peer)))
+    (sb-thread:with-mutex ((pipe-lock pipe))
+      (setf (peer-turns peer) (remove message (peer-turns peer)))
+      (sb-thread:condition-broadcast (pipe-bell pipe)))))
+
+(defmacro with-turn ((peer message end-ns) &body body)
+  "Evaluate BODY while no other MESSAGE, a keyword, to PEER is under way; wait for that until END-NS
+at most."
+  `(progn (take-turn ,peer ,message ,end-ns)
+          (unwind-protect (progn ,@body)
+            (end-turn ,peer ,message))))
+
+(defun append-entries (peer request &key timeout)
+  "Send REQUEST, an AppendEntriesRequest, to PEER and return its AppendEntriesResponse. Those of
+several threads go one after the other, each after the answer to the one before; they are in no
+order with what goes down the pipeline. Waits TIMEOUT seconds in all or, if that is nil, those of
+PEER, for its turn, a connection and the answer, and signals an RPC-ERROR then, or if PEER refuses.
+From any thread."
+  (check-type request v1:append-entries-request)
+  (let ((end-ns (loop:notice-end (or timeout (peer-timeout peer)))))
+    (with-turn (peer :append-entries end-ns)
+      (ask peer "append-entries" #'methods:append-entries request (loop:seconds-until end-ns)
+           (length (v1:append-entries-request-entries request)) (data-octets request)))))

@@ -1,0 +1,247 @@
+;;;; The keepalive of a client: one job that renews all its leases, on one stream of LeaseKeepAlive.
+;;;; Each is renewed three times in its time, and if that fails at once again: an answer that does
+;;;; not come is waited for a tenth of the time, so that several members can be asked within it.
+;;;;
+;;;; 1. The job asks for what is due, and a little before, so that leases which were granted at
+;;;;    different times are asked for together; then it rests until the next is due, or an answer is
+;;;;    overdue.
+;;;; 2. Answers come by a callback of the stream, which says until when the lease lasts, or that it
+;;;;    has ended. It waits for nothing.
+;;;; 3. If an answer does not come in time, or the stream ends, the stream is given up: all that was
+;;;;    asked for on it has failed, and is asked for again on another, which may be another
+;;;;    member's. A lease that was not renewed for so long that it may have ended is lost.
+;;;; 4. The stream ends with the last lease.
+
+(in-package #:clgrpc.etcd)
+
+(defstruct (keepalive (:constructor make-keepalive (etcd)) (:copier nil))
+  "What keeps the leases of a client alive."
+  (etcd nil :type etcd :read-only t)    ; whose
+  (job nil :type (or null loop:job))    ; that asks for renewals
+  ;; what the job waits for
+  (cancellation-token (make-cancellation-token) :type cancellation-token :read-only t)
+  (token nil :type (or null string))    ; that the stream was opened with; the job's
+  (denied nil :type boolean)            ; a new token was asked for since the last answer; likewise
+  (lock (sb-thread:make-mutex :name "clgrpc lease keepalive") :read-only t) ; of what follows
+  (leases (make-hash-table) :type hash-table :read-only t) ; by number: a list of those kept alive
+  (call nil)                            ; the stream, or nil
+  (failure nil :type (or null condition))) ; that it has ended with
+
+(declaim (sb-ext:freeze-type keepalive))
+
+(defmethod print-object ((keepalive keepalive) stream)
+  (print-unreadable-object (keepalive stream :type t)
+    (format stream "~D leases" (hash-table-count (keepalive-leases keepalive)))))
+
+(defun keepalive-of (etcd)
+  "The keepalive of ETCD, made when it is first needed."
+  (or (etcd-keepalive etcd)
+      (let* ((background (background-of etcd))
+             (new (make-keepalive etcd))
+             (present (sb-thread:with-mutex ((etcd-lock etcd))
+                        (or (etcd-keepalive etcd)
+                            (progn
+                              (setf (keepalive-job new)
+                                    (loop:add-job background (lambda () (keep-leases new))))
+                              (setf (etcd-keepalive etcd) new))))))
+        ;; its leases' endings, which come later, are called before it
+        (when (eq present new) (add-ending etcd (lambda () (end-keepalive new))))
+        present)))
+
+(defun end-keepalive (keepalive)
+  "KEEPALIVE, whose leases are kept alive no longer, is to do nothing any more."
+  (end-cancellation-token (keepalive-cancellation-token keepalive))
+  (loop:end-job (keepalive-job keepalive))
+  (drop-stream keepalive))
+
+(defun drop-stream (keepalive)
+  "End the stream of KEEPALIVE, if it has one."
+  (let ((call (sb-thread:with-mutex ((keepalive-lock keepalive))
+                (setf (keepalive-failure keepalive) nil)
+                (shiftf (keepalive-call keepalive) nil))))
+    (when call (rpc:cancel call))))
+
+(defun kept-leases (keepalive)
+  (sb-thread:with-mutex ((keepalive-lock keepalive))
+    (loop for leases being the hash-values of (keepalive-leases keepalive)
+          append leases)))
+
+(defun third-of-time (lease) (/ (lease-seconds lease) 3))
+
+(defun tenth-of-time (lease) (/ (lease-seconds lease) 10))
+
+;;; Which leases
+
+(defun begin-keeping (lease)
+  "Have LEASE be kept alive until it is to end."
+  (let* ((etcd (lease-etcd lease)) (keepalive (keepalive-of etcd)))
+    (setf (lease-ending lease) (lambda () (stop-keeping lease))
+          (lease-job lease) (add-job etcd (lambda () (attend-lease lease)))
+          (lease-renewal lease) (make-renewal (loop:notice-end (third-of-time lease))
+                                              (tenth-of-time lease)
+                                              (loop:make-pauses 1/2 1/2)))
+    (sb-thread:with-mutex ((keepalive-lock keepalive))
+      (push lease (gethash (lease-id lease) (keepalive-leases keepalive))))
+    (add-ending etcd (lease-ending lease))
+    (loop:wake-job (keepalive-job keepalive))))
+
+(defun forget-lease (keepalive lease)
+  "KEEPALIVE is to renew LEASE no more."
+  (when (sb-thread:with-mutex ((keepalive-lock keepalive))
+          (let ((leases (keepalive-leases keepalive)))
+            (unless (setf (gethash (lease-id lease) leases)
+                          (remove lease (gethash (lease-id lease) leases)))
+              (remhash (lease-id lease) leases))
+            (zerop (hash-table-count leases))))
+    (loop:wake-job (keepalive-job keepalive))))
+
+;;; What comes
+
+(defun note-answer (keepalive call response)
+  "RESPONSE has come on CALL, a stream of KEEPALIVE."
+  (let* ((number (pb:lease-keep-alive-response-id response))
+         (seconds (lease-time (pb:lease-keep-alive-response-ttl response)))
+         (asked (sb-thread:with-mutex ((keepalive-lock keepalive))
+                  (when (eq call (keepalive-call keepalive))
+                    (setf (keepalive-denied keepalive) nil)
+                    (loop for lease in (gethash number (keepalive-leases keepalive))
+                          for time = (shiftf (renewal-asked-ns (lease-renewal lease)) nil)
+                          when time collect (cons lease time))))))
+    (loop for (lease . time) in asked
+          do (cond ((plusp seconds) (note-renewed lease time seconds))
+                   (t (forget-lease keepalive lease)
+                      (lose-lease lease
+                               (make-condition 'lease-not-found
+                                               :text (format nil "the lease ~(~X~) has ended"
+                                                             number))))))))
+
+(defun note-renewed (lease asked-ns seconds)
+  "LEASE was renewed for SECONDS, as was asked for at ASKED-NS."
+  (let ((renewal (lease-renewal lease)))
+    (extend-lease lease asked-ns seconds)
+    (setf (renewal-next-ns renewal) (loop:notice-end (third-of-time lease))
+          (renewal-patience renewal) (tenth-of-time lease))
+    (loop:forget-failures (renewal-pauses renewal))
+    (when (lease-cleanups lease) (loop:wake-job (lease-job lease)))))
+
+(defun note-stream-end (keepalive call)
+  "CALL, a stream of KEEPALIVE, has ended."
+  (when (sb-thread:with-mutex ((keepalive-lock keepalive))
+          (when (eq call (keepalive-call keepalive))
+            (setf (keepalive-failure keepalive)
+                  (if (eq :ok (rpc:call-status call))
+                      (make-condition 'unavailable :text "the stream of the leases has ended")
+                      (etcd-condition (rpc:call-condition call))))))
+    (loop:wake-job (keepalive-job keepalive))))
+
+;;; What the job does
+
+(defun open-keep-alive (keepalive)
+  "A new stream of KEEPALIVE. Signal an ETCD-ERROR if there is no token for it."
+  (let* ((etcd (keepalive-etcd keepalive))
+         (token (with-cancellation-token ((keepalive-cancellation-token keepalive))
+                  (current-token etcd (loop:notice-end (etcd-timeout etcd)))))
+         (call (leases:lease-keep-alive (etcd-channel etcd) :open
+                                        :wait-for-ready t
+                                        :metadata (append (token-metadata token)
+                                                          *require-leader*))))
+    (setf (keepalive-token keepalive) token)
+    (sb-thread:with-mutex ((keepalive-lock keepalive))
+      (setf (keepalive-failure keepalive) nil
+            (keepalive-call keepalive) call))
+    (rpc:on-message call (lambda (response) (note-answer keepalive call response)))
+    (rpc:on-end call (lambda () (note-stream-end keepalive call)))
+    call))
+
+(defun fail-renewal (keepalive lease condition)
+  "What was asked for LEASE has failed with CONDITION: it is lost, or asked for again later, longer
+each time, since etcd may be slow."
+  (let ((renewal (lease-renewal lease)))
+    (cond ((lease-alive-p lease)
+           (setf (renewal-next-ns renewal)
+                 (loop:notice-end (min (loop:next-pause (renewal-pauses renewal))
+                                       (/ (third-of-time lease) 4) (seconds-until lease)))
+                 (renewal-patience renewal)
+                 (min (third-of-time lease) (* 2 (renewal-patience renewal)))))
+          (t (forget-lease keepalive lease)
+             (lose-lease lease condition)))))
+
+(defun new-token-p (keepalive condition)
+  "True if KEEPALIVE has a new token for its next stream, since the one before may have ended with
+CONDITION for want of that."
+  (let ((etcd (keepalive-etcd keepalive)))
+    (and (etcd-user etcd) (stale-token-p condition) (not (keepalive-denied keepalive))
+         (handler-case (with-cancellation-token ((keepalive-cancellation-token keepalive))
+                         (setf (keepalive-denied keepalive) t)
+                         (renew-token etcd (keepalive-token keepalive)
+                                      (loop:notice-end (etcd-timeout etcd))))
+           (etcd-error () nil)))))
+
+(defun give-stream-up (keepalive condition)
+  "The stream of KEEPALIVE has failed with CONDITION, and with it all that was asked for on it."
+  (drop-stream keepalive)
+  (let ((asked (remove-if-not (lambda (lease) (renewal-asked-ns (lease-renewal lease)))
+                              (kept-leases keepalive)))
+        (at-once (new-token-p keepalive condition)))
+    (dolist (lease asked)
+      (setf (renewal-asked-ns (lease-renewal lease)) nil)
+      (if at-once
+          (setf (renewal-next-ns (lease-renewal lease)) (loop:world-now))
+          (fail-renewal keepalive lease condition)))))
+
+(defun overdue-p (lease now)
+  "True if what was asked for LEASE was not answered in time."
+  (let ((renewal (lease-renewal lease)))
+    (and (renewal-asked-ns renewal) (<= (renewal-limit-ns renewal) now))))
+
+(defun due-p (lease now)
+  "True if LEASE is to be renewed by NOW, or soon after."
+  (let ((renewal (lease-renewal lease)))
+    (and (null (renewal-asked-ns renewal))
+         (<= (renewal-next-ns renewal)
+             (if (zerop (loop:back-off-seconds (renewal-pauses renewal)))
+                 (time-after (seconds-ns (/ (tenth-of-time lease) 3)) now)
+                 now)))))
+
+(defun ask-for (lease call)
+  "Ask on CALL that LEASE be renewed. What there is no room for is overdue later."
+  (let ((renewal (lease-renewal lease)))
+    (setf (renewal-limit-ns renewal)
+          (loop:notice-end (max 1/10 (min (renewal-patience renewal) (seconds-until lease))))
+          (renewal-asked-ns renewal) (lease-now-ns))
+    (rpc:try-send call (pb:make-lease-keep-alive-request :id (lease-id lease)))))
+
+(defun ask-for-due (keepalive leases)
+  "Ask for LEASES, those of KEEPALIVE that are due."
+  (when leases
+    (handler-case
+        (with-etcd-errors
+          (let ((call (or (keepalive-call keepalive) (open-keep-alive keepalive))))
+            (dolist (lease leases) (ask-for lease call))))
+      (etcd-error (condition)
+        (dolist (lease leases)
+          (setf (renewal-asked-ns (lease-renewal lease)) nil)
+          (fail-renewal keepalive lease condition))))))
+
+(defun seconds-to-rest (leases)
+  "How long nothing is to be done for LEASES."
+  (let ((next (loop for lease in leases
+                    for renewal = (lease-renewal lease)
+                    minimize (if (renewal-asked-ns renewal)
+                                 (renewal-limit-ns renewal)
+                                 (renewal-next-ns renewal)))))
+    (ns-seconds (max 0 (- next (loop:world-now))))))
+
+(defun keep-leases (keepalive)
+  "What the job of KEEPALIVE does. Return when it has to again."
+  (let ((leases (kept-leases keepalive)) (now (loop:world-now)))
+    (cond ((keepalive-failure keepalive) (give-stream-up keepalive (keepalive-failure keepalive)))
+          ((some (lambda (lease) (overdue-p lease now)) leases)
+           (give-stream-up keepalive (make-condition 'unavailable
+                                                     :text "no renewal has come in time"))))
+    (ask-for-due keepalive
+                 (remove-if-not (lambda (lease) (due-p lease now)) (kept-leases keepalive)))
+    (let ((left (kept-leases keepalive)))
+      (cond (left (seconds-to-rest left))
+            (t (drop-stream keepalive)
+               nil)))))

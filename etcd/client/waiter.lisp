@@ -1,0 +1,259 @@
+;;;; Places in a queue, of which locks and elections consist, as etcd's own package for these
+;;;; (client/v3/concurrency), its services V3Lock and V3Election, and `etcdctl lock` and `etcdctl
+;;;; elect` have them, so that all of them wait for each other.
+;;;;
+;;;; 1. Whoever waits puts the key NAME/LEASE, his lease's number in hexadecimal, with that lease.
+;;;; 2. The key that was made first is at the head: its owner has the lock, or leads.
+;;;; 3. Who is behind watches the key just before his own, and looks again when that is gone, so
+;;;;    that of a thousand who wait one wakes up.
+;;;; 4. A place ends when its key is removed, or with its lease. Its owner may learn of that late:
+;;;;    so what he writes has the comparison WAITER-GUARD as a condition, which etcd checks.
+
+(in-package #:clgrpc.etcd)
+
+(defconstant +waiter-pause-seconds+ 1/10 "How long a place waits before it asks a member again.")
+(defconstant +waiter-seconds+ 10 "How long the lease of a place lasts unless its user says.")
+
+(defstruct (waiter (:constructor nil) (:copier nil))
+  "A place in a queue."
+  (etcd nil :type etcd :read-only t)    ; whose
+  (name "" :type string :read-only t)   ; of the queue
+  (lease nil :type lease :read-only t)  ; with which it ends
+  (own-lease nil :type boolean :read-only t) ; that lease is for this place alone
+  (began-ns (loop:world-now) :type nanoseconds :read-only t) ; when it was asked for
+  (revision 0 :type (signed-byte 64))   ; at which its key was made; 0 if that is not known
+  (asked nil :type boolean)             ; its key was perhaps made
+  (on-loss nil :type (or null function) :read-only t) ; called when it is lost
+  (loss-callback nil :type (or null function)) ; hears of its lease's loss
+  (lock (sb-thread:make-mutex :name "clgrpc place") :read-only t) ; of what follows
+  (bell (sb-thread:make-waitqueue :name "clgrpc place") :read-only t) ; any of that has changed
+  ;; :held at the head of the queue; :lost since its lease has ended; :left by its user
+  (state :waiting :type (member :waiting :held :lost :left))
+  (stirred nil :type boolean))          ; the key before its own may be gone
+
+(defun waiter-prefix (waiter)
+  (format nil "~A/" (waiter-name waiter)))
+
+(defun waiter-key (waiter)
+  "The key of WAITER, a string."
+  (format nil "~A/~(~X~)" (waiter-name waiter) (lease-id (waiter-lease waiter))))
+
+(defun waiter-guard (waiter)
+  "The comparison that is so while WAITER is there."
+  `(:created ,(waiter-key waiter) = ,(waiter-revision waiter)))
+
+(defun waiter-held-p (waiter)
+  "True if WAITER is at the head of its queue for certain."
+  (and (eq :held (waiter-state waiter)) (lease-alive-p (waiter-lease waiter))))
+
+(defmethod print-object ((waiter waiter) stream)
+  (print-unreadable-object (waiter stream :type t)
+    (write-printable (waiter-name waiter) stream :quoted t :limit 80)
+    (format stream " ~(~A~), revision ~D" (waiter-state waiter) (waiter-revision waiter))))
+
+(defun set-waiter (waiter state)
+  "WAITER comes to STATE, unless it is lost or left: then return false."
+  (sb-thread:with-mutex ((waiter-lock waiter))
+    (when (member (waiter-state waiter) '(:waiting :held))
+      (setf (waiter-state waiter) state)
+      (sb-thread:condition-broadcast (waiter-bell waiter))
+      t)))
+
+(defun lose-waiter (waiter condition)
+  "WAITER is lost, as CONDITION says."
+  (when (and (set-waiter waiter :lost) (waiter-on-loss waiter))
+    (funcall (waiter-on-loss waiter) condition)))
+
+(defun lost-error (waiter)
+  (make-condition 'ownership-lost
+                  :text (format nil "the lease of ~A has ended, or somebody has removed its entry"
+                                (waiter-key waiter))))
+
+(defun gone-error (waiter)
+  "Why WAITER is not in its queue: another thread has left it, or it is lost."
+  (if (eq :left (waiter-state waiter))
+      (make-condition 'not-obtained :text (format nil "~A was given up" (waiter-key waiter)))
+      (lost-error waiter)))
+
+(defun check-waiting (waiter end-ns)
+  "Signal why WAITER waits no longer: it was left or lost, or END-NS is past."
+  (unless (and (member (waiter-state waiter) '(:waiting :held))
+               (lease-alive-p (waiter-lease waiter)))
+    (error (gone-error waiter)))
+  (when (<= end-ns (loop:world-now))
+    (error 'not-obtained :text (format nil "others were before ~A until the time was over"
+                                       (waiter-key waiter)))))
+
+(defun pause-waiter (waiter end-ns)
+  "Wait until END-NS, or until WAITER is stirred, left or lost."
+  (loop:await-until (waiter-bell waiter) (waiter-lock waiter) end-ns
+                    (lambda () (or (not (eq :waiting (waiter-state waiter)))
+                                   (waiter-stirred waiter)))))
+
+(defun notify-waiter (waiter)
+  (sb-thread:with-mutex ((waiter-lock waiter))
+    (setf (waiter-stirred waiter) t)
+    (sb-thread:condition-broadcast (waiter-bell waiter))))
+
+(defun step-timeout (waiter end-ns)
+  "How long one request for WAITER may take, of the time until END-NS."
+  (min (etcd-timeout (waiter-etcd waiter)) (loop:seconds-until end-ns)))
+
+(defun call-patiently (waiter end-ns function)
+  "What FUNCTION, which may be called again, returns, though members may be missing meanwhile; until
+END-NS."
+  (loop with pauses = (loop:make-pauses +waiter-pause-seconds+ +waiter-pause-seconds+)
+        do (handler-case (return (funcall function (step-timeout waiter end-ns)))
+             (etcd-error (error)
+               (let ((next (loop:notice-end (loop:next-pause pauses))))
+                 (when (or (not (passing-p error)) (<= end-ns next)) (error error))
+                 (pause-waiter waiter next)
+                 (check-waiting waiter end-ns))))))
+
+;;; Joining the queue, and leaving it
+
+(defun note-waiter (waiter)
+  "The lease of WAITER has its key."
+  (let ((lease (waiter-lease waiter)))
+    (sb-thread:with-mutex ((lease-lock lease))
+      (pushnew waiter (lease-waiters lease)))))
+
+(defun forget-waiter (waiter)
+  "The lease of WAITER has its key no more, or is to lose it."
+  (let ((lease (waiter-lease waiter)))
+    (sb-thread:with-mutex ((lease-lock lease))
+      (setf (lease-waiters lease) (remove waiter (lease-waiters lease))))))
+
+(defun shared-key-p (waiter)
+  "True if another place is the same, since it has the same lease and name, and so the same key."
+  (some (lambda (other)
+          (and (not (eq other waiter)) (string= (waiter-key other) (waiter-key waiter))))
+        (lease-waiters (waiter-lease waiter))))
+
+(defun enter-queue (waiter value end-ns)
+  "Put WAITER's key with VALUE, until END-NS. If it is there, since its lease has this place
+already, have it as it is; return false then if its value is another."
+  (unless (waiter-own-lease waiter) (forget-cleanup (waiter-lease waiter) (waiter-key waiter)))
+  (call-patiently
+   waiter end-ns
+   (lambda (timeout)
+     (setf (waiter-asked waiter) t)
+     (multiple-value-bind (new results revision)
+         (transact (waiter-etcd waiter)
+                   :when `((:absent ,(waiter-key waiter)))
+                   :then `((:put ,(waiter-key waiter) ,value :lease ,(waiter-lease waiter)))
+                   :else `((:get ,(waiter-key waiter)))
+                   :timeout timeout)
+       (let ((entry (first results)))
+         (setf (waiter-revision waiter) (if new revision (entry-created entry)))
+         (note-waiter waiter)
+         (or new (equalp (text-octets value) (entry-value entry))))))))
+
+(defun make-waiter (constructor etcd name lease seconds on-loss end-ns)
+  "A place in the queue NAME that CONSTRUCTOR makes, with LEASE or one of its own for SECONDS."
+  (check-type name string)
+  (let* ((lease-of-its-own (null lease))
+         (lease (or lease (grant-lease etcd seconds :timeout (loop:seconds-until end-ns))))
+         (waiter (funcall constructor :etcd etcd :name name :lease lease :on-loss on-loss
+                                      :own-lease lease-of-its-own))
+         (loss-callback (lambda (condition) (lose-waiter waiter condition))))
+    (setf (waiter-loss-callback waiter) loss-callback)
+    (on-lease-loss lease loss-callback)
+    waiter))
+
+(defun remove-waiter (waiter timeout)
+  "Remove the key of WAITER, whose lease is its user's. If it is not known whether it was made it
+has that lease if it was; then it is left to another place that is the same."
+  (let ((condition (cond ((plusp (waiter-revision waiter)) (waiter-guard waiter))
+                         ((not (shared-key-p waiter))
+                          `(:lease ,(waiter-key waiter) = ,(waiter-lease waiter))))))
+    (when condition
+      (transact (waiter-etcd waiter) :when (list condition)
+                                     :then `((:remove ,(waiter-key waiter))) :timeout timeout))))
+
+(defun leave-queue (waiter timeout)
+  "Leave WAITER: end its lease if that is its own, else remove its key. Signal an ETCD-ERROR if that
+was not to be done; a lease of its own then ends by itself, and with another one the key is removed
+when etcd can be reached, if the lease is kept alive here."
+  (set-waiter waiter :left)
+  (forget-loss-callback (waiter-lease waiter) (waiter-loss-callback waiter))
+  (forget-waiter waiter)
+  (cond ((waiter-own-lease waiter) (revoke-lease (waiter-lease waiter) :timeout timeout))
+        ((waiter-asked waiter)
+         (handler-bind ((etcd-error (lambda (error)
+                                      (declare (ignore error))
+                                      (add-cleanup (waiter-lease waiter) (waiter-key waiter)
+                                                   (lambda (seconds)
+                                                     (remove-waiter waiter seconds))))))
+           (remove-waiter waiter timeout))))
+  nil)
+
+(defmacro with-waiter-kept ((waiter) &body body)
+  "Evaluate BODY; if it is left by an error, WAITER's, leave the queue, as far as that can be done."
+  (let ((kept (gensym "KEPT")))
+    `(let ((,kept nil))
+       (unwind-protect (multiple-value-prog1 (progn ,@body)
+                         (setf ,kept t))
+         (unless ,kept
+           (handler-case (leave-queue ,waiter nil)
+             (etcd-error ())))))))
+
+;;; Waiting
+
+(defun waiter-before (waiter timeout)
+  "The entry just before WAITER in the queue, or nil if it is at its head, and the revision at which
+that is so. Signal OWNERSHIP-LOST if WAITER's own is gone, NOT-OBTAINED if it was left."
+  (multiple-value-bind (there results revision)
+      (transact (waiter-etcd waiter)
+                :when (list (waiter-guard waiter))
+                :then `((:get-all :prefix ,(waiter-prefix waiter) :keys-only t :limit 1
+                                  :order (:created :descending)
+                                  :max-created ,(1- (waiter-revision waiter))))
+                :timeout timeout)
+    (unless there
+      (let ((condition (gone-error waiter)))
+        (lose-waiter waiter condition)
+        (error condition)))
+    (values (first (first results)) revision)))
+
+(defun await-removal (waiter key revision end-ns)
+  "Wait until the entry of KEY is removed after REVISION, until END-NS, or until WAITER is left or
+lost. Signal an ETCD-ERROR if that cannot be watched; what was compacted meanwhile is to be looked
+at anew, since it may be the removal."
+  (setf (waiter-stirred waiter) nil)
+  (let* ((trouble nil)
+         (watch (watch (waiter-etcd waiter)
+                       (lambda (changes revision)
+                         (declare (ignore changes revision))
+                         (notify-waiter waiter))
+                       :key key :after revision :only :removals
+                       :on-end (lambda (condition)
+                                 (setf trouble condition)
+                                 (notify-waiter waiter))
+                       :timeout (step-timeout waiter end-ns))))
+    (unwind-protect
+         (pause-waiter waiter (min end-ns (lease-end-ns (waiter-lease waiter))))
+      (cancel-watch watch))
+    (unless (typep trouble '(or null compacted future-revision)) (error trouble))))
+
+(defun hold-waiter (waiter)
+  "WAITER is at the head of its queue."
+  (let ((meter (etcd-meter (waiter-etcd waiter))))
+    (when (and (set-waiter waiter :held) meter)
+      (metrics:record (meter-waits meter)
+                      (ns-seconds (- (loop:world-now) (waiter-began-ns waiter)))))))
+
+(defun await-head (waiter end-ns)
+  "Wait until WAITER is at the head of its queue. Signal NOT-OBTAINED if it is not by END-NS or was
+left, OWNERSHIP-LOST if it is lost, or another ETCD-ERROR."
+  (loop
+    (check-waiting waiter end-ns)
+    (when (eq :held (waiter-state waiter)) (return waiter))
+    (call-patiently
+     waiter end-ns
+     (lambda (timeout)
+       (multiple-value-bind (before revision) (waiter-before waiter timeout)
+         (if before
+             (handler-case (await-removal waiter (entry-key-octets before) revision end-ns)
+               ((or compacted future-revision) ()))
+             (hold-waiter waiter)))))))

@@ -1,0 +1,110 @@
+;;;; What is known of a name: its servers by their keys, and its service config. Entries of the
+;;;; store go in, what channels are to be told comes out; nothing here asks anybody. Whatever is in
+;;;; the store, keys and values that are no text among it, nothing here signals an error.
+
+(in-package #:clgrpc.discovery)
+
+(defconstant +most-endpoints+ 10000 "A name has so many servers at most; more are left out.")
+(defconstant +longest-key+ 4096 "The key of a server has so many octets at most.")
+
+(defstruct (table-entry (:constructor make-table-entry (endpoint changed)) (:copier nil))
+  "A server of an endpoint table."
+  (endpoint nil :type endpoint :read-only t) ; what is said of it
+  (changed 0 :type (signed-byte 64) :read-only t)) ; the revision that says so
+
+(defstruct (endpoint-table (:constructor make-endpoint-table (name)) (:copier nil))
+  "What is known of a name."
+  (name "" :type string :read-only t)   ; of the service
+  ;; from key to entry; a
+  (table-entries (make-hash-table :test #'equal) :type hash-table :read-only t)
+                                        ; character for each octet, since a key need not be UTF-8
+  (left-out nil :type boolean)          ; there was no room for a server
+  (config nil :type (or null string)))  ; the service config's text, or nil
+
+(declaim (sb-ext:freeze-type table-entry endpoint-table))
+
+(defmethod print-object ((endpoint-table endpoint-table) stream)
+  (print-unreadable-object (endpoint-table stream :type t)
+    (format stream "~A, ~D server~:P~:[~;, with a service config~]"
+            (endpoint-table-name endpoint-table)
+            (hash-table-count (endpoint-table-table-entries endpoint-table))
+            (endpoint-table-config endpoint-table))))
+
+(defun table-entry-key (entry)
+  "The key of ENTRY as a string with a character for each octet."
+  (map 'string #'code-char (etcd:entry-key-octets entry)))
+
+(defun read-endpoint (entry)
+  "Return the endpoint that ENTRY, of the store, says, or nil and why it says none. From any
+thread."
+  (if (< +longest-key+ (length (etcd:entry-key-octets entry)))
+      (values nil "its key is too long")
+      (parse-endpoint (etcd:entry-value entry))))
+
+(defun note-put (endpoint-table entry)
+  "ENTRY of the store is of ENDPOINT-TABLE's name. One that says nothing of a server leaves none;
+return false then."
+  (let ((key (table-entry-key entry)) (table-entries (endpoint-table-table-entries endpoint-table)))
+    (multiple-value-bind (endpoint why) (read-endpoint entry)
+      (cond ((null endpoint)
+             (remhash key table-entries)
+             (log-event :warning :discovery-ignored :key key :reason why)
+             nil)
+            ((or (gethash key table-entries) (< (hash-table-count table-entries) +most-endpoints+))
+             (setf (gethash key table-entries)
+                   (make-table-entry endpoint (etcd:entry-changed entry)))
+             t)
+            ((shiftf (endpoint-table-left-out endpoint-table) t) t)
+            (t
+             (log-event :warning :discovery-ignored :key key :reason "there are too many")
+             t)))))
+
+(defun clear-endpoint-table (endpoint-table)
+  "No server of ENDPOINT-TABLE's name is known."
+  (clrhash (endpoint-table-table-entries endpoint-table))
+  (setf (endpoint-table-left-out endpoint-table) nil))
+
+(defun note-change (endpoint-table change)
+  "CHANGE, of the store's, is of ENDPOINT-TABLE's name. Return false if it says nothing of a
+server."
+  (let ((entry (etcd:change-entry change)))
+    (cond ((eq :put (etcd:change-kind change)) (note-put endpoint-table entry))
+          (t
+           (remhash (table-entry-key entry) (endpoint-table-table-entries endpoint-table))
+           t))))
+
+(defun incomplete-p (endpoint-table)
+  "True if the store has servers that ENDPOINT-TABLE has left out, and has room for by now."
+  (and (endpoint-table-left-out endpoint-table)
+       (< (hash-table-count (endpoint-table-table-entries endpoint-table)) +most-endpoints+)))
+
+(defun config-text (entry)
+  "The text of ENTRY, a service config. What is no text at all is one that is refused as wrong."
+  (handler-case (etcd:entry-text entry)
+    (invalid-utf8 () "(not UTF-8)")))
+
+(defun note-config (endpoint-table entry)
+  "ENTRY, or nil, is the service config of ENDPOINT-TABLE's name."
+  (setf (endpoint-table-config endpoint-table) (and entry (config-text entry))))
+
+(defun all-endpoints (endpoint-table)
+  "The endpoints of ENDPOINT-TABLE in the order of their keys; of several with one address the one
+that was said last."
+  (let ((newest (make-hash-table :test #'equal)) (keys '()))
+    (maphash (lambda (key table-entry)
+               (push key keys)
+               (let* ((address (endpoint-address (table-entry-endpoint table-entry)))
+                      (known (gethash address newest)))
+                 (when (or (null known)
+                           (< (table-entry-changed known) (table-entry-changed table-entry)))
+                   (setf (gethash address newest) table-entry))))
+             (endpoint-table-table-entries endpoint-table))
+    (loop for key in (sort keys #'string<)
+          for table-entry = (gethash key (endpoint-table-table-entries endpoint-table))
+          for endpoint = (table-entry-endpoint table-entry)
+          when (eq table-entry (gethash (endpoint-address endpoint) newest))
+            collect endpoint)))
+
+(defun serving-endpoints (all)
+  "Those of ALL, endpoints, that channels are to use: those that drain only if there are no others."
+  (or (remove :draining all :key #'endpoint-state) all))

@@ -1,0 +1,120 @@
+;;;; Names of hosts. An address may have a name of DNS for its host. Names are looked up by the
+;;;; system's resolver, which may take long: on threads that all service watchers share, so that no
+;;;; news waits for a name.
+;;;;
+;;;; 1. KNOW-HOSTS says which addresses with names there are now, and forgets all others.
+;;;; 2. BEGIN-LOOK-UPS begins those that are due, a few at a time, and says when others will be. An
+;;;;    answer counts for +LOOK-UP-SECONDS+; a failure is tried again after +FAILURE-SECONDS+, and
+;;;;    takes no addresses away.
+;;;; 3. Each answer is notified. Then BEGIN-LOOK-UPS is due again.
+
+(in-package #:clgrpc.discovery)
+
+(defconstant +look-up-seconds+ 30 "How long the addresses of a name count.")
+(defconstant +failure-seconds+ 5 "How long one waits after a look-up that has failed.")
+(defconstant +look-ups-at-once+ 4 "So many look-ups of one service are under way at most.")
+
+(defun make-look-up-threads ()
+  (loop:make-reserve :threads 8 :queue 10000 :idle-seconds 0))
+
+(sb-ext:define-load-time-global **look-up-threads** (make-look-up-threads))
+
+(defstruct (look-up (:copier nil))
+  "What is known of an address with a name."
+  (addresses '() :type list)            ; texts: those that were found last
+  (failure nil :type (or null string))  ; why the last look-up found none
+  (due-ns 0 :type nanoseconds)          ; when it is to be looked up
+  (asking nil :type boolean))           ; that is under way
+
+(defstruct (hosts (:constructor make-hosts (notify &key (resolve #'loop:find-addresses)))
+                  (:copier nil))
+  "The names of a service's hosts."
+  (notify nil :type function :read-only t) ; of whether an answer changes anything, and of a
+                                        ; failure or nil; called on any thread
+  (resolve nil :type function :read-only t) ; (host port): addresses and, if there are none, why
+  ;; whose threads look up, in this world
+  (reserve (if (loop:simulated-p) (make-look-up-threads) **look-up-threads**) :read-only t)
+  (lock (sb-thread:make-mutex :name "clgrpc hosts") :read-only t) ; of what follows
+  (table (make-hash-table :test #'equal) :type hash-table) ; from address to look-up
+  ;; before a name is asked for again
+  (pauses (loop:make-pauses +failure-seconds+ +failure-seconds+) :type loop:pauses :read-only t)
+  (asking 0 :type (integer 0)))         ; how many look-ups are under way
+
+(declaim (sb-ext:freeze-type look-up hosts))
+
+(defmethod print-object ((hosts hosts) stream)
+  (print-unreadable-object (hosts stream :type t)
+    (format stream "~D name~:P, ~D asked for" (hash-table-count (hosts-table hosts))
+            (hosts-asking hosts))))
+
+(defun know-hosts (hosts addresses)
+  "ADDRESSES, texts with names in them, are those that HOSTS has to look up from now on."
+  (sb-thread:with-mutex ((hosts-lock hosts))
+    (let ((table (make-hash-table :test #'equal)))
+      (dolist (address addresses)
+        (setf (gethash address table)
+              (or (gethash address (hosts-table hosts)) (make-look-up))))
+      (setf (hosts-table hosts) table))))
+
+(defun host-addresses (hosts address)
+  "The addresses, texts, that ADDRESS, one that HOSTS knows, means; '() while there are none."
+  (sb-thread:with-mutex ((hosts-lock hosts))
+    (look-up-addresses (gethash address (hosts-table hosts)))))
+
+(defun unanswered-p (hosts)
+  "True if a name of HOSTS has had neither addresses nor a failure yet."
+  (sb-thread:with-mutex ((hosts-lock hosts))
+    (loop for look-up being the hash-values of (hosts-table hosts)
+          thereis (not (or (look-up-addresses look-up) (look-up-failure look-up))))))
+
+(defun note-answer (hosts look-up texts failure)
+  "LOOK-UP has found TEXTS, or FAILURE is why it has found nothing. Return true if that changes
+anything, and true if the failure is a new one."
+  (sb-thread:with-mutex ((hosts-lock hosts))
+    (let ((new-failure (and failure (not (equal failure (look-up-failure look-up)))))
+          (new-addresses (not (or failure (equal texts (look-up-addresses look-up))))))
+      (when new-addresses (setf (look-up-addresses look-up) texts))
+      (setf (look-up-failure look-up) failure
+            (look-up-asking look-up) nil
+            (look-up-due-ns look-up) (loop:notice-end (if failure
+                                                          (loop:next-pause (hosts-pauses hosts))
+                                                          +look-up-seconds+)))
+      (decf (hosts-asking hosts))
+      (values (or new-addresses new-failure) new-failure))))
+
+(defun resolve-address (hosts address)
+  "The addresses that ADDRESS, with a name, means, as texts; and if there are none why."
+  (handler-case
+      (let ((target (loop:parse-target address)))
+        (multiple-value-bind (addresses failure)
+            (funcall (hosts-resolve hosts) (loop:target-host target) (loop:target-port target))
+          (values (mapcar #'os:address-text addresses)
+                  (or failure (and (null addresses) "it has no addresses")))))
+    (error (condition) (values '() (princ-to-string condition)))))
+
+(defun begin-look-up (hosts look-up address)
+  "Have ADDRESS, of LOOK-UP, be looked up. Under the lock of HOSTS."
+  (when (loop:run-on-reserve (hosts-reserve hosts)
+                             (lambda ()
+                               (multiple-value-bind (texts failure) (resolve-address hosts address)
+                                 (multiple-value-bind (news new-failure)
+                                     (note-answer hosts look-up texts failure)
+                                   (when new-failure
+                                     (log-event :warning :discovery-look-up-failed
+                                                :address address :reason failure))
+                                   (funcall (hosts-notify hosts) news failure)))))
+    (setf (look-up-asking look-up) t)
+    (incf (hosts-asking hosts))))
+
+(defun begin-look-ups (hosts)
+  "Begin the look-ups of HOSTS that are due, as far as there may be so many. Return when others will
+be, or nil."
+  (sb-thread:with-mutex ((hosts-lock hosts))
+    (loop with now = (loop:world-now) and next = nil
+          for address being the hash-keys of (hosts-table hosts) using (hash-value look-up)
+          unless (look-up-asking look-up)
+            do (cond ((< now (look-up-due-ns look-up))
+                      (setf next (min (look-up-due-ns look-up) (or next most-positive-fixnum))))
+                     ((< (hosts-asking hosts) +look-ups-at-once+)
+                      (begin-look-up hosts look-up address)))
+          finally (return next))))

@@ -1,0 +1,330 @@
+;;;; Service watchers: each follows a name in etcd, and tells the resolvers of all channels to that
+;;;; name.
+;;;;
+;;;; 1. The service watcher keeps two mirrors, of the servers of the name and of its service config,
+;;;;    which say what the store has whatever breaks (etcd/client/mirror.lisp). Nothing is told
+;;;;    before both have begun.
+;;;; 2. Its job tells what they have brought, and begins look-ups.
+;;;; 3. Changes are told at once; those of the next 20 ms together, or of longer if there are many
+;;;;    servers. What leaves everything as it was is not told.
+;;;; 4. While etcd is away resolvers keep what they were told. They do so, too, when no server is
+;;;;    registered any more: a failure is told, which takes nothing from a channel that has servers.
+;;;; 5. An address may have a name for its host, which is looked up beside (host-addresses.lisp):
+;;;;    what is known of the other servers is told, and one is left out until its name has an
+;;;;    answer.
+
+(in-package #:clgrpc.discovery)
+
+(defconstant +settle-ms+ 20 "How long changes after the first are awaited before they are told.")
+(defconstant +servers-per-ms+ 50 "With many servers it is a millisecond for so many of them.")
+(defconstant +refetch-seconds+ 30 "How often a list is fetched anew that was too long, at most.")
+(defconstant +ask-seconds+ 10 "How often etcd is asked how far its changes were told.")
+(defconstant +answer-seconds+ 1/2 "How long its answer is waited for.")
+
+(defstruct (service-watcher (:constructor %make-service-watcher) (:copier nil))
+  "What follows a name."
+  (place nil :type (or string etcd:etcd) :read-only t) ; the client, or an authority that names it
+  (etcd nil :type etcd:etcd :read-only t) ; the client
+  (world loop:*world* :read-only t)     ; that it is in
+  (name "" :type string :read-only t)   ; of the service
+  (meter nil :type (or null meter) :read-only t) ; counts what happens, or nil
+  (age nil :type (or null function))    ; what METER asks
+  (heard-ns 0 :type nanoseconds)        ; when etcd has last said how things are; 0: not yet
+  (hosts nil :type (or null hosts))     ; the names in its addresses
+  (servers nil :type (or null etcd:mirror)) ; of the name
+  (config nil :type (or null etcd:mirror)) ; of its service config
+  (job nil :type (or null loop:job))    ; that tells; the next three are the job's
+  (refresh-ns 0 :type nanoseconds)      ; when a list that was too long may be fetched again
+  (ask-ns 0 :type nanoseconds)          ; when etcd is asked how far its changes were told
+  (settled-ns 0 :type nanoseconds)      ; when news may be told
+  (ending nil :type (or null function)) ; ends the job when ETCD is closed
+  (lock (sb-thread:make-mutex :name "clgrpc service watcher") :read-only t) ; of what follows
+  (resolvers '() :type list)            ; that are to be told
+  (endpoint-table nil :type endpoint-table) ; what the store says
+  (news nil :type boolean)              ; the resolvers have not been told of all of that
+  (begun '() :type list)                ; which of :servers and :config are known
+  (told nil :type list))                ; what resolvers are told: (:addresses LIST CONFIG) or
+                                        ; (:failure TEXT); nil while nothing is known
+
+(declaim (sb-ext:freeze-type service-watcher))
+
+(defmethod print-object ((service-watcher service-watcher) stream)
+  (print-unreadable-object (service-watcher stream :type t)
+    (format stream "~A, for ~D resolver~:P" (service-watcher-endpoint-table service-watcher)
+            (length (service-watcher-resolvers service-watcher)))))
+
+(defmacro with-service-watcher ((service-watcher) &body body)
+  "Evaluate BODY, which changes SERVICE-WATCHER, under its lock; then its job looks at that."
+  (let ((it (gensym "SERVICE-WATCHER")))
+    `(let ((,it ,service-watcher))
+       (multiple-value-prog1 (sb-thread:with-mutex ((service-watcher-lock ,it)) ,@body)
+         (loop:wake-job (service-watcher-job ,it))))))
+
+;;; Telling
+
+(defun tell-resolver (service-watcher resolver)
+  "Tell RESOLVER what SERVICE-WATCHER tells, if anything. Under its lock."
+  (destructuring-bind (&optional kind what config) (service-watcher-told service-watcher)
+    (ecase kind
+      ((nil))
+      (:addresses (client:push-addresses resolver what :service-config config))
+      (:failure (client:push-failure resolver what)))))
+
+(defun tell (service-watcher &rest told)
+  "Have SERVICE-WATCHER's resolvers, now and to come, be told TOLD, unless they were told these
+addresses last. A failure is not told to those to come if addresses are known."
+  (sb-thread:with-mutex ((service-watcher-lock service-watcher))
+    (let ((before (service-watcher-told service-watcher)) (news nil))
+      (setf news (not (equal before told)))
+      (when (or news (eq :failure (first told)))
+        (setf (service-watcher-told service-watcher) told)
+        (dolist (resolver (service-watcher-resolvers service-watcher))
+                (tell-resolver service-watcher resolver))
+        (when (and (eq :failure (first told)) (eq :addresses (first before)))
+          (setf (service-watcher-told service-watcher) before)))
+      news)))
+
+(defun parse-address (endpoint)
+  "The target that the address of ENDPOINT is, or nil if it is none."
+  (handler-case (loop:parse-target (endpoint-address endpoint))
+    (misuse (error)
+      (log-event :warning :discovery-ignored :address (endpoint-address endpoint)
+                                             :reason (princ-to-string error))
+      nil)))
+
+(defun backend-items (service-watcher endpoints)
+  "What PUSH-ADDRESSES is given for ENDPOINTS, without those that cannot be used, or not yet."
+  (let* ((hosts (service-watcher-hosts service-watcher))
+         (targets (mapcar #'parse-address endpoints))
+         (named (lambda (target) (and target (null (loop:target-addresses target))))))
+    (know-hosts hosts (loop for endpoint in endpoints
+                            for target in targets
+                            when (funcall named target) collect (endpoint-address endpoint)))
+    (loop for endpoint in endpoints
+          for target in targets
+          for texts = (cond ((null target) '())
+                            ((funcall named target)
+                             (host-addresses hosts (endpoint-address endpoint)))
+                            (t (list (endpoint-address endpoint))))
+          when texts collect (cons texts (endpoint-attributes endpoint)))))
+
+(defun measure-servers (service-watcher all)
+  "ALL are the endpoints of SERVICE-WATCHER's name."
+  (let ((meter (service-watcher-meter service-watcher))
+        (draining (count :draining all :key #'endpoint-state)))
+    (when meter
+      (metrics:record (meter-servers meter) draining (service-watcher-name service-watcher)
+                      "draining")
+      (metrics:record (meter-servers meter) (- (length all) draining)
+                      (service-watcher-name service-watcher) "serving"))))
+
+(defun tell-news (service-watcher)
+  "Tell what SERVICE-WATCHER's endpoint table says by now. Return how many servers it has."
+  (multiple-value-bind (all config)
+      (sb-thread:with-mutex ((service-watcher-lock service-watcher))
+        (setf (service-watcher-news service-watcher) nil)
+        (values (all-endpoints (service-watcher-endpoint-table service-watcher))
+                (endpoint-table-config (service-watcher-endpoint-table service-watcher))))
+    (measure-servers service-watcher all)
+    (let* ((endpoints (serving-endpoints all))
+           (items (backend-items service-watcher endpoints)))
+      (when (cond (items (tell service-watcher :addresses items config))
+                  ((null endpoints) (tell service-watcher :failure "no server is registered"))
+                  ((unanswered-p (service-watcher-hosts service-watcher)) nil)
+                  (t (tell service-watcher :failure "no address of its servers can be used")))
+        (log-event :info :discovery :name (service-watcher-name service-watcher)
+                   :servers (length items)))
+      (length endpoints))))
+
+(defun note-look-up (service-watcher news failure)
+  "A look-up of SERVICE-WATCHER's has ended, perhaps with FAILURE; NEWS is true if that changes
+anything."
+  (when failure (note (service-watcher-meter service-watcher) #'meter-failures 1
+                      (service-watcher-name service-watcher) "look_up"))
+  (with-service-watcher (service-watcher)
+    (when news (setf (service-watcher-news service-watcher) t))))
+
+;;; What the store says
+
+(defun count-change (service-watcher kind)
+  "A change of KIND, a text, has come to SERVICE-WATCHER."
+  (note (service-watcher-meter service-watcher) #'meter-changes 1
+        (service-watcher-name service-watcher) kind))
+
+(defmacro taking-news ((service-watcher what) &body body)
+  "Evaluate BODY, which changes SERVICE-WATCHER's endpoint table, under its lock; WHAT of it is
+known then."
+  (alexandria:once-only (service-watcher)
+    `(with-service-watcher (,service-watcher)
+       (setf (service-watcher-news ,service-watcher) t
+             (service-watcher-heard-ns ,service-watcher) (loop:world-now))
+       (pushnew ,what (service-watcher-begun ,service-watcher))
+       ,@body)))
+
+(defun take-servers (service-watcher kind items revision)
+  "The mirror of SERVICE-WATCHER's servers tells ITEMS, see ETCD:MIRROR."
+  (declare (ignore revision))
+  (let ((wrong (taking-news (service-watcher :servers)
+                 (when (eq :entries kind)
+                       (clear-endpoint-table (service-watcher-endpoint-table service-watcher)))
+                 (count-if-not (lambda (item)
+                                 (if (eq :entries kind)
+                                     (note-put (service-watcher-endpoint-table service-watcher)
+                                               item)
+                                     (note-change (service-watcher-endpoint-table service-watcher)
+                                                  item)))
+                               items))))
+    (note (service-watcher-meter service-watcher) #'meter-ignored wrong
+          (service-watcher-name service-watcher))
+    (if (eq :entries kind)
+        (count-change service-watcher "fetch")
+        (dolist (change items)
+          (count-change service-watcher (string-downcase (etcd:change-kind change)))))))
+
+(defun take-config (service-watcher kind items revision)
+  "The mirror of SERVICE-WATCHER's service config tells ITEMS, see ETCD:MIRROR."
+  (declare (ignore revision))
+  (flet ((entry-of (item)
+           (cond ((eq :entries kind) item)
+                 ((eq :put (etcd:change-kind item)) (etcd:change-entry item)))))
+    (taking-news (service-watcher :config)
+      (note-config (service-watcher-endpoint-table service-watcher)
+                   (and items (entry-of (first (last items)))))))
+  (when (eq :changes kind) (count-change service-watcher "service_config")))
+
+(defun note-trouble (service-watcher condition)
+  "What SERVICE-WATCHER needs cannot be read because of CONDITION."
+  (note (service-watcher-meter service-watcher) #'meter-failures 1
+        (service-watcher-name service-watcher) "read")
+  (log-event (if (typep condition 'etcd:etcd-error) :warning :error)
+             :discovery-failed :name (service-watcher-name service-watcher)
+             :condition (princ-to-string condition))
+  (tell service-watcher :failure (princ-to-string condition)))
+
+(defun begin-following (service-watcher)
+  "Have the store say what SERVICE-WATCHER's name is."
+  (flet ((mirror (function trouble-p &rest range)
+           (apply #'etcd:mirror (service-watcher-etcd service-watcher)
+                  (lambda (kind items revision)
+                    (funcall function service-watcher kind items revision))
+                  :on-trouble (lambda (condition)
+                                (when (funcall trouble-p) (note-trouble service-watcher condition)))
+                  range)))
+    (setf (service-watcher-config service-watcher)
+          (mirror #'take-config
+                  ;; else the other mirror says what is wrong
+                  (lambda () (member :servers (service-watcher-begun service-watcher)))
+                  :key (service-config-key (service-watcher-name service-watcher)))
+          (service-watcher-servers service-watcher)
+          (mirror #'take-servers (constantly t)
+                  :prefix (name-prefix (service-watcher-name service-watcher))
+                  :most (1+ +most-endpoints+))))) ; one more, so that it is seen
+
+(defun ask-how-far (service-watcher)
+  "Learn whether etcd still tells SERVICE-WATCHER of changes."
+  (let ((watch (etcd:mirror-watch (service-watcher-servers service-watcher))))
+    (when watch
+      (handler-case (progn (etcd:await-progress watch :timeout +answer-seconds+)
+                           (setf (service-watcher-heard-ns service-watcher) (loop:world-now)))
+        (etcd:etcd-error ())))))
+
+(defun refresh-endpoint-table (service-watcher)
+  "If servers of SERVICE-WATCHER had to be left out that there is room for by now, fetch all again."
+  (when (and (incomplete-p (service-watcher-endpoint-table service-watcher))
+             (<= (service-watcher-refresh-ns service-watcher) (loop:world-now)))
+    (setf (service-watcher-refresh-ns service-watcher) (loop:notice-end +refetch-seconds+))
+    (etcd:refresh-mirror (service-watcher-servers service-watcher))))
+
+(defun follow-name (service-watcher)
+  "What the job of SERVICE-WATCHER does: tell its news, and begin the look-ups that it has to do.
+Return the seconds until it has to again."
+  (let ((known (= 2 (length (service-watcher-begun service-watcher)))))
+    (when (and known (service-watcher-news service-watcher)
+               (<= (service-watcher-settled-ns service-watcher) (loop:world-now)))
+      (let ((milliseconds (max +settle-ms+ (floor (tell-news service-watcher) +servers-per-ms+))))
+        (setf (service-watcher-settled-ns service-watcher)
+              (loop:notice-end (/ milliseconds 1000)))))
+    (refresh-endpoint-table service-watcher)
+    (when (<= (service-watcher-ask-ns service-watcher) (loop:world-now))
+      (when (service-watcher-meter service-watcher) (ask-how-far service-watcher))
+      (setf (service-watcher-ask-ns service-watcher) (loop:notice-end +ask-seconds+)))
+    (loop:seconds-until
+     (min (service-watcher-ask-ns service-watcher)
+          (or (begin-look-ups (service-watcher-hosts service-watcher)) most-positive-fixnum)
+          (if (and known (service-watcher-news service-watcher))
+              (service-watcher-settled-ns service-watcher) most-positive-fixnum)))))
+
+;;; Whose they are
+
+(sb-ext:defglobal **service-watchers** '())
+
+(sb-ext:defglobal **service-watchers-lock** (sb-thread:make-mutex :name "clgrpc service watchers"))
+
+(defun age-of (service-watcher)
+  "Since how many seconds SERVICE-WATCHER has heard nothing of etcd; nil if it never has."
+  (let ((heard-ns (service-watcher-heard-ns service-watcher)))
+    (and (plusp heard-ns) (ns-seconds (max 0 (- (loop:world-now) heard-ns))))))
+
+(defun start-service-watcher (place name)
+  "A new service watcher of NAME in PLACE, an etcd or the authority that says which."
+  (let* ((etcd (if (stringp place) (etcd:make-etcd (authority-endpoints place)) place))
+         (service-watcher (%make-service-watcher :place place :etcd etcd :name name
+                                                 :endpoint-table (make-endpoint-table name)
+                                                 :meter (meter-of etcd))))
+    (setf (service-watcher-hosts service-watcher) (make-hosts (lambda (news failure)
+                                                                (note-look-up service-watcher news
+                                                                              failure)))
+          (service-watcher-job service-watcher)
+          (etcd:add-job etcd (lambda () (follow-name service-watcher)))
+          (service-watcher-ending service-watcher) (lambda () (end-job service-watcher))
+          (service-watcher-age service-watcher) (lambda () (age-of service-watcher)))
+    (begin-age (service-watcher-meter service-watcher) (service-watcher-age service-watcher))
+    (etcd:add-ending etcd (service-watcher-ending service-watcher))
+    (begin-following service-watcher)
+    (loop:wake-job (service-watcher-job service-watcher))
+    service-watcher))
+
+(defun end-job (service-watcher)
+  (end-age (service-watcher-meter service-watcher) (service-watcher-age service-watcher))
+  (mapc #'etcd:cancel-mirror (remove nil (list (service-watcher-servers service-watcher)
+                                               (service-watcher-config service-watcher))))
+  (loop:end-job (service-watcher-job service-watcher))
+  (tell service-watcher :failure "the client of etcd is closed"))
+
+(defun end-service-watcher (service-watcher)
+  "End SERVICE-WATCHER, which nobody needs any more."
+  (end-job service-watcher)
+  (etcd:remove-ending (service-watcher-etcd service-watcher)
+                      (service-watcher-ending service-watcher))
+  (when (stringp (service-watcher-place service-watcher))
+        (etcd:close-etcd (service-watcher-etcd service-watcher))))
+
+(defun attach-resolver (resolver place name)
+  "Have RESOLVER be told of NAME in PLACE, now if something is known of it. Return the service
+watcher."
+  (sb-thread:with-mutex (**service-watchers-lock**)
+    (let ((service-watcher (or (find-if (lambda (service-watcher)
+                                          (and (equal place (service-watcher-place service-watcher))
+                                               (string= name (service-watcher-name service-watcher))
+                                               (eq loop:*world*
+                                                   (service-watcher-world service-watcher))
+                                               (not (loop:job-ended
+                                                     (service-watcher-job service-watcher)))))
+                                        **service-watchers**)
+                               (first (push (start-service-watcher place name)
+                                            **service-watchers**)))))
+      (sb-thread:with-mutex ((service-watcher-lock service-watcher))
+        (push resolver (service-watcher-resolvers service-watcher))
+        (tell-resolver service-watcher resolver))
+      service-watcher)))
+
+(defun detach-resolver (resolver service-watcher)
+  "Tell RESOLVER nothing any more. SERVICE-WATCHER ends with its last resolver."
+  (when (sb-thread:with-mutex (**service-watchers-lock**)
+          (sb-thread:with-mutex ((service-watcher-lock service-watcher))
+            (setf (service-watcher-resolvers service-watcher)
+                  (remove resolver (service-watcher-resolvers service-watcher)))
+            (unless (service-watcher-resolvers service-watcher)
+              (setf **service-watchers** (remove service-watcher **service-watchers**))
+              t)))
+    (end-service-watcher service-watcher)))

@@ -1,0 +1,175 @@
+;;;; The data of a simulation: its hosts, their sockets, and the tasks that run on them.
+
+(in-package #:clgrpc.sim)
+
+(defstruct (simulation (:constructor %make-simulation) (:copier nil))
+  "See WITH-SIMULATION."
+  (seed 0 :type integer :read-only t)   ; what all of it follows from
+  (chance nil :type chance :read-only t) ; decides all that is decided by chance
+  (now 0 :type nanoseconds)             ; the virtual time
+  (event-queue (make-event-queue) :type event-queue :read-only t) ; what is to happen later
+  ;; the network
+  (hosts '() :type list)                ; in the order in which they were added
+  (least-latency-ns 0 :type nanoseconds) ; what a packet takes at least,
+  (most-latency-ns 0 :type nanoseconds) ; and at most
+  (losses 0 :type index)                ; of a thousand packets so many are lost, and sent again
+  (partitions '() :type list)           ; pairs of hosts, (a . b), that cannot reach each other
+  (stalled '() :type list)              ; sockets whose flight has met a partition
+  (connections 0 :type index)           ; how many there have been
+  ;; who runs
+  (loops '() :type list)                ; RUNNING-LOOPs
+  (tasks '() :type list)                ; that have not ended, in the order in which they started
+  (task nil :type (or null task))       ; that runs now, nil for the body
+  (turn (sb-thread:make-semaphore :name "simulation") :read-only t) ; the body's turn has come
+  (idle-threads '() :type list)         ; WORKERs without a task
+  (candidates (make-array 16 :adjustable t :fill-pointer 0) :type vector :read-only t) ; scratch
+  ;; limits
+  (steps 0 :type index)
+  (changes 0 :type index)               ; steps, and plans, that may have changed something
+  (most-steps 0 :type index)            ; after which it counts as hanging
+  (end-ns 0 :type nanoseconds)          ; it is a hang if the body waits longer
+  ;; what has happened
+  (history (make-history) :type history :read-only t))
+
+(defstruct (host (:constructor %make-host) (:copier nil))
+  "A machine of the virtual network, with a process of servers and channels. See ADD-HOST."
+  (simulation nil :type simulation :read-only t) ; whose it is
+  (name "" :type string :read-only t)   ; by which others connect to it
+  (number 0 :type (unsigned-byte 8) :read-only t) ; its address is 10.0.0.NUMBER
+  (world nil :type (or null loop:world)) ; of its process
+  (boot nil :type (or null function))   ; what starts its servers
+  (processes '() :type list)            ; what BOOT has returned: servers and channels
+  (up nil :type boolean)                ; false while it is down
+  (leaving nil :type boolean)           ; it is about to go down, or is down
+  (epoch 0 :type index)                 ; how often its process was started
+  (sockets (make-array 16 :initial-element nil) :type simple-vector) ; by descriptor
+  (ports (make-hash-table) :type hash-table :read-only t) ; from port to the listening socket
+  (services (make-hash-table) :type hash-table :read-only t) ; from port to what answers datagrams
+  (next-port 40000 :type (unsigned-byte 16)) ; the next that nobody has chosen
+  (octets-per-second nil :type (or null (integer 1)))) ; that it reads, see SLOW
+
+(defstruct (socket (:constructor make-socket (host descriptor)) (:copier nil))
+  "An end of a virtual connection, what listens for some, or what exchanges datagrams."
+  (host nil :type host :read-only t)    ; whose it is
+  (descriptor 0 :type index :read-only t) ; its place among the sockets of HOST
+  ;; as a socket of the kernel has it
+  (state :new :type (member :new :listening :connecting :connected :datagrams :closed))
+  (connection 0 :type index)            ; the number of the connection, for the trace
+  (port 0 :type (unsigned-byte 16))     ; its own
+  (far-host nil :type (or null host))   ; of the other end
+  (far-port 0 :type (unsigned-byte 16)) ; of the other end
+  (peer nil :type (or null socket))     ; the other end, once the connection has arrived there
+  (backlog '() :type list)              ; of a listening one: sockets to accept, oldest first
+  ;; what the loop is told
+  (poller nil :type (or null loop:poller))
+  (token 0)                             ; of the poller, which it tells its loop
+  (flags 0 :type (unsigned-byte 32))    ; to be reported
+  (failure 0 :type index)               ; a positive errno
+  ;; what has arrived
+  (incoming '() :type list)             ; vectors of octets, oldest first
+  (incoming-start 0 :type index)        ; where the first of them begins
+  (ended nil :type boolean)             ; the peer sends no more
+  ;; what is on its way to the peer
+  (flight (make-fifo) :type fifo :read-only t) ; of octets and keywords
+  (last-due 0 :type nanoseconds)        ; when the last of them arrives
+  (unread 0 :type index)                ; octets sent that the peer has not read
+  (room 65536 :type index)              ; how many there may be
+  (blocked nil :type boolean)           ; a write found no room
+  (shut nil :type boolean))             ; we send no more
+
+(defstruct (pending (:constructor make-pending (host)) (:copier nil))
+  "The state of a poller."
+  (host nil :type host :read-only t)    ; whose loop polls
+  (sockets '() :type list))             ; that have flags to report, the newest first
+
+(defstruct (running-loop (:constructor make-running-loop (loop host pending)) (:copier nil))
+  "A LOOP that the simulation runs, for HOST's process; PENDING is its poller's."
+  (loop nil :type loop:event-loop :read-only t) ; that the simulation runs
+  (host nil :type host :read-only t)    ; whose process it is of
+  (pending nil :type pending :read-only t)) ; what its poller has to report
+
+(defstruct (task (:constructor make-task (name host function)) (:copier nil))
+  "What a thread of a process does. See START-TASK."
+  (name "" :type string :read-only t)   ; for stories
+  (host nil :type host :read-only t)    ; whose process it is of
+  (function nil :type function :read-only t) ; what it does
+  (state :new :type (member :new :waiting :running :done)) ; how far it has come
+  (worker nil :type (or null worker))   ; the thread that it has, or nil
+  ;; what it waits for, see LOOP:WORLD
+  (predicate nil :type (or null function)) ; true once it may go on, or nil
+  (end-ns nil :type (or null nanoseconds)) ; when it goes on all the same, or nil
+  (seen 0 :type index)                  ; the CHANGES when it began to wait
+  (killed nil :type boolean))           ; it is to end as soon as it runs
+
+(defstruct (worker (:copier nil))
+  "A thread for tasks."
+  (thread nil :type (or null sb-thread:thread)) ; nil until it was started
+  (turn (sb-thread:make-semaphore :name "task") :read-only t) ; its turn has come
+  (task nil :type (or null task)))      ; to run; nil to end
+
+(declaim (sb-ext:freeze-type simulation host socket pending running-loop task worker))
+
+(document-functions
+  simulation-seed "The seed of SIMULATION."
+  simulation-chance "The CHANCE that SIMULATION decides by. What a scenario decides by chance it had
+better decide by another, made of the seed, which goes on as it did when the product changes."
+  simulation-now "The virtual time in nanoseconds."
+  simulation-steps "How many turns of loops and of tasks SIMULATION has made."
+  host-name "The name of HOST, by which others connect to it."
+  host-up "True unless HOST is down."
+  host-processes "The servers and channels that HOST's process consists of: what the function given
+to ADD-HOST has returned, as a list.")
+
+(defvar *simulation* nil "The simulation that this thread is in, or NIL.")
+
+(defmethod print-object ((simulation simulation) stream)
+  (print-unreadable-object (simulation stream :type t)
+    (format stream "seed ~D, ~D steps, at ~,6F s" (simulation-seed simulation)
+            (simulation-steps simulation) (elapsed-seconds simulation))))
+
+(defmethod print-object ((host host) stream)
+  (print-unreadable-object (host stream :type t)
+    (format stream "~A ~:[down~;up~]" (host-name host) (host-up host))))
+
+(defmethod print-object ((socket socket) stream)
+  (print-unreadable-object (socket stream :type t)
+    (format stream "~A:~D ~(~A~)" (host-name (socket-host socket)) (socket-port socket)
+            (socket-state socket))))
+
+(defmethod print-object ((pending pending) stream)
+  (print-unreadable-object (pending stream :type t)
+    (write-string (host-name (pending-host pending)) stream)))
+
+(defmethod print-object ((running running-loop) stream)
+  (print-unreadable-object (running stream :type t)
+    (format stream "~A of ~A" (loop:event-loop-name (running-loop-loop running))
+            (host-name (running-loop-host running)))))
+
+(defmethod print-object ((task task) stream)
+  (print-unreadable-object (task stream :type t)
+    (format stream "~A ~(~A~)" (task-name task) (task-state task))))
+
+(defmethod print-object ((worker worker) stream)
+  (print-unreadable-object (worker stream :type t)
+    (format stream "~@[~A~]" (worker-task worker))))
+
+(define-condition simulation-error (clgrpc-error)
+  ((text :initarg :text :reader simulation-error-text)) ; what was wrong
+  (:report (lambda (condition stream) (write-string (simulation-error-text condition) stream)))
+  (:documentation "Something was wrong in a simulation."))
+
+(define-condition simulation-hang (simulation-error) ()
+  (:documentation "The body of a simulation waits for what does not come."))
+
+(defconstant +beginning-ns+ (* 1000 +ns-per-second+)
+  "When a simulation begins: as on a machine that was started a while ago.")
+
+(defun record-at (host event &rest arguments)
+  "EVENT happens on HOST now."
+  (let ((simulation (host-simulation host)))
+    (apply #'record (simulation-history simulation) (simulation-now simulation) (host-name host)
+           event arguments)))
+
+(defun elapsed-seconds (simulation)
+  "The virtual seconds since SIMULATION began."
+  (ns-seconds (- (simulation-now simulation) +beginning-ns+)))

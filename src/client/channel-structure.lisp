@@ -1,0 +1,388 @@
+;;;; The structures that the files of the client share, and what is asked of a channel's core by all
+;;;; of them.
+;;;;
+;;;; The user has a channel, a CLOS object (channel.lisp). It points to its core, which is what the
+;;;; channel is on its loop: nothing on a loop points back, so that the collector finds a channel
+;;;; that its user has dropped (dropped.lisp). The core has a resolver, a balancer and subchannels;
+;;;; a subchannel has links, its own or those of a connection set that channels share. A channel,
+;;;; its subchannels and their links are on one loop for life.
+
+(in-package #:clgrpc.client)
+
+(deftype connectivity ()
+  "The states of gRPC's connectivity document."
+  '(member :idle :connecting :ready :transient-failure :shutdown))
+
+(defstruct (method-table (:constructor make-method-table (config receive-limit)) (:copier nil))
+  "What a service config says of the methods of a channel's calls; see service-config.lisp."
+  (config nil :type config:service-config :read-only t) ; what is looked up
+  (receive-limit nil :type (or null index) :read-only t) ; that the user has set, of messages
+  (found '() :type list))               ; an alist from RPC-METHOD to METHOD-CONFIG or nil; atomic
+
+(declaim (sb-ext:freeze-type method-table))
+
+(defmethod print-object ((table method-table) stream)
+  (print-unreadable-object (table stream :type t)
+    (format stream "~D methods found" (length (method-table-found table)))))
+
+(defstruct (subchannel-pool (:constructor make-subchannel-pool (key)) (:copier nil))
+  "What channels that are alike share on their loop; see connection-set.lisp."
+  (key '() :type list :read-only t)      ; what these channels have EQUAL
+  (waiting-count 0 :type index)         ; how many calls of all of them wait for a stream
+  ;; from lists of addresses, text, to the connection sets for them
+  (connection-sets (make-hash-table :test #'equal) :type hash-table :read-only t)
+  ;; from streams of those that are under way to the subchannels that they are of
+  (users (make-hash-table :test #'eq) :type hash-table :read-only t))
+
+(declaim (sb-ext:freeze-type subchannel-pool))
+
+(defmethod print-object ((subchannel-pool subchannel-pool) stream)
+  (print-unreadable-object (subchannel-pool stream :type t)
+    (format stream "~D connection sets, ~D streams"
+            (hash-table-count (subchannel-pool-connection-sets subchannel-pool))
+            (hash-table-count (subchannel-pool-users subchannel-pool)))))
+
+(defstruct (core (:include wire:endpoint) (:copier nil))
+  "What a channel is on its loop."
+  (name "" :type string :read-only t)   ; the channel's target, as it was given
+  (client-loop nil :type (or null client-loop) :read-only t) ; whose LOOP it is on
+  (open t :type boolean)                ; until CLOSE-CHANNEL
+  (dropped nil :type (or null function)) ; once nobody has the channel: called when a link has ended
+  (lock (sb-thread:make-mutex :name "clgrpc channel") :read-only t) ; of CHANGED
+  ;; STATE has, or FAILED-ATTEMPTS
+  (changed (sb-thread:make-waitqueue :name "clgrpc channel state") :read-only t)
+  (credentials nil :type (or null loop:tls-credentials) :read-only t) ; for TLS, or nil
+  (call-credentials nil :read-only t)   ; a function of the paths of methods, or nil
+  (plaintext-credentials nil :type boolean :read-only t) ; those go without TLS as well
+  (sink nil :type (or null http2:sink) :read-only t) ; what links tell of their streams
+  (pool (http2:make-pool :keeps-users t) :type http2:pool :read-only t) ; of all links
+  (authority nil :type hpack:field :read-only t) ; the field :authority of calls
+  (encoding nil :type (or null wire:encoding) :read-only t) ; of requests, if nobody says otherwise
+  (refused '() :type list)              ; the encodings that no server is known to read, as one is
+                                        ; known not to; changed by one store
+  (resolver nil :type (or null resolver)) ; that finds the backends
+  (resolving nil :type boolean)         ; the resolver has begun
+  (resolved nil :type boolean)          ; it has told of backends, and
+  (backends '() :type list)             ; which of them were used last
+  (awaiting nil :type boolean)          ; its next answer is to be connected to
+  (back-off (make-back-off) :type back-off :read-only t) ; of a resolver that fails
+  (config nil :type (or null config:service-config)) ; in force, once the resolver has answered
+  (default-config nil :type (or null config:service-config) :read-only t) ; if the resolver has none
+  (receive-limit nil :type (or null index) :read-only t) ; max-receive-octets, if the user gave it
+  (methods nil :type (or null method-table)) ; what CONFIG says of methods; nil if nothing
+  (balancing nil :type (or null config:policy-config)) ; as the user says, before CONFIG
+  (balancer nil :type (or null balancer)) ; that chooses among them, a SWITCH
+  (picker nil)                          ; see balancer.lisp; changed by one store
+  ;; of a guarded channel, see guard.lisp: from calls in flight to the subchannels picked for them
+  (admitted nil :type (or null hash-table))
+  (idle-timer nil :type (or null timer)) ; while it may go idle
+  (idle-picks 0 :type index)            ; how many streams it had had when it was last seen busy,
+  (idle-since-ns 0 :type nanoseconds)   ; and when that was
+  (state :idle :type connectivity)      ; of the channel
+  (subchannels '() :type list)          ; those in use, and those that have calls still
+  (subchannel-count 0 :type index)      ; how many these are
+  (crowded nil :type boolean)           ; there was no room for another, since the last update
+  ;; what it shares with channels that are alike, if it does; see connection-set.lisp
+  (subchannel-pool nil :type (or null subchannel-pool) :read-only t)
+  ;; calls without a stream, see stream-queue.lisp: heads of lists of PLACEs,
+  (waiting (make-ring) :type ring :read-only t) ; of those that any stream will do for
+  (patient (make-ring) :type ring :read-only t) ; of those that wait for another picker
+  (scattered nil :type boolean)         ; some place is not in WAITING, and
+  (waiting-count 0 :type index)         ; how many places there are, be it with subchannels, and
+  (unpicked-count 0 :type index)        ; how many of these no server was picked for
+  (next-place 0 :type (unsigned-byte 62)) ; the number of the next place
+  (on-stream nil :type (or null function)) ; called with it and a subchannel of it of which a stream
+                                        ; may be free, see core.lisp
+  (clock (make-wait-clock) :type wait-clock :read-only t) ; of what its calls wait for
+  (keepalive-ns nil :type (or null nanoseconds)) ; of new links, once a server has found that of
+                                        ; others too short
+  (last-error nil :type (or null string)) ; why the last attempt to connect failed
+  (failed-attempts 0 :type (unsigned-byte 62)) ; to resolve its target, or to connect to a server
+  (throttle nil :type (or null throttle)) ; of retries, once one may be throttled
+  (replays (make-octet-budget) :type octet-budget :read-only t) ; octets of requests that are kept
+  (retrying (make-hash-table :test 'eq) :type hash-table :read-only t) ; calls that wait for their
+                                        ; next attempt, as keys
+  (attempt-interceptors '() :type list :read-only t) ; see MAKE-CHANNEL
+  ;; for channelz
+  ;; its number and its last events
+  (channel-trace (make-channel-trace 0) :type channel-trace :read-only t)
+  (backend-keys '() :type list)         ; of the backends that the resolver last told of, sorted
+  (calls-begun 0 :type (unsigned-byte 62)) ; of users
+  (calls-succeeded 0 :type (unsigned-byte 62)) ; that have ended with OK
+  (calls-failed 0 :type (unsigned-byte 62)) ; that have ended otherwise
+  (call-ns 0 :type (unsigned-byte 62)))  ; when the last one began, 0 for none
+
+(defglobal **cores** (make-registry)
+  "The cores of the channels that are open, a registry.")
+
+(defmethod print-object ((core core) stream)
+  (print-unreadable-object (core stream :type t)
+    (format stream "~A ~(~A~)~@[, ~A~]" (core-name core) (core-state core) (core-last-error core))))
+
+(defun core-now (core)
+  (loop:event-loop-now (core-loop core)))
+
+(defun note-core-event (core severity text &rest arguments)
+  "Note for channelz what has happened to CORE's channel: TEXT, a control string, with ARGUMENTS."
+  (note-channel-event (core-channel-trace core) (core-now core) (apply #'format nil text arguments)
+                      :severity severity))
+
+(document-functions
+  subchannel-key "The addresses of the server that SUBCHANNEL is for, as text; empty if it is for
+several."
+  subchannel-attributes "What the resolver says of the server that SUBCHANNEL is for besides its
+addresses, a plist."
+  subchannel-state "The state of SUBCHANNEL as its balancer sees it: :idle, :connecting, :ready,
+:transient-failure or :shutdown.")
+
+(defun health-service (core)
+  "The service that servers of CORE's channel are asked whether they serve, or nil."
+  (let ((config (core-config core)))
+    (and config
+         (options-health-checking (core-options core))
+         (config:service-config-health-service config))))
+
+(defun balancer-now (balancer)
+  "The time of the turn under way on the loop of BALANCER, in nanoseconds."
+  (core-now (balancer-core balancer)))
+
+(defun balancer-observer (balancer)
+  "The observer of BALANCER's channel, or nil."
+  (core-observer (balancer-core balancer)))
+
+(defun balancer-random (balancer)
+  "The random state that BALANCER's choices are of."
+  (loop:event-loop-random (core-loop (balancer-core balancer))))
+
+(defun enter-stage (core stage)
+  "CORE, or one of its subchannels, has come to STAGE of getting a connection, or to :queue, having
+one. While calls can be made, that others connect is nothing that anybody waits for."
+  (unless (and (eq :ready (core-state core)) (not (eq :queue stage)))
+    (enter-clock-stage (core-clock core) stage (core-now core))))
+
+(define-hot (note-call-begun :inline t) ((core core)) null
+  "A call of CORE's user begins."
+  (incf (core-calls-begun core))
+  (setf (core-call-ns core) (loop:event-loop-now (core-loop core)))
+  nil)
+
+(defun note-call-ended (core status)
+  "A call of CORE's user has ended with STATUS."
+  (if (eq :ok status)
+      (incf (core-calls-succeeded core))
+      (incf (core-calls-failed core))))
+
+(defun tell-failed-attempt (core)
+  "An attempt to resolve CORE's target has failed, or one to connect to a server of it: those who
+wait for the outcome of one hear of that."
+  (incf (core-failed-attempts core))
+  (sb-thread:with-mutex ((core-lock core))
+    (sb-thread:condition-broadcast (core-changed core))))
+
+(defun answer-comes-p (core)
+  "True if ASK-RESOLVER has the resolver of CORE answer soon. One that has just failed is not asked
+before its back-off has ended."
+  (and (null (back-off-timer (core-back-off core)))
+       (answers-p (core-resolver core))))
+
+(defun ask-resolver (core)
+  "Servers of CORE have gone or cannot be reached: their addresses may have changed. A resolver that
+has just failed is asked later in any case."
+  (unless (back-off-timer (core-back-off core)) (resolve-again (core-resolver core))))
+
+(defstruct (client-link (:include link) (:constructor make-client-link (loop options owner))
+                        (:copier nil))
+  "One HTTP/2 connection of a connection set."
+  (greeted nil :type boolean)           ; the peer's SETTINGS made it one to use
+  (farewell nil :type (or null string)) ; the name of the error code of the peer's first GOAWAY
+  (accepted :unknown :type (or list (eql :unknown))) ; the encodings that the peer reads
+  (side-streams 0 :type index))         ; how many streams internal calls have had
+
+(declaim (sb-ext:freeze-type client-link))
+
+(defstruct (veto (:constructor make-veto (name state text)) (:copier nil))
+  "Why a subchannel that is connected is not used."
+  (name nil :type symbol :read-only t)  ; of what makes and ends it
+  (state nil :type connectivity :read-only t) ; of the subchannel meanwhile
+  (text "" :type string :read-only t))  ; for people
+
+(defmethod print-object ((veto veto) stream)
+  (print-unreadable-object (veto stream :type t)
+    (format stream "~(~A, ~A~): ~A" (veto-name veto) (veto-state veto) (veto-text veto))))
+
+(defstruct (connection-set (:constructor nil) (:copier nil))
+  "The connections to one of some addresses, and how they come about. A subchannel is one, its own;
+those of channels that share connections have a SHARED-CONNECTION-SET in place of that."
+  (core nil :type core :read-only t)    ; of the channel whose name, credentials … links have
+  (addresses '() :type list)            ; the kernel's, octets
+  (link-state :idle :type connectivity) ; of its connections
+  (connect-rounds '() :type list)       ; to connect: those under way
+  (links '() :type list)                ; in use, oldest first
+  (leaving '() :type list)              ; links that take no more calls and still have some
+  (proven nil :type boolean)            ; the last connection was a working one
+  (useless 0 :type (integer 0 2))       ; so many connections in a row were of no use, or more
+  (back-off (make-back-off) :type back-off :read-only t) ; between attempts to connect
+  (failure nil :type (or null string))  ; the text of the last failed attempt
+  (failed-connects 0 :type (unsigned-byte 62)) ; how often all addresses were tried in vain
+  (former-streams 0 :type (unsigned-byte 62))) ; that the links had that have gone
+
+(defstruct (shared-connection-set (:include connection-set) (:copier nil))
+  "A connection set of subchannels of several channels that are alike, see connection-set.lisp."
+  (owners '() :type list))              ; the subchannels that use it
+
+(defstruct (subchannel (:include connection-set) (:copier nil))
+  "Addresses of one server, or of several that are taken for one, and the connections to one of
+them. If it has a SHARED-CONNECTION-SET, its LINK-STATE is what it has asked for and heard of that."
+  (balancer nil :type balancer :read-only t) ; that hears of its states
+  (shared nil :type (or null shared-connection-set)) ; whose connections it uses in place of its own
+  (shared-calls 0 :type index)          ; its attempts of calls that are under way there
+  (shared-picks 0 :type (unsigned-byte 62)) ; how many it has had there
+  (key "" :type string :read-only t)    ; of the backend that it is for, if it is for one
+  (attributes '() :type list)           ; a plist, the backend's, or of several that of the last one
+                                        ; it was connected to
+  (backends '() :type list)             ; that it is for, if it is for several
+  (vetoes '() :type list)               ; on its being ready, newest first
+  (state :idle :type connectivity)      ; what the two come to, as its balancer sees it
+  (watchers '() :type list)             ; functions of the subchannel: LINK-STATE has changed
+  (listener nil :type (or null function)) ; told of the end of each attempt, see ADD-LISTENER
+  (breaker nil :type (or null breaker)) ; of a guarded channel's
+  ;; the channel's own calls on its links, see internal-call.lisp
+  (internal-calls '() :type list)
+  (waiting (make-ring) :type ring :read-only t) ; PLACEs of calls that wait for a stream of it
+  (waiting-count 0 :type index)         ; for how many calls without a stream it was picked last
+  (note nil)                            ; what its balancer knows of it
+  (failures 0 :type (unsigned-byte 62)) ; attempts that ended badly; not if cancelled
+  (cancellations 0 :type (unsigned-byte 62)) ; attempts that were cancelled
+  ;; its number and its last events
+  (channel-trace (make-channel-trace 0) :type channel-trace :read-only t))
+
+(declaim (sb-ext:freeze-type connection-set))
+
+(define-hot (connection-set-of :inline t) ((subchannel subchannel)) connection-set
+  "The connection set that SUBCHANNEL has its links of."
+  (or (subchannel-shared subchannel) subchannel))
+
+(defun owners (connection-set)
+  "The subchannels that use CONNECTION-SET."
+  (if (subchannel-p connection-set) (list connection-set)
+      (shared-connection-set-owners connection-set)))
+
+(defstruct (connect-round (:copier nil))
+  "An attempt of a connection set to connect to one of its addresses: the first whose peer's
+SETTINGS come (gRFC A61)."
+  (connection-set nil :type connection-set :read-only t) ; that connects
+  (connector nil :type (or null loop:connector)) ; tries the addresses
+  (began-ns 0 :type nanoseconds :read-only t) ; when
+  (links '() :type list)                ; candidates: their peers have sent no SETTINGS yet
+  (met nil :type boolean))              ; some peer has taken a connection, whatever became of it
+
+(declaim (sb-ext:freeze-type connect-round))
+
+(defmethod print-object ((connect-round connect-round) stream)
+  (print-unreadable-object (connect-round stream :type t)
+    (format stream "~A, ~D link~:P" (connect-round-connector connect-round)
+            (length (connect-round-links connect-round)))))
+
+(defun addresses-text (connection-set)
+  "The addresses of CONNECTION-SET, for people."
+  (format nil "~{~A~^,~}" (mapcar #'os:address-text (connection-set-addresses connection-set))))
+
+(defun state-text (state)
+  "STATE, a CONNECTIVITY, as gRPC's documents spell it."
+  (substitute #\_ #\- (string state)))
+
+(defun note-subchannel-event (subchannel severity text &rest arguments)
+  "As NOTE-CORE-EVENT, of SUBCHANNEL."
+  (note-channel-event (subchannel-channel-trace subchannel) (core-now (subchannel-core subchannel))
+                      (apply #'format nil text arguments)
+                      :severity severity))
+
+(defun note-child-event (subchannel text)
+  "Note TEXT, which has happened to SUBCHANNEL, for its channel."
+  (let ((core (subchannel-core subchannel)))
+    (note-channel-event (core-channel-trace core) (core-now core) text
+                        :child (channel-trace-number (subchannel-channel-trace subchannel))
+                        :child-name (addresses-text subchannel))))
+
+(defmethod print-object ((connection-set shared-connection-set) stream)
+  (print-unreadable-object (connection-set stream :type t)
+    (format stream "~A ~(~A~), of ~D subchannel~:P" (addresses-text connection-set)
+            (connection-set-link-state connection-set)
+            (length (shared-connection-set-owners connection-set)))))
+
+(defmethod print-object ((subchannel subchannel) stream)
+  (print-unreadable-object (subchannel stream :type t)
+    (format stream "~A ~(~A~)~@[, ~A~]" (addresses-text subchannel)
+            (subchannel-state subchannel) (subchannel-failure subchannel))))
+
+(defstruct (client-parts (:include wire:wire-parts) (:copier nil))
+  "The parts of a call on the client."
+  (aside nil :type boolean)             ; the channel's own call, see internal-call.lisp
+  (retries nil :type (or null calling:retries)) ; once it may have more than one attempt
+  (wait nil :type (or null wait-clock)) ; what the call waited for
+  ;; its QUEUED-ATTEMPT while it waits for a stream (stream-queue.lisp)
+  (queued-attempt nil))
+
+(declaim (sb-ext:freeze-type wire:wire-parts))
+
+(defun new-client-parts (call)
+  "The operation NEW-PARTS."
+  (declare (ignore call))
+  (make-client-parts))
+
+(defstruct (client-call (:include wire-call) (:constructor make-client-call) (:copier nil))
+  "A call as the client has it. Its stream is that of the attempt that it goes on with, so far; of
+several that are under way the oldest."
+  (request nil)                         ; the only one, a message or encoded, until the response
+                                        ; begins (request.lisp)
+  (reply nil)                           ; of a method that answers once, as WIRE-DECODE takes it
+  (completions '() :type loop:completions)) ; of a call that is its own future (future.lisp)
+
+(declaim (sb-ext:freeze-type client-call))
+
+(defstruct (attempt (:constructor make-attempt (stream)) (:copier nil))
+  "One try of a call, on one stream. It is made once for the object that stands for streams, and
+used again with that."
+  (stream nil :type http2:stream :read-only t) ; whose user it is
+  (call nil :type (or null client-call)) ; that it is one try of, until its stream is closed
+  (number 0 :type index)                ; how many attempts of CALL came before it
+  (began-ns 0 :type nanoseconds)        ; when it did
+  (cause nil :type (or null attempt-failure)) ; once it has failed, and CALL goes on without it
+  (view nil :type (or null calling:attempt))) ; what interceptors know of it, if there are some
+
+(declaim (sb-ext:freeze-type attempt))
+
+(defmethod print-object ((attempt attempt) stream)
+  (print-unreadable-object (attempt stream :type t)
+    (format stream "~D~@[ of ~A~] on ~A" (1+ (attempt-number attempt))
+            (and (attempt-call attempt) (rpc:call-path (attempt-call attempt)))
+            (attempt-stream attempt))))
+
+(define-hot (call-client-parts :inline t) ((call client-call)) (or null client-parts)
+  "The parts of CALL, or nil."
+  (the (or null client-parts) (rpc:call-parts call)))
+
+(define-hot (ensure-client-parts :inline t) ((call client-call)) client-parts
+  "The parts of CALL, made now if need be. From any thread."
+  (the client-parts (rpc:ensure-parts call)))
+
+(define-hot (call-retries :inline t) ((call client-call)) (or null calling:retries)
+  "What is known of the attempts of CALL; nil while it has but one, and no hedging policy."
+  (let ((parts (call-client-parts call)))
+    (and parts (client-parts-retries parts))))
+
+(define-hot (stream-link :inline t) ((stream http2:stream)) link
+  "The link that STREAM is on."
+  (the link (http2:connection-user (http2:stream-connection stream))))
+
+(define-hot (stream-call :inline t) ((stream http2:stream)) (or null client-call)
+  "The call that goes on with STREAM, so far, or nil."
+  (let* ((attempt (the (or null attempt) (http2:stream-user stream)))
+         (call (and attempt (attempt-call attempt))))
+    (and call (eq stream (wire-call-stream call)) call)))
+
+(define-hot (client-call-core :inline t) ((call client-call)) core
+  (the core (wire-call-endpoint call)))
+
+(defmethod wire:link-observer ((owner connection-set))
+  (wire:endpoint-observer (connection-set-core owner)))

@@ -1,0 +1,92 @@
+;;;; Side calls: streams of responses that the channel itself asks one server for, on a link of the
+;;;; subchannel that is given: health (gRFC A17), load reports (gRFC A51). No picker has a say in
+;;;; them, they are not made again, no method's config is theirs, and they do not count as calls of
+;;;; the channel's users: observers are not told of them, nor do they make a connection a useful
+;;;; one. When its link is left an internal call ends, so that it holds up nobody's end.
+;;;;
+;;;; They carry the channel's call credentials, as gRFC A17 asks. Those are a user's function, which
+;;;; may wait, so a thread of the reserve calls it, and the call begins after that.
+
+(in-package #:clgrpc.client)
+
+(defun make-internal-call (subchannel method on-message on-end)
+  "A call of METHOD, which has not begun, for OPEN-INTERNAL-CALL."
+  (declare (type function on-message on-end))
+  (let* ((core (subchannel-core subchannel))
+         (loop (core-loop core))
+         (call (make-client-call :rpc-method method :endpoint core
+                                 :operations **stream-operations**
+                                 :born-ns (core-now core))))
+    (setf (client-parts-aside (ensure-client-parts call)) t)
+    (flet ((end ()
+             (setf (subchannel-internal-calls subchannel)
+                   (delete call (subchannel-internal-calls subchannel)))
+             (funcall on-end (call-status call))))
+      ;; callbacks run with the baton lent
+      (rpc:on-message call (lambda (message)
+                             (loop:post loop (lambda () (funcall on-message message)))))
+      (rpc:on-end call (lambda () (loop:post loop #'end))))
+    (wire:close-sending call)
+    call))
+
+(defun start-internal-call (call subchannel request)
+  "Start CALL with REQUEST on a link of SUBCHANNEL; return nil if none has a stream now."
+  (multiple-value-bind (stream link) (free-stream subchannel)
+    (when stream
+      (incf (client-link-side-streams link))
+      (when (subchannel-shared subchannel) (decf (subchannel-shared-picks subchannel)))
+      (push call (subchannel-internal-calls subchannel))
+      (rpc:observe call-begun (client-observer call) call)
+      (begin-attempt call link stream request)
+      call)))
+
+;;; With call credentials
+
+(defun end-refused (call error)
+  "CALL, an internal call that has not begun, ends with ERROR, an RPC-ERROR."
+  (end-client-call call (status:rpc-error-status error) (rpc-error-message error)
+                   :ended-by :local :cause error :sent nil))
+
+(defun start-with-metadata (call subchannel request metadata error)
+  "The call credentials for CALL are METADATA, unless there is ERROR, an RPC-ERROR: start CALL, if
+it has not ended meanwhile."
+  (unless (call-status call)
+    (cond (error (end-refused call error))
+          (t (setf (rpc:intent-metadata (rpc:ensure-intent call)) metadata)
+             (unless (start-internal-call call subchannel request)
+               (end-client-call call :resource-exhausted "the connection has no stream"
+                                :ended-by :local :sent nil))))))
+
+(defun start-with-credentials (call subchannel request)
+  "Start CALL once the channel's call credentials have been asked for it."
+  (let ((core (subchannel-core subchannel)))
+    (flet ((ask ()
+             (multiple-value-bind (metadata error)
+                 (handler-case (credentials-metadata core (core-call-credentials core)
+                                                     (call-rpc-method call))
+                   (error (error)
+                     (values '() (status:refusal-error error :unauthenticated
+                                                       "the call credentials have failed"))))
+               (loop:post (core-loop core)
+                          (lambda ()
+                            (start-with-metadata call subchannel request metadata error))))))
+      (unless (loop:run-on-reserve (client-loop-reserve (core-client-loop core)) #'ask
+                                   :if-busy :insist)
+        (end-client-call-as call :channel-closed :ended-by :local :sent nil)))))
+
+;;; Both
+
+(defun open-internal-call (subchannel method request &key on-message on-end)
+  "Call METHOD, one that streams responses, with REQUEST on a link of SUBCHANNEL, which is ready.
+ON-MESSAGE is called with each message, ON-END with the status, both on the loop. Return the call,
+or nil if no link has a stream now."
+  (let ((call (make-internal-call subchannel method on-message on-end)))
+    (cond ((core-call-credentials (subchannel-core subchannel))
+           (start-with-credentials call subchannel request)
+           call)
+          (t (start-internal-call call subchannel request)))))
+
+(defun close-internal-call (call)
+  "End CALL, an internal call; nothing more comes of it but its end."
+  (unless (call-status call)
+    (client-abort call :cancelled "it is not needed any more" :local)))

@@ -1,0 +1,22 @@
+;;;; What a connection of a server speaks, HTTP/2 or HTTP/1.1: decided here and nowhere else, by
+;;;; what ALPN has agreed on, or else by the first octets.
+
+(in-package #:clgrpc.exchange)
+
+(defun first-octets-version (octets start end)
+  "What a connection speaks whose first octets those from START to END are: \"PRI \" begins HTTP/2,
+other text a request of HTTP/1.1, or what should be one. What is neither is left to HTTP/2, which
+says so. :MORE if it cannot be told yet."
+  (let ((count (min 4 (- end start))))
+    (cond ((null (mismatch #.(ascii-octets "PRI ") octets :end1 count :start2 start
+                                                          :end2 (+ start count)))
+           (if (< count 4) :more :http2))
+          ((or (<= 32 (aref octets start) 126) (member (aref octets start) '(9 10 13))) :http1)
+          (t :http2))))
+
+(defun http-version-of (agreed octets start end)
+  "What a connection speaks, :HTTP1 or :HTTP2, on which ALPN has AGREED, a string or nil, and whose
+first octets are those from START to END. :MORE if it cannot be told yet."
+  (cond ((null agreed) (first-octets-version octets start end))
+        ((string= "http/1.1" agreed) :http1)
+        (t :http2)))

@@ -1,0 +1,196 @@
+;;;; The ends of a call, and the call pair between them, which is made up when it is first needed: a
+;;;; unary call whose handler answers on its caller's thread has none.
+
+(in-package #:clgrpc.inproc)
+
+(define-hot (make-client-end :inline t) ((method rpc-method) (deadline status:deadline) status
+                                         (inproc-core inproc-core) call-pair)
+    inproc-call
+  (%make-inproc-call method (inproc-core-client-operations inproc-core) deadline nil status nil
+                     inproc-core call-pair))
+
+(define-hot (make-server-end :inline t) ((method rpc-method) (deadline status:deadline) fields
+                                         (inproc-core inproc-core) call-pair)
+    inproc-call
+  (%make-inproc-call method (inproc-core-server-operations inproc-core) deadline fields nil
+                     (and (member (rpc-method-kind method) '(:unary :server-streaming)) t)
+                     inproc-core call-pair))
+
+(defun inproc-observer (call)
+  "The operation OBSERVER."
+  (if (rpc:client-p call)
+      (inproc-core-observer (call-inproc-core call))
+      (let ((call-pair (inproc-call-call-pair call)))
+        (and call-pair (call-pair-callee call-pair)
+             (callee-observer (call-pair-callee call-pair))))))
+
+(defun inproc-particulars (call)
+  "The operation PARTICULARS."
+  (list (if (rpc:client-p call) :target :peer) (rpc:call-peer call)))
+
+(define-hot (inproc-core-now :inline t) ((inproc-core inproc-core)) nanoseconds
+  "The time now, by INPROC-CORE's clock."
+  (the (values nanoseconds &optional) (funcall (inproc-core-clock inproc-core))))
+
+(define-hot (call-counts-of :inline t) ((call inproc-call)) (or null call-counts)
+  "The CALL-COUNTS of CALL, or nil if it has no observer."
+  (declare (inline rpc:call-value))
+  (values (the (or null call-counts) (values (rpc:call-value call 'call-counts)))))
+
+(defun begin-call-counts (call-pair)
+  "Have what passes on CALL-PAIR, whose call has begun, be counted from now on."
+  (let ((call-counts (make-call-counts
+                      :began-ns (inproc-core-now (call-inproc-core (call-pair-client call-pair))))))
+    (setf (rpc:call-value (call-pair-client call-pair) 'call-counts) call-counts
+          (rpc:call-value (call-pair-server call-pair) 'call-counts) call-counts)))
+
+(defun tell-begin (call-pair)
+  "Tell the observers of both ends that the call of CALL-PAIR has begun. Within the image it has one
+attempt, which begins with it."
+  (let* ((client (call-pair-client call-pair))
+         (server (call-pair-server call-pair))
+         (observer (inproc-core-observer (call-inproc-core client))))
+    (when (or observer (inproc-observer server)) (begin-call-counts call-pair))
+    (rpc:observe call-made observer client)
+    (rpc:observe call-begun observer client)
+    (when (and observer
+               (null (call-status client))
+               (not (and (call-pair-callee call-pair)
+                         (callee-relays (call-pair-callee call-pair)))))
+      (setf (call-counts-attempt (call-counts-of client)) t)
+      (rpc:observe attempt-begun observer client (inproc-core-target (call-inproc-core client)) 0))
+    (when (call-pair-callee call-pair) (rpc:observe call-begun (inproc-observer server) server))))
+
+(defun tell-half-closed (call-pair)
+  "Tell the observers of both ends that CALL-PAIR's client sends no more."
+  (let ((client (call-pair-client call-pair)) (server (call-pair-server call-pair)))
+    (rpc:observe half-closed (inproc-observer client) client)
+    (rpc:observe half-closed (inproc-observer server) server)))
+
+(defun tell-attempt-ended (client)
+  "CLIENT, a client's end, has ended, and its attempt with it."
+  (let ((call-counts (call-counts-of client)))
+    (when (and call-counts (shiftf (call-counts-attempt call-counts) nil))
+      (rpc:observe attempt-ended (inproc-observer client) client
+                   (inproc-core-target (call-inproc-core client)) (call-status client) 0
+                   (call-counts-requests call-counts) (call-counts-responses call-counts)
+                   (elapsed-ns client)))))
+
+(defun traffic (call)
+  "The operation TRAFFIC."
+  (let ((call-counts (call-counts-of call)))
+    (cond ((null call-counts) (values 0 0 0))
+          ((rpc:client-p call)
+           (values (call-counts-requests call-counts) (call-counts-responses call-counts)
+                   (call-counts-began-ns call-counts)))
+          (t (values (call-counts-responses call-counts) (call-counts-requests call-counts)
+                     (call-counts-began-ns call-counts))))))
+
+(defun elapsed-ns (call)
+  "The operation ELAPSED-NS."
+  (let ((call-counts (call-counts-of call)))
+    (if call-counts
+        (max 0 (- (inproc-core-now (call-inproc-core call)) (call-counts-began-ns call-counts)))
+        0)))
+
+(define-hot open-call-pair
+            ((inproc-core inproc-core) (callee callee) (route inproc-route) (method rpc-method)
+             (deadline status:deadline) fields values)
+    call-pair
+  "A call pair with both ends; the client's has VALUES, as :values of a stub. The handler has not
+begun."
+  (let ((call-pair (make-call-pair callee route nil)))
+    (setf (call-pair-client call-pair) (make-client-end method deadline nil inproc-core call-pair)
+          (call-pair-server call-pair)
+          (make-server-end method deadline fields inproc-core call-pair))
+    (when values (calling:begin-values (call-pair-client call-pair) values))
+    (sb-sys:without-interrupts          ; what is counted can be left
+      (count-begun (callee-tally callee))
+      (rpc:note-opened (call-pair-client call-pair)))
+    (when (observed-p inproc-core callee) (tell-begin call-pair))
+    call-pair))
+
+(defmacro with-call-pair ((call-pair form) &body body)
+  "Evaluate BODY with CALL-PAIR bound to what FORM returns, a new call pair. If BODY is left by a
+non-local exit, the client has left its call."
+  (let ((done (gensym "DONE")))
+    `(let ((,call-pair nil) (,done nil))
+       (with-undoing ((setf ,call-pair ,form)
+                      (unless ,done (operate leave (call-pair-client ,call-pair))))
+         (multiple-value-prog1 (let ((,call-pair (the call-pair ,call-pair))) ,@body)
+           (setf ,done t))))))
+
+(defun make-up-call-pair (call)
+  "Give CALL, which had no call pair so far, another end and a call pair. CALL is the end of a
+handler that runs on its client's thread, or of a client whose call had ended before it got a call
+pair."
+  (let* ((inproc-core (call-inproc-core call))
+         (callee (inproc-core-callee inproc-core))
+         (method (call-rpc-method call))
+         (client-p (rpc:client-p call))
+         (call-pair (make-call-pair callee (and callee (route-to callee method)) nil)))
+    (setf (call-pair-client call-pair) (if client-p
+                                           call
+                                           (make-client-end method (call-deadline call) nil
+                                                            inproc-core call-pair))
+          (call-pair-server call-pair) (if client-p
+                                           (make-server-end method (call-deadline call) nil
+                                                            inproc-core call-pair)
+                                           call)
+          (call-pair-held call-pair) :closed
+          (call-pair-phase call-pair) (if client-p :over sb-thread:*current-thread*)
+          (call-pair-claim call-pair) (and (call-status call) t))
+    (when client-p (setf (call-status (call-pair-server call-pair)) (call-status call)))
+    (or (compare-and-swap (inproc-call-call-pair call) nil call-pair) call-pair)))
+
+(define-hot (call-call-pair :inline t) ((call inproc-call)) call-pair
+  "The call pair of CALL, made now if there is none."
+  (or (inproc-call-call-pair call) (make-up-call-pair call)))
+
+(define-hot (other-end :inline t) ((call inproc-call)) inproc-call
+  "The other end of CALL."
+  (let ((call-pair (call-call-pair call)))
+    (the inproc-call
+         (if (rpc:client-p call) (call-pair-server call-pair) (call-pair-client call-pair)))))
+
+(define-hot (mail :inline t) ((call inproc-call)) (or null mailbox)
+  "The mailbox of CALL, or nil as long as only one thread uses its call pair."
+  (let ((call-pair (inproc-call-call-pair call)))
+    (and call-pair (if (rpc:client-p call) (call-pair-client-mail call-pair)
+                       (call-pair-server-mail call-pair)))))
+
+(define-hot (mail-for :inline t) ((call inproc-call)) t
+  "The message in the mailbox of CALL, or nil."
+  (let ((mail (mail call)))
+    (and mail (svref mail +mail+))))
+
+(define-hot open-mail ((call-pair call-pair)) null
+  "Make the mailboxes of CALL-PAIR: two threads may use its ends from now on. From any thread."
+  (flet ((mailbox () (make-array 24 :initial-element nil)))
+    (unless (call-pair-client-mail call-pair)
+      (compare-and-swap (call-pair-client-mail call-pair) nil (mailbox)))
+    (unless (call-pair-server-mail call-pair)
+      (compare-and-swap (call-pair-server-mail call-pair) nil (mailbox))))
+  nil)
+
+;;; What is known of a call
+
+(define-hot call-now ((call inproc-call)) nanoseconds
+  "The operation NOW."
+  (inproc-core-now (call-inproc-core call)))
+
+(defun inproc-core-peer (call)
+  "The operation PEER."
+  (inproc-core-target (call-inproc-core call)))
+
+(defun call-pair-stage (call)
+  "The operation STAGE."
+  (let ((call-pair (inproc-call-call-pair call)))
+    (if (and call-pair (eq :waiting (call-pair-phase call-pair))) :queue :answer)))
+
+(defun call-pair-stages (call)
+  "The operation STAGES."
+  (let ((outcome (rpc:call-outcome call)))
+    (cond (outcome (list :stage (rpc:outcome-stage outcome)))
+          ((call-status call) '())
+          (t (list :stage (rpc:call-stage call))))))

@@ -1,0 +1,149 @@
+;;;; What in-process calls are made of.
+;;;;
+;;;; A CALLEE is the end that serves: a server, or a service object by itself. An INPROC-CORE is the
+;;;; other end, a channel. A call has two INPROC-CALLs, one for the caller and one for the handler,
+;;;; which know each other by a CALL-PAIR. Nearly all unary calls are answered by their handler on
+;;;; the caller's thread; such a call needs no call pair, and the caller's INPROC-CALL is made when
+;;;; it is over. So it is two objects of 80 octets.
+
+(in-package #:clgrpc.inproc)
+
+(defstruct (inproc-route (:include serving:route) (:conc-name route-) (:copier nil))
+  "Where a method leads within the image."
+  (kept nil :type (or null function)))  ; the handler that answered later, last time
+
+(declaim (sb-ext:freeze-type inproc-route))
+
+(defstruct (callee (:copier nil))
+  "Whom calls are made to."
+  (server nil :type (or null serving:server)) ; nil for a service object by itself
+  (services '() :type list)             ; service objects
+  (interceptors '() :type list)         ; around their handlers
+  (options nil :type options)           ; the server's limits
+  (observer nil :type (or null rpc:observer)) ; the server's
+  (name nil :type (or null string))     ; the first address it has, inproc:NAME
+  (relays nil :type boolean)            ; its calls are relays', which tell of attempts themselves
+  (table nil :type (or null serving:route-table)) ; the routes of SERVICES
+  ;; :closed once the server stops, :abandoned once that has waited for long enough
+  (state :open :type (member :open :closed :abandoned))
+  (ending '() :type list)               ; (status text) for the calls that are abandoned
+  (tally (make-tally) :type tally)      ; of its calls
+  (lock (sb-thread:make-mutex :name "clgrpc in-process callee")
+        :read-only t) ; of CALL-PAIRS and TABLE
+  (call-pairs (make-hash-table :test 'eq) :type hash-table)) ; of calls registered: see ending.lisp
+
+(declaim (sb-ext:freeze-type callee))
+
+(defmethod print-object ((callee callee) stream)
+  (print-unreadable-object (callee stream :type t)
+    (format stream "~:[~;~:*~A ~]~(~A~) ~{~(~A~)~^ ~}" (callee-name callee) (callee-state callee)
+            (mapcar (lambda (service) (class-name (class-of service))) (callee-services callee)))))
+
+(defstruct (inproc-core (:copier nil))
+  "What all calls of a channel share."
+  (target "" :type string)              ; what the channel was made for
+  (callee nil :type (or null callee))   ; looked up by NAME if that is not nil
+  (name nil :type (or null string))     ; inproc:NAME, if the channel was made for that
+  (options nil :type options)           ; the channel's limits
+  (observer nil :type (or null rpc:observer)) ; the channel's
+  (share nil :type boolean)             ; messages are passed as they are
+  ;; where handlers run: on their callers' threads, on threads of their own, or on this loop
+  (execution :caller :type (or (member :caller :threads) loop:event-loop))
+  (open t :type boolean)                ; until CLOSE-CHANNEL
+  (client-loop nil :type (or null calling:client-loop)) ; for timers and threads, once one is needed
+  (handlers 0 :type sb-ext:word)        ; on threads of their own; atomic
+  (waiting nil :type (or null simple-vector)) ; calls that have not begun: see waiting.lisp
+  (watched nil :type boolean)           ; a timer looks after those
+  ;; what deadlines of its calls are times of
+  (clock (loop:world-clock loop:*world*) :type function :read-only t)
+  (client-operations nil :type rpc:operations :read-only t) ; of its calls: see operation.lisp
+  (server-operations nil :type rpc:operations :read-only t) ; of the handlers' ends
+  (lock (sb-thread:make-mutex :name "clgrpc in-process channel") :read-only t)) ; of CLIENT-LOOP
+
+(declaim (sb-ext:freeze-type inproc-core))
+
+(define-hot (observed-p :inline t) ((inproc-core inproc-core) (callee callee)) boolean
+  "True if an observer or a tracer is to be told of the calls of INPROC-CORE to CALLEE."
+  (or (and (or (inproc-core-observer inproc-core) (callee-observer callee)) t)
+      (tracing-p :call)))
+
+(defstruct (call-counts (:copier nil))
+  "What has passed between the two ends of a call that is observed: a value of both."
+  (began-ns 0 :type nanoseconds)        ; when the call began
+  (requests 0 :type sb-ext:word)        ; octets of messages that the client has sent
+  (responses 0 :type sb-ext:word)       ; octets of messages that the handler has sent
+  (attempt nil :type boolean))          ; it is told of as an attempt that is under way
+
+(declaim (sb-ext:freeze-type call-counts))
+
+(defmethod print-object ((call-counts call-counts) stream)
+  (print-unreadable-object (call-counts stream :type t)
+    (format stream "~D octets there, ~D back" (call-counts-requests call-counts)
+            (call-counts-responses call-counts))))
+
+(defstruct (consumer (:constructor make-consumer (function handlers restarts call)) (:copier nil))
+  "A function of the client's user that a handler calls on its client's thread, and the context in
+which that function runs."
+  (function nil :type (or null function)) ; the body that consumes a stream, or nil
+  (handlers nil :type list)             ; of conditions, as SBCL keeps them
+  (restarts nil :type list)             ; likewise
+  (call nil :type (or null call))       ; the current one
+  (inside nil :type boolean))           ; the body runs
+
+(declaim (sb-ext:freeze-type consumer))
+
+(deftype mailbox ()
+  "A word that two threads look at, in the middle of words that no thread does: so nothing else is
+on its cache line."
+  '(simple-vector 24))
+
+(defconstant +mail+ 12 "Where that word is.")
+
+(defconstant +cache-line-octets+ 64)
+
+(defstruct (call-pair (:constructor make-call-pair (callee route request)) (:copier nil))
+  "What the two ends of a call know in common."
+  (callee nil :type (or null callee))   ; nil if there was nobody to call
+  (route nil :type (or null inproc-route)) ; to the handler
+  (request nil)                         ; the only one of a method that takes one
+  (client nil :type (or null call))     ; the caller's end
+  (server nil :type (or null call))     ; the handler's end
+  ;; :waiting until the handler begins; then the thread it runs on, if that is its caller's or its
+  ;; consumer's, or :elsewhere; :over once it has returned
+  (phase :waiting)
+  (consumer nil :type (or null consumer)) ; of what the handler sends
+  (source nil :type (or null function)) ; user code: gives a request when the handler asks for one
+  (ready '() :type list)                ; requests, the oldest first
+  (eager nil :type boolean)             ; the handler runs while the client waits for nothing
+  ;; requests that were sent before the handler began, the newest first; :closed from then on
+  (held '() :type (or list (eql :closed)))
+  (held-octets 0 :type index)           ; their size
+  (claim nil)                           ; true once somebody ends the call
+  (overdue nil :type boolean)           ; it has been waiting when it was looked after before
+  (leaving nil :type boolean)           ; the consumer is being left, and the handler unwound
+  (queued-reply nil :type boolean)      ; RECEIVE gives the reply
+  (reply nil)                           ; the answer of a method that answers once
+  (unattended nil :type boolean)        ; the client is its own future
+  (completions '() :type loop:completions) ; of that
+  (client-mail nil :type (or null mailbox)) ; for the client: see queue.lisp
+  (server-mail nil :type (or null mailbox)) ; for the handler
+  (client-waits nil :type boolean)      ; the client, which sends, wants to know of room
+  (server-waits nil :type boolean)      ; the handler does
+  (registered nil :type boolean)        ; with CALLEE
+  (entered nil :type (or null loop:event-loop)) ; where the call is counted as one
+  (driver nil :type (or null sb-thread:thread)) ; the client, while it runs that loop
+  (timer nil))                          ; of the deadline
+
+(declaim (inline %make-inproc-call))
+(defstruct (inproc-call (:include call) (:constructor %make-inproc-call
+                                            (rpc-method operations deadline fields status
+                                             half-closed inproc-core call-pair))
+                        (:copier nil))
+  "One end of an in-process call."
+  (inproc-core nil :type inproc-core)   ; of its channel
+  (call-pair nil :type (or null call-pair))) ; nil until it is needed
+
+(declaim (sb-ext:freeze-type call-pair inproc-call))
+
+(define-hot (call-inproc-core :inline t) ((call inproc-call)) inproc-core
+  (inproc-call-inproc-core call))

@@ -1,0 +1,39 @@
+;;;; What a running server is doing, for people: its loops, and some of their connections.
+
+(in-package #:clgrpc.server)
+
+(defun report-link (link)
+  "What LINK is, as a plist. On its loop."
+  (list :peer (wire:link-peer link)
+        :calls (wire:link-calls link)
+        :tls (and (wire:link-security link) t)
+        :seconds (ns-seconds (max 0 (- (loop:event-loop-now (link-loop link))
+                                       (wire:link-born-ns link))))))
+
+(defun report-server-loop (server-loop limit)
+  "What the loop of SERVER-LOOP is doing, as a plist, with LIMIT of its connections. On the loop."
+  (let ((links (server-loop-links server-loop)))
+    (list :name (loop:event-loop-name (server-loop-loop server-loop))
+          :connections (length links)
+          :open (server-loop-open server-loop)
+          :calls (server-loop-calls server-loop)
+          :turns (loop:event-loop-turns (server-loop-loop server-loop))
+          :links (loop for i below (min limit (length links))
+                       collect (report-link (aref links i))))))
+
+(defun report-connections (server &key (limit 100))
+  "What the loops of SERVER are doing, a list of plists in their order: :NAME; :CONNECTIONS and
+:OPEN, how many connections and requests under way it has; :CALLS, how many have ended; :TURNS;
+:LINKS, at most LIMIT of its connections, each a plist of :PEER, :CALLS under way, :TLS and :SECONDS
+since it began. Of a loop that does not answer within a second only the :NAME. Not on a loop of
+SERVER."
+  (let ((found (make-hash-table :test 'eq :synchronized t)))
+    (call-on-loops server (lambda (server-loop) (setf (gethash server-loop found)
+                                                      (report-server-loop server-loop limit))))
+    (loop for server-loop in (reverse (server-loops server))
+          collect (or (gethash server-loop found)
+                      (list :name (loop:event-loop-name (server-loop-loop server-loop)))))))
+
+(defun server-speaks-tls-p (server)
+  "True if clients of SERVER must speak TLS."
+  (and (server-credentials server) t))

@@ -1,0 +1,58 @@
+;;;; A server loop: the state of one loop of a server. It owns the loop's links; only the loop
+;;;; touches it.
+
+(in-package #:clgrpc.server)
+
+(defstruct (server-loop (:include wire:endpoint) (:copier nil))
+  "The state of one loop of a server. Only the loop touches it."
+  (server nil)                          ; the SERVER
+  (routes nil :type route-table)        ; swapped when a service is defined anew
+  ;; what its plain requests share, if somebody answers them
+  (http nil :type (or null exchange:http-loop))
+  (claimers '() :type list)             ; of protocols beside gRPC, see protocol.lisp; as ROUTES
+  (encoding nil :type (or null wire:encoding)) ; of answers, if nobody says otherwise
+  ;; its connections, in no order
+  (links (make-array 16 :adjustable t :fill-pointer 0 :initial-element nil) :type vector)
+  (begun 0 :type (unsigned-byte 62))    ; how many calls have begun
+  (calls 0 :type (unsigned-byte 62))    ; how many have ended
+  (failed 0 :type (unsigned-byte 62))   ; how many of these with another status than OK
+  (call-ns 0 :type (unsigned-byte 62))  ; when the last one began, 0 for none
+  (open 0 :type fixnum)                 ; how many are under way, plain requests included
+  (max-open 0 :type fixnum)             ; how many may be
+  (request (make-request) :type request) ; what headers are read into that no peer repeats
+  ;; the places of calls that wait for room, see reply-room.lisp
+  (roomless (make-ring) :type ring)
+  (probe nil :type (or null wire-call)) ; the one of these calls that has begun without it
+  (room-timer nil :type (or null timer)) ; when to look for room again
+  (pool (http2:make-pool) :type http2:pool)) ; what the connections share
+
+(declaim (sb-ext:freeze-type server-loop))
+
+(defmethod print-object ((server-loop server-loop) stream)
+  (print-unreadable-object (server-loop stream :type t)
+    (format stream "~D links, ~D calls" (server-loop-link-count server-loop)
+            (server-loop-calls server-loop))))
+
+;;; The links, in no order: thousands may come and go at once
+
+(defun server-loop-link-count (server-loop)
+  (length (server-loop-links server-loop)))
+
+(defun add-link (server-loop link)
+  (setf (server-link-place link) (vector-push-extend link (server-loop-links server-loop))))
+
+(defun remove-link (server-loop link)
+  (let* ((links (server-loop-links server-loop))
+         (place (server-link-place link)))
+    ;; one that could not even be opened was never added
+    (when (and (< place (length links)) (eq link (aref links place)))
+      (let* ((end (1- (length links)))
+             (last (aref links end)))
+        (setf (aref links place) last
+              (server-link-place last) place
+              (aref links end) nil
+              (fill-pointer links) end)))))
+
+(defun map-links (function server-loop)
+  "Call FUNCTION with each link of SERVER-LOOP; it may end links."
+  (map nil function (copy-seq (server-loop-links server-loop))))

@@ -1,0 +1,53 @@
+;;;; The server object and its links. All files after this use them; server.lisp says what it does.
+
+(in-package #:clgrpc.server)
+
+(defglobal **servers** (make-registry)
+  "The servers that have not stopped, a registry.")
+
+(defclass wire-server (server)
+  ((credentials :initarg :credentials :reader server-credentials) ; for TLS, or nil
+   (server-loops :initform '() :accessor server-loops) ; one for each loop
+   (listeners :initform '() :accessor server-listeners) ; one for each address
+   (execution :initarg :execution :reader server-execution) ; what START-SERVER was given
+  ;; beside gRPC, a list
+  (protocols :initarg :protocols :initform '() :reader server-protocols)
+  ;; whose pages may call, see START-SERVER
+  (origins :initarg :origins :initform '() :reader server-origins)
+  (claimers :initform '() :accessor server-claimers) ; of PROTOCOLS, for the services as they are
+  (router :initform nil :accessor server-router) ; of what is not gRPC's, or nil
+   (loop-count :initarg :loop-count :reader server-loop-count) ; how many loops it is to have
+   ;; of what all links hold
+   (account :initform (make-account **process-account**) :reader server-account)
+   (admission :accessor server-admission) ; of the peers: see peer.lisp
+   ;; a list of T while it has been asked to give way, else of NIL
+   (asked-to-give-way :initform (list nil) :reader server-asked-to-give-way)
+   (refusals :accessor server-refusals) ; that the log is to hear of
+   (encoding :initarg :encoding :reader server-encoding) ; of answers, if nobody says otherwise
+   ;; its number and what has happened to it
+   (channel-trace :initarg :channel-trace :reader server-channel-trace)
+   (sockets :initform '() :accessor server-sockets) ; an alist from number to listener
+   (farewells :initform '() :accessor server-farewells) ; functions of CALL-BEFORE-STOP; the lock's
+   (watcher :initform nil :accessor server-watcher) ; the function that WATCH-SERVICES has
+   ;; :starting, :serving, :draining or :stopped
+   (state :initform :starting :accessor server-state))
+  (:documentation "A server over the network, which is a server within the image besides."))
+
+(document-functions
+  server-origins "The :ORIGINS that START-SERVER was given."
+  server-loops "The server loops of SERVER, one for each of its loops."
+  server-channel-trace "The number of SERVER, and what has happened to it."
+  server-sockets "An alist from the numbers of what SERVER listens on to its listeners.")
+
+(defstruct (server-link (:include link) (:constructor make-server-link (loop options owner))
+                        (:copier nil))
+  "A connection of a server's."
+  (coming 0 :type sb-ext:word)          ; octets of answers on their way to the loop; atomic
+  (place 0 :type index)                 ; its place among the links of its server loop
+  (permit nil)                          ; of peer.lisp: its place among the connections
+  (peer-view nil)                       ; of peer.lisp: what its server loop knows of it
+  ;; the timer that ends the wait until it is known what it speaks
+  (opening nil :type (or null timer))
+  (http1 nil :type (or null exchange:http1-connection))) ; what it is, if it speaks HTTP/1.1
+
+(declaim (sb-ext:freeze-type server-link))

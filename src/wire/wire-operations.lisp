@@ -1,0 +1,18 @@
+;;;; What HTTP/2 does for the calls of both ends: their common part of the contract of
+;;;; rpc/transport.lisp. Each end adds its own (client/client-operations.lisp,
+;;;; server/server-operations.lisp).
+
+(in-package #:clgrpc.wire)
+
+(define-shared-operations **wire-operations**
+    "What HTTP/2 does for a call whichever end it is at."
+  :send #'wire-send :after #'wire-after :post #'wire-post :schedule #'wire-schedule
+  :room #'wire-room :decode #'wire-decode :taken #'wire-taken
+  :new-parts #'new-wire-parts :new-inlet #'new-wire-inlet :new-outlet #'new-wire-outlet
+  :metadata #'wire-metadata :compression #'wire-compression
+  :received-compressed #'wire-received-compressed :told-size #'wire-told-size
+  :receive-limit #'receive-limit
+  :crowded #'wire-crowded
+  :now #'wire-now :peer #'wire-peer :security #'wire-security :observer #'call-observer
+  :traffic #'wire-traffic
+  :unsent-octets #'wire-unsent-octets)

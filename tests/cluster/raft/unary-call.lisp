@@ -1,0 +1,58 @@
+;;;; Messages that are sent alone.
+
+(in-package #:clgrpc.tests.raft)
+(in-suite :clgrpc.raft)
+
+(test unary-calls-are-answered
+  (over-transports (peer member (make-instance 'member))
+    (is-true (v1:request-vote-response-granted (raft:pre-vote peer (vote 2))))
+    (is (= 1 (member-term member)))
+    (is-true (v1:request-vote-response-granted (raft:request-vote peer (vote 2))))
+    (is-false (v1:request-vote-response-granted (raft:request-vote peer (vote 2))))
+    (is (= 3 (v1:timeout-now-response-term
+              (raft:timeout-now peer (v1:make-timeout-now-request :term 2 :leader "A")))))
+    (let ((response (raft:append-entries peer (request 0 2))))
+      (is-true (v1:append-entries-response-success response))
+      (is (= 2 (v1:append-entries-response-match-index response))))
+    (is-false (v1:append-entries-response-success (raft:append-entries peer (request 7 1))))
+    (is (equal '(2 1) (member-indices member)))))
+
+(test unary-calls-without-waiting
+  (over-transports (peer member (make-instance 'member))
+    (let ((answer nil))
+      (is-false (raft:request-vote peer (vote 2) :then (lambda (response error)
+                                                         (setf answer (list response error)))))
+      (is-true (await-true (lambda () answer)))
+      (is-true (v1:request-vote-response-granted (first answer)))
+      (is-false (second answer))
+      (is (= 2 (member-term member)))
+      (is-true (await-true (lambda () (= 1 (getf (raft:peer-statistics peer) :messages))))))))
+
+(test entries-sent-alone-are-in-order
+  "Those of several threads go one after the other: the member never has two at once."
+  (let* ((running 0) (most 0)
+         (member (make-instance 'member
+                                :delay (lambda (request)
+                                         (declare (ignore request))
+                                         (setf most (max most (incf running)))
+                                         (sb-thread:thread-yield)
+                                         (decf running)))))
+    (with-member (peer member)
+      (let ((threads (loop repeat 4
+                           collect (sb-thread:make-thread
+                                    (lambda ()
+                                      (dotimes (i 20) (raft:append-entries peer (request 0 0))))))))
+        (mapc #'sb-thread:join-thread threads))
+      (is (= 1 most))
+      (is (= 80 (member-requests member))))))
+
+(test nobody-answers
+  "Who waits for a member that is down does so until the deadline, and is answered if it comes up."
+  (with-simulated-member (simulation peer host (make-instance 'member) (:seed 4) :timeout 2)
+    (raft:request-vote peer (vote 2))
+    (sim:restart-host host :down 10)
+    (sim:wait-for 1/10)
+    (let ((start (sim:now)))
+      (signals grpc:deadline-exceeded (raft:request-vote peer (vote 3)))
+      (is (<= 2 (- (sim:now) start) 2.1)))
+    (is-true (v1:request-vote-response-granted (raft:request-vote peer (vote 3) :timeout 20)))))

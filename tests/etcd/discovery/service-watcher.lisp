@@ -1,0 +1,123 @@
+;;;; Service watchers, when what they watch has been compacted, and whatever others put.
+
+(in-package #:clgrpc.tests.discovery)
+(in-suite :clgrpc.discovery)
+
+(test what-breaks-is-fetched-anew
+  "A service watcher whose mirrors begin anew knows everything, and what follows."
+  (with-store (store)
+    (with-servers (servers 2)
+      (put-server (first servers))
+      (grpc:with-channel (channel (target store) :balance :round-robin)
+        (is (= 0 (who channel)))
+        (let* ((service-watcher (first clgrpc.discovery::**service-watchers**))
+               (mirror (clgrpc.discovery::service-watcher-servers service-watcher))
+               (before (etcd:mirror-watch mirror)))
+          (etcd:refresh-mirror mirror)
+          (is-true (wait-until (lambda ()
+                                 (not (member (etcd:mirror-watch mirror) (list nil before))))))
+          (is (= 0 (who channel)))
+          (put-server (second servers))
+          (is-true (answers-p channel '(0 1))))))))
+
+(defmacro with-name ((channel &rest options) &body body)
+  "Evaluate BODY with CHANNEL one to etcd:///greeter in *ETCD*."
+  `(unwind-protect
+        (progn (setf (discovery:default-etcd) *etcd*)
+               (grpc:with-channel (,channel "etcd:///greeter" ,@options) ,@body))
+     (setf (discovery:default-etcd) nil)))
+
+(test a-client-that-is-closed-finds-nothing
+  "A channel by a client of etcd that was closed before says so."
+  (with-memory (engine)
+    (etcd:close-etcd *etcd*)
+    (with-name (channel)
+      (handler-case (progn (helloworld.greeter:say-hello channel (helloworld:make-hello-request)
+                                                         :timeout +patience+)
+                           (fail "there is no server"))
+        (grpc:unavailable (error)
+          (is (search "the client of etcd is closed" (grpc:rpc-error-message error))))))))
+
+(defun put-garbage (numbers)
+  "Put what is no text, by NUMBERS."
+  (dolist (number numbers)
+    (etcd:put *etcd* (concatenate 'clgrpc.base:octets (clgrpc.base:string-octets "greeter/")
+                                  (list 255 number))
+              (octets-of 254 number)))
+  (etcd:put *etcd* (discovery:service-config-key "greeter") (octets-of 123 34 255 34 125)))
+
+(test garbage-ends-no-service-watcher
+  "Keys, values and a service config that are no text, there before a channel and put while it is
+used, leave it its servers and the changes of these."
+  (with-memory (engine)
+    (with-servers (servers 3)
+      (put-garbage '(1 2))
+      (put-server (first servers))
+      (with-name (channel :balance :round-robin)
+        (etcd:remove-entry *etcd* (discovery:service-config-key "greeter"))
+        (is (= 0 (who channel)))
+        (put-server (second servers))
+        (is-true (answers-p channel '(0 1)))
+        (put-garbage '(2 3))
+        (put-server (third servers))
+        (is-true (answers-p channel '(0 1 2)))
+        (is (= 3 (length (discovery:list-endpoints "greeter" :etcd *etcd*))))))))
+
+(defclass narrow-engine (memory:engine) ()
+  (:documentation "An engine that answers no more than ten entries at a time."))
+
+(defmethod etcdserverpb.kv:range :before ((engine narrow-engine) request &key)
+  (when (< 10 (etcdserverpb:range-request-limit request))
+    (clgrpc.status:fail :resource-exhausted "that is too much at a time")))
+
+(test fewer-entries-are-fetched-after-failures
+  "What cannot be fetched at once, since values are huge, is fetched bit by bit."
+  (with-memory (engine :class 'narrow-engine)
+    (with-servers (servers 1)
+      (dotimes (i 100) (etcd:put *etcd* (format nil "greeter/~D" i) "nonsense"))
+      (put-server (first servers))
+      (with-name (channel)
+        (is (= 0 (who channel)))))))
+
+(test slow-names-hold-up-no-news
+  "A name that is looked up for long keeps nobody from hearing of other servers; it is used once it
+has addresses."
+  (with-memory (engine)
+    (with-servers (servers 3)
+      (let ((book (make-book)))
+        (put-server (first servers))
+        (with-name (channel :balance :round-robin)
+          (is (= 0 (who channel)))
+          (let* ((service-watcher (first clgrpc.discovery::**service-watchers**))
+                 (hosts (clgrpc.discovery::service-watcher-hosts service-watcher))
+                 (address (grpc:server-address (third servers))))
+            (setf (clgrpc.discovery::service-watcher-hosts service-watcher)
+                  (clgrpc.discovery::make-hosts (clgrpc.discovery::hosts-notify hosts)
+                                                :resolve (resolver-of book)))
+            (unwind-protect
+                 (progn
+                   (etcd:put *etcd* "greeter/slow"
+                             (said (format nil "slow~A"
+                                           (subseq address (position #\: address)))))
+                   (is-true (wait-until (lambda () (book-asked book))))
+                   (put-server (second servers))
+                   (is-true (answers-p channel '(0 1))))
+              (open-book book))
+            (is-true (answers-p channel '(0 1 2)))))))))
+
+(test what-changes-nothing-is-not-told
+  "Channels hear only of what is new to them."
+  (with-memory (engine)
+    (with-servers (servers 2)
+      (put-server (first servers))
+      (with-name (channel :balance :round-robin)
+        (is (= 0 (who channel)))
+        (let* ((service-watcher (first clgrpc.discovery::**service-watchers**))
+               (told (clgrpc.discovery::service-watcher-told service-watcher)))
+          (dotimes (i 20) (etcd:put *etcd* (format nil "greeter/wrong-~D" i) "nonsense"))
+          (put-server (first servers))
+          (is-true (wait-until (lambda ()
+                                 (not (clgrpc.discovery::service-watcher-news service-watcher)))))
+          (is (eq told (clgrpc.discovery::service-watcher-told service-watcher)))
+          (put-server (second servers))
+          (is-true (answers-p channel '(0 1))))))))

@@ -1,0 +1,35 @@
+;;;; The two ends of a call, and the call pair between them.
+
+(in-package #:clgrpc.tests.inproc)
+(in-suite :clgrpc.inproc)
+
+(test call-pairs-are-made-up-when-needed
+  "A unary call has none, at either end; asking for one gives the other end, with the same status."
+  (let ((server-end nil))
+    (with-inproc (channel) (:ask (lambda (note call)
+                                   (setf server-end call)
+                                   note))
+      (let ((client-end (nth-value 1 (ask channel (note 1)))))
+        (is (null (inproc::inproc-call-call-pair client-end)))
+        (is (null (inproc::inproc-call-call-pair server-end)))
+        (let* ((call-pair (inproc::call-call-pair client-end))
+               (other (inproc::other-end client-end)))
+          (is (eq call-pair (inproc::call-call-pair client-end)))
+          (is (eq client-end (inproc::other-end other)))
+          (is (eq call-pair (inproc::call-call-pair other)))
+          (is-true (rpc:client-p client-end))
+          (is (not (rpc:client-p other)))
+          (is (eq :ok (rpc:call-status other)))
+          (is (eq :over (inproc::call-pair-phase call-pair))))))))
+
+(test calls-at-work-have-a-stage
+  (let ((stages '()))
+    (with-inproc (channel) (:watch (lambda (note call)
+                                     (declare (ignore note))
+                                     (push (rpc:call-stage call) stages)
+                                     (grpc:send call (note 1))))
+      (let ((call (lab.bench:watch channel (note 1))))
+        (is (eq :queue (rpc:call-stage call)))
+        (is (equal '(:stage :queue) (grpc:call-stages call)))
+        (is (= 1 (number-of (grpc:receive call))))
+        (is (equal '(:answer) stages))))))

@@ -1,0 +1,11 @@
+;;;; How what calls are made of shows itself, and the call pair that few calls need.
+
+(in-package #:clgrpc.tests.inproc)
+(in-suite :clgrpc.inproc)
+
+(test callees-say-what-they-serve
+  (let ((text (princ-to-string (inproc::make-callee :name "inproc:shown"
+                                                    :options (make-server-options)
+                                                    :services (list (make-probe))))))
+    (is (search "inproc:shown open" text))
+    (is (search "probe" text))))
