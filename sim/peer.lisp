@@ -4,7 +4,7 @@
 (in-package #:clgrpc.sim)
 
 (defstruct (peer (:constructor make-peer (socket)) (:copier nil))
-  "One end of a connection, spoken for by whoever has it."
+  "One end of a connection; its owner sends and receives for it."
   (socket nil :type socket :read-only t)) ; its end of the connection
 
 (declaim (sb-ext:freeze-type peer))

@@ -153,8 +153,8 @@ and the folder that may define it."
 (defparameter *shared-names*
   '(("access" . 2) ("account" . 3) ("answer" . 4) ("attempt" . 2) ("call" . 6)
     ("callback" . 2) ("channel" . 3) ("claim" . 4) ("client" . 4) ("compare" . 2)
-    ("compression" . 3)
-    ("condition" . 2) ("connection" . 2) ("context" . 2) ("credentials" . 2) ("datagram" . 2) ("decision" . 2)
+    ("compression" . 3) ("condition" . 2) ("connection" . 2) ("context" . 2)
+    ("credentials" . 2) ("datagram" . 2) ("decision" . 2)
     ("decoder" . 2) ("dropped" . 2) ("encoder" . 2) ("ending" . 3) ("endpoint" . 2)
     ("engine" . 2) ("entry" . 2) ("error" . 4) ("event" . 2) ("failure" . 2)
     ("field" . 3) ("figure" . 2) ("framing" . 2) ("future" . 2) ("guard" . 2)

@@ -4,10 +4,10 @@
 ;;;; A watcher is a call that has been told all changes before its NEXT revision. It is told what
 ;;;; the view remembers from there on, as far as its call takes it. If the view remembers no more
 ;;;; what it wants (it asks for what was before this node, or was slow), it gets a CATCH-UP, a watch
-;;;; of the store of its own, until it has come to what the view has. If the mirror begins anew,
+;;;; of the store of its own, until it has come to what the view has. If the mirror reads all again,
 ;;;; since changes were compacted that it was not told, or the store has lost its data or has older
 ;;;; ones, what watchers were told has no sequel: their calls end with OUT_OF_RANGE, and they begin
-;;;; anew.
+;;;; again.
 ;;;;
 ;;;; LOCK is of all of these. Nothing waits while it is held, and no code of users runs.
 
@@ -278,8 +278,8 @@ lock is held."
     (tell-listeners informer noted)))
 
 (defun refuse-watchers (informer revision)
-  "What became of the members behind REVISION is not known: have those begin anew who have been told
-anything."
+  "What became of the members after REVISION is not known: end the calls of all watchers that have
+been told anything, so that they begin again."
   (let ((condition (make-condition 'etcd:compacted
                                    :text (format nil "the changes behind revision ~D are ~
                                                       compacted, or the store has gone back"

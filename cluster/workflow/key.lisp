@@ -45,7 +45,7 @@
 
 (defun status-text (status)
   "STATUS of workflows as keys have it. Refuse a number that a peer has sent and that has no name."
-  (unless (keywordp status) (refuse :too-large "~A is no status of workflows" status))
+  (unless (keywordp status) (refuse :too-large "~A is not a status of workflows" status))
   (string-downcase status))
 
 (defun key-behind (prefix)

@@ -38,8 +38,8 @@ how long it lasts."
       (unless (or open (null session)) (forget-session node session)))))
 
 (defun session-lease (node session)
-  "The lease of SESSION, renewed. Signal SESSION-LOST if it has ended, or is no session: whoever
-gives the number of somebody else's lease may do nothing to that."
+  "The lease of SESSION, renewed. Signal SESSION-LOST if it has ended, or is not the lease of a
+session: a client that gives the number of another lease does nothing to that lease."
   (flet ((refuse-session () (refuse :session-lost "the session ~A has ended" session)))
     (let ((number (session-number session))
           (entry (etcd:fetch (node-etcd node) (session-key node session))))

@@ -17,7 +17,7 @@
   "Call FUNCTION with first key and end of the range that OPTIONS, a plist, say, and the rest of
 these. Signal MISUSE if there is none."
   (unless (and (listp options) (evenp (length options)))
-    (misuse "~S is no range of keys." options))
+    (misuse "~S is not a range of keys." options))
   (multiple-value-bind (start end) (range-of (getf options :prefix) (getf options :from)
                                              (getf options :to))
     (apply function start end (alexandria:remove-from-plist options :prefix :from :to))))
@@ -42,7 +42,7 @@ these. Signal MISUSE if there is none."
 
 (defun comparison (form)
   "The message that FORM, a comparison of a transaction, stands for. Signal MISUSE if it is none."
-  (flet ((wrong () (misuse "~S is no comparison of a transaction." form)))
+  (flet ((wrong () (misuse "~S is not a comparison of a transaction." form)))
     (unless (and (consp form) (typep (second form) '(or text cons))) (wrong))
     (destructuring-bind (target key &optional operator operand &rest more) form
       (let ((result (comparison-result operator)))
@@ -62,7 +62,7 @@ these. Signal MISUSE if there is none."
 
 (defun operation (form)
   "The message that FORM, an operation of a transaction, stands for. Signal MISUSE if it is none."
-  (flet ((wrong () (misuse "~S is no operation of a transaction." form)))
+  (flet ((wrong () (misuse "~S is not an operation of a transaction." form)))
     (unless (consp form) (wrong))
     (destructuring-bind (verb &rest arguments) form
       (handler-case

@@ -195,7 +195,7 @@ many of its listener: that may have another one if it has fewer than are free."
   (decf (listener-watch-count (watch-listener watch))))
 
 (defun close-engine (engine)
-  "End ENGINE: whoever calls it is refused with :unavailable, and its watches end. What is in it is
+  "End ENGINE: its calls are refused with :unavailable, and its watches end. What is in it is
 lost. From any thread."
   (mapc #'call-listener
         (with-engine (engine)

@@ -1,4 +1,4 @@
-;;;; Leases of a store. The store's clock is an argument: whoever uses the store ends those first
+;;;; Leases of a store. The store's clock is an argument: the caller ends those first
 ;;;; whose time is over. A draft becomes the newest revision here, since leases know their items.
 
 (in-package #:clgrpc.memory)

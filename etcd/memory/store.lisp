@@ -147,7 +147,7 @@
   (make-write-batch store (newest store) (1+ (store-revision store))))
 
 (defun write-batch-revision-now (write-batch)
-  "The revision that whoever reads WRITE-BATCH is told."
+  "The revision that a reader of WRITE-BATCH is given."
   (if (write-batch-changes write-batch) (write-batch-revision write-batch)
       (1- (write-batch-revision write-batch))))
 

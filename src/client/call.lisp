@@ -108,7 +108,7 @@ first."
 (defstruct (undecoded (:constructor make-undecoded (reply)) (:copier nil))
   "A long REPLY that several threads may ask for at once: who has LOCK decodes it."
   (reply nil)                           ; as it came
-  (lock (sb-thread:make-mutex :name "clgrpc reply") :read-only t)) ; of whoever decodes it
+  (lock (sb-thread:make-mutex :name "clgrpc reply") :read-only t)) ; of the thread that decodes it
 
 (defmethod print-object ((undecoded undecoded) stream)
   (print-unreadable-object (undecoded stream :type t)))

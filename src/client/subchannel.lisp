@@ -48,7 +48,7 @@ channel has as many as it may. On the channel's loop."
       (when (eq :idle state) (setf (connection-set-link-state connection-set) :connecting))
       (change-link-states (list subchannel) :connecting)
       (case state
-        ;; unless whoever has heard of it has given it up
+        ;; unless a listener has given it up
         (:idle (when (and (eq :connecting (connection-set-link-state connection-set))
                           (null (connection-set-connect-rounds connection-set)))
                  (begin-connect-round connection-set)))
@@ -314,7 +314,7 @@ after SINCE-NS, when the last began. Its addresses may have changed."
     (incf (connection-set-failed-connects connection-set))
     (ask-resolvers connection-set)
     (change-state connection-set :transient-failure)
-    ;; unless whoever has heard of that has given it up
+    ;; unless a listener has given it up
     (when (eq :transient-failure (connection-set-link-state connection-set))
       (enter-stages connection-set :back-off)
       (let ((seconds (start-back-off (connection-set-back-off connection-set) (core-loop core)

@@ -1,6 +1,6 @@
 ;;;; Relays in the reactive style, which wait for nothing: for calls whose requests come one by one,
 ;;;; and for hedging (gRFC A6). Attempts begin as they would over the wire, each handler on a thread
-;;;; of its own or on its channel's loop; callbacks run on the thread of whoever sends to them.
+;;;; of its own or on its channel's loop; callbacks run on the thread of their sender.
 ;;;;
 ;;;; Both the handler's end of the call and the clients' ends of the attempts have transport
 ;;;; operations of their own: where other calls look for callbacks that are due, these WAKE the
@@ -202,7 +202,7 @@ everything."
 ;;; Messages
 
 (defun ensure-room (call)
-  "True if there is room for what CALL sends; else whoever makes room wakes CALL's relay."
+  "True if there is room for what CALL sends; else the thread that makes room wakes CALL's relay."
   (or (room-left-p call)
       (progn (want-room call) (room-left-p call))))
 

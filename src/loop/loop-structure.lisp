@@ -66,7 +66,7 @@ gathering.lisp."
   (inbox (make-inbox) :type inbox :read-only t) ; what has been posted
   (now 0 :type nanoseconds)             ; when the turn began, or the last NOTE-TIME
   (turns 0 :type (unsigned-byte 62))    ; how many turns have been made
-  ;; what is counted for whoever looks at the loop
+  ;; what is counted, for the loop's statistics
   (lent 0 :type (unsigned-byte 62))     ; how often the baton was lent
   (lost 0 :type (unsigned-byte 62))     ; how often another thread took it meanwhile
   (octets-received 0 :type (unsigned-byte 62)) ; by connections

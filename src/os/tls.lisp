@@ -420,7 +420,8 @@ RESUMED is an earlier session's ticket, see SESSION-TICKET. To be freed with CLO
   "Make SSL ask for the host NAME, a string or NIL, and, if CHECK is true, accept only a certificate
 that has it among its alternative names (RFC 9525). Signal TLS-ERROR if that is none to be checked."
   (flet ((must (result)
-           (unless (= 1 result) (tls-error "~S is no name that a certificate could be for." name))))
+           (unless (= 1 result)
+             (tls-error "~S is not a name that a certificate can be for." name))))
     (cond ((and name (make-address name 0))
            (when check (must (x509-verify-param-set1-ip-asc (ssl-get0-param ssl) name))))
           ((and name (host-name-p name))

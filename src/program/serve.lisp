@@ -22,7 +22,7 @@
   (binary-log-files "N" (integer-parser 0 1000000) 4
                     "How many older files are kept: FILE.1, FILE.2 and so on.")
   (channelz "[true|false]" #'parse-boolean nil
-            "Serve channelz as well, which tells whoever asks what the channels, servers and
+            "Serve channelz as well, which tells any caller what the channels, servers and
       connections of the process are and do.")
   :server-tls)
 

@@ -1,4 +1,4 @@
-;;;; Plain requests: requests of HTTP that are no calls of gRPC's (http/exchange). The handlers of
+;;;; Plain requests: requests of HTTP that are not gRPC calls (http/exchange). The handlers of
 ;;;; HTTP that START-SERVER was given, or its :FALLBACK, answer them. Where there is none a plain
 ;;;; request is answered with an error once it is whole.
 ;;;;
@@ -157,8 +157,8 @@ if there is neither, and no protocol beside gRPC. EXECUTION is what START-SERVER
         (execution (execution-of (if (listp execution) :auto execution) nil)))
     (dolist (handler handlers)
       (unless (exchange:http-handler-p handler)
-        (misuse "~S is no handler of HTTP: give what HTTP-HANDLER returns; a function that answers ~
-                 all requests is for :fallback." handler))
+        (misuse "~S is not a handler of HTTP requests: give what HTTP-HANDLER returns; a ~
+                 function that answers all requests is for :fallback." handler))
       (exchange:add-handler router handler (handler-route server handler execution)))
     (when fallback
       (setf (exchange:router-fallback router) (fallback-route server fallback execution)))

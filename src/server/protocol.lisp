@@ -1,8 +1,8 @@
 ;;;; Protocols beside gRPC that reach the handlers of a server's services. A protocol is registered
 ;;;; by name; a server knows no more of it than a function that is given its routes and returns a
 ;;;; CLAIMER. The claimers of a server are asked, in order, what a request whose content type is not
-;;;; gRPC's is. One returns nil if it is none of its own; or a PLAIN-ANSWER that answers it; or a
-;;;; CLAIM. Then the request is a call by the route of the claim, with everything that calls have:
+;;;; gRPC's is. One returns nil if the request is not its own; or a PLAIN-ANSWER that answers it; or
+;;;; a CLAIM. Then the request is a call by the route of the claim, with everything that calls have:
 ;;;; limits, deadline, interceptors, observers, drain (claimed.lisp). What differs is in the claim:
 ;;;; the operations of the call, and a MANNER, functions of the protocol that dispatch and answers
 ;;;; call.

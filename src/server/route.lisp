@@ -85,7 +85,7 @@ were promised; nil if there is no room."
                        collect (route-method route))))
     (loop for (name) in (if (listp execution) execution '())
           unless (find name methods :key #'method:rpc-method-function-name)
-            do (misuse ":execution names ~S, which is no method of the services." name))
+            do (misuse ":execution names ~S, which is not a method of the services." name))
     (loop for item in interceptors
           unless (or (atom item)
                      (some (lambda (method) (rpc:interceptors-for (list item) method)) methods))

@@ -134,5 +134,5 @@ METHODS."
 (defun reflection-services ()
   "Return a list of the services grpc.reflection.v1.ServerReflection and its first version, v1alpha,
 which older clients ask: give them to START-SERVER beside your own, and tools such as grpcurl can
-call these without their .proto files. They tell whoever asks what all loaded files declare."
+call these without their .proto files. They tell any caller what all loaded files declare."
   (list (make-instance 'reflection-v1) (make-instance 'reflection-v1alpha)))

@@ -27,7 +27,7 @@ On its loop."
 
 (defun refuse-size (call size)
   "Signal that a message of SIZE is too long for CALL. If it is a call's only request, which has not
-begun and never will, the error is no call's: whoever asked that for its metadata would wait."
+begun and never will, the error is not the call's: a caller that asked it for metadata would wait."
   (let ((begun (not (and (client-p call) (sends-one-p call)))))
     (error (verdict-error :too-long-to-send (list size (send-limit call))
                           :call (and begun call)

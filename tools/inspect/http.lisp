@@ -35,7 +35,7 @@
   result)
 
 (defun connect-to (host port end-ns)
-  "A socket that is connected to HOST and PORT; whoever calls this closes it."
+  "A socket that is connected to HOST and PORT; the caller closes it."
   (multiple-value-bind (addresses why) (os:resolve-host host port)
     (unless addresses (fail-command "~A cannot be found: ~A" host why))
     (let ((socket (check-result (os:open-socket (os:address-family (first addresses)))))

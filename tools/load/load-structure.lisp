@@ -19,7 +19,7 @@
   (made-ns 0 :type nanoseconds)         ; when it was made; its timeout counts from then
   (begun-ns 0 :type nanoseconds)        ; when it got its stream
   (sent-ns 0 :type nanoseconds)         ; when its first octets went to the kernel; 0 before
-  (counted nil :type boolean)           ; it is no part of a warm-up
+  (counted nil :type boolean)           ; it is not part of a warm-up
   (waited nil :type boolean)            ; it had to wait for a connection
   (retried nil :type boolean)           ; the peer has not processed it once
   (frames #() :type frames)             ; its requests

@@ -113,7 +113,7 @@ caller counts."
                                           (length name))))))
 
 (defun neutral-package-p (package)
-  "True if functions of PACKAGE work for whoever calls them."
+  "True if functions of PACKAGE work for their callers."
   (or (uiop:string-prefix-p "sb-" package)
       (string= package "clgrpc.base")
       (string= package "clgrpc.kernel")))

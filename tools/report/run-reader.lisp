@@ -6,7 +6,7 @@
 (define-condition unreadable-run (clgrpc-error)
   ((text :initarg :text :reader unreadable-run-text)) ; in one line
   (:report (lambda (condition stream) (write-string (unreadable-run-text condition) stream)))
-  (:documentation "A file is no report of a run. The report of this says why, in one line."))
+  (:documentation "A file is not the report of a run. The condition's text says why, in one line."))
 
 (defun reject-run (control &rest arguments)
   (error 'unreadable-run :text (format nil "~?" control arguments)))
@@ -88,7 +88,7 @@ where there is none or it is null, as Go writes what is empty."
 (defun read-kind (object name keywords)
   "The one of KEYWORDS that the member NAME of OBJECT names."
   (or (find (member-of object name 'string) keywords :test #'string-equal)
-      (reject-run "its ~S is none of ~{~(~A~)~^, ~}" name keywords)))
+      (reject-run "its ~S is not one of ~{~(~A~)~^, ~}" name keywords)))
 
 (defun read-end-reason (json)
   (let ((reason (member-of json "endReason" 'string "normal")))
@@ -218,6 +218,6 @@ which names the file, if there is none."
                                              :element-type '(unsigned-byte 8))))
                      (read-sequence octets stream)
                      octets)))
-    (unreadable-run (error) (reject-run "~A is no report of a run: ~A" path error))
+    (unreadable-run (error) (reject-run "~A is not the report of a run: ~A" path error))
     ((or file-error stream-error) (error)
       (reject-run "~A cannot be read: ~A" path (error-reason error)))))

@@ -163,7 +163,7 @@ stopped. Latencies count from when a call was due."
   nil)
 
 (defun take-figures (worker-channel reset)
-  "The latencies and results of WORKER-CHANNEL so far, which begins anew if RESET is true."
+  "The latencies and results of WORKER-CHANNEL so far, which is emptied if RESET is true."
   (sb-thread:with-mutex ((worker-channel-lock worker-channel))
     (multiple-value-prog1
      (values (load:merge-histograms (list (worker-channel-latencies worker-channel)))

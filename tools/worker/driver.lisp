@@ -52,7 +52,7 @@
                     (grpc:fail :unavailable "A worker has ended."))))
 
 (defun mark-workers (calls)
-  "The ClientStats of CALLS since they were told to begin anew, as they are now."
+  "The ClientStats of CALLS since their last reset, as they are now."
   (tell-workers calls (mapcar (lambda (call)
                                 (declare (ignore call))
                                 (testing:make-client-args :mark (testing:make-mark :reset t)))

@@ -48,7 +48,7 @@
            (unless (typep value '(integer 0 100))
              (config:config-error path "must be an integer from 0 to 100"))
            (< number value))
-          (t (config:config-error path "is no field of a choice")))))
+          (t (config:config-error path "is not a field of a choice")))))
 
 (defun chosen-config (path choice number)
   "The member serviceConfig of CHOICE, what JSON has at PATH, if a client that has NUMBER meets it,

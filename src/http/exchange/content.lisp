@@ -62,11 +62,11 @@
   "ENTRY of a handler's headers with its name in lower case and without blanks around its value.
 Signal an error if it can be none."
   (unless (and (consp entry) (stringp (car entry)) (stringp (cdr entry)))
-    (error "Headers are an alist from strings to strings; ~S is no entry of one." entry))
+    (error "Headers are an alist from strings to strings; ~S is not such an entry." entry))
   (let ((name (coerce (string-downcase (car entry)) 'text))
         (value (coerce (string-trim '(#\Space #\Tab) (cdr entry)) 'text)))
     (unless (http1:header-name-p name)
-      (error "~S is no name of a header." (car entry)))
+      (error "~S is not the name of a header." (car entry)))
     (unless (sound-value-p value)
       (error "The value of the header ~A must be printable ASCII, not ~S." name value))
     (cons name value)))

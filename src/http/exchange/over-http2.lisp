@@ -1,4 +1,4 @@
-;;;; Exchanges over HTTP/2: a stream that is no call of gRPC's brings a request and takes its
+;;;; Exchanges over HTTP/2: a stream that is not a gRPC call brings a request and takes its
 ;;;; answer.
 
 (in-package #:clgrpc.exchange)

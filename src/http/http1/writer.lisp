@@ -1,4 +1,4 @@
-;;;; The writer: heads and the lines of chunks are appended to a BUFFER of base. Whoever writes sees
+;;;; The writer: heads and the lines of chunks are appended to a BUFFER of base. The caller sees
 ;;;; to it that a body is as long as its head has said, and that names and values are HTTP's; a CR
 ;;;; or LF in one of them, which would begin another field, is refused here.
 

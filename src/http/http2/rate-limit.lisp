@@ -94,7 +94,7 @@ BURST and PER-SECOND say how large it is. End CONNECTION with TEXT if the limit 
 (define-hot note-control-frame ((connection connection)) null
   "Count an answer that the peer provoked, before it is written."
   (let ((counters (connection-counters connection)))
-    (output-buffer connection)          ; if it is empty the count begins anew
+    (output-buffer connection)          ; if it is empty the count restarts
     (when (< (options-max-queued-control-frames (connection-options connection))
              (incf (counters-control-frames counters)))
       (fail-connection connection +enhance-your-calm+ "answers to too many frames are not read"))

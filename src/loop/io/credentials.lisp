@@ -273,7 +273,7 @@ lock."
                                        (tls-credentials-lock credentials) end)))))))
 
 (defun current-context (credentials role)
-  "The context of CREDENTIALS for ROLE, made anew if there is none or its files have changed. With
+  "The context of CREDENTIALS for ROLE, made if there is none or its files have changed. With
 the lock, which is given up meanwhile."
   (let ((context (role-context credentials role)))
     (cond ((or (null context) (/= (context-instance context) (os:openssl-instance)))

@@ -226,7 +226,7 @@ read. The certificate may be an attacker's."
                 ((or (search "wrong version number" failure) (search "http request" failure))
                  " (does the peer speak without TLS?)")
                 ((eq :refused (tls-hello tls))
-                 " (what the client asks for is no name of a host)")
+                 " (what the client asks for is not a host name)")
                 ((or (search "no application protocol" failure) (string= "callback failed" failure))
                  " (no common protocol: ALPN h2 is needed)")
                 (t ""))))

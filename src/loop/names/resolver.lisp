@@ -97,7 +97,7 @@ address query if it is a new one, for a thread of RESERVE."
   (funcall (the function (cdr asker))))
 
 (defun end-address-query (address-query addresses failure)
-  "Tell whoever has asked ADDRESS-QUERY the answer."
+  "Give the callers of ADDRESS-QUERY its answer."
   (dolist (asker (sb-thread:with-mutex (**address-queries-lock**)
                    (setf **address-queries** (delete address-query **address-queries**))
                    (shiftf (address-query-askers address-query) '())))

@@ -265,7 +265,7 @@ WITH-USER-INTERRUPTS. Return the value of BODY, or NIL."
   `(sb-thread:with-mutex ((event-loop-lock ,loop)) ,@body))
 
 (defun forget-stray (loop thread)
-  "THREAD is no stray of LOOP any more; return true if it was. The lock is held."
+  "Remove THREAD from the strays of LOOP; return true if it was one. The lock is held."
   (when (member thread (event-loop-strays loop))
     (setf (event-loop-strays loop) (remove thread (event-loop-strays loop) :count 1))
     t))

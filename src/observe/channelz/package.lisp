@@ -1,4 +1,4 @@
-;;;; channelz (gRFC A14): a service that tells whoever asks what the channels, servers and
+;;;; channelz (gRFC A14): a service that tells its callers what the channels, servers and
 ;;;; connections of this process are and do.
 
 (defpackage #:clgrpc.channelz

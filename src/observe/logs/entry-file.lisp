@@ -1,8 +1,8 @@
 ;;;; The file of a binary log: entries, each behind four octets of its length, the highest first, as
 ;;;; grpc-go writes them. All functions here run on the journal's thread, but for making one.
 ;;;;
-;;;; 1. A file is begun anew, for its owner alone. What is there before is kept: FILE becomes
-;;;;    FILE.1, FILE.1 becomes FILE.2, and so on; the last of KEPT is removed.
+;;;; 1. A file is replaced by a new one that only its owner can read. The old one is kept: FILE
+;;;;    becomes FILE.1, FILE.1 becomes FILE.2, and so on; the last of KEPT is removed.
 ;;;; 2. So it is when FILE would get longer than MAX-OCTETS, and when ROTATE-ENTRY-FILE is called.
 ;;;; 3. A file ends with a whole entry. A write that fails, as on a full disk, may have written some
 ;;;;    of the entries; the file is cut off behind the last whole one, so all further ones can be

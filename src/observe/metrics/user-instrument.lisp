@@ -55,7 +55,7 @@
   "Make an instrument of METRICS, see MAKE-COUNTER, and return it."
   (check-type metrics metrics)
   (unless (name-p name) (misuse "~S cannot name an instrument." name))
-  (unless (every #'name-p attributes) (misuse "~S are no names of attributes." attributes))
+  (unless (every #'name-p attributes) (misuse "~S are not names of attributes." attributes))
   (unless (and (every #'realp bounds) (or (null bounds) (apply #'< bounds)))
     (misuse "Bounds are ascending numbers, not ~S." bounds))
   (check-type unit string)

@@ -174,7 +174,7 @@ code, so they are compiled in half the time without care."
                               (let ((value ,name)) ,(write-form slot))))
            message)))))
 
-;;; A keyword that is no field of the message is refused with the fields that there are. The
+;;; A keyword that is not a field of the message is refused with the fields that there are. The
 ;;; compiler sees it, in calls that spell it out; others get SBCL's own error.
 
 (defun constructor-keywords (name)
@@ -201,7 +201,8 @@ code, so they are compiled in half the time without care."
     (when text (misuse "~A." text))))
 
 (defun checked-construction (form environment)
-  "The compiler macro of constructors: FORM, or one that refuses a keyword in it that is no field."
+  "The compiler macro of constructors: FORM, or one that refuses a keyword in it that is not
+a field."
   (declare (ignore environment))
   (let* ((name (first form))
          (wrong (and (evenp (length (rest form)))

@@ -318,7 +318,7 @@ users call it, to be compared by TEST."
 (defun wrong-enum-value (type value)
   (let ((keywords (loop for keyword being the hash-keys of (enum-type-numbers type)
                         when (keywordp keyword) collect keyword)))
-    (misuse "~S is no value of the enum ~A~:[~;, which has~{ ~(~S~)~^,~}~:[~;, and more~]~]."
+    (misuse "~S is not a value of the enum ~A~:[~;, which has~{ ~(~S~)~^,~}~:[~;, and more~]~]."
             value (enum-type-name type) keywords
             (subseq keywords 0 (min 20 (length keywords))) (nthcdr 20 keywords))))
 

@@ -24,7 +24,7 @@
                                fail-length))
 (defun fail-truncated (position) (fail-read position "the octets end within a field"))
 (defun fail-varint (position) (fail-read position "a varint has more than ten octets"))
-(defun fail-tag (position) (fail-read position "this is no field tag"))
+(defun fail-tag (position) (fail-read position "this is not a field tag"))
 (defun fail-length (position) (fail-read position "a length reaches past the end"))
 (defun fail-recursion (position)
   (fail-read position "messages nest deeper than :max-message-depth allows"))

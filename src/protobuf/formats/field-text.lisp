@@ -11,8 +11,8 @@
   (:report (lambda (condition stream)
              (format stream "The field ~A ~A." (field-text-error-path condition)
                      (field-text-error-text condition))))
-  (:documentation "A text is no value of the field for which it was given. PATH has the names of the
-fields that lead to it, joined by points; TEXT says what is wrong."))
+  (:documentation "A text is not a value of the field that it was given for. PATH has the names of
+the fields that lead to it, joined by points; TEXT says what is wrong."))
 
 (document-functions
   field-text-error-path "The names of the fields that lead to the one with a wrong text, joined by

@@ -127,7 +127,7 @@ sign."
   (let* ((type (slot-type-object slot)) (reader (json-input-reader input)))
     (flet ((unknown (value)
              (unless (input-ignore-unknown input)
-               (json-wrong input "~S is no value of the enum ~A" value (enum-type-name type)))
+               (json-wrong input "~S is not a value of the enum ~A" value (enum-type-name type)))
              (values nil nil)))
       (case (next-json reader)
         (:string (let* ((name (read-json-string reader))
@@ -168,7 +168,7 @@ sign."
 
 (defun read-map-key (input kind text)
   "The key of KIND that TEXT, the name of a member, means."
-  (flet ((wrong () (json-wrong input "~S is no key of type ~(~A~)" text kind)))
+  (flet ((wrong () (json-wrong input "~S is not a key of type ~(~A~)" text kind)))
     (case kind
       (:string text)
       (:bool (cond ((string= text "true") t)
@@ -288,7 +288,8 @@ Any's, and has @type besides."
     (set-slot message slot
               (to-stored slot (mapcar (lambda (path)
                                       (or (snake-path path)
-                                          (json-wrong input "~S is no path of a FieldMask" path)))
+                                          (json-wrong input "~S is not a path of a FieldMask"
+                                                      path)))
                                     (split-text (read-json-text input) #\,))))))
 
 (defun read-json-any-value (input message)

@@ -277,8 +277,8 @@ type in an Any to its message type, or to nil. Unknown fields are left out. Sign
 MESSAGE-PRINT-ERROR if MESSAGE has no form in JSON (it has an invalid Timestamp, Duration or
 FieldMask, an empty Value, an Any of an unknown type or a string that is not UTF-8), if the text is
 longer than MAX-OCTETS, or if messages, those in Anys too, nest deeper than MAX-MESSAGE-DEPTH
-levels. Signal PROTOBUF-ERROR if the octets in an Any are no message of its type, or if the messages
-in Anys take more than MAX-DECODED-OCTETS of memory over eight times their size. Source:
+levels. Signal PROTOBUF-ERROR if the octets in an Any are not a message of its type, or if the
+messages in Anys take more than MAX-DECODED-OCTETS of memory over eight times their size. Source:
 protobuf.dev, ProtoJSON format."
   (let ((output (make-json-output :buffer (make-buffer :size 256) :proto-names proto-names
                                   :enum-numbers enum-numbers :defaults defaults :indent indent

@@ -280,7 +280,7 @@ pairs, which protoc takes in .proto files and its conformance suite wants refuse
 (defun read-text-enum (input slot)
   (let ((type (slot-type-object slot)) (token (text-input-token input)))
     (flet ((unknown (value)
-             (fail-input input token "~A is no value of the enum ~A" value
+             (fail-input input token "~A is not a value of the enum ~A" value
                          (enum-type-name type))))
       (if (eq :word (text-input-kind input))
           (let ((name (text-input-value input)))

@@ -169,7 +169,7 @@ message, with nil for one that a proto3 optional field is alone in."
     (flet ((number (kind)
              (let ((token (svref (tokenize (string-left-trim "-" text) "") 0)))
                (unless (member (token-kind token) kind)
-                 (fail-read 0 "\"~A\" is no default of type ~(~A~)" text type))
+                 (fail-read 0 "\"~A\" is not a default of type ~(~A~)" text type))
                (* (token-value token) (if (char= #\- (char text 0)) -1 1)))))
       (case type
         (:bool (values text (string= text "true")))

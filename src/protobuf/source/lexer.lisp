@@ -313,7 +313,7 @@ point with digits and an exponent."
     (setf (lexer-name-end lexer) (lexer-at lexer))))
 
 (defun lex-symbol (lexer)
-  "Consume one character that is no part of a longer token; whether it means something is for the
+  "Consume one character that is not part of a longer token; whether it means something is for the
 parser to say."
   (unless (< (char-code (peek lexer)) 128)
     (lexer-complain lexer "the character ~S may stand in strings and comments only" (peek lexer)))

@@ -267,7 +267,7 @@ in RANGES; each range that overlaps with another one is in a pair."
            (let ((value (and (stringp text) (enum-value-named type text))))
              (if value
                  (setf (field-descriptor-default field) (enum-value-descriptor-number value))
-                 (complain field :default "the default is no value of the enum ~A"
+                 (complain field :default "the default is not a value of the enum ~A"
                            (descriptor-full-name type)))))
           ((enum-descriptor-values type)
            (setf (field-descriptor-default field)

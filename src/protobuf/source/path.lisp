@@ -49,8 +49,8 @@ as protoc wants of a \"virtual path\", and is one line."
 
 (defun file-name-text (name)
   "The text of the error that NAME is no FILE-NAME-P."
-  (format nil "\"~A\" is no name of a file: there is no \".\", \"..\" or nothing between slashes, ~
-               no backslash, drive or control character"
+  (format nil "\"~A\" is not the name of a file: there is no \".\", \"..\" or nothing between ~
+               slashes, no backslash, drive or control character"
           (substitute-if #\? #'control-character-p name)))
 
 (defun name-below (truename roots)

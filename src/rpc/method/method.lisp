@@ -19,7 +19,7 @@
   (path-field nil)                      ; the wire's: the header field of PATH, once it was made
   (route nil)                           ; what the path led to within the image last time
   (kind :unary :type (member :unary :client-streaming :server-streaming :bidi)) ; which side streams
-  ;; nil if it is none of gRPC's
+  ;; nil if gRPC does not define it
   (request-type nil :type (or null protobuf:message-type)) ; of the messages to the handler
   (response-type nil :type (or null protobuf:message-type)) ; of those to the client
   (function-name nil :type symbol)      ; of the generic function

@@ -34,7 +34,7 @@ why."))
   (:report (lambda (condition stream)
              (format stream "~@[~A: ~]~A" (request-error-field condition)
                      (request-error-text condition))))
-  (:documentation "A request of HTTP is no call of a method. HTTP-STATUS and STATUS, of gRPC, say
+  (:documentation "A request of HTTP is not a call of a method. HTTP-STATUS and STATUS, of gRPC, say
 what kind of error it is, TEXT what is wrong, FIELD of which field, HEADERS what else to answer."))
 
 (document-functions

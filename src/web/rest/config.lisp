@@ -49,7 +49,7 @@
                             ((eq key :custom) (list-data value))
                             ((and (eq key :additional-bindings) (listp value))
                              (map 'vector #'list-data value))
-                            (t (wrong-rule "~S is no value of ~S" value key))))))
+                            (t (wrong-rule "~S is not a value of ~S" value key))))))
 
 (defun read-rules (source)
   "Return the list of google.api.HttpRules that SOURCE is: a string, a service config in YAML of

@@ -144,7 +144,7 @@ when a file is loaded again, numbers do not."
 
 (defun check-verb (verb)
   (cond ((string= "" verb) (wrong-rule "the kind of its custom pattern is empty"))
-        ((not (token-p verb)) (wrong-rule "~S is no method of HTTP" verb))
+        ((not (token-p verb)) (wrong-rule "~S is not a method of HTTP" verb))
         ((string= "CONNECT" verb) (wrong-rule "CONNECT opens a tunnel and calls nothing"))))
 
 (defun body-field-p (field route)

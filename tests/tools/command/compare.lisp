@@ -82,4 +82,4 @@ each of SEEDS, with latencies about MEDIAN-NS."
 
 (test compare-what-is-no-report
   (fails-p 2 "cannot be read" "compare" "/nowhere/a.json" "/nowhere/b.json")
-  (fails-p 2 "is no report of a run" "compare" *route-guide-proto* *route-guide-proto*))
+  (fails-p 2 "is not the report of a run" "compare" *route-guide-proto* *route-guide-proto*))
