@@ -150,7 +150,7 @@ function that tells whether those two are unharmed."
              (append-octets (end-arrived end) (hello-with-name theirs name))
              (append-octets (end-arrived end) tail)
              (is (eql clgrpc.loop::+broken+ (read-end end)))
-             (is (search "no name of a host" (byte-channel-failure (end-byte-channel end))) "~S: ~A"
+             (is (search "not a host name" (byte-channel-failure (end-byte-channel end))) "~S: ~A"
                  name (byte-channel-failure (end-byte-channel end)))
              (is (equalp (octets-of 21 3) (subseq (buffer-octets (end-sent end)) 0 2)) "an alert"))
            (is-true (funcall unharmed-p) "~S with ~D octets" name (length tail))))))))

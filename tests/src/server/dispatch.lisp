@@ -151,30 +151,32 @@ that, however handlers run."
 
 (test reset-while-running
   "A reset at any time ends that call only."
-  (let ((ended (make-signal)))
+  (let ((begun (make-signal)) (ended (make-signal)))
     (with-raw-probe (peer channel)
         (:watch (lambda (note call)
-                  (declare (ignore note))
                   (grpc:on-cancel call (lambda () (signal-it ended)))
+                  (when (evenp (lab:note-number note)) (signal-it begun))
                   call)
          :collect (lambda (stream call)
                     (declare (ignore call))
                     (handler-bind ((grpc:cancelled (lambda (error)
                                                      (declare (ignore error))
                                                      (signal-it ended))))
-                      (grpc:receive stream)
+                      (when (evenp (lab:note-number (grpc:receive stream))) (signal-it begun))
                       (grpc:receive stream))))
       (flet ((reset (exchange)
                (http2:reset-stream (exchange-stream exchange) http2:+cancel+)
                (flush-peer peer)))
         (loop for i below 20
-              for watch = (send-request peer "/lab.Bench/Watch" :data (note-octets 1))
-              for collect = (send-request peer "/lab.Bench/Collect" :data (note-octets 1) :end nil)
-              do (when (evenp i) (ask-raw peer "/lab.Bench/Ask" :data (note-octets 1)))
+              for watch = (send-request peer "/lab.Bench/Watch" :data (note-octets i))
+              for collect = (send-request peer "/lab.Bench/Collect" :data (note-octets i) :end nil)
+              do (when (evenp i)
+                   (ask-raw peer "/lab.Bench/Ask" :data (note-octets 1))
+                   ;; of the others it is not known whether their handlers begin
+                   (is (await-signal begun :count 2)))
                  (reset watch)
                  (reset collect)
                  (reset (send-request peer "/lab.Bench/Ask" :data (octets-of 0) :end nil))))
-      ;; at least those that had begun for certain
       (is (await-signal ended :count 20)))))
 
 (test connection-lost-while-running

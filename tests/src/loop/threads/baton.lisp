@@ -37,7 +37,7 @@
 
 (defun baton-definitions ()
   (append (read-definitions "baton" '#:clgrpc.loop)
-          (read-definitions "structure" '#:clgrpc.loop)))
+          (read-definitions "loop-structure" '#:clgrpc.loop)))
 
 (defun without (form name definitions)
   "DEFINITIONS without FORM in that of NAME."

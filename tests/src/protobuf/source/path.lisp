@@ -26,7 +26,7 @@
                  (fail "~S is imported" name))
         (proto-syntax-error (condition)
           (let ((text (princ-to-string condition)))
-            (is (search "no name of a file" text) "~A" text)
+            (is (search "not the name of a file" text) "~A" text)
             (is (not (search "secret" text)))
             (is (notany (lambda (char) (< (char-code char) 32)) text))))))
     (signals proto-syntax-error         ; a directory is no file

@@ -58,7 +58,7 @@ message M { optional clgrpc.test.plugin.low.M low = 1; google.protobuf.Empty e =
                       :proto-file (list (google.protobuf:make-file-descriptor-proto
                                          :name name :package "clgrpc.test.elsewhere")))))))
       (is (null (answered-files response)))
-      (is (search "no name of a file"
+      (is (search "not the name of a file"
                   (google.protobuf.compiler:code-generator-response-error response))))))
 
 (test a-package-is-made-of-identifiers

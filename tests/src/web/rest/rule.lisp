@@ -48,7 +48,7 @@
     ((:get "/v1/x" :response-body "*") "*")
     ((:custom (:kind "" :path "/v1/x")) "empty")
     ((:custom (:kind "GET" :path "")) "no path")
-    ((:custom (:kind "A B" :path "/v1/x")) "no method")
+    ((:custom (:kind "A B" :path "/v1/x")) "not a method")
     ((:custom (:kind "CONNECT" :path "/v1/x")) "CONNECT")
     ((:get "/v1/x" :additional-bindings ((:body "*"))) "no pattern")
     ((:get "/v1/x" :additional-bindings ((:get "/v1/y/{nosuch}"))) "nosuch")
