@@ -106,7 +106,7 @@ that is not loaded (:DATA)."
   ("src/protobuf" ("clgrpc/protobuf")
    :first ("support" "vector" "import" "extension" "field" "json-writer")
    :rooms ("codec" "formats" "source" "types"))
-  ("src/web/rest" ("clgrpc/rest") :first ("support" "template"))
+  ("src/web/rest" ("clgrpc/rest" "clgrpc-tests/server") :first ("support" "template"))
   ("whole/fuzz" ("clgrpc-tests/protobuf" "clgrpc-tests/loop" "clgrpc-tests/dns"
                  "clgrpc-tests/dialogue" "clgrpc-tests/rest" "clgrpc-tests/server" "clgrpc-sim")
    :first ("chance" "octets" "wire" "text" "target" "rest" "frame" "dns" "hpack" "http1" "http2"

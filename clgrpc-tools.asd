@@ -80,4 +80,5 @@
   :components ((:file "protos") (:file "package") (:file "bench") (:file "orca") (:file "interop")
                (:file "offer") (:file "interop-case") (:file "interop-client")
                (:file "bench-client") (:file "connect") (:file "policy") (:file "metrics")
+               (:file "sha256") (:file "transcode")
                (:file "testee") (:file "storm-client")))

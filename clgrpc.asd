@@ -13,7 +13,8 @@
   :license "MIT"
   :description "gRPC for Common Lisp: HTTP/2, protobuf, client and server, native and fast."
   :depends-on ("clgrpc/client" "clgrpc/balance" "clgrpc/inproc" "clgrpc/server"
-               "clgrpc/grpc-web" "clgrpc/connect" "clgrpc/services" "clgrpc/logs" "clgrpc/metrics" "clgrpc/channelz"
+               "clgrpc/grpc-web" "clgrpc/connect" "clgrpc/rest" "clgrpc/services" "clgrpc/logs"
+               "clgrpc/metrics" "clgrpc/channelz"
                "clgrpc/trace" "clgrpc/otlp" "clgrpc/program")
   :pathname "src/"
   :serial t
@@ -198,15 +199,6 @@
                (:static-file "../../../proto/xds/service/orca/v3/orca.proto") (:file "package")
                (:file "method") (:file "proto")))
 
-(defsystem "clgrpc/rest"
-  :description "REST by google.api.http: rules, routes, requests and answers, and OpenAPI."
-  :depends-on ("clgrpc/status")
-  :pathname "src/web/rest/"
-  :serial t
-  :components ((:file "package") (:file "condition") (:file "percent") (:file "template")
-               (:file "yaml") (:file "config") (:file "rule") (:file "router") (:file "query")
-               (:file "body") (:file "answer") (:file "openapi")))
-
 (defsystem "clgrpc/rpc"
   :description "What a call is on any transport: the contract of transports, observers."
   :depends-on ("clgrpc/method")
@@ -323,6 +315,16 @@
   :pathname "src/web/connect/"
   :serial t
   :components ((:file "package") (:file "unary") (:file "stream") (:file "claim")))
+
+(defsystem "clgrpc/rest"
+  :description "REST by google.api.http: rules, routes, requests and answers, and OpenAPI."
+  :depends-on ("clgrpc/web")
+  :pathname "src/web/rest/"
+  :serial t
+  :components ((:file "package") (:file "condition") (:file "percent") (:file "template")
+               (:file "yaml") (:file "config") (:file "rule") (:file "router") (:file "query")
+               (:file "body") (:file "answer") (:file "openapi")
+               (:file "carrying") (:file "rest-claim") (:file "document")))
 
 (defsystem "clgrpc/inproc"
   :description "Calls within the image: from a channel to a server without octets between."

@@ -108,6 +108,8 @@
                 #:http-request-query #:http-request-headers #:http-request-header
                 #:http-request-parameter #:http-request-body #:http-request-peer
                 #:begin-response #:send-chunk #:end-response #:response-open-p #:on-response-end)
+  (:import-from #:clgrpc.rest
+                #:use-http-rules #:rule-error #:rule-error-rule #:rule-error-text #:openapi-handler)
   (:import-from #:clgrpc.trace
                 #:tracing #:make-tracing #:trace-context #:current-trace #:trace-id #:span-id
                 #:trace-sampled-p #:trace-state #:traceparent #:parse-traceparent #:with-span

@@ -106,7 +106,8 @@
 is not gRPC's."
   (exchange:read-http2-request list stream (server-loop-router server-loop) **exchange-sink**
                                (server-loop-options server-loop)
-                               (cond ((eq :content-type reason) **not-grpc**)
+                               (cond ((server-loop-claimers server-loop) nil)
+                                     ((eq :content-type reason) **not-grpc**)
                                      ((server-loop-http server-loop) nil)
                                      (t **not-post**))))
 

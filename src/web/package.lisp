@@ -29,7 +29,8 @@
    ;; head.lisp
    #:heads #:make-heads #:heads-head #:metadata-headers #:answer-headers #:outgoing-encoding
    ;; receiving.lisp, sending.lisp
-   #:call-web-notes #:notes-answer #:notes-carry #:receive-bare #:deliver-body
+   #:call-web-notes #:notes-answer #:notes-sent #:collect-body #:collected-body
+   #:notes-carry #:receive-bare #:deliver-body
    #:receive-enveloped #:body-whole #:write-encoded #:write-octets #:write-enveloped #:envelope
    #:finish-enveloped #:mark-headers #:note-served
    ;; operation.lisp

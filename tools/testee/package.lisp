@@ -11,6 +11,12 @@
                     (#:examples #:clgrpc.examples) (#:testing #:grpc.testing)
                     (#:orca #:xds.service.orca.v3)
                     (#:orca-methods #:xds.service.orca.v3.open-rca-service)
+                    (#:lab #:lab.web.v1) (#:echo #:lab.web.v1.echo-service)
+                    (#:lab-errors-methods #:lab.web.v1.error-service)
+                    (#:lab-streams-methods #:lab.web.v1.stream-service)
+                    (#:lab-bodies-methods #:lab.web.v1.body-service)
+                    (#:lab-meta-methods #:lab.web.v1.meta-service)
+                    (#:lab-perf-methods #:lab.web.v1.perf-service)
                     (#:connect #:connectrpc.conformance.v1)
                     (#:connect-methods #:connectrpc.conformance.v1.conformance-service))
   (:import-from #:clgrpc.tools

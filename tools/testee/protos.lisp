@@ -13,3 +13,4 @@
   :import-paths ("../../proto/"))
 (clgrpc:define-proto "../../proto/connectrpc/conformance/v1/client_compat.proto"
   :import-paths ("../../proto/"))
+(clgrpc:define-proto "../../proto/lab/web/v1/lab.proto" :import-paths ("../../proto/"))

@@ -84,7 +84,8 @@ end."
     ("connect-server" . serve-connect-suite)
     ("connect-client" . call-for-connect-suite)
     ("policy" . be-driven)
-    ("metrics" . be-measured))
+    ("metrics" . be-measured)
+    ("transcode" . serve-lab))
   "By their names, functions of the streams that lead to the runner.")
 
 (define-command "testee"
@@ -92,7 +93,8 @@ end."
             (lambda (name)
               (or (cdr (assoc name *testees* :test #'string=))
                   (refuse "there is no ~S, only ~{~A~^, ~}" name (mapcar #'car *testees*))))
-            "What to be: protobuf, connect-server, connect-client, policy or metrics."))
+            "What to be: protobuf, connect-server, connect-client, policy, metrics or
+transcode."))
      ())
     "Be judged by a public conformance suite on standard input and output. `make conformance`
 fetches and runs the suites."

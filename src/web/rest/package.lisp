@@ -1,14 +1,19 @@
 ;;;; REST as google.api.http has it (google/api/http.proto, AIP-127): which requests of plain HTTP
 ;;;; call a method of a service, how a request becomes its message, and a message the answer. All of
-;;;; it is functions of texts, octets and messages, without I/O, clock or threads.
+;;;; it up to openapi is functions of texts, octets and messages, without I/O, clock or threads; the
+;;;; last files are the protocol of servers that is made of these.
 ;;;;
 ;;;; The files in their order: condition; percent (decoding); template (path templates); yaml and
 ;;;; config (rules given beside the .proto); rule (what is right for a method); router; query;
-;;;; body (requests); answer; openapi.
+;;;; body (requests); answer; openapi; carrying (calls over HTTP); rest-claim (requests of a
+;;;; server); document.
 
 (defpackage #:clgrpc.rest
   (:use #:cl #:clgrpc.base)
-  (:local-nicknames (#:protobuf #:clgrpc.protobuf) (#:status #:clgrpc.status))
+  (:local-nicknames (#:protobuf #:clgrpc.protobuf) (#:status #:clgrpc.status)
+                    (#:method #:clgrpc.method) (#:rpc #:clgrpc.rpc) (#:serving #:clgrpc.serving)
+                    (#:wire #:clgrpc.wire) (#:exchange #:clgrpc.exchange)
+                    (#:server #:clgrpc.server) (#:web #:clgrpc.web))
   (:export
    ;; condition.lisp
    #:rule-error #:rule-error-rule #:rule-error-text
@@ -29,4 +34,8 @@
    #:http-status-of #:message-answer #:status-answer #:stream-form #:stream-type #:stream-item
    #:stream-status #:stream-close
    ;; openapi.lisp
-   #:openapi-document))
+   #:openapi-document
+   ;; rest-claim.lisp
+   #:use-http-rules
+   ;; document.lisp
+   #:openapi-handler))

@@ -1,9 +1,11 @@
-;;;; Tests of REST as functions of texts and octets, without a server.
+;;;; Tests of REST: as functions of texts and octets, and, in rest-claim.lisp, at a server.
 
 (defpackage #:clgrpc.tests.rest
   (:use #:cl #:clgrpc.base #:clgrpc.rest #:fiveam)
-  (:local-nicknames (#:protobuf #:clgrpc.protobuf) (#:rest #:clgrpc.rest)
-                    (#:library #:clgrpc.tests.library)))
+  (:local-nicknames (#:protobuf #:clgrpc.protobuf) (#:rest #:clgrpc.rest) (#:grpc #:clgrpc)
+                    (#:library #:clgrpc.tests.library)
+                    (#:library-methods #:clgrpc.tests.library.library))
+  (:import-from #:clgrpc.tests.server #:curl))
 
 (in-package #:clgrpc.tests.rest)
 

@@ -1,0 +1,229 @@
+;;;; How calls by REST go over HTTP, as a style of clgrpc.web. A body is one message, and what the
+;;;; path and the query say of it is bound when it is decoded; or it has the messages of a stream,
+;;;; which come whole. An answer is one body with a length, or a stream in the form that the client
+;;;; accepts.
+;;;;
+;;;; An answer in JSON is encoded behind an envelope of five octets, which is left out; but in an
+;;;; array the last of these becomes the bracket or comma before it. A google.api.HttpBody is
+;;;; encoded with its type before it, of two octets' length, since the head has that.
+
+(in-package #:clgrpc.rest)
+
+(defstruct (rest-claim (:include web:web-claim) (:copier nil))
+  "What the head of a request has said."
+  (rule nil :type route :read-only t)   ; by which it calls
+  (match nil :type match :read-only t)  ; of its path
+  (query nil :type (or null string) :read-only t) ; as it came
+  (content-type nil :type (or null string) :read-only t) ; of its body
+  ;; how a stream of answers is sent, or nil if there is one answer, or a stream of raw ones
+  (form nil :type (member nil :array :lines :events) :read-only t))
+
+(declaim (inline call-rest-claim))
+(defun call-rest-claim (call)
+  (the rest-claim (web:call-web-claim call)))
+
+;;; Messages
+
+(defun request-trouble (condition)
+  "The text that says what CONDITION, a REQUEST-ERROR, does."
+  (remove #\Newline (princ-to-string condition)))
+
+(defun decode-request (call octets start end)
+  "The message of CALL whose body, or part of it, is OCTETS from START to END."
+  (let ((claim (call-rest-claim call)))
+    (handler-case (bind-message (rest-claim-rule claim) (rest-claim-match claim)
+                                (rest-claim-query claim) (subseq-octets octets start end)
+                                (rest-claim-content-type claim))
+      (request-error (condition)
+        (error 'protobuf:protobuf-error :text (request-trouble condition))))))
+
+(defconstant +type-octets+ 2 "The octets of the length of the type before a raw answer.")
+
+(defun typed-octets (type octets)
+  "OCTETS of a raw answer with their TYPE before them."
+  (let* ((type (bounded-type type))
+         (all (make-octets (+ +type-octets+ (length type) (length octets)))))
+    (setf (u16be all 0) (length type))
+    (replace all (ascii-octets type) :start1 +type-octets+)
+    (replace all octets :start1 (+ +type-octets+ (length type)))))
+
+(defun bounded-type (type)
+  (if (< (length type) 1000) type "application/octet-stream"))
+
+(defun encode-answer (call message compress)
+  "MESSAGE, an answer of CALL, as WIRE:ENCODE-MESSAGE returns it."
+  (let* ((claim (call-rest-claim call))
+         (rule (rest-claim-rule claim))
+         (form (rest-claim-form claim))
+         (size (protobuf:measure (rpc:outgoing-type call) message)))
+    (flet ((encode ()
+             (multiple-value-bind (type octets) (message-answer rule message)
+               (cond ((route-raw-answer rule)
+                      (wire:encode-text call (typed-octets type octets) nil))
+                     ((member form '(:lines :events))
+                      (wire:encode-text call (stream-item form octets nil) nil))
+                     (t (wire:encode-text call octets (and (null form) compress)))))))
+      (if (<= size rpc:+long-octets+)
+          (encode)
+          (rpc:call-with-room call (* 6 size) (wire:wire-call-options call) #'encode)))))
+
+(sb-ext:define-load-time-global **codec**
+    (web:make-codec :name :rest :decode #'decode-request :encode #'encode-answer :text t))
+
+;;; Streams of clients
+
+(defun collect-part (call octets start end last)
+  "The RECEIVE of requests whose body has several messages."
+  (declare (ignore last))
+  (web:collect-body call octets start end))
+
+(defun deliver-parts (call)
+  "The WHOLE of these requests."
+  (let ((body (web:collected-body call)))
+    (handler-case (body-parts (rest-claim-rule (call-rest-claim call)) body)
+      (request-error (condition)
+        (rpc:abort-with call (status:make-rpc-error
+                              :invalid-argument :message (request-trouble condition) :call call
+                              :peer (rpc:call-peer call) :ended-by :local)))
+      (:no-error (parts)
+        (dolist (part parts)
+          (unless (rpc:call-status call)
+            (wire:deliver-alone call nil part 0 (length part))))
+        (wire:seal-arrivals (wire:wire-call-link call))))))
+
+;;; Answers
+
+(defun first-part-p (call encoded)
+  "True if ENCODED is the first answer of CALL."
+  (= (web:notes-sent (web:call-web-notes call))
+     (- (wire:encoded-length encoded) wire:+prefix-octets+)))
+
+(defun raw-type (encoded)
+  "The type before ENCODED, a raw answer, and where the answer begins."
+  (let* ((octets (wire:encoded-octets encoded))
+         (start (+ wire:+prefix-octets+ +type-octets+))
+         (end (+ start (u16be octets wire:+prefix-octets+))))
+    (values (octets-ascii octets start end) end)))
+
+(defun write-raw-head (call type headers length)
+  (exchange:write-head (server:call-http-request call)
+                       (exchange:make-answer-head 200 (list (cons "content-type" type)))
+                       (web:answer-headers call headers) length))
+
+(defun write-part (call encoded)
+  "The PART of the style."
+  (let ((claim (call-rest-claim call)))
+    (cond ((route-raw-answer (rest-claim-rule claim))
+           (multiple-value-bind (type start) (raw-type encoded)
+             (when (first-part-p call encoded) (write-raw-head call type '() nil))
+             (when (< start (wire:encoded-length encoded))
+               (web:write-encoded call encoded start nil))))
+          ((eq :array (rest-claim-form claim))
+           (let ((start (1- wire:+prefix-octets+)))
+             (setf (aref (wire:encoded-octets encoded) start)
+                   (char-code (if (first-part-p call encoded) #\[ #\,)))
+             (web:write-encoded call encoded start nil)))
+          (t (web:write-encoded call encoded wire:+prefix-octets+ nil)))))
+
+(defun write-no-head (call)
+  "The operation WRITE-HEAD of raw streams, whose first message has the type."
+  (declare (ignore call)))
+
+(rpc:define-transport-end **raw-request-operations** (:server :like web:**web-request-operations**)
+  :write-head #'write-no-head)
+
+(rpc:define-transport-end **raw-stream-operations** (:server :like web:**web-stream-operations**)
+  :write-head #'write-no-head)
+
+(defun operations-of (route)
+  "The operations of calls by ROUTE."
+  (let ((streamed (protobuf:method-descriptor-client-streaming-p (route-method route))))
+    (cond ((not (and (route-raw-answer route)
+                     (protobuf:method-descriptor-server-streaming-p (route-method route))))
+           (if streamed web:**web-stream-operations** web:**web-request-operations**))
+          (streamed **raw-stream-operations**)
+          (t **raw-request-operations**))))
+
+(defun end-status (call)
+  "How CALL has ended: the number of its status, its text, details, octets or nil, and trailers. A
+body that is not compressed as it says is the client's mistake here."
+  (multiple-value-bind (status text details trailers) (web:call-end call)
+    (values (status:status-code (if (wire:broken-compression-p status text)
+                                    :invalid-argument
+                                    status))
+            text details trailers)))
+
+(defun trailer-headers (trailers)
+  (web:metadata-headers trailers "trailer-"))
+
+(defun write-status (call code text details trailers)
+  "Write that CALL, of whose answer nothing is written, has ended with CODE, TEXT and DETAILS."
+  (let ((body (status-answer code text details)))
+    (exchange:write-head (server:call-http-request call)
+                         (exchange:make-answer-head (http-status-of code)
+                                                    '(("content-type" . "application/json")))
+                         (web:answer-headers call (trailer-headers trailers))
+                         (length body))
+    (web:write-octets call body t)))
+
+(defun write-json-answer (call encoded headers)
+  (let ((compressed (= 1 (aref (wire:encoded-octets encoded) 0))))
+    (exchange:write-head (server:call-http-request call)
+                         (web:heads-head (web:web-claim-heads (web:call-web-claim call))
+                                         (and compressed (web:outgoing-encoding call)))
+                         (web:answer-headers call headers)
+                         (- (wire:encoded-length encoded) wire:+prefix-octets+))
+    (web:write-encoded call encoded wire:+prefix-octets+ t)))
+
+(defun write-answer (call encoded trailers)
+  "Write ENCODED, the only answer of CALL, with TRAILERS as headers."
+  (let ((headers (trailer-headers trailers)))
+    (if (route-raw-answer (rest-claim-rule (call-rest-claim call)))
+        (multiple-value-bind (type start) (raw-type encoded)
+          (write-raw-head call type headers (- (wire:encoded-length encoded) start))
+          (web:write-encoded call encoded start t))
+        (write-json-answer call encoded headers))))
+
+(defun finish-stream (call fresh code text details trailers)
+  "Write the end of the stream of answers of CALL; FRESH: no head is written yet."
+  (let* ((claim (call-rest-claim call))
+         (raw (route-raw-answer (rest-claim-rule claim)))
+         (form (rest-claim-form claim))
+         (none (zerop (web:notes-sent (web:call-web-notes call))))
+         (good (zerop code)))
+    (cond ((and (not good) (if raw none fresh)) (write-status call code text details trailers))
+          ((and raw good)
+           (when none (write-raw-head call "application/octet-stream" '() 0))
+           (web:write-octets call (make-octets 0) t))
+          (raw (exchange:cut-answer-off (server:call-http-request call)))
+          (t
+           (when fresh
+             (exchange:write-head (server:call-http-request call)
+                                  (web:heads-head (web:web-claim-heads claim) nil)
+                                  (web:answer-headers call '()) nil))
+           (web:write-octets call
+                             (if good
+                                 (stream-close form none)
+                                 (stream-status form (status-answer code text details) none))
+                             t)))))
+
+(defun finish-call (call)
+  "The FINISH of the style."
+  (multiple-value-bind (code text details trailers) (end-status call)
+    (let ((answer (shiftf (web:notes-answer (web:call-web-notes call)) nil))
+          (fresh (web:mark-headers call)))
+      (web:note-served call)
+      (cond ((not (rpc:answers-once-p call))
+             (finish-stream call fresh code text details trailers))
+            ((and answer (zerop code)) (write-answer call answer trailers))
+            (t (write-status call (if (zerop code) 13 code) text details trailers))))))
+
+(sb-ext:define-load-time-global **single**
+    (web:complete-style
+     (web:make-style :name :rest :receive #'web:receive-bare :whole #'web:body-whole
+                     :part #'write-part :finish #'finish-call)))
+
+(sb-ext:define-load-time-global **several**
+    (web:complete-style
+     (web:make-style :name :rest :receive #'collect-part :whole #'deliver-parts
+                     :part #'write-part :finish #'finish-call)))

@@ -1,0 +1,216 @@
+;;;; Which requests of a server are REST's: those whose path a route has. What is wrong with their
+;;;; heads is answered with a google.rpc.Status in JSON. The routes are made of the annotations of
+;;;; the server's methods, and of the rules that USE-HTTP-RULES was given.
+
+(in-package #:clgrpc.rest)
+
+;;; Rules beside
+
+(sb-ext:defglobal **rules** '())        ; google.api.HttpRules, the latest last
+
+(defun use-http-rules (source)
+  "Have the methods that the rules of SOURCE select be reached by REST as these say, instead of by
+their annotations, on servers that start from now on. SOURCE is a string, a service config in YAML,
+or a list of plists, as READ-RULES has it; nil forgets all rules that were given before. Signal
+RULE-ERROR if a rule is wrong in itself or selects no method that is loaded. From any thread."
+  (let ((rules (read-rules source)))
+    (dolist (rule rules)
+      (let* ((name (google.api:http-rule-selector rule))
+             (*rule* (rule-text rule))
+             (file (protobuf:file-of-symbol name)))
+        (unless file (wrong-rule "no method of that name is loaded"))))
+    (sb-ext:atomic-update **rules** (lambda (old) (if source (append old rules) '())))
+    rules))
+
+(defun method-descriptor-of (method)
+  "The descriptor of METHOD, an RPC-METHOD, or nil."
+  (let ((service (protobuf:find-descriptor (method:rpc-method-service-name method))))
+    (and service
+         (find (method:rpc-method-name method) (protobuf:service-descriptor-methods service)
+               :key #'protobuf:descriptor-name :test #'string=))))
+
+(defun served-methods (table)
+  "The methods of TABLE, a server's routes, as MAKE-ROUTES takes them, by name."
+  (sort (loop for route being the hash-values of (serving:route-table-routes table)
+              for method = (server:route-method route)
+              for descriptor = (method-descriptor-of method)
+              when descriptor
+                collect (list descriptor (method:rpc-method-request-type method)
+                              (method:rpc-method-response-type method) route))
+        #'string< :key (lambda (entry) (protobuf:descriptor-full-name (first entry)))))
+
+(defun rules-for (methods)
+  "The rules that USE-HTTP-RULES was given for METHODS, of SERVED-METHODS."
+  (remove-if-not (lambda (rule)
+                   (find (google.api:http-rule-selector rule) methods :test #'string=
+                         :key (lambda (entry) (protobuf:descriptor-full-name (first entry)))))
+                 **rules**))
+
+(defun table-router (table)
+  "The router of the methods of TABLE. Signal MISUSE if a rule is wrong."
+  (let ((methods (served-methods table)))
+    (handler-case (make-router (make-routes methods :rules (rules-for methods)))
+      (rule-error (condition) (misuse "~A" condition)))))
+
+;;; Answers without a call
+
+(defun error-answer (http-status status text headers)
+  "The answer to a request that calls nothing."
+  (exchange:make-plain-answer http-status (acons "content-type" "application/json" headers)
+                              (status-answer (status:status-code status) text nil)))
+
+(defun refusal (condition headers)
+  "The answer that CONDITION, a REQUEST-ERROR, stands for, with HEADERS."
+  (error-answer (request-error-http-status condition) (request-error-status condition)
+                (request-trouble condition) (append (request-error-headers condition) headers)))
+
+(defun allow (verbs)
+  (list (cons "allow" (format nil "~{~A~^, ~}" verbs))))
+
+(defun wrong-verb (http-method verbs headers)
+  "The answer to a request with HTTP-METHOD for a path that takes VERBS."
+  (if (string= "OPTIONS" http-method)
+      (exchange:make-plain-answer 204 (append (allow verbs) headers) (make-octets 0))
+      (error-answer 405 :unimplemented (format nil "the path takes ~{~A~^, ~}" verbs)
+                    (append (allow verbs) headers))))
+
+;;; Heads
+
+(defun same-origin-p (fields)
+  "True if the page that FIELDS name as the origin is this server's own."
+  (let ((origin (web:header-value fields "origin"))
+        (host (or (web:header-value fields ":authority") (web:header-value fields "host"))))
+    (and host
+         (let ((start (search "://" origin)))
+           (and start (string-equal host (subseq origin (+ start 3))))))))
+
+(defun check-origin (http-method fields content-type cors)
+  "Refuse a request with effects that a page of a foreign origin can send without asking first (the
+Fetch standard, \"CORS-safelisted request-header\")."
+  (when (and (string= "POST" http-method)
+             (web:header fields "origin")
+             (null cors)
+             (or (null content-type)
+                 (member (media-type content-type)
+                         '("text/plain" "multipart/form-data" "application/x-www-form-urlencoded")
+                         :test #'string=))
+             (not (same-origin-p fields)))
+    (refuse-request 403 :permission-denied "pages of this origin may not call")))
+
+(defun check-length (fields limit)
+  "Refuse a body that says that it has more than LIMIT octets."
+  (let* ((text (web:header-value fields "content-length"))
+         (length (and text (<= (length text) 18) (ignore-errors (parse-integer text)))))
+    (when (or (and length (> length limit)) (and text (> (length text) 18)))
+      (refuse-request 413 :resource-exhausted "the body has more than ~D octets" limit))))
+
+(defun check-body-type (route fields content-type)
+  "Refuse a body of CONTENT-TYPE that ROUTE cannot read."
+  (when (and (route-body route)
+             (not (route-raw-body route))
+             (not (equal "0" (web:header-value fields "content-length"))))
+    (check-json-type content-type)))
+
+(defun body-encoding (route fields)
+  "How the body of a request of ROUTE with FIELDS is compressed: an encoding, or nil."
+  (multiple-value-bind (encoding rejection) (web:head-encoding fields "content-encoding")
+    (when (or rejection (and encoding (streamed-p route)))
+      (error 'request-error :http-status 415 :status :invalid-argument
+                            :headers '(("accept-encoding" . "gzip, deflate"))
+                            :text "the body cannot be compressed so"))
+    encoding))
+
+(defun seconds-timeout (text)
+  "The nanoseconds that TEXT, seconds in decimal, says, or nil."
+  (and (<= 1 (length text) 12)
+       (every (lambda (char) (or (char<= #\0 char #\9) (char= char #\.))) text)
+       (<= (count #\. text) 1)
+       (digit-char-p (char text 0))
+       (let* ((dot (or (position #\. text) (length text)))
+              (fraction (subseq text (min (length text) (1+ dot)))))
+         (+ (* (parse-integer text :end dot) 1000000000)
+            (if (string= "" fraction)
+                0
+                (floor (* (parse-integer fraction) 1000000000) (expt 10 (length fraction))))))))
+
+(defun timeout-of (fields)
+  "The nanoseconds that a request with FIELDS may take, or nil."
+  (let* ((grpc (web:header-value fields "grpc-timeout"))
+         (seconds (web:header-value fields "x-server-timeout"))
+         (timeout (cond (grpc (status:parse-timeout (string-octets grpc)))
+                        (seconds (seconds-timeout seconds)))))
+    (cond (timeout timeout)
+          (grpc (refuse-request 400 :invalid-argument "malformed grpc-timeout"))
+          (seconds (refuse-request 400 :invalid-argument "malformed x-server-timeout")))))
+
+;;; Claims
+
+(defun form-of (route fields)
+  "The form of the stream of answers to a request of ROUTE with FIELDS, or nil."
+  (and (protobuf:method-descriptor-server-streaming-p (route-method route))
+       (not (route-raw-answer route))
+       (stream-form (web:header-value fields "accept"))))
+
+(defun make-all-heads (origins)
+  "The heads of good answers of a server with ORIGINS, an alist from form to them."
+  (let ((headers (web:vary-headers origins)))
+    (acons nil (web:make-heads "application/json" "content-encoding" headers)
+           (loop for form in '(:array :lines :events)
+                 collect (cons form
+                               (web:make-heads (stream-type form) "content-encoding"
+                                               (if (eq :events form)
+                                                   (acons "cache-control" "no-cache" headers)
+                                                   headers)))))))
+
+(defun claim-route (route match query heads http-method fields cors limit)
+  "The claim of a request of ROUTE. Signal REQUEST-ERROR if something is wrong with its head."
+  (let ((content-type (web:header-value fields "content-type"))
+        (streams (protobuf:method-descriptor-server-streaming-p (route-method route)))
+        (form (form-of route fields)))
+    (check-origin http-method fields content-type cors)
+    (check-length fields limit)
+    (check-body-type route fields content-type)
+    (let* ((metadata (web:metadata-fields fields))
+           (incoming (body-encoding route fields))
+           (timeout (timeout-of fields))
+           (style (if (streamed-p route) **several** **single**)))
+      (make-rest-claim
+       :manner (web:style-manner style) :style style :codec **codec**
+       :heads (cdr (assoc form heads)) :operations (operations-of route)
+       :route (route-payload route) :fields metadata :http-method http-method :timeout timeout
+       :incoming incoming
+       :accepted (if (or streams (route-raw-answer route))
+                     '()
+                     (web:head-accepted fields "accept-encoding" nil))
+       :cors cors
+       :rejection (or (and (eql 0 timeout) (multiple-value-list (rpc:verdict :came-too-late)))
+                      (web:metadata-rejection metadata))
+       :rule route :match match :query query :content-type content-type :form form))))
+
+(defun claim-of (router heads origins limit http-method target fields)
+  "What a request is: a claim, an answer, or nil."
+  (let* ((mark (position #\? target))
+         (path (subseq target 0 mark))
+         (asked (and (string= "OPTIONS" http-method)
+                     (web:header-value fields "access-control-request-method")))
+         (cors (web:origin-headers origins fields)))
+    (handler-case
+        (multiple-value-bind (route match) (find-route router http-method path)
+          (or (and asked
+                   (find-route router asked path)
+                   (web:preflight origins fields (list asked)))
+              (cond (route (claim-route route match (and mark (subseq target (1+ mark))) heads
+                                        http-method fields cors limit))
+                    (match (wrong-verb http-method match cors)))))
+      (request-error (condition) (refusal condition cors)))))
+
+(defun prepare (server table)
+  "The PREPARE of the protocol."
+  (let* ((origins (server:server-origins server))
+         (router (table-router table))
+         (heads (make-all-heads origins))
+         (limit (options-max-receive-octets (serving:server-options server))))
+    (lambda (http-method target fields)
+      (claim-of router heads origins limit http-method target fields))))
+
+(server:register-protocol (server:make-protocol :name :rest :prepare #'prepare))

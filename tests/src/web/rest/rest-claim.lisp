@@ -1,0 +1,190 @@
+;;;; REST at a server, as curl sees it.
+
+(in-package #:clgrpc.tests.rest)
+(in-suite :clgrpc.rest)
+
+(defclass library-service (library:library) ()
+  (:documentation "Tells what it got."))
+
+(defun told (request)
+  (library:make-answer :request request :names (list (library:request-name request))))
+
+(defmethod library-methods:get ((service library-service) request &key call)
+  (grpc:send-metadata call '(("x-shelf" . "left")))
+  (when (string= "none" (library:request-name request))
+    (setf (grpc:call-trailers call) '(("x-last" . "word")))
+    (grpc:fail :not-found "no such book"
+               :details (list (google.rpc:make-error-info :reason "LENT"))))
+  (told request))
+
+(defmethod library-methods:add ((service library-service) request &key)
+  (told request))
+
+(defmethod library-methods:put ((service library-service) request &key)
+  (told request))
+
+(defmethod library-methods:scan ((service library-service) request &key)
+  (library:make-answer :scan (library:request-scan request)))
+
+(defmethod library-methods:watch ((service library-service) request &key call)
+  (dotimes (i (library:request-copies request))
+    (grpc:send call (library:make-answer :count i)))
+  (when (library:request-full request) (grpc:fail :aborted "enough")))
+
+(defmethod library-methods:upload ((service library-service) stream &key)
+  (let ((names '()))
+    (grpc:do-messages (request stream)
+      (push (library:book-name (library:request-book request)) names))
+    (library:make-answer :names (nreverse names))))
+
+(defun with-json (arguments)
+  "ARGUMENTS of curl with what @json stands for."
+  (loop for argument in arguments
+        append (if (equal "@json" argument)
+                   '("-H" "content-type: application/json")
+                   (list argument))))
+
+(defmacro with-library ((get &rest options) &body body)
+  "Run BODY with GET, a function that returns what curl prints of a request for a path and the
+status, for each version of HTTP, at a server of the library with OPTIONS."
+  `(call-with-library (list ,@options)
+                      (lambda (function)
+                        (flet ((,get (path &rest arguments)
+                                 (apply function path (with-json arguments))))
+                          ,@body))))
+
+(defun call-with-library (options function)
+  (let ((server (apply #'grpc:start-server (make-instance 'library-service)
+                       :listen "127.0.0.1:0" :protocols '(:grpc :rest) options)))
+    (unwind-protect
+         (dolist (version '("--http1.1" "--http2-prior-knowledge"))
+           (funcall function
+                    (lambda (path &rest arguments)
+                      (string-right-trim "|" (apply #'curl server path version
+                                              "-w" " %{http_code}" arguments)))))
+      (grpc:stop-server server))))
+
+(test requests-call-and-answers-come
+  (with-library (ask)
+    (is (string= "{\"name\":\"a b\",\"copies\":2} 200" (ask "/v1/books/a%20b?copies=2")))
+    (is (string= "{\"request\":{\"name\":\"shelves/a/books/b\"},\"names\":[\"shelves/a/books/b\"]} 200"
+                 (ask "/v1/shelves/a/books/b")))
+    (is (string= "{\"request\":{\"book\":{\"name\":\"b\",\"pages\":3}},\"names\":[\"\"]} 200"
+                 (ask "/v1/books/b" "-X" "PUT" "-d" "{\"book\":{\"pages\":3}}" "@json" "-H"
+                      "content-encoding: identity")))
+    (is (search "|x-shelf: left|" (ask "/v1/books/a" "-i")))
+    (let ((head (ask "/v1/books/a" "-I")))
+      (is (search "|x-shelf: left|" head))
+      (is (null (search "{" head))))))
+
+(test raw-bodies-go-both-ways
+  (with-library (ask)
+    (let ((answer (ask "/v1/books/b:scan" "-i" "-d" "raw {]" "-H" "content-type: image/x")))
+      (is (search "|content-type: image/x|" answer))
+      (is (search "||raw {] 200" answer)))))
+
+(test errors-are-statuses-in-json
+  "Those of handlers with details and trailers, and those of requests that call nothing."
+  (with-library (ask)
+    (let ((answer (ask "/v1/books/none" "-i")))
+      (is (search "|content-type: application/json|" answer))
+      (is (search "|trailer-x-last: word|" answer))
+      (is (search "||{\"code\":5,\"message\":\"no such book\",\"details\":[{\"@type\":\"type.googleapis.com/google.rpc.ErrorInfo\",\"reason\":\"LENT\"}]} 404"
+                  answer)))
+    (is (search "{\"code\":12," (ask "/v1/any/x")))
+    (is (search "copies: takes an integer, uint32\"} 400" (ask "/v1/books/b?copies=x")))
+    (is (search " 400" (ask "/v1/books/%zz")))
+    (is (string= "there is nothing here 404" (ask "/v1/none")))
+    (let ((answer (ask "/v1/books/b" "-i" "-X" "DELETE")))
+      (is (search "|allow: GET, HEAD, PUT|" answer))
+      (is (search " 405" answer)))
+    (let ((answer (ask "/v1/books/b" "-i" "-X" "OPTIONS")))
+      (is (search "|allow: GET, HEAD, PUT|" answer))
+      (is (search " 204" answer)))
+    (is (search " 415" (ask "/v1/books/b" "-X" "PUT" "-d" "{}" "-H" "content-type: text/xml")))
+    (is (search " 415" (ask "/v1/books/b" "-X" "PUT" "-d" "{}" "@json" "-H"
+                            "content-encoding: br")))
+    (is (search " 400" (ask "/v1/books/b" "-X" "PUT" "-d" "{}" "@json" "-H"
+                            "content-encoding: gzip")))
+    (is (search " 400" (ask "/v1/books/b" "-X" "PUT" "-d" "{" "@json")))))
+
+(test bodies-have-a-limit
+  (with-library (ask :max-receive-octets 100)
+    (is (search " 413" (ask "/v1/books/b" "-X" "PUT" "@json" "-d"
+                            (format nil "{\"name\":\"~A\"}"
+                                    (make-string 100 :initial-element #\x)))))
+    (is (search " 429" (ask "/v1/books/b" "-X" "PUT" "@json" "-H" "transfer-encoding: chunked" "-d"
+                            (format nil "{\"name\":\"~A\"}"
+                                    (make-string 100 :initial-element #\x))
+                            "--http1.1")))))
+
+(test streams-of-answers-are-one-body
+  "In each form, with an error at the end and before the first answer."
+  (with-library (ask)
+    (flet ((in (accept query)
+             (ask (format nil "/v1/files/a:watch?~A" query) "-H" (format nil "accept: ~A" accept))))
+      (is (string= "[{},{\"count\":\"1\"}] 200" (in "*/*" "copies=2")))
+      (is (string= "[] 200" (in "application/json" "")))
+      (is (string= "{}|{\"count\":\"1\"}| 200" (in "application/x-ndjson" "copies=2")))
+      (is (string= "data: {}||data: {\"count\":\"1\"}|| 200" (in "text/event-stream" "copies=2")))
+      (is (string= "[{},{\"error\":{\"code\":10,\"message\":\"enough\"}}] 200"
+                   (in "*/*" "copies=1&full=true")))
+      (is (string= "{\"code\":10,\"message\":\"enough\"} 409" (in "*/*" "full=true"))))))
+
+(test streams-of-requests-are-one-body
+  (with-library (ask)
+    (is (string= "{\"names\":[\"a\",\"b\"]} 200"
+                 (ask "/v1/uploads/x" "@json" "-d" "{\"name\":\"a\"} {\"name\":\"b\"}")))
+    (is (string= "{\"names\":[\"a\"]} 200" (ask "/v1/uploads/x" "@json" "-d" "[{\"name\":\"a\"}]")))
+    (is (search " 400" (ask "/v1/uploads/x" "@json" "-d" "[{\"name\":\"a\"}")))
+    (is (string= "{} 200" (ask "/v1/uploads/x" "-d" "" "@json")))))
+
+(test pages-of-other-origins-call-if-they-may
+  "A preflight is answered; what needs none and has effects is refused."
+  (with-library (ask :origins '("https://a.example"))
+    (flet ((preflight (origin)
+             (ask "/v1/books/b" "-i" "-X" "OPTIONS" "-H" (format nil "origin: ~A" origin)
+                  "-H" "access-control-request-method: PUT")))
+      (is (search "|access-control-allow-origin: https://a.example|"
+                  (preflight "https://a.example")))
+      (is (null (search "access-control-allow-origin" (preflight "https://b.example")))))
+    (flet ((from (origin)
+             (ask "/v1/books/b:scan" "-i" "-d" "x" "-H" "content-type: text/plain"
+                  "-H" (format nil "origin: ~A" origin))))
+      (is (search " 200" (from "https://a.example")))
+      (is (search "|access-control-allow-origin: https://a.example|" (from "https://a.example")))
+      (is (search " 403" (from "https://b.example"))))
+    (is (search "|access-control-allow-origin: https://a.example|"
+                (ask "/v1/books/none" "-i" "-H" "origin: https://a.example")))))
+
+(test deadlines-come-in-headers
+  (with-library (ask)
+    (is (search " 504" (ask "/v1/books/b" "-H" "grpc-timeout: 0m")))
+    (is (search " 504" (ask "/v1/books/b" "-H" "x-server-timeout: 0.0")))
+    (is (search " 200" (ask "/v1/books/b" "-H" "x-server-timeout: 20.5")))
+    (is (search " 400" (ask "/v1/books/b" "-H" "x-server-timeout: soon")))
+    (is (search " 400" (ask "/v1/books/b" "-H" "grpc-timeout: soon")))))
+
+(test rules-beside-are-served
+  "As long as they are there; rules that are wrong keep a server from starting."
+  (unwind-protect
+       (progn
+         (use-http-rules '((:selector "clgrpc.tests.library.Library.Get" :get "/v9/{name}")))
+         (with-library (ask)
+           (is (search "\"name\":\"b\"" (ask "/v9/b")))
+           (is (search "|allow: PUT|" (ask "/v1/books/b" "-i"))))
+         (use-http-rules '((:selector "clgrpc.tests.library.Library.Get"
+                            :get "/v1/{name=files/**}")))
+         (signals misuse (with-library (ask) (ask "/"))))
+    (use-http-rules nil))
+  (signals rule-error (use-http-rules '((:selector "clgrpc.tests.library.Library.No" :get "/v1")))))
+
+(test the-document-is-served
+  (with-library (ask :http (list (openapi-handler "/openapi.json"
+                                                  (list (make-instance 'library-service))
+                                                  :title "Books" :connect t)))
+    (let* ((answer (ask "/openapi.json"))
+           (document (parse-json (subseq answer 0 (search " 200" answer :from-end t)))))
+      (is (equal "Books" (at document "info" "title")))
+      (is (at document "paths" "/v1/books/{name}" "get"))
+      (is (at document "paths" "/clgrpc.tests.library.Library/Silent" "post")))))
