@@ -241,7 +241,6 @@ that have gone; count whether CALL was cancelled meanwhile."
                          '(web-echo web-errors web-streams web-bodies web-metadata web-perf))
                  :protocols '(:grpc :grpc-web :connect :rest)
                  :origins (list (or (sb-ext:posix-getenv "LAB_ORIGIN") "http://app.example"))
-                 :execution '((web-metadata . :blocking))
                  :credentials (lab-credentials))))
     (program:call-with-ending
      (lambda (ending)
