@@ -13,8 +13,8 @@
   :license "MIT"
   :description "gRPC for Common Lisp: HTTP/2, protobuf, client and server, native and fast."
   :depends-on ("clgrpc/client" "clgrpc/balance" "clgrpc/inproc" "clgrpc/server"
-               "clgrpc/grpc-web" "clgrpc/connect" "clgrpc/rest" "clgrpc/services" "clgrpc/logs"
-               "clgrpc/metrics" "clgrpc/channelz"
+               "clgrpc/grpc-web" "clgrpc/grpc-json" "clgrpc/connect" "clgrpc/rest"
+               "clgrpc/services" "clgrpc/logs" "clgrpc/metrics" "clgrpc/channelz"
                "clgrpc/trace" "clgrpc/otlp" "clgrpc/program")
   :pathname "src/"
   :serial t
@@ -308,6 +308,13 @@
   :pathname "src/web/grpc-web/"
   :serial t
   :components ((:file "package") (:file "stream") (:file "claim")))
+
+(defsystem "clgrpc/grpc-json"
+  :description "gRPC with messages in JSON at a server."
+  :depends-on ("clgrpc/web")
+  :pathname "src/web/grpc-json/"
+  :serial t
+  :components ((:file "package") (:file "claim")))
 
 (defsystem "clgrpc/connect"
   :description "The Connect protocol at a server."

@@ -37,6 +37,7 @@
     ("server" "serving" "wire" "exchange" :all-of)
     ("web" "server" :all-of)
     ("grpc-web" "web" :all-of)
+    ("grpc-json" "web" :all-of)
     ("connect" "web" :all-of)
     ("rest" "web" :all-of)
     ("inproc" "calling" "serving" :all-of)

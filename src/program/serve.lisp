@@ -24,7 +24,19 @@
   (channelz "[true|false]" #'parse-boolean nil
             "Serve channelz as well, which tells any caller what the channels, servers and
       connections of the process are and do.")
+  (web "[true|false]" #'parse-boolean nil
+       "Speak gRPC-Web, Connect and what else there is beside gRPC as well, over HTTP/1.1 and
+      HTTP/2 on the same addresses.")
+  (origins "ORIGINS" #'parse-origins '()
+           "Whose web pages may call with --web: origins such as https://app.example, several
+      with commas between, or any.")
   :server-tls)
+
+(defun parse-origins (text)
+  "The :ORIGINS of START-SERVER that TEXT says."
+  (if (string= "any" text)
+      :any
+      (uiop:split-string text :separator ",")))
 
 (defun first-of (class things)
   "The first of THINGS that is of CLASS, or nil."
@@ -65,8 +77,11 @@ GRPC_BINARY_LOG_FILTER is for, all if it is not set."
 
 (defun server-arguments (given observers credentials options)
   "What START-SERVER is given: OPTIONS, with OBSERVERS and CREDENTIALS, and what GIVEN says."
-  (destructuring-bind (&key listen loops limits max-receive-octets &allow-other-keys) given
+  (destructuring-bind (&key listen loops limits max-receive-octets web origins
+                         &allow-other-keys)
+      given
     (append (list :listen listen :loops loops :observer observers :credentials credentials)
+            (and web (list :protocols (server:protocol-names) :origins origins))
             limits
             (list :max-receive-octets max-receive-octets)
             options)))

@@ -35,10 +35,11 @@
    #:**servers** #:server-channel-trace #:server-loops #:server-sockets
    #:server-loop-tally #:server-loop-links #:server-loop-loop
    ;; protocol.lisp, and what protocols beside gRPC need
-   #:make-protocol #:register-protocol #:manner #:make-manner #:claim #:claim-incoming
+   #:make-protocol #:register-protocol #:protocol-names #:manner #:make-manner #:claim
+   #:claim-incoming
    #:server-call #:call-claim #:call-notes #:call-protocol #:call-http-request #:server-origins
    #:server-call-request #:server-call-undecoded #:keep-request #:unended-p #:route-method
    #:server-finish #:finish-with-condition #:note-answering #:deliver-to-stream
-   #:half-close-stream #:status-http-status #:**request-operations**
+   #:half-close-stream #:status-http-status #:**request-operations** #:write-trailers
    ;; survey.lisp
    #:report-connections #:server-speaks-tls-p))

@@ -73,6 +73,11 @@ requests that repeat it. Protocols include it."
                             (remove (protocol-name protocol) **protocols** :key #'protocol-name)))
   protocol)
 
+(defun protocol-names ()
+  "The names of all protocols beside gRPC that are loaded, for START-SERVER's :PROTOCOLS. From any
+thread."
+  (sort (mapcar #'protocol-name **protocols**) #'string<))
+
 (defun find-protocols (names)
   "The protocols that NAMES, the :PROTOCOLS of START-SERVER, asks for beside gRPC. Signal MISUSE if
 one is not known."
@@ -81,7 +86,7 @@ one is not known."
         unless (eq :grpc name)
           collect (or (find name **protocols** :key #'protocol-name)
                       (misuse "~S is no protocol: :grpc~{, ~S~} are." name
-                              (sort (mapcar #'protocol-name **protocols**) #'string<)))))
+                              (protocol-names)))))
 
 (defun prepare-claimers (server protocols table)
   "The claimers of PROTOCOLS for SERVER with the routes of TABLE, a list."

@@ -93,6 +93,17 @@ one that it compresses by, INCOMING, if any."
   (unless (wire:sound-metadata-p fields)
     '(:invalid-argument "metadata whose name ends in -bin is not base64")))
 
+(defun grpc-timeout (fields)
+  "The nanoseconds that the grpc-timeout of FIELDS says, or nil; and why it is rejected, or nil."
+  (let ((field (header fields "grpc-timeout")))
+    (if (null field)
+        nil
+        (let ((timeout (status:parse-timeout (hpack:field-value field))))
+          (values timeout
+                  (cond ((null timeout) '(:internal "malformed grpc-timeout"))
+                        ((zerop timeout)
+                         (multiple-value-list (rpc:verdict :came-too-late)))))))))
+
 ;;; Routes
 
 (defun find-web-route (table path)

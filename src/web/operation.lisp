@@ -51,8 +51,8 @@
       "The operations of calls of methods that take a stream.")
 
 (defun operations-for (method)
-  "The operations of calls of METHOD."
-  (if (member (method:rpc-method-kind method) '(:client-streaming :bidi))
+  "The operations of calls of METHOD, or of calls that have none."
+  (if (and method (member (method:rpc-method-kind method) '(:client-streaming :bidi)))
       **web-stream-operations**
       **web-request-operations**))
 

@@ -81,9 +81,15 @@
   "The operation CROWDED."
   (< rpc:+long-octets+ (exchange:unsent-octets (server:call-http-request call))))
 
+(defun tell-if-room (call)
+  "Tell who waits to send on CALL if there is room."
+  (when (and (null (call-status call)) (rpc:room-p call)) (wire:tell-writable call)))
+
 (defun web-writable (call)
-  "The WRITABLE of a manner."
-  (when (rpc:room-p call) (wire:tell-writable call)))
+  "The WRITABLE of a manner: the peer takes output, which is written just after this."
+  (if (rpc:room-p call)
+      (wire:tell-writable call)
+      (loop:defer (wire:wire-call-loop call) #'tell-if-room call)))
 
 (defun write-sent (call encoded)
   "Write ENCODED, a message of CALL's streamed answer, unless CALL has ended. On the loop."
@@ -100,7 +106,7 @@
     (wire:post-in-turn call (wire:encoded-length encoded)
                        (lambda ()
                          (write-sent call encoded)
-                         (when (and posted (null (call-status call))) (web-writable call))))))
+                         (when posted (tell-if-room call))))))
 
 (defun web-send (call message wait-p compress)
   "The operation SEND."

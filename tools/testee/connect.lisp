@@ -1,7 +1,7 @@
 ;;;; `testee connect-server` and `testee connect-client`: the other end of the ConnectRPC
-;;;; conformance suite, for gRPC. The runner says what to serve, or which calls to make, in messages
-;;;; on standard input, each behind its length in four octets, big-endian; answers go to standard
-;;;; output.
+;;;; conformance suite, our server's for all protocols, our client's for gRPC. The runner says what
+;;;; to serve, or which calls to make, in messages on standard input, each behind its length in four
+;;;; octets, big-endian; answers go to standard output.
 
 (in-package #:clgrpc.testee)
 
@@ -185,6 +185,7 @@ until told to end."
          (credentials (connect:server-compat-request-server-creds request))
          (roots (connect:server-compat-request-client-tls-cert request))
          (server (apply #'grpc:start-server (make-instance 'connect-service)
+                        :protocols '(:grpc :grpc-json :grpc-web :connect)
                         :credentials (when (connect:server-compat-request-use-tls request)
                                        (suite-credentials credentials roots))
                         (when (plusp limit) (list :max-receive-octets limit)))))

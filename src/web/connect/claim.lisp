@@ -47,7 +47,7 @@
                                      (protobuf:service-descriptor-methods service)
                                      :key #'protobuf:descriptor-name :test #'string=)))
               (level (and descriptor (protobuf:find-option descriptor "idempotency_level"))))
-         (and level (string-equal "NO_SIDE_EFFECTS" (princ-to-string level))))))
+         (equal '(:identifier "NO_SIDE_EFFECTS") level))))
 
 ;;; What is wrong with a request
 

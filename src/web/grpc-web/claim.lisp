@@ -32,29 +32,16 @@
   (or (gethash value forms)
       (values (gethash (web:media-type value) forms))))
 
-(defun timeout-of (fields)
-  "The nanoseconds that the grpc-timeout of FIELDS says, or nil; and why it is rejected, or nil."
-  (let ((field (web:header fields "grpc-timeout")))
-    (if (null field)
-        nil
-        (let ((timeout (status:parse-timeout (hpack:field-value field))))
-          (values timeout
-                  (cond ((null timeout) '(:internal "malformed grpc-timeout"))
-                        ((zerop timeout)
-                         (multiple-value-list (rpc:verdict :came-too-late)))))))))
-
 (defun make-claim (form route fields origins)
   "The claim of a POST with FIELDS for ROUTE, or nil, whose content type is FORM."
   (let ((style (if (form-text form) **text** **binary**))
         (metadata (web:metadata-fields fields)))
     (multiple-value-bind (incoming unreadable) (web:head-encoding fields "grpc-encoding")
-      (multiple-value-bind (timeout late) (timeout-of fields)
+      (multiple-value-bind (timeout late) (web:grpc-timeout fields)
         (web:make-web-claim
          :manner (web:style-manner style) :style style :codec (form-codec form)
          :heads (form-heads form) :text (form-text form)
-         :operations (if route
-                         (web:operations-for (server:route-method route))
-                         web:**web-request-operations**)
+         :operations (web:operations-for (and route (server:route-method route)))
          :route route :fields metadata :timeout timeout
          :incoming incoming
          :accepted (web:head-accepted fields "grpc-accept-encoding" nil)

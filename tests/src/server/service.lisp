@@ -4,7 +4,8 @@
 (in-package #:clgrpc.tests.server)
 
 (defclass probe (lab:bench)
-  ((ask :initarg :ask) (watch :initarg :watch) (collect :initarg :collect) (chat :initarg :chat))
+  ((ask :initarg :ask) (watch :initarg :watch) (collect :initarg :collect) (chat :initarg :chat)
+   (peek :initarg :peek))
   (:documentation "A service whose handlers are the functions (request call) in its slots; a method
 without one is not implemented."))
 
@@ -16,10 +17,11 @@ without one is not implemented."))
                                    (if (slot-boundp service ',slot)
                                        (funcall (slot-value service ',slot) request call)
                                        (call-next-method)))))))
-  (define-handlers lab.bench:ask lab.bench:watch lab.bench:collect lab.bench:chat))
+  (define-handlers lab.bench:ask lab.bench:watch lab.bench:collect lab.bench:chat
+    lab.bench:peek))
 
 (defun make-probe (&rest handlers)
-  "A service with HANDLERS, a plist from :ask, :watch, :collect and :chat to functions."
+  "A service with HANDLERS, a plist from :ask, :watch, :collect, :chat and :peek to functions."
   (apply #'make-instance 'probe handlers))
 
 (defun start-probe (handlers &rest options)

@@ -47,7 +47,11 @@
      (unwind-protect (progn ,@body)
        (delete-file (subseq ,name 1)))))
 
+(defun curl-text (server path &rest arguments)
+  "What curl prints of PATH."
+  (string-right-trim "|" (apply #'curl server path arguments)))
+
 (defun post (server path type data &rest arguments)
   "What curl prints of a POST of DATA, a string or a file as curl names it, with TYPE to PATH."
-  (string-right-trim "|" (apply #'curl server path "-H" (format nil "content-type: ~A" type)
-                                "--data-binary" data arguments)))
+  (apply #'curl-text server path "-H" (format nil "content-type: ~A" type) "--data-binary" data
+         arguments))

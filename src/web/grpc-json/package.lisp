@@ -1,0 +1,9 @@
+;;;; gRPC with messages in JSON: application/grpc+json, over HTTP/2 only. All but the messages is as
+;;;; in gRPC (grpc's repository, doc/PROTOCOL-HTTP2.md).
+
+(defpackage #:clgrpc.grpc-json
+  (:use #:cl #:clgrpc.base)
+  (:local-nicknames (#:hpack #:clgrpc.hpack) (#:http2 #:clgrpc.http2)
+                    (#:exchange #:clgrpc.exchange) (#:rpc #:clgrpc.rpc) (#:wire #:clgrpc.wire)
+                    (#:server #:clgrpc.server) (#:web #:clgrpc.web))
+  (:import-from #:sb-ext #:define-load-time-global))

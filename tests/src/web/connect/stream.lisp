@@ -1,0 +1,94 @@
+;;;; Connect's streams: envelopes both ways, and the one at the end.
+
+(in-package #:clgrpc.tests.web)
+(in-suite :clgrpc.web)
+
+(defun enveloped (flag text)
+  "TEXT in an envelope with FLAG, octets."
+  (let ((octets (ascii-octets text)))
+    (concatenate 'octets (list flag 0 0 (ash (length octets) -8) (logand 255 (length octets)))
+                 octets)))
+
+(defun stream-json (server path body version)
+  "What curl gets of a POST of BODY, octets, to PATH, a stream in JSON: what is text of it."
+  (with-octets-file (file body)
+    (with-octets-file (answer (make-octets 0))
+      (post server path "application/connect+json" file version "-o" (subseq answer 1))
+      (map 'string #'code-char
+           (remove-if-not (lambda (octet) (<= 32 octet 126))
+                          (alexandria:read-file-into-byte-vector (subseq answer 1)))))))
+
+(test streams-of-connect
+  "A stream from the server and one to it; both ends say how the call ended in the last envelope."
+  (with-web-probe (server) (:watch #'count-up :collect #'sum-up)
+    (dolist (version *versions*)
+      (let ((text (stream-json server "/lab.Bench/Watch" (enveloped 0 "{\"number\":3}") version)))
+        (is (search "{\"number\":\"1\"}" text))
+        (is (search "{\"number\":\"2\"}" text))
+        (is (uiop:string-suffix-p text "{}")))
+      (let ((text (stream-json server "/lab.Bench/Collect"
+                               (concatenate 'octets (enveloped 0 "{\"number\":3}")
+                                            (enveloped 0 "{\"number\":4}"))
+                               version)))
+        (is (search "{\"number\":\"7\"}" text))
+        (is (uiop:string-suffix-p text "{}"))))))
+
+(test streams-in-both-directions-need-http2
+  "Over HTTP/1.1 they are refused with 505, over HTTP/2 they work."
+  (with-web-probe (server)
+      (:chat (lambda (stream call)
+               (grpc:do-messages (message stream) (grpc:send call message))))
+    (with-octets-file (file (enveloped 0 "{\"number\":3}"))
+      (is (uiop:string-suffix-p (apply #'post server "/lab.Bench/Chat" "application/connect+json"
+                                       file "--http1.1" *status*)
+                                " 505")))
+    (is (search "{\"number\":\"3\"}"
+                (stream-json server "/lab.Bench/Chat" (enveloped 0 "{\"number\":3}")
+                             "--http2-prior-knowledge")))))
+
+(test envelopes-that-lie
+  "A flag that is not known, a message that is cut short, one that is too long, and compression that
+was not agreed on: the call ends with an error in its last envelope."
+  (with-web-probe (server :max-receive-octets 1000) (:collect #'sum-up :watch #'count-up)
+    (dolist (version *versions*)
+      (flet ((refused (code body)
+               (let ((text (stream-json server "/lab.Bench/Collect" body version)))
+                 (is (search (format nil "\"code\":\"~A\"" code) text) "~S" text))))
+        (refused "internal" (enveloped 8 "{}"))
+        (refused "internal" (enveloped 2 "{}"))
+        (refused "internal" (enveloped 1 "{}"))
+        (refused "internal" (subseq (enveloped 0 "{\"number\":3}") 0 9))
+        (refused "internal" (octets-of 0 0 0))
+        (refused "resource_exhausted" (octets-of 0 255 255 255 255 1 2 3))
+        (refused "invalid_argument" (enveloped 0 "{\"number\":")))
+      (let ((text (stream-json server "/lab.Bench/Watch" (make-octets 0) version)))
+        (is (search "\"code\":\"unimplemented\"" text) "~A" text)))))
+
+(test a-long-stream-waits-for-its-peer
+  "A handler that sends more than its peer takes waits, over HTTP/1.1 as over HTTP/2, and goes on
+when the peer takes it."
+  (with-web-probe (server)
+      (:watch (lambda (request call)
+                (dotimes (i (number-of request))
+                  (grpc:send call (lab:make-note :text (make-string 10000 :initial-element #\x))))))
+    (dolist (version *versions*)
+      (with-octets-file (file (enveloped 0 "{\"number\":500}"))
+        ;; 500 of 5 octets and {"text":""}, and {} at the end
+        (is (string= (format nil " ~D" (+ (* 500 (+ 5 10000 11)) 7))
+                     (post server "/lab.Bench/Watch" "application/connect+json" file version
+                           "-o" "/dev/null" "-w" " %{size_download}")))))))
+
+(test a-client-that-leaves-cancels-its-call
+  "The handler hears of it, over either version."
+  (dolist (version *versions*)
+    (let ((gone (make-signal)))
+      (with-web-probe (server)
+          (:watch (lambda (request call)
+                    (declare (ignore request))
+                    (grpc:on-cancel call (lambda () (signal-it gone)))
+                    (grpc:send call (note 1))
+                    call))
+        (with-octets-file (file (enveloped 0 "{}"))
+          (post server "/lab.Bench/Watch" "application/connect+json" file version
+                "--max-time" "0.3"))
+        (is (await-signal gone))))))

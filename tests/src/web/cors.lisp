@@ -1,0 +1,38 @@
+;;;; Pages of other origins.
+
+(in-package #:clgrpc.tests.web)
+(in-suite :clgrpc.web)
+
+(defun preflight-of (server origin &rest arguments)
+  (apply #'curl-text server "/lab.Bench/Ask" "-i" "-X" "OPTIONS"
+         "-H" (format nil "origin: ~A" origin) "-H" "access-control-request-method: POST"
+         arguments))
+
+(test pages-of-listed-origins-may-call
+  "The preflight and the answer name the origin; another hears nothing of the kind."
+  (with-web-probe (server :origins '("https://a.example")) (:ask #'double)
+    (let ((text (preflight-of server "https://a.example"
+                              "-H" "access-control-request-headers: content-type,x-user")))
+      (is (search "204" text))
+      (is (search "access-control-allow-origin: https://a.example" text))
+      (is (search "access-control-allow-headers: content-type,x-user" text)))
+    (dolist (origin '("https://a.example.evil" "https://A.example" "http://a.example" "null"))
+      (let ((text (preflight-of server origin)))
+        (is (search "403" text))
+        (is (null (search "allow-origin" text)))))
+    (let ((text (post server "/lab.Bench/Ask" "application/json" "{}" "-i"
+                      "-H" "origin: https://a.example")))
+      (is (search "access-control-allow-origin: https://a.example" text))
+      (is (search "access-control-expose-headers" text)))
+    (is (null (search "allow-origin" (post server "/lab.Bench/Ask" "application/json" "{}" "-i"
+                                           "-H" "origin: https://b.example"))))))
+
+(test any-origin-has-no-credentials
+  (with-web-probe (server :origins :any) (:ask #'double)
+    (let ((text (preflight-of server "https://b.example")))
+      (is (search "access-control-allow-origin: *" text))
+      (is (null (search "credentials" text))))))
+
+(test without-origins-no-page-may-call
+  (with-web-probe (server) (:ask #'double)
+    (is (null (search "allow-origin" (preflight-of server "https://a.example"))))))
