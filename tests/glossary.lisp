@@ -152,7 +152,7 @@ and the folder that may define it."
 
 (defparameter *shared-names*
   '(("access" . 2) ("account" . 3) ("answer" . 4) ("attempt" . 2) ("call" . 6)
-    ("callback" . 2) ("channel" . 3) ("claim" . 4) ("client" . 4) ("compare" . 2)
+    ("callback" . 2) ("channel" . 3) ("claim" . 5) ("client" . 4) ("compare" . 2)
     ("compression" . 3) ("condition" . 2) ("connection" . 2) ("context" . 2)
     ("credentials" . 2) ("datagram" . 2) ("decision" . 2)
     ("decoder" . 2) ("dropped" . 2) ("encoder" . 2) ("ending" . 3) ("endpoint" . 2)
