@@ -10,7 +10,7 @@
                     (#:etcd #:clgrpc.etcd) (#:discovery #:clgrpc.discovery)
                     (#:console #:clgrpc.console) (#:examples #:clgrpc.examples)
                     (#:testing #:grpc.testing)
-                    (#:cluster #:clgrpc.cluster) (#:etcd #:clgrpc.etcd)
+                    (#:cluster #:clgrpc.cluster) (#:etcd #:clgrpc.etcd) (#:rest #:clgrpc.rest)
                     (#:memory #:clgrpc.memory) (#:workflow #:clgrpc.workflow)
                     (#:workflow-v1 #:clgrpc.workflow.v1)
                     (#:membership #:clgrpc.cluster.v1)

@@ -1,0 +1,57 @@
+;;;; `openapi`: the OpenAPI document of services whose descriptors a server's reflection tells, or a
+;;;; .proto file has.
+
+(in-package #:clgrpc.tools)
+
+(defun pool-methods (pool names)
+  "The methods of the services called NAMES of POOL, as REST:MAKE-ROUTES takes them."
+  (flet ((type-of-name (name)
+           (or (protobuf:find-pool-type pool name) (fail-command "there is no ~A" name))))
+    (loop for name in names
+          append (loop for method in (protobuf:service-descriptor-methods
+                                      (need-descriptor pool name 'protobuf:service-descriptor
+                                                       "service"))
+                       collect (list method
+                                     (type-of-name (protobuf:method-descriptor-input method))
+                                     (type-of-name (protobuf:method-descriptor-output method))
+                                     nil)))))
+
+(defun file-rules (path)
+  "The rules of the service config in the file PATH."
+  (rest:read-rules (handler-case (uiop:read-file-string path :external-format :utf-8)
+                     (file-error (error) (refuse "~A" error)))))
+
+(defun pool-document (pool names rules title version connect)
+  "The OpenAPI document of the services called NAMES of POOL, as text."
+  (let ((methods (pool-methods pool names)) (index (pool-index pool)))
+    (octets-string
+     (rest:openapi-document (rest:make-routes methods :rules rules)
+                            :title title :version version :methods (and connect methods)
+                            :find-descriptor (lambda (name)
+                                               (or (gethash name index)
+                                                   (protobuf:find-descriptor name)))))))
+
+(define-command "openapi"
+    (((address "[ADDRESS]" #'identity "Where the server listens; left out with --proto.")
+      (service "[SERVICE]" #'identity "The full name of a service; all services without."))
+     (descriptor-source
+      client-tls
+      (rules "FILE" #'identity nil
+             "A service config in YAML, whose http.rules take the place of annotations.")
+      (title "TEXT" #'identity "API" "The title of the document.")
+      (api-version "TEXT" #'identity "1" "The version of the API.")
+      (connect "[BOOLEAN]" #'parse-boolean nil
+               "Have the unary methods as the Connect protocol has them, too.")))
+    "Print the OpenAPI 3.1 document of what services offer by REST, as the google.api.http
+annotations of their methods say. Asks the server's reflection, or reads --proto. Rules that are
+wrong are errors."
+  (call-with-descriptor-source
+   (lambda (service list pool-of)
+     (let* ((names (if service (list (string-left-trim "." service)) (funcall list)))
+            (pool (funcall pool-of names)))
+       (handler-case (format t "~A~%" (pool-document pool names (and rules (file-rules rules)) title
+                                                     api-version connect))
+         (grpc:rule-error (error) (fail-command "~A" error)))))
+   address service proto import-path headers timeout
+   (client-credentials tls-ca tls-cert tls-key tls-name))
+  0)
