@@ -50,6 +50,26 @@
             "list" "--proto" *route-guide-proto* "routeguide.RouteGuide")
   (fails-p 2 "ADDRESS is missing" "list"))
 
+(test openapi-of-a-file
+  "The document of the routes that a service config gives, or a message that says what is wrong."
+  (uiop:with-temporary-file (:stream stream :pathname path :direction :output)
+    (format stream "http:~% rules:~% - selector: routeguide.RouteGuide.GetFeature~%   ~
+                    get: /v1/features/{latitude}~%")
+    :close-stream
+    (multiple-value-bind (code output)
+        (run-line "openapi" "--proto" *route-guide-proto* "--rules" (uiop:native-namestring path)
+                  "--title" "Routes")
+      (is (= 0 code))
+      (let ((document (protobuf:parse-json-message 'google.protobuf:struct output)))
+        (is (search "\"/v1/features/{latitude}\"" (protobuf:message-json document)))
+        (is (search "\"title\":\"Routes\"" (protobuf:message-json document))))))
+  (uiop:with-temporary-file (:stream stream :pathname path :direction :output)
+    (format stream "http:~% rules:~% - selector: routeguide.RouteGuide.GetFeature~%   ~
+                    get: /v1/features/{altitude}~%")
+    :close-stream
+    (fails-p 1 "altitude" "openapi" "--proto" *route-guide-proto*
+             "--rules" (uiop:native-namestring path))))
+
 (defun described (&rest arguments)
   "The lines that `describe ARGUMENTS` prints, but for comments."
   (multiple-value-bind (code output error-output) (apply #'run-line "describe" arguments)
