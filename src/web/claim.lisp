@@ -49,7 +49,7 @@ loop."
 
 (defun media-type (value)
   "What VALUE, a content-type, says without its parameters, in lower case."
-  (string-downcase (string-trim " " (subseq value 0 (position #\; value)))))
+  (string-downcase (string-trim '(#\Space #\Tab) (subseq value 0 (position #\; value)))))
 
 (defparameter *protocol-headers*
   (let ((table (make-hash-table :test 'equal)))
@@ -105,6 +105,13 @@ one that it compresses by, INCOMING, if any."
                          (multiple-value-list (rpc:verdict :came-too-late)))))))))
 
 ;;; Routes
+
+(defun find-method-descriptor (method)
+  "The descriptor of METHOD, an RPC-METHOD, or nil."
+  (let ((service (protobuf:find-descriptor (method:rpc-method-service-name method))))
+    (and service
+         (find (method:rpc-method-name method) (protobuf:service-descriptor-methods service)
+               :key #'protobuf:descriptor-name :test #'string=))))
 
 (defun find-web-route (table path)
   "The route of TABLE for PATH, a string without query, or nil."

@@ -23,7 +23,7 @@
    #:web-claim #:make-web-claim #:web-claim-codec #:web-claim-heads
    #:web-claim-cors #:web-claim-text #:call-web-claim #:style #:make-style #:style-manner
    #:header #:header-value #:metadata-fields #:metadata-rejection #:grpc-timeout #:head-encoding
-   #:head-accepted #:find-web-route #:media-type
+   #:head-accepted #:find-web-route #:find-method-descriptor #:media-type
    ;; cors.lisp
    #:origin-headers #:preflight #:vary-headers
    ;; head.lisp

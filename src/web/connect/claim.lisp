@@ -41,13 +41,10 @@
 (defun safe-p (method)
   "True if METHOD is unary and says that it has no side effects."
   (and (unary-p method)
-       (let* ((service (protobuf:find-descriptor (method:rpc-method-service-name method)))
-              (descriptor (and service
-                               (find (method:rpc-method-name method)
-                                     (protobuf:service-descriptor-methods service)
-                                     :key #'protobuf:descriptor-name :test #'string=)))
-              (level (and descriptor (protobuf:find-option descriptor "idempotency_level"))))
-         (equal '(:identifier "NO_SIDE_EFFECTS") level))))
+       (let ((descriptor (web:find-method-descriptor method)))
+         (and descriptor
+              (equal '(:identifier "NO_SIDE_EFFECTS")
+                     (protobuf:find-option descriptor "idempotency_level"))))))
 
 ;;; What is wrong with a request
 

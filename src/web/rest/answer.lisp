@@ -79,7 +79,7 @@ details of DETAILS, a serialized google.rpc.Status or nil."
   "The forms of streams by media types that clients accept.")
 
 (defun range-quality (range)
-  "The weight of RANGE, an item of an Accept header, a rational; 0 if it is none."
+  "The weight of RANGE, an item of an Accept header, a rational; 0 if it cannot be read."
   (let* ((text (remove #\Space range)) (q (search ";q=" text :test #'char-equal)))
     (if q
         (let* ((end (position #\; text :start (+ q 3)))
@@ -97,7 +97,7 @@ or nil: :ARRAY, :LINES or :EVENTS. An array is what nobody asks for gets."
       (loop for start = 0 then (1+ end)
             for end = (position #\, accept :start start)
             for range = (subseq accept start end)
-            for form = (cdr (assoc (media-type range) *stream-types* :test #'string=))
+            for form = (cdr (assoc (web:media-type range) *stream-types* :test #'string=))
             do (when (and form (> (range-quality range) weight))
                  (setf best form
                        weight (range-quality range)))

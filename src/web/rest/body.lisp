@@ -7,12 +7,12 @@
 (defconstant +piece-octets+ 1048576
   "The octets of the messages that a long body to a stream of HttpBody becomes.")
 
-(defun trimmed (text)
-  (string-trim '(#\Space #\Tab) text))
+(defconstant +most-messages+ 10000
+  "The messages that a body in JSON may have.")
 
-(defun media-type (content-type)
-  "The type that CONTENT-TYPE, the value of that header, names, without parameters, in lower case."
-  (string-downcase (trimmed (subseq content-type 0 (position #\; content-type)))))
+(defconstant +most-bound-octets+ 4194304
+  "The most characters of path and query, times the messages that a body has: what they say is bound
+to each.")
 
 (defun charset-of (content-type)
   "The charset that CONTENT-TYPE names, in lower case, or nil."
@@ -25,9 +25,9 @@
 (defun check-json-type (content-type)
   "Signal REQUEST-ERROR, 415, if CONTENT-TYPE, the header or nil, is not that of JSON in UTF-8."
   (when content-type
-    (unless (string= "application/json" (media-type content-type))
+    (unless (string= "application/json" (web:media-type content-type))
       (refuse-request 415 :invalid-argument "the body must be application/json, not ~A"
-                      (media-type content-type)))
+                      (web:media-type content-type)))
     (unless (member (charset-of content-type) '(nil "utf-8" "utf8" "us-ascii") :test #'equal)
       (refuse-request 415 :invalid-argument "the body must be in UTF-8"))))
 
@@ -71,7 +71,7 @@
 (defun bind-message (route match query octets content-type)
   "Return the message that a request of ROUTE is, or for a method to which clients stream one of
 them. MATCH is FIND-ROUTE's, QUERY the query as it came or nil, OCTETS the body or a part of
-BODY-PARTS, CONTENT-TYPE that header or nil. Signal REQUEST-ERROR if it is none."
+BODY-PARTS, CONTENT-TYPE that header or nil. Signal REQUEST-ERROR if they do not make one."
   (let ((message (body-message route octets content-type)))
     (bind-query route message query)
     (bind-path route match message)
@@ -83,9 +83,12 @@ BODY-PARTS, CONTENT-TYPE that header or nil. Signal REQUEST-ERROR if it is none.
 (defun json-values (octets)
   "The octets of each of the JSON values that OCTETS are: those of an array, or what stands after
 each other."
-  (let ((reader (make-json-reader octets :max-depth 400 :max-length (expt 2 26))) (values '()))
+  (let ((reader (make-json-reader octets :max-depth 400 :max-length (expt 2 26))) (values '())
+        (count 0))
     (flet ((take ()
              (skip-json-space reader)
+             (when (> (incf count) +most-messages+)
+               (refuse-field "the body" "has more than ~D messages" +most-messages+))
              (let ((start (json-reader-position reader)))
                (skip-json-value reader)
                (push (subseq-octets octets start (json-reader-position reader)) values))))
@@ -112,9 +115,17 @@ each other."
   (and (route-body route)
        (protobuf:method-descriptor-client-streaming-p (route-method route))))
 
-(defun body-parts (route octets)
-  "Return the parts of OCTETS, the body of a request of ROUTE, for the messages of the request: of a
-stream any number, else one. Signal REQUEST-ERROR if they are not the JSON that they should be."
-  (cond ((not (streamed-p route)) (list octets))
-        ((route-raw-body route) (pieces octets))
-        (t (json-values octets))))
+(defun body-parts (route match query octets)
+  "Return the parts of OCTETS, the body of a request of ROUTE, for the messages of the request, to
+each of which BIND-MESSAGE binds what MATCH and QUERY say: of a stream up to +MOST-MESSAGES+, else
+one. Signal REQUEST-ERROR if they are not the JSON that they should be, or if too much would be
+bound."
+  (let ((parts (cond ((not (streamed-p route)) (list octets))
+                     ((route-raw-body route) (pieces octets))
+                     (t (json-values octets)))))
+    (when (< +most-bound-octets+
+             (* (1- (max 1 (length parts))) (+ (length (match-text match)) (length query))))
+      (refuse-request 400 :invalid-argument
+                      "the path and the query are too long for a body of ~D messages"
+                      (length parts)))
+    parts))

@@ -80,7 +80,9 @@
 (defun deliver-parts (call)
   "The WHOLE of these requests."
   (let ((body (web:collected-body call)))
-    (handler-case (body-parts (rest-claim-rule (call-rest-claim call)) body)
+    (handler-case (let ((claim (call-rest-claim call)))
+                    (body-parts (rest-claim-rule claim) (rest-claim-match claim)
+                                (rest-claim-query claim) body))
       (request-error (condition)
         (rpc:abort-with call (status:make-rpc-error
                               :invalid-argument :message (request-trouble condition) :call call

@@ -56,7 +56,7 @@
 which http.rules counts; or a list of plists such as (:selector \"library.v1.Library.GetBook\" :get
 \"/v1/{name=books/*}\"), with the keys :selector, :get, :put, :post, :delete, :patch, :custom (a
 plist of :kind and :path), :body, :response-body and :additional-bindings (a list of such plists).
-Signal RULE-ERROR if it is none, or a rule has no selector."
+Signal RULE-ERROR if SOURCE is something else, or a rule has no selector."
   (let ((rules (etypecase source
                  (string (config-rules source))
                  (list (let ((*rule* "in a list"))

@@ -6,7 +6,7 @@
   "The methods of SERVICES, service objects, as MAKE-ROUTES takes them."
   (loop for service in services
         append (loop for method in (method:service-methods service)
-                     for descriptor = (method-descriptor-of method)
+                     for descriptor = (web:find-method-descriptor method)
                      when descriptor
                        collect (list descriptor (method:rpc-method-request-type method)
                                      (method:rpc-method-response-type method) nil))))

@@ -22,18 +22,11 @@ RULE-ERROR if a rule is wrong in itself or selects no method that is loaded. Fro
     (sb-ext:atomic-update **rules** (lambda (old) (if source (append old rules) '())))
     rules))
 
-(defun method-descriptor-of (method)
-  "The descriptor of METHOD, an RPC-METHOD, or nil."
-  (let ((service (protobuf:find-descriptor (method:rpc-method-service-name method))))
-    (and service
-         (find (method:rpc-method-name method) (protobuf:service-descriptor-methods service)
-               :key #'protobuf:descriptor-name :test #'string=))))
-
 (defun served-methods (table)
   "The methods of TABLE, a server's routes, as MAKE-ROUTES takes them, by name."
   (sort (loop for route being the hash-values of (serving:route-table-routes table)
               for method = (server:route-method route)
-              for descriptor = (method-descriptor-of method)
+              for descriptor = (web:find-method-descriptor method)
               when descriptor
                 collect (list descriptor (method:rpc-method-request-type method)
                               (method:rpc-method-response-type method) route))
@@ -91,7 +84,7 @@ Fetch standard, \"CORS-safelisted request-header\")."
              (web:header fields "origin")
              (null cors)
              (or (null content-type)
-                 (member (media-type content-type)
+                 (member (web:media-type content-type)
                          '("text/plain" "multipart/form-data" "application/x-www-form-urlencoded")
                          :test #'string=))
              (not (same-origin-p fields)))

@@ -131,7 +131,7 @@ STOP."
         while (pass scan #\/)))
 
 (defun parse-template (text)
-  "Return the template that TEXT, a string, is. Signal RULE-ERROR if it is none."
+  "Parse TEXT, a string, as a template. Signal RULE-ERROR if TEXT is not one."
   (when (> (length text) +longest-template+)
     (wrong-rule "its path has more than ~D characters" +longest-template+))
   (let ((scan (make-scan (coerce text 'simple-string))))

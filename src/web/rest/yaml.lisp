@@ -216,8 +216,8 @@
           (wrong-yaml yaml "its indentation belongs to nothing above"))))))
 
 (defun parse-yaml (text)
-  "Return the data that TEXT, a string, is in the part of YAML that service configs have. Signal
-RULE-ERROR with the line if it is none."
+  "Parse TEXT, a string in the part of YAML that service configs use, and return the data. Signal
+RULE-ERROR with the line if TEXT is not in it."
   (when (> (length text) +longest-yaml+)
     (error 'rule-error :rule "in a service config"
                        :text (format nil "the text has more than ~D characters" +longest-yaml+)))

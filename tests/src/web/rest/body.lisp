@@ -44,6 +44,21 @@
     (("POST" "/v1/uploads/n" :body "[{\"pages\":1}") (400 "the body"))
     (("POST" "/v1/uploads/n" :body "{} ]") (400 "the body"))))
 
+(defun short-values (count)
+  "A body of COUNT empty messages."
+  (apply #'concatenate 'string (make-list count :initial-element "{}")))
+
+(test streams-have-a-bound
+  "A stream has at most 10,000 messages, and what its path and query say is bound to each of them:
+the two together have a bound as well."
+  (flet ((answer (count target)
+           (requested (library-router) "POST" target :body (short-values count))))
+    (is (= 10001 (length (answer 10000 "/v1/uploads/n"))))
+    (is (equal '(400 "the body") (subseq (answer 10001 "/v1/uploads/n") 0 2)))
+    (let ((target (format nil "/v1/uploads/~A" (make-string 5000 :initial-element #\n))))
+      (is (= 801 (length (answer 800 target))))
+      (is (equal '(400 nil) (subseq (answer 900 target) 0 2))))))
+
 (test long-raw-bodies-come-in-pieces
   (let* ((router (rule-router '(:get "/v1/a") '(:get "/v1/b") '(:post "/v1/c" :body "scan")))
          (found (multiple-value-bind (route match) (find-route router "POST" "/v1/c")
