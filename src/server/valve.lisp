@@ -8,7 +8,8 @@
 ;;;;   collection the first new call has a look. If a collection of all generations would leave less
 ;;;;   than a fifth of the heap free at its worst moment, all garbage is collected, on a reserve
 ;;;;   thread. If that changes nothing no new call is begun; below a tenth, a connection is ended as
-;;;;   above. For a heap of small objects, which are copied, these are 40 and 45 per cent of it.
+;;;;   above, if connections hold enough to matter. For a heap of small objects, which are copied,
+;;;;   these are 40 and 45 per cent of it.
 ;;;;   While the valve is shut each call that is refused has a look, since few objects are made then
 ;;;;   and the next collection may be far off. If it is shut still when all garbage is collected
 ;;;;   again, and connections hold as much as is missing, one is ended as well: otherwise peers that
@@ -107,15 +108,17 @@ garbage has just been collected. Return true if it is to be."
   (let* ((fifth (floor (heap-size) 5))
          (spare (if (< (heap-used) (* 2 fifth)) fifth (heap-spare)))
          (missing (- fifth spare))
+         (urgent (- (ash fifth -1) spare)) ; what a tenth of the heap is short of
          (shut **shut**))
     (cond ((<= missing 0) (setf **shut** nil))
-          ((or searched (< spare (ash fifth -1))) (setf **shut** t)))
+          ((or searched (plusp urgent)) (setf **shut** t)))
     (when (and searched (plusp missing))
-      (let ((server (largest-user-server)))
-        (when (and server
-                   (or (< spare (ash fifth -1))
-                       ;; its connections may keep the valve shut: an octet less makes room for two
-                       (and shut (<= missing (* 2 (account-sum (server-account server)))))))
+      (let* ((server (largest-user-server))
+             (held (if server (account-sum (server-account server)) 0)))
+        ;; It helps only if connections hold what is missing: an octet less makes room for two. What
+        ;; they hold can be twice what they are charged with.
+        (when (or (and (plusp urgent) (<= urgent (* 4 held)))
+                  (and shut (<= missing (* 2 held))))
           (ask-to-give-way server 0))))
     (and (plusp missing) (not searched))))
 

@@ -146,6 +146,29 @@ time to collect all garbage."
     (answered '(3 :ok))
     (is (not server::**shut**))))
 
+(test a-full-heap-ends-no-connection-that-holds-little
+  "Where next to nothing is left of the heap, and connections hold next to nothing of it, to end them
+would help nobody."
+  (with-server-loop (server-loop) (:ask #'double)
+    (let ((server (server::server-loop-server server-loop)) (link nil))
+      (flet ((look-with (octets)
+               (memory:call-in-world memory:*world*
+                                     (lambda () (charge-own (wire:link-account link) octets)))
+               (server::judge-heap t)
+               (memory:run-turns memory:*world*)
+               (and (wire:link-failure link) :ended)))
+        (enter-registry server server:**servers**)
+        (unwind-protect
+             (with-heap-of (46/100)     ; 2 % of the heap are missing to a tenth
+               (setf server::**shut** nil)
+               (comes server-loop)
+               (setf link (link-of memory:*end* server-loop))
+               (is (null (look-with 1000)))
+               (is-true server::**shut**)
+               (is (null (look-with 0)))
+               (is (eq :ended (look-with (floor (heap-size) 100)))))
+          (setf server::**shut** nil)
+          (quit-registry server server:**servers**))))))
 
 (test connections-do-not-keep-the-valve-shut
   "Peers that hold no more than they may, in a heap that the program has half filled, would keep out
