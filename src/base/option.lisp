@@ -342,7 +342,8 @@ soon as it is accepted.")
     "Length of the kernel's queue of connections that are not yet accepted.")
    (reuse-port nil
     "Whether other processes of the same user may listen on the same TCP port, if they set this
-option too. The kernel distributes new connections among all of them (SO_REUSEPORT).")
+option too. The kernel distributes new connections among all of them (SO_REUSEPORT). A server that
+stops accepts what waits, and sends what comes in its last moment to the others.")
    (unix-socket-mode #o600 0 #o777 "bits"
     "Who may connect to a unix socket that the server listens on, as for chmod: #o600 means its
 owner alone, #o660 the group as well. The directory's permissions count too."))

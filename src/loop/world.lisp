@@ -21,6 +21,8 @@ of the world agree on."
   (failure nil :type operation :read-only t)       ; (descriptor): a positive errno, or 0
   (listen nil :type operation :read-only t)        ; (address options): a descriptor
   (accept nil :type operation :read-only t)        ; (descriptor octets): a descriptor
+  ;; (descriptor): give a socket that listens, and will be closed at once, no new connections
+  (retire 'keep-as-it-is :type operation :read-only t)
   (local-address nil :type operation :read-only t) ; (descriptor): octets, or nil
   (close nil :type operation :read-only t)         ; (descriptor)
   (byte-channel nil :type operation :read-only t)  ; (descriptor peer): a byte channel
@@ -36,6 +38,10 @@ of the world agree on."
 (defun no-limit (descriptor seconds)
   "What a network does that loses no octets."
   (declare (ignore descriptor seconds)))
+
+(defun keep-as-it-is (descriptor)
+  "What a network does in which nothing happens between two operations of a thread."
+  (declare (ignore descriptor)))
 
 (defun no-datagrams (&rest arguments)
   "What a network answers that has no datagrams."

@@ -28,6 +28,7 @@
    #:receive-octets #:send-octets #:shutdown-output
    #:close-descriptor
    #:socket-option #:socket-option-octets #:set-socket-option
+   #:drop-new-connections
    #:socket-address #:peer-address #:open-descriptors
    #:open-descriptor-count #:peer-user #:descriptor-limit #:raise-descriptor-limit
    ;; address.lisp

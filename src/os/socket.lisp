@@ -14,6 +14,7 @@
   (+so-linger+ "SO_LINGER" 13)
   (+so-reuseport+ "SO_REUSEPORT" 15)
   (+so-peercred+ "SO_PEERCRED" 17)
+  (+so-attach-filter+ "SO_ATTACH_FILTER" 26)
   (+so-rcvtimeo+ "SO_RCVTIMEO" 20)
   (+so-sndtimeo+ "SO_SNDTIMEO" 21)
   (+rlimit-nofile+ "RLIMIT_NOFILE" 7)
@@ -104,6 +105,25 @@ has the option +SO-ERROR+ set, once that has ended."
   (with-alien ((cell int value))
     (syscall ("setsockopt" int) (int socket) (int level) (int option)
              ((* int) (addr cell)) ((unsigned 32) 4))))
+
+(defun drop-new-connections (socket)
+  "Have the kernel drop the segments that would begin connections to SOCKET, a TCP one that listens,
+as if they had been lost on their way: whoever sent one sends it again, a second later as a rule.
+What waits to be accepted can be accepted still. Return a negated errno if that is refused."
+  ;; a classic BPF program, struct sock_filter each: code, jump if true, jump if false, operand
+  (with-alien ((program (array (unsigned 64) 4))
+               (header (array (unsigned 64) 2))) ; struct sock_fprog: length, pointer
+    (loop for (code if-true if-false operand) in '((#x30 0 0 13)          ; load octet 13, the flags
+                                                   (#x45 0 1 2)           ; if SYN is among them
+                                                   (#x06 0 0 0)           ; keep no octet
+                                                   (#x06 0 0 #xFFFFFFFF)) ; keep all
+          for i from 0
+          do (setf (deref program i) (logior code (ash if-true 16) (ash if-false 24)
+                                             (ash operand 32))))
+    (setf (deref header 0) 4
+          (deref header 1) (sap-int (sb-alien:alien-sap program)))
+    (syscall ("setsockopt" int) (int socket) (int +sol-socket+) (int +so-attach-filter+)
+             ((* (array (unsigned 64) 2)) (addr header)) ((unsigned 32) 16))))
 
 (defun socket-option (socket level option)
   "The value of OPTION, a C int, of SOCKET. (The option +SO-ERROR+ is a positive errno, or 0.)"

@@ -121,11 +121,13 @@ of LOOPS runs."
 
 (defun close-listener (listener)
   "Close LISTENER. It accepts those connections that wait already, so that their peers are told and
-not reset, and then no more. That happens when its loop gets to it, at once if called on the loop.
+not reset, and then no more. If others listen at its port too, none that comes meanwhile is reset
+either. That happens when its loop gets to it, at once if called on the loop.
 Closing again does nothing. From any thread."
   (let ((loop (listener-loop listener)))
     (flet ((end ()
              (unless (minusp (listener-socket listener))
+               (funcall (network-retire (listener-network listener)) (listener-socket listener))
                (loop repeat +accepts-at-the-end+ while (accept-some listener)))
              (release-listener listener)))
       (if (in-event-loop-p loop)

@@ -32,6 +32,12 @@
       (must (os:listen-socket socket (options-backlog options))))
     socket))
 
+(defun retire-by-kernel (socket)
+  "The machine's NETWORK-RETIRE. A connection that a socket is given between its last accept and its
+end would be reset. If the port is shared, its peer had better try again: it meets one that stays."
+  (unless (eql 0 (os:socket-option socket os:+sol-socket+ os:+so-reuseport+))
+    (os:drop-new-connections socket)))
+
 (defun limit-silence-by-kernel (socket seconds)
   "The machine's NETWORK-LIMIT-SILENCE. Sockets other than TCP's refuse the option: their octets
 always arrive."
@@ -54,7 +60,8 @@ always arrive."
        ;; by name, since tests replace functions of clgrpc.os for a while
        :network (make-network :open 'open-by-kernel :connect 'os:connect-socket
                               :failure 'failure-by-kernel :listen 'listen-by-kernel
-                              :accept 'os:accept-socket :local-address 'os:socket-address
+                              :accept 'os:accept-socket :retire 'retire-by-kernel
+                              :local-address 'os:socket-address
                               :close 'os:close-descriptor :byte-channel 'make-tcp-byte-channel
                               :limit-silence 'limit-silence-by-kernel
                               :open-datagram 'os:open-datagram-socket :send 'os:send-octets

@@ -41,6 +41,50 @@
         (client-send client (octets-of 1))
         (is (equalp #(1) (client-receive client 1)))))))
 
+(defun call-before-closing (descriptor function thunk)
+  "Call THUNK; when DESCRIPTOR is about to be closed, call FUNCTION."
+  (sb-int:encapsulate 'os:close-descriptor 'watched
+                      (lambda (original closed)
+                        (when (eql closed descriptor) (funcall function))
+                        (funcall original closed)))
+  (unwind-protect (funcall thunk)
+    (sb-int:unencapsulate 'os:close-descriptor 'watched)))
+
+(defun echoed-p (socket)
+  "True if a peer returns an octet that is sent by SOCKET, which may be connecting."
+  (let ((area (os:make-poll-area 1)))
+    (flet ((wait (flag)
+             (os:set-polled area 0 socket flag)
+             (os:poll-descriptors area 1 20000)))
+      (wait os::+poll-out+)
+      (and (eql 1 (os:send-octets socket (octets-of 1) 0 1))
+           (progn (wait os::+poll-in+)
+                  (eql 1 (os:receive-octets socket (octets-of 0) 0 1)))))))
+
+(test no-connection-is-lost-when-one-of-two-listeners-ends
+  "A connection to a port that comes when one of two listeners has accepted for the last time, and is
+not yet closed, is not reset: it gets to the other."
+  (with-loops (first second) ()
+    (let* ((options (make-server-options :reuse-port t))
+           (handler (make-handler :input #'echo))
+           (going (listen-with (list first) handler :options options))
+           (address (listener-address going))
+           (sockets '()))
+      (listen-with (list second) handler :address address :options options)
+      (call-before-closing (loop::listener-socket going)
+                           (lambda ()
+                             (dotimes (i 12)
+                               (push (os:open-socket os:+af-inet+) sockets)
+                               (os:connect-socket (first sockets)
+                                                  (os:make-address
+                                                   "127.0.0.1" (nth-value 1 (os:parse-address
+                                                                             address))))))
+                           (lambda ()
+                             (close-listener going)
+                             (settle first)))
+      (unwind-protect (is (equal (make-list 12 :initial-element t) (mapcar #'echoed-p sockets)))
+        (mapc #'os:close-descriptor sockets)))))
+
 (test closed-listener-refuses
   (with-loops (loop) ()
     (let* ((listener (listen-with (list loop) (make-handler :input #'echo)))
