@@ -110,7 +110,7 @@ that is not loaded (:DATA)."
   ("whole/fuzz" ("clgrpc-tests/protobuf" "clgrpc-tests/loop" "clgrpc-tests/dns"
                  "clgrpc-tests/dialogue" "clgrpc-tests/rest" "clgrpc-tests/server" "clgrpc-sim")
    :first ("chance" "octets" "wire" "text" "target" "rest" "frame" "dns" "hpack" "http1" "http2"
-           "grpc" "tls"))
+           "grpc" "web" "tls"))
   ("src/rpc" ("clgrpc/calling" "clgrpc/serving"))
   ("support/world" ("clgrpc/loop" "clgrpc-tests/dialogue") :first ("world"))
   ("src/wire" ("clgrpc/wire" "clgrpc-tests/world") :first ("script"))

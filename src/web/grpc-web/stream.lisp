@@ -45,16 +45,17 @@
     (replace digits octets :start1 (length carry) :start2 start :end2 end)))
 
 (defun decode-groups (digits end)
-  "What DIGITS up to END, whole groups of four, say. Padding may be at the end of each group."
-  (let ((pad (char-code #\=)))
+  "What DIGITS up to END, groups of four of which the last may be short, say: octets, and how many
+of them count. Padding may be at the end of each group."
+  (let ((pad (char-code #\=)) (decoded (make-octets (* 3 (ceiling end 4)))) (fill 0))
     (loop with start = 0
-          with parts = '()
-          for padded = (position pad digits :start start :end end)
-          for stop = (if padded (* 4 (1+ (floor padded 4))) end)
-          do (push (decode-base64 digits :start start :end stop) parts)
-             (setf start stop)
           while (< start end)
-          finally (return (apply #'concatenate 'octets (nreverse parts))))))
+          do (let* ((padded (position pad digits :start start :end end))
+                    (stop (if padded (min end (* 4 (1+ (floor padded 4)))) end))
+                    (part (decode-base64 digits :start start :end stop)))
+               (setf fill (copy-octets part 0 (length part) decoded fill)
+                     start stop)))
+    (values decoded fill)))
 
 (defun receive-text (call octets start end last)
   "The RECEIVE of text: decode what makes whole groups, and carry the rest."
@@ -68,10 +69,10 @@
 (defun receive-groups (call digits stop)
   "Take what DIGITS up to STOP say."
   (when (plusp stop)
-    (let ((decoded (handler-case (decode-groups digits stop) (invalid-base64 () nil))))
-      (if decoded
-          (web:receive-enveloped call decoded 0 (length decoded) nil)
-          (rpc:operate abort call :internal "the request is not base64" :local)))))
+    (handler-case (decode-groups digits stop)
+      (invalid-base64 ()
+        (rpc:operate abort call :internal "the request is not base64" :local))
+      (:no-error (decoded end) (web:receive-enveloped call decoded 0 end nil)))))
 
 (defun text-whole (call)
   "The WHOLE of text: the last group may lack its padding."

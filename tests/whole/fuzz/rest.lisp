@@ -71,3 +71,32 @@ empty:
 - - d: []
 ")
   :mutate #'mutate-text :run #'run-yaml :conditions (rest:rule-error))
+
+(defun run-rules (kind octets)
+  "Make a router of the rules of a service config, and look paths up in it."
+  (declare (ignore kind))
+  (let ((router (rest:make-router (rest:make-routes (library::library-methods)
+                                                    :rules (rest:read-rules
+                                                            (latin-text octets))))))
+    (dolist (route (rest:router-routes router))
+      (handler-case (rest:find-route router (rest:route-verb route)
+                                     (rest:template-text (rest:route-template route)))
+        (rest:request-error ())))))
+
+(define-target "rest-rules"
+  :samples (texts-samples "http:
+  rules:
+  - selector: clgrpc.tests.library.Library.Silent
+    get: '/v1/{name=x/*}/y/**'
+    response_body: names
+    additional_bindings:
+      - post: \"/v1/x:go\"
+        body: '*'
+      - custom:
+          kind: REPORT
+          path: /v1/{shelf_name}
+  - selector: clgrpc.tests.library.Library.Upload
+    put: /v1/{book.name=books/*}:upload
+    body: scan
+")
+  :mutate #'mutate-text :run #'run-rules :conditions (rest:rule-error))

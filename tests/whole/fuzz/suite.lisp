@@ -29,6 +29,7 @@
 (test rest-template-withstands (withstands "rest-template"))
 (test rest-request-withstands (withstands "rest-request"))
 (test yaml-withstands (withstands "yaml"))
+(test rest-rules-withstands (withstands "rest-rules" 8000))
 (test hpack-withstands (withstands "hpack" 8000))
 (test dns-withstands (withstands "dns" 8000))
 (test http1-server-withstands (withstands "http1-server" 8000))
@@ -37,6 +38,10 @@
 (test http2-client-withstands (withstands "http2-client" 8000))
 (test grpc-server-withstands (withstands "grpc-server" 8000))
 (test grpc-client-withstands (withstands "grpc-client" 8000))
+(test grpc-web-withstands (withstands "grpc-web" 3000))
+(test connect-withstands (withstands "connect" 3000))
+(test connect-get-withstands (withstands "connect-get" 3000))
+(test rest-withstands (withstands "rest" 3000))
 (test tls-server-withstands (withstands "tls-server" 3000))
 (test tls-client-withstands (withstands "tls-client" 3000))
 

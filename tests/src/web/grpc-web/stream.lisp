@@ -25,7 +25,21 @@
       (is (search "grpc-status: 12" (trailers "/lab.Bench/None"))))))
 
 (test text-that-is-no-base64
-  "A request in text mode that is none ends with a status, not with the connection."
+  "A request in text mode that is none ends with a status, not with the connection; so does one that
+ends with padding within a group."
   (with-web-probe (server) (:ask #'double)
-    (let ((text (post server "/lab.Bench/Ask" "application/grpc-web-text" "AAAA*AIIAQ==")))
-      (is (search "grpc-status: 13" (octets-string (decode-base64 text) :start 5))))))
+    (dolist (version *versions*)
+      (dolist (digits '("AAAA*AIIAQ==" "AAAAAAIIAQ=" "AAAAAAIIA=" "AAAAAAIIAQ==="))
+        (let ((text (post server "/lab.Bench/Ask" "application/grpc-web-text" digits version)))
+          (is (search "grpc-status: 13" (octets-string (decode-base64 text) :start 5))
+              "~S: ~S" digits text))))))
+
+(test text-in-pieces
+  "The digits come in groups each of which may be padded, and the last of which need not be."
+  (with-web-probe (server) (:ask #'double)
+    (dolist (version *versions*)
+      (dolist (digits '("AAAAAAIIAQ==" "AAAAAAIIAQ" "AA==AA==AA==AA==Ag==CA==AQ==" "AAA=AAACCAE="
+                        "AAA=AAACCAE"))
+        (is (string= "AAAAAAIIAg==gAAAABBncnBjLXN0YXR1czogMA0K"
+                     (post server "/lab.Bench/Ask" "application/grpc-web-text" digits version))
+            "~S" digits)))))
