@@ -1,9 +1,10 @@
-;;;; The proto files of reflection, which is rarely called. This comes before package.lisp, since it
-;;;; makes the packages GRPC.REFLECTION.V1 and so on.
+;;;; The proto files of reflection, with coders of their own: a peer may ask for next to nothing by
+;;;; the thousand, and each answer has to be encoded. This comes before package.lisp, since it makes
+;;;; the packages GRPC.REFLECTION.V1 and so on.
 
 (in-package #:cl-user)
 
 (clgrpc.protobuf:define-proto "../../proto/grpc/reflection/v1/reflection.proto"
-  :import-paths ("../../proto/") :optimize-for :code-size)
+  :import-paths ("../../proto/"))
 (clgrpc.protobuf:define-proto "../../proto/grpc/reflection/v1alpha/reflection.proto"
-  :import-paths ("../../proto/") :optimize-for :code-size)
+  :import-paths ("../../proto/"))

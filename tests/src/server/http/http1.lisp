@@ -379,10 +379,16 @@ is cut off, and its peer told."
 other, and one that has said nothing has neither."
   (with-web (server :handlers (list (grpc:http-handler "/a" 'tell-target)))
     (flet ((parts ()
-             (loop for server-loop in (server::server-loops server)
-                   append (loop for link across (copy-seq (server::server-loop-links server-loop))
-                                collect (list (and (wire:link-http2 link) t)
-                                              (and (server::server-link-http1 link) t))))))
+             (let ((parts '()))
+               (server::call-on-loops
+                server
+                (lambda (server-loop)
+                  (server::map-links (lambda (link)
+                                       (push (list (and (wire:link-http2 link) t)
+                                                   (and (server::server-link-http1 link) t))
+                                             parts))
+                                     server-loop)))
+               parts)))
       (with-plain-socket (socket (grpc:server-address server))
         (is-true (wait-until (lambda () (equal '((nil nil)) (parts)))))
         (say-text socket (wire-text "GET /a HTTP/1.1|Host: a||"))
