@@ -286,7 +286,8 @@ the connection."
          (chunked (and (null length) (chunked-answer-p state))))
     (setf (http1-request-chunked request)
           (and chunked (not (http1:bodiless-p (http-request-method request)
-                                              (answer-head-http-status head)))))
+                                              (answer-head-http-status head))))
+          (http-request-sending request) :begun)
     (unless (or length chunked) (setf (state-last state) t))
     (append-octets output (answer-head-lines head))
     (http1:append-fields output more)
@@ -336,13 +337,29 @@ the connection."
 
 (defun refuse (state http-status text)
   "Answer what STATE's peer sends with HTTP-STATUS and TEXT, and end the connection."
-  (setf (state-last state) t)
-  (if (state-request state)
-      (answer (state-request state) (text-answer http-status text))
-      (let ((body (ascii-octets text)))
-        (write-http1-head state (text-answer http-status text) (length body))
-        (append-octets (state-output state) body)
-        (end-http1 state text))))
+  (let ((request (state-request state)))
+    (setf (state-last state) t)
+    (cond ((null request) (write-refusal state http-status text))
+          ((http-request-claimed request) (refuse-claimed state http-status text))
+          (t (answer request (text-answer http-status text))))))
+
+(defun write-refusal (state http-status text)
+  "Write the answer HTTP-STATUS with TEXT, the last on STATE."
+  (let ((body (ascii-octets text)))
+    (write-http1-head state (text-answer http-status text) (length body))
+    (append-octets (state-output state) body)
+    (end-http1 state text)))
+
+(defun refuse-claimed (state http-status text)
+  "As REFUSE, while a request comes that is claimed: its owner has lost it. An answer that has begun
+is cut off."
+  (let ((request (shiftf (state-request state) nil)))
+    (funcall (sink-lost (state-sink state)) request text)
+    (funcall (sink-done (state-sink state)) request)
+    (cond ((begun-p request)
+           (enter-phase state :over)
+           (expel-state state text))
+          (t (write-refusal state http-status text)))))
 
 (defun end-http1 (state text)
   "End STATE's connection when its output has left, because of TEXT."

@@ -3,10 +3,11 @@
 (defpackage #:clgrpc.tests.web
   (:use #:cl #:clgrpc.base #:fiveam)
   (:local-nicknames (#:grpc #:clgrpc) (#:server #:clgrpc.server)
-                    (#:support #:clgrpc.tests.support))
+                    (#:support #:clgrpc.tests.support) (#:rest #:clgrpc.rest))
   (:import-from #:clgrpc.tests.server
                 #:with-probe #:curl #:note #:number-of #:framed #:note-octets #:make-signal
-                #:signal-it #:await-signal #:wait-until #:+patience+))
+                #:signal-it #:await-signal #:wait-until #:+patience+
+                #:with-plain-socket #:say-text #:hear-octets #:wire-text #:answers))
 
 (in-package #:clgrpc.tests.web)
 
