@@ -14,7 +14,10 @@
   (name nil :type keyword :read-only t) ; in :PROTOCOLS of START-SERVER
   ;; (server table): return a CLAIMER for SERVER, whose routes are those of TABLE; signal MISUSE if
   ;; its services cannot be served so. Called when a server starts and when a service is redefined
-  (prepare nil :type function :read-only t))
+  (prepare nil :type function :read-only t)
+  ;; (server http-method target fields): return the PLAIN-ANSWER to a request that nothing here has,
+  ;; if it is one of the protocol, else nil
+  (stray nil :type (or null function) :read-only t))
 
 (defstruct (manner (:copier nil))
   "What a protocol does for its calls, beside their operations. All functions run on the loop but
@@ -89,9 +92,17 @@ one is not known."
                               (protocol-names)))))
 
 (defun prepare-claimers (server protocols table)
-  "The claimers of PROTOCOLS for SERVER with the routes of TABLE, a list."
-  (loop for protocol in protocols
-        collect (funcall (protocol-prepare protocol) server table)))
+  "The claimers of PROTOCOLS for SERVER with the routes of TABLE, a list. The last is that of
+requests that nothing here has."
+  (append (loop for protocol in protocols
+                collect (funcall (protocol-prepare protocol) server table))
+          (let ((strays (remove nil (mapcar #'protocol-stray protocols))))
+            (and strays
+                 (list (lambda (http-method target fields)
+                         (and (not (exchange:answers-p (server-router server) target))
+                              (loop for stray in strays
+                                    thereis (funcall (the function stray) server http-method
+                                                     target fields)))))))))
 
 (defun claim-request (claimers http-method target fields)
   "What the first of CLAIMERS says that the request is, or nil: a CLAIM or a PLAIN-ANSWER. FIELDS

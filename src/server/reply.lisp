@@ -70,6 +70,14 @@ compression and grpc-status; they take fewer.")
                                               (if (eq status :ok) 0 (status:status-code status))))
                       (if (eq status :ok) :index :plain)))
 
+(defun write-outcome-code (status details encoder buffer)
+  "Write the number of STATUS, which is one without a keyword if DETAILS, octets or nil, say so."
+  (let ((code (status:sent-code status details)))
+    (if (typep code 'status:unnamed-code)
+        (hpack:encode-field encoder buffer
+                            (hpack:string-field "grpc-status" (format nil "~D" code)) :plain)
+        (write-status-code status encoder buffer))))
+
 (define-hot write-status ((call server-call) (encoder hpack:encoder) (buffer buffer)) null
   (let* ((ending (rpc:call-ending call))
          (outcome (and ending (rpc:ending-outcome ending)))
@@ -101,7 +109,7 @@ room. A long message is cut; details or trailers that do not fit are left out."
         (unless (fits-p (+ 32 (length **grpc-status-details**) (ceiling (* 4 (length details)) 3)))
           (push :details left-out)
           (setf details nil))))
-    (write-status-code status encoder buffer)
+    (write-outcome-code status details encoder buffer)
     (let ((room (min +text-octets+ (- left 32 (length **grpc-message**)))))
       (when (and (plusp (length text)) (plusp room))
         (hpack:encode-literal encoder buffer **grpc-message**

@@ -10,7 +10,9 @@
   (decode nil :type function :read-only t)
   ;; (call message compress): return what WIRE:ENCODE-MESSAGE does. From any thread
   (encode nil :type function :read-only t)
-  (text nil :type boolean :read-only t)) ; decoding takes long, so the loop leaves it to others
+  (text nil :type boolean :read-only t) ; decoding takes long, so the loop leaves it to others
+  ;; of errors: what stands before the text of one that DECODE signals
+  (preface "the message cannot be parsed: " :type string :read-only t))
 
 (declaim (sb-ext:freeze-type codec))
 

@@ -18,6 +18,23 @@ nil, and trailers, an alist."
             (and outcome (rpc:outcome-details outcome))
             (if ending (rpc:ending-trailers ending) '()))))
 
+(defun call-end-in-head (call)
+  "As CALL-END, of a call whose trailers go into the head of its answer: they are returned as
+headers, and left out if they are more than a header list of CALL may have. A body that is not
+compressed as it says is the client's mistake here."
+  (multiple-value-bind (status text details trailers) (call-end call)
+    (let ((size (+ (wire:metadata-octets (rpc:outgoing-metadata call))
+                   (wire:metadata-octets trailers)
+                   (* (length *trailer-prefix*) (length trailers)))))
+      (when (> (+ size +constant-octets+) (header-list-limit call))
+        (setf trailers '())
+        (when (eq :ok status)
+          (setf status :resource-exhausted
+                text "the call's trailers are larger than its client takes"
+                details nil))))
+    (values (if (wire:broken-compression-p status text) :invalid-argument status)
+            text details (metadata-headers trailers *trailer-prefix*))))
+
 (defun any-name (any)
   "The full name of the message in ANY."
   (let ((url (google.protobuf:any-type-url any)))

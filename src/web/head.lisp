@@ -3,8 +3,9 @@
 
 (in-package #:clgrpc.web)
 
-(defstruct (heads (:constructor %make-heads (plain compressed)) (:copier nil))
+(defstruct (heads (:constructor %make-heads (headers plain compressed)) (:copier nil))
   "The heads of good answers of one content type."
+  (headers '() :type list :read-only t) ; those that errors have as well, an alist
   (plain nil :type exchange:answer-head :read-only t) ; of those that are not compressed
   (compressed '() :type list :read-only t)) ; an alist from encoding to head
 
@@ -15,9 +16,10 @@
 
 (defun make-heads (content-type encoding-header headers)
   "The HEADS of good answers with CONTENT-TYPE, whose header ENCODING-HEADER, a string, says how
-they are compressed, and HEADERS, an alist."
-  (let ((headers (acons "content-type" content-type headers)))
+they are compressed, and HEADERS, an alist, which errors have as well."
+  (let ((more headers) (headers (acons "content-type" content-type headers)))
     (%make-heads
+     more
      (exchange:make-answer-head 200 headers)
      (loop for name in '(:gzip :deflate)
            collect (cons (wire:find-encoding name)
@@ -30,11 +32,18 @@ they are compressed, and HEADERS, an alist."
       (cdr (assoc encoding (heads-compressed heads)))
       (heads-plain heads)))
 
+(defun other-head (heads http-status content-type)
+  "The head of an answer with HTTP-STATUS and CONTENT-TYPE where HEADS have no head for it."
+  (exchange:make-answer-head http-status
+                             (acons "content-type" content-type (heads-headers heads))))
+
 (defun header-text (value)
   "VALUE of metadata as that of a header."
   (if (stringp value)
       (string-trim " " value)
       (encode-base64 (coerce value 'octets) :padding nil)))
+
+(defparameter *trailer-prefix* "trailer-" "Before the names of trailers that are headers.")
 
 (defun metadata-headers (metadata &optional (prefix ""))
   "METADATA, an alist that CHECK-METADATA has passed, as headers, with PREFIX before each name."

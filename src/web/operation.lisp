@@ -6,10 +6,18 @@
 (defconstant +constant-octets+ 512
   "How many octets of a header list are kept for what is no metadata.")
 
+(defun header-list-limit (call)
+  "How large a header list may be that CALL sends. From any thread."
+  (let ((stream (wire:wire-call-stream call))
+        (own (options-max-header-list-octets (wire:wire-call-options call))))
+    (if stream
+        (min own (http2:connection-peer-max-header-list (http2:stream-connection stream)))
+        own)))
+
 (defun check-metadata-size (call metadata)
   "Signal an RPC-ERROR if METADATA is more than header lists of CALL may have."
   (let ((size (wire:metadata-octets metadata))
-        (limit (options-max-header-list-octets (wire:wire-call-options call))))
+        (limit (header-list-limit call)))
     (when (> (+ size +constant-octets+) limit)
       (error (status:make-rpc-error
               :resource-exhausted :call call :ended-by :local

@@ -27,13 +27,14 @@
    ;; cors.lisp
    #:origin-headers #:preflight #:vary-headers
    ;; head.lisp
-   #:heads #:make-heads #:heads-head #:metadata-headers #:answer-headers #:outgoing-encoding
+   #:heads #:make-heads #:heads-head #:other-head #:metadata-headers
+   #:answer-headers #:outgoing-encoding
    ;; receiving.lisp, sending.lisp
-   #:call-web-notes #:notes-answer #:notes-sent #:collect-body #:collected-body
+   #:call-web-notes #:notes-answer #:notes-too-long #:notes-sent #:collect-body #:collected-body
    #:notes-carry #:receive-bare #:deliver-body
    #:receive-enveloped #:body-whole #:write-encoded #:write-octets #:write-enveloped #:envelope
    #:finish-enveloped #:mark-headers #:note-served
    ;; operation.lisp
    #:**web-request-operations** #:**web-stream-operations** #:operations-for #:complete-style
    ;; error.lisp
-   #:error-json #:call-end #:json-octets))
+   #:error-json #:call-end #:call-end-in-head #:json-octets))

@@ -12,6 +12,7 @@
   (body (make-octets 0) :type octets)   ; what has come of a bare body, up to FILL
   (fill 0 :type index)                  ; how much of it that is
   (taken nil :type boolean)             ; the bare body was whole and has been delivered
+  (too-long nil :type boolean)          ; the bare body is longer than messages may be
   (carry '() :type list)                ; digits of base64 that do not fill a group
   (paused nil :type boolean)            ; no more of the body is read over HTTP/1.1
   (answer nil :type (or null octets wire:parcel)) ; the only answer, encoded, until it is written
@@ -31,6 +32,11 @@
 
 ;;; Bare bodies
 
+(defun refuse-body (call size)
+  "End CALL, whose bare body has SIZE octets or more."
+  (setf (notes-too-long (call-web-notes call)) t)
+  (rpc:abort-as call :too-long-received size (wire:receive-limit call)))
+
 (defun collect-body (call octets start end)
   "Keep OCTETS from START to END, a part of the bare body of CALL."
   (let* ((notes (call-web-notes call))
@@ -38,7 +44,7 @@
          (fill (notes-fill notes))
          (need (+ fill (- end start)))
          (limit (wire:receive-limit call)))
-    (cond ((< limit need) (rpc:abort-as call :too-long-received need limit))
+    (cond ((< limit need) (refuse-body call need))
           ((<= need (length body))
            (setf (notes-fill notes) (copy-octets octets start end body fill)))
           (t (let ((longer (min limit (max need (* 2 (length body)) 1024))))
@@ -70,7 +76,7 @@
   (if (and last (zerop (notes-fill (call-web-notes call))))
       (if (<= (- end start) (the index (wire:receive-limit call)))
           (deliver-body call octets start end)
-          (rpc:abort-as call :too-long-received (- end start) (wire:receive-limit call)))
+          (refuse-body call (- end start)))
       (collect-body call octets start end))
   nil)
 
@@ -128,11 +134,18 @@ many wait."
     (setf (notes-received notes) (ldb (byte 62 0) (+ size (notes-received notes)))))
   nil)
 
+(defun error-path (error)
+  "The path of the field that ERROR, a PROTOBUF-ERROR, is about, or nil."
+  (and (typep error 'protobuf:message-text-error)
+       (let ((path (protobuf:message-text-error-path error)))
+         (and (string/= "" path) (printable-text path :limit 200)))))
+
 (defun undecodable (call error)
   "The RPC-ERROR that ends CALL, since ERROR is wrong with the octets of a message."
   (status:make-rpc-error :invalid-argument
-                         :message (format nil "the message cannot be parsed: ~A"
-                                          (protobuf:protobuf-error-text error))
+                         :message (format nil "~A~@[~A: ~]~A"
+                                          (codec-preface (web-claim-codec (call-web-claim call)))
+                                          (error-path error) (protobuf:protobuf-error-text error))
                          :call call :peer (rpc:call-peer call) :ended-by :local :cause error))
 
 (define-hot decoded ((call server:server-call) (octets octets) (start index) (end index)) t

@@ -7,7 +7,7 @@
   (:local-nicknames (#:grpc #:clgrpc) (#:program #:clgrpc.program) (#:rpc #:clgrpc.rpc)
                     (#:loop #:clgrpc.loop) (#:load #:clgrpc.load) (#:os #:clgrpc.os)
                     (#:protobuf #:clgrpc.protobuf) (#:config #:clgrpc.config)
-                    (#:method #:clgrpc.method)
+                    (#:method #:clgrpc.method) (#:status #:clgrpc.status)
                     (#:examples #:clgrpc.examples) (#:testing #:grpc.testing)
                     (#:orca #:xds.service.orca.v3)
                     (#:orca-methods #:xds.service.orca.v3.open-rca-service)

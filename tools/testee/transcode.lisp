@@ -54,6 +54,10 @@
                 :type-url "type.googleapis.com/lab.web.v1.NotKnownToAnyone"
                 :value (octets-of 8 1)))))))
 
+(defun lab-status (code)
+  "What FAIL takes for CODE, an integer."
+  (if (typep code 'status:unnamed-code) code (grpc:code-status code)))
+
 (defmethod lab-errors-methods:fail ((service web-errors) request &key call)
   (when (lab:fail-request-metadata request)
     (grpc:send-metadata call '(("x-fail" . "early")))
@@ -61,7 +65,7 @@
   (when (lab:fail-request-crash request) (error "The lab's handler crashes."))
   (if (zerop (lab:fail-request-code request))
       (google.protobuf:make-empty)
-      (grpc:fail (grpc:code-status (lab:fail-request-code request))
+      (grpc:fail (lab-status (lab:fail-request-code request))
                  (lab:fail-request-message request)
                  :details (lab-details (lab:fail-request-details request)))))
 

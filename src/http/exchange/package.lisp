@@ -20,7 +20,7 @@
    ;; router.lisp
    #:http-handler #:http-handler-p #:http-handler-path #:http-handler-function
    #:http-handler-quiet #:http-handler-execution #:prompt-handler #:router #:make-router
-   #:router-fallback #:router-claim #:router-epoch #:add-handler #:find-route
+   #:router-fallback #:router-claim #:router-epoch #:add-handler #:answers-p #:find-route
    ;; exchange.lisp
    #:make-sink #:http-request #:http-request-p #:http-request-method #:http-request-target
    #:http-request-path #:http-request-query #:http-request-headers #:http-request-header

@@ -113,6 +113,10 @@ MISUSE if it has a handler for that path."
            (query (position #\? target :end enough)))
       (find-entry router (subseq target 0 (or query enough))))))
 
+(defun answers-p (router target)
+  "Return true if ROUTER, or nil, has a handler for TARGET, or one for everything."
+  (and router (or (router-fallback router) (target-entry router target)) t))
+
 (defun find-route (router http-method target)
   "The route of ROUTER, or nil, for a request with HTTP-METHOD for TARGET."
   (let ((entry (target-entry router target)))

@@ -21,6 +21,25 @@ which are sent as they are; or nil. Signal MISUSE if they are neither."
                               :details (mapcar #'detail-any details))))
     (t (misuse "Details are a list of messages, or octets, not ~S." details))))
 
+(defun coded-details (code message details)
+  "The octets of details that say that a status has CODE, which has no keyword; otherwise as
+DETAILS-OCTETS."
+  (if (typep details 'octets)
+      details
+      (protobuf:serialize
+       (google.rpc:make-status :code code :message (or message "")
+                               :details (mapcar #'detail-any details)))))
+
+(defun sent-code (status details)
+  "The number that is sent for STATUS, a keyword. With :unknown it is that in DETAILS, the octets of
+a google.rpc.Status or nil, if that number has no keyword."
+  (let ((code (and details (eq :unknown status)
+                   (handler-case
+                       (google.rpc:status-code
+                        (protobuf:parse-message 'google.rpc:status details))
+                     (protobuf:protobuf-error () nil)))))
+    (if (typep code 'unnamed-code) code (status-code status))))
+
 (defun detail-any (message)
   (if (typep message 'google.protobuf:any) message (protobuf:any-pack message)))
 

@@ -15,5 +15,5 @@
    #:rpc-error-call
    #:rpc-error-cause #:rpc-error-detail #:rpc-error-details #:rpc-error-details-octets
    #:rpc-error-ended-by #:rpc-error-message #:rpc-error-peer #:rpc-error-reason
-   #:rpc-error-sent-p #:rpc-error-status #:rpc-error-trailers #:status-code #:unauthenticated
-   #:unavailable #:unimplemented #:unknown))
+   #:rpc-error-sent-p #:rpc-error-status #:rpc-error-trailers #:sent-code #:status-code
+   #:unauthenticated #:unavailable #:unimplemented #:unknown #:unnamed-code))

@@ -159,11 +159,16 @@ none."
     (make-rpc-error status :message (format nil "~A: ~A" text said) :ended-by :local :sent nil
                            :cause cause)))
 
+(deftype unnamed-code ()
+  "The numbers of statuses that have no keyword."
+  '(integer 17 #x7FFFFFFF))
+
 (defun fail (status message &key details trailers)
-  "End the running handler's call with STATUS, a keyword other than :ok, and MESSAGE, a string for
-developers, or nil. DETAILS is a list of messages that say more, such as those of the package
-GOOGLE.RPC, or octets for grpc-status-details-bin; TRAILERS an alist added to the trailing metadata.
-Signal MISUSE for what is none of these."
+  "End the running handler's call with STATUS, a keyword other than :ok, or a number above 16, which
+has no keyword and so is :unknown to most, and MESSAGE, a string for developers, or nil. DETAILS is
+a list of messages that say more, such as those of the package GOOGLE.RPC, or octets for
+grpc-status-details-bin; TRAILERS an alist added to the trailing metadata. Signal MISUSE for what is
+none of these."
   (when (eq :ok status)
     (misuse "A handler that succeeds returns; it does not fail with :ok."))
   (unless (typep message '(or null string))
@@ -172,5 +177,9 @@ Signal MISUSE for what is none of these."
               (and (listp details) (every (lambda (detail) (typep detail 'protobuf:message))
                                            details)))
     (misuse "The details of a status are a list of messages, not ~S." details))
-  (error (make-rpc-error status :message message :details details :trailers trailers
-                                :ended-by :local)))
+  (multiple-value-bind (status details)
+      (if (typep status 'unnamed-code)
+          (values :unknown (coded-details status message details))
+          (values status details))
+    (error (make-rpc-error status :message message :details details :trailers trailers
+                                  :ended-by :local))))

@@ -29,6 +29,10 @@
                               :heads (web:make-heads type encoding (web:vary-headers origins)))))
     forms))
 
+(defparameter *own-types*
+  '("application/proto" "application/connect+proto" "application/connect+json")
+  "The content types that only requests of Connect have.")
+
 (defun find-form (forms value)
   "The form of FORMS for VALUE, a content-type or nil; nil if there is none."
   (and value
@@ -202,4 +206,29 @@
     (lambda (http-method target fields)
       (claim-of forms table origins http-method target fields))))
 
-(server:register-protocol (server:make-protocol :name :connect :prepare #'prepare))
+(defun own-request-p (http-method target fields)
+  "True if the request is plainly Connect's, whatever it asks for."
+  (let ((type (web:header-value fields "content-type"))
+        (query (position #\? target)))
+    (cond ((string= "POST" http-method)
+           (or (web:header fields "connect-protocol-version")
+               (and type (member (web:media-type type) *own-types* :test #'string=))))
+          ((string= "GET" http-method)
+           (and query
+                (equal "v1" (exchange:query-parameter (subseq target (1+ query)) "connect")))))))
+
+(defun stray-answer (server http-method target fields)
+  "The STRAY of the protocol: a method that is not here."
+  (let ((origins (server:server-origins server))
+        (asked (web:header-value fields "access-control-request-method")))
+    (cond ((and (string= "OPTIONS" http-method) (member asked '("GET" "POST") :test #'equal))
+           (web:preflight origins fields '("GET" "POST")))
+          ((own-request-p http-method target fields)
+           (multiple-value-bind (status text) (rpc:verdict :unknown-method)
+             (exchange:make-plain-answer
+              404 (acons "content-type" "application/json"
+                         (append (web:origin-headers origins fields) (web:vary-headers origins)))
+              (web:json-octets (web:error-json status text nil))))))))
+
+(server:register-protocol (server:make-protocol :name :connect :prepare #'prepare
+                                                :stray #'stray-answer))

@@ -3,40 +3,36 @@
 
 (in-package #:clgrpc.connect)
 
-(defun trailer-headers (trailers)
-  "TRAILERS, an alist, as headers of the answer."
-  (web:metadata-headers trailers "trailer-"))
-
-(defun write-answer (call encoded trailers)
-  "Write ENCODED, the answer of CALL, which has ended well, with TRAILERS."
+(defun write-answer (call encoded headers)
+  "Write ENCODED, the answer of CALL, which has ended well, with HEADERS."
   (let* ((compressed (= 1 (aref (wire:encoded-octets encoded) 0)))
          (start wire:+prefix-octets+))
     (exchange:write-head (server:call-http-request call)
                          (web:heads-head (web:web-claim-heads (web:call-web-claim call))
                                          (and compressed (web:outgoing-encoding call)))
-                         (web:answer-headers call (trailer-headers trailers))
+                         (web:answer-headers call headers)
                          (- (wire:encoded-length encoded) start))
     (web:write-encoded call encoded start t)))
 
-(defun write-error (call status text details trailers)
-  "Write that CALL has ended with STATUS, TEXT and DETAILS, with TRAILERS."
+(defun write-error (call status text details headers)
+  "Write that CALL has ended with STATUS, TEXT and DETAILS, with HEADERS."
   (let ((body (web:json-octets (web:error-json status text details))))
     (exchange:write-head (server:call-http-request call)
-                         (exchange:make-answer-head (server:status-http-status status)
-                                                    '(("content-type" . "application/json")))
-                         (web:answer-headers call (trailer-headers trailers))
+                         (web:other-head (web:web-claim-heads (web:call-web-claim call))
+                                         (server:status-http-status status) "application/json")
+                         (web:answer-headers call headers)
                          (length body))
     (web:write-octets call body t)))
 
 (defun finish-unary (call)
   "The FINISH of these styles."
-  (multiple-value-bind (status text details trailers) (web:call-end call)
+  (multiple-value-bind (status text details headers) (web:call-end-in-head call)
     (let ((answer (shiftf (web:notes-answer (web:call-web-notes call)) nil)))
       (web:mark-headers call)
       (web:note-served call)
       (if (and answer (eq :ok status))
-          (write-answer call answer trailers)
-          (write-error call (if (eq :ok status) :internal status) text details trailers)))))
+          (write-answer call answer headers)
+          (write-error call (if (eq :ok status) :internal status) text details headers)))))
 
 (define-load-time-global **unary**
     (web:complete-style

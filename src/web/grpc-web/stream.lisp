@@ -12,7 +12,7 @@
   "How CALL has ended, and its trailers, as lines, octets."
   (multiple-value-bind (status text details trailers) (web:call-end call)
     (ascii-octets
-     (format nil "grpc-status: ~D~C~C~:{~A: ~A~C~C~}" (status:status-code status)
+     (format nil "grpc-status: ~D~C~C~:{~A: ~A~C~C~}" (status:sent-code status details)
              #\Return #\Newline
              (loop for (name . value)
                      in (append

@@ -1,17 +1,7 @@
 ;;;; Answers: a message or its response_body as JSON, a google.api.HttpBody as it is, a status as a
-;;;; google.rpc.Status in JSON with the status of HTTP that google/rpc/code.proto gives; and the
-;;;; forms in which answers of a stream go into one body.
+;;;; google.rpc.Status in JSON; and the forms in which answers of a stream go into one body.
 
 (in-package #:clgrpc.rest)
-
-(defparameter *http-statuses*
-  #(200 499 500 400 504 404 409 403 429 400 409 400 501 500 503 500 401)
-  "The status of HTTP for each number of a status of gRPC (google/rpc/code.proto).")
-
-(defun http-status-of (code)
-  "Return the status of HTTP that goes with CODE, the number of a status of gRPC; 500 for a number
-that has no name."
-  (if (< -1 code (length *http-statuses*)) (aref *http-statuses* code) 500))
 
 (defun sound-type (content-type)
   "CONTENT-TYPE if it can be that header; else the type of any octets."

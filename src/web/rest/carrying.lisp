@@ -68,7 +68,8 @@
           (rpc:call-with-room call (* 6 size) (wire:wire-call-options call) #'encode)))))
 
 (sb-ext:define-load-time-global **codec**
-    (web:make-codec :name :rest :decode #'decode-request :encode #'encode-answer :text t))
+    (web:make-codec :name :rest :decode #'decode-request :encode #'encode-answer :text t
+                    :preface ""))
 
 ;;; Streams of clients
 
@@ -109,7 +110,7 @@
 
 (defun write-raw-head (call type headers length)
   (exchange:write-head (server:call-http-request call)
-                       (exchange:make-answer-head 200 (list (cons "content-type" type)))
+                       (web:other-head (web:web-claim-heads (web:call-web-claim call)) 200 type)
                        (web:answer-headers call headers) length))
 
 (defun write-part (call encoded)
@@ -146,25 +147,23 @@
           (streamed **raw-stream-operations**)
           (t **raw-request-operations**))))
 
-(defun end-status (call)
-  "How CALL has ended: the number of its status, its text, details, octets or nil, and trailers. A
-body that is not compressed as it says is the client's mistake here."
-  (multiple-value-bind (status text details trailers) (web:call-end call)
-    (values (status:status-code (if (wire:broken-compression-p status text)
-                                    :invalid-argument
-                                    status))
-            text details trailers)))
+(defun status-octets (status text details)
+  "What says that a call has ended with STATUS, TEXT and DETAILS, octets or nil."
+  (status-answer (status:sent-code status details) text details))
 
-(defun trailer-headers (trailers)
-  (web:metadata-headers trailers "trailer-"))
+(defun http-status-of (call status)
+  "The status of HTTP of an answer that says that CALL has ended with STATUS."
+  (if (web:notes-too-long (web:call-web-notes call))
+      413
+      (server:status-http-status status)))
 
-(defun write-status (call code text details trailers)
-  "Write that CALL, of whose answer nothing is written, has ended with CODE, TEXT and DETAILS."
-  (let ((body (status-answer code text details)))
+(defun write-status (call status text details headers)
+  "Write that CALL, of whose answer nothing is written, has ended with STATUS, TEXT and DETAILS."
+  (let ((body (status-octets status text details)))
     (exchange:write-head (server:call-http-request call)
-                         (exchange:make-answer-head (http-status-of code)
-                                                    '(("content-type" . "application/json")))
-                         (web:answer-headers call (trailer-headers trailers))
+                         (web:other-head (web:web-claim-heads (web:call-web-claim call))
+                                         (http-status-of call status) "application/json")
+                         (web:answer-headers call headers)
                          (length body))
     (web:write-octets call body t)))
 
@@ -177,23 +176,22 @@ body that is not compressed as it says is the client's mistake here."
                          (- (wire:encoded-length encoded) wire:+prefix-octets+))
     (web:write-encoded call encoded wire:+prefix-octets+ t)))
 
-(defun write-answer (call encoded trailers)
-  "Write ENCODED, the only answer of CALL, with TRAILERS as headers."
-  (let ((headers (trailer-headers trailers)))
-    (if (route-raw-answer (rest-claim-rule (call-rest-claim call)))
-        (multiple-value-bind (type start) (raw-type encoded)
-          (write-raw-head call type headers (- (wire:encoded-length encoded) start))
-          (web:write-encoded call encoded start t))
-        (write-json-answer call encoded headers))))
+(defun write-answer (call encoded headers)
+  "Write ENCODED, the only answer of CALL, with HEADERS."
+  (if (route-raw-answer (rest-claim-rule (call-rest-claim call)))
+      (multiple-value-bind (type start) (raw-type encoded)
+        (write-raw-head call type headers (- (wire:encoded-length encoded) start))
+        (web:write-encoded call encoded start t))
+      (write-json-answer call encoded headers)))
 
-(defun finish-stream (call fresh code text details trailers)
+(defun finish-stream (call fresh status text details headers)
   "Write the end of the stream of answers of CALL; FRESH: no head is written yet."
   (let* ((claim (call-rest-claim call))
          (raw (route-raw-answer (rest-claim-rule claim)))
          (form (rest-claim-form claim))
          (none (zerop (web:notes-sent (web:call-web-notes call))))
-         (good (zerop code)))
-    (cond ((and (not good) (if raw none fresh)) (write-status call code text details trailers))
+         (good (eq :ok status)))
+    (cond ((and (not good) (if raw none fresh)) (write-status call status text details headers))
           ((and raw good)
            (when none (write-raw-head call "application/octet-stream" '() 0))
            (web:write-octets call (make-octets 0) t))
@@ -206,19 +204,19 @@ body that is not compressed as it says is the client's mistake here."
            (web:write-octets call
                              (if good
                                  (stream-close form none)
-                                 (stream-status form (status-answer code text details) none))
+                                 (stream-status form (status-octets status text details) none))
                              t)))))
 
 (defun finish-call (call)
   "The FINISH of the style."
-  (multiple-value-bind (code text details trailers) (end-status call)
+  (multiple-value-bind (status text details headers) (web:call-end-in-head call)
     (let ((answer (shiftf (web:notes-answer (web:call-web-notes call)) nil))
           (fresh (web:mark-headers call)))
       (web:note-served call)
       (cond ((not (rpc:answers-once-p call))
-             (finish-stream call fresh code text details trailers))
-            ((and answer (zerop code)) (write-answer call answer trailers))
-            (t (write-status call (if (zerop code) 13 code) text details trailers))))))
+             (finish-stream call fresh status text details headers))
+            ((and answer (eq :ok status)) (write-answer call answer headers))
+            (t (write-status call (if (eq :ok status) :internal status) text details headers))))))
 
 (sb-ext:define-load-time-global **single**
     (web:complete-style

@@ -31,7 +31,7 @@
    ;; body.lisp
    #:bind-message #:body-parts #:streamed-p
    ;; answer.lisp
-   #:http-status-of #:message-answer #:status-answer #:stream-form #:stream-type #:stream-item
+   #:message-answer #:status-answer #:stream-form #:stream-type #:stream-item
    #:stream-status #:stream-close
    ;; openapi.lisp
    #:openapi-document

@@ -186,7 +186,8 @@ Fetch standard, \"CORS-safelisted request-header\")."
          (path (subseq target 0 mark))
          (asked (and (string= "OPTIONS" http-method)
                      (web:header-value fields "access-control-request-method")))
-         (cors (web:origin-headers origins fields)))
+         (cors (web:origin-headers origins fields))
+         (headers (append cors (web:vary-headers origins)))) ; of what is no call
     (handler-case
         (multiple-value-bind (route match) (find-route router http-method path)
           (or (and asked
@@ -194,8 +195,8 @@ Fetch standard, \"CORS-safelisted request-header\")."
                    (web:preflight origins fields (list asked)))
               (cond (route (claim-route route match (and mark (subseq target (1+ mark))) heads
                                         http-method fields cors limit))
-                    (match (wrong-verb http-method match cors)))))
-      (request-error (condition) (refusal condition cors)))))
+                    (match (wrong-verb http-method match headers)))))
+      (request-error (condition) (refusal condition headers)))))
 
 (defun prepare (server table)
   "The PREPARE of the protocol."
@@ -206,4 +207,15 @@ Fetch standard, \"CORS-safelisted request-header\")."
     (lambda (http-method target fields)
       (claim-of router heads origins limit http-method target fields))))
 
-(server:register-protocol (server:make-protocol :name :rest :prepare #'prepare))
+(defun stray-answer (server http-method target fields)
+  "The STRAY of the protocol: all requests that nothing has are taken for REST's."
+  (declare (ignore target))
+  (let ((origins (server:server-origins server))
+        (asked (web:header-value fields "access-control-request-method")))
+    (or (and asked (string= "OPTIONS" http-method)
+             (web:preflight origins fields '("GET" "HEAD" "POST" "PUT" "PATCH" "DELETE")))
+        (error-answer 404 :not-found "there is nothing here"
+                      (append (web:origin-headers origins fields) (web:vary-headers origins))))))
+
+(server:register-protocol (server:make-protocol :name :rest :prepare #'prepare
+                                                :stray #'stray-answer))

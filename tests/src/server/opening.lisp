@@ -10,7 +10,8 @@
        (close-socket ,socket))))
 
 (defun say-text (socket text)
-  (let ((octets (ascii-octets text)))
+  "Send TEXT, whose characters are octets, to SOCKET."
+  (let ((octets (map 'octets #'char-code text)))
     (sb-bsd-sockets:socket-send socket octets (length octets))))
 
 (defun hear-octets (socket count &key (seconds +patience+))

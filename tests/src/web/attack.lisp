@@ -153,3 +153,210 @@ answered. A body that is whole may be followed by another request."
                                             (make-string 200 :initial-element #\A))
                               *behind*))))
           (is (= 1 (length (heard-statuses text))) "~A: ~S" (first row) text))))))
+
+(test pages-cannot-call-without-asking
+  "What a page of another origin may send without a preflight reaches no handler, whatever protocol
+it pretends to be; and such a page can read no answer."
+  (let ((calls 0))
+    (with-all-protocols (server :origins '("https://a.example"))
+        (:ask (lambda (request call) (declare (ignore call)) (incf calls) request)
+         :watch (lambda (request call) (declare (ignore request call)) (incf calls) nil))
+      (dolist (path '("/lab.Bench/Ask" "/lab.Bench/Watch" "/v1/ask" "/v1/watch"))
+        (dolist (type '("text/plain" "text/plain; application/json" "multipart/form-data; boundary=x"
+                        "application/x-www-form-urlencoded" "TEXT/PLAIN;charset=utf-8" nil))
+          (dolist (body '("{}" ""))
+            (dolist (origin '("https://b.example" "null" "https://a.example.b.example"
+                              "https://b.a.example" "http://a.example" "https://a.example:8443"))
+              (let ((text (answers server
+                                   (format nil "POST ~A HTTP/1.1|Host: a|Origin: ~A|~
+                                                Connection: close|~@[Content-Type: ~A|~]~
+                                                Content-Length: ~D||~A"
+                                           path origin type (length body) body))))
+                (is (member (first (heard-statuses text)) '(403 415)) "~A ~A ~S ~A: ~S" path type
+                    body origin text)
+                (is (null (search "access-control" text)) "~A ~A: ~S" path origin text)))))
+        (dolist (http-method '("GET" "HEAD"))
+          (unless (and (string= "/v1/ask" path)) ; its author lets everybody get that
+            (is (equal '(405)
+                       (heard-statuses
+                        (answers server
+                                 (format nil "~A ~A?encoding=json&message=%7B%7D HTTP/1.1|Host: a|~
+                                              Connection: close|Origin: https://b.example||"
+                                         http-method path)))))))))
+    (is (zerop calls))))
+
+(defparameter *foreign-origins*
+  '("null" "https://a.example.b.example" "https://ba.example" "https://a.exampl"
+    "https://a.example/" "https://a.example:443" "HTTPS://a.example" "http://a.example"
+    "https://user@a.example" "https://a.example https://b.example" "*" "https://%61.example")
+  "Origins that are not https://a.example.")
+
+(test preflights-of-foreign-origins
+  "They are refused for each path, and nothing in the answer names the origin; the answers to a
+listed origin depend on it, good ones, errors and those to requests that nothing has."
+  (with-all-protocols (server :origins '("https://a.example"))
+      (:ask #'refuse :peek #'double)
+    (flet ((ask (line &rest fields)
+             (answers server (format nil "~A HTTP/1.1|Host: a|Connection: close|~{~A|~}|" line
+                                     fields))))
+      (dolist (path '("/lab.Bench/Ask" "/lab.Bench/Peek" "/v1/ask" "/v1/none" "/lab.Bench/None"))
+        (flet ((preflight (origin)
+                 (ask (format nil "OPTIONS ~A" path) (format nil "Origin: ~A" origin)
+                      "Access-Control-Request-Method: POST"
+                      "Access-Control-Request-Headers: content-type")))
+          (let ((text (preflight "https://a.example")))
+            (is (equal '(204) (heard-statuses text)) "~A: ~S" path text)
+            (is (search "|access-control-allow-origin: https://a.example|" text))
+            (is (search "|vary: origin, access-control-request-method" text)))
+          (dolist (origin *foreign-origins*)
+            (let ((text (preflight origin)))
+              (is (equal '(403) (heard-statuses text)) "~A ~A: ~S" path origin text)
+              (is (null (search "access-control" text)))
+              (is (null (search origin text)) "~A: ~S" origin text)))))
+      (dolist (line '("GET /v1/peek/1" "GET /v1/peek/x" "GET /v1/none" "DELETE /v1/peek/1"
+                      "GET /v1/ask" "GET /lab.Bench/None?connect=v1"
+                      "GET /lab.Bench/Peek?encoding=json&message=%7B%7D"
+                      "GET /lab.Bench/Peek?encoding=json&message=%7B"))
+        (is (search "|vary: origin|" (ask line)) "~A" line)
+        (let ((text (ask line "Origin: https://a.example")))
+          (is (search "|access-control-allow-origin: https://a.example|" text) "~A: ~S" line text))
+        (is (null (search "access-control" (ask line "Origin: https://b.example"))))))))
+
+(test requests-that-nothing-has
+  "Their answer has the form of the protocol that they are plainly of."
+  (with-all-protocols (server) (:ask #'double)
+    (flet ((post (path type &rest fields)
+             (answers server (format nil "POST ~A HTTP/1.1|Host: a|Connection: close|~
+                                          Content-Type: ~A|~{~A|~}Content-Length: 2||{}"
+                                     path type fields))))
+      (dolist (text (list (post "/lab.Bench/None" "application/proto")
+                          (post "/none.None/None" "application/connect+json")
+                          (post "/none" "application/json" "Connect-Protocol-Version: 1")
+                          (answers server (format nil "GET /x.Y/Z?connect=v1 HTTP/1.1|Host: a|~
+                                                       Connection: close||"))))
+        (is (search "404 Not Found|" text))
+        (is (search "||{\"code\":\"unimplemented\",\"message\":\"unknown service or method\"}" text)
+            "~S" text))
+      (let ((text (post "/none" "application/json")))
+        (is (search "404 Not Found|content-type: application/json|" text))
+        (is (search "||{\"code\":5,\"message\":\"there is nothing here\"}" text) "~S" text))
+      (is (search "grpc-status: 12" (post "/none.None/None" "application/grpc-web"))))))
+
+(test handlers-of-http-come-before-strays
+  "A path that has a handler of HTTP, and with a fallback each, is nobody's stray."
+  (with-all-protocols (server :http (list (grpc:http-handler "/a/" (lambda (request)
+                                                                     (declare (ignore request))
+                                                                     (values 200 '() "mine")))))
+      (:ask #'double)
+    (is (search "||mine" (answers server "GET /a/b HTTP/1.1|Host: a|Connection: close||")))
+    (is (search "not with this method" (answers server (format nil "PUT /a/b HTTP/1.1|Host: a|~
+                                                             Connection: close||")))))
+  (with-all-protocols (server :fallback (lambda (http-method target headers body)
+                                          (declare (ignore http-method headers body))
+                                          (values 200 '() target)))
+      (:ask #'double)
+    (is (search "||/none" (answers server "GET /none HTTP/1.1|Host: a|Connection: close||")))))
+
+(test bodies-that-do-not-come
+  "A body has its time over HTTP/1.1; a call whose body stands still ends with 408."
+  (with-all-protocols (server :http1-body-timeout-seconds 0.2)
+      (:ask #'double :collect #'sum-up)
+    (dolist (row *good-requests*)
+      (let ((text (answers server (request-text row "Content-Length: 100|"
+                                                (subseq (fourth row) 0 3)))))
+        (is (equal '(408) (heard-statuses text)) "~A: ~S" (first row) text)))))
+
+(defparameter *bad-json*
+  (flet ((times (count text) (format nil "~v@{~A~:*~}" count text)))
+    `(("{\"number\":1,\"number\":2}" "twice")
+      (,(format nil "{\"number\":~A}" (times 100000 "9")) "json-number-length")
+      ("{\"number\":1e1000000000}" "int64")
+      ("{\"number\":1e-1000000000}" "int64")
+      (,(times 300000 "[") "array")
+      (,(format nil "{\"number\":~A}" (times 300000 "[")) "number")
+      ("{\"number\":NaN}" "value expected")
+      ("{\"text\":\"\\ud800\"}" "lone surrogate")
+      ("{\"number\":1}{}" "end of the text")
+      (,(format nil "~C{}" (code-char #xEF)) "octet EF")
+      ("{\"body\":\"=\"}" "body")))
+  "JSON that is no note, and a word of what is said of it.")
+
+(test json-that-is-none
+  "It is refused with 400, and what is said is short, whatever the protocol."
+  (let ((calls 0))
+    (with-all-protocols (server)
+        (:ask (lambda (request call) (declare (ignore call)) (incf calls) request))
+      (loop for (body word) in *bad-json*
+            do (dolist (row (list (assoc :connect *good-requests*) (assoc :rest *good-requests*)))
+                 (let ((text (answers server (request-text row (format nil "Content-Length: ~D|~
+                                                                            Connection: close|"
+                                                                       (length body))
+                                                           body))))
+                   (is (equal '(400) (heard-statuses text)) "~S: ~S" body text)
+                   (is (search word text) "~S: ~S" body text)
+                   (is (> 1000 (length text)))))))
+    (is (zerop calls))))
+
+(defun bomb (octets)
+  "A message of OCTETS octets, compressed, with its prefix."
+  (let ((parcel (clgrpc.wire::compress-octets (clgrpc.wire:find-encoding :gzip) 9
+                                              (make-octets (+ 5 octets)) (+ 5 octets))))
+    (subseq-octets (clgrpc.wire:encoded-octets parcel) 0 (clgrpc.wire:encoded-length parcel))))
+
+(test bombs
+  "A short body that is long when it is decompressed is refused, in unary calls and in streams, and
+so is one that is not compressed as it says."
+  (let ((long (bomb 5000000)) (calls 0))
+    (with-all-protocols (server :max-receive-octets 100000)
+        (:ask (lambda (request call) (declare (ignore call)) (incf calls) request)
+         :collect (lambda (stream call)
+                    (declare (ignore call))
+                    (grpc:do-messages (message stream) (incf calls))
+                    (note 1)))
+      (flet ((post (row header body)
+               (with-plain-socket (socket (grpc:server-address server))
+                 (say-text socket (request-text row (format nil "~A|Content-Length: ~D|~
+                                                                 Connection: close|"
+                                                            header (length body))
+                                                (map 'string #'code-char body)))
+                 (hear-all socket))))
+        (loop for (name header envelope) in '((:connect "Content-Encoding: gzip")
+                                              (:rest "Content-Encoding: gzip")
+                                              (:connect-stream "Connect-Content-Encoding: gzip" t)
+                                              (:grpc-web "Grpc-Encoding: gzip" t))
+              for row = (assoc name *good-requests*)
+              do (let ((text (post row header (if envelope long (subseq long 5)))))
+                   (is (equal (if envelope '(200) '(429)) (heard-statuses text)) "~A: ~S" name text)
+                   (is (search "compressed message of more than 100000 octets" text)))
+                 (unless envelope
+                   (is (equal '(400) (heard-statuses (post row header (subseq (bomb 999) 5 20))))
+                       "~A" name)))))
+    (is (zerop calls))))
+
+(test streams-that-are-left
+  "Many clients that leave their streams at once: each call is cancelled, and nothing is held."
+  (let ((open 0) (cancelled 0) (lock (sb-thread:make-mutex)))
+    (with-all-protocols (server :execution :inline)
+        (:watch (lambda (request call)
+                  (declare (ignore request))
+                  (sb-thread:with-mutex (lock) (incf open))
+                  (grpc:on-cancel call (lambda () (sb-thread:with-mutex (lock) (incf cancelled))))
+                  (grpc:try-send call (note 1))
+                  call))
+      (let ((sockets '()))
+        (unwind-protect
+             (loop for (line type body) in
+                   `(("POST /lab.Bench/Watch" "application/connect+json"
+                      ,(format nil "~{~C~}{}" (mapcar #'code-char '(0 0 0 0 2))))
+                     ("POST /lab.Bench/Watch" "application/grpc-web-text" "AAAAAAA=")
+                     ("POST /v1/watch" "application/json" "{}"))
+                   do (loop repeat 30
+                            do (let ((socket (connect-socket (grpc:server-address server))))
+                                 (push socket sockets)
+                                 (say-text socket (request-text
+                                                   (list nil line type)
+                                                   (format nil "Content-Length: ~D|" (length body))
+                                                   body))))
+                   finally (is-true (wait-until (lambda () (= 90 open)))))
+          (mapc #'close-socket sockets)))
+      (is-true (wait-until (lambda () (= 90 cancelled)))))))

@@ -7,7 +7,8 @@
   (:import-from #:clgrpc.tests.server
                 #:with-probe #:curl #:note #:number-of #:framed #:note-octets #:make-signal
                 #:signal-it #:await-signal #:wait-until #:+patience+
-                #:with-plain-socket #:say-text #:hear-octets #:wire-text #:answers))
+                #:with-plain-socket #:connect-socket #:close-socket #:say-text
+                #:hear-octets #:wire-text #:answers #:hear-all))
 
 (in-package #:clgrpc.tests.web)
 

@@ -30,6 +30,7 @@
   (signals misuse (status:fail :ok "well"))
   (signals misuse (status:fail :not-fund "no Ada here"))
   (signals misuse (status:fail :not-found 404))
+  (signals misuse (status:fail 5 "no Ada here"))
   (signals misuse (status:fail :not-found "no Ada here" :details "none"))
   (let ((error (status:make-rpc-error :unavailable :message "cannot connect" :sent nil
                                                 :peer "127.0.0.1:1" :ended-by :transport)))

@@ -29,6 +29,26 @@
                    (apply #'post server "/lab.Bench/Ask" "application/json" "{}"
                           version *status*))))))
 
+(test trailers-that-are-too-many-for-a-head
+  "Trailers are headers, and so have their limit: a call that has more ends with an error."
+  (with-web-probe (server :max-header-list-octets 8192)
+      (:ask (lambda (request call)
+              (setf (grpc:call-trailers call)
+                    (loop repeat (number-of request)
+                          collect (cons "x-more" (make-string 1000 :initial-element #\x))))
+              request))
+    (dolist (version *versions*)
+      (flet ((ask (number)
+               (apply #'post server "/lab.Bench/Ask" "application/json"
+                      (format nil "{\"number\":~D}" number) version "-i" *status*)))
+        (let ((text (ask 5)))
+          (is (search "trailer-x-more: xxx" text))
+          (is (uiop:string-suffix-p text " 200")))
+        (let ((text (ask 9)))
+          (is (null (search "trailer-x-more" text)))
+          (is (search "the call's trailers are larger than its client takes" text))
+          (is (uiop:string-suffix-p text " 429")))))))
+
 (test bodies-that-are-no-message
   "Bad JSON, bad Protocol Buffers, a bad timeout and a wrong version reach no handler."
   (let ((calls 0))
@@ -44,6 +64,8 @@
                    (is (uiop:string-suffix-p text (format nil " ~D" status)) "~A" text))))
           (refused 400 "application/json" "{")
           (refused 400 "application/json" "{\"number\":[]}")
+          (is (search "the message cannot be parsed: number: "
+                      (post server "/lab.Bench/Ask" "application/json" "{\"number\":[]}")))
           (refused 400 "application/proto" "abc")
           (refused 400 "application/json" "{}" "-H" "connect-timeout-ms: 1x")
           (refused 400 "application/json" "{}" "-H" "connect-protocol-version: 2")

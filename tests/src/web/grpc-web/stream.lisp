@@ -24,6 +24,24 @@
       (is (search "grpc-message: no such note" (trailers "/lab.Bench/Ask")))
       (is (search "grpc-status: 12" (trailers "/lab.Bench/None"))))))
 
+(test numbers-of-statuses-that-have-no-keyword
+  "A handler's number above 16 goes out as it is, here and with gRPC."
+  (with-probe (channel :server server :options (list :protocols '(:grpc :grpc-web)))
+      (:ask (lambda (request call)
+              (declare (ignore request call))
+              (grpc:fail 99 "odd" :details (list (lab:make-note :number 7)))))
+    (let ((error (handler-case (lab.bench:ask channel (note 1))
+                   (grpc:rpc-error (error) error))))
+      (is (eq :unknown (grpc:rpc-error-status error)))
+      (is (= 99 (google.rpc:status-code
+                 (grpc:parse-message 'google.rpc:status (grpc:rpc-error-details-octets error)))))
+      (is (= 7 (number-of (grpc:rpc-error-detail error 'lab:note)))))
+    (is (search "grpc-status: 99" (octets-string
+                                   (decode-base64
+                                    (post server "/lab.Bench/Ask" "application/grpc-web-text"
+                                          "AAAAAAIIAQ=="))
+                                   :start 5)))))
+
 (test text-that-is-no-base64
   "A request in text mode that is none ends with a status, not with the connection; so does one that
 ends with padding within a group."

@@ -32,11 +32,6 @@
                  (answered rule (scan (format nil "a/b~C~%x: y" #\Return)))))
       (is (equal '("application/octet-stream" "") (answered rule (library:make-answer)))))))
 
-(test statuses-of-http-are-those-of-code-proto
-  (is (equal '(200 499 500 400 504 404 409 403 429 400 409 400 501 500 503 500 401 500 500)
-             (loop for code from 0 to 18 collect (http-status-of code))))
-  (is (= 500 (http-status-of -1))))
-
 (test errors-are-statuses-with-their-details
   (flet ((text (&rest arguments) (octets-string (apply #'status-answer arguments))))
     (is (string= "{\"code\":5,\"message\":\"a \\\"b\\\"\"}" (text 5 "a \"b\"" nil)))
