@@ -68,9 +68,9 @@ or that is not gRPC's."
   "The manner of CALL, which has a claim."
   (claim-manner (deferred-start-claim (the deferred-start (server-call-deferred-start call)))))
 
-(defun call-protocol (call)
-  "The protocol by which CALL, a handler's on the network, has come: a keyword such as :grpc; nil of
-a plain request. From any thread."
+(define-hot call-protocol ((call server-call)) symbol
+  "The operation PROTOCOL: the protocol by which CALL has come, a keyword such as :grpc; nil of a
+plain request. From any thread."
   (cond ((call-claim call) (manner-name (call-manner call)))
         ((call-http-request call) nil)
         (t :grpc)))

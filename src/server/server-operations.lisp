@@ -8,7 +8,8 @@
   :abort #'server-abort :callback-returned #'server-callback-returned
   :write-head #'write-answer-head :deliver #'deliver-request :half-close #'half-close-request
   :stage #'server-stage :stages #'server-stages
-  :drive #'server-drive :particulars #'server-particulars :elapsed-ns #'server-elapsed-ns)
+  :drive #'server-drive :particulars #'server-particulars :protocol #'call-protocol
+  :elapsed-ns #'server-elapsed-ns)
 
 (setf (documentation '**request-operations** 'variable)
       "What HTTP/2 does for calls of gRPC's methods that take one message.")

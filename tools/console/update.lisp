@@ -7,7 +7,7 @@
 ;;;;
 ;;;;   "time"     when, in ms since 1970; "seconds" since the update before
 ;;;;   "bounds"   of the buckets, in seconds, once there are any
-;;;;   "series"   new ones of calls: [[number, role, method, status, target], …]
+;;;;   "series"   new ones of calls: [[number, role, method, status, target, protocol], …]
 ;;;;   "counts"   [[number of the series, seconds, bucket, calls, bucket, calls, …], …]: how
 ;;;;              many calls have ended, by bucket of their duration, and how long they took
 ;;;;              together
@@ -37,9 +37,9 @@
 takes long.")
 
 (defstruct (series (:constructor make-series (number attributes)) (:copier nil))
-  "The calls of one role, method, status and target, as last seen."
+  "The calls of one role, method, status, target and protocol, as last seen."
   (number 0 :type index :read-only t)   ; by which updates name it
-  (attributes '() :type list :read-only t) ; those four, strings; "" is no target
+  (attributes '() :type list :read-only t) ; those five, strings; "" is none
   (buckets '() :type list)              ; how many calls each bucket has
   (sum 0 :type real))                   ; how many seconds they took together
 
@@ -109,7 +109,7 @@ takes long.")
 
 (defun attributes-of (role point)
   (list role (point-attribute point "grpc.method") (point-attribute point "grpc.status")
-        (point-attribute point "grpc.target")))
+        (point-attribute point "grpc.target") (point-attribute point "clgrpc.protocol")))
 
 (defun ensure-series (update-stream attributes)
   (let ((table (update-stream-series update-stream)))
@@ -145,9 +145,20 @@ takes long.")
         #'< :key #'series-number))
 
 (defun value-name (family point)
-  "What \"values\" calls POINT of FAMILY: its name, and its attributes' values behind slashes."
+  "What \"values\" calls POINT of FAMILY: its name, and its attributes' values behind slashes, but
+for the protocol."
   (format nil "~A~{/~A~}" (metrics:family-name family)
-          (mapcar #'cdr (metrics:point-attributes point))))
+          (loop for (attribute . value) in (metrics:point-attributes point)
+                unless (string= "clgrpc.protocol" attribute) collect value)))
+
+(defun family-values (family)
+  "An alist from the names of the values of FAMILY to the sums of their points."
+  (let ((sums '()))
+    (dolist (point (metrics:family-points family) (nreverse sums))
+      (let* ((name (value-name family point)) (known (assoc name sums :test #'string=)))
+        (if known
+            (incf (cdr known) (metrics:point-value point))
+            (push (cons name (metrics:point-value point)) sums))))))
 
 (defun update-value (update-stream name value)
   "Note in UPDATE-STREAM that NAME is VALUE; return the member of \"values\", or nil if it was."
@@ -220,13 +231,13 @@ values."
   (let ((counts '()) (values '()))
     (dolist (family families)
       (let ((role (cdr (assoc (metrics:family-name family) *durations* :test #'string=))))
-        (dolist (point (metrics:family-points family))
-          (if role
+        (if role
+            (dolist (point (metrics:family-points family))
               (let ((row (update-series update-stream role point)))
-                (when row (push row counts)))
-              (let ((member (update-value update-stream (value-name family point)
-                                          (metrics:point-value point))))
-                (when member (push member values)))))))
+                (when row (push row counts))))
+            (loop for (name . value) in (family-values family)
+                  for member = (update-value update-stream name value)
+                  when member do (push member values)))))
     (values (nreverse counts) (nreverse values))))
 
 (defun shown-instruments ()

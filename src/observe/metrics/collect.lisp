@@ -74,7 +74,9 @@ attributes and a vector of exemplars or nil."
   (append (when method-record (list (cons "grpc.method" (method-record-method method-record))))
           (when (target-record-target target-record)
                 (list (cons "grpc.target" (target-record-target target-record))))
-          (when status (list (cons "grpc.status" (status-text status))))))
+          (when status (list (cons "grpc.status" (status-text status))))
+          (when (and method-record (target-record-protocol target-record))
+                (list (cons "clgrpc.protocol" (target-record-protocol target-record))))))
 
 (defun map-series (function metrics role reader)
   "What FUNCTION returns for the attributes and the SERIES of each status in the vector that READER

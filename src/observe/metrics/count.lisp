@@ -3,6 +3,10 @@
 ;;;; from the same forms.
 ;;;;
 ;;;; Plain requests of HTTP, which are no calls, are not counted.
+;;;;
+;;;; A server's calls by protocols beside gRPC count in target records of their own and have one
+;;;; attribute more, clgrpc.protocol. Those of gRPC have the attributes of gRFC A66 and no other, so
+;;;; that dashboards made for gRPC find the series that they know, with or without the protocols.
 
 (in-package #:clgrpc.metrics)
 
@@ -102,12 +106,22 @@ stop and the duration is to be counted now."
   "Define NAME, a function of LAMBDA-LIST that returns an observer made of CLAUSES, the arguments of
 RPC:MAKE-OBSERVER. In these TARGET-RECORD is the target record to count in, (TALLY cells at value)
 adds to a cell and (NOTE cells at scale value) to a histogram; (ON-LOOP FORM) is FORM on a loop,
-else nil. The function gets as :target-record a target record of a loop, or else as :target-records
-a vector of those that threads without a loop share."
+else nil; (WITH-PROTOCOL (TARGET-RECORD CALL) BODY) is BODY with TARGET-RECORD bound to that of
+CALL's protocol, of which calls without a loop have none. The function gets as :target-record a
+target record of a loop, or else as :target-records a vector of those that
+threads without a loop share."
   (flet ((version (count record bind)
            `(macrolet ((tally (cells at value) (list ',count cells at value))
                        (note (cells at scale value) (list ',record cells at scale value))
-                       (on-loop (form) (and ,(not bind) form)))
+                       (on-loop (form) (and ,(not bind) form))
+                       (with-protocol ((record call) &body body)
+                         (declare (ignorable call))
+                         (list* 'let (list (list record
+                                                 ,(if bind
+                                                      'record
+                                                      '(list 'record-of-protocol record
+                                                        (list 'operate 'protocol call)))))
+                                body)))
               (rpc:make-trusted-observer
                ,@(loop for (key arguments . all) in clauses
                        for declaration = (and (eq 'declare (first (first all))) (first all))
@@ -139,29 +153,31 @@ a vector of those that threads without a loop share."
   (:call-begun (call)
     (let ((method (call-rpc-method call)))
       (unless (plain-request-p call)
-        (tally (method-record-cells (method-record-of target-record method)) +started+ 1))))
+        (with-protocol (target-record call)
+          (tally (method-record-cells (method-record-of target-record method)) +started+ 1)))))
   (:call-ended (call)
     (let ((method (call-rpc-method call)))
       (unless (plain-request-p call)
-        (multiple-value-bind (sent received began-ns) (operate traffic call)
-          (declare (type (unsigned-byte 62) sent received began-ns) (ignorable began-ns))
-          (let* ((status (call-status call))
-                 (labels (labels-of exemplar call))
-                 (run (on-loop (and (null labels)
-                                    (count-in-run target-record method status began-ns))))
-                 (series (or run
-                             (series-of
-                              target-record
-                              (method-record-calls (method-record-of target-record method))
-                              status)))
-                 (cells (series-cells series)))
-            (unless run
-              (let ((ns (operate elapsed-ns call)))
-                (declare (type (unsigned-byte 62) ns))
-                (note cells +duration+ **latency** ns)
-                (keep-exemplar series ns labels)))
-            (note cells +sent+ **size** sent)
-            (note cells +received+ **size** received))))))
+        (with-protocol (target-record call)
+          (multiple-value-bind (sent received began-ns) (operate traffic call)
+            (declare (type (unsigned-byte 62) sent received began-ns) (ignorable began-ns))
+            (let* ((status (call-status call))
+                   (labels (labels-of exemplar call))
+                   (run (on-loop (and (null labels)
+                                      (count-in-run target-record method status began-ns))))
+                   (series (or run
+                               (series-of
+                                target-record
+                                (method-record-calls (method-record-of target-record method))
+                                status)))
+                   (cells (series-cells series)))
+              (unless run
+                (let ((ns (operate elapsed-ns call)))
+                  (declare (type (unsigned-byte 62) ns))
+                  (note cells +duration+ **latency** ns)
+                  (keep-exemplar series ns labels)))
+              (note cells +sent+ **size** sent)
+              (note cells +received+ **size** received)))))))
   (:connection-begun (peer)
     (declare (ignore peer))
     (tally (target-record-cells target-record) +accepted+ 1))
@@ -226,7 +242,7 @@ calls that are made again, too."
   source)
 
 (defmethod rpc:observer-for ((source metrics) &key role target loop)
-  (flet ((target-record (shard) (ensure-target-record shard role target)))
+  (flet ((target-record (shard) (ensure-target-record shard role target nil)))
     (let ((where (if loop
                      (list :target-record (target-record (shard-of-loop source loop)))
                      (list :target-records (map 'simple-vector #'target-record

@@ -141,18 +141,38 @@ apart."
         (t (push target (metrics-targets metrics))
            target)))
 
-(defun ensure-target-record (shard role target)
-  "The target record of SHARD for ROLE and TARGET, made now if there is none. From any thread."
+(defun ensure-target-record (shard role target protocol)
+  "The target record of SHARD for ROLE, TARGET and PROTOCOL, a string or nil, made now if there is
+none. From any thread."
   (let ((metrics (shard-metrics shard)))
     (sb-thread:with-mutex ((metrics-lock metrics))
       (let ((target (and (eq :client role) (kept-target metrics target))))
         (or (find-if (lambda (target-record)
                        (and (eq role (target-record-role target-record))
-                            (equal target (target-record-target target-record))))
+                            (equal target (target-record-target target-record))
+                            (equal protocol (target-record-protocol target-record))))
                      (shard-target-records shard))
-            (let ((target-record (make-target-record role target shard)))
+            (let ((target-record (make-target-record role target protocol shard)))
               (push target-record (shard-target-records shard))
               target-record))))))
+
+(defun add-protocol-record (target-record protocol)
+  "The target record, beside TARGET-RECORD, of the calls of servers that come by PROTOCOL."
+  (let ((new (ensure-target-record (target-record-shard target-record) :server nil
+                                   (string-downcase protocol))))
+    (setf (target-record-by-protocol target-record)
+          (list* protocol new (target-record-by-protocol target-record)))
+    new))
+
+(define-hot (record-of-protocol :inline t) ((target-record target-record) (protocol symbol))
+    target-record
+  "Where calls of servers that have come by PROTOCOL count: TARGET-RECORD, of a loop, if that is
+gRPC or none, since gRFC A66 says which attributes its calls have. On the loop."
+  (if (or (eq :grpc protocol) (null protocol))
+      target-record
+      (the (values target-record &optional)
+           (or (getf (target-record-by-protocol target-record) protocol)
+               (values (add-protocol-record target-record protocol))))))
 
 (defun method-text (metrics method)
   "What grpc.method is for METHOD, an RPC-METHOD or nil."

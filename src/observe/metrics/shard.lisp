@@ -4,7 +4,7 @@
 ;;;; and count in those atomically; they are spread over them by their stacks. Whoever reads adds
 ;;;; all shards up.
 ;;;;
-;;;;   shard → TARGET-RECORD of a role and a target → METHOD-RECORD of a method
+;;;;   shard → TARGET-RECORD of a role, a target and a protocol → METHOD-RECORD of a method
 ;;;;         → SERIES of a status → cells
 ;;;;
 ;;;; How long the calls of a server's loop have taken is known when their answers are sent, which is
@@ -73,11 +73,14 @@ row is a name and how many cells it has."
 (defun make-runs ()
   (coerce (loop repeat +runs+ collect (make-run)) 'simple-vector))
 
-(defstruct (target-record (:constructor make-target-record (role target shard)) (:copier nil))
+(defstruct (target-record (:constructor make-target-record (role target protocol shard))
+                          (:copier nil))
   "What is counted of servers, or of channels to one target."
   ;; whose it is
   (role :server :type (member :server :client) :read-only t)
   (target nil :type (or null string) :read-only t) ; as grpc.target has it; nil of servers
+  ;; beside gRPC, that its calls have come by, as clgrpc.protocol has it; nil of all others
+  (protocol nil :type (or null string) :read-only t)
   (shard nil :read-only t)              ; that it is of
   (method-records (make-array 8 :initial-element nil) :type simple-vector) ; by number of method
   ;; of no method: see TARGET-RECORD-CELL
@@ -87,6 +90,8 @@ row is a name and how many cells it has."
   (run-count 0 :type (integer 0 #.+runs+)) ; how many of RUNS are in use
   (run (make-run) :type run)            ; the last of these, or an empty one
   (due nil :type boolean)               ; the loop will call END-RUNS
+  ;; of servers: a plist from each protocol beside gRPC to the target record of its calls
+  (by-protocol '() :type list)
   (labelled '() :type list))            ; an alist from (kind . text) to CELLS of one: see LABELLED
 
 (defstruct (shard (:constructor make-shard (metrics)) (:copier nil))
@@ -110,8 +115,8 @@ row is a name and how many cells it has."
 
 (defmethod print-object ((target-record target-record) stream)
   (print-unreadable-object (target-record stream :type t)
-    (format stream "~(~A~)~@[ ~A~]" (target-record-role target-record)
-            (target-record-target target-record))))
+    (format stream "~(~A~)~@[ ~A~]~@[ ~A~]" (target-record-role target-record)
+            (target-record-target target-record) (target-record-protocol target-record))))
 
 (defmethod print-object ((shard shard) stream)
   (print-unreadable-object (shard stream :type t)

@@ -142,7 +142,11 @@ it is not known."
   "RECORD is that of CALL, a server's; it gets a span if SAMPLED is true."
   (setf (call-value call 'record) record)
   (when sampled
-    (begin-record-span record (span-title "Recv" call) :server)))
+    (let ((span (begin-record-span record (span-title "Recv" call) :server))
+          (protocol (operate protocol call)))
+      ;; as in metrics: the spans of gRPC's calls are those of gRFC A72
+      (unless (member protocol '(:grpc nil))
+        (put-attribute span "clgrpc.protocol" (string-downcase protocol))))))
 
 (define-hot begin-server-record ((tracing tracing) (queue queue) (call call)) null
   "CALL, a server's, has begun. On the wire one that is not recorded gets no record."

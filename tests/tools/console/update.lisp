@@ -113,6 +113,28 @@ far, and how many calls it has."
         (is (find "clgrpc server 2" (in-json update "threads")
                   :key (lambda (row) (aref row 0)) :test #'string=))))))
 
+(test calls-by-other-protocols-are-shown
+  "In series of their own; how many have begun is told of all together."
+  (let ((console (console:make-console)))
+    (with-probe (channel :server server
+                         :options (list :observer console :protocols '(:connect)))
+        (:ask #'double)
+      (ask channel (note 1))
+      (clgrpc.tests.server::answers
+       server (format nil "POST /lab.Bench/Ask HTTP/1.1|host: a|content-type: application/json|~
+                           content-length: 2|connection: close||{}"))
+      (is-true (wait-until (lambda ()
+                             (= 2 (counted (console:console-metrics console)
+                                           "grpc.server.call.duration")))))
+      (let ((update (update-of console (console::make-update-stream))))
+        (is (equal '("" "connect")
+                   (sort (loop for row in (rows-of update) collect (aref row 5)) #'string<)))
+        (is (eql 2 (in-json update "values" "grpc.server.call.started/lab.Bench/Ask")))
+        (is (equal '("connect" "grpc")
+                   (sort (loop for call across (in-json update "calls")
+                               collect (in-json call "protocol"))
+                         #'string<)))))))
+
 (test update-streams-are-bounded
   (let ((update-stream (console::make-update-stream)))
     (dotimes (i (+ 5 console::+updates+))

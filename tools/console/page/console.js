@@ -607,13 +607,14 @@ function showCalls() {
                  element("td", {class: failedStatus(call.status) ? "status-bad" : ""}, call.status),
                  element("td", {class: "n"}, seconds(call.seconds)),
                  element("td", {class: "wide"}, stageBar(call)),
+                 element("td", {class: "wide"}, call.protocol ?? ""),
                  element("td", {class: "wide"}, call.peer ?? ""),
                  element("td", {class: "n wide"}));
     }
     setText(row.lastChild, ago(call.time));
   });
   if (!list.length)
-    $("calls").tBodies[0].replaceChildren(element("tr", {}, element("td", {colspan: 6}, failed ? "No call has failed." : "None yet.")));
+    $("calls").tBodies[0].replaceChildren(element("tr", {}, element("td", {colspan: 7}, failed ? "No call has failed." : "None yet.")));
 }
 
 // A call's stages one behind the other, as they followed each other

@@ -63,6 +63,19 @@
                          collect (some-of event :method :octets-received :octets-sent
                                           :messages-received :messages-sent))))))))
 
+(test the-event-of-a-servers-call-says-by-which-protocol-it-came
+  (let ((log (grpc:make-access-log)))
+    (with-probe (channel :server server :options (list :observer log :protocols '(:connect))
+                         :channel-options (list :observer log))
+        (:ask #'double)
+      (ask channel (note 4))
+      (clgrpc.tests.server::answers
+       server (format nil "POST /lab.Bench/Ask HTTP/1.1|host: a|content-type: application/json|~
+                           content-length: 2|connection: close||{}"))
+      (is (equal '(:grpc :connect)
+                 (mapcar (lambda (event) (getf event :protocol)) (logged :server 2))))
+      (is (equal '(nil) (mapcar (lambda (event) (getf event :protocol)) (logged :client 1)))))))
+
 (test calls-within-the-image-are-logged
   (let ((log (grpc:make-access-log)))
     (with-log ()

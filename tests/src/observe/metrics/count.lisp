@@ -153,6 +153,37 @@
            (is (equal '(("other" 1)) (points metrics "grpc.server.call.started"))))
       (grpc:stop-server probe :drain 0))))
 
+(defun post-note (server path)
+  "Have SERVER answer a note in JSON, as Connect and REST have it, that is sent to PATH."
+  (clgrpc.tests.server::answers
+   server (format nil "POST ~A HTTP/1.1|host: a|content-type: application/json|~
+                       content-length: 12|connection: close||{\"number\":4}" path)))
+
+(test calls-by-other-protocols-have-an-attribute-more
+  "Those of gRPC have those of gRFC A66 alone; connections are counted together."
+  (let* ((metrics (grpc:make-metrics))
+         (ask '("grpc.method" . "lab.Bench/Ask")) (ok '("grpc.status" . "OK"))
+         (connect '("clgrpc.protocol" . "connect")))
+    (with-probe (channel :server server :options (list :observer metrics
+                                                       :protocols '(:grpc-web :connect)))
+        (:ask #'double)
+      (loop repeat 3 do (ask channel (note 4)))
+      (loop repeat 2 do (is (search "{\"number\":\"8\"}" (post-note server "/lab.Bench/Ask"))))
+      (is-true (ended-p metrics "grpc.server.call.duration" 5))
+      (flet ((attributes (name)
+               (loop for point in (metrics:family-points (family metrics name))
+                     collect (cons (or (metrics:point-value point) (metrics:point-count point))
+                                   (metrics:point-attributes point)))))
+        (dolist (name '("grpc.server.call.duration"
+                        "grpc.server.call.sent_total_compressed_message_size"
+                        "grpc.server.call.rcvd_total_compressed_message_size"))
+          (is (equal (list (list 2 ask ok connect) (list 3 ask ok))
+                     (sort (attributes name) #'< :key #'first))
+              "~A" name))
+        (is (equal (list (list 2 ask connect) (list 3 ask))
+                   (sort (attributes "grpc.server.call.started") #'< :key #'first)))
+        (is (equal '((3)) (attributes "clgrpc.server.connections_accepted")))))))
+
 (test methods-that-are-not-kept-are-other
   (let ((metrics (grpc:make-metrics :methods '("lab.Bench/Chat") :targets (constantly nil))))
     (with-probe (channel :channel-options (list :observer metrics)) (:ask #'double)

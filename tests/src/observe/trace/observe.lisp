@@ -394,3 +394,14 @@ that its handler sees."
       (is (null span))
       (is (string= *trace* (grpc:trace-id seen)))
       (is-false (grpc:trace-sampled-p seen)))))
+
+(test the-span-of-a-call-by-another-protocol-says-which
+  (let ((tracing (grpc:make-tracing)))
+    (with-probe (channel :server server :options (list :observer tracing :protocols '(:connect)))
+        (:ask #'double)
+      (ask channel (note 4))
+      (clgrpc.tests.server::answers
+       server (format nil "POST /lab.Bench/Ask HTTP/1.1|host: a|content-type: application/json|~
+                           content-length: 2|connection: close||{}"))
+      (is (equal '(() (("clgrpc.protocol" . "connect")))
+                 (sort (mapcar #'trace:span-attributes (drained tracing 2)) #'< :key #'length))))))
