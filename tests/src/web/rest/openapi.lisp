@@ -51,6 +51,32 @@ has its schema."
       (is (at document "components" "schemas" (subseq reference (length "#/components/schemas/")))
           "~A" reference))))
 
+(defun judged-document (octets)
+  "What openapi.py says of the OpenAPI document OCTETS, and its exit code."
+  (multiple-value-bind (output error-output code)
+      (uiop:run-program (list "python3" (support:root-file "tests/src/web/rest/openapi.py")
+                              (support:root-file "tests/vectors/openapi/schema-3.1.json"))
+                        :input (make-string-input-stream (octets-string octets))
+                        :output :string :error-output :string :ignore-error-status t)
+    (values (concatenate 'string output error-output) code)))
+
+(test the-public-schema-takes-the-document
+  "The schema of OpenAPI 3.1 finds nothing wrong with the document, nor that of JSON Schema with the
+schemas in it; they do find what is wrong with another."
+  (unless (zerop (nth-value 2 (uiop:run-program "python3 -c 'import jsonschema'"
+                                                :ignore-error-status t)))
+    (support:skip-test "Python's jsonschema is not installed"))
+  (let ((document (openapi-document (make-routes (library-methods)) :methods (library-methods))))
+    (multiple-value-bind (said code) (judged-document document)
+      (is (zerop code) "~A" said)
+      (is (search "schemas" said))))
+  (multiple-value-bind (said code)
+      (judged-document (string-octets (write-json '(("openapi" . "3.1.0")
+                                                    ("info" ("title" . "x"))
+                                                    ("paths" ("/a" . :null))))))
+    (is (= 1 code))
+    (is (search "'version' is a required property" said))))
+
 (test messages-are-schemas-of-their-json
   (let ((schemas (at (document) "components" "schemas")))
     (flet ((field (name) (at schemas "clgrpc.tests.library.Request" "properties" name)))

@@ -3,7 +3,7 @@
 (defpackage #:clgrpc.tests.rest
   (:use #:cl #:clgrpc.base #:clgrpc.rest #:fiveam)
   (:local-nicknames (#:protobuf #:clgrpc.protobuf) (#:rest #:clgrpc.rest) (#:grpc #:clgrpc)
-                    (#:library #:clgrpc.tests.library)
+                    (#:support #:clgrpc.tests.support) (#:library #:clgrpc.tests.library)
                     (#:library-methods #:clgrpc.tests.library.library))
   (:import-from #:clgrpc.tests.server #:curl))
 
