@@ -138,6 +138,7 @@ that is not loaded (:DATA)."
   ("src/inproc" ("clgrpc-tests/server"))
   ("src/web" ("clgrpc/rest" "clgrpc-tests/server" "alexandria") :first ("support") :rooms ("connect" "grpc-web"))
   ("src/services" ("clgrpc-tests/server" "clgrpc-tests/exchange"))
+  ("src/gateway" ("clgrpc-tests/server"))
   ("src/observe/logs" ("clgrpc-tests/client" "sb-posix"))
   ("src/observe/metrics" ("clgrpc/metrics" "clgrpc-tests/client"))
   ("src/observe/channelz" ("clgrpc-tests/server"))

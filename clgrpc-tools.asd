@@ -15,6 +15,7 @@
                (:file "command/payload") (:file "command/serve") (:file "command/client")
                (:file "command/gen") (:file "inspect/descriptor-source") (:file "inspect/declaration")
                (:file "command/balancing-options") (:file "inspect/call") (:file "inspect/api-document")
+               (:file "command/gateway")
                (:file "inspect/channelz")
                (:file "inspect/http") (:file "inspect/exposition") (:file "inspect/top")
                (:file "inspect/binlog") (:file "worker/service") (:file "worker/figures")

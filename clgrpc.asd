@@ -14,6 +14,7 @@
   :description "gRPC for Common Lisp: HTTP/2, protobuf, client and server, native and fast."
   :depends-on ("clgrpc/client" "clgrpc/balance" "clgrpc/inproc" "clgrpc/server"
                "clgrpc/grpc-web" "clgrpc/grpc-json" "clgrpc/connect" "clgrpc/rest"
+               "clgrpc/gateway"
                "clgrpc/services" "clgrpc/logs" "clgrpc/metrics" "clgrpc/channelz"
                "clgrpc/trace" "clgrpc/otlp" "clgrpc/program")
   :pathname "src/"
@@ -159,7 +160,8 @@
                (:file "formats/json-writer") (:file "formats/json-reader")
                (:file "formats/field-text")
                (:file "formats/text-writer") (:file "formats/text-reader") (:file "source/define")
-               (:file "source/descriptor-set") (:file "types/dynamic") (:file "source/component")
+               (:file "source/descriptor-set") (:file "types/dynamic") (:file "types/raw")
+               (:file "source/component")
                (:module "../../proto/google/api/"
                        :components ((:static-file "annotations.proto") (:static-file "http.proto")
                                     (:static-file "httpbody.proto")))
@@ -197,7 +199,7 @@
   :components ((:static-file "../../../proto/grpc/health/v1/health.proto")
                (:static-file "../../../proto/xds/data/orca/v3/orca_load_report.proto")
                (:static-file "../../../proto/xds/service/orca/v3/orca.proto") (:file "package")
-               (:file "method") (:file "proto")))
+               (:file "method") (:file "proto") (:file "generic")))
 
 (defsystem "clgrpc/rpc"
   :description "What a call is on any transport: the contract of transports, observers."
@@ -322,6 +324,13 @@
   :pathname "src/web/connect/"
   :serial t
   :components ((:file "package") (:file "unary") (:file "stream") (:file "claim")))
+
+(defsystem "clgrpc/gateway"
+  :description "A service that forwards its calls to a channel."
+  :depends-on ("clgrpc/server" "clgrpc/calling")
+  :pathname "src/gateway/"
+  :serial t
+  :components ((:file "package") (:file "gateway-service")))
 
 (defsystem "clgrpc/rest"
   :description "REST by google.api.http: rules, routes, requests and answers, and OpenAPI."

@@ -52,6 +52,7 @@
                 #:present-fields #:do-fields #:ensure-field #:append-to-field #:oneof-field
                 #:type-pool #:make-type-pool #:find-pool-type #:type-pool-files
                 #:read-proto-files
+                #:raw-message #:raw-message-p #:raw-message-octets
                 #:unknown-fields #:find-extension)
   (:import-from #:clgrpc.status
                   #:fail #:make-rpc-error #:status-code #:code-status #:rpc-error
@@ -65,7 +66,9 @@
   (:import-from #:clgrpc.method
                   #:service #:channel #:current-call
                   #:rpc-method #:rpc-method-path #:rpc-method-name
-                  #:rpc-method-service-name #:rpc-method-kind)
+                  #:rpc-method-service-name #:rpc-method-kind
+                  #:invoke #:generic-method #:pool-method #:pool-methods
+                  #:generic-service #:make-generic-service #:generic-service-methods)
   (:import-from #:clgrpc.rpc
                   #:observer #:make-observer #:call #:send #:try-send #:close-send #:receive
                   #:do-messages #:with-call #:cancel #:cancelled-p #:call-status #:call-metadata
@@ -110,6 +113,8 @@
                 #:begin-response #:send-chunk #:end-response #:response-open-p #:on-response-end)
   (:import-from #:clgrpc.rest
                 #:use-http-rules #:rule-error #:rule-error-rule #:rule-error-text #:openapi-handler)
+  (:import-from #:clgrpc.gateway
+                #:gateway-service #:make-gateway-service)
   (:import-from #:clgrpc.trace
                 #:tracing #:make-tracing #:trace-context #:current-trace #:trace-id #:span-id
                 #:trace-sampled-p #:trace-state #:traceparent #:parse-traceparent #:with-span

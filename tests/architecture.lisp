@@ -40,6 +40,7 @@
     ("grpc-json" "web" :all-of)
     ("connect" "web" :all-of)
     ("rest" "web" :all-of)
+    ("gateway" "server" "calling" :all-of)
     ("inproc" "calling" "serving" :all-of)
     ("services" "inproc" "server" "metrics" :all-of)
     ("metrics" "rpc" :all-of)

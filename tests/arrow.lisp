@@ -290,6 +290,8 @@ returns them, define to the names of the files that do."
     ("rest" "base" 40) ("rest" "protobuf" 65) ("rest" "exchange" 10) ("rest" "method" 10)
     ("rest" "rpc" 15) ("rest" "serving" 5) ("rest" "server" 15) ("rest" "status" 10)
     ("rest" "web" 50) ("rest" "wire" 15)
+    ("gateway" "base" 5) ("gateway" "loop" 10) ("gateway" "rpc" 20) ("gateway" "method" 10)
+    ("gateway" "status" 10) ("gateway" "serving" 5) ("gateway" "server" 5)
     ("status" "base" 20) ("status" "protobuf" 20)
     ("method" "base" 10) ("method" "protobuf" 20) ("method" "status" 10)
     ("rpc" "base" 30) ("rpc" "os" 10) ("rpc" "loop" 10) ("rpc" "protobuf" 10) ("rpc" "status" 20)

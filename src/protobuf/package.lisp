@@ -51,6 +51,9 @@
    #:message-text #:parse-text-message
    ;; dynamic.lisp
    #:type-pool #:make-type-pool #:find-pool-type #:type-pool-files
+   ;; raw.lisp
+   #:raw-type #:raw-type-p #:raw-type-decoded #:raw-type-finder #:make-raw-type #:**raw-type**
+   #:make-raw-message #:raw-message #:raw-message-p #:raw-message-octets
    ;; reflection.lisp
    #:field-value #:field-present-p #:clear-field
    #:present-fields #:do-fields #:ensure-field #:append-to-field #:oneof-field

@@ -23,7 +23,8 @@
                   #:bad-answer-condition #:sendable-end #:route #:route-server #:route-epoch
                   #:route-method #:route-interceptors #:route-execution #:route-long-octets
                   #:note-long-answer #:note-short-answer #:execution-of #:make-routes
-                  #:route-table #:route-table-server #:route-table-epoch #:route-table-routes)
+                  #:route-table #:route-table-server #:route-table-epoch #:find-unknown-route
+                  #:route-table-routes)
   (:import-from #:clgrpc.wire
                 #:link #:link-loop #:link-owner #:wire-call #:wire-call-link #:wire-call-loop
                 #:wire-call-stream #:wire-call-headers-sent)

@@ -103,4 +103,5 @@ were promised; nil if there is no room."
 
 (defun find-route (table field)
   (or (gethash (hpack:field-value-string field) (route-table-routes table))
+      (find-unknown-route table (hpack:field-value-string field))
       (make-server-route :server (route-table-server table) :epoch (route-table-epoch table))))

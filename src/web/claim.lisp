@@ -108,10 +108,11 @@ one that it compresses by, INCOMING, if any."
 
 (defun find-method-descriptor (method)
   "The descriptor of METHOD, an RPC-METHOD, or nil."
-  (let ((service (protobuf:find-descriptor (method:rpc-method-service-name method))))
-    (and service
-         (find (method:rpc-method-name method) (protobuf:service-descriptor-methods service)
-               :key #'protobuf:descriptor-name :test #'string=))))
+  (or (method:rpc-method-descriptor method)
+      (let ((service (protobuf:find-descriptor (method:rpc-method-service-name method))))
+        (and service
+             (find (method:rpc-method-name method) (protobuf:service-descriptor-methods service)
+                   :key #'protobuf:descriptor-name :test #'string=)))))
 
 (defun find-web-route (table path)
   "The route of TABLE for PATH, a string without query, or nil."

@@ -24,20 +24,48 @@
   "The message of CALL that OCTETS are from START to END."
   (values (wire:parse-incoming call octets start end nil)))
 
-(defun decode-json (call octets start end &optional (type (rpc:incoming-type call)))
-  "The message of TYPE that OCTETS are from START to END in JSON, for CALL."
-  (let ((options (wire:wire-call-options call)))
-    (protobuf:parse-json-message type (subseq-octets octets start end)
-                                 :ignore-unknown t
-                                 :max-octets (max 1 (- end start))
-                                 :max-message-depth (options-max-message-depth options)
-                                 :max-decoded-octets (options-max-decoded-octets options))))
+(defun decoded-type (type)
+  "The message type that JSON has for messages of TYPE, which may be a raw one."
+  (if (protobuf:raw-type-p type) (protobuf:raw-type-decoded type) type))
+
+(defun as-received (call message)
+  "MESSAGE, which was in JSON, as the handler of CALL takes it: raw, if its method is so."
+  (let ((type (rpc:incoming-type call)))
+    (if (protobuf:raw-type-p type)
+        (protobuf:make-raw-message type (protobuf:serialize message))
+        message)))
+
+(defun as-sent (message)
+  "MESSAGE, an answer of a handler, decoded if it is raw; and the :FINDER that JSON of it takes."
+  (if (protobuf:raw-message-p message)
+      (let ((type (protobuf:message-type-of message)))
+        (values (protobuf:parse-message (protobuf:raw-type-decoded type)
+                                        (protobuf:raw-message-octets message))
+                (protobuf:raw-type-finder type)))
+      (values message #'protobuf:find-message-type)))
+
+(defun decode-json (call octets start end)
+  "The message of CALL that OCTETS are from START to END in JSON."
+  (let ((options (wire:wire-call-options call))
+        (declared (rpc:incoming-type call)))
+    (as-received
+     call
+     (protobuf:parse-json-message (decoded-type declared) (subseq-octets octets start end)
+                                  :ignore-unknown t
+                                  :finder (or (and (protobuf:raw-type-p declared)
+                                                   (protobuf:raw-type-finder declared))
+                                              #'protobuf:find-message-type)
+                                  :max-octets (max 1 (- end start))
+                                  :max-message-depth (options-max-message-depth options)
+                                  :max-decoded-octets (options-max-decoded-octets options)))))
 
 (defun encode-json (call message compress)
   "MESSAGE, which CALL sends, in JSON, as WIRE:ENCODE-MESSAGE returns it."
   (let ((size (protobuf:measure (rpc:outgoing-type call) message)))
     (flet ((encode ()
-             (wire:encode-text call (protobuf:message-json message :as :octets) compress)))
+             (multiple-value-bind (message finder) (as-sent message)
+               (wire:encode-text call (protobuf:message-json message :as :octets :finder finder)
+                                 compress))))
       (if (<= size rpc:+long-octets+)
           (encode)
           (rpc:call-with-room call (* 6 size) (wire:wire-call-options call) #'encode)))))

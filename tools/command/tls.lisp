@@ -9,11 +9,12 @@
   (tls-key "FILE" #'identity nil "The private key of --tls-cert; without it, in that file.")
   (tls-name "NAME" #'identity nil "The name that the server's certificate must be for."))
 
-(defun client-credentials (roots certificate key name)
-  "The credentials that the options CLIENT-TLS mean, nil without them."
+(defun client-credentials (roots certificate key name &optional (prefix "tls"))
+  "The credentials that the options CLIENT-TLS, or those with another PREFIX, mean; nil without
+them."
   (cond (roots
-         (when (and key (not certificate)) (refuse "--tls-key goes with --tls-cert"))
+         (when (and key (not certificate)) (refuse "--~A-key goes with --~:*~A-cert" prefix))
          (grpc:tls-credentials :roots (if (string= roots "system") :system roots)
                                :certificate certificate :key key :server-name name))
         ((or certificate key name)
-         (refuse "--tls-cert, --tls-key and --tls-name go with --tls-ca"))))
+         (refuse "--~A-cert, --~:*~A-key and --~:*~A-name go with --~:*~A-ca" prefix))))

@@ -222,10 +222,8 @@ service has if it is none of them."
 
 (defun find-method-in (pool name)
   "The RPC-METHOD of NAME, dotted, whose types are in POOL."
-  (method:descriptor-rpc-method
-   (need-method pool name)
-   (lambda (name)
-     (or (protobuf:find-pool-type pool name) (fail-command "the type ~A is unknown" name)))))
+  (need-method pool name)
+  (grpc:pool-method pool (substitute #\/ #\. name :from-end t :count 1)))
 
 (define-command "call"
     (((address "ADDRESS" #'parse-channel-target "Where the server listens.")

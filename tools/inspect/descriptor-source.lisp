@@ -100,8 +100,11 @@
         "file_descriptor_proto")))
 
 (defun every-image-has-p (name)
-  "True if NAME is a file of Protocol Buffers itself, whose types are not made again."
-  (and (uiop:string-prefix-p "google/protobuf/" name) (protobuf:find-file-descriptor name)))
+  "True if NAME is a file of Protocol Buffers itself, or one of the annotations of REST, whose types
+are not made again."
+  (and (or (uiop:string-prefix-p "google/protobuf/" name)
+           (uiop:string-prefix-p "google/api/" name))
+       (protobuf:find-file-descriptor name)))
 
 (defun ask-for-symbols (reflector symbols)
   "A pool of the files that declare SYMBOLS, full names, and of what these import."

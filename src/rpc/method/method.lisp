@@ -20,6 +20,7 @@
   (route nil)                           ; what the path led to within the image last time
   (kind :unary :type (member :unary :client-streaming :server-streaming :bidi)) ; which side streams
   ;; nil if gRPC does not define it
+  (descriptor nil)                      ; its descriptor, if the image has none of its name
   (request-type nil :type (or null protobuf:message-type)) ; of the messages to the handler
   (response-type nil :type (or null protobuf:message-type)) ; of those to the client
   (function-name nil :type symbol)      ; of the generic function
@@ -56,10 +57,11 @@ subclasses; all may be used from any thread."))
   (:documentation "Make the call that a stub stands for. METHOD is an RPC-METHOD; REQUEST and the
 values depend on its kind as `DESIGN` lays down: see the documentation of stubs."))
 
-(defun service-methods (service)
-  "The list of the RPC-METHODs of SERVICE, an instance of a service class."
-  (loop for class in (sb-mop:class-precedence-list (class-of service))
-        append (get (class-name class) 'rpc-methods)))
+(defgeneric service-methods (service)
+  (:documentation "The list of the RPC-METHODs of SERVICE, a service object.")
+  (:method (service)
+    (loop for class in (sb-mop:class-precedence-list (class-of service))
+          append (get (class-name class) 'rpc-methods))))
 
 ;;; Method functions
 
@@ -176,6 +178,12 @@ changes of FUNCTION's methods do not touch."
           (push binding (method-function-bindings function))
           binding))))
 
+(defgeneric method-binding (service method)
+  (:documentation "Return the BINDING of the handler that SERVICE, a service object, has for METHOD,
+one of its methods.")
+  (:method (service method)
+    (ensure-binding (fdefinition (rpc-method-function-name method)) (class-of service))))
+
 (defmethod add-method :around ((function method-function) method)
   (unless (intersection '(&key &rest) (sb-mop:method-lambda-list method))
     (misuse "A handler of ~S has &key at the end of its lambda list, (service request &key), not ~
@@ -243,20 +251,6 @@ have to take them."
         (client-streaming :client-streaming)
         (server-streaming :server-streaming)
         (t :unary)))
-
-(defun descriptor-rpc-method (descriptor find-type)
-  "Return an RPC-METHOD to INVOKE for DESCRIPTOR, a method descriptor of a service that no code was
-made for. FIND-TYPE maps the full name of a message type to the type."
-  (let* ((full-name (protobuf:descriptor-full-name descriptor))
-         (dot (position #\. full-name :from-end t)))
-    (make-rpc-method
-     :name (coerce (subseq full-name (1+ dot)) 'simple-string)
-     :service-name (coerce (subseq full-name 0 dot) 'simple-string)
-     :kind (method-kind (protobuf:method-descriptor-client-streaming-p descriptor)
-                        (protobuf:method-descriptor-server-streaming-p descriptor))
-     :path (coerce (protobuf:method-descriptor-path descriptor) 'simple-string)
-     :request-type (funcall find-type (protobuf:method-descriptor-input descriptor))
-     :response-type (funcall find-type (protobuf:method-descriptor-output descriptor)))))
 
 (defun find-rpc-method (function-name)
   "Return the RPC-METHOD of the generic function named FUNCTION-NAME."

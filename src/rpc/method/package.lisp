@@ -7,10 +7,14 @@
   (:import-from #:clgrpc.status
                 #:deadline #:fail)
   (:export
-   #:*call* #:binding #:binding-function #:call #:channel #:current-call #:descriptor-rpc-method
-   #:direct-channel #:ensure-binding #:find-rpc-method #:forget-watcher #:invoke #:make-binding
-   #:make-rpc-method #:rpc-method #:rpc-method-function-name #:rpc-method-kind #:rpc-method-name
+   #:*call* #:binding #:binding-function #:call #:channel #:current-call
+   #:direct-channel #:find-rpc-method #:forget-watcher #:generic-method #:generic-service
+   #:generic-service-methods #:invoke #:make-binding #:make-generic-service #:method-binding
+   #:pool-method #:pool-methods
+   #:make-rpc-method #:rpc-method #:rpc-method-function-name #:rpc-method-descriptor
+   #:rpc-method-kind #:rpc-method-name
    #:rpc-method-number #:rpc-method-path #:rpc-method-path-field #:rpc-method-quiet
    #:rpc-method-request-type #:rpc-method-response-type #:rpc-method-route
    #:rpc-method-service-name #:service #:stub-method
+   #:unknown-method
    #:service-methods #:service-target #:watch-services))

@@ -8,14 +8,15 @@
                 #:**call-ids** #:+long-octets+ #:call #:call-path #:call-rpc-method
                 #:error-condition #:interceptors-for #:observer #:outgoing-type)
   (:import-from #:clgrpc.method
-                #:binding #:binding-function #:ensure-binding #:rpc-method
-                #:rpc-method-function-name #:rpc-method-path #:service #:service-methods)
+                #:binding #:binding-function #:method-binding #:rpc-method
+                #:rpc-method-function-name #:rpc-method-path #:service #:service-methods
+                #:unknown-method)
   (:import-from #:clgrpc.status
                 #:check-metadata #:rpc-error #:rpc-error-details-octets #:rpc-error-message
                 #:rpc-error-status #:rpc-error-trailers)
   (:export
    #:abandon-acceptor #:answer-of #:bad-answer-condition #:close-acceptor #:ensure-acceptor
-   #:acceptor-address #:acceptor-busy-p #:acceptor-calls #:execution-of #:make-routes
+   #:acceptor-address #:acceptor-busy-p #:acceptor-calls #:execution-of #:find-unknown-route #:make-routes
    #:note-emptied #:note-long-answer #:note-short-answer #:route #:route-binding #:route-epoch
    #:route-execution #:route-interceptors #:route-long-octets #:route-method #:route-server
    #:route-table #:route-table-epoch #:route-table-routes #:route-table-server #:sendable-end

@@ -39,7 +39,9 @@
 made; when a service is defined anew, a new table takes its place."
   (server nil)                          ; who serves
   (epoch 0 :type fixnum)                ; one more than that of the table before
-  (routes (make-hash-table :test 'equal) :type hash-table)) ; by path
+  (routes (make-hash-table :test 'equal) :type hash-table) ; by path
+  ;; a function of another path that returns a ROUTE, or nil; nil if no service takes other paths
+  (unknown nil :type (or null function)))
 
 (defun execution-of (execution function-name)
   "What EXECUTION, the argument of start-server, says of the method named FUNCTION-NAME."
@@ -60,16 +62,37 @@ as CHECK-INTERCEPTORS takes it. MAKE-ROUTE makes a ROUTE of the keywords that ar
       (dolist (method (service-methods service))
         (add-route table make-route method service
                    (execution-of execution (rpc-method-function-name method))
-                   (interceptors-for interceptors method))))))
+                   (interceptors-for interceptors method)))
+      (when (unknown-method service "/unknown/method")
+        (when (route-table-unknown table)
+          (misuse "Two of the services take methods that no service has."))
+        (setf (route-table-unknown table)
+              (unknown-router table make-route service (execution-of execution nil)
+                              interceptors))))))
+
+(defun unknown-router (table make-route service execution interceptors)
+  "A function for the slot UNKNOWN of TABLE: SERVICE takes what no service has."
+  (lambda (path)
+    (let ((method (unknown-method service path)))
+      (and method
+           (new-route table make-route method service execution
+                      (interceptors-for interceptors method))))))
+
+(defun find-unknown-route (table path)
+  "The route of TABLE to PATH, which none of its methods has, or nil. Nothing remembers it."
+  (let ((unknown (route-table-unknown table)))
+    (and unknown (funcall unknown path))))
 
 (defun add-route (table make-route method service execution interceptors)
-  (let ((path (rpc-method-path method))
-        (function (fdefinition (rpc-method-function-name method))))
+  (let ((path (rpc-method-path method)))
     (when (gethash path (route-table-routes table))
       (misuse "Two of the services have the method ~A." path))
     (setf (gethash path (route-table-routes table))
-          (funcall make-route
-                   :server (route-table-server table) :epoch (route-table-epoch table)
-                   :method method :service service :execution execution
-                   :interceptors interceptors
-                   :binding (ensure-binding function (class-of service))))))
+          (new-route table make-route method service execution interceptors))))
+
+(defun new-route (table make-route method service execution interceptors)
+  (funcall make-route
+           :server (route-table-server table) :epoch (route-table-epoch table)
+           :method method :service service :execution execution
+           :interceptors interceptors
+           :binding (method-binding service method)))

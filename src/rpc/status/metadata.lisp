@@ -40,6 +40,16 @@
                             value)))))
   metadata)
 
+(defun sendable-metadata (metadata)
+  "Those entries of METADATA, an alist that a peer has sent, that may be sent on: none that belongs
+to gRPC or to a connection."
+  (remove-if-not (lambda (entry)
+                   (and (valid-name-p (car entry))
+                        (not (reserved-name-p (car entry)))
+                        (or (binary-name-p (car entry))
+                            (every (lambda (char) (char<= #\Space char #\~)) (cdr entry)))))
+                 metadata))
+
 (defun metadata-entries (metadata)
   "A simple vector of the entries of METADATA, an alist that CHECK-METADATA has passed, as a peer
 gets them. A transport without a form of its own keeps this vector."

@@ -31,9 +31,11 @@
 (defun decode-request (call octets start end)
   "The message of CALL whose body, or part of it, is OCTETS from START to END."
   (let ((claim (call-rest-claim call)))
-    (handler-case (bind-message (rest-claim-rule claim) (rest-claim-match claim)
-                                (rest-claim-query claim) (subseq-octets octets start end)
-                                (rest-claim-content-type claim))
+    (handler-case (web:as-received
+                   call
+                   (bind-message (rest-claim-rule claim) (rest-claim-match claim)
+                                 (rest-claim-query claim) (subseq-octets octets start end)
+                                 (rest-claim-content-type claim)))
       (request-error (condition)
         (error 'protobuf:protobuf-error :text (request-trouble condition))))))
 
@@ -57,7 +59,7 @@
          (form (rest-claim-form claim))
          (size (protobuf:measure (rpc:outgoing-type call) message)))
     (flet ((encode ()
-             (multiple-value-bind (type octets) (message-answer rule message)
+             (multiple-value-bind (type octets) (message-answer rule (values (web:as-sent message)))
                (cond ((route-raw-answer rule)
                       (wire:encode-text call (typed-octets type octets) nil))
                      ((member form '(:lines :events))

@@ -8,8 +8,7 @@
         append (loop for method in (method:service-methods service)
                      for descriptor = (web:find-method-descriptor method)
                      when descriptor
-                       collect (list descriptor (method:rpc-method-request-type method)
-                                     (method:rpc-method-response-type method) nil))))
+                       collect (method-entry method descriptor))))
 
 (defun services-document (services title version connect)
   (let ((methods (service-entries services)))

@@ -22,14 +22,20 @@ RULE-ERROR if a rule is wrong in itself or selects no method that is loaded. Fro
     (sb-ext:atomic-update **rules** (lambda (old) (if source (append old rules) '())))
     rules))
 
+(defun method-entry (method descriptor &optional route)
+  "METHOD with its DESCRIPTOR, as MAKE-ROUTES takes it."
+  (list descriptor
+        (web:decoded-type (method:rpc-method-request-type method))
+        (web:decoded-type (method:rpc-method-response-type method))
+        route))
+
 (defun served-methods (table)
   "The methods of TABLE, a server's routes, as MAKE-ROUTES takes them, by name."
   (sort (loop for route being the hash-values of (serving:route-table-routes table)
               for method = (server:route-method route)
               for descriptor = (web:find-method-descriptor method)
               when descriptor
-                collect (list descriptor (method:rpc-method-request-type method)
-                              (method:rpc-method-response-type method) route))
+                collect (method-entry method descriptor route))
         #'string< :key (lambda (entry) (protobuf:descriptor-full-name (first entry)))))
 
 (defun rules-for (methods)

@@ -1,0 +1,112 @@
+;;;; Forwarding. Messages are handed on as octets, so that a gateway needs no types; where it knows
+;;;; the types of a method, protocols with JSON reach it as well. A unary call holds no thread; a
+;;;; stream holds one, and one more if the client streams. Each direction takes a message only when
+;;;; the one before it was sent on, so a side that reads slowly holds the other back.
+
+(in-package #:clgrpc.gateway)
+
+(defclass gateway-service (method:generic-service)
+  ((reserve :initform nil :accessor gateway-reserve)) ; of the server, for streams of clients
+  (:documentation "A service that forwards its calls to a channel; see MAKE-GATEWAY-SERVICE."))
+
+(defmethod server:note-server-started ((service gateway-service) server)
+  (setf (gateway-reserve service) (serving:server-reserve server)))
+
+;;; What goes along
+
+(defun client-metadata (call)
+  "The metadata for the server behind: that of CALL, the client's, and where it came from."
+  (let* ((metadata (status:sendable-metadata (rpc:call-metadata call)))
+         (before (assoc "x-forwarded-for" metadata :test #'string=))
+         (peer (rpc:call-peer call)))
+    (acons "x-forwarded-for"
+           (if before (format nil "~A, ~A" (cdr before) peer) (princ-to-string peer))
+           (remove before metadata))))
+
+(defun tell-headers (call forwarded)
+  "Tell the client of CALL what the server has sent before its messages."
+  (let ((metadata (status:sendable-metadata (rpc:call-metadata forwarded))))
+    (when (or metadata (not (rpc:call-status forwarded)))
+      (rpc:send-metadata call metadata))))
+
+(defun finish-well (call forwarded)
+  (rpc:finish call :trailers (status:sendable-metadata (rpc:call-trailers forwarded))))
+
+(defun finish-as (call error)
+  "End CALL as ERROR, that of the forwarded call, says."
+  (rpc:finish call :status (status:rpc-error-status error) :message (status:rpc-error-message error)
+                   :details (status:rpc-error-details-octets error)
+                   :trailers (status:sendable-metadata (status:rpc-error-trailers error))))
+
+(defmacro with-outcome ((call) &body body)
+  "Evaluate BODY; if the forwarded call fails, CALL fails in the same way."
+  `(handler-case (progn ,@body)
+     (status:rpc-error (error) (finish-as ,call error))))
+
+;;; The kinds of calls
+
+(defun reply-as (call forwarded message)
+  "End CALL with the only answer, MESSAGE, that FORWARDED has got."
+  (tell-headers call forwarded)
+  (setf (rpc:call-trailers call) (status:sendable-metadata (rpc:call-trailers forwarded)))
+  (rpc:reply call message))
+
+(defun forward-unary (channel method request call)
+  (let ((forwarded (method:invoke channel method request :async t
+                                                         :metadata (client-metadata call))))
+    (rpc:on-cancel call (lambda () (rpc:cancel forwarded)))
+    (rpc:on-end forwarded
+                (lambda ()
+                  (with-outcome (call)
+                    (reply-as call forwarded (values (loop:await forwarded))))))))
+
+(defun send-answers (call forwarded)
+  "Send the messages of FORWARDED on, until it ends."
+  (tell-headers call forwarded)
+  (rpc:do-messages (message forwarded) (rpc:send call message))
+  (finish-well call forwarded))
+
+(defun forward-server-stream (channel method request call)
+  (with-outcome (call)
+    (rpc:with-call (forwarded (method:invoke channel method request
+                                             :metadata (client-metadata call)))
+      (rpc:on-cancel call (lambda () (rpc:cancel forwarded)))
+      (send-answers call forwarded))))
+
+(defun send-requests (requests forwarded)
+  "Send the messages of REQUESTS, the client's call, on. If either call ends before, who waits for
+the answers of FORWARDED is told how."
+  (handler-case (progn (rpc:do-messages (message requests) (rpc:send forwarded message))
+                       (rpc:close-send forwarded))
+    (status:rpc-error () nil)))
+
+(defun forward-client-stream (service channel method requests call)
+  (with-outcome (call)
+    (rpc:with-call (forwarded (method:invoke channel method :open
+                                             :metadata (client-metadata call)))
+      (rpc:on-cancel call (lambda () (rpc:cancel forwarded)))
+      (loop:run-on-reserve (gateway-reserve service)
+                           (lambda () (send-requests requests forwarded))
+                           :if-busy :exceed)
+      (if (eq :bidi (method:rpc-method-kind method))
+          (send-answers call forwarded)
+          (reply-as call forwarded (rpc:receive forwarded))))))
+
+(defun make-gateway-service (channel &key methods)
+  "Return a service, for START-SERVER, that forwards each call to CHANNEL, and what comes back to its
+client: messages as octets, metadata, the time that is left, cancellation, status, details and
+trailers. METHODS are those that it knows, of POOL-METHODS with :RAW: they can be called by all
+protocols of the server; other methods, and all without METHODS, by gRPC. GENERIC-SERVICE-METHODS
+can be set to other ones. The service does not close CHANNEL. From any thread."
+  (let ((service nil))
+    (setf service
+          (make-instance
+           'gateway-service
+           :methods methods :unknown t
+           :handler (lambda (method request call)
+                      (ecase (method:rpc-method-kind method)
+                        (:unary (forward-unary channel method request call))
+                        (:server-streaming (forward-server-stream channel method request call))
+                        ((:client-streaming :bidi)
+                         (forward-client-stream service channel method request call)))
+                      call)))))

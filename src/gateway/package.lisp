@@ -1,0 +1,8 @@
+;;;; A gateway: a service whose calls are forwarded to another server.
+
+(defpackage #:clgrpc.gateway
+  (:use #:cl #:clgrpc.base)
+  (:local-nicknames (#:loop #:clgrpc.loop) (#:rpc #:clgrpc.rpc) (#:method #:clgrpc.method)
+                    (#:status #:clgrpc.status) (#:serving #:clgrpc.serving)
+                    (#:server #:clgrpc.server))
+  (:export #:gateway-service #:make-gateway-service))

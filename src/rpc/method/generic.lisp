@@ -1,0 +1,120 @@
+;;;; Methods and services that no code was made for: a method by its name and types, a service whose
+;;;; handler is one function. Where no type is known messages are raw, the octets that came.
+
+(in-package #:clgrpc.method)
+
+(defun type-or-raw (type)
+  "The message type that TYPE means: what FIND-MESSAGE-TYPE takes, or nil for raw messages."
+  (if type
+      (or (protobuf:find-message-type type) (misuse "There is no message type ~S." type))
+      protobuf:**raw-type**))
+
+(defun generic-method (name &key (kind :unary) request-type response-type)
+  "Return the method NAME, such as \"helloworld.Greeter/SayHello\", to INVOKE on a channel though no
+code was made for it. KIND says which side streams: :unary, :client-streaming, :server-streaming or
+:bidi. REQUEST-TYPE and RESPONSE-TYPE are message types, their full names or symbols; without them
+messages are raw ones, see RAW-MESSAGE. Signal MISUSE if NAME is no service and method, or a type is
+not known. From any thread."
+  (let* ((path (string-left-trim "/" name))
+         (slash (position #\/ path :from-end t)))
+    (unless (member kind '(:unary :client-streaming :server-streaming :bidi))
+      (misuse "~S is no kind of method: :unary, :client-streaming, :server-streaming or :bidi." kind))
+    (unless (and slash (< 0 slash (1- (length path))))
+      (misuse "~S is not the name of a method, such as \"helloworld.Greeter/SayHello\"." name))
+    (flet ((text (start end) (coerce (subseq path start end) 'simple-string)))
+      (make-rpc-method :name (text (1+ slash) nil) :service-name (text 0 slash) :kind kind
+                       :path (coerce (concatenate 'string "/" path) 'simple-string)
+                       :request-type (type-or-raw request-type)
+                       :response-type (type-or-raw response-type)))))
+
+(defun pool-method (pool name &key raw)
+  "Return the method NAME, such as \"helloworld.Greeter/SayHello\", whose service is in POOL, a type
+pool, to INVOKE on a channel or to serve by a generic service; nil if POOL has no such method. Its
+messages are those of POOL; with RAW they are raw messages, see RAW-MESSAGE, of which JSON can be
+made. From any thread."
+  (let* ((slash (position #\/ name :from-end t))
+         (service (and slash (find (subseq name 0 slash)
+                                   (loop for file in (protobuf:type-pool-files pool)
+                                         append (protobuf:file-descriptor-services file))
+                                   :key #'protobuf:descriptor-full-name :test #'string=)))
+         (descriptor (and service (find (subseq name (1+ slash))
+                                        (protobuf:service-descriptor-methods service)
+                                        :key #'protobuf:descriptor-name :test #'string=))))
+    (and descriptor (descriptor-method pool descriptor raw))))
+
+(defun descriptor-method (pool descriptor raw)
+  "As POOL-METHOD, of the method with DESCRIPTOR."
+  (flet ((find-type (name)
+           (let ((type (or (protobuf:find-pool-type pool name)
+                           (misuse "The type ~A is unknown." name))))
+             (if raw
+                 (protobuf:make-raw-type name type
+                                         (lambda (name) (protobuf:find-pool-type pool name)))
+                 type)))
+         (text (text) (coerce text 'simple-string)))
+    (let* ((full-name (protobuf:descriptor-full-name descriptor))
+           (path (text (protobuf:method-descriptor-path descriptor))))
+      (make-rpc-method
+       :descriptor descriptor :path path :number (number-of-path path)
+       :name (text (protobuf:descriptor-name descriptor))
+       :service-name (text (subseq full-name 0 (position #\. full-name :from-end t)))
+       :kind (method-kind (protobuf:method-descriptor-client-streaming-p descriptor)
+                          (protobuf:method-descriptor-server-streaming-p descriptor))
+       :request-type (find-type (protobuf:method-descriptor-input descriptor))
+       :response-type (find-type (protobuf:method-descriptor-output descriptor))))))
+
+(defun pool-methods (pool &key raw)
+  "Return all methods of the services in POOL, a type pool, as POOL-METHOD does. From any thread."
+  (loop for file in (protobuf:type-pool-files pool)
+        append (loop for service in (protobuf:file-descriptor-services file)
+                     append (loop for descriptor in (protobuf:service-descriptor-methods service)
+                                  collect (descriptor-method pool descriptor raw)))))
+
+;;; Services
+
+(defclass generic-service (service)
+  ((handler :initarg :handler :reader generic-service-handler) ; (method request call)
+   (methods :initarg :methods :reader generic-service-methods) ; that it has
+   ;; whether it also takes methods that no service has
+   (unknown :initarg :unknown :reader generic-service-unknown))
+  (:documentation "A service whose handler is one function; see MAKE-GENERIC-SERVICE."))
+
+(document-functions
+  generic-service-methods "The methods of SERVICE, a generic one, a list. SETFable: servers renew
+their routes at once; calls under way go on. From any thread.")
+
+(defun make-generic-service (handler &key methods (unknown (null methods)))
+  "Return a service, for START-SERVER, whose handler is the function HANDLER. It is called with the
+RPC-METHOD, the request and the call, and does what a handler of a method of that kind does. METHODS
+is a list of methods, of GENERIC-METHOD or POOL-METHOD. With UNKNOWN it also takes calls of methods
+that no service of the server has; these are served as if both sides streamed, with raw messages,
+see RAW-MESSAGE, but not on in-process channels. From any thread."
+  (make-instance 'generic-service :handler handler :methods methods :unknown unknown))
+
+(defun (setf generic-service-methods) (methods service)
+  (setf (slot-value service 'methods) methods)
+  (tell-service-watchers)
+  methods)
+
+(defmethod service-methods ((service generic-service))
+  (generic-service-methods service))
+
+(defmethod method-binding ((service generic-service) method)
+  (let ((handler (generic-service-handler service)))
+    (make-binding :class (class-of service)
+                  :function (lambda (service request call)
+                              (declare (ignore service))
+                              (funcall handler method request call)))))
+
+(defgeneric unknown-method (service path)
+  (:documentation "Return the RPC-METHOD that PATH, which no service has, is of SERVICE's, or nil.")
+  (:method (service path)
+    (declare (ignore service path))
+    nil)
+  (:method ((service generic-service) path)
+    (let ((slash (position #\/ path :from-end t)))
+      (and (generic-service-unknown service)
+           slash
+           (< 1 slash (1- (length path)))
+           (char= #\/ (char path 0))
+           (generic-method path :kind :bidi)))))

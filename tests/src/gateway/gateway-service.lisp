@@ -1,0 +1,172 @@
+;;;; Calls through a gateway to a probe, whose methods it knows or not.
+
+(in-package #:clgrpc.tests.gateway)
+(in-suite :clgrpc.gateway)
+
+(defun bench-methods ()
+  "The methods of the probe, as a gateway knows them."
+  (grpc:pool-methods
+   (grpc:make-type-pool (list (protobuf:file-of-symbol "lab.Bench")))
+   :raw t))
+
+(defun call-with-gateway (function handlers methods &rest options)
+  "Call FUNCTION with a channel to a gateway that knows METHODS, its server and its service, in front
+of a probe with HANDLERS."
+  (call-with-log
+   '()
+   (lambda ()
+     (let ((behind (apply #'start-probe handlers options)))
+       (unwind-protect
+            (grpc:with-channel (inner (grpc:server-address behind))
+              (let* ((service (grpc:make-gateway-service inner :methods methods))
+                     (server (grpc:start-server service
+                                                :protocols '(:grpc :grpc-web :connect :rest))))
+                (unwind-protect
+                     (grpc:with-channel (channel (grpc:server-address server))
+                       (funcall function channel server service))
+                  (grpc:stop-server server :drain 5))))
+         (grpc:stop-server behind :drain 5))))))
+
+(defmacro with-gateway ((channel server &key (service (gensym "SERVICE")) (methods ''())) (&rest handlers)
+                        &body body)
+  "Evaluate BODY with CHANNEL to SERVER, a gateway that knows METHODS, in front of a probe."
+  `(call-with-gateway (lambda (,channel ,server ,service)
+                        (declare (ignorable ,channel ,server ,service))
+                        ,@body)
+                      (list ,@handlers) ,methods))
+
+(defmacro by-either ((channel &rest handlers) &body body)
+  "Evaluate BODY with CHANNEL to a gateway that knows the methods, and to one that does not."
+  (let ((methods (gensym "METHODS")) (server (gensym "SERVER")))
+    `(dolist (,methods (list '() (bench-methods)))
+       (with-gateway (,channel ,server :methods ,methods) (,@handlers) ,@body))))
+
+(defun double (request call)
+  (declare (ignore call))
+  (note (* 2 (number-of request))))
+
+(defun count-up (request call)
+  (dotimes (i (number-of request)) (grpc:send call (note i))))
+
+(defun sum-up (stream call)
+  (declare (ignore call))
+  (let ((sum 0))
+    (grpc:do-messages (message stream) (incf sum (number-of message)))
+    (note sum)))
+
+(defun echo (stream call)
+  (grpc:do-messages (message stream) (grpc:send call message)))
+
+(defun numbers (call)
+  (let ((numbers '()))
+    (grpc:do-messages (message call) (push (number-of message) numbers))
+    (nreverse numbers)))
+
+(test all-kinds-of-calls-are-forwarded
+  (by-either (channel :ask #'double :watch #'count-up :collect #'sum-up :chat #'echo)
+    (is (= 42 (number-of (ask channel (note 21)))))
+    (is (equal '(0 1 2) (numbers (watch channel (note 3)))))
+    (is (= 6 (number-of (collect channel (list (note 1) (note 2) (note 3))))))
+    (is (equal '(7 8) (numbers (chat channel (list (note 7) (note 8))))))
+    (let ((call (chat channel :open)))
+      (dotimes (i 20)
+        (grpc:send call (note i))
+        (is (= i (number-of (grpc:receive call)))))
+      (grpc:close-send call)
+      (is (null (grpc:receive call))))))
+
+(test metadata-goes-both-ways
+  (by-either (channel :ask (lambda (request call)
+                             (grpc:send-metadata
+                              call (list (assoc "a" (grpc:call-metadata call) :test #'string=)
+                                         (cons "from" (cdr (assoc "x-forwarded-for"
+                                                                  (grpc:call-metadata call)
+                                                                  :test #'string=)))))
+                             (setf (grpc:call-trailers call) '(("t" . "2")))
+                             (double request call)))
+    (multiple-value-bind (reply call) (ask channel (note 1) :metadata '(("a" . "1")))
+      (is (= 2 (number-of reply)))
+      (flet ((value (name) (cdr (assoc name (grpc:call-metadata call) :test #'string=))))
+        (is (string= "1" (value "a")))
+        (is (eql 0 (search "127.0.0.1" (value "from")))))
+      (is (string= "2" (cdr (assoc "t" (grpc:call-trailers call) :test #'string=)))))))
+
+(test statuses-go-back-with-their-details
+  (flet ((refuse (request call)
+           (declare (ignore request))
+           (setf (grpc:call-trailers call) '(("t" . "2")))
+           (grpc:fail :not-found "no such note" :details (list (note 7)))))
+    (by-either (channel :ask #'refuse :watch #'refuse :collect #'refuse :chat #'refuse)
+      (flet ((check (function)
+               (handler-case (progn (funcall function) (fail "no error"))
+                 (grpc:not-found (error)
+                   (is (string= "no such note" (grpc:rpc-error-message error)))
+                   (is (= 7 (number-of (first (grpc:rpc-error-details error)))))
+                   (is (string= "2" (cdr (assoc "t" (grpc:rpc-error-trailers error)
+                                                :test #'string=))))))))
+        (check (lambda () (ask channel (note 1))))
+        (check (lambda () (numbers (watch channel (note 1)))))
+        (check (lambda () (collect channel (list (note 1)))))
+        (check (lambda () (numbers (chat channel (list (note 1))))))))))
+
+(test what-is-not-there-is-not-there
+  (by-either (channel)
+    (signals grpc:unimplemented (ask channel (note 1)))
+    (signals grpc:unimplemented (numbers (chat channel (list (note 1)))))))
+
+(test the-time-that-is-left-goes-along
+  (by-either (channel :ask (lambda (request call)
+                             (declare (ignore request))
+                             (note (ceiling (grpc:time-remaining call)))))
+    (is (<= 900 (number-of (ask channel (note 1) :timeout 1000)) 1000))))
+
+(test a-client-that-leaves-cancels-the-call-behind
+  (let ((begun (make-signal)) (left (make-signal)))
+    (flet ((wait (request call)
+             (declare (ignore request))
+             (grpc:on-cancel call (lambda () (signal-it left)))
+             (signal-it begun)
+             call))
+      (by-either (channel :watch #'wait :chat #'wait)
+        (dolist (function (list (lambda () (watch channel (note 1)))
+                                (lambda () (chat channel :open))))
+          (let ((call (funcall function)))
+            (is-true (await-signal begun))
+            (grpc:cancel call)
+            (is-true (await-signal left))))))))
+
+(test a-slow-client-holds-the-server-back
+  "The server behind sends no more than what fits between it and a client that does not read."
+  (let ((sent (list 0)) (total 2000))
+    (flet ((pour (request call)
+             (dotimes (i total)
+               (grpc:send call request)
+               (sb-ext:atomic-incf (car sent)))))
+      (by-either (channel :watch #'pour)
+        (setf (car sent) 0)
+        (let ((call (watch channel (note 1 :body 10000))) (before -1))
+          (is (= 1 (number-of (grpc:receive call))))
+          ;; until it stands still
+          (is-true (wait-until (lambda ()
+                                 (prog1 (and (< 0 before) (= before (car sent)))
+                                   (setf before (car sent))
+                                   (await-signal (make-signal) :seconds 0.2)))))
+          (is (< (car sent) total))
+          (is (= (1- total) (length (numbers call))))
+          (is (= total (car sent))))))))
+
+(defun post-json (server method text)
+  "What Connect answers to TEXT, a request of METHOD in JSON."
+  (string-right-trim "|" (curl server (format nil "/lab.Bench/~A" method)
+                               "-H" "content-type: application/json" "-d" text)))
+
+(test known-methods-are-called-in-json
+  (with-gateway (channel server :service service :methods (bench-methods))
+      (:ask #'double)
+    (is (string= "{\"number\":\"42\"}" (post-json server "Ask" "{\"number\": 21}")))
+    (is (search "\"invalid_argument\"" (post-json server "Ask" "{\"number\": {}}")))
+    (setf (grpc:generic-service-methods service) '())
+    (is (not (search "42" (post-json server "Ask" "{\"number\": 21}"))))
+    (is (= 42 (number-of (ask channel (note 21)))) "gRPC needs no types")
+    (setf (grpc:generic-service-methods service) (bench-methods))
+    (is (string= "{\"number\":\"42\"}" (post-json server "Ask" "{\"number\": 21}")))))

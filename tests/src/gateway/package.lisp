@@ -1,0 +1,12 @@
+;;;; The tests of the gateway's service: a client, a gateway and a server behind it in one process.
+
+(defpackage #:clgrpc.tests.gateway
+  (:use #:cl #:clgrpc.base #:fiveam)
+  (:local-nicknames (#:grpc #:clgrpc) (#:protobuf #:clgrpc.protobuf))
+  (:import-from #:clgrpc.tests.server
+                #:start-probe #:call-with-log #:ask #:watch #:collect #:chat #:curl #:note
+                #:number-of #:make-signal #:signal-it #:await-signal #:wait-until #:+patience+))
+
+(in-package #:clgrpc.tests.gateway)
+
+(def-suite :clgrpc.gateway :description "A service that forwards its calls.")

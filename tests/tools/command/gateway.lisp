@@ -1,0 +1,48 @@
+;;;; `clgrpc gateway` in front of `clgrpc serve`.
+
+(in-package #:clgrpc.tests.tools)
+(in-suite :clgrpc.tools)
+
+(defmacro with-gateway-program ((program address target &rest arguments) &body body)
+  "Run BODY while `bin/clgrpc gateway TARGET ARGUMENTS` listens at ADDRESS, on a free port."
+  `(support:with-server-program (,program ,address (support:clgrpc-program) "gateway" ,target
+                                          ,@arguments "--listen" "127.0.0.1:0")
+     ,@body))
+
+(defun helloworld-file ()
+  (uiop:native-namestring (asdf:system-relative-pathname "clgrpc" "proto/examples/helloworld.proto")))
+
+(defun greet-in-json (address)
+  "What the greeter at ADDRESS answers over Connect."
+  (uiop:run-program (list "curl" "-s" "--noproxy" "*" "--max-time" "20"
+                          "-H" "content-type: application/json" "-d" "{\"name\": \"Ada\"}"
+                          (format nil "http://~A/helloworld.Greeter/SayHello" address))
+                    :output '(:string :stripped t) :ignore-error-status t))
+
+(test gateway-before-a-server
+  "gRPC of all kinds, Connect with types from reflection or from a file, and a drain."
+  (with-serve (program address "greeter,route-guide")
+    (flet ((try (gateway front)
+             (is (string= "{\"message\":\"Hello, Ada!\"}" (greet-in-json front)))
+             (multiple-value-bind (code output) (run-line "routeguide-client" front)
+               (is (= 0 code))
+               (is (search "RouteChat" output)))
+             (is (= 0 (support:terminate-program gateway)))))
+      (with-gateway-program (gateway front address) (try gateway front))
+      (with-gateway-program (gateway front address "--types" (helloworld-file))
+        (try gateway front)))))
+
+(test gateway-finds-types-later
+  "A gateway may start before the server behind it; it looks for types again."
+  (let ((address (with-serve (program address "greeter" "--limits" "reuse-port=true") address)))
+    (with-gateway-program (gateway front address "--renew" "0.1")
+      (is (not (search "Hello" (greet-in-json front))))
+      (support:with-server-program (program same (support:testee-program) "serve" "greeter"
+                                            "--listen" address "--limits" "reuse-port=true")
+        (is (string= address same))
+        (is-true (wait-until (lambda () (search "Hello, Ada!" (greet-in-json front)))))))))
+
+(test gateway-arguments
+  (is (= 2 (run-line "gateway")))
+  (is (= 2 (run-line "gateway" "127.0.0.1:1" "--types" "no-such.proto" "--listen" "127.0.0.1:0")))
+  (is (= 2 (run-line "gateway" "127.0.0.1:1" "--behind-name" "x" "--listen" "127.0.0.1:0"))))

@@ -1,0 +1,97 @@
+;;;; `gateway`: all protocols of a server in front of any gRPC server. The types come from the
+;;;; server's reflection, or from a .proto file or descriptor set, and are looked for again from time
+;;;; to time; methods whose types are not known can be called by gRPC all the same.
+
+(in-package #:clgrpc.tools)
+
+(defparameter *reflection-services*
+  '("grpc.reflection.v1.ServerReflection" "grpc.reflection.v1alpha.ServerReflection")
+  "Services that are forwarded as what they are, of which no types are wanted.")
+
+(defun reflected-pool (channel)
+  "A pool of what the reflection of the server that CHANNEL leads to tells."
+  (let ((reflector (make-reflector :channel channel)))
+    (ask-for-symbols reflector
+                     (set-difference (ask-for-services reflector) *reflection-services*
+                                     :test #'string=))))
+
+(defun descriptor-file-pool (file import-paths)
+  "A pool of FILE, a .proto file or a serialized descriptor set."
+  (if (uiop:string-suffix-p file ".proto")
+      (proto-pool file import-paths)
+      (protobuf:make-type-pool
+       (handler-case (alexandria:read-file-into-byte-vector file)
+         (file-error (error) (refuse "~A" error))))))
+
+(defun gateway-pool (channel file import-paths)
+  (if file (descriptor-file-pool file import-paths) (reflected-pool channel)))
+
+(defun pool-octets (pool)
+  "What tells POOL from another: the octets of its files."
+  (mapcar #'protobuf:file-descriptor-octets (protobuf:type-pool-files pool)))
+
+(defun renew-gateway (service channel file import-paths known)
+  "Have SERVICE know the methods that there are now, if they are others than those of KNOWN, of
+POOL-OCTETS. Return what is known now. What cannot be had now is logged, and stays as it is."
+  (handler-case
+      (let* ((pool (gateway-pool channel file import-paths))
+             (octets (pool-octets pool)))
+        (unless (equalp octets known)
+          (setf (grpc:generic-service-methods service) (grpc:pool-methods pool :raw t))
+          (log-event :info :gateway-types :methods (length (grpc:generic-service-methods service))))
+        octets)
+    ((or failure grpc:rpc-error clgrpc-error) (error)
+      (log-event :warning :gateway-types-unknown :reason (princ-to-string error))
+      known)))
+
+(defun call-with-gateway (function channel file import-paths seconds)
+  "Call FUNCTION with a service that forwards to CHANNEL and looks for other types each SECONDS."
+  (let* ((service (grpc:make-gateway-service channel))
+         (ended (sb-thread:make-semaphore))
+         (known (renew-gateway service channel file import-paths nil))
+         (thread (sb-thread:make-thread
+                  (lambda ()
+                    (loop until (sb-thread:wait-on-semaphore ended :timeout seconds)
+                          do (setf known (renew-gateway service channel file import-paths known))))
+                  :name "clgrpc gateway")))
+    (unwind-protect (funcall function service)
+      (sb-thread:signal-semaphore ended)
+      (sb-thread:join-thread thread :default nil))))
+
+(define-command ("gateway" given)
+    (((target "TARGET" #'parse-channel-target "The gRPC server behind it."))
+     ((types "FILE" #'identity nil
+             "The .proto file, or the serialized descriptor set, that declares the services; without
+      it, the reflection of the server is asked.")
+      (import-path "DIR[:DIR…]" #'parse-directories nil
+                   "Where the imports of --types are found first.")
+      (renew "DURATION" #'parse-seconds 30
+             "How long after one another types are looked for again.")
+      (behind-ca "FILE" #'identity nil
+                 "Speak TLS with the server behind, and trust the certificates in FILE (PEM), or
+      with `system` the system's.")
+      (behind-cert "FILE" #'identity nil "The certificates to show it if it asks for some.")
+      (behind-key "FILE" #'identity nil
+                  "The private key of --behind-cert; without it, in that file.")
+      (behind-name "NAME" #'identity nil "The name that its certificate must be for.")
+      balancing-options
+      :serving))
+    "Speak gRPC, gRPC-Web, Connect and REST (google.api.http) in front of a gRPC server, and forward
+all calls to it. REST and JSON need the types of its services. At SIGTERM or SIGINT lets running
+calls end and exits with 0."
+  (destructuring-bind (&key target types import-path renew behind-ca behind-cert behind-key
+                         behind-name service-config balance &allow-other-keys)
+      given
+    (let ((channel (apply #'grpc:make-channel target
+                          :credentials (client-credentials behind-ca behind-cert behind-key
+                                                           behind-name "behind")
+                          (balancing-arguments service-config balance))))
+      (unwind-protect
+           (call-with-gateway
+            (lambda (service)
+              (program:call-with-ending
+               (lambda (ending)
+                 (program:serve-as-asked (list service) (list* :web t given) ending '()))))
+            channel types import-path renew)
+        (grpc:close-channel channel))))
+  0)
