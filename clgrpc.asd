@@ -160,7 +160,7 @@
                (:file "formats/json-writer") (:file "formats/json-reader")
                (:file "formats/field-text")
                (:file "formats/text-writer") (:file "formats/text-reader") (:file "source/define")
-               (:file "source/descriptor-set") (:file "types/dynamic") (:file "types/raw")
+               (:file "source/descriptor-set") (:file "types/dynamic") (:file "types/raw-message")
                (:file "source/component")
                (:module "../../proto/google/api/"
                        :components ((:static-file "annotations.proto") (:static-file "http.proto")

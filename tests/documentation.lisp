@@ -21,7 +21,7 @@
   '(#:clgrpc.os #:clgrpc.dns #:clgrpc.status #:clgrpc.method #:clgrpc.rpc
     #:clgrpc.calling
     #:clgrpc.serving #:clgrpc.wire #:clgrpc.config #:clgrpc.client #:clgrpc.balance
-    #:clgrpc.rest #:clgrpc.exchange #:clgrpc.server #:clgrpc.web
+    #:clgrpc.rest #:clgrpc.gateway #:clgrpc.exchange #:clgrpc.server #:clgrpc.web
     #:clgrpc.grpc-web #:clgrpc.connect #:clgrpc.grpc-json
     #:clgrpc.inproc #:clgrpc.services
     #:clgrpc.logs

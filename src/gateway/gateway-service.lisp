@@ -93,8 +93,8 @@ the answers of FORWARDED is told how."
           (reply-as call forwarded (rpc:receive forwarded))))))
 
 (defun make-gateway-service (channel &key methods)
-  "Return a service, for START-SERVER, that forwards each call to CHANNEL, and what comes back to its
-client: messages as octets, metadata, the time that is left, cancellation, status, details and
+  "Return a service, for START-SERVER, that forwards each call to CHANNEL, and what comes back to
+its client: messages as octets, metadata, the time that is left, cancellation, status, details and
 trailers. METHODS are those that it knows, of POOL-METHODS with :RAW: they can be called by all
 protocols of the server; other methods, and all without METHODS, by gRPC. GENERIC-SERVICE-METHODS
 can be set to other ones. The service does not close CHANNEL. From any thread."

@@ -51,7 +51,7 @@
    #:message-text #:parse-text-message
    ;; dynamic.lisp
    #:type-pool #:make-type-pool #:find-pool-type #:type-pool-files
-   ;; raw.lisp
+   ;; raw-message.lisp
    #:raw-type #:raw-type-p #:raw-type-decoded #:raw-type-finder #:make-raw-type #:**raw-type**
    #:make-raw-message #:raw-message #:raw-message-p #:raw-message-octets
    ;; reflection.lisp

@@ -1,6 +1,6 @@
 ;;;; `gateway`: all protocols of a server in front of any gRPC server. The types come from the
-;;;; server's reflection, or from a .proto file or descriptor set, and are looked for again from time
-;;;; to time; methods whose types are not known can be called by gRPC all the same.
+;;;; server's reflection, or from a .proto file or descriptor set, and are looked for again from
+;;;; time to time; methods whose types are not known can be called by gRPC all the same.
 
 (in-package #:clgrpc.tools)
 
@@ -30,25 +30,31 @@
   "What tells POOL from another: the octets of its files."
   (mapcar #'protobuf:file-descriptor-octets (protobuf:type-pool-files pool)))
 
+(defun renew-types (service pool known)
+  "Have SERVICE know the methods of POOL, unless its files are KNOWN, of POOL-OCTETS. Return what is
+known now."
+  (let ((octets (pool-octets pool)))
+    (unless (equalp octets known)
+      (setf (grpc:generic-service-methods service) (grpc:pool-methods pool :raw t))
+      (log-event :info :gateway-types :methods (length (grpc:generic-service-methods service))))
+    octets))
+
 (defun renew-gateway (service channel file import-paths known)
-  "Have SERVICE know the methods that there are now, if they are others than those of KNOWN, of
-POOL-OCTETS. Return what is known now. What cannot be had now is logged, and stays as it is."
-  (handler-case
-      (let* ((pool (gateway-pool channel file import-paths))
-             (octets (pool-octets pool)))
-        (unless (equalp octets known)
-          (setf (grpc:generic-service-methods service) (grpc:pool-methods pool :raw t))
-          (log-event :info :gateway-types :methods (length (grpc:generic-service-methods service))))
-        octets)
+  "As RENEW-TYPES, with the types that there are now. If they cannot be read, log why, and change
+nothing."
+  (handler-case (renew-types service (gateway-pool channel file import-paths) known)
     ((or failure grpc:rpc-error clgrpc-error) (error)
       (log-event :warning :gateway-types-unknown :reason (princ-to-string error))
       known)))
 
 (defun call-with-gateway (function channel file import-paths seconds)
-  "Call FUNCTION with a service that forwards to CHANNEL and looks for other types each SECONDS."
+  "Call FUNCTION with a service that forwards to CHANNEL and looks for other types each SECONDS.
+Signal a FAILURE if FILE, where there is one, cannot be read now."
   (let* ((service (grpc:make-gateway-service channel))
          (ended (sb-thread:make-semaphore))
-         (known (renew-gateway service channel file import-paths nil))
+         (known (if file
+                    (renew-types service (descriptor-file-pool file import-paths) nil)
+                    (renew-gateway service channel file import-paths nil)))
          (thread (sb-thread:make-thread
                   (lambda ()
                     (loop until (sb-thread:wait-on-semaphore ended :timeout seconds)

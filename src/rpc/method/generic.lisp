@@ -18,7 +18,8 @@ not known. From any thread."
   (let* ((path (string-left-trim "/" name))
          (slash (position #\/ path :from-end t)))
     (unless (member kind '(:unary :client-streaming :server-streaming :bidi))
-      (misuse "~S is no kind of method: :unary, :client-streaming, :server-streaming or :bidi." kind))
+      (misuse "~S is not a kind of method: :unary, :client-streaming, :server-streaming or :bidi."
+              kind))
     (unless (and slash (< 0 slash (1- (length path))))
       (misuse "~S is not the name of a method, such as \"helloworld.Greeter/SayHello\"." name))
     (flet ((text (start end) (coerce (subseq path start end) 'simple-string)))

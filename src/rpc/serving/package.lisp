@@ -16,7 +16,8 @@
                 #:rpc-error-status #:rpc-error-trailers)
   (:export
    #:abandon-acceptor #:answer-of #:bad-answer-condition #:close-acceptor #:ensure-acceptor
-   #:acceptor-address #:acceptor-busy-p #:acceptor-calls #:execution-of #:find-unknown-route #:make-routes
+   #:acceptor-address #:acceptor-busy-p #:acceptor-calls #:execution-of
+   #:find-unknown-route #:make-routes
    #:note-emptied #:note-long-answer #:note-short-answer #:route #:route-binding #:route-epoch
    #:route-execution #:route-interceptors #:route-long-octets #:route-method #:route-server
    #:route-table #:route-table-epoch #:route-table-routes #:route-table-server #:sendable-end

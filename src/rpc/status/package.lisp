@@ -9,7 +9,8 @@
    #:aborted #:already-exists #:binary-name-p #:cancelled #:check-metadata #:code-status
    #:control-status #:data-loss #:deadline #:deadline-exceeded #:deadline-in
    #:details-octets #:earlier-deadline
-   #:encode-timeout #:sendable-metadata #:end-reason #:entries-metadata #:fail #:failed-precondition #:failure-p
+   #:encode-timeout #:sendable-metadata #:end-reason #:entries-metadata #:fail
+   #:failed-precondition #:failure-p
    #:internal #:invalid-argument #:make-rpc-error #:metadata-entries #:not-found #:out-of-range
    #:parse-timeout #:permission-denied #:refusal-error #:resource-exhausted #:rpc-error
    #:rpc-error-call

@@ -10,8 +10,8 @@
    :raw t))
 
 (defun call-with-gateway (function handlers methods &rest options)
-  "Call FUNCTION with a channel to a gateway that knows METHODS, its server and its service, in front
-of a probe with HANDLERS."
+  "Call FUNCTION with a channel to a gateway that knows METHODS, its server and its service, in
+front of a probe with HANDLERS."
   (call-with-log
    '()
    (lambda ()
@@ -27,7 +27,8 @@ of a probe with HANDLERS."
                   (grpc:stop-server server :drain 5))))
          (grpc:stop-server behind :drain 5))))))
 
-(defmacro with-gateway ((channel server &key (service (gensym "SERVICE")) (methods ''())) (&rest handlers)
+(defmacro with-gateway ((channel server &key (service (gensym "SERVICE")) (methods ''()))
+                        (&rest handlers)
                         &body body)
   "Evaluate BODY with CHANNEL to SERVER, a gateway that knows METHODS, in front of a probe."
   `(call-with-gateway (lambda (,channel ,server ,service)

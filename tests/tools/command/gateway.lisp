@@ -10,7 +10,8 @@
      ,@body))
 
 (defun helloworld-file ()
-  (uiop:native-namestring (asdf:system-relative-pathname "clgrpc" "proto/examples/helloworld.proto")))
+  (uiop:native-namestring
+   (asdf:system-relative-pathname "clgrpc" "proto/examples/helloworld.proto")))
 
 (defun greet-in-json (address)
   "What the greeter at ADDRESS answers over Connect."
