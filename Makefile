@@ -7,7 +7,7 @@ LISP = $(SBCL) --noinform --dynamic-space-size $(HEAP_MB) \
        --non-interactive --no-sysinit --no-userinit
 SOURCES := $(filter-out clgrpc-tests.asd,$(wildcard *.asd)) scripts/load.lisp scripts/build.lisp \
            $(shell find src async sim etcd cluster tools proto examples -name '*.lisp' -o -name '*.proto' \
-             -o -name '*.json' -o -name 'console.*' -o -name 'page.css')
+             -o -name '*.json' -o -name 'console.*' -o -name 'page.css' -o -path 'examples/chat/*' -type f)
 TESTS := clgrpc-tests.asd $(shell find tests \( -name '*.lisp' -o -name '*.proto' -o -name '*.txt' -o -path '*/vectors/*' \) -type f)
 
 BENCH_PARTS := unary streams client matrix openloop bulk allocation protobuf tls connections \

@@ -118,7 +118,7 @@ that is not loaded (:DATA)."
   ("src/rpc/method" ("clgrpc-tests/rpc"))
   ("src/rpc/calling" ("clgrpc-tests/rpc") :first ("channel" "interceptor"))
   ("src/rpc/serving" ("clgrpc-tests/rpc"))
-  ("examples" ("clgrpc/examples" "clgrpc-tools") :first ("service"))
+  ("examples" ("clgrpc/examples" "clgrpc-tools" "clgrpc-tests/server") :first ("service"))
   ("tools/profile" ("clgrpc-tools/profile" "clgrpc-tests/page"))
   ("tools/command" ("clgrpc-tools/testee" "clgrpc-tests/report" "clgrpc-tests/examples"
                     "clgrpc-tests/etcd" "sb-posix")

@@ -414,9 +414,11 @@
                (:file "serve") (:file "run")))
 
 (defsystem "clgrpc/examples"
-  :description "A greeter, a RouteGuide and its client, as users write them."
+  :description "A greeter, a RouteGuide and its client, a chat with its page, as users write them."
   :depends-on ("clgrpc")
   :pathname "examples/"
   :serial t
   :components ((:file "protos") (:file "package") (:file "greeter") (:file "geometry")
-               (:file "route-guide") (:file "route-guide-client")))
+               (:file "route-guide") (:file "route-guide-client")
+               (:static-file "chat/chat.html") (:static-file "chat/chat.css")
+               (:static-file "chat/chat.js") (:file "chat")))

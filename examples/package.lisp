@@ -1,4 +1,4 @@
-;;;; Two services and a client, written as a user of clgrpc would write them.
+;;;; Three services and a client, written as a user of clgrpc would write them.
 
 (defpackage #:clgrpc.examples
   (:use #:cl)
@@ -7,6 +7,8 @@
   (:export
    ;; greeter.lisp
    #:greeter
+   ;; chat.lisp
+   #:chat #:chat-page
    ;; geometry.lisp
    #:point= #:inside-p #:distance-metres
    ;; route-guide.lisp

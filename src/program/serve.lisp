@@ -91,9 +91,14 @@ GRPC_BINARY_LOG_FILTER is for, all if it is not set."
   (format t "~{listening on ~A~%~}~{~A~%~}" (server:server-addresses server) lines)
   (finish-output))
 
-(defun page-lines (server given metrics-url)
-  "Lines that say where what GIVEN asks for is seen."
-  (append (and (getf given :channelz)
+(defun page-lines (server given metrics-url handlers)
+  "Lines that say where what GIVEN asks for is seen, and what HANDLERS, SERVER's of HTTP, answer."
+  (append (loop for handler in handlers
+                collect (format nil "page at http~:[~;s~]://~A~A"
+                                (server:server-speaks-tls-p server)
+                                (server:server-address server)
+                                (exchange:http-handler-path handler)))
+          (and (getf given :channelz)
                (list (format nil "channelz on ~A" (server:server-address server))))
           (and metrics-url (list (format nil "metrics at ~A" metrics-url)))
           (telemetry-lines (getf given :trace-sample) (getf given :otlp))))
@@ -132,7 +137,8 @@ end, by ENDING, let running calls end, and return."
                 (call-with-groups
                  server (list* :observer observers :credentials credentials given)
                  (lambda (lines)
-                   (announce server (append (page-lines server given metrics-url) lines))
+                   (announce server (append (page-lines server given metrics-url (getf options :http))
+                                            lines))
                    (await-end ending)
                    (server:stop-server server))))
            (server:stop-server server)

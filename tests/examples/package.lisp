@@ -2,7 +2,8 @@
 
 (defpackage #:clgrpc.tests.examples
   (:use #:cl #:fiveam #:clgrpc.examples)
-  (:local-nicknames (#:grpc #:clgrpc) (#:support #:clgrpc.tests.support))
+  (:local-nicknames (#:grpc #:clgrpc) (#:support #:clgrpc.tests.support)
+                    (#:server #:clgrpc.tests.server))
   (:export #:with-service #:place #:rectangle #:feature-names))
 
 (in-package #:clgrpc.tests.examples)

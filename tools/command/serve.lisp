@@ -9,16 +9,18 @@
   (name "" :type string)                ; a word of the command line
   (summary "" :type string)             ; for the help text
   (maker nil :type function)            ; returns service objects
+  (pages '() :type list)                ; for START-SERVER's :http, if the web is served
   (execution '() :type (or list (eql :inline)))) ; an alist for START-SERVER, or :inline for all
 
 (defvar *offers* '() "What `serve` has to offer, in the order in which its help tells of them.")
 
-(defun add-offer (name summary maker &key execution)
+(defun add-offer (name summary maker &key execution pages)
   "Have `serve` offer NAME, of which its help says SUMMARY: the service objects that the function
-MAKER returns, whose methods run as EXECUTION says: an alist for START-SERVER, or :inline for all."
+MAKER returns, whose methods run as EXECUTION says: an alist for START-SERVER, or :inline for all.
+With --web there are PAGES as well, handlers of HTTP."
   (setf *offers* (append (remove name *offers* :key #'offer-name :test #'string=)
                          (list (make-offer :name name :summary summary :maker maker
-                                           :execution execution))))
+                                           :execution execution :pages pages))))
   name)
 
 (add-offer "greeter" "helloworld.Greeter; the name `delay:MS` is greeted after MS milliseconds"
@@ -26,6 +28,10 @@ MAKER returns, whose methods run as EXECUTION says: an alist for START-SERVER, o
 (add-offer "route-guide" "routeguide.RouteGuide as in the gRPC tutorials, with 100 features"
            (lambda () (list (make-instance 'examples:route-guide)))
            :execution '((routeguide.route-guide:get-feature . :inline)))
+
+(add-offer "chat" "chat.Chat and, with --web, its page"
+           (lambda () (list (make-instance 'examples:chat)))
+           :pages (list (examples:chat-page)))
 
 (defun offers-text ()
   "What the help of `serve` says of what there is to serve."
@@ -122,5 +128,11 @@ SIGUSR1 a line `turns=N calls=N`: the turns of the event loops and the calls ser
      (lambda (ending)
        (program:serve-as-asked (cons (make-instance 'grpc:health-service)
                                      (append (grpc:reflection-services) services))
-                               given ending (list :execution execution) #'print-statistics))))
+                               given ending
+                               (list :execution execution
+                                     :http (and (getf given :web)
+                                                (mapcan (lambda (offer)
+                                                          (copy-list (offer-pages offer)))
+                                                        (getf given :services))))
+                               #'print-statistics))))
   0)

@@ -7,6 +7,43 @@ import { join } from "node:path";
 
 export const pause = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
 
+// What can be done with the page that SESSION, of a browser, is attached to: page(method, params) a
+// command, value(expression) evaluates, until(expression, seconds) waits for it to be true.
+export function inPage(tell, session) {
+  const page = (method, params) => tell(method, params, session);
+  const value = async (expression) => {
+    const answer = await page("Runtime.evaluate", { expression, returnByValue: true, awaitPromise: true });
+    if (answer.exceptionDetails) throw new Error(JSON.stringify(answer.exceptionDetails));
+    return answer.result.value;
+  };
+  const until = async (expression, seconds = 40) => {
+    for (let i = 0; i < seconds * 10; i += 1) {
+      if (await value(expression)) return true;
+      await pause(100);
+    }
+    return false;
+  };
+  return { page, value, until };
+}
+
+// Has the browser open ADDRESS in a page of its own, whose errors go to the list ERRORS.
+export async function openPage({ tell, listen }, address, errors) {
+  const { targetId } = await tell("Target.createTarget", { url: "about:blank" });
+  const { sessionId } = await tell("Target.attachToTarget", { targetId, flatten: true });
+  const opened = inPage(tell, sessionId);
+  listen(({ method, params, sessionId: from }) => {
+    if (from !== sessionId) return;
+    if (method === "Runtime.exceptionThrown") errors.push(JSON.stringify(params.exceptionDetails));
+    if (method === "Runtime.consoleAPICalled" && ["error", "warning", "assert"].includes(params.type))
+      errors.push(params.args.map((argument) => argument.value ?? argument.description).join(" "));
+    if (method === "Log.entryAdded" && ["error", "warning"].includes(params.entry.level))
+      errors.push(`${params.entry.text} ${params.entry.url ?? ""}`);
+  });
+  for (const domain of ["Runtime", "Log", "Page"]) await opened.page(`${domain}.enable`);
+  await opened.page("Page.navigate", { url: address });
+  return opened;
+}
+
 // Starts the program and returns what is done with it: tell(method, params, sessionId) a command,
 // listen(function) for events, and end() it.
 export function startBrowser(chromium) {

@@ -44,7 +44,7 @@ one line on standard error."
 (test help-tells-all-options
   (let ((output (nth-value 1 (run-line "serve" "--help"))))
     (dolist (text '("SERVICES" "--listen ADDRESSES" "--loops N" "--max-receive-octets N"
-                    "greeter" "route-guide" "bench" "interop"))
+                    "greeter" "route-guide" "chat" "bench" "interop"))
       (is (search text output) "~A is missing in ~A" text output))))
 
 (test help-wins-over-what-is-wrong-behind-it
@@ -65,7 +65,7 @@ one line on standard error."
         (is (search (format nil "~%  ~A " name) testee)))
       (is (search "route-guide" offers))
       (is (not (search "interop" offers))))
-    (is (search "there is no service \"interop\"; there are greeter, route-guide"
+    (is (search "there is no service \"interop\"; there are greeter, route-guide, chat"
                 (lines (support:clgrpc-program) "serve" "interop")))))
 
 (test no-command
@@ -170,7 +170,7 @@ Return its exit code and what it says on the standard error, once it has ended."
              "~S" address)))
 
 (test wrong-services
-  (is-true (refused-p "there is no service \"echo\"; there are greeter, route-guide, bench, interop"
+  (is-true (refused-p "there is no service \"echo\"; there are greeter, route-guide, chat, bench, interop"
                       "serve" "echo"))
   (is-true (refused-p "there is no service \"\"" "serve" "greeter,"))
   (is-true (refused-p "a service is named twice" "serve" "greeter,greeter"))

@@ -3,7 +3,7 @@
 // or "".
 import { writeFileSync } from "node:fs";
 import { join } from "node:path";
-import { pause, startBrowser } from "../../support/programs/browser.mjs";
+import { inPage, pause, startBrowser } from "../../support/programs/browser.mjs";
 
 const [chromium, address, wanted, pictures] = process.argv.slice(2);
 const { tell, listen, end } = startBrowser(chromium);
@@ -13,19 +13,7 @@ async function look() {
   const { targetInfos } = await tell("Target.getTargets");
   const { sessionId } = await tell("Target.attachToTarget",
     { targetId: targetInfos.find((target) => target.type === "page").targetId, flatten: true });
-  const page = (method, params) => tell(method, params, sessionId);
-  const value = async (expression) => {
-    const answer = await page("Runtime.evaluate", { expression, returnByValue: true, awaitPromise: true });
-    if (answer.exceptionDetails) throw new Error(JSON.stringify(answer.exceptionDetails));
-    return answer.result.value;
-  };
-  const until = async (expression, seconds = 40) => {
-    for (let i = 0; i < seconds * 10; i += 1) {
-      if (await value(expression)) return true;
-      await pause(100);
-    }
-    return false;
-  };
+  const { page, value, until } = inPage(tell, sessionId);
   listen(({ method, params }) => {
     if (method === "Runtime.exceptionThrown") seen.errors.push(JSON.stringify(params.exceptionDetails));
     if (method === "Runtime.consoleAPICalled" && ["error", "warning", "assert"].includes(params.type))

@@ -2,7 +2,7 @@
 // Chromium, the page's address, a directory for pictures or "", and what their names begin with.
 import { writeFileSync } from "node:fs";
 import { join } from "node:path";
-import { pause, startBrowser } from "../../support/programs/browser.mjs";
+import { inPage, pause, startBrowser } from "../../support/programs/browser.mjs";
 
 const [chromium, address, pictures, name] = process.argv.slice(2);
 const { tell, listen, end } = startBrowser(chromium);
@@ -40,12 +40,7 @@ async function look() {
   const { targetInfos } = await tell("Target.getTargets");
   const { sessionId } = await tell("Target.attachToTarget",
     { targetId: targetInfos.find((target) => target.type === "page").targetId, flatten: true });
-  const page = (method, params) => tell(method, params, sessionId);
-  const value = async (expression) => {
-    const answer = await page("Runtime.evaluate", { expression, returnByValue: true, awaitPromise: true });
-    if (answer.exceptionDetails) throw new Error(JSON.stringify(answer.exceptionDetails));
-    return answer.result.value;
-  };
+  const { page, value } = inPage(tell, sessionId);
   listen(({ method, params }) => {
     if (method === "Runtime.exceptionThrown") seen.errors.push(JSON.stringify(params.exceptionDetails));
     if (method === "Runtime.consoleAPICalled") seen.errors.push(JSON.stringify(params.args));
