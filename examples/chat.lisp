@@ -21,8 +21,8 @@
   (:documentation "chat.Chat: a room in which everybody hears what is said."))
 
 (defmacro with-chat ((chat) &body body)
-  "Evaluate BODY with the lock of CHAT held. A call that BODY ends may call back at once, which takes
-the lock as well."
+  "Evaluate BODY with the lock of CHAT held. A call that BODY ends may call back at once, which
+takes the lock as well."
   `(sb-thread:with-recursive-lock ((chat-lock ,chat)) ,@body))
 
 (defun pass-on (call line)
@@ -76,7 +76,8 @@ the lock as well."
   "Name, media type and text of each file of the page.")
 
 (defparameter *page-policy*
-  "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+  (format nil "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; ~
+               img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
   "What the page may do (Content-Security-Policy): run its own script and call where it came from.")
 
 (defun chat-page ()

@@ -5,7 +5,7 @@
 (defpackage #:clgrpc.program
   (:use #:cl #:clgrpc.base #:clgrpc.command)
   (:local-nicknames (#:loop #:clgrpc.loop) (#:os #:clgrpc.os) (#:serving #:clgrpc.serving)
-                    (#:server #:clgrpc.server) (#:exchange #:clgrpc.exchange)
+                    (#:server #:clgrpc.server)
                     (#:services #:clgrpc.services) (#:metrics #:clgrpc.metrics)
                     (#:trace #:clgrpc.trace) (#:otlp #:clgrpc.otlp)
                     (#:logs #:clgrpc.logs) (#:channelz #:clgrpc.channelz))

@@ -91,23 +91,22 @@ GRPC_BINARY_LOG_FILTER is for, all if it is not set."
   (format t "~{listening on ~A~%~}~{~A~%~}" (server:server-addresses server) lines)
   (finish-output))
 
-(defun page-lines (server given metrics-url handlers)
-  "Lines that say where what GIVEN asks for is seen, and what HANDLERS, SERVER's of HTTP, answer."
-  (append (loop for handler in handlers
-                collect (format nil "page at http~:[~;s~]://~A~A"
-                                (server:server-speaks-tls-p server)
-                                (server:server-address server)
-                                (exchange:http-handler-path handler)))
+(defun page-lines (server given metrics-url tls paths)
+  "Lines that say where what GIVEN asks for is seen, and the pages at PATHS of SERVER, which speaks
+TLS if TLS is true."
+  (append (loop for path in paths
+                collect (format nil "page at http~:[~;s~]://~A~A" tls (server:server-address server)
+                                path))
           (and (getf given :channelz)
                (list (format nil "channelz on ~A" (server:server-address server))))
           (and metrics-url (list (format nil "metrics at ~A" metrics-url)))
           (telemetry-lines (getf given :trace-sample) (getf given :otlp))))
 
-(defun serve-as-asked (services given ending options &optional report)
+(defun serve-as-asked (services given ending options &key report paths)
   "Serve SERVICES, a list, as GIVEN, the plist of a command line with the options :SERVING and those
-of the groups, and OPTIONS, arguments of START-SERVER, say. Print where, and what else there is to
-know; call REPORT, if there is one, with the server at each SIGUSR1. Once the process is told to
-end, by ENDING, let running calls end, and return."
+of the groups, and OPTIONS, arguments of START-SERVER, say. Print where, at which PATHS there are
+pages, and what else there is to know; call REPORT, if there is one, with the server at each
+SIGUSR1. Once the process is told to end, by ENDING, let running calls end, and return."
   (let* ((credentials (asked-credentials given options))
          (own (observers-of-groups (list* :observer (as-list (getf options :observer))
                                           :credentials credentials given)))
@@ -137,7 +136,7 @@ end, by ENDING, let running calls end, and return."
                 (call-with-groups
                  server (list* :observer observers :credentials credentials given)
                  (lambda (lines)
-                   (announce server (append (page-lines server given metrics-url (getf options :http))
+                   (announce server (append (page-lines server given metrics-url credentials paths)
                                             lines))
                    (await-end ending)
                    (server:stop-server server))))

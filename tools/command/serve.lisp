@@ -9,18 +9,18 @@
   (name "" :type string)                ; a word of the command line
   (summary "" :type string)             ; for the help text
   (maker nil :type function)            ; returns service objects
-  (pages '() :type list)                ; for START-SERVER's :http, if the web is served
+  (page nil)                            ; its handler for HTTP, if the web is served, or nil
   (execution '() :type (or list (eql :inline)))) ; an alist for START-SERVER, or :inline for all
 
 (defvar *offers* '() "What `serve` has to offer, in the order in which its help tells of them.")
 
-(defun add-offer (name summary maker &key execution pages)
+(defun add-offer (name summary maker &key execution page)
   "Have `serve` offer NAME, of which its help says SUMMARY: the service objects that the function
 MAKER returns, whose methods run as EXECUTION says: an alist for START-SERVER, or :inline for all.
-With --web there are PAGES as well, handlers of HTTP."
+With --web there is a PAGE as well, a handler of HTTP."
   (setf *offers* (append (remove name *offers* :key #'offer-name :test #'string=)
                          (list (make-offer :name name :summary summary :maker maker
-                                           :execution execution :pages pages))))
+                                           :execution execution :page page))))
   name)
 
 (add-offer "greeter" "helloworld.Greeter; the name `delay:MS` is greeted after MS milliseconds"
@@ -31,7 +31,7 @@ With --web there are PAGES as well, handlers of HTTP."
 
 (add-offer "chat" "chat.Chat and, with --web, its page"
            (lambda () (list (make-instance 'examples:chat)))
-           :pages (list (examples:chat-page)))
+           :page (examples:chat-page))
 
 (defun offers-text ()
   "What the help of `serve` says of what there is to serve."
@@ -124,15 +124,12 @@ SIGUSR1 a line `turns=N calls=N`: the turns of the event loops and the calls ser
     (tune-collector)
     (when (getf given :collect)
       (sb-thread:make-thread #'collect-at-each-line :name "clgrpc collect"))
-    (program:call-with-ending
-     (lambda (ending)
-       (program:serve-as-asked (cons (make-instance 'grpc:health-service)
-                                     (append (grpc:reflection-services) services))
-                               given ending
-                               (list :execution execution
-                                     :http (and (getf given :web)
-                                                (mapcan (lambda (offer)
-                                                          (copy-list (offer-pages offer)))
-                                                        (getf given :services))))
-                               #'print-statistics))))
+    (let ((pages (and (getf given :web) (remove nil (mapcar #'offer-page (getf given :services))))))
+      (program:call-with-ending
+       (lambda (ending)
+         (program:serve-as-asked (cons (make-instance 'grpc:health-service)
+                                       (append (grpc:reflection-services) services))
+                                 given ending (list :execution execution :http pages)
+                                 :report #'print-statistics
+                                 :paths (mapcar #'exchange:http-handler-path pages))))))
   0)

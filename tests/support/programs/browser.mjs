@@ -44,13 +44,13 @@ export async function openPage({ tell, listen }, address, errors) {
   return opened;
 }
 
-// Starts the program and returns what is done with it: tell(method, params, sessionId) a command,
+// Starts the program, with MORE arguments, and returns what is done with it: tell(method, params, sessionId) a command,
 // listen(function) for events, and end() it.
-export function startBrowser(chromium) {
+export function startBrowser(chromium, more = []) {
   const profile = mkdtempSync(join(tmpdir(), "clgrpc-browser-"));
   const browser = spawn(chromium, ["--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
-    "--remote-debugging-pipe", `--user-data-dir=${profile}`, "about:blank"],
+    "--remote-debugging-pipe", `--user-data-dir=${profile}`, ...more, "about:blank"],
     { stdio: ["ignore", "ignore", "ignore", "pipe", "pipe"], detached: true });
   const waiting = new Map(), listeners = [];
   let last = 0, rest = Buffer.alloc(0);

@@ -81,6 +81,12 @@ Go to do it end the test as skipped. Signal an error if it does not build."
         (push (cons name path) *peer-programs*)
         path)))
 
+(defun need-web-clients ()
+  "The folder of connect-web and grpc-web, packages of npm, fetched if need be; where they cannot be
+end the test as skipped."
+  (or (script-output (root-file "scripts/web-clients"))
+      (skip-test "connect-web and grpc-web are not here, and npm cannot fetch them")))
+
 (defvar *clgrpc-program* nil)
 
 (defun clgrpc-program ()
