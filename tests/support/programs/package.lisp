@@ -5,7 +5,8 @@
   (:use #:cl)
   (:export #:root-file #:system-sources #:certificate-file #:clgrpc-program #:testee-program
            #:program-path
-           #:need-program #:go-absence #:need-peer #:need-web-clients #:look-with-browser #:skip-test
+           #:need-program #:go-absence #:need-peer #:need-web-clients #:look-with-browser
+           #:skip-test
            #:program #:program-process #:program-pid #:program-line #:program-exit-code
            #:signal-program
            #:terminate-program #:start-program #:stop-program #:kill-program
