@@ -301,8 +301,8 @@
   :pathname "src/web/"
   :serial t
   :components ((:file "package") (:file "codec") (:file "head") (:file "claim") (:file "cors")
-               (:file "answer-head") (:file "receiving") (:file "sending") (:file "operation")
-               (:file "error")))
+               (:file "form") (:file "answer-head") (:file "receiving") (:file "sending")
+               (:file "operation") (:file "error")))
 
 (defsystem "clgrpc/grpc-web"
   :description "gRPC-Web at a server."

@@ -4,40 +4,16 @@
 
 (in-package #:clgrpc.connect)
 
-(defstruct (form (:copier nil))
-  "One of the content types."
-  (codec nil :type web:codec :read-only t) ; of its messages
-  (streamed nil :type boolean :read-only t) ; in envelopes
-  (heads nil :type web:heads :read-only t)) ; of its answers
-
-(declaim (sb-ext:freeze-type form))
-
-(defmethod print-object ((form form) stream)
-  (print-unreadable-object (form stream :type t)
-    (format stream "~A~:[~;, streamed~]" (form-codec form) (form-streamed form))))
-
-(defun make-forms (origins)
-  "A table from content type to form, of a server with ORIGINS."
-  (let ((forms (make-hash-table :test 'equal)))
-    (loop for (type codec streamed encoding)
-            in `(("application/proto" ,web:**proto** nil "content-encoding")
-                 ("application/json" ,web:**json** nil "content-encoding")
-                 ("application/connect+proto" ,web:**proto** t "connect-content-encoding")
-                 ("application/connect+json" ,web:**json** t "connect-content-encoding"))
-          do (setf (gethash type forms)
-                   (make-form :codec codec :streamed streamed
-                              :heads (web:make-heads type encoding (web:vary-headers origins)))))
-    forms))
+(defun content-types ()
+  "Rows for WEB:MAKE-FORMS; the variant is a stream, in envelopes."
+  `(("application/proto" ,web:**proto** nil "content-encoding")
+    ("application/json" ,web:**json** nil "content-encoding")
+    ("application/connect+proto" ,web:**proto** t "connect-content-encoding")
+    ("application/connect+json" ,web:**json** t "connect-content-encoding")))
 
 (defparameter *own-types*
   '("application/proto" "application/connect+proto" "application/connect+json")
   "The content types that only requests of Connect have.")
-
-(defun find-form (forms value)
-  "The form of FORMS for VALUE, a content-type or nil; nil if there is none."
-  (and value
-       (or (gethash value forms)
-           (values (gethash (web:media-type value) forms)))))
 
 (defun unary-p (method)
   (eq :unary (method:rpc-method-kind method)))
@@ -97,8 +73,8 @@
          (timeout (and text (parse-timeout-ms text)))
          (metadata (web:metadata-fields fields)))
     (apply make
-           :manner (web:style-manner style) :style style :codec (form-codec form)
-           :heads (form-heads form)
+           :manner (web:style-manner style) :style style :codec (web:form-codec form)
+           :heads (web:form-heads form)
            :operations (web:operations-for (server:route-method route))
            :route route :fields metadata :timeout timeout
            :incoming incoming :accepted accepted
@@ -109,10 +85,10 @@
 
 (defun claim-post (form route fields origins)
   "The claim of a POST with FIELDS for ROUTE, whose content type is FORM."
-  (let ((prefix (if (form-streamed form) "connect-" "")))
+  (let ((prefix (if (web:form-variant form) "connect-" "")))
     (multiple-value-bind (incoming rejection)
         (web:head-encoding fields (concatenate 'string prefix "content-encoding"))
-      (make-connect-claim #'web:make-web-claim (if (form-streamed form) **stream** **unary**)
+      (make-connect-claim #'web:make-web-claim (if (web:form-variant form) **stream** **unary**)
                           form route fields origins incoming
                           (web:head-accepted fields
                                              (concatenate 'string prefix "accept-encoding")
@@ -169,9 +145,9 @@
   "What a POST with FIELDS for ROUTE is: a claim, an answer, or nil."
   (let* ((method (server:route-method route))
          (type (web:header-value fields "content-type"))
-         (form (find-form forms type)))
+         (form (web:find-form forms type)))
     (cond ((and (null form) type (eql 0 (search "application/grpc" type))) nil)
-          ((or (null form) (not (eq (form-streamed form) (not (unary-p method)))))
+          ((or (null form) (not (eq (web:form-variant form) (not (unary-p method)))))
            (wrong-type (not (unary-p method))))
           ((and (eq :bidi (method:rpc-method-kind method)) (over-http1-p fields))
            (exchange:text-answer 505 "streams in both directions need HTTP/2"))
@@ -202,7 +178,7 @@
 (defun prepare (server table)
   "The PREPARE of the protocol."
   (let* ((origins (server:server-origins server))
-         (forms (make-forms origins)))
+         (forms (web:make-forms (content-types) origins)))
     (lambda (http-method target fields)
       (claim-of forms table origins http-method target fields))))
 

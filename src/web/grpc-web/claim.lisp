@@ -2,45 +2,24 @@
 
 (in-package #:clgrpc.grpc-web)
 
-(defstruct (form (:copier nil))
-  "One of the content types."
-  (codec nil :type web:codec :read-only t) ; of its messages
-  (text nil :type boolean :read-only t) ; in base64
-  (heads nil :type web:heads :read-only t)) ; of its answers
-
-(declaim (sb-ext:freeze-type form))
-
-(defmethod print-object ((form form) stream)
-  (print-unreadable-object (form stream :type t)
-    (format stream "~A~:[~;, text~]" (form-codec form) (form-text form))))
-
-(defun make-forms (origins)
-  "A table from content type to form, of a server with ORIGINS."
-  (let ((forms (make-hash-table :test 'equal)))
-    (loop for (type codec text) in `(("application/grpc-web" ,web:**proto** nil)
-                                     ("application/grpc-web+proto" ,web:**proto** nil)
-                                     ("application/grpc-web+json" ,web:**json** nil)
-                                     ("application/grpc-web-text" ,web:**proto** t)
-                                     ("application/grpc-web-text+proto" ,web:**proto** t))
-          do (setf (gethash type forms)
-                   (make-form :codec codec :text text
-                              :heads (web:make-heads type "grpc-encoding"
-                                                     (web:vary-headers origins)))))
-    forms))
-
-(defun find-form (forms value)
-  (or (gethash value forms)
-      (values (gethash (web:media-type value) forms))))
+(defun content-types ()
+  "Rows for WEB:MAKE-FORMS; the variant is text, in base64."
+  (loop for (type codec text) in `(("application/grpc-web" ,web:**proto** nil)
+                                   ("application/grpc-web+proto" ,web:**proto** nil)
+                                   ("application/grpc-web+json" ,web:**json** nil)
+                                   ("application/grpc-web-text" ,web:**proto** t)
+                                   ("application/grpc-web-text+proto" ,web:**proto** t))
+        collect (list type codec text "grpc-encoding")))
 
 (defun make-claim (form route fields origins)
   "The claim of a POST with FIELDS for ROUTE, or nil, whose content type is FORM."
-  (let ((style (if (form-text form) **text** **binary**))
+  (let ((style (if (web:form-variant form) **text** **binary**))
         (metadata (web:metadata-fields fields)))
     (multiple-value-bind (incoming unreadable) (web:head-encoding fields "grpc-encoding")
       (multiple-value-bind (timeout late) (web:grpc-timeout fields)
         (web:make-web-claim
-         :manner (web:style-manner style) :style style :codec (form-codec form)
-         :heads (form-heads form) :text (form-text form)
+         :manner (web:style-manner style) :style style :codec (web:form-codec form)
+         :heads (web:form-heads form) :text (web:form-variant form)
          :operations (web:operations-for (and route (server:route-method route)))
          :route route :fields metadata :timeout timeout
          :incoming incoming
@@ -52,7 +31,7 @@
 (defun claim-of (forms table origins http-method target fields)
   "What the request is, of a server with the routes of TABLE: a claim, an answer, or nil."
   (let* ((type (web:header-value fields "content-type"))
-         (form (and type (find-form forms type)))
+         (form (web:find-form forms type))
          (route (web:find-web-route table target)))
     (cond ((and form (string= "POST" http-method))
            (if (and route
@@ -67,7 +46,7 @@
 (defun prepare (server table)
   "The PREPARE of the protocol."
   (let* ((origins (server:server-origins server))
-         (forms (make-forms origins)))
+         (forms (web:make-forms (content-types) origins)))
     (lambda (http-method target fields)
       (claim-of forms table origins http-method target fields))))
 

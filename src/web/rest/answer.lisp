@@ -68,6 +68,10 @@ details of DETAILS, a serialized google.rpc.Status or nil."
     ("application/jsonlines" . :lines) ("application/*" . :array) ("*/*" . :array))
   "The forms of streams by media types that clients accept.")
 
+(defun lines-type-p (content-type)
+  "True if CONTENT-TYPE is one of JSON values, each on a line."
+  (eq :lines (cdr (assoc (web:media-type content-type) *stream-types* :test #'string=))))
+
 (defun range-quality (range)
   "The weight of RANGE, an item of an Accept header, a rational; 0 if it cannot be read."
   (let* ((text (remove #\Space range)) (q (search ";q=" text :test #'char-equal)))

@@ -50,7 +50,8 @@ to each.")
         (empty (zerop (length octets))))
     (cond ((null body) (protobuf:make-message type))
           ((not (route-raw-body route))
-           (unless empty (check-json-type content-type))
+           ;; that of a stream may have types of its own, and is checked once, with the head
+           (unless (or empty (streamed-p route)) (check-json-type content-type))
            (reading-json ()
              (cond ((eq :all body)
                     (if empty

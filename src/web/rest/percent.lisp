@@ -4,13 +4,6 @@
 
 (in-package #:clgrpc.rest)
 
-(defun escape-octet (text at end)
-  "The octet that the escape at AT in TEXT, which goes to END, stands for, or nil."
-  (and (<= (+ at 3) end)
-       (let ((high (digit-char-p (char text (+ at 1)) 16))
-             (low (digit-char-p (char text (+ at 2)) 16)))
-         (and high low (logior (ash high 4) low)))))
-
 (defun refuse-text (text start end)
   (refuse-request 400 :invalid-argument "~A is not percent-encoded UTF-8"
                   (printable-text (subseq text start end) :limit 100 :quoted t)))
@@ -26,7 +19,7 @@
       (loop while (< at end)
             do (let ((char (char text at)))
                  (cond ((char= char #\%)
-                        (let ((octet (escape-octet text at end)))
+                        (let ((octet (exchange:escaped-octet text at end)))
                           (if (and keep-slashes (eql octet 47))
                               (loop for i from at below (+ at 3)
                                     do (put (char-code (char text i))))

@@ -53,7 +53,9 @@
     (multiple-value-bind (fields stuck)
         (protobuf:find-field-path type name :max-steps +most-steps+)
       (let ((last (first (last fields))))
-        (cond (stuck
+        (cond ((string= "" name)
+               (refuse-request 400 :invalid-argument "a parameter of the query has no name"))
+              (stuck
                (refuse-field name "~A has no such field" (protobuf:message-type-name type)))
               ((bound-p fields (route-bindings route)) nil)
               ((or (eq :all (route-body route)) (body-field-p (first fields) route))

@@ -107,6 +107,7 @@ Fetch standard, \"CORS-safelisted request-header\")."
   "Refuse a body of CONTENT-TYPE that ROUTE cannot read."
   (when (and (route-body route)
              (not (route-raw-body route))
+             (not (and content-type (streamed-p route) (lines-type-p content-type)))
              (not (equal "0" (web:header-value fields "content-length"))))
     (check-json-type content-type)))
 

@@ -97,6 +97,7 @@ status, for each version of HTTP, at a server of the library with OPTIONS."
     (is (search "\"message\":\"copies: takes an integer, uint32\"} 400"
                 (ask "/v1/books/b?copies=x")))
     (is (search " 400" (ask "/v1/books/%zz")))
+    (is (search "\"a parameter of the query has no name\"} 400" (ask "/v1/books/b?=x")))
     (is (string= "{\"code\":5,\"message\":\"there is nothing here\"} 404" (ask "/v1/none")))
     (let ((answer (ask "/v1/books/b" "-i" "-X" "DELETE")))
       (is (search "|allow: GET, HEAD, PUT|" answer))
@@ -129,6 +130,11 @@ status, for each version of HTTP, at a server of the library with OPTIONS."
     (is (string= "{\"names\":[\"a\",\"b\"]} 200"
                  (ask "/v1/uploads/x" "@json" "-d" "{\"name\":\"a\"} {\"name\":\"b\"}")))
     (is (string= "{\"names\":[\"a\"]} 200" (ask "/v1/uploads/x" "@json" "-d" "[{\"name\":\"a\"}]")))
+    (is (string= "{\"names\":[\"a\"]} 200"
+                 (ask "/v1/uploads/x" "-H" "content-type: application/x-ndjson" "-d"
+                      "{\"name\":\"a\"}")))
+    (is (search " 415" (ask "/v1/books/b" "-X" "PUT" "-d" "{}" "-H"
+                            "content-type: application/x-ndjson")))
     (is (search " 400" (ask "/v1/uploads/x" "@json" "-d" "[{\"name\":\"a\"}")))
     (is (string= "{} 200" (ask "/v1/uploads/x" "-d" "" "@json")))))
 

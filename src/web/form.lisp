@@ -1,0 +1,32 @@
+;;;; Content types of a protocol: how the messages of a request with one are octets, and how its
+;;;; answer begins.
+
+(in-package #:clgrpc.web)
+
+(defstruct (form (:copier nil))
+  "One of the content types of a protocol."
+  (codec nil :type codec :read-only t)  ; of its messages
+  (variant nil :type boolean :read-only t) ; it is what the protocol has beside its plain ones
+  (heads nil :type heads :read-only t)) ; of its answers
+
+(declaim (sb-ext:freeze-type form))
+
+(defmethod print-object ((form form) stream)
+  (print-unreadable-object (form stream :type t)
+    (format stream "~A~:[~;, variant~]" (form-codec form) (form-variant form))))
+
+(defun make-forms (rows origins)
+  "A table from content type to form, of a server with ORIGINS. ROWS are lists of a content type, a
+codec, a variant or not, and the header that says how an answer is compressed."
+  (let ((forms (make-hash-table :test 'equal)))
+    (loop for (type codec variant encoding) in rows
+          do (setf (gethash type forms)
+                   (make-form :codec codec :variant variant
+                              :heads (make-heads type encoding (vary-headers origins)))))
+    forms))
+
+(defun find-form (forms content-type)
+  "The form of FORMS for CONTENT-TYPE, the header or nil; nil if there is none."
+  (and content-type
+       (or (gethash content-type forms)
+           (values (gethash (media-type content-type) forms)))))
