@@ -301,7 +301,7 @@
   :pathname "src/web/"
   :serial t
   :components ((:file "package") (:file "codec") (:file "head") (:file "claim") (:file "cors")
-               (:file "form") (:file "answer-head") (:file "receiving") (:file "sending")
+               (:file "content-type") (:file "answer-head") (:file "receiving") (:file "sending")
                (:file "operation") (:file "error")))
 
 (defsystem "clgrpc/grpc-web"

@@ -4,9 +4,8 @@
 ;;;; room.
 ;;;;
 ;;;; The files in their order: codec (messages as Protocol Buffers or JSON); head (how answers
-;;;; begin); claim (what the head of a request says); cors (pages of other origins); form (content
-;;;; types); answer-head;
-;;;; receiving; sending; operation (the transport's end); error (codes, and errors as JSON).
+;;;; begin); claim (what the head of a request says); cors (pages of other origins);
+;;;; content-type; answer-head; receiving; sending; operation (the transport's end); error (codes, and errors as JSON).
 
 (defpackage #:clgrpc.web
   (:use #:cl #:clgrpc.base)
@@ -26,8 +25,8 @@
    #:web-claim-cors #:web-claim-text #:call-web-claim #:style #:make-style #:style-manner
    #:header #:header-value #:metadata-fields #:metadata-rejection #:grpc-timeout #:head-encoding
    #:head-accepted #:find-web-route #:find-method-descriptor #:media-type
-   ;; form.lisp
-   #:make-forms #:find-form #:form-codec #:form-variant #:form-heads
+   ;; content-type.lisp
+   #:make-forms #:find-form #:form-codec #:form-kind #:form-heads
    ;; cors.lisp
    #:origin-headers #:preflight #:vary-headers
    ;; head.lisp

@@ -55,9 +55,9 @@
                          (notes-fill notes) (copy-octets octets start end new fill)))))))))
 
 (defun collected-body (call)
-  "The octets that COLLECT-BODY has kept for CALL."
+  "The octets that COLLECT-BODY has kept for CALL, and how many of them count."
   (let ((notes (call-web-notes call)))
-    (subseq-octets (notes-body notes) 0 (notes-fill notes))))
+    (values (notes-body notes) (notes-fill notes))))
 
 (define-hot deliver-body ((call server:server-call) (octets octets) (start index) (end index)) null
   "OCTETS from START to END are the bare body of CALL."

@@ -167,7 +167,7 @@ without one."
   "The value of the first header of REQUEST whose name is NAME, a string in lower case, or nil."
   (cdr (assoc name (http-request-headers request) :test #'string=)))
 
-(define-hot escaped-octet ((text simple-string) (at index) (end index)) (or null octet)
+(define-hot percent-octet ((text simple-string) (at index) (end index)) (or null octet)
   "The octet that the escape %XX at AT in TEXT, which goes to END, stands for; nil if it is none."
   (and (<= (+ at 3) end)
        (let ((high (digit-char-p (char text (1+ at)) 16))
@@ -183,7 +183,7 @@ without one."
       (let* ((character (char text at))
              (octet (case character
                       (#\+ 32)
-                      (#\% (escaped-octet text at end))
+                      (#\% (percent-octet text at end))
                       (t (char-code character)))))
         (unless (typep octet 'octet) (return nil))
         (setf (aref octets fill) octet)

@@ -5,11 +5,14 @@
 (in-package #:clgrpc.connect)
 
 (defun content-types ()
-  "Rows for WEB:MAKE-FORMS; the variant is a stream, in envelopes."
-  `(("application/proto" ,web:**proto** nil "content-encoding")
-    ("application/json" ,web:**json** nil "content-encoding")
-    ("application/connect+proto" ,web:**proto** t "connect-content-encoding")
-    ("application/connect+json" ,web:**json** t "connect-content-encoding")))
+  "Rows for WEB:MAKE-FORMS; the kind :stream is in envelopes."
+  `(("application/proto" ,web:**proto** :plain "content-encoding")
+    ("application/json" ,web:**json** :plain "content-encoding")
+    ("application/connect+proto" ,web:**proto** :stream "connect-content-encoding")
+    ("application/connect+json" ,web:**json** :stream "connect-content-encoding")))
+
+(defun streamed-p (form)
+  (eq :stream (web:form-kind form)))
 
 (defparameter *own-types*
   '("application/proto" "application/connect+proto" "application/connect+json")
@@ -85,10 +88,10 @@
 
 (defun claim-post (form route fields origins)
   "The claim of a POST with FIELDS for ROUTE, whose content type is FORM."
-  (let ((prefix (if (web:form-variant form) "connect-" "")))
+  (let ((prefix (if (streamed-p form) "connect-" "")))
     (multiple-value-bind (incoming rejection)
         (web:head-encoding fields (concatenate 'string prefix "content-encoding"))
-      (make-connect-claim #'web:make-web-claim (if (web:form-variant form) **stream** **unary**)
+      (make-connect-claim #'web:make-web-claim (if (streamed-p form) **stream** **unary**)
                           form route fields origins incoming
                           (web:head-accepted fields
                                              (concatenate 'string prefix "accept-encoding")
@@ -147,7 +150,7 @@
          (type (web:header-value fields "content-type"))
          (form (web:find-form forms type)))
     (cond ((and (null form) type (eql 0 (search "application/grpc" type))) nil)
-          ((or (null form) (not (eq (web:form-variant form) (not (unary-p method)))))
+          ((or (null form) (not (eq (streamed-p form) (not (unary-p method)))))
            (wrong-type (not (unary-p method))))
           ((and (eq :bidi (method:rpc-method-kind method)) (over-http1-p fields))
            (exchange:text-answer 505 "streams in both directions need HTTP/2"))

@@ -3,23 +3,26 @@
 (in-package #:clgrpc.grpc-web)
 
 (defun content-types ()
-  "Rows for WEB:MAKE-FORMS; the variant is text, in base64."
-  (loop for (type codec text) in `(("application/grpc-web" ,web:**proto** nil)
-                                   ("application/grpc-web+proto" ,web:**proto** nil)
-                                   ("application/grpc-web+json" ,web:**json** nil)
-                                   ("application/grpc-web-text" ,web:**proto** t)
-                                   ("application/grpc-web-text+proto" ,web:**proto** t))
-        collect (list type codec text "grpc-encoding")))
+  "Rows for WEB:MAKE-FORMS; the kind :text is in base64."
+  (loop for (type codec kind) in `(("application/grpc-web" ,web:**proto** :plain)
+                                   ("application/grpc-web+proto" ,web:**proto** :plain)
+                                   ("application/grpc-web+json" ,web:**json** :plain)
+                                   ("application/grpc-web-text" ,web:**proto** :text)
+                                   ("application/grpc-web-text+proto" ,web:**proto** :text))
+        collect (list type codec kind "grpc-encoding")))
+
+(defun text-p (form)
+  (eq :text (web:form-kind form)))
 
 (defun make-claim (form route fields origins)
   "The claim of a POST with FIELDS for ROUTE, or nil, whose content type is FORM."
-  (let ((style (if (web:form-variant form) **text** **binary**))
+  (let ((style (if (text-p form) **text** **binary**))
         (metadata (web:metadata-fields fields)))
     (multiple-value-bind (incoming unreadable) (web:head-encoding fields "grpc-encoding")
       (multiple-value-bind (timeout late) (web:grpc-timeout fields)
         (web:make-web-claim
          :manner (web:style-manner style) :style style :codec (web:form-codec form)
-         :heads (web:form-heads form) :text (web:form-variant form)
+         :heads (web:form-heads form) :text (text-p form)
          :operations (web:operations-for (and route (server:route-method route)))
          :route route :fields metadata :timeout timeout
          :incoming incoming

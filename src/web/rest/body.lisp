@@ -81,52 +81,109 @@ BODY-PARTS, CONTENT-TYPE that header or nil. Signal REQUEST-ERROR if they do not
 
 ;;; Streams of clients
 
-(defun json-values (octets)
-  "The octets of each of the JSON values that OCTETS are: those of an array, or what stands after
-each other."
-  (let ((reader (make-json-reader octets :max-depth 400 :max-length (expt 2 26))) (values '())
-        (count 0))
-    (flet ((take ()
-             (skip-json-space reader)
-             (when (> (incf count) +most-messages+)
-               (refuse-field "the body" "has more than ~D messages" +most-messages+))
-             (let ((start (json-reader-position reader)))
-               (skip-json-value reader)
-               (push (subseq-octets octets start (json-reader-position reader)) values))))
-      (handler-case
-          (cond ((eql #\[ (skip-json-space reader))
-                 (do-json-elements (reader) (take))
-                 (expect-json-end reader))
-                (t (loop while (skip-json-space reader) do (take))))
-        (json-error (condition)
-          (refuse-field "the body" "~A (line ~D, column ~D)" (json-error-text condition)
-                        (json-error-line condition) (json-error-column condition)))
-        (limit-exceeded () (refuse-field "the body" "nests too deep")))
-      (nreverse values))))
+(define-hot space-end ((octets octets) (start index) (end index)) index
+  "Where the blanks of JSON end that begin at START in OCTETS."
+  (loop for at of-type index from start below end
+        for octet of-type octet = (aref octets at)
+        unless (or (= octet 32) (<= 9 octet 10) (= octet 13))
+          do (return at)
+        finally (return end)))
 
-(defun pieces (octets)
-  "OCTETS in pieces for the messages of a stream; one if there are none."
-  (if (<= (length octets) +piece-octets+)
-      (list octets)
-      (loop for start from 0 below (length octets) by +piece-octets+
-            collect (subseq-octets octets start (min (length octets) (+ start +piece-octets+))))))
+(define-hot string-end ((octets octets) (start index) (end index)) index
+  "Where the string of JSON ends whose quote is at START in OCTETS; END if it does not."
+  (let ((at (1+ start)))
+    (declare (type index at))
+    (loop while (< at end)
+          do (case (aref octets at)
+               (34 (return (1+ at)))
+               (92 (incf at 2))
+               (t (incf at)))
+          finally (return end))))
+
+(define-hot value-end ((octets octets) (start index) (end index)) index
+  "Where the value of JSON ends that begins at START in OCTETS; START if none does. Only brackets and
+strings count: what is wrong in a value is found when it is decoded, on another thread if it is
+long."
+  (let ((depth 0) (at start))
+    (declare (type index depth at))
+    (loop while (< at end)
+          do (case (aref octets at)
+               ((123 91)
+                (when (and (zerop depth) (< start at)) (return at))
+                (incf depth)
+                (incf at))
+               ((125 93)
+                (when (zerop depth) (return at))
+                (incf at)
+                (when (zerop (decf depth)) (return at)))
+               (34
+                (cond ((plusp depth) (setf at (string-end octets at end)))
+                      ((< start at) (return at))
+                      (t (return (string-end octets at end)))))
+               ((32 9 10 13 44)
+                (when (zerop depth) (return at))
+                (incf at))
+               (t (incf at)))
+          finally (return end))))
+
+(defun take-range (octets start end before)
+  "The range of the value of JSON that begins at START in OCTETS, and has BEFORE others before it."
+  (when (<= +most-messages+ before)
+    (refuse-field "the body" "has more than ~D messages" +most-messages+))
+  (let ((stop (value-end octets start end)))
+    (when (= start stop) (refuse-field "the body" "a value is expected at octet ~D" start))
+    (cons start stop)))
+
+(defun array-ranges (octets start end)
+  "The ranges of the elements of the array that begins at START in OCTETS, which has nothing else."
+  (let ((ranges '()) (at (space-end octets (1+ start) end)))
+    (flet ((next-p (octet) (and (< at end) (= octet (aref octets at)))))
+      (unless (next-p 93)
+        (loop for count from 0
+              do (push (take-range octets at end count) ranges)
+              (setf at (space-end octets (cdr (first ranges)) end))
+              (unless (next-p 44) (return))
+              (setf at (space-end octets (1+ at) end))))
+      (unless (next-p 93) (refuse-field "the body" "the array is not closed at octet ~D" at))
+      (unless (= end (space-end octets (1+ at) end))
+        (refuse-field "the body" "the body goes on after its array"))
+      (nreverse ranges))))
+
+(defun value-ranges (octets end)
+  "The ranges of the JSON values that OCTETS up to END are: those of an array, or what stands after
+each other."
+  (let ((at (space-end octets 0 end)))
+    (if (and (< at end) (= 91 (aref octets at)))
+        (array-ranges octets at end)
+        (loop for count from 0
+              while (< at end)
+              collect (let ((range (take-range octets at end count)))
+                        (setf at (space-end octets (cdr range) end))
+                        range)))))
+
+(defun pieces (end)
+  "The ranges of END octets in pieces for the messages of a stream; one if there are none."
+  (if (zerop end)
+      (list (cons 0 0))
+      (loop for start from 0 below end by +piece-octets+
+            collect (cons start (min end (+ start +piece-octets+))))))
 
 (defun streamed-p (route)
   "Return true if clients stream to ROUTE's method, and the body has the messages."
   (and (route-body route)
        (protobuf:method-descriptor-client-streaming-p (route-method route))))
 
-(defun body-parts (route match query octets)
-  "Return the parts of OCTETS, the body of a request of ROUTE, for the messages of the request, to
-each of which BIND-MESSAGE binds what MATCH and QUERY say: of a stream up to +MOST-MESSAGES+, else
-one. Signal REQUEST-ERROR if they are not the JSON that they should be, or if too much would be
-bound."
-  (let ((parts (cond ((not (streamed-p route)) (list octets))
-                     ((route-raw-body route) (pieces octets))
-                     (t (json-values octets)))))
+(defun body-parts (route match query octets end)
+  "Return the parts of OCTETS up to END, the body of a request of ROUTE, for the messages of the
+request, to each of which BIND-MESSAGE binds what MATCH and QUERY say: of a stream up to
++MOST-MESSAGES+, else one. A part is a cons of where it begins and ends. Signal REQUEST-ERROR if
+they are too many, or plainly not JSON, or if too much would be bound."
+  (let* ((parts (cond ((not (streamed-p route)) (list (cons 0 end)))
+                      ((route-raw-body route) (pieces end))
+                      (t (value-ranges octets end))))
+         (count (length parts)))
     (when (< +most-bound-octets+
-             (* (1- (max 1 (length parts))) (+ (length (match-text match)) (length query))))
+             (* (1- (max 1 count)) (+ (length (match-text match)) (length query))))
       (refuse-request 400 :invalid-argument
-                      "the path and the query are too long for a body of ~D messages"
-                      (length parts)))
+                      "the path and the query are too long for a body of ~D messages" count))
     parts))

@@ -82,10 +82,10 @@
 
 (defun deliver-parts (call)
   "The WHOLE of these requests."
-  (let ((body (web:collected-body call)))
+  (multiple-value-bind (body end) (web:collected-body call)
     (handler-case (let ((claim (call-rest-claim call)))
                     (body-parts (rest-claim-rule claim) (rest-claim-match claim)
-                                (rest-claim-query claim) body))
+                                (rest-claim-query claim) body end))
       (request-error (condition)
         (rpc:abort-with call (status:make-rpc-error
                               :invalid-argument :message (request-trouble condition) :call call
@@ -93,7 +93,7 @@
       (:no-error (parts)
         (dolist (part parts)
           (unless (rpc:call-status call)
-            (wire:deliver-alone call nil part 0 (length part))))
+            (wire:deliver-alone call nil body (car part) (cdr part))))
         (wire:seal-arrivals (wire:wire-call-link call))))))
 
 ;;; Answers

@@ -19,7 +19,7 @@
       (loop while (< at end)
             do (let ((char (char text at)))
                  (cond ((char= char #\%)
-                        (let ((octet (exchange:escaped-octet text at end)))
+                        (let ((octet (exchange:percent-octet text at end)))
                           (if (and keep-slashes (eql octet 47))
                               (loop for i from at below (+ at 3)
                                     do (put (char-code (char text i))))

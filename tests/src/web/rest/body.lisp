@@ -59,6 +59,24 @@ the two together have a bound as well."
       (is (= 801 (length (answer 800 target))))
       (is (equal '(400 nil) (subseq (answer 900 target) 0 2))))))
 
+(test values-are-told-apart-by-brackets-and-strings
+  "What is in them is looked at when they are decoded."
+  (loop for (text . parts) in '(("" ) (" ") ("[]") (" [ ] ") ("1 2" "1" "2") ("[1,2]" "1" "2")
+                                ("{}{}[]" "{}" "{}" "[]") ("\"a\\\"b\"\"c\"" "\"a\\\"b\"" "\"c\"")
+                                ("{\"}\":\"]\\\\\"}1" "{\"}\":\"]\\\\\"}" "1")
+                                ("[[1,[2]],{\"a\":[3]}]" "[1,[2]]" "{\"a\":[3]}")
+                                ("null{" "null" "{") ("\"open" "\"open") ("{\"a\\" "{\"a\\")
+                                ("{]" "{]") ("[" :error) ("[1" :error) ("[1,]" :error)
+                                ("[,1]" :error) ("[1 2]" :error) ("[1]2" :error) ("1,2" :error)
+                                ("]" :error) ("}" :error) ("{} }" :error))
+        do (is (equal parts
+                      (let ((octets (string-octets text)))
+                        (handler-case
+                            (loop for (start . end) in (rest::value-ranges octets (length octets))
+                                  collect (subseq text start end))
+                          (request-error () '(:error)))))
+               "~A" text)))
+
 (test long-raw-bodies-come-in-pieces
   (let* ((router (rule-router '(:get "/v1/a") '(:get "/v1/b") '(:post "/v1/c" :body "scan")))
          (found (multiple-value-bind (route match) (find-route router "POST" "/v1/c")

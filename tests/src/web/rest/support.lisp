@@ -42,7 +42,8 @@
 (defun bound (route match query octets type)
   "The messages of the request."
   (mapcar (lambda (part) (bind-message route match query part type))
-          (body-parts route match query octets)))
+          (loop for (start . end) in (body-parts route match query octets (length octets))
+                collect (subseq octets start end))))
 
 (defun requested (router verb target &key (body "") type)
   "What the request calls by ROUTER: the name of the method, and its messages in JSON; or the status

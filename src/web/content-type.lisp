@@ -6,22 +6,22 @@
 (defstruct (form (:copier nil))
   "One of the content types of a protocol."
   (codec nil :type codec :read-only t)  ; of its messages
-  (variant nil :type boolean :read-only t) ; it is what the protocol has beside its plain ones
+  (kind :plain :type keyword :read-only t) ; which of the protocol's
   (heads nil :type heads :read-only t)) ; of its answers
 
 (declaim (sb-ext:freeze-type form))
 
 (defmethod print-object ((form form) stream)
   (print-unreadable-object (form stream :type t)
-    (format stream "~A~:[~;, variant~]" (form-codec form) (form-variant form))))
+    (format stream "~A, ~(~A~)" (form-codec form) (form-kind form))))
 
 (defun make-forms (rows origins)
   "A table from content type to form, of a server with ORIGINS. ROWS are lists of a content type, a
-codec, a variant or not, and the header that says how an answer is compressed."
+codec, a kind, a keyword, and the header that says how an answer is compressed."
   (let ((forms (make-hash-table :test 'equal)))
-    (loop for (type codec variant encoding) in rows
+    (loop for (type codec kind encoding) in rows
           do (setf (gethash type forms)
-                   (make-form :codec codec :variant variant
+                   (make-form :codec codec :kind kind
                               :heads (make-heads type encoding (vary-headers origins)))))
     forms))
 
