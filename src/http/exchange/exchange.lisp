@@ -91,7 +91,7 @@ this found in the memo of MESSAGE. The connection's."
   (context nil)                         ; what its owner keeps for it
   (refusal **not-found** :type plain-answer) ; the answer if it has no route
   (answer nil :type (or null plain-answer)) ; the handler's, whole or only its head
-  ;; of an answer in chunks or that the owner writes: whether its head has been written
+  ;; of an answer in chunks: whether its head has been written
   (sending nil :type (member nil :posted :begun)))
 
 (declaim (sb-ext:freeze-type sink responder known-head))

@@ -48,7 +48,8 @@
 (defstruct (http1-request (:include http-request) (:copier nil))
   "A request over HTTP/1.1."
   (connection nil :type http1-connection) ; that it has come on
-  (chunked nil :type boolean))          ; claimed, and its answer has no length
+  (chunked nil :type boolean)           ; claimed, and its answer has no length
+  (begun nil :type boolean))            ; claimed, and the head of its answer has been written
 
 (declaim (sb-ext:freeze-type http-loop http1-connection http1-request))
 
@@ -287,7 +288,7 @@ the connection."
     (setf (http1-request-chunked request)
           (and chunked (not (http1:bodiless-p (http-request-method request)
                                               (answer-head-http-status head))))
-          (http-request-sending request) :begun)
+          (http1-request-begun request) t)
     (unless (or length chunked) (setf (state-last state) t))
     (append-octets output (answer-head-lines head))
     (http1:append-fields output more)
@@ -356,7 +357,7 @@ is cut off."
   (let ((request (shiftf (state-request state) nil)))
     (funcall (sink-lost (state-sink state)) request text)
     (funcall (sink-done (state-sink state)) request)
-    (cond ((begun-p request)
+    (cond ((http1-request-begun request)
            (enter-phase state :over)
            (expel-state state text))
           (t (write-refusal state http-status text)))))

@@ -92,3 +92,38 @@ when the peer takes it."
           (post server "/lab.Bench/Watch" "application/connect+json" file version
                 "--max-time" "0.3"))
         (is (await-signal gone))))))
+
+(defun links-of (server)
+  "The connections of SERVER."
+  (loop for server-loop in (server:server-loops server)
+        append (coerce (server:server-loop-links server-loop) 'list)))
+
+(defun last-answer-p (link)
+  "True if LINK, which speaks HTTP/1.1, ends with the answer under way, as it does in a drain."
+  (clgrpc.exchange::state-last (server::server-link-http1 link)))
+
+(test a-server-that-stops-lets-streams-end
+  "A stream over HTTP/1.1 that has begun has the time of the drain, as one over HTTP/2 has."
+  (let* ((entered (make-signal)) (go-on (make-signal))
+         (server (clgrpc.tests.server:start-probe
+                  (list :watch (lambda (request call)
+                                 (declare (ignore request))
+                                 (grpc:send call (note 1))
+                                 (signal-it entered)
+                                 (await-signal go-on)
+                                 (grpc:send call (note 2))))
+                  :protocols '(:grpc :connect))))
+    (with-plain-socket (socket (grpc:server-address server))
+      (let ((body (map 'string #'code-char (enveloped 0 "{}"))))
+        (say-text socket (wire-text (format nil "POST /lab.Bench/Watch HTTP/1.1|Host: a|~
+                                                 Content-Type: application/connect+json|~
+                                                 Content-Length: ~D||" (length body))))
+        (say-text socket body))
+      (await-signal entered)
+      (let ((stopping (sb-thread:make-thread (lambda () (grpc:stop-server server :drain 20)))))
+        (is-true (wait-until (lambda () (every #'last-answer-p (links-of server)))))
+        (signal-it go-on)
+        (let ((text (hear-all socket)))
+          (is (search "{\"number\":\"2\"}" text))
+          (is (null (search "error" text)) "~S" text))
+        (is (eq t (sb-thread:join-thread stopping :timeout +patience+ :default nil)))))))
