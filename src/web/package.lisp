@@ -4,8 +4,9 @@
 ;;;; room.
 ;;;;
 ;;;; The files in their order: codec (messages as Protocol Buffers or JSON); head (how answers
-;;;; begin); claim (what the head of a request says); cors (pages of other origins);
-;;;; content-type; answer-head; receiving; sending; operation (the transport's end); error (codes, and errors as JSON).
+;;;; begin); claim (what the head of a request says); cors (pages of other origins); content-type;
+;;;; answer-head; receiving; sending; operation (the transport's end); error (codes, and errors as
+;;;; JSON).
 
 (defpackage #:clgrpc.web
   (:use #:cl #:clgrpc.base)

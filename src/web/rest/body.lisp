@@ -101,8 +101,8 @@ BODY-PARTS, CONTENT-TYPE that header or nil. Signal REQUEST-ERROR if they do not
           finally (return end))))
 
 (define-hot value-end ((octets octets) (start index) (end index)) index
-  "Where the value of JSON ends that begins at START in OCTETS; START if none does. Only brackets and
-strings count: what is wrong in a value is found when it is decoded, on another thread if it is
+  "Where the value of JSON ends that begins at START in OCTETS; START if none does. Only brackets
+and strings count: what is wrong in a value is found when it is decoded, on another thread if it is
 long."
   (let ((depth 0) (at start))
     (declare (type index depth at))
