@@ -45,11 +45,12 @@
 
 ;;; The kinds of calls
 
-(defun reply-as (call forwarded message)
-  "End CALL with the only answer, MESSAGE, that FORWARDED has got."
+(defun send-answer (call forwarded receive)
+  "End CALL with the only answer of FORWARDED, which RECEIVE returns."
   (tell-headers call forwarded)
-  (setf (rpc:call-trailers call) (status:sendable-metadata (rpc:call-trailers forwarded)))
-  (rpc:reply call message))
+  (let ((message (values (funcall receive forwarded))))
+    (setf (rpc:call-trailers call) (status:sendable-metadata (rpc:call-trailers forwarded)))
+    (rpc:reply call message)))
 
 (defun forward-unary (channel method request call)
   (let ((forwarded (method:invoke channel method request :async t
@@ -57,8 +58,7 @@
     (rpc:on-cancel call (lambda () (rpc:cancel forwarded)))
     (rpc:on-end forwarded
                 (lambda ()
-                  (with-outcome (call)
-                    (reply-as call forwarded (values (loop:await forwarded))))))))
+                  (with-outcome (call) (send-answer call forwarded #'loop:await))))))
 
 (defun send-answers (call forwarded)
   "Send the messages of FORWARDED on, until it ends."
@@ -90,7 +90,7 @@ the answers of FORWARDED is told how."
                            :if-busy :exceed)
       (if (eq :bidi (method:rpc-method-kind method))
           (send-answers call forwarded)
-          (reply-as call forwarded (rpc:receive forwarded))))))
+          (send-answer call forwarded #'rpc:receive)))))
 
 (defun make-gateway-service (channel &key methods)
   "Return a service, for START-SERVER, that forwards each call to CHANNEL, and what comes back to

@@ -1,5 +1,5 @@
-;;;; `testee connect-server` and `testee connect-client`: the other end of the ConnectRPC
-;;;; conformance suite, our server's for all protocols, our client's for gRPC. The runner says what
+;;;; `testee connect-server`, `connect-gateway` and `connect-client`: the other end of the ConnectRPC
+;;;; conformance suite, our server's and gateway's for all protocols, our client's for gRPC. The runner says what
 ;;;; to serve, or which calls to make, in messages on standard input, each behind its length in four
 ;;;; octets, big-endian; answers go to standard output.
 
@@ -176,15 +176,13 @@
                     (connect:tls-creds-cert credentials)
                     (make-octets 0))))))
 
-(defun serve-connect-suite (input output)
-  "Start the server that the one request on INPUT asks for, say on OUTPUT where it is, and serve
-until told to end."
-  (let* ((request (protobuf:parse-message 'connect:server-compat-request
-                                          (read-framed input #'u32be)))
-         (limit (connect:server-compat-request-message-receive-limit request))
+(defun serve-for-suite (service request output)
+  "Start the server of SERVICE that REQUEST asks for, say on OUTPUT where it is, and serve until told
+to end."
+  (let* ((limit (connect:server-compat-request-message-receive-limit request))
          (credentials (connect:server-compat-request-server-creds request))
          (roots (connect:server-compat-request-client-tls-cert request))
-         (server (apply #'grpc:start-server (make-instance 'connect-service)
+         (server (apply #'grpc:start-server service
                         :protocols '(:grpc :grpc-json :grpc-web :connect)
                         :credentials (when (connect:server-compat-request-use-tls request)
                                        (suite-credentials credentials roots))
@@ -198,6 +196,58 @@ until told to end."
               (program:await-end ending))
          (grpc:stop-server server)))))
   0)
+
+(defun read-compat-request (input)
+  (protobuf:parse-message 'connect:server-compat-request (read-framed input #'u32be)))
+
+(defun serve-connect-suite (input output)
+  "Serve what the one request on INPUT asks for."
+  (serve-for-suite (make-instance 'connect-service) (read-compat-request input) output))
+
+;;; The gateway
+
+(defun conformance-methods ()
+  "The methods of the suite, as a gateway knows them."
+  (grpc:pool-methods
+   (grpc:make-type-pool
+    (list (protobuf:file-of-symbol "connectrpc.conformance.v1.ConformanceService")))
+   :raw t))
+
+(defun call-with-server-behind (function program)
+  "Call FUNCTION with the address of a gRPC server of the suite: of PROGRAM, which is started as the
+suite starts one, or if that is nil of ours."
+  (if program
+      (let ((process (uiop:launch-program (list program) :input :stream :output :stream
+                                                         :element-type '(unsigned-byte 8))))
+        (unwind-protect
+             (let ((input (uiop:process-info-input process)))
+               (write-framed (grpc:serialize
+                              (connect:make-server-compat-request
+                               :protocol :protocol-grpc :http-version :http-version-2
+                               :message-receive-limit (expt 2 24))) ; or it is 0
+                             input #'(setf u32be))
+               (finish-output input)
+               (let ((response (protobuf:parse-message
+                                'connect:server-compat-response
+                                (read-framed (uiop:process-info-output process) #'u32be))))
+                 (funcall function
+                          (format nil "~A:~D" (connect:server-compat-response-host response)
+                                  (connect:server-compat-response-port response)))))
+          (uiop:terminate-process process)
+          (uiop:wait-process process)))
+      (let ((server (grpc:start-server (make-instance 'connect-service))))
+        (unwind-protect (funcall function (grpc:server-address server))
+          (grpc:stop-server server :drain 0)))))
+
+(defun forward-for-connect-suite (input output)
+  "Serve what the one request on INPUT asks for by a gateway, whose server behind is the program that
+the environment's CLGRPC_CONNECT_BEHIND names, or ours."
+  (call-with-server-behind
+   (lambda (address)
+     (grpc:with-channel (channel address)
+       (serve-for-suite (grpc:make-gateway-service channel :methods (conformance-methods))
+                        (read-compat-request input) output)))
+   (sb-ext:posix-getenv "CLGRPC_CONNECT_BEHIND")))
 
 ;;; The client
 

@@ -82,6 +82,7 @@ end."
 (defparameter *testees*
   '(("protobuf" . serve-conformance)
     ("connect-server" . serve-connect-suite)
+    ("connect-gateway" . forward-for-connect-suite)
     ("connect-client" . call-for-connect-suite)
     ("policy" . be-driven)
     ("metrics" . be-measured)
@@ -93,8 +94,8 @@ end."
             (lambda (name)
               (or (cdr (assoc name *testees* :test #'string=))
                   (refuse "there is no ~S, only ~{~A~^, ~}" name (mapcar #'car *testees*))))
-            "What to be: protobuf, connect-server, connect-client, policy, metrics or
-transcode."))
+            "What to be: protobuf, connect-server, connect-gateway, connect-client, policy,
+metrics or transcode."))
      ())
     "Be judged by a public conformance suite on standard input and output. `make conformance`
 fetches and runs the suites."

@@ -95,6 +95,7 @@ front of a probe with HANDLERS."
 (test statuses-go-back-with-their-details
   (flet ((refuse (request call)
            (declare (ignore request))
+           (grpc:send-metadata call '(("h" . "1")))
            (setf (grpc:call-trailers call) '(("t" . "2")))
            (grpc:fail :not-found "no such note" :details (list (note 7)))))
     (by-either (channel :ask #'refuse :watch #'refuse :collect #'refuse :chat #'refuse)
@@ -103,6 +104,9 @@ front of a probe with HANDLERS."
                  (grpc:not-found (error)
                    (is (string= "no such note" (grpc:rpc-error-message error)))
                    (is (= 7 (number-of (first (grpc:rpc-error-details error)))))
+                   (is (string= "1" (cdr (assoc "h" (grpc:call-metadata
+                                                     (grpc:rpc-error-call error))
+                                                :test #'string=))))
                    (is (string= "2" (cdr (assoc "t" (grpc:rpc-error-trailers error)
                                                 :test #'string=))))))))
         (check (lambda () (ask channel (note 1))))
