@@ -12,15 +12,22 @@
 (defmethod server:note-server-started ((service gateway-service) server)
   (setf (gateway-reserve service) (serving:server-reserve server)))
 
+(defun run-beside (service function)
+  "Call FUNCTION on another thread: of the reserve, but for calls that come before the server is
+said to have started, or within the image."
+  (let ((reserve (gateway-reserve service)))
+    (unless (and reserve (loop:run-on-reserve reserve function :if-busy :exceed))
+      (sb-thread:make-thread function :name "clgrpc gateway"))))
+
 ;;; What goes along
 
 (defun client-metadata (call)
   "The metadata for the server behind: that of CALL, the client's, and where it came from."
   (let* ((metadata (status:sendable-metadata (rpc:call-metadata call)))
          (before (assoc "x-forwarded-for" metadata :test #'string=))
-         (peer (rpc:call-peer call)))
-    (acons "x-forwarded-for"
-           (if before (format nil "~A, ~A" (cdr before) peer) (princ-to-string peer))
+         (peer (rpc:call-peer call))
+         (host (subseq peer 0 (position #\: peer :from-end t))))
+    (acons "x-forwarded-for" (if before (format nil "~A, ~A" (cdr before) host) host)
            (remove before metadata))))
 
 (defun tell-headers (call forwarded)
@@ -85,9 +92,7 @@ the answers of FORWARDED is told how."
     (rpc:with-call (forwarded (method:invoke channel method :open
                                              :metadata (client-metadata call)))
       (rpc:on-cancel call (lambda () (rpc:cancel forwarded)))
-      (loop:run-on-reserve (gateway-reserve service)
-                           (lambda () (send-requests requests forwarded))
-                           :if-busy :exceed)
+      (run-beside service (lambda () (send-requests requests forwarded)))
       (if (eq :bidi (method:rpc-method-kind method))
           (send-answers call forwarded)
           (send-answer call forwarded #'rpc:receive)))))

@@ -1,7 +1,7 @@
-;;;; `testee connect-server`, `connect-gateway` and `connect-client`: the other end of the ConnectRPC
-;;;; conformance suite, our server's and gateway's for all protocols, our client's for gRPC. The runner says what
-;;;; to serve, or which calls to make, in messages on standard input, each behind its length in four
-;;;; octets, big-endian; answers go to standard output.
+;;;; `testee connect-server`, `connect-gateway` and `connect-client`: the other end of the
+;;;; ConnectRPC conformance suite, our server's and gateway's for all protocols, our client's for
+;;;; gRPC. The runner says what to serve, or which calls to make, in messages on standard input,
+;;;; each behind its length in four octets, big-endian; answers go to standard output.
 
 (in-package #:clgrpc.testee)
 
@@ -177,8 +177,8 @@
                     (make-octets 0))))))
 
 (defun serve-for-suite (service request output)
-  "Start the server of SERVICE that REQUEST asks for, say on OUTPUT where it is, and serve until told
-to end."
+  "Start the server of SERVICE that REQUEST asks for, say on OUTPUT where it is, and serve until
+told to end."
   (let* ((limit (connect:server-compat-request-message-receive-limit request))
          (credentials (connect:server-compat-request-server-creds request))
          (roots (connect:server-compat-request-client-tls-cert request))
@@ -240,8 +240,8 @@ suite starts one, or if that is nil of ours."
           (grpc:stop-server server :drain 0)))))
 
 (defun forward-for-connect-suite (input output)
-  "Serve what the one request on INPUT asks for by a gateway, whose server behind is the program that
-the environment's CLGRPC_CONNECT_BEHIND names, or ours."
+  "Serve what the one request on INPUT asks for by a gateway. The server behind it is the program
+that the environment's CLGRPC_CONNECT_BEHIND names, or ours."
   (call-with-server-behind
    (lambda (address)
      (grpc:with-channel (channel address)
