@@ -25,7 +25,7 @@ said to have started, or within the image."
   "The metadata for the server behind: that of CALL, the client's, and where it came from."
   (let* ((metadata (status:sendable-metadata (rpc:call-metadata call)))
          (before (assoc "x-forwarded-for" metadata :test #'string=))
-         (peer (rpc:call-peer call))
+         (peer (or (rpc:call-peer call) "unknown")) ; as RFC 7239 has it
          (host (subseq peer 0 (position #\: peer :from-end t))))
     (acons "x-forwarded-for" (if before (format nil "~A, ~A" (cdr before) host) host)
            (remove before metadata))))
