@@ -62,7 +62,7 @@ be wrong."
                 (noted (coerce (noted-latencies run answered rate) 'vector)))
            (values (append (untruths run shares (lambda (share) (+ base (funcall quantile share))))
                            ;; from the server's note on there is the way back, at most all the base
-                           (untruths run '(1/2 3/4 9/10 95/100 99/100)
+                           (untruths run shares
                                      (lambda (share) (exact-quantile noted share)) :slack base))
                    (punctual-p run late (funcall quantile (first shares))))))
        due count))))
@@ -92,6 +92,7 @@ true, at SHARES by theory."
 
 (test stalls-are-told-truly
   "A stall for a tenth of the time shows in a tenth of the calls; so would one of a second in each
-ten."
+ten. One call more or less moves a quantile by half a millisecond, so none is looked at for which
+that is too much."
   (check-truth "a stall of 100 ms each second" (lambda () (stalling 1000000000 100000000))
-               '(93/100 95/100 97/100 99/100) 1000 2000))
+               '(94/100 95/100 97/100 99/100) 1000 2000))
