@@ -12,7 +12,8 @@
    #:encode-timeout #:sendable-metadata #:end-reason #:entries-metadata #:fail
    #:failed-precondition #:failure-p
    #:internal #:invalid-argument #:make-rpc-error #:metadata-entries #:not-found #:out-of-range
-   #:parse-timeout #:permission-denied #:refusal-error #:resource-exhausted #:rpc-error
+   #:+latest-deadline+ #:parse-timeout #:permission-denied #:refusal-error
+   #:resource-exhausted #:rpc-error
    #:rpc-error-call
    #:rpc-error-cause #:rpc-error-detail #:rpc-error-details #:rpc-error-details-octets
    #:rpc-error-ended-by #:rpc-error-message #:rpc-error-peer #:rpc-error-reason

@@ -121,17 +121,19 @@ Fetch standard, \"CORS-safelisted request-header\")."
     encoding))
 
 (defun seconds-timeout (text)
-  "The nanoseconds that TEXT, seconds in decimal, says, or nil."
+  "The nanoseconds that TEXT, seconds in decimal, says, or nil; at most the latest deadline."
   (and (<= 1 (length text) 12)
        (every (lambda (char) (or (char<= #\0 char #\9) (char= char #\.))) text)
        (<= (count #\. text) 1)
        (digit-char-p (char text 0))
        (let* ((dot (or (position #\. text) (length text)))
               (fraction (subseq text (min (length text) (1+ dot)))))
-         (+ (* (parse-integer text :end dot) 1000000000)
-            (if (string= "" fraction)
-                0
-                (floor (* (parse-integer fraction) 1000000000) (expt 10 (length fraction))))))))
+         (min status:+latest-deadline+
+              (+ (* (parse-integer text :end dot) 1000000000)
+                 (if (string= "" fraction)
+                     0
+                     (floor (* (parse-integer fraction) 1000000000)
+                            (expt 10 (length fraction)))))))))
 
 (defun timeout-of (fields)
   "The nanoseconds that a request with FIELDS may take, or nil."

@@ -173,6 +173,7 @@ status, for each version of HTTP, at a server of the library with OPTIONS."
     (is (search " 504" (ask "/v1/books/b" "-H" "grpc-timeout: 0m")))
     (is (search " 504" (ask "/v1/books/b" "-H" "x-server-timeout: 0.0")))
     (is (search " 200" (ask "/v1/books/b" "-H" "x-server-timeout: 20.5")))
+    (is (search " 200" (ask "/v1/books/b" "-H" "x-server-timeout: 121474836485")))
     (is (search " 400" (ask "/v1/books/b" "-H" "x-server-timeout: soon")))
     (is (search " 400" (ask "/v1/books/b" "-H" "grpc-timeout: soon")))))
 
