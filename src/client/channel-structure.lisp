@@ -96,6 +96,7 @@
   (clock (make-wait-clock) :type wait-clock :read-only t) ; of what its calls wait for
   (keepalive-ns nil :type (or null nanoseconds)) ; of new links, once a server has found that of
                                         ; others too short
+  (silence-ns nil :type (or null nanoseconds)) ; a silence after which links ask, see LIMIT-SILENCE
   (last-error nil :type (or null string)) ; why the last attempt to connect failed
   (failed-attempts 0 :type (unsigned-byte 62)) ; to resolve its target, or to connect to a server
   (throttle nil :type (or null throttle)) ; of retries, once one may be throttled

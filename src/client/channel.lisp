@@ -209,6 +209,15 @@ that, or NIL after TIMEOUT seconds."
                  (unless (eq :shutdown (core-state core)) (end-back-off core)))))
   channel)
 
+(defmethod calling:limit-silence ((channel wire-channel) seconds)
+  (let ((core (channel-core channel)) (limit-ns (seconds-ns seconds)))
+    (unless (let ((before (core-silence-ns core))) (and before (<= before limit-ns)))
+      (loop:post (core-loop core)
+                 (lambda ()
+                   (setf (core-silence-ns core) (min limit-ns (or (core-silence-ns core) limit-ns)))
+                   (limit-links-silence core)))))
+  channel)
+
 (defun not-connected-text (core seconds)
   "What to say of CORE that is not connected after SECONDS."
   (format nil "not connected to ~A within ~A s, but ~A~@[; ~A~]" (core-name core) seconds

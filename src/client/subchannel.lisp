@@ -156,10 +156,21 @@ since SINCE-NS, the newest first."
   "After how long a silence new links of CORE's channel ask whether their server is there; 0 is
 never."
   (or (core-keepalive-ns core)
-      (let ((seconds (options-keepalive-seconds (core-options core))))
+      (let ((seconds (options-keepalive-seconds (core-options core)))
+            (limit (core-silence-ns core)))
         (if (zerop seconds)
-            0
-            (seconds-ns (max seconds (options-min-keepalive-seconds (core-options core))))))))
+            (or limit 0)
+            (let ((ns (seconds-ns (max seconds
+                                       (options-min-keepalive-seconds (core-options core))))))
+              (if limit (min ns limit) ns))))))
+
+(defun patience-ns (core)
+  "How long a server may be silent after new links of CORE's channel have asked whether it is
+there."
+  (let ((ns (seconds-ns (options-keepalive-timeout-seconds (core-options core)))))
+    (if (core-silence-ns core)
+        (min ns (core-silence-ns core))
+        ns)))
 
 (defun limit-silence (core byte-channel)
   "Where links of CORE ask whether their server is there, have BYTE-CHANNEL fail as well if it does
@@ -185,7 +196,8 @@ come."
                               (core-sink core) (core-options core) (core-pool core)
                               :make #'make-client-link
                               :account (core-account core)
-                              :keepalive-ns (keepalive-ns core))
+                              :keepalive-ns (keepalive-ns core)
+                              :patience-ns (patience-ns core))
               (connect-round-links connect-round))
       (clgrpc-error (error)
         (loop:close-byte-channel byte-channel)
@@ -532,6 +544,17 @@ that use CONNECTION-SET wait twice as long (gRFC A8)."
                       (min +longest-keepalive-ns+ (* 2 (wire:link-keepalive-ns link)))))))
     (wait-longer (connection-set-core connection-set))
     (map-cores #'wait-longer connection-set)))
+
+(defun limit-links-silence (core)
+  "The links that CORE's channel has keep its limit of silence, and those of connections that it
+shares will. A server that has complained of PINGs is not asked more often."
+  (unless (core-keepalive-ns core)
+    (dolist (subchannel (core-subchannels core))
+      (let* ((connection-set (connection-set-of subchannel))
+             (owner (connection-set-core connection-set))
+             (limit-ns (core-silence-ns core)))
+        (setf (core-silence-ns owner) (min limit-ns (or (core-silence-ns owner) limit-ns)))
+        (dolist (link (all-links connection-set)) (wire:limit-silence link limit-ns))))))
 
 (defun abandon-link (link status text)
   "End every call that goes on with a stream of LINK with STATUS and TEXT, and LINK in order."

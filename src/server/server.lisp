@@ -60,6 +60,21 @@ given time to end, on its thread. Users may define methods for service classes o
 calls that would not end by themselves, and do not wait; by default nothing happens.")
   (:method (service server) (declare (ignore service server))))
 
+(defgeneric min-ping-seconds (service)
+  (:documentation "How soon after another a client of SERVICE may send a PING, in seconds, or nil,
+the default, if :min-ping-interval-seconds of the server say that alone. Of all services of a server
+the shortest time counts. A service whose clients must find out soon that a server hangs has a
+method.")
+  (:method (service) (declare (ignore service)) nil))
+
+(defun allow-pings (options services)
+  "Have OPTIONS, of a server that has SERVICES, allow the PINGs that these allow."
+  (dolist (service services options)
+    (let ((seconds (min-ping-seconds service)))
+      (when seconds
+        (setf (options-min-ping-interval-seconds options)
+              (min seconds (options-min-ping-interval-seconds options)))))))
+
 (defun server-service-names (server)
   "The full names of the services that SERVER serves, such as \"helloworld.Greeter\", a list without
 duplicates. From any thread."
@@ -125,11 +140,13 @@ From any thread."
   (let* ((services (check-services (if (listp services) services (list services))))
          (addresses (or (if (listp listen) listen (list listen))
                         (misuse "LISTEN names no address.")))
-         (options (apply #'make-server-options
-                         (alexandria:remove-from-plist arguments :listen :loops :execution
-                                                       :credentials :compression :interceptors
-                                                       :http :fallback :observer :protocols
-                                                       :origins)))
+         (options (allow-pings
+                   (apply #'make-server-options
+                          (alexandria:remove-from-plist arguments :listen :loops :execution
+                                                        :credentials :compression :interceptors
+                                                        :http :fallback :observer :protocols
+                                                        :origins))
+                   services))
          (server (make-instance 'wire-server
                                 :services services :options options :execution execution
                                 :protocols (find-protocols protocols)

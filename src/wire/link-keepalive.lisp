@@ -75,9 +75,8 @@ way."
           (t (lose-link link "the peer does not take our output")))))
 
 (defun keep-alive (link now)
-  (let* ((options (link-options link))
-         (interval (link-keepalive-ns link))
-         (patience (seconds-ns (options-keepalive-timeout-seconds options)))
+  (let* ((interval (link-keepalive-ns link))
+         (patience (link-patience-ns link))
          (heard (http2:connection-last-receive-ns (link-http2 link)))
          (pinged (link-pinged-ns link)))
     (cond ((zerop interval) nil)
@@ -95,6 +94,14 @@ way."
           ((< now (+ pinged patience)) (min (+ pinged patience) (+ now interval)))
           (t (lose-link link (format nil "keepalive: no sign of the peer for ~,3F s"
                                      (ns-seconds (- now heard))))))))
+
+(defun limit-silence (link limit-ns)
+  "LINK asks its peer after a silence of LIMIT-NS at most, and gives it up if that is silent for as
+long again. On its loop."
+  (setf (link-patience-ns link) (min limit-ns (link-patience-ns link)))
+  (when (or (zerop (link-keepalive-ns link)) (< limit-ns (link-keepalive-ns link)))
+    (setf (link-keepalive-ns link) limit-ns)
+    (live-on link)))
 
 (defun wake-link (link)
   "A call begins on LINK, which has had none and been silent for longer than its keepalive: ask at

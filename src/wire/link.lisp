@@ -40,6 +40,7 @@ functions run on its loop."
   (born-ns 0 :type (unsigned-byte 62))  ; when it began
   (age-ns 0 :type (unsigned-byte 62))   ; how old it may get, 0 for no limit
   (keepalive-ns 0 :type (unsigned-byte 62)) ; after such a silence we send a PING; 0 is never
+  (patience-ns 0 :type (unsigned-byte 62)) ; how long the peer may be silent after that
   (dormant nil :type boolean)           ; a PING is due that only calls make welcome
   (pinged-ns 0 :type (unsigned-byte 62)) ; when we last asked whether the peer is there
   (taken-ns 0 :type (unsigned-byte 62)) ; when what is no whole frame yet began to come

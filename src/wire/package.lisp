@@ -42,7 +42,7 @@
    #:find-encoding #:half-close-streamed
    #:begin-on-link #:hold #:http-status-status #:keep-fields #:keep-octets #:link #:link-held-up
    #:link-born-ns #:link-calls #:link-draining #:link-due #:link-ended #:link-failure
-   #:link-goaway #:link-http2 #:link-http2-closed #:link-keepalive-ns
+   #:link-goaway #:link-http2 #:link-http2-closed #:link-keepalive-ns #:limit-silence
    #:link-last-fields #:link-late #:link-loop #:link-options #:link-output #:link-owner
    #:link-peer #:link-last-octets #:link-security #:link-share
    #:link-socket #:link-number #:link-stream-ns #:link-messages-sent #:link-sent-ns

@@ -136,15 +136,17 @@ owner."
 
 (defun open-link (owner loop byte-channel role sink options pool
                   &key account dialect handler (make #'make-link)
-                    (keepalive-ns (seconds-ns (options-keepalive-seconds options))))
+                    (keepalive-ns (seconds-ns (options-keepalive-seconds options)))
+                    (patience-ns (seconds-ns (options-keepalive-timeout-seconds options))))
   "Make a link over BYTE-CHANNEL, which is connected, on LOOP, begin HTTP/2 in ROLE, and return the
 link. It shares http2's POOL with its owner's other links. Its account is part of ACCOUNT. After a
-silence of KEEPALIVE-NS, unless that is 0, it asks the peer by a PING whether it is there. MAKE is
-called with LOOP, OPTIONS and OWNER and returns the link. If it is not known yet what the link
-speaks, DIALECT and HANDLER, the loop's, are what it has until then: SPEAK-HTTP2 follows, if
-anything."
+silence of KEEPALIVE-NS, unless that is 0, it asks the peer by a PING whether it is there, and after
+PATIENCE-NS more it gives the peer up. MAKE is called with LOOP, OPTIONS and OWNER and returns the
+link. If it is not known yet what the link speaks, DIALECT and HANDLER, the loop's, are what it has
+until then: SPEAK-HTTP2 follows, if anything."
   (let ((link (funcall make loop options owner)))
     (setf (link-keepalive-ns link) keepalive-ns
+          (link-patience-ns link) patience-ns
           (link-dialect link) dialect
           (link-socket link) (loop:make-connection
                               loop byte-channel (or handler **link-handler**)

@@ -48,6 +48,15 @@ From any thread but a loop's."))
 connect to its servers, and wait after failures as after the first from now on: the network may have
 come back. Return CHANNEL. From any thread."))
 
+(defgeneric limit-silence (channel seconds)
+  (:documentation "Have CHANNEL ask, while calls are under way, whether a server is there that has
+been silent for SECONDS, and give up its connection if it is silent for as long again, even if
+:keepalive-seconds and :keepalive-timeout-seconds are longer: the calls there end with :unavailable,
+and the next go to other servers. It is for services whose servers bear that, see
+MIN-PING-SECONDS; a channel whose server has complained of PINGs goes on as it did. Return
+CHANNEL. From any thread.")
+  (:method ((channel t) seconds) (declare (ignore seconds)) channel))
+
 ;;; What call credentials are sent on
 
 (defgeneric channel-secure-p (channel)

@@ -24,7 +24,7 @@
    #:call-async #:channel-addresses #:channel-plaintext-credentials #:channel-secure-p
    #:channel-state #:channel-target #:check-call-options #:client-loop #:client-loop-loop
    #:client-loop-reserve #:close-channel #:credentials-metadata #:drive-for #:end-elsewhere
-   #:ensure-connected #:reset-back-off #:fail-or-retry #:interception #:only-request
+   #:ensure-connected #:limit-silence #:reset-back-off #:fail-or-retry #:interception #:only-request
    #:pump-requests #:release-client-loop #:release-timer-loop #:report-dropped #:request-generator
    #:send-requests #:wait-for-state-change #:when-dropped
    ;; attempt.lisp

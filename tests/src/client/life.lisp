@@ -4,6 +4,11 @@
 (in-package #:clgrpc.tests.client)
 (in-suite :clgrpc.client)
 
+(defclass eager () ()
+  (:documentation "A service whose clients ask every half second."))
+
+(defmethod clgrpc.server:min-ping-seconds ((service eager)) 1/2)
+
 (defun connections (server)
   (getf (grpc:server-statistics server) :connections))
 
@@ -20,6 +25,28 @@
             (is (typep error 'grpc:unavailable))
             (is (search "keepalive" (grpc:rpc-error-message error)))))
         (signal-it release)))))
+
+(test a-limit-of-silence-holds-for-connections-that-there-are
+  "A server that hangs is given up though the channel's own keepalive is minutes."
+  (let ((release (make-signal)))
+    (with-log ()
+      (with-raw-server (address) (lambda (peer exchange)
+                                   (declare (ignore peer exchange))
+                                   (await-signal release))
+        (grpc:with-channel (channel address)
+          (grpc:ensure-connected channel)
+          (calling:limit-silence channel 0.05)
+          (let ((error (caught (ask channel (note 1)))))
+            (is (typep error 'grpc:unavailable))
+            (is (search "keepalive" (grpc:rpc-error-message error)))))
+        (signal-it release)))))
+
+(test servers-bear-the-pings-that-a-service-allows
+  (let ((options (make-server-options)))
+    (clgrpc.server::allow-pings options '(:silent))
+    (is (= 300 (options-min-ping-interval-seconds options)))
+    (clgrpc.server::allow-pings options (list :silent (make-instance 'eager)))
+    (is (= 1/2 (options-min-ping-interval-seconds options)))))
 
 (test answering-servers-are-kept
   "A call that takes many times the keepalive, over a server that bears PINGs."
