@@ -36,8 +36,9 @@
   :components ((:static-file "../../proto/cluster/workflow.proto") (:file "proto")
                (:file "package") (:file "workflow-condition") (:file "limit") (:file "key")
                (:file "definition") (:file "draft") (:file "decision") (:file "index")
-               (:file "node") (:file "instrument") (:file "change") (:file "claim")
-               (:file "session") (:file "timer-queue") (:file "watching") (:file "method")
+               (:file "date") (:file "node") (:file "instrument") (:file "change") (:file "claim")
+               (:file "bulk") (:file "session") (:file "timer-queue")
+               (:file "keeper") (:file "watching") (:file "method")
                (:file "client") (:file "task") (:file "worker")))
 
 (defsystem "clgrpc-cluster/raft-toy"

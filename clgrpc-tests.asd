@@ -166,7 +166,7 @@ that is not loaded (:DATA)."
   ("src/program/command" ("clgrpc/command"))
   ("src/program" ("clgrpc/examples") :data ("greeter" "late"))
   ("cluster/simulation" ("clgrpc" "clgrpc-cluster" "clgrpc-cluster/workflow" "clgrpc-sim")
-   :first ("lab"))
+   :first ("lab" "workflow"))
   ("cluster/faults" ("clgrpc" "clgrpc-cluster/workflow" "clgrpc-cluster" "clgrpc-etcd/memory"
                      "clgrpc-tests/etcd" "sb-posix")
    :first ("place" "fault" "load" "run")))

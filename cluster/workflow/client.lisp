@@ -6,10 +6,40 @@
 
 (defconstant +call-seconds+ 10 "How long a call may take.")
 
-(defun ask (stub channel request timeout)
-  "What STUB answers to REQUEST. Signal a workflow error."
+(defconstant +silence-seconds+ 1
+  "A node that is silent for so long is asked whether it is there, and given up if it is for as long
+again: its connection may stand though the node hangs.")
+
+(defun reach-nodes (channel)
+  "CHANNEL, by which nodes are called; it finds out soon if one of them hangs."
+  (calling:limit-silence channel +silence-seconds+))
+
+(defun ask-once (stub channel request timeout)
+  "What STUB answers to REQUEST within TIMEOUT seconds. Signal a workflow error."
   (with-workflow-errors
-    (values (funcall stub channel request :timeout (or timeout +call-seconds+)))))
+    (values (funcall stub (reach-nodes channel) request :timeout (or timeout +call-seconds+)))))
+
+(defun node-lost-p (condition)
+  "True if CONDITION, a workflow error, says that a node was lost that was asked and had not
+answered."
+  (let ((cause (workflow-error-cause condition)))
+    (and (eq 'workflow-error (type-of condition))
+         cause
+         (eq :unavailable (status:rpc-error-status cause))
+         (status:rpc-error-sent-p cause)
+         t)))
+
+(defun ask (stub channel request timeout)
+  "What STUB answers to REQUEST, which may be made twice, within TIMEOUT seconds; if a node is lost
+meanwhile, another one is asked. Signal a workflow error."
+  (let ((end (loop:notice-end (or timeout +call-seconds+))) (failure nil))
+    (loop
+      (handler-case (return (ask-once stub channel request (loop:seconds-until end)))
+        (workflow-error (condition)
+          (unless (and (node-lost-p condition) (< (loop:world-now) end)) (error condition))
+          (setf failure condition))
+        ;; the channel was closed meanwhile
+        (misuse (condition) (error (or failure condition)))))))
 
 (defun type-of-steps (steps)
   "What a workflow of STEPS, a list or the name of a workflow, is called if its user does not say."
@@ -43,10 +73,11 @@ WORKFLOW-ERROR after TIMEOUT seconds (10). From any thread."
 nil: the step that waits for it, or will, brings that. With a SIGNAL-ID of the caller's choice it
 counts once, however often it is given. Signal WORKFLOW-CLOSED if the workflow has ended, or another
 WORKFLOW-ERROR after TIMEOUT seconds (10). From any thread."
-  (ask #'methods:signal channel
-       (pb:make-signal-request :id id :name name :payload (payload-octets payload)
-                               :signal-id signal-id)
-       timeout)
+  (funcall (if (string= "" signal-id) #'ask-once #'ask)
+           #'methods:signal channel
+           (pb:make-signal-request :id id :name name :payload (payload-octets payload)
+                                   :signal-id signal-id)
+           timeout)
   nil)
 
 (defun cancel-workflow (channel id &key (reason "") timeout)
@@ -131,7 +162,7 @@ twice. Signal a WORKFLOW-ERROR. From any thread."
   "Tell what one call brings. It ends well with the workflow. Signal a WORKFLOW-ERROR, or
 FUNCTION-FAILED."
   (with-workflow-errors
-    (rpc:with-call (call (methods:watch (watcher-channel watcher)
+    (rpc:with-call (call (methods:watch (reach-nodes (watcher-channel watcher))
                                         (pb:make-watch-request
                                          :id (watcher-id watcher) :after (watcher-after watcher)
                                          :revision (watcher-revision watcher))))
@@ -210,10 +241,9 @@ thread; in its function, that call is the last."
     (when (watcher-call watcher) (rpc:cancel (watcher-call watcher))))
   (loop:end-background (watcher-background watcher)))
 
-(defun await-workflow (channel id &key (timeout 60))
-  "Wait until the workflow ID has ended. Return its status, :completed, :failed or :cancelled, the
-last result, octets, and why it has failed or was cancelled, a string; nil if it runs after TIMEOUT
-seconds. Signal WORKFLOW-NOT-FOUND or another WORKFLOW-ERROR. From any thread."
+(defun await-end (channel id timeout)
+  "Wait until the workflow ID has ended, TIMEOUT seconds at most. Return what was wrong, a workflow
+error, or nil."
   (let* ((ended (sb-thread:make-semaphore))
          (trouble nil)
          (watcher (watch-workflow (constantly nil) channel id
@@ -222,7 +252,19 @@ seconds. Signal WORKFLOW-NOT-FOUND or another WORKFLOW-ERROR. From any thread."
                                             (sb-thread:signal-semaphore ended)))))
     (unwind-protect (loop:await-semaphore ended :timeout-seconds timeout)
       (end-watching watcher))
-    (when trouble (error trouble))
+    trouble))
+
+(defun await-workflow (channel id &key (timeout 60))
+  "Wait until the workflow ID has ended. Return its status, :completed, :failed or :cancelled, the
+last result, octets, and why it has failed or was cancelled, a string; nil if it runs after TIMEOUT
+seconds. Signal WORKFLOW-NOT-FOUND or another WORKFLOW-ERROR. From any thread."
+  (let ((end (loop:notice-end timeout)) (pauses (loop:make-pauses 1/2 5)))
+    (loop for trouble = (await-end channel id (loop:seconds-until end))
+          for next = (loop:notice-end (loop:next-pause pauses))
+          while trouble
+          ;; too many watch: there may be room soon, or at another node
+          do (unless (and (typep trouble 'backlog-full) (< next end)) (error trouble))
+             (loop:world-sleep (loop:seconds-until next)))
     (let* ((reply (workflow-state channel id :result t))
            (state (pb:get-workflow-state-reply-state reply)))
       (if (running-p state)

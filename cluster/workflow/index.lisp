@@ -16,7 +16,7 @@
                      (:claimed (list (claim-key root (pb:workflow-state-session state) id)))))))))
 
 (defun due-key (root time id)
-  (key root "index/due" (time-text time) id))
+  (key root "index/due" (shard-of id) (time-text time) id))
 
 (defun ready-key (root step id)
   (key root "index/ready" (pb:step-task (pb:step-state-step step)) (shard-of id)

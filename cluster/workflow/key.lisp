@@ -5,17 +5,19 @@
 ;;;;   data/ID/…                         inputs, results and signals, which never change
 ;;;;   by/STATUS/ID                      for lists
 ;;;;   index/ready/KIND/SHARD/TIME/ID    a task that can be claimed
-;;;;   index/due/TIME/ID                 when something is to be done though nobody calls
+;;;;   index/due/SHARD/TIME/ID           when something is to be done though nobody calls
 ;;;;   index/sessions/SESSION            a worker, as long as its lease lasts
 ;;;;   claims/SESSION/ID                 what a worker has claimed
+;;;;   index/nodes/NAME                  a node, as long as its lease lasts, and the dates it has
+;;;;   date                              the nodes' date, from time to time
 ;;;;
 ;;;; TIME is milliseconds in 16 hexadecimal digits, so keys are in the order of their times. Workers
 ;;;; that look for tasks begin at a shard of their own choice, which is why they do not all take the
-;;;; same; within a shard the oldest comes first.
+;;;; same; within a shard the oldest comes first. Of the shards of what is due each is one node's.
 
 (in-package #:clgrpc.workflow)
 
-(defconstant +shards+ 16 "Ready tasks of a kind are in so many queues.")
+(defconstant +shards+ 16 "Ready tasks of a kind are in so many queues, and so is what is due.")
 
 (defun check-namespace (namespace)
   (check-type namespace string)
@@ -36,9 +38,13 @@
   "The time that TIME-TEXT has written as TEXT, or nil if it is none."
   (ignore-errors (parse-integer text :radix 16)))
 
+(defun shard-text (shard)
+  "SHARD, a number, as keys have it: a hexadecimal digit."
+  (format nil "~(~X~)" shard))
+
 (defun shard-of (id)
   "The shard of the workflow ID, a hexadecimal digit."
-  (format nil "~(~X~)" (mod (balance:xxh64 (string-octets id)) +shards+)))
+  (shard-text (mod (balance:xxh64 (string-octets id)) +shards+)))
 
 (defun number-text (number)
   (format nil "~8,'0D" number))

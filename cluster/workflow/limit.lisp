@@ -17,7 +17,8 @@
   (max-running 1000000 :type (integer 1) :read-only t) ; workflows that have not ended
   (max-sessions 100000 :type (integer 1) :read-only t) ; that are open
   (max-waiting-claims 10000 :type (integer 1) :read-only t) ; of a node
-  (max-watches 256 :type (integer 1) :read-only t) ; of a node
+  (max-watches 20000 :type (integer 1) :read-only t) ; of a node
+  (max-watches-per-peer 10000 :type (integer 1) :read-only t) ; of one address
   (max-tasks 16 :type (integer 1 16) :read-only t) ; of one claim
   (retention-seconds 604800 :type (or null (real 0)) :read-only t)) ; of what has ended; nil: ever
 

@@ -1,6 +1,6 @@
 ;;;; A node: what serves the service. It has the store, limits, and what its jobs share: the
-;;;; task queue, where claims wait for tasks, and the wakeup, which wakes the clock's job. Nothing
-;;;; of this is the truth about a workflow; a node may die at any moment, and others go on.
+;;;; task queue, where claims wait for tasks; the wakeup of its keeper; the timer queue.
+;;;; Nothing of this is the truth about a workflow; a node may die at any moment, and others go on.
 
 (in-package #:clgrpc.workflow)
 
@@ -30,36 +30,66 @@ its kinds, so that the first of a kind is found, and one that waits no more is t
   (closed nil :type boolean))           ; nothing is to wait here any more
 
 (defstruct (wakeup (:copier nil))
-  "What wakes the clock's job. LOCK guards the rest."
+  "What wakes the keeper. LOCK guards the rest."
   (lock (sb-thread:make-mutex :name "clgrpc workflow wakeup") :read-only t) ; of all below
-  (next-ms nil :type (or null integer)) ; when it is to look, as far as it knows
   (ended '() :type list)                ; sessions that have ended, to be looked at
+  (newcomer nil :type boolean)          ; a node has come, which does not know our date
   (lost-watch t :type boolean))         ; there is no watch of the index, or none any more
+
+(defstruct (timer-queue (:copier nil))
+  "When there is something to be done in each shard of what is due."
+  (lock (sb-thread:make-mutex :name "clgrpc workflow timer queue") :read-only t) ; of all below
+  ;; by shard: the nodes' date, as far as the watch of the index has told; nil for never
+  (times (make-array +shards+ :initial-element nil) :type simple-vector :read-only t)
+  ;; by shard: some job is doing what is due there
+  (busy (make-array +shards+ :initial-element nil) :type simple-vector :read-only t)
+  (own '() :type list))                 ; the shards that are this node's, numbers
+
+(defstruct (membership (:copier nil))
+  "That a node is one of the nodes of its namespace. The keeper's alone."
+  (lease nil :type (or null etcd:lease)) ; of its entry, once it has one
+  (told-ms nil :type (or null integer)) ; what its machine's date was when it last told it,
+  (told-steady-ms 0 :type integer))     ; and when that was
+
+(defstruct (hub (:copier nil))
+  "What tells the watches at a node, see watching.lisp. LOCK guards what changes."
+  (lock (sb-thread:make-mutex :name "clgrpc workflow hub") :read-only t) ; of all below
+  (start-lock (sb-thread:make-mutex :name "clgrpc workflow hub start") :read-only t) ; of starting
+  (watch nil)                           ; of the store, once somebody has watched, or nil
+  ;; SUBSCRIPTIONs by the id of their workflow; "" for all
+  (subscriptions (make-hash-table :test 'equal) :type hash-table :read-only t)
+  (count 0 :type index)                 ; how many these are
+  ;; likewise by whose they are
+  (peers (make-hash-table :test 'equal) :type hash-table :read-only t))
 
 (defclass workflow-service (pb:workflow)
   ((etcd :initarg :etcd :reader node-etcd) ; the store
    (namespace :initarg :namespace :reader node-namespace) ; a string
    (root :initarg :root :reader node-root) ; the beginning of all keys
    (limits :initarg :limits :reader node-limits) ; what workflows and calls may have at most
-   (clock :initarg :clock :reader node-clock) ; a function: nanoseconds since 1970
+   (dates :reader node-dates)           ; what its clock says, and other nodes'
    (health :initarg :health :reader node-health) ; a health service to be told, or nil
    (instruments :initform nil :accessor node-instruments) ; or nil
    (task-queue :initform (make-task-queue) :reader node-task-queue) ; where claims wait
-   (wakeup :initform (make-wakeup) :reader node-wakeup) ; that wakes the clock's job
-   (ticker :initform nil :accessor node-ticker) ; the clock's job
+   (wakeup :initform (make-wakeup) :reader node-wakeup) ; of the keeper
+   (keeper :initform nil :accessor node-keeper) ; the job that looks after sessions and nodes
+   (timer-queue :initform (make-timer-queue) :reader node-timer-queue) ; of the timers
+   (timers :initform '() :accessor node-timers) ; jobs that do what is due
+   (membership :initform (make-membership) :reader node-membership) ; of the namespace's nodes
    (running :initform 0 :accessor node-running) ; workflows, when they were counted last
    (ready :initform 0 :accessor node-ready) ; tasks nobody has claimed, likewise
-   ;; the names of those that are open, as the watch of the index tells, and those that are opened
-   ;; here; under the lock
+   (count-seconds :initform 0 :accessor node-count-seconds) ; that this took
+   ;; from names of those that are open, as the watch of the index tells, to :open, and of those
+   ;; that are being opened here to :reserved; under the lock
    (sessions :initform (make-hash-table :test 'equal) :reader node-session-names)
    ;; ids of workflows that could not be changed, and until when they are left alone, as WORLD-NOW
    (stuck :initform (make-hash-table :test 'equal :synchronized t) :reader node-stuck)
    ;; CACHED-STATEs
    (recent :initform (make-hash-table :test 'equal :synchronized t) :reader node-recent)
    (recent-octets :initform 0 :accessor node-recent-octets) ; of all of RECENT, under its lock
-   (watches :initform '() :accessor node-watches) ; calls that watch
+   (hub :initform (make-hub) :reader node-hub) ; of the watches
    (index-watch :initform nil :accessor node-index-watch) ; of the index, or nil
-   (jobs :initform '() :accessor node-jobs) ; the clock's and the claimers'
+   (jobs :initform '() :accessor node-jobs) ; all of them
    (random :initform (loop:new-random-state) :reader node-random) ; under the lock
    (lock :initform (sb-thread:make-mutex :name "clgrpc workflow") :reader node-lock)) ; of the above
   (:documentation "The service clgrpc.workflow.v1.Workflow, see MAKE-WORKFLOW-SERVICE."))
@@ -69,17 +99,60 @@ its kinds, so that the first of a kind is found, and one that waits no more is t
     (format stream "~A~:[~; closed~], ~D running, ~D ready" (node-root node)
             (task-queue-closed (node-task-queue node)) (node-running node) (node-ready node))))
 
+(defmethod server:min-ping-seconds ((node workflow-service))
+  1/2)
+
+(defmethod initialize-instance :after ((node workflow-service) &key (clock #'loop:unix-ns))
+  "CLOCK is a function that returns the machine's date, in nanoseconds since 1970."
+  (setf (slot-value node 'dates) (make-dates clock)))
+
+(defun ensure-date (node)
+  "Have NODE know the nodes' date, from its store. Signal an ETCD-ERROR."
+  (let ((dates (node-dates node)) (prefix (node-key node "index/nodes" "")))
+    (unless (dates-offset dates)
+      (let ((stored (etcd:fetch (node-etcd node) (node-key node "date")))
+            (others (etcd:fetch-entries (node-etcd node) :prefix prefix)))
+        (begin-date dates
+                    (loop for entry in others
+                          for (machine common) = (entry-dates entry)
+                          when (and machine common)
+                            collect (list (subseq (etcd:entry-key entry) (length prefix))
+                                          machine common))
+                    (and stored (first (entry-dates stored))))))))
+
+(defun entry-dates (entry)
+  "The dates in ENTRY's value, a list; nil for one that is none."
+  (mapcar (lambda (text) (parse-integer text :junk-allowed t))
+          (uiop:split-string (octets-string (etcd:entry-value entry)))))
+
 (defun node-now (node)
-  "The time at NODE, in milliseconds since 1970."
-  (floor (the integer (funcall (the function (node-clock node)))) 1000000))
+  "The nodes' date at NODE, in milliseconds since 1970."
+  ;; one that has no jobs is alone
+  (when (node-keeper node) (ensure-date node))
+  (date-now (node-dates node)))
 
 (defun node-sessions (node)
   "How many sessions are open, as far as NODE knows: those of its own at once."
   (sb-thread:with-mutex ((node-lock node)) (hash-table-count (node-session-names node))))
 
 (defun note-session (node session)
-  "SESSION is open, or about to be."
-  (sb-thread:with-mutex ((node-lock node)) (setf (gethash session (node-session-names node)) t)))
+  "SESSION is open."
+  (sb-thread:with-mutex ((node-lock node))
+    (setf (gethash session (node-session-names node)) :open)))
+
+(defun session-known-p (node session)
+  "True if SESSION is open as far as NODE knows."
+  (sb-thread:with-mutex ((node-lock node))
+    (values (gethash session (node-session-names node)))))
+
+(defun open-sessions (node)
+  "A table whose keys are the sessions that are open as far as NODE knows, without those that are
+about to be."
+  (let ((open (make-hash-table :test 'equal)))
+    (sb-thread:with-mutex ((node-lock node))
+      (loop for session being the hash-keys of (node-session-names node) using (hash-value what)
+            when (eq what :open) do (setf (gethash session open) t)))
+    open))
 
 (defun forget-session (node session)
   (sb-thread:with-mutex ((node-lock node)) (remhash session (node-session-names node))))
@@ -95,7 +168,7 @@ its kinds, so that the first of a kind is found, and one that waits no more is t
   "Note SESSION, which is about to be opened. Signal BACKLOG-FULL if there are too many."
   (sb-thread:with-mutex ((node-lock node))
     (check-sessions node)
-    (setf (gethash session (node-session-names node)) t)))
+    (setf (gethash session (node-session-names node)) :reserved)))
 
 (defun below (node limit)
   "A random number from 0 to below LIMIT, an integer or a float."

@@ -4,9 +4,9 @@
 ;;;; difference of the keys. All else brings events to these: calls, times, sessions that end.
 ;;;;
 ;;;; The files, from the ground up: conditions; limits; keys; steps as they are written; drafts,
-;;;; what is to become of a state; decisions; keys of a state; what is counted; a node; changes in
-;;;; the store; claims; sessions; the clock; watches; the methods of the service; its clients; tasks
-;;;; and workers.
+;;;; what is to become of a state; decisions; keys of a state; dates; a node; what is counted;
+;;;; changes in the store; claims; changes of many workflows; sessions; timers; the keeper; watches;
+;;;; the methods of the service; its clients; tasks and workers.
 
 (defpackage #:clgrpc.workflow
   (:use #:cl #:clgrpc.base)
@@ -26,7 +26,7 @@
    #:changes-compacted
    ;; definition.lisp
    #:define-workflow #:find-workflow-steps
-   ;; node.lisp, timer-queue.lisp
+   ;; node.lisp, keeper.lisp
    #:workflow-service #:make-workflow-service #:close-workflow-service
    ;; client.lisp
    #:start-workflow #:workflow-state #:signal-workflow #:cancel-workflow #:await-workflow

@@ -33,6 +33,7 @@ how long it lasts."
            (reserve-session node session)
            (etcd:put (node-etcd node) (session-key node session) (short-text worker) :lease lease)
            (setf open t)
+           (when (session-known-p node session) (note-session node session))
            (values session (etcd:lease-seconds lease)))
       ;; if it was put all the same, the watch of the index tells it
       (unless (or open (null session)) (forget-session node session)))))
@@ -46,6 +47,15 @@ session: a client that gives the number of another lease does nothing to that le
       (unless (and entry (eql number (etcd:entry-lease entry))) (refuse-session))
       (handler-case (etcd:adopt-lease (node-etcd node) number :keep-alive nil)
         (etcd:lease-not-found () (refuse-session))))))
+
+(defun renew-session (node session)
+  "Renew SESSION, and return how long it lasts. One that the watch of the index has told of is one;
+of another the store is asked whether it is. Signal SESSION-LOST if it has ended."
+  (if (session-known-p node session)
+      (handler-case (etcd:renew-lease (etcd:lease-by-number (node-etcd node)
+                                                            (session-number session)))
+        (etcd:lease-not-found () (refuse :session-lost "the session ~A has ended" session)))
+      (etcd:lease-seconds (session-lease node session))))
 
 (defun session-claims (node session)
   "Ids of the workflows of which SESSION has claimed a task."
@@ -84,7 +94,7 @@ them."
   (when (> (length held) +most-held+)
     (refuse-size :too-large :held +most-held+ (length held) "a worker has too many tasks"))
   (let ((known (make-hash-table :test 'equal)) (current (make-hash-table :test 'equal))
-        (seconds (etcd:lease-seconds (session-lease node session))))
+        (seconds (renew-session node session)))
     (flet ((claim-of (held) (cons (pb:held-id held) (pb:held-fence held))))
       (map nil (lambda (held) (setf (gethash (claim-of held) known) t)) held)
       (multiple-value-bind (claims times) (claims-in-force node session)
@@ -94,20 +104,17 @@ them."
 
 (defun end-session-claims (node session)
   "SESSION has ended: others get what it has claimed."
-  (dolist (id (session-claims node session))
-    (for-one (node id)
-      (change-workflow node id (lambda (draft) (lose-claim draft session nil))))))
+  (change-together node (shuffled node (session-claims node session))
+                   (lambda (draft) (lose-claim draft session nil))))
 
 (defun close-session (node session)
   "SESSION ends by itself: others get what it has not reported, which counts as no attempt."
   (let ((lease (session-lease node session)))
-    (dolist (id (session-claims node session))
-      (for-one (node id)
-        (change-workflow node id
-                         (lambda (draft)
-                           (let ((state (draft-state draft)))
-                             (and (held-by-p state session)
-                                  (give-back draft (pb:workflow-state-fence state))))))))
+    (change-together node (session-claims node session)
+                     (lambda (draft)
+                       (let ((state (draft-state draft)))
+                         (and (held-by-p state session)
+                              (give-back draft (pb:workflow-state-fence state))))))
     ;; what was claimed meanwhile is lost with the key
     (etcd:remove-entry (node-etcd node) (session-key node session))
     (etcd:revoke-lease lease)))

@@ -1,12 +1,43 @@
-;;;; Watches of changes. Of one workflow, they are read out of its history, and those that follow
-;;;; come by a watch of the store from there: it can go on from any number, as long as the workflow
-;;;; is kept. So if the store has forgotten single changes meanwhile, its peer is told to ask again.
-;;;; Of all workflows, they come by a watch of the store alone, in the order of its revisions.
-;;;; Several may have changed at one revision, so each change says where the watch goes on that ends
-;;;; behind it: at the same revision but for the last one of it. Each watch has a thread of its own,
-;;;; which waits while its peer does not take what is sent.
+;;;; Watches of changes. All watches at a node are told by one watch of the store, the hub's, in the
+;;;; order of its revisions; what came before is read out of the store for each. So a watch costs
+;;;; the store nothing while nothing happens, and needs no thread.
+;;;;
+;;;; 1. A watch joins the hub, which from then on queues what is for it.
+;;;; 2. What came before is sent: of one workflow out of its history, so it can go on from any
+;;;;    number as long as the workflow is kept; of all by a watch of the store of its own, which
+;;;;    ends with the first change that the hub has, too.
+;;;; 3. Then the queue is sent, and what comes after it at once, as far as the peer takes it. What
+;;;;    it does not take waits; a watch of which too much does is ended, and its peer, which knows
+;;;;    how far it has come, may ask again.
+;;;;
+;;;; Several workflows may have changed at one revision, so each change says where the watch of all
+;;;; goes on that ends behind it: at the same revision but for the last one of it.
 
 (in-package #:clgrpc.workflow)
+
+(defconstant +most-waiting-changes+ 1000 "Of a watch whose peer does not take them.")
+(defconstant +most-early-changes+ 20000 "Of a watch to which what came before is sent still.")
+
+(defstruct (subscription (:constructor make-subscription (call id peer)) (:copier nil))
+  "A watch at a node, which is a call."
+  (call nil :read-only t)               ; that is told
+  (id "" :type string :read-only t)     ; of the workflow; empty: of all
+  (peer "" :type string :read-only t)   ; whose, without a port
+  (lock (sb-thread:make-mutex :name "clgrpc workflow subscription") :read-only t) ; of all below
+  (number 0 :type (integer 0))          ; of one workflow: of the last change that was sent
+  (revision 0 :type (integer 0))        ; of all: those up to this are sent otherwise
+  (queue (make-fifo) :type fifo :read-only t) ; Changes to be sent
+  (waiting 0 :type index)               ; how many these are
+  (live nil :type boolean)              ; what came before was sent
+  (ended nil :type boolean))            ; nothing more is to be sent
+
+(declaim (sb-ext:freeze-type subscription))
+
+(defmethod print-object ((subscription subscription) stream)
+  (print-unreadable-object (subscription stream :type t)
+    (format stream "~A, ~D waiting~:[~;, live~]~:[~;, ended~]" (subscription-id subscription)
+            (subscription-waiting subscription) (subscription-live subscription)
+            (subscription-ended subscription))))
 
 (defun change-of (entry)
   "The Change in ENTRY, of a history."
@@ -53,91 +84,243 @@ whose history goes on."
                   (setf (pb:change-resume-revision change) (if others revision (1+ revision)))
                   change)))
 
-(defun follow-changes (node call one function &rest range)
-  "Send CALL the changes of a RANGE of the history from its :revision on; FUNCTION of each returns
-true if it is the last one. ONE is true if they are of one workflow."
-  (let* ((watch nil)
-         (ended nil)
-         (handler (lambda (changes revision)
-                    (loop for change in (messages-of changes revision)
-                          until ended
-                          do (rpc:send call change)
-                             (when (funcall function change)
-                               (setf ended t)
-                               (end-call call nil))))))
-    (setf watch (apply #'etcd:watch (node-etcd node) handler
-                       :only :puts
-                       :on-end (lambda (condition)
-                                 (unless (rpc:call-status call)
-                                   (end-call call (watch-end-condition condition one))))
-                       range))
-    (rpc:on-end call (lambda ()
-                       (forget-watch node call)
-                       ;; it waits for the watch's thread, and this is a loop's
-                       (etcd:run-in-background (node-etcd node)
-                                               (lambda () (etcd:cancel-watch watch)))))))
+;;; A subscription
 
-(defun add-watch (node call)
-  "CALL watches. Signal BACKLOG-FULL if too many do."
-  (sb-thread:with-mutex ((node-lock node))
-    (let ((count (1+ (length (node-watches node)))) (most (limits-max-watches (node-limits node))))
-      (when (> count most) (refuse-size :backlog-full :max-watches most count "too many watches"))
-      (push call (node-watches node)))))
+(defun for-all-p (subscription)
+  (string= "" (subscription-id subscription)))
 
-(defun forget-watch (node call)
-  (sb-thread:with-mutex ((node-lock node))
-    (setf (node-watches node) (remove call (node-watches node)))))
+(defun end-subscription (subscription condition)
+  "SUBSCRIPTION is told nothing more, with CONDITION, or well if that is nil."
+  (unless (sb-thread:with-mutex ((subscription-lock subscription))
+            (shiftf (subscription-ended subscription) t))
+    (end-call (subscription-call subscription) condition)))
+
+(defun wanted-p (subscription change)
+  "True if CHANGE is one that SUBSCRIPTION has yet to send."
+  (if (for-all-p subscription)
+      (< (subscription-revision subscription) (pb:change-revision change))
+      (< (subscription-number subscription) (pb:change-number change))))
+
+(defun send-waiting (subscription)
+  "Send what waits of SUBSCRIPTION as far as its peer takes it. Return true if it ends with that,
+since its workflow does. Its lock is held."
+  (loop with queue = (subscription-queue subscription)
+        while (and (fifo-items queue)
+                   (not (subscription-ended subscription)))
+        do (let ((change (first (fifo-items queue))))
+             (when (wanted-p subscription change)
+               (unless (rpc:try-send (subscription-call subscription) change) (return nil))
+               (unless (for-all-p subscription)
+                 (setf (subscription-number subscription) (pb:change-number change))))
+             (dequeue queue)
+             (decf (subscription-waiting subscription))
+             (when (and (not (for-all-p subscription))
+                        (not (eq :running (pb:change-status change))))
+               (return t)))))
+
+(defun flush-subscription (subscription)
+  "Send what waits of SUBSCRIPTION if it may be sent now. From any thread."
+  (handler-case
+      (when (sb-thread:with-mutex ((subscription-lock subscription))
+              (and (subscription-live subscription) (send-waiting subscription)))
+        (end-subscription subscription nil))
+    (status:rpc-error ())))             ; its end is told otherwise
+
+(defun queue-changes (subscription changes)
+  "CHANGES are for SUBSCRIPTION."
+  (let ((full (sb-thread:with-mutex ((subscription-lock subscription))
+                (dolist (change changes)
+                  (enqueue change (subscription-queue subscription))
+                  (incf (subscription-waiting subscription)))
+                (< (if (subscription-live subscription)
+                       +most-waiting-changes+
+                       +most-early-changes+)
+                   (subscription-waiting subscription)))))
+    (flush-subscription subscription)
+    (when (and full (< +most-waiting-changes+ (subscription-waiting subscription)))
+      (end-subscription subscription
+                        (make-condition 'store-unavailable
+                                        :text "the watch does not take what it is told")))))
+
+(defun go-live (subscription)
+  "What came before was sent to SUBSCRIPTION."
+  (sb-thread:with-mutex ((subscription-lock subscription))
+    (setf (subscription-live subscription) t))
+  (rpc:on-writable (subscription-call subscription) (lambda () (flush-subscription subscription)))
+  (flush-subscription subscription))
+
+;;; The hub
+
+(defun subscriptions-for (hub id)
+  "Those that are told of changes of the workflow ID. HUB's lock is held."
+  (append (gethash id (hub-subscriptions hub)) (gethash "" (hub-subscriptions hub))))
+
+(defun all-subscriptions (hub)
+  (sb-thread:with-mutex ((hub-lock hub))
+    (loop for subscriptions being the hash-values of (hub-subscriptions hub)
+          append subscriptions)))
+
+(defun tell-subscriptions (hub changes revision)
+  "CHANGES, of the history, have come at REVISION: queue them for those that want them."
+  (let ((told '()))                     ; (subscription . its changes, the last one first)
+    (sb-thread:with-mutex ((hub-lock hub))
+      (dolist (message (messages-of changes revision))
+        (dolist (subscription (subscriptions-for hub (pb:change-id message)))
+          (let ((item (assoc subscription told)))
+            (if item
+                (push message (cdr item))
+                (push (list subscription message) told))))))
+    (loop for (subscription . messages) in told
+          do (queue-changes subscription (reverse messages)))))
+
+(defun end-hub (hub watch condition)
+  "WATCH of HUB has ended with CONDITION, and with it what it told."
+  (when (sb-thread:with-mutex ((hub-lock hub))
+          (when (eq watch (hub-watch hub)) (setf (hub-watch hub) nil) t))
+    (dolist (subscription (all-subscriptions hub))
+      (end-subscription subscription
+                        (watch-end-condition condition (not (for-all-p subscription)))))))
+
+(defun start-hub (node)
+  "Have the hub of NODE be told of what becomes of its store from now on, unless it is."
+  (let ((hub (node-hub node)))
+    (sb-thread:with-mutex ((hub-start-lock hub))
+      (unless (hub-watch hub)
+        (let ((watch nil))
+          (setf watch (etcd:watch (node-etcd node)
+                                  (lambda (changes revision)
+                                    (tell-subscriptions hub changes revision))
+                                  :prefix (node-key node "history" "") :only :puts
+                                  :after (store-revision node)
+                                  :on-end (lambda (condition) (end-hub hub watch condition))))
+          (sb-thread:with-mutex ((hub-lock hub)) (setf (hub-watch hub) watch)))))))
+
+(defun stop-hub (hub)
+  "HUB tells nothing any more. It may wait for its watch."
+  (let ((watch (sb-thread:with-mutex ((hub-lock hub)) (shiftf (hub-watch hub) nil))))
+    (when watch (etcd:cancel-watch watch))))
+
+(defun peer-name (call)
+  "Who makes CALL, as far as limits go: the address of its peer without the port."
+  (let* ((peer (or (rpc:call-peer call) "")) (end (position #\: peer :from-end t)))
+    (if end (subseq peer 0 end) peer)))
+
+(defun add-watch (node subscription)
+  "SUBSCRIPTION watches. Signal BACKLOG-FULL if too many do, in all or of its peer's."
+  (let* ((hub (node-hub node)) (limits (node-limits node)) (peer (subscription-peer subscription)))
+    (sb-thread:with-mutex ((hub-lock hub))
+      (flet ((check (limit most count)
+               (when (> count most) (refuse-size :backlog-full limit most count
+                                                 "too many watches"))))
+        (check :max-watches (limits-max-watches limits) (1+ (hub-count hub)))
+        (check :max-watches-per-peer (limits-max-watches-per-peer limits)
+               (1+ (gethash peer (hub-peers hub) 0))))
+      (incf (hub-count hub))
+      (incf (gethash peer (hub-peers hub) 0))
+      (push subscription (gethash (subscription-id subscription) (hub-subscriptions hub))))))
+
+(defun forget-watch (node subscription)
+  "SUBSCRIPTION watches no more."
+  (let* ((hub (node-hub node)) (subscriptions (hub-subscriptions hub))
+         (id (subscription-id subscription)) (peer (subscription-peer subscription)))
+    (sb-thread:with-mutex ((hub-lock hub))
+      (when (member subscription (gethash id subscriptions))
+        (unless (setf (gethash id subscriptions) (delete subscription (gethash id subscriptions)))
+          (remhash id subscriptions))
+        (decf (hub-count hub))
+        (when (zerop (decf (gethash peer (hub-peers hub)))) (remhash peer (hub-peers hub)))))))
 
 (defun end-watches (node)
   "End the watches of NODE, which is closing."
-  (dolist (call (sb-thread:with-mutex ((node-lock node)) (node-watches node)))
-    (end-call call (make-condition 'store-unavailable :text "the node is stopping"))))
+  (dolist (subscription (all-subscriptions (node-hub node)))
+    (end-subscription subscription
+                      (make-condition 'store-unavailable :text "the node is stopping"))))
 
-(defun watch-one (node call id after)
-  "Send CALL the changes of the workflow ID behind the number AFTER; it ends with the workflow."
-  (let* ((last nil)
-         (known (pb:workflow-state-version (entry-state (fetch-state node id))))
-         (revision (fetch-history node id :after after
-                                          :function (lambda (change)
-                                                      (rpc:send call change)
-                                                      (setf last change)))))
+;;; What came before
+
+(defun watch-one (node subscription after)
+  "Have SUBSCRIPTION, of one workflow, be told its changes behind the number AFTER; it ends with the
+workflow."
+  (let* ((id (subscription-id subscription)) (call (subscription-call subscription)) (last nil)
+         (known (pb:workflow-state-version (entry-state (fetch-state node id)))))
     (when (< known after)
       (refuse :changes-compacted
               "~A has had ~D changes, not ~D: it is another one, or an older state" id known after))
+    (fetch-history node id :after after
+                           :function (lambda (change)
+                                       (rpc:send call change)
+                                       (setf last change)))
     (flet ((over-p (change) (not (eq :running (pb:change-status change)))))
-      (cond ((and last (over-p last)) (end-call call nil))
+      (cond ((and last (over-p last)) (end-subscription subscription nil))
             ((let ((state (entry-state (fetch-state node id))))
                (and (not (running-p state)) (<= (pb:workflow-state-version state) after)))
-             (end-call call nil))
-            (t (follow-changes node call t #'over-p :prefix (node-key node "history" id "")
-                                                    :revision (1+ revision)))))))
+             (end-subscription subscription nil))
+            (t (sb-thread:with-mutex ((subscription-lock subscription))
+                 (setf (subscription-number subscription)
+                       (if last (pb:change-number last) after)))
+               (go-live subscription))))))
 
 (defun store-revision (node)
   "The revision of the store as it is now."
   (etcd:map-entries (constantly nil) (node-etcd node)
                     :prefix (node-key node "index/none") :limit 1 :keys-only t))
 
-(defun watch-all (node call revision)
-  "Send CALL the changes of all workflows from REVISION on, 0 for what comes from now on. A store
-that has not been at what is before REVISION has lost its data: nothing would be told until it was
-there again."
+(defun tell-former (node subscription from now)
+  "Send SUBSCRIPTION the changes of all workflows from the revision FROM on by a watch of its own,
+until there is one at or behind NOW, since when the hub has queued them."
+  (let ((watch nil) (over nil) (call (subscription-call subscription)))
+    (labels ((tell (changes revision)
+               (unless over
+                 (dolist (change (messages-of changes revision)) (rpc:send call change))
+                 (when (<= now revision)
+                   (setf over t)
+                   (sb-thread:with-mutex ((subscription-lock subscription))
+                     (setf (subscription-revision subscription) revision))
+                   (go-live subscription)
+                   (cancel))))
+             (cancel ()
+               (setf over t)
+               ;; which waits for the watch's thread
+               (etcd:run-in-background (node-etcd node)
+                                       (lambda () (when watch (etcd:cancel-watch watch))))))
+      (setf watch (etcd:watch (node-etcd node) #'tell
+                              :prefix (node-key node "history" "") :only :puts :revision from
+                              :on-end (lambda (condition)
+                                        (unless over
+                                          (end-subscription subscription
+                                                            (watch-end-condition condition nil))))))
+      (rpc:on-end call (lambda ()
+                         (forget-watch node subscription)
+                         (cancel)))
+      (when over (cancel)))))
+
+(defun watch-all (node subscription revision)
+  "Have SUBSCRIPTION be told the changes of all workflows from REVISION on, 0 for what comes from
+now on. A store that has not been at what is before REVISION has lost its data: nothing would be
+told until it was there again."
   (let* ((now (store-revision node))
          (begin (if (plusp revision) revision (1+ now))))
     (when (< now (1- begin))
       (refuse :changes-compacted "the store is at revision ~D, before ~D: it has lost its data" now
               begin))
-    (follow-changes node call nil (constantly nil)
-                    :prefix (node-key node "history" "") :revision begin)
+    (sb-thread:with-mutex ((subscription-lock subscription))
+      (setf (subscription-revision subscription) now))
     ;; it has begun
-    (rpc:send call (pb:make-change :resume-revision begin))))
+    (rpc:send (subscription-call subscription) (pb:make-change :resume-revision begin))
+    (if (<= begin now)
+        (tell-former node subscription begin now)
+        (go-live subscription))))
 
 (defun begin-watch (node call request)
   "Do what REQUEST, a WatchRequest, asks for on CALL."
-  (add-watch node call)
-  (handler-bind ((error (lambda (error)
-                          (declare (ignore error))
-                          (forget-watch node call))))
-    (if (string= "" (pb:watch-request-id request))
-        (watch-all node call (pb:watch-request-revision request))
-        (watch-one node call (pb:watch-request-id request) (pb:watch-request-after request))))
-  (when (rpc:call-status call) (forget-watch node call)))
+  (let ((subscription (make-subscription call (pb:watch-request-id request) (peer-name call))))
+    (add-watch node subscription)
+    (handler-bind ((error (lambda (error)
+                            (declare (ignore error))
+                            (forget-watch node subscription))))
+      (start-hub node)
+      (rpc:on-end call (lambda () (forget-watch node subscription)))
+      (if (for-all-p subscription)
+          (watch-all node subscription (pb:watch-request-revision request))
+          (watch-one node subscription (pb:watch-request-after request))))
+    (when (rpc:call-status call) (forget-watch node subscription))))

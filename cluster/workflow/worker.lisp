@@ -179,7 +179,8 @@ that there is no use in another attempt."
               (pb:report-request-next-kinds request)
               (if (worker-open-p worker) (mapcar #'car (worker-functions worker)) '())))
       (handler-case
-          (return (pb:report-reply-next (ask #'methods:report (worker-channel worker) request nil)))
+          (return (pb:report-reply-next
+                   (ask-once #'methods:report (worker-channel worker) request nil)))
         (workflow-error (condition)
           (cond ((and (too-large-p condition) (not (pb:has-report-request-failure request)))
                  (setf (pb:report-request-then request) '()
@@ -221,7 +222,7 @@ that there is no use in another attempt."
 
 (defun call-claim (worker session)
   "Make the call that claims a task for SESSION, and return it. It is cancelled when WORKER stops."
-  (let ((call (calling:call-async #'methods:claim (worker-channel worker)
+  (let ((call (calling:call-async #'methods:claim (reach-nodes (worker-channel worker))
                                   (pb:make-claim-request
                                    :session session :max-tasks 1
                                    :kinds (mapcar #'car (worker-functions worker))
@@ -316,8 +317,8 @@ by then goes on, and its report is refused. From any thread but the worker's own
       (setf (worker-state worker) :closed)
       (dolist (task (worker-held worker)) (setf (task-lost task) t)))
     (when (worker-session worker)
-      (handler-case (ask #'methods:close-session (worker-channel worker)
-                         (pb:make-close-session-request :session (worker-session worker)) nil)
+      (handler-case (ask-once #'methods:close-session (worker-channel worker)
+                              (pb:make-close-session-request :session (worker-session worker)) nil)
         ;; its channel may have been closed before
         ((or workflow-error misuse) ())))
     (loop:end-background (worker-background worker) :seconds (if done 60 0))

@@ -18,6 +18,7 @@
   (channel nil)                         ; the user's, to the nodes
   (wanted 0)                            ; how many workflows are to be started
   (started 0)                           ; how many were, which was acknowledged
+  (completed 0)                         ; how many have, as far as a watch tells
   (told (make-hash-table :test 'equal)) ; from id to the number of the last change that was told
   (wrong nil)                           ; a text: what was told wrong
   (watcher nil))

@@ -411,10 +411,13 @@ and sessions are looked after all the same."
         (dotimes (i 70)
           (let ((id (format nil "bad~D" i)))
             (put (coerce #(255 255 255) 'base:octets) "state" id)
-            (put "" "index/due" (workflow::time-text i) id)
+            (put "" "index/due" (workflow::shard-of id) (workflow::time-text i) id)
             (put "" "claims" session id)))
         (put "" "index/due" "what?")
-        (put "" "index/due" "later" "w")
+        (put "" "index/due" "0" "what?")
+        (put "" "index/due" "0" "later" "w")
+        (put "" "index/nodes" "nobody")
+        (put "" "date")
         (put "" "index/ready")
         (put (coerce #(255 255 255) 'base:octets) "state" "worse")
         (put "" "index/ready/a/0" (workflow::time-text 1) "worse")
@@ -509,6 +512,29 @@ and sessions are looked after all the same."
               (is (equal (list (pb:task-id again)) (beat (second tasks))))
               (is (null (beat again))))))))))
 
+(part heartbeats-cost-little
+  "One of a worker without tasks asks etcd for its claims, and renews its lease, and nothing else."
+  (with-nodes (node) ()
+    (let ((session (open-a-session node)) (asked 0) (own sb-thread:*current-thread*))
+      (sb-int:encapsulate 'etcd::ask 'count
+                          (lambda (function &rest arguments)
+                            (when (eq own sb-thread:*current-thread*) (incf asked))
+                            (apply function arguments)))
+      (unwind-protect (workflow::note-heartbeat node session #())
+        (sb-int:unencapsulate 'etcd::ask 'count))
+      (is (= 1 asked)))))
+
+(part sessions-are-counted-while-the-watch-begins
+  "Looking at which sessions there are forgets what has ended, and none that is being opened."
+  (with-nodes (node) ()
+    (let ((session (open-a-session node)))
+      (workflow::reserve-session node "abc")
+      (workflow::note-session node "def")
+      (workflow::note-sessions node)
+      (is (equal (list session)
+                 (alexandria:hash-table-keys (workflow::open-sessions node))))
+      (is (= 2 (workflow::node-sessions node))))))
+
 (part sessions-that-are-closed
   (with-nodes (node) ()
     (let ((session (open-a-session node)) (other (open-a-session node)))
@@ -537,7 +563,11 @@ and sessions are looked after all the same."
   "What waits for a time goes on when that comes, though the node that began it is gone; a clock
 that is set forward or back loses nothing."
   (let ((ahead 0) (namespace (new-namespace)))
-    (flet ((nodes (function)
+    (flet ((set-clock-of (node seconds)
+             ;; not more than an hour at once, and it sees each
+             (setf ahead (* seconds 1000000000))
+             (workflow::node-now node))
+           (nodes (function)
              (call-with-nodes 1 function :clock (lambda () (+ (clgrpc.loop:unix-ns) ahead))
                                          :namespace namespace)))
       (nodes (lambda (node)
@@ -550,10 +580,11 @@ that is set forward or back loses nothing."
                (start-workflow node "back" '((:wait 1/2)))
                (is (eq :completed (await-workflow node "back")))
                (is (workflow::running-p (state-of node "later")))
-               (setf ahead (* 3601 1000000000))
+               (set-clock-of node 1000)
+               (set-clock-of node 3601)
                (is (eq :completed (await-workflow node "later")))
                (is (workflow::running-p (state-of node "late")))
-               (setf ahead (* 7201 1000000000))
+               (set-clock-of node 7201)
                (is (eq :failed (await-workflow node "late"))))))))
 
 (part what-has-ended-is-forgotten-by-the-store
@@ -562,7 +593,8 @@ that is set forward or back loses nothing."
     (signal-workflow node "w" "x" "payload")
     (cancel-workflow node "w")
     (is-true (wait-until (lambda ()
-                           (zerop (etcd:count-entries *etcd* :prefix (workflow::node-root node))))))
+                           ;; its own, and the date
+                           (= 2 (etcd:count-entries *etcd* :prefix (workflow::node-root node))))))
     (is-true (start-workflow node "w" '("a")))))
 
 (part watches-of-workflows
@@ -722,12 +754,12 @@ by which changes would be passed by."
       (flet ((watch-from (revision)
                (watch-workflow (constantly nil) node nil :revision revision
                                :on-end (lambda (condition) (setf ended condition)))))
-        (watch-from (1+ next))
+        (watch-from (+ 1000 next))
         (is-true (wait-until (lambda () ended)))
         (is (typep ended 'changes-compacted))
         (setf ended nil)
         (let ((watcher (watch-from next)))
-          (is-true (wait-until (lambda () (workflow::node-watches node))))
+          (is-true (wait-until (lambda () (plusp (workflow::hub-count (workflow::node-hub node))))))
           (sleep 0.2)
           (is-false ended)
           (end-watching watcher))))))
@@ -754,7 +786,7 @@ by which changes would be passed by."
           (signals backlog-full (claim node session '("a") :wait 1))
           (rpc:cancel first))))
     (let ((watcher (watch-workflow (constantly nil) node "w0")))
-      (is-true (wait-until (lambda () (workflow::node-watches node))))
+      (is-true (wait-until (lambda () (plusp (workflow::hub-count (workflow::node-hub node))))))
       (let ((ended nil))
         (watch-workflow (constantly nil) node "w1" :on-end (lambda (condition)
                                                              (setf ended condition)))
@@ -784,12 +816,44 @@ by which changes would be passed by."
                       :held (loop repeat 10001 collect (pb:make-held :id "w" :fence 1)))
                      5))))
 
+(part watches-share-one
+  "However many watch at a node, etcd has one watch for them; they are told what came before, and
+what comes, each once and in order; one peer cannot have them all."
+  (with-nodes (node) (:max-watches-per-peer 40)
+    (let ((told (make-array 40 :initial-element '())) (watchers '())
+          (before (progn (is-true (wait-until (lambda () (workflow::node-index-watch node))))
+                         (watches-of-the-store))))
+      (start-workflow node "w" '((:signal "x") (:signal "x") (:signal "x")))
+      (signal-workflow node "w" "x" nil)
+      (dotimes (i 40)
+        (let ((i i))
+          (push (watch-workflow (lambda (change) (push (pb:change-number change) (svref told i)))
+                                node "w")
+                watchers)))
+      (is-true (wait-until (lambda () (= 40 (workflow::hub-count (workflow::node-hub node))))))
+      (is (<= (watches-of-the-store) (1+ before)))
+      (let ((ended nil))
+        (watch-workflow (constantly nil) node "w" :on-end (lambda (condition)
+                                                            (setf ended condition)))
+        (is-true (wait-until (lambda () ended)))
+        (is (typep ended 'backlog-full))
+        (is (equal "max-watches-per-peer" (workflow-error-limit ended))))
+      (dotimes (i 2) (signal-workflow node "w" "x" nil))
+      (is-true (wait-until (lambda () (every (lambda (numbers) (= 4 (length numbers))) told))))
+      (is (every (lambda (numbers) (equal '(4 3 2 1) numbers)) told))
+      (mapc #'end-watching watchers)
+      (is-true (wait-until (lambda () (zerop (workflow::hub-count (workflow::node-hub node)))))))))
+
+(defun watches-of-the-store ()
+  "How many watches *ETCD* has."
+  (hash-table-count (etcd::multiplex-watches (etcd::multiplex-of *etcd*))))
+
 (part cached-states-of-a-store-that-may-have-gone-back
   "What a node has seen of states it forgets with the watch of the index, which ends with them."
   (with-nodes (node) ()
     (start-workflow node "w" '("a"))
     (is-true (gethash "w" (workflow::node-recent node)))
-    (workflow::wake-timer-queue node
+    (workflow::wake-keeper node
                                 (lambda (wakeup) (setf (workflow::wakeup-lost-watch wakeup) t)))
     (is-true (wait-until (lambda () (null (gethash "w" (workflow::node-recent node))))))))
 
@@ -851,7 +915,8 @@ its namespace; a service that is closed is neither asked nor kept by it."
                                   claims-do-not-wait-though-there-is-something
                                   watches-of-all-say-where-they-go-on
                                   watches-of-workflows watches-whose-function-fails
-                                  watches-from-where-the-store-has-not-been workers-do-steps))
+                                  watches-from-where-the-store-has-not-been watches-share-one
+                                  workers-do-steps))
              (etcd:close-etcd *etcd*)))
       (memory:close-engine engine))))
 

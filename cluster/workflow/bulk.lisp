@@ -1,0 +1,66 @@
+;;;; Changes of many workflows by one decision, several in one transaction, as many as etcd takes.
+;;;; What does not get through together, since others change some of it at the same time, or one
+;;;; cannot be changed, is tried one by one.
+
+(in-package #:clgrpc.workflow)
+
+(defconstant +most-operations+ 120 "Of one transaction; etcd takes 128.")
+(defconstant +bulk-octets+ 1000000 "Of states that one transaction puts; etcd takes 1.5 MB.")
+(defconstant +bulk-page+ 100 "States that are fetched at once.")
+
+(defun bulk-draft (node entry decision)
+  "The draft that DECISION makes of the state in ENTRY, or nil if it changes nothing."
+  (multiple-value-bind (draft changes) (decide node (entry-cached-state entry) decision)
+    (and changes draft)))
+
+(defun bulk-drafts (node ids entries decision)
+  "The drafts that DECISION makes of ENTRIES, the states of the workflows IDS, an alist by id."
+  (loop for id in ids
+        for entry in entries
+        for draft = (and entry (for-one (node id) (bulk-draft node entry decision)))
+        when draft collect (cons id draft)))
+
+(defun next-batch (node drafts)
+  "The operations of the first of DRAFTS that fit into one transaction, and how many they are."
+  (let ((operations '()) (count 0) (operation-count 0) (octets 0))
+    (loop for (nil . draft) in drafts
+          for new = (draft-operations (node-root node) draft)
+          do (incf operation-count (length new))
+             (incf octets (length (draft-octets draft)))
+             (loop for (nil . payload) in (draft-payloads draft) do (incf octets (length payload)))
+          while (or (zerop count)
+                    (and (<= operation-count +most-operations+) (<= octets +bulk-octets+)))
+          do (setf operations (append operations new))
+             (incf count))
+    (values operations count)))
+
+(defun put-batch (node drafts operations)
+  "Put DRAFTS, which are OPERATIONS, into the store. Return false if that was not to be."
+  (handler-case
+      (multiple-value-bind (done results revision)
+          (etcd:transact (node-etcd node)
+                         :when (mapcar (lambda (draft) (unchanged-p node draft)) drafts)
+                         :then operations)
+        (declare (ignore results))
+        (if done
+            (note-put node drafts revision)
+            (note-conflict node drafts))
+        done)
+    (trouble-of-one () nil)))
+
+(defun change-some (node ids decision)
+  "As CHANGE-TOGETHER, of +BULK-PAGE+ at most."
+  (let ((drafts (bulk-drafts node ids (fetch-states node ids) decision)))
+    (loop while drafts
+          do (multiple-value-bind (operations count) (next-batch node drafts)
+               (let ((batch (loop repeat count collect (pop drafts))))
+                 (unless (put-batch node (mapcar #'cdr batch) operations)
+                   (loop for (id) in batch
+                         do (for-one (node id) (change-workflow node id decision)))))))))
+
+(defun change-together (node ids decision)
+  "Have DECISION, a function of a draft, decide about each of the workflows IDS, and put what it
+decides. What cannot be changed is left alone for a while, see FOR-ONE. Signal an ETCD-ERROR or
+SESSION-LOST."
+  (loop while ids
+        do (change-some node (loop repeat +bulk-page+ while ids collect (pop ids)) decision)))

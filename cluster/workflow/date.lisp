@@ -1,0 +1,114 @@
+;;;; The date by which nodes keep times. No machine's clock is believed alone: what a wrong date
+;;;; would make due is deleted, or fails, for good.
+;;;;
+;;;; 1. A node's date runs on with its steady clock, which nobody sets, from what it was.
+;;;; 2. Each node tells the others what its machine's date is, and what the nodes' date is by its
+;;;;    reckoning: the value of its entry among the nodes, which ends with its lease.
+;;;; 3. A node that comes takes over the others' reckoning. One that is alone goes by the date that
+;;;;    the store keeps, which whichever node is first puts there now and then.
+;;;; 4. The date is moved only as far as most machines' dates ask for: to the middle one or, of an
+;;;;    even number, between the middle two, from whichever side it is outside them. So of two
+;;;;    machines that differ neither moves it.
+;;;; 5. A node that is alone goes by its machine's date, but for one that is further off than an
+;;;;    hour: that has to stand for ten minutes first, in which somebody can mend it.
+
+(in-package #:clgrpc.workflow)
+
+(defconstant +date-slack-ms+ 250 "Dates that differ by no more are the same.")
+(defconstant +longest-step-ms+ 3600000 "So far a node that is alone follows its machine's date.")
+(defconstant +proof-ms+ 600000 "So long a date must stand that is further off.")
+(defconstant +longest-outage-ms+ 86400000
+  "A date that is further behind the machine's than this is not taken for that of an outage.")
+
+(defstruct (dates (:constructor make-dates (clock)) (:copier nil))
+  "What a node knows of dates, in milliseconds since 1970. An offset is a date less STEADY-MS."
+  (clock nil :type function :read-only t) ; the machine's: nanoseconds since 1970
+  (lock (sb-thread:make-mutex :name "clgrpc workflow dates") :read-only t) ; of all below
+  (offset nil :type (or null integer))  ; of the nodes' date; nil until it is known
+  (others (make-hash-table :test 'equal) :type hash-table
+          :read-only t) ; from names of other nodes to the offsets of their machines' dates
+  (doubted-ms nil :type (or null integer))) ; since when, steadily, the machine's is far off
+
+(declaim (sb-ext:freeze-type dates))
+
+(defmethod print-object ((dates dates) stream)
+  (print-unreadable-object (dates stream :type t)
+    (format stream "~A of ~D other nodes" (dates-offset dates)
+            (hash-table-count (dates-others dates)))))
+
+(defun steady-ms ()
+  "The time by a clock that nobody sets, which runs on while the machine is suspended."
+  (floor (+ (loop:world-now) (if (loop:simulated-p) 0 (suspended-ns))) 1000000))
+
+(defun machine-ms (dates)
+  "The date of the machine."
+  (floor (the integer (funcall (the function (dates-clock dates)))) 1000000))
+
+(defun middle (offsets)
+  "The middle one of OFFSETS, twice, or the middle two."
+  (let* ((sorted (sort (copy-list offsets) #'<)) (count (length sorted)))
+    (values (elt sorted (floor (1- count) 2)) (elt sorted (floor count 2)))))
+
+(defun lonely-offset (dates own steady)
+  "The offset of a node without others, whose machine's is OWN at STEADY."
+  (let ((offset (dates-offset dates)))
+    (cond ((<= (abs (- own offset)) +longest-step-ms+)
+           (setf (dates-doubted-ms dates) nil)
+           own)
+          ((null (dates-doubted-ms dates))
+           (setf (dates-doubted-ms dates) steady)
+           (log-event :warning :workflow-date-doubted :seconds-off (round (- own offset) 1000))
+           offset)
+          ((< (- steady (dates-doubted-ms dates)) +proof-ms+) offset)
+          (t (setf (dates-doubted-ms dates) nil)
+             own))))
+
+(defun common-offset (dates own)
+  "The offset that most of the machines ask for, of which this one's is OWN."
+  (setf (dates-doubted-ms dates) nil)
+  (multiple-value-bind (low high)
+      (middle (cons own (alexandria:hash-table-values (dates-others dates))))
+    (let ((offset (dates-offset dates)))
+      (cond ((< offset (- low +date-slack-ms+)) low)
+            ((> offset (+ high +date-slack-ms+)) high)
+            (t offset)))))
+
+(defun date-now (dates)
+  "The nodes' date now, as far as DATES say."
+  (sb-thread:with-mutex ((dates-lock dates))
+    (let* ((steady (steady-ms)) (own (- (machine-ms dates) steady)))
+      (+ steady
+         (setf (dates-offset dates)
+               (cond ((null (dates-offset dates)) own)
+                     ((zerop (hash-table-count (dates-others dates)))
+                      (lonely-offset dates own steady))
+                     (t (common-offset dates own))))))))
+
+(defun begin-date (dates others stored)
+  "DATES begin with what the OTHERS reckon, a list of (name its-machine's-date nodes'-date), or if
+there are none with the date STORED, unless that is nil."
+  (let ((machine (machine-ms dates)) (steady (steady-ms)))
+    (sb-thread:with-mutex ((dates-lock dates))
+      (unless (dates-offset dates)
+        (loop for (name ms) in others
+              do (setf (gethash name (dates-others dates)) (- ms steady)))
+        (setf (dates-offset dates)
+              (- (cond (others (values (middle (mapcar #'third others))))
+                       ((or (null stored) (<= stored machine (+ stored +longest-outage-ms+)))
+                        machine)
+                       (t stored))
+                 steady))))))
+
+(defun note-machine (dates name ms)
+  "The machine of the other node NAME has the date MS. Return true if that node is new."
+  (sb-thread:with-mutex ((dates-lock dates))
+    (prog1 (not (nth-value 1 (gethash name (dates-others dates))))
+      (setf (gethash name (dates-others dates)) (- ms (steady-ms))))))
+
+(defun forget-machine (dates name)
+  (sb-thread:with-mutex ((dates-lock dates)) (remhash name (dates-others dates))))
+
+(defun other-nodes (dates)
+  "The names of the other nodes."
+  (sb-thread:with-mutex ((dates-lock dates))
+    (alexandria:hash-table-keys (dates-others dates))))

@@ -1,0 +1,323 @@
+;;;; The keeper: a job of each node that looks after who is there. It gives to others what sessions
+;;;; that have ended had claimed, before all else and apart from timers; keeps the watch of the
+;;;; index, which tells the node of tasks, times, sessions and nodes; keeps the node's entry among
+;;;; the nodes, with its date; counts. It looks when the watch tells of something, and every second.
+;;;;
+;;;; All nodes look after sessions, in different orders. Where two do one thing, the store takes one
+;;;; of the changes, and the other node finds that there is nothing left to do.
+
+(in-package #:clgrpc.workflow)
+
+(defconstant +sweep-seconds+ 30 "How often claims of sessions are looked for that have ended.")
+(defconstant +count-seconds+ 2 "How often workflows and ready tasks are counted,")
+(defconstant +longest-count-seconds+ 60 "and how often at least, where they are many.")
+(defconstant +node-lease-seconds+ 4 "The timers of a node that hangs are others' after this time.")
+(defconstant +date-seconds+ 10 "How often a node tells what its machine's date is.")
+
+(defun wake-keeper (node function)
+  "Call FUNCTION, which changes the wakeup of NODE, under its lock; the keeper looks at it."
+  (let ((wakeup (node-wakeup node)))
+    (sb-thread:with-mutex ((wakeup-lock wakeup)) (funcall function wakeup))
+    (when (node-keeper node) (loop:wake-job (node-keeper node)))))
+
+;;; The watch of the index
+
+(defun note-index-change (node change)
+  "CHANGE is one of the index."
+  (let* ((put (eq :put (etcd:change-kind change)))
+         (parts (rest (key-parts (node-root node) (etcd:entry-key (etcd:change-entry change)))))
+         (name (first parts)) (what (second parts)) (id (first (last parts))))
+    (cond ((null what))                 ; none of ours
+          ((and put (string= "ready" name)) (note-ready node what id))
+          ((and put (string= "due" name))
+           (let ((shard (parse-integer what :radix 16 :junk-allowed t))
+                 (time (and (third parts) (text-time (third parts)))))
+             (when (and shard time (< -1 shard +shards+)) (note-due node shard time))))
+          ((string= "nodes" name) (note-node node what (and put (etcd:change-entry change))))
+          ((string/= "sessions" name))
+          (put (note-session node what))
+          (t (forget-session node what)
+             (end-claims-of node what)
+             (wake-keeper node (lambda (wakeup) (push what (wakeup-ended wakeup))))))))
+
+(defun note-sessions (node)
+  "Note which sessions are open now. Return the revision at which they are."
+  (let* ((prefix (node-key node "index/sessions" "")) (over (open-sessions node))
+         (revision
+           (etcd:map-entries (lambda (entry)
+                               (let ((session (subseq (etcd:entry-key entry) (length prefix))))
+                                 (remhash session over)
+                                 (note-session node session)))
+                             (node-etcd node) :prefix prefix :keys-only t)))
+    (loop for session being the hash-keys of over do (forget-session node session))
+    revision))
+
+(defun end-claims-of-lost-sessions (node)
+  "End claims that wait whose sessions ended while no watch told it."
+  (dolist (session (waiting-sessions (node-task-queue node)))
+    (unless (etcd:fetch (node-etcd node) (session-key node session))
+      (end-claims-of node session))))
+
+(defun watch-index (node)
+  "Watch the index from now on, and look at what has come before."
+  (sb-thread:with-mutex ((wakeup-lock (node-wakeup node)))
+    (setf (wakeup-lost-watch (node-wakeup node)) nil))
+  ;; the store may have gone back
+  (forget-states node)
+  (note-nodes node)
+  (setf (node-index-watch node)
+        (etcd:watch (node-etcd node)
+                    (lambda (changes revision)
+                      (declare (ignore revision))
+                      (dolist (change changes) (note-index-change node change)))
+                    :prefix (node-key node "index/") :after (note-sessions node)
+                    :on-end (lambda (condition)
+                              (declare (ignore condition))
+                              (wake-keeper node (lambda (wakeup)
+                                                       (setf (wakeup-lost-watch wakeup) t)))))))
+
+(defun ensure-index-watch (node)
+  "Watch the index unless it is watched. Return true if it was not."
+  (when (wakeup-lost-watch (node-wakeup node))
+    (handler-bind ((error
+                     (lambda (error)
+                       (declare (ignore error))
+                       (sb-thread:with-mutex ((wakeup-lock (node-wakeup node)))
+                         (setf (wakeup-lost-watch (node-wakeup node)) t)))))
+      (watch-index node))
+    (retry-all-claims node)
+    (end-claims-of-lost-sessions node)
+    t))
+
+;;; Sessions that have ended
+
+(defun do-ended-sessions (node)
+  "Give to others what the sessions had claimed that the watch says have ended."
+  (let ((wakeup (node-wakeup node)))
+    (flet ((next-ended ()
+             (sb-thread:with-mutex ((wakeup-lock wakeup)) (pop (wakeup-ended wakeup)))))
+      (loop for session = (next-ended)
+            while session
+            do (handler-bind ((etcd:etcd-error ; until the store is back
+                                (lambda (error)
+                                  (declare (ignore error))
+                                  (sb-thread:with-mutex ((wakeup-lock wakeup))
+                                    (push session (wakeup-ended wakeup))))))
+                 (end-session-claims node session))))))
+
+(defun claiming-sessions (node)
+  "The sessions that have claimed tasks."
+  (let ((prefix (node-key node "claims" "")) (sessions '()))
+    (etcd:map-entries (lambda (entry)
+                        (let ((session (first (key-parts prefix (etcd:entry-key entry)))))
+                          (unless (equal session (first sessions)) (push session sessions))))
+                      (node-etcd node) :prefix prefix :keys-only t)
+    sessions))
+
+(defun sweep-sessions (node)
+  "Give to others what sessions had claimed that ended when no node watched."
+  (dolist (session (claiming-sessions node))
+    (unless (etcd:fetch (node-etcd node) (session-key node session))
+      (end-session-claims node session))))
+
+;;; The nodes
+
+(defun own-name (node)
+  "The name of NODE's entry among the nodes, or nil while it has none."
+  (let ((lease (membership-lease (node-membership node))))
+    (and lease (format nil "~(~X~)" (etcd:lease-id lease)))))
+
+(defun share-out-shards (node)
+  "Of all shards those are NODE's whose turn it is among the names of all nodes."
+  (let ((own (own-name node)))
+    (own-shards node
+                (and own
+                     (let ((names (sort (cons own (other-nodes (node-dates node))) #'string<)))
+                       (loop for shard from (position own names :test #'string=) below +shards+
+                               by (length names)
+                             collect shard))))))
+
+(defun note-node (node name entry)
+  "The node NAME is there, with what ENTRY has, or is gone if that is nil."
+  (let ((dates (node-dates node)) (ms nil))
+    (cond ((equal name (own-name node)) (return-from note-node))
+          ((null entry) (forget-machine dates name))
+          ((setf ms (first (entry-dates entry)))
+           (unless (note-machine dates name ms) (return-from note-node)))
+          (t (return-from note-node)))
+    (wake-keeper node (lambda (wakeup) (setf (wakeup-newcomer wakeup) t)))))
+
+(defun note-nodes (node)
+  "Note which nodes there are now."
+  (let* ((prefix (node-key node "index/nodes" ""))
+         (entries (etcd:fetch-entries (node-etcd node) :prefix prefix))
+         (names (loop for entry in entries
+                      collect (subseq (etcd:entry-key entry) (length prefix)))))
+    (dolist (name (set-difference (other-nodes (node-dates node)) names :test #'string=))
+      (note-node node name nil))
+    (loop for entry in entries
+          for name in names
+          do (note-node node name entry))))
+
+(defun ensure-lease (node)
+  "Have NODE have a lease for its entry. Return true if that is a new one."
+  (let* ((membership (node-membership node)) (lease (membership-lease membership)))
+    (unless (and lease (etcd:lease-alive-p lease))
+      (setf (membership-lease membership) nil)
+      (setf (membership-lease membership)
+            (etcd:grant-lease (node-etcd node) +node-lease-seconds+))
+      (share-out-shards node)
+      t)))
+
+(defun date-changed-p (node)
+  "True if what NODE has told of its machine's date is so no more, or old."
+  (let* ((membership (node-membership node)) (told (membership-told-ms membership)))
+    (or (null told)
+        (let ((passed (- (steady-ms) (membership-told-steady-ms membership))))
+          (or (<= (* 1000 +date-seconds+) passed)
+              (< +date-slack-ms+
+                 (abs (- (machine-ms (node-dates node)) told passed))))))))
+
+(defun tell-date (node)
+  "Tell the other nodes of NODE's machine's date; the first of all keeps the nodes' date in the
+store."
+  (let* ((membership (node-membership node)) (own (own-name node)) (now (node-now node))
+         (machine (machine-ms (node-dates node))))
+    (etcd:put (node-etcd node) (node-key node "index/nodes" own) (format nil "~D ~D" machine now)
+              :lease (membership-lease membership))
+    (when (every (lambda (name) (string< own name)) (other-nodes (node-dates node)))
+      (etcd:put (node-etcd node) (node-key node "date") (princ-to-string now)))
+    (setf (membership-told-ms membership) machine
+          (membership-told-steady-ms membership) (steady-ms))))
+
+(defun keep-membership (node)
+  "Have NODE be one of the nodes, and tell them its date if it is to."
+  (let* ((wakeup (node-wakeup node))
+         (newcomer (sb-thread:with-mutex ((wakeup-lock wakeup))
+                     (shiftf (wakeup-newcomer wakeup) nil))))
+    (when newcomer (share-out-shards node))
+    (when (or (ensure-lease node) newcomer (date-changed-p node)) (tell-date node))))
+
+(defun leave-nodes (node)
+  "NODE is closing: its shards are others' at once, if the store answers soon."
+  (let ((lease (shiftf (membership-lease (node-membership node)) nil)))
+    (when lease
+      (handler-case (etcd:revoke-lease lease :timeout 1)
+        (etcd:etcd-error ())))))
+
+;;; The job
+
+(defun count-seconds (node)
+  "How long to wait between counts: they are to cost little however much there is."
+  (max +count-seconds+ (min +longest-count-seconds+ (* 100 (node-count-seconds node)))))
+
+(defun count-node (node)
+  (let ((begin (loop:world-now)))
+    (count-workflows node)
+    (setf (node-count-seconds node) (ns-seconds (- (loop:world-now) begin)))))
+
+(defun count-workflows (node)
+  (setf (node-running node) (etcd:count-entries (node-etcd node)
+                                                :prefix (node-key node "by" "running" ""))
+        (node-ready node) (etcd:count-entries (node-etcd node)
+                                              :prefix (node-key node "index/ready" ""))))
+
+(defun report-health (node status)
+  (when (node-health node)
+    (services:set-health-status (node-health node) "clgrpc.workflow.v1.Workflow" status)))
+
+(defun run-keeper (node due)
+  "Do what there is to do at NODE. DUE is a function of a name and seconds: true if so many have
+passed since it was last so."
+  (ensure-date node)
+  (let ((new (ensure-index-watch node)))
+    (do-ended-sessions node)
+    (keep-membership node)
+    (when new (look-at-all-timers node))
+    (when (or new (funcall due :sweep +sweep-seconds+)) (sweep-sessions node))
+    (when (or new (funcall due :count (count-seconds node))) (count-node node))))
+
+(defun make-due ()
+  "A function as RUN-KEEPER takes it."
+  (let ((times '()))
+    (lambda (name seconds)
+      (let ((now (loop:world-now)) (last (getf times name)))
+        (when (or (null last) (<= (+ last (seconds-ns seconds)) now))
+          (setf (getf times name) now)
+          t)))))
+
+(defun attend-keeper (node due)
+  "What the keeper does; DUE is for RUN-KEEPER. Return the seconds until it looks again. What the
+store does not do now is done when it is back."
+  (handler-case (progn (run-keeper node due)
+                       (loop:tell-recovery (node-keeper node) :workflow-store-back)
+                       (report-health node :serving))
+    ((or etcd:etcd-error workflow-error) (condition)
+      (loop:tell-failure (node-keeper node) :workflow-store-trouble condition)
+      (report-health node :not-serving))
+    (error (condition)
+      (log-event :error :workflow-clock-error :condition (princ-to-string condition))))
+  +longest-sleep-seconds+)
+
+(defun sweep-now-and-then (node)
+  "What the job does that looks after others' timers. Return when it does so again."
+  (handler-case (when (node-keeper node) (sweep-timers node))
+    ((or etcd:etcd-error workflow-error) ()))
+  +sweep-seconds+)
+
+(defun begin-jobs (node)
+  "Have NODE do what nobody calls for."
+  (let ((etcd (node-etcd node)) (due (make-due)))
+    (setf (task-queue-idle (node-task-queue node)) (loop repeat +claimers+
+                                                         collect (new-claimer node))
+          (node-timers node) (loop repeat +timer-jobs+
+                                   collect (etcd:add-job etcd (lambda () (run-timers node))))
+          (node-keeper node) (etcd:add-job etcd (lambda () (attend-keeper node due)))
+          (node-jobs node) (list* (node-keeper node)
+                                  (etcd:add-job etcd (lambda () (sweep-now-and-then node)))
+                                  (append (node-timers node)
+                                          (task-queue-idle (node-task-queue node)))))
+    (mapc #'loop:wake-job (subseq (node-jobs node) 0 2))))
+
+(defun make-workflow-service (etcd &rest limits &key (namespace "default") metrics health clock
+                              &allow-other-keys)
+  "Return a service of workflows, to be given to START-SERVER, whose store is ETCD, of MAKE-ETCD.
+Any number of nodes serve the workflows of one NAMESPACE, a string, which is part of every key.
+METRICS are what MAKE-METRICS returned, to be counted in; HEALTH is a HEALTH-SERVICE, told whether
+the store answers. CLOCK is a function that returns the time in nanoseconds since 1970, by default
+the machine's: timers and deadlines are kept by it.
+Limits, for this node: :max-payload-octets (1000000) of inputs, a result, a signal; :max-steps
+(256), :max-changes (5000), :max-state-octets (400000), which its steps and what is known of them
+take, and :max-signals (100), which wait, of a workflow; :max-running (1000000) workflows;
+:max-sessions (100000); :max-waiting-claims (10000); :max-watches (20000), and :max-watches-per-peer
+(10000) of one address; :max-tasks (16) of a claim;
+:retention-seconds (a week; nil for ever) for which a workflow that has ended is kept.
+It has threads from now on; end them with CLOSE-WORKFLOW-SERVICE, or by stopping its server. ETCD
+need not be reachable yet. Signal MISUSE for a wrong namespace. From any thread."
+  (let* ((node (make-instance 'workflow-service
+                              :etcd etcd :namespace namespace :root (root-of namespace)
+                              :health health
+                              :clock (or clock #'loop:unix-ns)
+                              :limits (apply #'make-limits
+                                             (alexandria:remove-from-plist
+                                              limits :namespace :metrics :health :clock)))))
+    (begin-counting node metrics)
+    (begin-jobs node)
+    node))
+
+(defun close-workflow-service (service)
+  "End SERVICE, of MAKE-WORKFLOW-SERVICE: claims and watches that wait end, its threads end. Its
+store is not closed. Nothing of its workflows is lost; other nodes go on with them. From any thread
+but its own."
+  (end-counting service)
+  (close-task-queue service)
+  (end-watches service)
+  (stop-hub (node-hub service))
+  (mapc #'loop:end-job (node-jobs service))
+  (leave-nodes service)
+  (when (node-index-watch service)
+    (etcd:cancel-watch (shiftf (node-index-watch service) nil)))
+  ;; by which the service was called as an object
+  (let ((channel (method:direct-channel service)))
+    (when channel (calling:close-channel channel)))
+  nil)
