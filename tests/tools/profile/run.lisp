@@ -49,13 +49,22 @@
   (loop for name in '("phases" "areas")
         always (<= (- 1 margin) (share-of-sum cpu name) (+ 1 margin))))
 
+(defun distance-of-sums (profile)
+  (abs (- 1 (share-of-sum (profile::member-of profile "cpu") "phases"))))
+
 (defun profile-of-a-server ()
   "The best of five profiles: on a machine that others use too, perf loses samples."
-  (loop repeat 5
-        for profile = (run-profile "--seconds" "2" "--" "serve" "bench")
-        when (sums-near-p (profile::member-of profile "cpu") 0.03)
-          return profile
-        finally (return profile)))
+  (let ((best nil))
+    (loop repeat 5
+          for profile = (run-profile "--seconds" "2" "--" "serve" "bench")
+          do (when (or (null best) (< (distance-of-sums profile) (distance-of-sums best)))
+               (setf best profile))
+          until (sums-near-p (profile::member-of best "cpu") 0.03))
+    best))
+
+(defun samples-of (cpu name)
+  "What the rows NAME of CPU add up to, without what lies between samples."
+  (- (profile::total-ns (profile::member-of cpu name)) (profile::member-of cpu "betweenNs")))
 
 (test a-profile-of-a-server
   (unless (profile::perf-there-p)
@@ -67,7 +76,8 @@
     (is (<= 0.98 (profile::member-of cpu "explained")))
     (is (<= (/ (profile::member-of cpu "unknownFrames") (profile::member-of cpu "frames"))
             0.02))
-    (is-true (sums-near-p cpu 0.35))
+    ;; each sample is in one area and in one phase, however many perf has lost
+    (is (= (profile::member-of cpu "sampledNs") (samples-of cpu "areas") (samples-of cpu "phases")))
     (unless (sums-near-p cpu 0.03)
       (support:skip-on-slow-machine "perf has lost samples: phases are ~,2F of what was used"
                                     (share-of-sum cpu "phases")))
