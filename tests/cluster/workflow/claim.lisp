@@ -60,11 +60,18 @@ are woken, from the last kind on, and half end, the last first."
     (is (zerop (workflow::task-queue-parked task-queue)))
     (values (- (base:thread-time-ns) since) (- (sb-ext:get-bytes-consed) octets))))
 
+(defun least-cost-of-claims (count)
+  "As COST-OF-CLAIMS, the least of three."
+  (loop repeat 3
+        for (ns octets) = (multiple-value-list (cost-of-claims count))
+        minimize ns into least-ns
+        minimize octets into least-octets
+        finally (return (values least-ns least-octets))))
+
 (test a-claim-costs-the-same-however-many-wait
   "With eight times as many all takes eight times as long, not 64 times."
-  (cost-of-claims 1000)
-  (multiple-value-bind (few few-octets) (cost-of-claims 1000)
-    (multiple-value-bind (many many-octets) (cost-of-claims 8000)
+  (multiple-value-bind (few few-octets) (least-cost-of-claims 1000)
+    (multiple-value-bind (many many-octets) (least-cost-of-claims 8000)
       (is (< many (* 24 few)) "~D and ~D ns" few many)
       (is (< many-octets (* 16 few-octets)) "~D and ~D octets" few-octets many-octets))))
 
@@ -80,6 +87,6 @@ are woken, from the last kind on, and half end, the last first."
 (test too-many-kinds-are-refused-unseen
   "A claim of 30,000 kinds, 150 KB, costs little; to see which are the same would take 5 s, and a
 message has room for a million."
-  (cost-of-kinds 1000)
-  (let ((few (cost-of-kinds 1000)) (many (cost-of-kinds 30000)))
-    (is (< many (+ 200000000 (* 30 few))) "~D and ~D ns" few many)))
+  (flet ((least (count) (loop repeat 3 minimize (cost-of-kinds count))))
+    (let ((few (least 1000)) (many (least 30000)))
+      (is (< many (+ 200000000 (* 30 few))) "~D and ~D ns" few many))))
