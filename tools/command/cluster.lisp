@@ -53,42 +53,16 @@ not nil. Gives up TIMEOUT seconds after the last node went that could be reached
          (return-from watching)))
      channel :revision revision :patience-seconds timeout)))
 
-(defun milliseconds-text (unix-ms)
-  "UNIX-MS in UTC, or \"\" for 0."
-  (if (zerop unix-ms) "" (time-text (grpc:unix-time-timestamp (/ unix-ms 1000)))))
-
-(defun workflow-row (summary)
-  "What a table tells of SUMMARY, of a workflow."
-  (list (workflow-v1:workflow-summary-id summary) (workflow-v1:workflow-summary-type summary)
-        (string-downcase (workflow-v1:workflow-summary-status summary))
-        (format nil "~D/~D" (workflow-v1:workflow-summary-current summary)
-                (workflow-v1:workflow-summary-steps summary))
-        (workflow-v1:workflow-summary-step summary)
-        (milliseconds-text (workflow-v1:workflow-summary-started-unix-ms summary))
-        (milliseconds-text (workflow-v1:workflow-summary-ended-unix-ms summary))
-        (workflow-v1:workflow-summary-reason summary)))
-
-(defun show-workflows (channel status json count timeout)
-  "Print the workflows of STATUS, at most COUNT unless that is nil."
-  (let ((rows '()) (shown 0))
-    (block listing
-      (workflow:map-workflows
-       (lambda (summary)
-         (when (and count (< count (incf shown))) (return-from listing))
-         (if json
-             (format t "~A~%" (grpc:message-json summary))
-             (push (workflow-row summary) rows)))
-       channel :status status :timeout timeout))
-    (unless json
-      (write-table '("ID" "TYPE" "STATUS" "STEP" "NAME" "STARTED" "ENDED" "REASON")
-                   (nreverse rows)))))
-
 (define-command "cluster"
-    (((what "members|watch|workflows" (choice-parser :members :watch :workflows)
-            "The members there are; what becomes of them from now on, a line for each change; or
-      the workflows of the node's namespace.")
+    (((what "members|watch|workflows|show|start|signal|cancel"
+            (choice-parser :members :watch :workflows :show :start :signal :cancel)
+            "The members there are; what becomes of them from now on, a line for each change; the
+      workflows of the node's namespace; one of these with its steps and its history; or have one
+      start, give it a signal, cancel it.")
       (address "ADDRESS" (address-parser 1)
-               "Where a node serves, or several: ipv4:10.0.0.1:50051,10.0.0.2:50051."))
+               "Where a node serves, or several: ipv4:10.0.0.1:50051,10.0.0.2:50051.")
+      (id "[ID]" #'identity "Which workflow.")
+      (name "[SIGNAL]" #'identity "Which signal."))
      ((json "[true|false]" #'parse-boolean nil
             "Print the answers in JSON, those of watch and each workflow in a line of its own.")
       (stale "[true|false]" #'parse-boolean nil
@@ -97,14 +71,26 @@ not nil. Gives up TIMEOUT seconds after the last node went that could be reached
                 "Watch from this revision on, instead of beginning with all members.")
       (status "STATUS" (choice-parser :any :running :completed :failed :cancelled) :any
               "Show workflows of this status.")
+      ((task "--task") "KIND" #'identity '()
+       "Start a workflow of this task; may be given several times, for one after another.")
+      (request "JSON" #'identity nil
+               "Start this instead, a clgrpc.workflow.v1.StartRequest without id; @ reads it from
+      the standard input.")
+      (input "TEXT" #'identity nil
+             "What the first step gets, or what the signal brings; @ reads it from the standard
+      input.")
+      (reason "TEXT" #'identity "" "Why it is cancelled.")
       (count "N" (integer-parser 1 (expt 10 9)) nil
              "Stop watching after so many changes; show so many workflows at most.")
       (timeout "DURATION" #'parse-seconds 10
                "How long an answer is waited for; of watch, how long no node may be reached.")
       client-tls))
     "Show the members of a cluster or its workflows, or watch the members: each change is printed
-once, also if the node that is asked goes and another of ADDRESS can be reached. Exits with 0; with
-1 if no node has answered in time; with 2 if the arguments are wrong."
+once, also if the node that is asked goes and another of ADDRESS can be reached. Start, signal,
+cancel and show one workflow. Exits with 0, also if the workflow had been started alike before; with
+1 if no node has answered in time, or what was asked was refused; with 2 if the arguments are
+wrong."
+  (check-workflow-arguments what id name task request)
   (grpc:with-channel (channel address
                       :credentials (client-credentials tls-ca tls-cert tls-key tls-name)
                       ;; so that one that hangs is left while another may be reached
@@ -112,5 +98,10 @@ once, also if the node that is asked goes and another of ADDRESS can be reached.
     (ecase what
       (:members (show-members channel stale json timeout))
       (:watch (watch-cluster channel revision json count timeout))
-      (:workflows (show-workflows channel status json count timeout))))
+      (:workflows (show-workflows channel status json count timeout))
+      (:show (show-workflow channel id json timeout))
+      (:start (start-a-workflow channel id (start-request task request) (argument-text input)
+                                timeout))
+      (:signal (workflow:signal-workflow channel id name (argument-text input) :timeout timeout))
+      (:cancel (workflow:cancel-workflow channel id :reason reason :timeout timeout))))
   0)

@@ -70,6 +70,42 @@
       ;; with its worker and its store
       (is (eql 0 (support:terminate-program ada))))))
 
+(test workflows-by-the-command-line
+  "They are started, signalled, cancelled and shown; what is wrong ends with 1, or 2 where no node is
+asked."
+  (with-cluster-node (ada address "ada" "memory" "--worker")
+    (flet ((said (code what &rest arguments)
+             (multiple-value-bind (actual output)
+                 (apply #'run-line "cluster" what address arguments)
+               (is (= code actual) "~A ~S: ~A" what arguments output)
+               output))
+           (awaited (status id)
+             (loop repeat 400
+                   thereis (search (format nil "\"status\": \"~A\"" status)
+                                   (nth-value 1 (run-line "cluster" "show" address id "--json")))
+                   do (sleep 0.05))))
+      (let ((request (format nil "{\"type\": \"trial\", \"steps\": [~A, ~A]}"
+                             "{\"signal\": \"go\"}" "{\"task\": \"echo\"}")))
+        (is (search "w1 started" (said 0 "start" "w1" "--request" request)))
+        (is (search "was started before" (said 0 "start" "w1" "--request" request))))
+      (said 0 "signal" "w1" "go" "--input" "hello")
+      (is-true (awaited "COMPLETED" "w1"))
+      (let ((output (said 0 "show" "w1")))
+        (dolist (text '("trial" "completed" "echo" "step-claimed" "signalled"))
+          (is (search text output) "~A is not in ~A" text output)))
+      (is (search "w2 started" (said 0 "start" "w2" "--task" "sleep" "--task" "echo"
+                                     "--input" "3600")))
+      (said 1 "start" "w2" "--task" "echo")
+      (said 0 "cancel" "w2" "--reason" "no more")
+      (is-true (awaited "CANCELLED" "w2"))
+      (is (search "no more" (said 0 "show" "w2")))
+      (said 1 "show" "nobody")
+      (said 1 "signal" "w2" "go")
+      (dolist (wrong '(("show") ("start" "w") ("signal" "w")
+                       ("start" "w" "--task" "echo" "--request" "{}")
+                       ("start" "w" "--request" "{")))
+        (apply #'said 2 wrong)))))
+
 (defun shown-generation (address name)
   "The generation of the member NAME that the node at ADDRESS tells, or nil."
   (loop for line in (uiop:split-string (nth-value 1 (run-line "cluster" "members" address))

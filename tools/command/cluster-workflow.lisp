@@ -1,0 +1,122 @@
+;;;; What `cluster` does with workflows: shows them as tables or JSON, starts them.
+
+(in-package #:clgrpc.tools)
+
+(defun milliseconds-text (unix-ms)
+  "UNIX-MS in UTC, or \"\" for 0."
+  (if (zerop unix-ms) "" (time-text (grpc:unix-time-timestamp (/ unix-ms 1000)))))
+
+(defun workflow-row (summary)
+  "What a table tells of SUMMARY, of a workflow."
+  (list (workflow-v1:workflow-summary-id summary) (workflow-v1:workflow-summary-type summary)
+        (string-downcase (workflow-v1:workflow-summary-status summary))
+        (format nil "~D/~D" (workflow-v1:workflow-summary-current summary)
+                (workflow-v1:workflow-summary-steps summary))
+        (workflow-v1:workflow-summary-step summary)
+        (milliseconds-text (workflow-v1:workflow-summary-started-unix-ms summary))
+        (milliseconds-text (workflow-v1:workflow-summary-ended-unix-ms summary))
+        (workflow-v1:workflow-summary-reason summary)))
+
+(defun show-workflows (channel status json count timeout)
+  "Print the workflows of STATUS, at most COUNT unless that is nil."
+  (let ((rows '()) (shown 0))
+    (block listing
+      (workflow:map-workflows
+       (lambda (summary)
+         (when (and count (< count (incf shown))) (return-from listing))
+         (if json
+             (format t "~A~%" (grpc:message-json summary))
+             (push (workflow-row summary) rows)))
+       channel :status status :timeout timeout))
+    (unless json
+      (write-table '("ID" "TYPE" "STATUS" "STEP" "NAME" "STARTED" "ENDED" "REASON")
+                   (nreverse rows)))))
+
+
+;;; One of them
+
+(defun step-name (step)
+  "What STEP, a Step, is called in tables."
+  (or (find "" (list (workflow-v1:step-name step) (workflow-v1:step-task step)
+                     (workflow-v1:step-signal step))
+            :test #'string/=)
+      "wait"))
+
+(defun step-row (state)
+  "What a table tells of STATE, of a step."
+  (list (workflow-v1:step-state-number state)
+        (step-name (workflow-v1:step-state-step state))
+        (string-downcase (workflow-v1:step-state-status state))
+        (workflow-v1:step-state-attempts state)
+        (milliseconds-text (workflow-v1:step-state-begun-unix-ms state))
+        (milliseconds-text (workflow-v1:step-state-ended-unix-ms state))
+        (workflow-v1:step-state-error state)))
+
+(defun event-rows (change)
+  "What a table tells of CHANGE, a row for each of its events."
+  (loop for event across (workflow-v1:change-events change)
+        collect (list (workflow-v1:change-number change)
+                      (milliseconds-text (workflow-v1:change-unix-ms change))
+                      (string-downcase (workflow-v1:event-kind event))
+                      (workflow-v1:event-step event)
+                      (workflow-v1:event-text event))))
+
+(defun write-workflow (reply)
+  "Print what REPLY, a GetWorkflowStateReply, tells."
+  (let ((state (workflow-v1:get-workflow-state-reply-state reply)))
+    (flet ((text (string) (and (string/= "" string) string)))
+      (write-facts "id" (workflow-v1:workflow-state-id state)
+                   "type" (text (workflow-v1:workflow-state-type state))
+                   "status" (string-downcase (workflow-v1:workflow-state-status state))
+                   "reason" (text (workflow-v1:workflow-state-reason state))
+                   "started" (milliseconds-text (workflow-v1:workflow-state-started-unix-ms state))
+                   "ended" (text (milliseconds-text
+                                  (workflow-v1:workflow-state-ended-unix-ms state)))))
+    (terpri)
+    (write-table '("STEP" "NAME" "STATUS" "ATTEMPTS" "BEGUN" "ENDED" "ERROR")
+                 (map 'list #'step-row (workflow-v1:workflow-state-steps state)))
+    (terpri)
+    (write-table '("CHANGE" "TIME" "EVENT" "STEP" "TEXT")
+                 (loop for change across (workflow-v1:get-workflow-state-reply-history reply)
+                       append (event-rows change)))))
+
+(defun show-workflow (channel id json timeout)
+  "Print what is known of the workflow ID."
+  (let ((reply (workflow:workflow-state channel id :history t :timeout timeout)))
+    (if json
+        (format t "~A~%" (grpc:message-json reply :indent 2))
+        (write-workflow reply))))
+
+;;; What is asked for one
+
+(defun check-workflow-arguments (what id name tasks request)
+  "Refuse ID, NAME, TASKS and REQUEST unless they go with WHAT."
+  (when (and (member what '(:show :start :signal :cancel)) (null id))
+    (refuse "the ID of a workflow is missing"))
+  (when (and (eq what :signal) (null name)) (refuse "the name of the signal is missing"))
+  (when (and (eq what :start) (eq (null tasks) (null request)))
+    (refuse "a workflow is started with --task or with --request")))
+
+(defun argument-text (argument)
+  "What ARGUMENT says, or nil: itself, or the standard input if it is @."
+  (if (equal argument "@") (uiop:slurp-stream-string *standard-input*) argument))
+
+(defun start-request (tasks request)
+  "The StartRequest of the TASKS, or the one that REQUEST says, which is the ARGUMENT-TEXT of JSON."
+  (if request
+      (handler-case (grpc:parse-json-message 'workflow-v1:start-request (argument-text request))
+        (grpc:protobuf-error (error) (refuse "--request: ~A" error)))
+      (workflow-v1:make-start-request
+       :steps (loop for task in tasks collect (workflow-v1:make-step :task task)))))
+
+(defun start-a-workflow (channel id request input timeout)
+  "Have the workflow ID start as REQUEST says, with INPUT unless that is nil, and print whether it
+has begun by that."
+  (let ((ms (workflow-v1:start-request-timeout-ms request)))
+    (format t "~A ~:[was started before~;started~]~%" (shown id)
+            (workflow:start-workflow channel id
+                                     (coerce (workflow-v1:start-request-steps request) 'list)
+                                     :type (workflow-v1:start-request-type request)
+                                     :input (or input (workflow-v1:start-request-input request))
+                                     :timeout (and (plusp ms) (/ ms 1000))
+                                     :call-timeout timeout))))
