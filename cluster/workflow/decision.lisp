@@ -260,16 +260,16 @@ another one."
         (pb:step-state-status step) status
         (pb:step-state-due-unix-ms step) due))
 
-(defun pause-ms (step chance)
-  "How long STEP, a StepState, waits after its last attempt, which has failed: its back-off, from
-half of it to all as CHANCE, from 0 to 1, says."
+(defun pause-ms (step count chance)
+  "How long STEP, a StepState, waits after COUNT attempts, the last of which has come to nothing:
+its back-off, from half of it to all as CHANCE, from 0 to 1, says."
   (flet ((given (number default) (if (zerop number) default number)))
     (let* ((step-definition (pb:step-state-step step))
            (first (given (pb:step-backoff-ms step-definition) +default-backoff-ms+))
            (most (given (pb:step-max-backoff-ms step-definition) +default-max-backoff-ms+))
            (factor (rational (given (pb:step-backoff-factor step-definition) 2)))
            (pause first))
-      (loop repeat (1- (max 1 (pb:step-state-attempts step)))
+      (loop repeat (1- (max 1 count))
             while (< pause most)
             do (setf pause (* pause factor)))
       (max 1 (round (* (min pause (max first most)) (+ 1/2 (/ (rational chance) 2))))))))
@@ -278,19 +278,34 @@ half of it to all as CHANCE, from 0 to 1, says."
   (let ((most (pb:step-max-attempts (pb:step-state-step step))))
     (< (pb:step-state-attempts step) (if (zerop most) +default-attempts+ most))))
 
-(defun retry-step (draft step kind text &key pause)
-  "The attempt of STEP has come to nothing, as TEXT says: an event of KIND. There is another one, at
-once or, with PAUSE, after a pause; if there may be no more, the step fails."
-  (setf (pb:step-state-error step) (short-text text))
+(defun pause-step (draft step count)
+  "STEP is left alone for a while after COUNT attempts that have come to nothing."
+  (leave-claim draft step :pausing
+               :due (later (draft-now draft) (pause-ms step count (draft-chance draft)))))
+
+(defun retry-step (draft step kind text)
+  "The attempt of STEP has failed, as TEXT says: an event of KIND. There is another one after a
+pause; if there may be no more, the step fails."
+  (setf (pb:step-state-error step) (short-text text)
+        (pb:step-state-losses step) 0
+        (pb:step-state-given-back step) 0)
   (cond ((not (attempts-left-p step))
          (fail-at-step draft step (format nil "~A (attempt ~D, the last)" text
                                           (pb:step-state-attempts step))))
         (t (add-event draft kind :step step :text text
                                  :fence (pb:workflow-state-fence (draft-state draft)))
-           (if pause
-               (leave-claim draft step :pausing
-                            :due (later (draft-now draft) (pause-ms step (draft-chance draft))))
-               (leave-claim draft step :ready)))))
+           (pause-step draft step (pb:step-state-attempts step)))))
+
+(defun undo-claim (draft step)
+  "The claim of STEP has come to nothing, which is not STEP's fault as far as is known: it was no
+attempt. Others get it: the first times in a row at once, then after pauses, so that what ends its
+workers is not always among what they do, and what nobody wants is not given back for ever."
+  (decf (pb:step-state-attempts step))
+  (let ((count (- (+ (pb:step-state-losses step) (pb:step-state-given-back step))
+                  +free-losses+)))
+    (if (plusp count)
+        (pause-step draft step count)
+        (leave-claim draft step :ready))))
 
 ;;; Reports
 
@@ -310,9 +325,11 @@ once or, with PAUSE, after a pause; if there may be no more, the step fails."
                      (pb:workflow-state-fence state))))))
 
 (defun note-recorded (step fence digest)
-  (setf (pb:step-state-recorded step)
-        (concatenate 'vector (pb:step-state-recorded step)
-                     (list (pb:make-recorded :fence fence :digest digest)))))
+  (let* ((recorded (pb:step-state-recorded step))
+         (begin (max 0 (- (length recorded) (1- +most-recorded+)))))
+    (setf (pb:step-state-recorded step)
+          (concatenate 'vector (subseq recorded begin)
+                       (list (pb:make-recorded :fence fence :digest digest))))))
 
 (defun claim-next (draft fence session kinds)
   "SESSION, which has reported the claim FENCE by DRAFT, claims the task that is under way now, if
@@ -352,7 +369,7 @@ it is one of KINDS."
         (note-recorded step fence digest)
         (if permanent
             (fail-at-step draft step text)
-            (retry-step draft step :attempt-failed text :pause t))
+            (retry-step draft step :attempt-failed text))
         t))))
 
 (defun give-back (draft fence)
@@ -361,9 +378,9 @@ it is one of KINDS."
     (when (check-fence draft fence digest)
       (let ((step (draft-step draft)))
         (note-recorded step fence digest)
-        (leave-claim draft step :ready)
-        (decf (pb:step-state-attempts step))
         (add-event draft :attempt-given-back :step step :fence fence)
+        (incf (pb:step-state-given-back step))
+        (undo-claim draft step)
         t))))
 
 (defun held-by-p (state session)
@@ -372,12 +389,20 @@ it is one of KINDS."
        (string= session (pb:workflow-state-session state))))
 
 (defun lose-claim (draft session fence)
-  "SESSION has ended, or does not know of its claim FENCE (any, if that is nil): others get it."
-  (let ((state (draft-state draft)))
+  "SESSION has ended, or does not know of its claim FENCE (any, if that is nil): others get it. It
+does not count as an attempt, since who has lost it may have lost it with much else; but a step that
+is lost again and again fails, since it may be what ends its workers."
+  (let ((state (draft-state draft)) (step (draft-step draft)))
     (when (and (held-by-p state session)
                (or (null fence) (= fence (pb:workflow-state-fence state))))
-      (retry-step draft (draft-step draft) :attempt-lost
-                  (format nil "the session ~A has ended or lost the task" session))
+      (let ((text (format nil "the session ~A has ended or lost the task" session)))
+        (add-event draft :attempt-lost :step step :text text
+                                       :fence (pb:workflow-state-fence state))
+        (setf (pb:step-state-error step) (short-text text))
+        (if (< (incf (pb:step-state-losses step)) +most-losses+)
+            (undo-claim draft step)
+            (fail-at-step draft step (format nil "~A (the loss ~D in a row)" text
+                                             (pb:step-state-losses step)))))
       t)))
 
 ;;; What its users say
@@ -451,7 +476,7 @@ is to come then."
           (:workflow-late (fail-at-step draft step "the time of the workflow is over"))
           (:step-late (fail-at-step draft step "its time is over"))
           (:attempt-late
-           (retry-step draft step :attempt-lost "the time of the attempt was over" :pause t))
+           (retry-step draft step :attempt-lost "the time of the attempt was over"))
           (:ready (leave-claim draft step :ready)
            (add-event draft :step-ready :step step))
           (:done (pass-step draft step)

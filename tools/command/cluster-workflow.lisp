@@ -47,7 +47,7 @@
   (list (workflow-v1:step-state-number state)
         (step-name (workflow-v1:step-state-step state))
         (string-downcase (workflow-v1:step-state-status state))
-        (workflow-v1:step-state-attempts state)
+        (workflow-v1:step-state-attempts state) (workflow-v1:step-state-losses state)
         (milliseconds-text (workflow-v1:step-state-begun-unix-ms state))
         (milliseconds-text (workflow-v1:step-state-ended-unix-ms state))
         (workflow-v1:step-state-error state)))
@@ -73,7 +73,7 @@
                    "ended" (text (milliseconds-text
                                   (workflow-v1:workflow-state-ended-unix-ms state)))))
     (terpri)
-    (write-table '("STEP" "NAME" "STATUS" "ATTEMPTS" "BEGUN" "ENDED" "ERROR")
+    (write-table '("STEP" "NAME" "STATUS" "ATTEMPTS" "LOSSES" "BEGUN" "ENDED" "ERROR")
                  (map 'list #'step-row (workflow-v1:workflow-state-steps state)))
     (terpri)
     (write-table '("CHANGE" "TIME" "EVENT" "STEP" "TEXT")

@@ -159,11 +159,60 @@ it is above all of a workflow of the same id that was there before."
     (becomes state 0 (workflow::claim-step "s" '("a")))
     (becomes state 0 (workflow::report-failure 4 "never" t))
     (is (eq :failed (pb:workflow-state-status state))))
-  (let ((state (workflow::draft-state (begun '((:task "a" :attempts 2))))))
-    (dotimes (i 2)
+  ;; what was lost or given back makes no later pause longer
+  (let ((state (workflow::draft-state (begun '((:task "a" :attempts 2 :backoff 1))))))
+    (dotimes (i 3)
       (becomes state 0 (workflow::claim-step "s" '("a")))
       (becomes state 0 (workflow::lose-claim "s" nil)))
-    (is (eq :failed (pb:workflow-state-status state)))))
+    (becomes state 0 (workflow::claim-step "s" '("a")))
+    (becomes state 0 (workflow::report-failure 4 "no" nil))
+    (is (= 1000 (workflow::next-time state)))
+    (is (zerop (pb:step-state-losses (step-at state 0))))))
+
+(test losses-are-not-failures
+  "With one attempt only a task may be lost with its worker; after three times it pauses, longer and
+longer; after twenty in a row it fails, since it may be what ends its workers."
+  (let ((state (workflow::draft-state (begun '((:task "a" :attempts 1 :backoff 1)))))
+        (now 0) (pauses '()))
+    (loop repeat 19
+          do (becomes state now (workflow::claim-step "s" '("a")))
+             (is (= 1 (pb:step-state-attempts (step-at state 0))))
+             (is (equal '(:attempt-lost) (kinds-of (becomes state now
+                                                            (workflow::lose-claim "s" nil)))))
+             (is (= 0 (pb:step-state-attempts (step-at state 0))))
+             (let ((due (workflow::next-time state)))
+               (push (if due (- due now) 0) pauses)
+               (when due
+                 (setf now due)
+                 (is (equal '(:step-ready) (kinds-of (becomes state now (workflow::note-time))))))))
+    (is (equal (append '(0 0 0 1000 2000 4000 8000 16000 32000)
+                       (make-list 10 :initial-element 60000))
+               (nreverse pauses)))
+    (becomes state now (workflow::claim-step "s" '("a")))
+    (is (equal '(:attempt-lost :step-failed :ended)
+               (kinds-of (becomes state now (workflow::lose-claim "s" nil)))))
+    (is (search "the loss 20 in a row" (pb:workflow-state-reason state)))))
+
+(test giving-back-costs-little
+  "However often a task is given back: it pauses, and what is known of its reports does not grow."
+  (let ((state (workflow::draft-state (begun '((:task "a" :attempts 1 :backoff 1)))))
+        (now 0))
+    (loop for fence from 1 to 100
+          do (becomes state now (workflow::claim-step "s" '("a")))
+             (becomes state now (workflow::give-back fence))
+             (is (eq (if (<= fence 3) :ready :pausing) (status-at state 0)))
+             (let ((due (workflow::next-time state)))
+               (when due
+                 (setf now due)
+                 (becomes state now (workflow::note-time)))))
+    (is (< (* 90 60000) now))
+    (is (= 8 (length (pb:step-state-recorded (step-at state 0)))))
+    ;; the last ones are known again
+    (is (null (becomes state now (workflow::give-back 100))))
+    (signals claim-lost (becomes state now (workflow::give-back 1)))
+    (becomes state now (workflow::claim-step "s" '("a")))
+    (becomes state now (workflow::report-result 101 (make-octets 1) '()))
+    (is (eq :completed (pb:workflow-state-status state)))))
 
 (test times
   (let ((state (workflow::draft-state (begun '((:wait 5) (:until 2) (:until 20) "a") :now 1000))))
@@ -317,10 +366,12 @@ it."
   (let* ((limits (limits :max-changes 10))
          (state (workflow::draft-state (begun '("a") :limits limits))))
     (loop for fence from 1
+          for now from 1 by 100000
           while (workflow::running-p state)
-          do (becomes state 1 (workflow::claim-step "s" '("a")) :limits limits)
+          do (becomes state now (workflow::note-time) :limits limits)
+             (becomes state now (workflow::claim-step "s" '("a")) :limits limits)
              (when (workflow::running-p state)
-               (becomes state 1 (workflow::give-back fence) :limits limits)))
+               (becomes state now (workflow::give-back fence) :limits limits)))
     (is (= 10 (pb:workflow-state-version state)))
     (is (eq :failed (pb:workflow-state-status state)))
     (is (search "more than 10 changes" (pb:workflow-state-reason state)))))

@@ -586,21 +586,24 @@ ago."
                          fence))))
 
 (defun check-back-offs (affair id events)
-  "An attempt that has failed is followed by the next after a pause, told once."
+  "An attempt that has failed is followed by the next after a pause, told once; one that was lost or
+given back by the next at once, or after a pause."
   (let ((failed (make-hash-table)))
     (loop for (change . event) in events
           for step = (pb:event-step event)
           for time = (pb:change-unix-ms change)
           do (case (pb:event-kind event)
                (:started (clrhash failed))
-               ((:attempt-failed :attempt-lost)
+               ((:attempt-failed :attempt-lost :attempt-given-back)
                 (setf (gethash step failed) (list time (pb:event-attempt event)
                                                   (pb:event-kind event))))
                (:step-ready
                 (let ((attempt (gethash step failed)))
                   (cond ((null attempt) (complain affair "~A: ready for no reason" id))
                         ((< (- time (first attempt))
-                            (* 250 (min 8 (expt 2 (1- (second attempt))))))
+                            (* 250 (if (eq :attempt-failed (third attempt))
+                                       (min 8 (expt 2 (1- (second attempt))))
+                                       1)))
                          (complain affair "~A: ready after ~D ms of the attempt ~D" id
                                    (- time (first attempt)) (second attempt))))
                   (remhash step failed)))
