@@ -190,9 +190,21 @@ error after TIMEOUT-SECONDS, and if somebody goes on asking for a line that does
   "Wait until PROGRAM, whose output has ended, ends; return its exit code."
   (sb-ext:process-exit-code (sb-ext:process-wait (program-process program))))
 
+(defun stopped-p (program)
+  "True if all threads of PROGRAM have been stopped by a signal, or have ended."
+  (loop for file in (directory (format nil "/proc/~D/task/*/stat"
+                                       (sb-ext:process-pid (program-process program)))
+                               :resolve-symlinks nil)
+        for line = (ignore-errors (uiop:read-file-line file))
+        ;; the name before it, in parentheses, may be anything
+        always (or (null line) (find (char line (+ 2 (position #\) line :from-end t))) "TZX"))))
+
 (defun signal-program (program signal)
-  "Send PROGRAM the SIGNAL of that number."
-  (sb-ext:process-kill (program-process program) signal))
+  "Send PROGRAM the SIGNAL of that number. After SIGSTOP its threads go on until each has seen it:
+wait for that, a second at most."
+  (sb-ext:process-kill (program-process program) signal)
+  (when (= signal sb-unix:sigstop)
+    (loop repeat 1000 until (stopped-p program) do (sleep 0.001))))
 
 (defun terminate-program (program)
   "Send SIGTERM to PROGRAM and return its exit code once it has ended."
