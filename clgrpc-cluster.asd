@@ -6,16 +6,23 @@
   :license "MIT"
   :description "Nodes that know of each other through a store with leases."
   :depends-on ("clgrpc-etcd" "clgrpc-etcd/memory" "clgrpc-etcd/discovery" "clgrpc/server"
-               "clgrpc/services" "clgrpc/metrics" "alexandria")
+               "clgrpc/services" "clgrpc/metrics" "clgrpc-cluster/authority" "alexandria")
   :pathname "cluster/membership/"
   :serial t
   :components ((:static-file "../../proto/cluster/membership.proto") (:file "proto")
                (:file "package") (:file "cluster-condition") (:file "member") (:file "decision")
                (:file "view") (:file "store") (:file "membership") (:file "informer")
-               (:file "identity") (:file "service") (:file "follow") (:file "meter")
+               (:file "service") (:file "follow") (:file "meter")
                (:file "node"))
   :in-order-to ((test-op (test-op "clgrpc-tests/raft" "clgrpc-tests/workflow"
                                   "clgrpc-tests/cluster" "clgrpc-tests/faults"))))
+
+(defsystem "clgrpc-cluster/authority"
+  :description "Who may do what at the services of a cluster, by certificates."
+  :depends-on ("clgrpc/rpc" "alexandria")
+  :pathname "cluster/authority/"
+  :serial t
+  :components ((:file "package") (:file "identity") (:file "pattern") (:file "role")))
 
 (defsystem "clgrpc-cluster/raft"
   :description "Raft's messages between the members of a group."
@@ -30,7 +37,7 @@
 (defsystem "clgrpc-cluster/workflow"
   :description "Durable workflows on etcd: the service, its clients and workers."
   :depends-on ("clgrpc-etcd" "clgrpc/server" "clgrpc/inproc" "clgrpc/services" "clgrpc/metrics"
-               "clgrpc/trace" "clgrpc/balance" "alexandria" "sb-md5")
+               "clgrpc/trace" "clgrpc/balance" "clgrpc-cluster/authority" "alexandria" "sb-md5")
   :pathname "cluster/workflow/"
   :serial t
   :components ((:static-file "../../proto/cluster/workflow.proto") (:file "proto")

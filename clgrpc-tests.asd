@@ -158,6 +158,7 @@ that is not loaded (:DATA)."
                      "clgrpc/examples" "alexandria")
    :first ("host-addresses" "resolver" "service-watcher"))
   ("etcd/memory" ("clgrpc-etcd/memory" "clgrpc/server" "clgrpc-tests/etcd" "alexandria"))
+  ("cluster/authority" ("clgrpc-cluster/authority"))
   ("cluster/raft" ("clgrpc-cluster/raft" "clgrpc" "clgrpc-sim" "clgrpc-cluster/raft-toy")
    :first ("member"))
   ("cluster/workflow" ("clgrpc-cluster/workflow" "clgrpc-etcd/memory" "clgrpc-tests/etcd"))

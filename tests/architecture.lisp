@@ -53,8 +53,9 @@
     ("discovery" "etcd" "server" "command" :all-of)
     ("memory" "etcd" "inproc" :all-of)
     ("raft" "balance" "server" "metrics" :all-of)
-    ("workflow" "balance" "etcd" "services" "trace" :all-of)
-    ("cluster" "memory" "discovery" "services" :all-of)
+    ("authority" "base" "os" "loop" "rpc")
+    ("workflow" "authority" "balance" "etcd" "services" "trace" :all-of)
+    ("cluster" "authority" "memory" "discovery" "services" :all-of)
     ("sim" "inproc" "client" "server" :all-of))
   "For each folder the folders it may use; :ALL-OF adds what these may use.")
 

@@ -14,7 +14,7 @@
   '(#:clgrpc #:clgrpc.kernel #:clgrpc.base #:clgrpc.loop #:clgrpc.async #:clgrpc.http2
     #:clgrpc.hpack #:clgrpc.http1 #:clgrpc.protobuf #:clgrpc.sim #:clgrpc.etcd #:clgrpc.workflow
     #:clgrpc.discovery #:clgrpc.memory #:clgrpc.raft
-    #:clgrpc.cluster)
+    #:clgrpc.cluster #:clgrpc.authority)
   "The packages for users and those who build on a layer, all of whose exports must be documented.")
 
 (defparameter *inner-packages*

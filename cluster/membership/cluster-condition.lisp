@@ -29,7 +29,8 @@ documentation."
 process has taken the name over, or this one has joined again since.")
   (not-a-member :not-found "There is no member of this name: it has left, or its lease has ended.")
   (cluster-full :resource-exhausted "The cluster has as many members as it may have.")
-  (identity-refused :permission-denied "The peer's certificate is for another name.")
+  (access-denied :permission-denied "The peer may not do this, or not as the member that it wants to
+be: no permission gives it the role.")
   (membership-lost :unavailable "The lease has ended, or may have, before it was renewed."))
 
 (defun refuse-membership (condition control &rest arguments)
@@ -38,7 +39,7 @@ process has taken the name over, or this one has joined again since.")
 
 (defparameter *etcd-statuses*
   '((etcd:unavailable :unavailable) (etcd:overloaded :resource-exhausted)
-    (etcd:space-exceeded :resource-exhausted)
+    (etcd:space-exceeded :resource-exhausted) (etcd:access-denied :failed-precondition)
     (etcd:compacted :out-of-range) (etcd:future-revision :out-of-range))
   "The statuses of what the store says; :internal for the rest.")
 

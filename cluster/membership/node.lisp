@@ -301,10 +301,17 @@ or where it listens."
                                                           (server:server-address server)))))
     (record-state node)))
 
+(defun warn-of-access (node credentials)
+  "Say in the log if anybody may call NODE, or nobody. CREDENTIALS are its server's, or nil."
+  (let ((warning (authority:authority-warning (service-authority (node-service node))
+                                              (and credentials t))))
+    (when warning
+      (log-event :warning :cluster-node-access :node (node-name node) :condition warning))))
+
 (defun start-node (name &rest arguments
                    &key store (cluster "default") (listen "127.0.0.1:0") address labels
                      (lease-seconds 10) (if-taken :take-over) (rejoin t) (max-members 1000)
-                     identity-required services metrics observer on-change on-loss on-join
+                     allow services metrics observer on-change on-loss on-join
                    &allow-other-keys)
   "Start a server that is the member NAME of CLUSTER, both names, and return the node once it is.
 STORE is a client of etcd, or the name of a store as OPEN-STORE takes it. The server listens on
@@ -321,9 +328,14 @@ was out of reach; ON-LOSS with a CLUSTER-ERROR
 when the node is no member any more: MEMBERSHIP-LOST or SUPERSEDED; ON-JOIN with the node each time
 that it has become one. All of these run on threads of the node, which do nothing else meanwhile.
 METRICS, of MAKE-METRICS, counts joins, leaves and losses; OBSERVER is for the server. At most
-MAX-MEMBERS may join through this node; with IDENTITY-REQUIRED each peer that joins has to show a
-certificate. Signal NAME-TAKEN, CLUSTER-FULL, an ETCD-ERROR, MISUSE for wrong arguments, or what
-START-SERVER signals. From any thread; end it with STOP-NODE."
+MAX-MEMBERS may join through this node.
+ALLOW is a list of permissions, (ROLE . PATTERN), for calls of the service; :read and :join are its
+roles. PATTERN is a string: a DNS name or a SPIFFE identity of a certificate, in which * stands for
+one label or one segment of the path and {name} for the name of the member that somebody joins,
+renews or leaves as; \"*\" for every identity; \"anyone\" for peers without a certificate, too.
+Without permissions nobody may join by a call, and with TLS nobody may read. Signal NAME-TAKEN,
+CLUSTER-FULL, an ETCD-ERROR, MISUSE for wrong arguments, or what START-SERVER signals. From any
+thread; end it with STOP-NODE."
   (check-name name "member")
   (let* ((own-store (stringp store))
          (store (if own-store (open-store store) store))
@@ -335,7 +347,7 @@ START-SERVER signals. From any thread; end it with STOP-NODE."
                        name store (make-service store :cluster cluster
                                                       :max-members max-members
                                                       :lease-seconds lease-seconds
-                                                      :identity-required identity-required)
+                                                      :allow allow)
                        :own-store own-store :labels labels :lease-seconds lease-seconds
                        :services services :if-taken if-taken :rejoin rejoin :on-loss on-loss
                        :on-join on-join :meters (meters-of metrics)))
@@ -344,12 +356,13 @@ START-SERVER signals. From any thread; end it with STOP-NODE."
              (watch-watchers node)
              (when on-change (add-listener informer on-change))
              (follow-store informer))
+           (warn-of-access node (getf arguments :credentials))
            (serve-node node address services
                        (list* :listen listen :observer (append (alexandria:ensure-list observer)
                                                           (alexandria:ensure-list metrics))
                               (alexandria:remove-from-plist
                                arguments :store :cluster :listen :address :labels :lease-seconds
-                               :if-taken :rejoin :max-members :identity-required :services
+                               :if-taken :rejoin :max-members :allow :services
                                :metrics :observer :on-change :on-loss :on-join)))
            (join-node node)
            (await-members node (lambda (members)

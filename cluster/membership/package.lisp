@@ -1,20 +1,21 @@
 ;;;; A cluster: nodes that know of each other through a store with leases. The files, from the
 ;;;; ground up: conditions; members and their keys; what is decided about them; what a node knows of
-;;;; them; what is done in the store; the informer that follows it; who may be whom; the service;
-;;;; those who follow it; metrics; nodes.
+;;;; them; what is done in the store; the informer that follows it; the service; those who
+;;;; follow it; metrics; nodes.
 
 (defpackage #:clgrpc.cluster
   (:use #:cl #:clgrpc.base)
-  (:local-nicknames (#:loop #:clgrpc.loop) (#:os #:clgrpc.os) (#:protobuf #:clgrpc.protobuf)
+  (:local-nicknames (#:loop #:clgrpc.loop) (#:protobuf #:clgrpc.protobuf)
                     (#:status #:clgrpc.status) (#:rpc #:clgrpc.rpc)
                     (#:server #:clgrpc.server) (#:services #:clgrpc.services)
                     (#:metrics #:clgrpc.metrics) (#:etcd #:clgrpc.etcd)
-                    (#:memory #:clgrpc.memory) (#:discovery #:clgrpc.discovery)
+                    (#:authority #:clgrpc.authority) (#:memory #:clgrpc.memory)
+                    (#:discovery #:clgrpc.discovery)
                     (#:pb #:clgrpc.cluster.v1) (#:methods #:clgrpc.cluster.v1.cluster))
   (:export
    ;; cluster-condition.lisp
    #:cluster-error #:cluster-error-text #:name-taken #:superseded #:not-a-member #:cluster-full
-   #:identity-refused #:membership-lost
+   #:access-denied #:membership-lost
    ;; member.lisp
    #:cluster-member #:cluster-member-p #:make-cluster-member #:member-name #:member-generation
    #:member-address #:member-state #:member-labels #:member-lease-seconds #:member-instance

@@ -7,8 +7,7 @@
   ((informer :initarg :informer :reader service-informer) ; follows the store
    (max-members :initarg :max-members :reader service-max-members) ; that may join
    (lease-seconds :initarg :lease-seconds :reader service-lease-seconds) ; of who asks for none
-   ;; true if who joins has to show a certificate
-   (identity-required :initarg :identity-required :reader service-identity-required-p)
+   (authority :initarg :authority :reader service-authority) ; which peers may do what
    (stopping :initform nil :accessor service-stopping)) ; true once its server stops
   (:documentation "The service clgrpc.cluster.v1.Cluster, see MAKE-CLUSTER-SERVICE."))
 
@@ -17,23 +16,24 @@
     (prin1 (service-informer service) stream)))
 
 (defun make-service (store &key (cluster "default") (max-members 1000) (lease-seconds 10)
-                             identity-required)
+                             allow)
   "As MAKE-CLUSTER-SERVICE, but it follows its store only after FOLLOW-STORE."
   (check-type max-members (integer 1 100000))
   (check-type lease-seconds (integer 2 3600))
   (make-instance 'cluster-service :informer (make-informer store cluster) :max-members max-members
                                   :lease-seconds lease-seconds
-                                  :identity-required identity-required))
+                                  :authority (authority:make-authority allow)))
 
 (defun make-cluster-service (store &rest arguments
-                             &key cluster max-members lease-seconds identity-required)
+                             &key cluster max-members lease-seconds allow)
   "Return a service that says who is a member of CLUSTER, a name, by default \"default\", in STORE,
 a client of etcd, for START-SERVER. At most MAX-MEMBERS (1000) may join; who asks for no lease gets
-one of LEASE-SECONDS (10). A peer that shows a certificate may join only as whom that is for; with
-IDENTITY-REQUIRED each has to show one. A node has such a service: see START-NODE. The store need
-not be reachable yet. Signal MISUSE for wrong arguments. From any thread; end it with
+one of LEASE-SECONDS (10). ALLOW is a list of permissions, (ROLE . PATTERN): a peer whose identity
+is of PATTERN may :read, or :join, which nobody may by a call to whom it is not given; see
+START-NODE, which has such a service. The store need not be reachable yet. Signal MISUSE for wrong
+arguments. From any thread; end it with
 CLOSE-CLUSTER-SERVICE when its server has stopped."
-  (declare (ignore cluster max-members lease-seconds identity-required))
+  (declare (ignore cluster max-members lease-seconds allow))
   (let ((service (apply #'make-service store arguments)))
     (follow-store (service-informer service))
     service))
@@ -55,6 +55,11 @@ status."
      ((or misuse cluster-error etcd:etcd-error) (condition)
        (status:fail (condition-status condition) (princ-to-string condition)))))
 
+(defun check-access (service role call &optional name)
+  "Signal ACCESS-DENIED unless the peer of CALL has ROLE at SERVICE, as the member NAME or as none."
+  (let ((refusal (authority:access-refusal (service-authority service) role call :name name)))
+    (when refusal (refuse-membership 'access-denied "~A" refusal))))
+
 (defun asked-member (service request)
   "The member that REQUEST, a JoinRequest, asks SERVICE for."
   (make-cluster-member
@@ -69,7 +74,7 @@ status."
 (defmethod methods:join ((service cluster-service) request &key call)
   (telling-conditions
     (let ((asked (asked-member service request)) (informer (service-informer service)))
-      (check-identity call (member-name asked) (service-identity-required-p service))
+      (check-access service :join call (member-name asked))
       (multiple-value-bind (member revision)
           (join-cluster (informer-store informer) (informer-cluster informer) asked
                         :if-taken (if (eq :if-taken-refuse (pb:join-request-if-taken request))
@@ -81,7 +86,7 @@ status."
 (defmethod methods:renew ((service cluster-service) request &key call)
   (telling-conditions
     (let ((name (pb:renew-request-name request)) (informer (service-informer service)))
-      (check-identity call name (service-identity-required-p service))
+      (check-access service :join call name)
       (pb:make-renew-response
        :lease-seconds (renew-membership (informer-store informer) (informer-cluster informer) name
                                         (pb:renew-request-generation request))))))
@@ -89,14 +94,15 @@ status."
 (defmethod methods:leave ((service cluster-service) request &key call)
   (telling-conditions
     (let ((name (pb:leave-request-name request)) (informer (service-informer service)))
-      (check-identity call name (service-identity-required-p service))
+      (check-access service :join call name)
       (pb:make-leave-response
        :left (and (leave-cluster (informer-store informer) (informer-cluster informer) name
                                  (pb:leave-request-generation request))
                   t)))))
 
-(defmethod methods:members ((service cluster-service) request &key)
+(defmethod methods:members ((service cluster-service) request &key call)
   (telling-conditions
+    (check-access service :read call)
     (let ((informer (service-informer service)))
       (multiple-value-bind (members revision)
           (if (pb:members-request-stale request)
@@ -107,6 +113,7 @@ status."
 
 (defmethod methods:watch ((service cluster-service) request &key call)
   (telling-conditions
+    (check-access service :read call)
     (let* ((informer (service-informer service))
            (revision (pb:watch-request-revision request))
            (watcher (make-watcher :call call :next revision)))

@@ -165,6 +165,23 @@ workflow that has failed by its last change gives none."
 (defun session-key (node session)
   (node-key node "index/sessions" (check-name session "a session")))
 
+;;; How many tasks a session has. A node counts what it gives, and asks the store only when that
+;;; might be too many: by then most have been reported.
+
+(defun note-granted (node session count)
+  "NODE has given SESSION so many tasks, COUNT."
+  (sb-thread:with-mutex ((node-lock node)) (incf (gethash session (node-grants node) 0) count)))
+
+(defun check-held (node session)
+  "Signal BACKLOG-FULL if SESSION has as many tasks as it may."
+  (let ((most (limits-max-held (node-limits node))))
+    (when (<= most (sb-thread:with-mutex ((node-lock node)) (gethash session (node-grants node) 0)))
+      (let ((count (etcd:count-entries (node-etcd node)
+                                       :prefix (node-key node "claims" session ""))))
+        (sb-thread:with-mutex ((node-lock node)) (setf (gethash session (node-grants node)) count))
+        (when (<= most count)
+          (refuse-size :backlog-full :max-held most count "the session has too many tasks"))))))
+
 (defun put-claims (node session drafts)
   "Put DRAFTS, in which SESSION claims tasks, into the store. Return whether that was done, and the
 Tasks. Signal SESSION-LOST if it has ended."
@@ -183,6 +200,7 @@ Tasks. Signal SESSION-LOST if it has ended."
                                                                    (input-key state)))))
                        :else (list (list :get session-key)))
       (cond (done (note-put node drafts revision)
+                  (note-granted node session (length drafts))
                   (values t (claimed-tasks drafts results)))
             ((null (first results)) (refuse :session-lost "the session ~A has ended" session))
             (t (note-conflict node drafts)
@@ -399,7 +417,7 @@ was woken for."
                                                                    (waiting-kinds waiting))))
             (waiting-woken waiting)
           (let* ((session (waiting-session waiting)) (kinds (waiting-kinds waiting))
-                 (tasks (if id
+                 (tasks (if (progn (check-held node session) id)
                             (claim-one-task node session kinds kind id)
                             (claim-tasks node session kinds (waiting-count waiting)))))
             (if tasks
@@ -448,9 +466,16 @@ was woken for."
                                            :text (format nil "the session ~A has ended"
                                                          session))))))
 
-(defun note-waiting (task-queue waiting)
-  "WAITING is known from now on, by its session, to wait at TASK-QUEUE for its end or a task."
+(defun note-waiting (task-queue waiting most)
+  "WAITING is known from now on, by its session, to wait at TASK-QUEUE for its end or a task. Signal
+BACKLOG-FULL if MOST of that session do already."
   (sb-thread:with-mutex ((task-queue-lock task-queue))
+    (let ((queue (gethash (waiting-session waiting) (task-queue-sessions task-queue))))
+      (when (and queue
+                 (<= most (task-queue-parked task-queue))
+                 (<= most (length (ring-list queue))))
+        (refuse-size :backlog-full :max-waiting-claims-per-session most nil
+                     "too many claims of one session wait")))
     (setf (waiting-queue-entry waiting)
           (task-queue-queue-entry task-queue waiting (waiting-session waiting)
                                   (task-queue-sessions task-queue)))))
@@ -461,7 +486,7 @@ there is no SESSION: who looks only after the claim is known to wait misses no e
   (let ((waiting (make-waiting :call call :session session :kinds kinds :count count))
         (task-queue (node-task-queue node))
         (done nil))
-    (note-waiting task-queue waiting)
+    (note-waiting task-queue waiting (limits-max-waiting-claims-per-session (node-limits node)))
     (unwind-protect
          (progn
            (check-session node session)

@@ -279,28 +279,36 @@ store does not do now is done when it is back."
                                           (task-queue-idle (node-task-queue node)))))
     (mapc #'loop:wake-job (subseq (node-jobs node) 0 2))))
 
-(defun make-workflow-service (etcd &rest limits &key (namespace "default") metrics health clock
+(defun make-workflow-service (etcd &rest limits
+                              &key (namespace "default") allow metrics health clock
                               &allow-other-keys)
   "Return a service of workflows, to be given to START-SERVER, whose store is ETCD, of MAKE-ETCD.
 Any number of nodes serve the workflows of one NAMESPACE, a string, which is part of every key.
 METRICS are what MAKE-METRICS returned, to be counted in; HEALTH is a HEALTH-SERVICE, told whether
 the store answers. CLOCK is a function that returns the time in nanoseconds since 1970, by default
 the machine's: timers and deadlines are kept by it.
+ALLOW is a list of permissions, (ROLE . PATTERN): a peer whose identity is of PATTERN, see
+START-NODE, may :start workflows and signal them, :work, :read, or :operate, which is to cancel
+them; the role (:work KIND) is for tasks of the kind KIND. Without permissions a peer may do all of
+this without TLS, and nothing with TLS. Calls within the image may do all.
 Limits, for this node: :max-payload-octets (1000000) of inputs, a result, a signal; :max-steps
 (256), :max-changes (5000), :max-state-octets (400000), which its steps and what is known of them
 take, and :max-signals (100), which wait, of a workflow; :max-running (1000000) workflows;
-:max-sessions (100000); :max-waiting-claims (10000); :max-watches (20000), and :max-watches-per-peer
-(10000) of one address; :max-tasks (16) of a claim;
+:max-sessions (100000), and :max-sessions-per-identity (1000) of one certificate's;
+:max-session-seconds (120) that one lasts unheard of; :max-held (1000) tasks of a session;
+:max-waiting-claims (10000), and :max-waiting-claims-per-session (1000); :max-watches (20000), and
+:max-watches-per-peer (10000) of one address; :max-tasks (16) of a claim;
 :retention-seconds (a week; nil for ever) for which a workflow that has ended is kept.
 It has threads from now on; end them with CLOSE-WORKFLOW-SERVICE, or by stopping its server. ETCD
 need not be reachable yet. Signal MISUSE for a wrong namespace. From any thread."
   (let* ((node (make-instance 'workflow-service
                               :etcd etcd :namespace namespace :root (root-of namespace)
                               :health health
+                              :authority (authority:make-authority allow)
                               :clock (or clock #'loop:unix-ns)
                               :limits (apply #'make-limits
                                              (alexandria:remove-from-plist
-                                              limits :namespace :metrics :health :clock)))))
+                                              limits :namespace :allow :metrics :health :clock)))))
     (begin-counting node metrics)
     (begin-jobs node)
     node))

@@ -16,7 +16,11 @@
   (max-signals 100 :type (integer 1 1000) :read-only t) ; for which no step of it has waited yet
   (max-running 1000000 :type (integer 1) :read-only t) ; workflows that have not ended
   (max-sessions 100000 :type (integer 1) :read-only t) ; that are open
+  (max-sessions-per-identity 1000 :type (integer 1) :read-only t) ; of one certificate's
+  (max-session-seconds 120 :type (integer 2 3600) :read-only t) ; that a session lasts unheard of
+  (max-held 1000 :type (integer 1) :read-only t) ; tasks of one session
   (max-waiting-claims 10000 :type (integer 1) :read-only t) ; of a node
+  (max-waiting-claims-per-session 1000 :type (integer 1) :read-only t) ; of these
   (max-watches 20000 :type (integer 1) :read-only t) ; of a node
   (max-watches-per-peer 10000 :type (integer 1) :read-only t) ; of one address
   (max-tasks 16 :type (integer 1 16) :read-only t) ; of one claim

@@ -4,18 +4,26 @@
 
 (defconstant +list-page+ 100 "Workflows of a page, at most and by default.")
 
-(defun call-answering (node function)
-  "Call FUNCTION; a workflow error, or one of the store, ends the call that this is in."
-  (handler-case (while-open (node) (with-store-errors (funcall function)))
+(defun check-access (node role call &optional kind)
+  "Signal ACCESS-DENIED unless the peer of CALL has ROLE at NODE, for tasks of KIND or any."
+  (let ((refusal (authority:access-refusal (node-authority node) role call :kind kind)))
+    (when refusal (refuse :access-denied "~A" refusal))))
+
+(defun call-answering (node role call function)
+  "Call FUNCTION if the peer of CALL has ROLE; a workflow error, or one of the store, ends the call
+that this is in."
+  (handler-case (progn (check-access node role call)
+                       (while-open (node) (with-store-errors (funcall function))))
     (workflow-error (condition)
       (count-refusal node condition)
       (multiple-value-bind (status refusal) (refusal-status condition)
         (status:fail status (princ-to-string condition) :details (list refusal))))))
 
-(defmacro define-answer (name (node request &optional call) &body body)
-  "Define the method NAME of the service: BODY, in which errors become statuses."
-  `(defmethod ,name ((,node workflow-service) ,request &key ,@(and call (list call)))
-     (call-answering ,node (lambda () ,@body))))
+(defmacro define-answer (name role (node request &optional (call (gensym "CALL"))) &body body)
+  "Define the method NAME of the service, for peers with ROLE: BODY, in which errors become
+statuses."
+  `(defmethod ,name ((,node workflow-service) ,request &key ((:call ,call)))
+     (call-answering ,node ,role ,call (lambda () ,@body))))
 
 ;;; For users
 
@@ -48,14 +56,14 @@ another one."
             (t (refuse :store-unavailable "~A was forgotten just now"
                        (pb:start-request-id request)))))))
 
-(define-answer methods:start (node request)
+(define-answer methods:start :start (node request)
   (let ((entry (and (backlog-full-p node) (fetch-entry node (pb:start-request-id request)))))
     ;; what was begun before there were so many is answered alike again
     (cond (entry (started-reply (entry-state entry) request))
           (t (check-backlog node)
              (start-anew node request)))))
 
-(define-answer methods:get-workflow-state (node request)
+(define-answer methods:get-workflow-state :read (node request)
   (let* ((id (pb:get-workflow-state-request-id request))
          (entry (fetch-state node id))
          (state (entry-state entry))
@@ -81,7 +89,7 @@ another one."
 (defun new-signal-id (node)
   (format nil "~(~32,'0X~)" (below node (ash 1 128))))
 
-(define-answer methods:signal (node request)
+(define-answer methods:signal :start (node request)
   (let* ((id (pb:signal-request-id request))
          (name (check-name (pb:signal-request-name request) "the name of a signal"))
          (payload (pb:signal-request-payload request))
@@ -109,12 +117,12 @@ another one."
                            :on-refusal (lambda () (return))))))
     (pb:make-signal-reply)))
 
-(define-answer methods:cancel (node request)
+(define-answer methods:cancel :operate (node request)
   (change-workflow node (pb:cancel-request-id request)
                    (lambda (draft) (cancel-state draft (pb:cancel-request-reason request))))
   (pb:make-cancel-reply))
 
-(define-answer methods:watch (node request call)
+(define-answer methods:watch :read (node request call)
   (begin-watch node call request)
   call)
 
@@ -142,7 +150,7 @@ another one."
                     unless (string= after id) collect id)))
     (if (< count (length ids)) (subseq ids 0 count) ids)))
 
-(define-answer methods:list (node request)
+(define-answer methods:list :read (node request)
   (let* ((status (pb:list-request-status request))
          (asked (pb:list-request-limit request))
          (limit (if (zerop asked) +list-page+ (min asked +list-page+)))
@@ -157,38 +165,50 @@ another one."
 
 ;;; For workers
 
-(define-answer methods:open-session (node request)
+(define-answer methods:open-session :work (node request call)
   (let ((seconds (pb:open-session-request-seconds request)))
     (multiple-value-bind (session seconds)
         (open-session node (pb:open-session-request-worker request)
-                      (if (zerop seconds) +default-session-seconds+ seconds))
+                      (if (zerop seconds) +default-session-seconds+ seconds)
+                      (call-owner call))
       (pb:make-open-session-reply :session session :seconds seconds))))
 
-(define-answer methods:heartbeat (node request)
+(define-answer methods:heartbeat :work (node request call)
+  (check-owner call (pb:heartbeat-request-session request))
   (pb:make-heartbeat-reply :lost (note-heartbeat node (pb:heartbeat-request-session request)
                                                  (pb:heartbeat-request-held request))))
 
-(define-answer methods:close-session (node request)
+(define-answer methods:close-session :work (node request call)
+  (check-owner call (pb:close-session-request-session request))
   (close-session node (pb:close-session-request-session request))
   (pb:make-close-session-reply))
 
-(defun kinds-claimed (request)
-  "The kinds of tasks that REQUEST, a ClaimRequest, asks for, each once. Refuse too many before
+(defun checked-kinds (node call kinds)
+  "KINDS, a vector, each once, for which the peer of CALL may work at NODE. Refuse too many before
 anything is done with them: a message has room for a million."
-  (let* ((kinds (pb:claim-request-kinds request)) (count (length kinds)))
-    (when (zerop count) (refuse :too-large "a claim names kinds of tasks"))
+  (let ((count (length kinds)))
     (when (> count +most-payloads+)
       (refuse-size :too-large :kinds +most-payloads+ count "too many kinds"))
-    (map nil (lambda (kind) (check-name kind "a kind of tasks")) kinds)
+    (map nil (lambda (kind)
+               (check-name kind "a kind of tasks")
+               (check-access node :work call kind))
+         kinds)
     (remove-duplicates (coerce kinds 'list) :test #'string=)))
 
-(define-answer methods:claim (node request call)
+(defun kinds-claimed (node call request)
+  "The kinds of tasks that REQUEST, the ClaimRequest of CALL, asks for, each once."
+  (or (checked-kinds node call (pb:claim-request-kinds request))
+      (refuse :too-large "a claim names kinds of tasks")))
+
+(define-answer methods:claim :work (node request call)
   (let* ((session (pb:claim-request-session request))
-         (kinds (kinds-claimed request))
+         (kinds (kinds-claimed node call request))
          (count (max 1 (min (pb:claim-request-max-tasks request)
                             (limits-max-tasks (node-limits node)))))
          (wait (min (pb:claim-request-wait-ms request) +longest-wait-ms+)))
     (session-key node session)          ; is it a name?
+    (check-owner call session)
+    (check-held node session)
     (let* ((seen (arrivals-now (node-task-queue node) kinds))
            (tasks (claim-tasks node session kinds count)))
       (cond ((or tasks (<= wait 0))
@@ -216,17 +236,27 @@ it, and has it still."
        (next-claim state (pb:report-request-fence request))
        (string= (pb:report-request-session request) (pb:workflow-state-session state))))
 
-(define-answer methods:report (node request)
+(defun check-reporter (call draft request)
+  "Signal ACCESS-DENIED if the task that REQUEST, the ReportRequest of CALL, reports was claimed by
+somebody else than CALL's peer."
+  (let ((state (draft-state draft)))
+    (when (and (= (pb:report-request-fence request) (pb:workflow-state-fence state))
+               (string/= "" (pb:workflow-state-session state)))
+      (check-owner call (pb:workflow-state-session state)))))
+
+(define-answer methods:report :work (node request call)
   (let* ((session (pb:report-request-session request))
-         (kinds (pb:report-request-next-kinds request))
+         (kinds (checked-kinds node call (pb:report-request-next-kinds request)))
          (wants-next (and (eq :result (pb:report-request-outcome-case request))
-                          (plusp (length kinds))
-                          (string/= "" session)))
+                          kinds
+                          (string/= "" session)
+                          (progn (check-owner call session) t)))
          (claims nil)
          (draft (change-workflow
                  node (pb:report-request-id request)
                  (lambda (draft)
                    (setf claims nil)
+                   (check-reporter call draft request)
                    (when (report-outcome draft request)
                      (when wants-next
                        (setf claims (claim-next draft (pb:report-request-fence request) session
@@ -238,6 +268,7 @@ it, and has it still."
                                (and claims (list (list :present (session-key node session)))))
                  :on-refusal (lambda () (setf wants-next nil))))
          (state (draft-state draft)))
+    (when claims (note-granted node session 1))
     (pb:make-report-reply
      :next (and wants-next (next-claimed-p state request)
                 (task-of state (draft-input node state draft) (node-now node))))))

@@ -68,6 +68,8 @@ its kinds, so that the first of a kind is found, and one that waits no more is t
    (root :initarg :root :reader node-root) ; the beginning of all keys
    (limits :initarg :limits :reader node-limits) ; what workflows and calls may have at most
    (dates :reader node-dates)           ; what its clock says, and other nodes'
+   ;; which peers may do what
+   (authority :initarg :authority :initform (authority:make-authority '()) :reader node-authority)
    (health :initarg :health :reader node-health) ; a health service to be told, or nil
    (instruments :initform nil :accessor node-instruments) ; or nil
    (task-queue :initform (make-task-queue) :reader node-task-queue) ; where claims wait
@@ -82,6 +84,8 @@ its kinds, so that the first of a kind is found, and one that waits no more is t
    ;; from names of those that are open, as the watch of the index tells, to :open, and of those
    ;; that are being opened here to :reserved; under the lock
    (sessions :initform (make-hash-table :test 'equal) :reader node-session-names)
+   ;; from sessions to how many tasks this node has given them since they were counted in the store
+   (grants :initform (make-hash-table :test 'equal) :reader node-grants) ; under the lock
    ;; ids of workflows that could not be changed, and until when they are left alone, as WORLD-NOW
    (stuck :initform (make-hash-table :test 'equal :synchronized t) :reader node-stuck)
    ;; CACHED-STATEs
@@ -155,7 +159,26 @@ about to be."
     open))
 
 (defun forget-session (node session)
-  (sb-thread:with-mutex ((node-lock node)) (remhash session (node-session-names node))))
+  (sb-thread:with-mutex ((node-lock node))
+    (remhash session (node-grants node))
+    (remhash session (node-session-names node))))
+
+(defun session-owner (session)
+  "What the name of SESSION says of whose it is; empty for one of a peer without a certificate."
+  (let ((dot (position #\. session)))
+    (if dot (subseq session (1+ dot)) "")))
+
+(defun check-sessions-of (node owner)
+  "Signal BACKLOG-FULL if OWNER, if that is not empty, has too many sessions for another one. The
+lock need not be held."
+  (let* ((names (node-session-names node))
+         (most (limits-max-sessions-per-identity (node-limits node))))
+    (when (and (string/= "" owner) (<= most (hash-table-count names)))
+      (let ((count (loop for session being the hash-keys of names
+                         count (string= owner (session-owner session)))))
+        (when (<= most count)
+          (refuse-size :backlog-full :max-sessions-per-identity most count
+                       "too many sessions of one identity"))))))
 
 (defun check-sessions (node)
   "Signal BACKLOG-FULL if there are too many sessions for another one. The lock need not be held."
@@ -168,6 +191,7 @@ about to be."
   "Note SESSION, which is about to be opened. Signal BACKLOG-FULL if there are too many."
   (sb-thread:with-mutex ((node-lock node))
     (check-sessions node)
+    (check-sessions-of node (session-owner session))
     (setf (gethash session (node-session-names node)) :reserved)))
 
 (defun below (node limit)
@@ -185,6 +209,8 @@ about to be."
   "Evaluate BODY; an ETCD-ERROR in it is signalled as the workflow error that it is."
   `(handler-case (progn ,@body)
      (etcd:invalid-request (error) (refuse :too-large "the store does not take this: ~A" error))
+     (etcd:space-exceeded (error) (refuse :store-full "~A" error))
+     (etcd:access-denied (error) (refuse :store-forbids "~A" error))
      (etcd:etcd-error (error) (refuse :store-unavailable "~A" error))))
 
 ;;; A workflow that cannot be changed, because of what is in the store or for a fault of ours, holds

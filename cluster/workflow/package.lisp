@@ -14,7 +14,8 @@
                     (#:protobuf #:clgrpc.protobuf) (#:server #:clgrpc.server)
                     (#:services #:clgrpc.services) (#:metrics #:clgrpc.metrics)
                     (#:trace #:clgrpc.trace) (#:etcd #:clgrpc.etcd)
-                    (#:balance #:clgrpc.balance) (#:calling #:clgrpc.calling)
+                    (#:authority #:clgrpc.authority) (#:balance #:clgrpc.balance)
+                    (#:calling #:clgrpc.calling)
                     (#:method #:clgrpc.method)
                     (#:pb #:clgrpc.workflow.v1) (#:methods #:clgrpc.workflow.v1.workflow))
   (:import-from #:sb-ext #:defglobal)
@@ -23,7 +24,7 @@
    #:workflow-error #:workflow-error-text #:workflow-error-cause #:workflow-error-limit
    #:workflow-error-most #:workflow-error-actual #:workflow-not-found #:workflow-exists
    #:workflow-closed #:claim-lost #:session-lost #:too-large #:backlog-full #:store-unavailable
-   #:changes-compacted
+   #:changes-compacted #:access-denied #:store-full #:store-forbids
    ;; definition.lisp
    #:define-workflow #:find-workflow-steps
    ;; node.lisp, keeper.lisp

@@ -1,7 +1,8 @@
 ;;;; Sessions: workers, as long as they are heard of. A session is a lease of the store, whose
-;;;; number is its name, and a key that ends with it. So whether a worker lives is decided by the
-;;;; store's own clock, and a store that does not answer for a while ends no session. When the key
-;;;; is gone, some node gives what the session had claimed to others.
+;;;; number its name begins with, and a key that ends with it. If a certificate has proved whose the
+;;;; session is, its name says that, too, and nobody else may use it. Whether a worker lives is
+;;;; decided by the store's own clock, and a store that does not answer for a while ends no session.
+;;;; When the key is gone, some node gives what the session had claimed to others.
 
 (in-package #:clgrpc.workflow)
 
@@ -9,27 +10,49 @@
 
 (defun session-number (session)
   "The number of the lease that SESSION names. Signal SESSION-LOST if it names none."
-  (or (and (<= 1 (length session) 16)
-           (ignore-errors (parse-integer session :radix 16)))
-      (refuse :session-lost "there is no session ~A" session)))
+  (let ((end (or (position #\. session) (length session))))
+    (or (and (<= 1 end 16)
+             (ignore-errors (parse-integer session :end end :radix 16)))
+        (refuse :session-lost "there is no session ~A" session))))
+
+(defun call-owner (call)
+  "What the names of the sessions of CALL's peer say of whose they are."
+  (let ((identity (authority:call-identity call)))
+    (if identity
+        (format nil "~(~{~2,'0X~}~)" (coerce (subseq (sb-md5:md5sum-string
+                                                      identity :external-format :utf-8)
+                                                     0 8)
+                                             'list))
+        "")))
+
+(defun check-owner (call session)
+  "Signal ACCESS-DENIED unless SESSION is one of CALL's peer."
+  (unless (string= (call-owner call) (session-owner session))
+    (refuse :access-denied "the session ~A is another's" session)))
 
 (defun check-session (node session)
   "Signal SESSION-LOST unless there is SESSION."
   (unless (etcd:fetch (node-etcd node) (session-key node session))
     (refuse :session-lost "there is no session ~A" session)))
 
-(defun open-session (node worker seconds)
-  "Open a session of WORKER, a string, that lasts SECONDS without a heartbeat. Return its name and
-how long it lasts."
-  (unless (<= 2 seconds 3600)
-    (refuse-size :too-large :session-seconds 3600 seconds "a session lasts 2 to 3600 seconds"))
+(defun check-session-seconds (node seconds)
+  (let ((most (limits-max-session-seconds (node-limits node))))
+    (unless (<= 2 seconds most)
+      (refuse-size :too-large :max-session-seconds most seconds
+                   "a session lasts 2 to ~D seconds" most))))
+
+(defun open-session (node worker seconds &optional (owner ""))
+  "Open a session of WORKER, a string, that lasts SECONDS without a heartbeat and is OWNER's. Return
+its name and how long it lasts."
+  (check-session-seconds node seconds)
   (let ((lease nil) (session nil) (open nil))
     (unwind-protect
          (progn
            ;; before a lease is granted
            (check-sessions node)
            (setf lease (etcd:grant-lease (node-etcd node) seconds :keep-alive nil)
-                 session (format nil "~(~X~)" (etcd:lease-id lease)))
+                 session (format nil "~(~X~)~:[.~;~]~A" (etcd:lease-id lease)
+                                 (string= "" owner) owner))
            (reserve-session node session)
            (etcd:put (node-etcd node) (session-key node session) (short-text worker) :lease lease)
            (setf open t)

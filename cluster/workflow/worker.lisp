@@ -187,7 +187,10 @@ that there is no use in another attempt."
                        (pb:report-request-failure request)
                        (pb:make-failure :text (short-text (princ-to-string condition))
                                         :permanent t)))
-                ((or (closed-p worker) (not (passing-p condition)))
+                ((or (closed-p worker)
+                     (not (or (passing-p condition)
+                              ;; until somebody mends the store
+                              (typep condition '(or store-full store-forbids)))))
                  (return (note-refused worker task condition)))
                 (t (await-worker worker (loop:next-pause pauses)
                                  (lambda () (closed-p worker))))))))))

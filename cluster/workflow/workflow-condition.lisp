@@ -54,7 +54,12 @@ time. What it had claimed goes to others.")
   (:store-unavailable :unavailable "The store has not answered in time, or changed too often
 meanwhile. The request may have been done; it can be sent again as it is.")
   (:changes-compacted :out-of-range "The changes from the revision that was asked for are no longer
-in the store one by one. List the workflows, and watch from now on."))
+in the store one by one. List the workflows, and watch from now on.")
+  (:access-denied :permission-denied "The peer may not do this: no permission gives it the role, or
+the session is another's.")
+  (:store-full :resource-exhausted "The store takes nothing more until somebody makes room in it.")
+  (:store-forbids :failed-precondition "The store does not let the node do this: its user has not
+the right, or is not known."))
 
 (defun refuse (code control &rest arguments)
   "Signal the condition of CODE, with a text."

@@ -20,11 +20,14 @@
   text)
 
 (defun environment-values (text)
-  "The values that TEXT, lines NAME=VALUE, gives to names, as a plist of ${NAME} and values."
+  "The values that TEXT, lines NAME=VALUE, gives to names, as a plist of ${NAME} and $NAME, whose
+value is several words, and values."
   (loop for line in (uiop:split-string text :separator '(#\Newline))
         for equals = (position #\= line)
         when (and equals (char/= #\# (char line 0)))
-          append (list (format nil "${~A}" (subseq line 0 equals)) (subseq line (1+ equals)))))
+          append (loop for form in '("${~A}" "$~A")
+                       collect (format nil form (subseq line 0 equals))
+                       collect (subseq line (1+ equals)))))
 
 (defun words (text)
   (remove "" (uiop:split-string text :separator '(#\Space #\Newline #\\)) :test #'string=))
@@ -45,7 +48,7 @@
 
 (test the-units-command-is-taken
   (is-true (taken-p (rest (unit-command))))
-  (is-true (notany (lambda (word) (search "${" word)) (unit-command))))
+  (is-true (notany (lambda (word) (find #\$ word)) (unit-command))))
 
 (defun check-unit (source name program)
   "Check that systemd takes the file SOURCE as the unit NAME, with /bin/true for PROGRAM, a path."

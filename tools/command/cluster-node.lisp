@@ -12,6 +12,19 @@
     (unless (and equals (plusp equals)) (refuse "NAME=VALUE is wanted, not ~S" string))
     (cons (subseq string 0 equals) (subseq string (1+ equals)))))
 
+(defun parse-permission (string)
+  "The permission that STRING, ROLE=PATTERN, gives; ROLE may be work:KIND."
+  (let* ((equals (position #\= string)) (colon (position #\: string :end equals)))
+    (unless (and equals (plusp equals)) (refuse "ROLE=PATTERN is wanted, not ~S" string))
+    (let ((role (or (find (subseq string 0 (or colon equals)) '(:start :work :read :operate :join)
+                          :test #'string-equal)
+                    (refuse "~S is no role: they are start, work, work:KIND, read, operate, join"
+                            (subseq string 0 equals)))))
+      (handler-case (authority:check-permission
+                     (cons (if colon (list role (subseq string (1+ colon) equals)) role)
+                           (subseq string (1+ equals))))
+        (misuse (condition) (refuse "~A" (string-right-trim "." (princ-to-string condition))))))))
+
 (defun parse-store (string)
   "STRING, which names a store."
   (unless (string= "memory" string)
@@ -94,11 +107,15 @@ alone otherwise and takes no options."
       (etcd:close-etcd store)
       (when engine (memory:close-engine engine)))))
 
-(defun call-with-workflows (function store namespace metrics health worker-name seconds)
-  "Call FUNCTION with a service of workflows in STORE and a worker of its own called WORKER-NAME,
-whose sessions last SECONDS; or nil, if that is. FUNCTION stops the worker."
-  (let ((service (workflow:make-workflow-service store :namespace namespace :metrics metrics
-                                                      :health health)))
+(defconstant +longest-own-session-seconds+ 120 "Of the node's own worker.")
+
+(defun call-with-workflows (function store namespace allow metrics health worker-name seconds)
+  "Call FUNCTION with a service of workflows in STORE for peers that ALLOW, permissions, gives
+roles, and a worker of its own called WORKER-NAME, whose sessions last SECONDS; or nil, if that is.
+FUNCTION stops the worker."
+  (let ((service (workflow:make-workflow-service store :namespace namespace :allow allow
+                                                      :metrics metrics :health health))
+        (seconds (min seconds +longest-own-session-seconds+)))
     (unwind-protect
          (funcall function service
                   (and worker-name (workflow:start-worker service :name worker-name
@@ -155,7 +172,8 @@ printed once it is a member. Return the exit code."
       (store "STORE" #'parse-store nil
              "Where the cluster's state is: etcd:HOST:PORT, of several members with commas
       between; or memory: in this process, for trials, and gone with it. Others reach that one as
-      etcd:ADDRESS, where the node listens, and so does everybody who can connect.")
+      etcd:ADDRESS, where the node listens, and so does everybody who can connect; with --client-ca
+      nobody does.")
       (store-ca "FILE" #'identity nil
                 "Speak TLS to etcd, and trust the certificates in FILE (PEM).")
       (store-cert "FILE" #'identity nil
@@ -178,8 +196,12 @@ printed once it is a member. Return the exit code."
       what it has begun.")
       (if-taken "CHOICE" (choice-parser :take-over :refuse) :take-over
                 "What to do if there is a member of its name: take-over, or refuse to start.")
-      (require-identity "[true|false]" #'parse-boolean nil
-                        "Have nobody join through this node without a certificate for his name.")
+      ((allow "--allow") "ROLE=PATTERN" #'parse-permission '()
+       "Give a role to peers whose certificate has a name of this pattern; may be given several
+      times. Roles: start (start and signal workflows), work (or work:KIND), read, operate (cancel
+      and delete them), join (be a member by a call, without a store of one's own). Patterns: a DNS
+      name, or spiffe://DOMAIN/PATH, where * is one label or one segment, and for join {name} is
+      the member's name; * alone is any certificate; anyone is without one, too.")
       (namespace "NAME" #'identity "default" "Whose workflows it serves.")
       (worker "[true|false]" #'parse-boolean nil
               "Work on workflows as well, with steps to try: echo returns its input, sleep does so
@@ -189,7 +211,8 @@ printed once it is a member. Return the exit code."
       :server-tls))
     "Be a node of a cluster: serve clgrpc.cluster.v1.Cluster, clgrpc.workflow.v1.Workflow, health
 and reflection, and be a member until SIGTERM or SIGINT. Prints `listening on ADDRESS` when it is
-one. With --client-ca those who join through it have to be whom their certificates say. Exits with
+one. With --tls-cert nobody has a role that --allow does not give; without it, and without --allow,
+whoever can connect has all roles but join, and its log says so when it starts. Exits with
 0 when it was told to end, with 1 if it could not start, with 2 if the arguments are wrong, with 3
 if another process has taken its name. See doc/cluster/cluster.md."
   (unless name (refuse "--name is missing"))
@@ -222,12 +245,13 @@ if another process has taken its name. See doc/cluster/cluster.md."
                               (list :store store :cluster cluster :listen listen
                                     :address advertise :labels label
                                     :lease-seconds lease-seconds :if-taken if-taken
-                                    :identity-required require-identity :metrics counted
+                                    :allow allow :metrics counted
                                     :observer (remove nil (list tracing access-log))
                                     :credentials tls
                                     :services (list* health workflows
-                                                     (append engines
+                                                     ;; these ask nobody for a role
+                                                     (append (if client-ca '() engines)
                                                              (grpc:reflection-services))))))
-                  store namespace counted health (and worker name) lease-seconds))
+                  store namespace allow counted health (and worker name) lease-seconds))
                store options))))
       (program:end-exporting exporter))))

@@ -12,6 +12,7 @@
                     (#:console #:clgrpc.console) (#:examples #:clgrpc.examples)
                     (#:testing #:grpc.testing)
                     (#:cluster #:clgrpc.cluster) (#:etcd #:clgrpc.etcd) (#:rest #:clgrpc.rest)
+                    (#:authority #:clgrpc.authority)
                     (#:memory #:clgrpc.memory) (#:workflow #:clgrpc.workflow)
                     (#:workflow-v1 #:clgrpc.workflow.v1)
                     (#:membership #:clgrpc.cluster.v1)

@@ -108,7 +108,7 @@ told, it reads them again, is told each change once, and nothing once it is clos
 (test watchers-go
   "What watchers took is given back, and a server that stops does not wait for them."
   (with-store (store)
-    (let* ((service (make-cluster-service *etcd*))
+    (let* ((service (make-open-service))
            (informer (cluster::service-informer service))
            (server (grpc:start-server service)))
       (unwind-protect

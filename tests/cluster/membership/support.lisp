@@ -32,10 +32,15 @@
 (defmacro with-engine-at ((port) &body body)
   `(call-with-engine-at (lambda () ,@body) ,port))
 
+(defun make-open-service (&rest arguments)
+  "A cluster service on *ETCD*, made with ARGUMENTS, at which anybody may join."
+  (apply #'make-cluster-service *etcd*
+         :allow '((:join . "anyone") (:read . "anyone")) arguments))
+
 (defmacro with-service ((channel &rest arguments) &body body)
   "Evaluate BODY with CHANNEL to a server of a cluster service on *ETCD*, made with ARGUMENTS."
   (let ((service (gensym)) (server (gensym)))
-    `(let* ((,service (make-cluster-service *etcd* ,@arguments))
+    `(let* ((,service (make-open-service ,@arguments))
             (,server (grpc:start-server ,service)))
        (unwind-protect
             (grpc:with-channel (,channel (grpc:server-address ,server)) ,@body)

@@ -35,7 +35,8 @@ the etcd that THE-SERVICE-ON-ETCD has started for all of them."
 
 (defun open-a-session (node &key (seconds 60))
   (pb:open-session-reply-session
-   (methods:open-session node (pb:make-open-session-request :worker "test" :seconds seconds))))
+   (workflow::ask #'methods:open-session node
+                  (pb:make-open-session-request :worker "test" :seconds seconds) 10)))
 
 (defun claim (node session kinds &key (wait 0) (count 1))
   "The tasks that SESSION claims, a list."

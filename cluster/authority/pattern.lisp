@@ -1,0 +1,77 @@
+;;;; Patterns of identities: an identity, in which * stands for one label of a DNS name or for one
+;;;; segment of the path of a SPIFFE identity, and {name} for the member that somebody wants to be.
+
+(in-package #:clgrpc.authority)
+
+(defstruct (pattern (:constructor %make-pattern (text spiffe-p parts)) (:copier nil))
+  "A pattern of identities."
+  (text "" :type string :read-only t)   ; as it was given
+  (spiffe-p nil :type boolean :read-only t) ; it is of SPIFFE identities
+  (parts '() :type list :read-only t))  ; strings, :SEGMENT and :NAME
+
+(defparameter *name-place* "{name}" "What stands for the member's name in a pattern.")
+
+(defun pattern-separator (spiffe-p)
+  (if spiffe-p #\/ #\.))
+
+(defun whole-segment-p (text at spiffe-p)
+  "True if the character AT of TEXT is a segment by itself."
+  (let ((separator (pattern-separator spiffe-p)))
+    (flet ((edge-p (place)
+             (or (not (< -1 place (length text))) (char= separator (char text place)))))
+      (and (edge-p (1- at)) (edge-p (1+ at))))))
+
+(defun parse-parts (text spiffe-p)
+  "The parts of TEXT, a pattern. Signal MISUSE."
+  (loop with start = 0
+        for star = (position #\* text :start start)
+        for place = (search *name-place* text :start2 start)
+        for next = (cond ((and star place) (min star place)) (t (or star place)))
+        when (string/= "" (subseq text start next))
+          collect (subseq text start next)
+        while next
+        if (eql next star)
+          collect :segment
+          and do (unless (whole-segment-p text next spiffe-p)
+                   (misuse "In ~S the * is no whole label or segment." text))
+                 (setf start (1+ next))
+        else
+          collect :name
+          and do (setf start (+ next (length *name-place*)))))
+
+(defun make-pattern (text)
+  "The pattern that TEXT is. Signal MISUSE."
+  (let* ((spiffe-p (spiffe-p text))
+         (domain-end (and spiffe-p (position #\/ text :start (length "spiffe://")))))
+    (cond ((string= "" text) (misuse "A pattern of identities has characters."))
+          ((and (not spiffe-p) (find #\/ text))
+           (misuse "~S is neither a DNS name nor a SPIFFE identity, spiffe://DOMAIN/PATH." text))
+          ((and spiffe-p
+                (or (null domain-end)
+                    (= domain-end (length "spiffe://"))
+                    (find-if (lambda (char) (find char "*{")) text :end domain-end)))
+           (misuse "~S has no trust domain in full, and a path." text)))
+    (%make-pattern text (and spiffe-p t) (parse-parts text spiffe-p))))
+
+(defun parts-match-p (parts separator text start name)
+  "True if PARTS of a pattern are what TEXT has from START on; NAME stands for :NAME."
+  (if (null parts)
+      (= start (length text))
+      (let* ((part (first parts))
+             (literal (if (eq :name part) name part))
+             (end (if (eq :segment part)
+                      (or (position separator text :start start) (length text))
+                      (+ start (length literal)))))
+        (and (< start end)
+             (<= end (length text))
+             (or (eq :segment part) (string= literal text :start2 start :end2 end))
+             (parts-match-p (rest parts) separator text end name)))))
+
+(defun matches-p (pattern identity name)
+  "True if IDENTITY is one of PATTERN, where NAME, or nil, stands for the name in it."
+  (let ((spiffe-p (spiffe-p identity)))
+    (or (string= "*" (pattern-text pattern))
+        (and (eq (and spiffe-p t) (pattern-spiffe-p pattern))
+             (or name (not (find :name (pattern-parts pattern))))
+             (parts-match-p (pattern-parts pattern) (pattern-separator spiffe-p) identity 0
+                            name)))))

@@ -1,0 +1,93 @@
+;;;; Roles, and who has them. A role is given by a permission, (ROLE . PATTERN): whoever has an
+;;;; identity of that pattern has that role.
+;;;;
+;;;; Whoever calls within the image has all roles. Without TLS, and if no permission is given at
+;;;; all, so has whoever can connect, but for :join. Else nobody has a role that was not given.
+
+(in-package #:clgrpc.authority)
+
+(defparameter *roles* '(:start :work :read :operate :join)
+  "All roles: to start workflows and to signal them; to work on them; to read what is known; to
+cancel and delete; to be a member of the cluster by a call.")
+
+(defstruct (permission (:constructor make-permission (role kind pattern)) (:copier nil))
+  "That whoever is of PATTERN has ROLE."
+  (role nil :type keyword :read-only t) ; that is given
+  (kind nil :type (or null string) :read-only t) ; of tasks, for :work; nil: of all
+  (pattern nil :type (or pattern (eql :anyone)) :read-only t)) ; :anyone: without a certificate, too
+
+(defstruct (authority (:constructor %make-authority (permissions)) (:copier nil))
+  "Which roles peers have; see MAKE-AUTHORITY."
+  (permissions '() :type list :read-only t)) ; that are given
+
+(document-functions
+  authority-p "True of what MAKE-AUTHORITY returns.")
+
+(defun check-permission (permission)
+  "Return PERMISSION if it is one: a cons of a role and a pattern. A role is :start, :work, :read,
+:operate or :join, or (:work KIND) for tasks of that KIND, a string. A pattern is a string: a DNS
+name, or a SPIFFE identity; in either * stands for one label or one segment of the path, and for
+:join {name} for the name of the member. The pattern \"*\" is every identity; \"anyone\" is also a
+peer without a certificate. Signal MISUSE otherwise. From any thread."
+  (parse-permission permission)
+  permission)
+
+(defun parse-permission (permission)
+  "The PERMISSION that a cons of a role and a pattern means. Signal MISUSE."
+  (unless (and (consp permission) (stringp (cdr permission)))
+    (misuse "A permission is a cons of a role and a pattern, unlike ~S." permission))
+  (destructuring-bind (role &optional kind &rest more) (alexandria:ensure-list (car permission))
+    (unless (and (member role *roles*)
+                 (null more)
+                 (or (null kind) (and (eq :work role) (stringp kind))))
+      (misuse "~S is no role; there are ~{~(~S~)~^, ~}, and (:work KIND)." (car permission)
+              *roles*))
+    (when (and (search *name-place* (cdr permission)) (not (eq :join role)))
+      (misuse "~A stands in patterns of :join alone, unlike ~S." *name-place* (cdr permission)))
+    (make-permission role kind (if (string= "anyone" (cdr permission))
+                                   :anyone
+                                   (make-pattern (cdr permission))))))
+
+(defun make-authority (permissions)
+  "Return an authority by which PERMISSIONS, a list as CHECK-PERMISSION takes each, are given.
+Signal MISUSE. From any thread."
+  (%make-authority (mapcar #'parse-permission permissions)))
+
+(defun given-p (permission identities role kind name)
+  "True if PERMISSION gives ROLE, for tasks of KIND or for any, to a peer with IDENTITIES."
+  (let ((pattern (permission-pattern permission)))
+    (and (eq role (permission-role permission))
+         (or (null kind) (null (permission-kind permission))
+             (string= kind (permission-kind permission)))
+         (or (eq :anyone pattern)
+             (some (lambda (identity) (matches-p pattern identity name)) identities)))))
+
+(defun open-p (authority role call)
+  "True if whoever can connect has ROLE: no permissions were given, and there is no TLS."
+  (and (null (authority-permissions authority))
+       (not (eq :join role))
+       (null (rpc:call-security call))))
+
+(defun refusal-text (identities role kind name)
+  (format nil "~:[the peer, which has shown no certificate with a name,~;~:*~{~A~^, ~}~] ~
+               may not ~(~A~)~@[ ~A~]~@[ as ~A~]: no permission gives that role"
+          (mapcar #'printable-text identities) role (and kind (printable-text kind))
+          (and name (printable-text name))))
+
+(defun access-refusal (authority role call &key kind name)
+  "Return nil if the peer of CALL, the server's end of a call or nil, has ROLE by AUTHORITY; else
+why not, a string for the peer. KIND is the kind of tasks for :work, or nil; NAME is the member that
+the peer wants to be, for :join. From any thread."
+  (unless (or (within-image-p call) (open-p authority role call))
+    (let ((identities (call-identities call)))
+      (unless (some (lambda (permission) (given-p permission identities role kind name))
+                    (authority-permissions authority))
+        (refusal-text identities role kind name)))))
+
+(defun authority-warning (authority tls-p)
+  "Return what whoever starts a server by AUTHORITY, with TLS if TLS-P, has to know, a string, or
+nil. From any thread."
+  (when (null (authority-permissions authority))
+    (if tls-p
+        "with TLS and without permissions nobody may start, work, read or operate by a call"
+        "without TLS whoever can connect may start, work, read and operate")))

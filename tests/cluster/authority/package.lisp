@@ -1,0 +1,10 @@
+;;;; Tests of roles: identities of certificates, patterns, permissions.
+
+(defpackage #:clgrpc.tests.authority
+  (:use #:cl #:fiveam #:clgrpc.authority)
+  (:import-from #:clgrpc.base #:misuse)
+  (:local-nicknames (#:authority #:clgrpc.authority)))
+
+(in-package #:clgrpc.tests.authority)
+
+(def-suite :clgrpc.authority :description "Who may do what at the services of a cluster.")

@@ -1,0 +1,66 @@
+;;;; Identities, patterns of them, and permissions.
+
+(in-package #:clgrpc.tests.authority)
+(in-suite :clgrpc.authority)
+
+(test identities-of-certificates
+  "A SPIFFE identity counts with its trust domain and path; the common name only without others."
+  (is (equal '("spiffe://example/nodes/b" "a.example")
+             (certificate-identities '((:dns "a.example") (:ip "1.2.3.4")
+                                       (:uri "spiffe://example/nodes/b") (:uri "https://x/c"))
+                                     "CN=d")))
+  (is (equal '("d") (certificate-identities '((:ip "1.2.3.4")) "O=x,CN=d")))
+  (is (equal '() (certificate-identities '() "O=x")))
+  ;; what only looks like a name
+  (is (equal '() (certificate-identities '() "O=x\\,XCN=d")))
+  (is (equal '() (certificate-identities '() "O=x\\,CN=d,CN=e")))
+  (is (equal '() (certificate-identities '() "O=\"x,CN=d\",CN=e")))
+  (is (equal '() (certificate-identities '((:dns "spiffe://example/a")) "CN=spiffe://example/a"))))
+
+(defun matched-p (pattern identity &optional name)
+  (authority::matches-p (authority::make-pattern pattern) identity name))
+
+(test patterns-of-identities
+  "A * is one label or one segment; what is a DNS name is never a SPIFFE identity."
+  (loop for (pattern identity name) in '(("a.example" "a.example")
+                                         ("*.example" "a.example")
+                                         ("a.*.example" "a.b.example")
+                                         ("*" "a.example") ("*" "spiffe://d/a")
+                                         ("spiffe://d/a/b" "spiffe://d/a/b")
+                                         ("spiffe://d/*/b" "spiffe://d/a/b")
+                                         ("{name}" "n1" "n1")
+                                         ("{name}.nodes" "n.1.nodes" "n.1")
+                                         ("spiffe://d/nodes/{name}" "spiffe://d/nodes/n1" "n1")
+                                         ("spiffe://d/*/{name}" "spiffe://d/x/n1" "n1"))
+        do (is-true (matched-p pattern identity name) "~A ~A ~A" pattern identity name))
+  (loop for (pattern identity name) in '(("a.example" "A.example")
+                                         ("a.example" "b.a.example") ("a.example" "a.example.b")
+                                         ("*.example" "a.b.example") ("*.example" ".example")
+                                         ("*.example" "spiffe://d.example")
+                                         ("spiffe://d/*" "spiffe://d/a/b")
+                                         ("spiffe://d/*" "spiffe://d/")
+                                         ("spiffe://d/a" "spiffe://e/a")
+                                         ("{name}" "n1" "n2") ("{name}" "n1")
+                                         ("{name}" "spiffe://d/n1" "n1")
+                                         ("spiffe://d/{name}" "spiffe://d/x/n1" "n1")
+                                         ("spiffe://d/{name}" "spiffe://e/n1" "n1"))
+        do (is-false (matched-p pattern identity name) "~A ~A ~A" pattern identity name)))
+
+(test permissions-are-checked
+  (loop for permission in '((:start . "a") (:work . "*") ((:work "charge") . "spiffe://d/w/*")
+                            (:join . "{name}") (:read . "anyone"))
+        do (is (equal permission (check-permission permission))))
+  (loop for permission in '((:run . "a") (:start) "start=a" (:start . "") (:start . "a/b")
+                            (:start . "a*.example") (:start . "spiffe://d") (:start . "spiffe:///a")
+                            (:start . "spiffe://*/a") (:join . "spiffe://{name}/a")
+                            (:start . "{name}") ((:start "charge") . "a") ((:work charge) . "a")
+                            ((:work "a" "b") . "a"))
+        do (signals misuse (check-permission permission))))
+
+(test who-starts-is-warned
+  (let ((none (make-authority '())) (some (make-authority '((:read . "anyone")))))
+    (is (search "whoever can connect" (authority-warning none nil)))
+    (is (search "nobody" (authority-warning none t)))
+    (is (null (authority-warning some nil)))
+    (is (null (authority-warning some t)))
+    (is-true (authority-p some))))

@@ -1,0 +1,134 @@
+;;;; Who may start, work, read and operate, and what one session may have.
+
+(in-package #:clgrpc.tests.workflow)
+(in-suite :clgrpc.workflow)
+
+(defun call-with-memory-node (function &rest arguments)
+  "Call FUNCTION with a node, of ARGUMENTS, whose store is in memory."
+  (let* ((engine (memory:make-engine)) (etcd (memory:connect engine)))
+    (unwind-protect
+         (let ((node (apply #'make-workflow-service etcd arguments)))
+           (unwind-protect (funcall function node)
+             (close-workflow-service node)))
+      (etcd:close-etcd etcd)
+      (memory:close-engine engine))))
+
+(defmacro with-memory-node ((node &rest arguments) &body body)
+  `(call-with-memory-node (lambda (,node) ,@body) ,@arguments))
+
+(defun call-with-peers (function node)
+  "Call FUNCTION with a function that returns a channel to a server of NODE for the certificate of a
+name, nil for none."
+  (flet ((file (name type)
+           (namestring (support:certificate-file (format nil "~A.~A" name type)))))
+    (let ((server (server:start-server node :credentials (loop:tls-credentials
+                                                          :certificate (file "server" "pem")
+                                                          :key (file "server" "key")
+                                                          :roots (file "ca" "pem")
+                                                          :client-certificates :request)))
+          (channels '()))
+      (unwind-protect
+           (funcall function
+                    (lambda (name)
+                      (let ((channel (client:make-channel
+                                      (server:server-address server)
+                                      :credentials
+                                      (apply #'loop:tls-credentials :roots (file "ca" "pem")
+                                             (and name (list :certificate (file name "pem")
+                                                             :key (file name "key")))))))
+                        (push channel channels)
+                        channel)))
+        (mapc #'calling:close-channel channels)
+        (server:stop-server server :drain 0)))))
+
+(test peers-have-the-roles-that-they-are-given
+  (with-memory-node (node :allow '((:start . "client.test.example")
+                                   ((:work "charge") . "spiffe://test.example/worker/*")
+                                   (:read . "*")
+                                   (:operate . "spiffe://test.example/node/a")))
+    (call-with-peers
+     (lambda (peer)
+       (let ((client (funcall peer "client")) (worker (funcall peer "worker-1"))
+             (operator (funcall peer "node-a")) (nobody (funcall peer nil)))
+         (is-true (start-workflow client "w" '((:task "charge"))))
+         (is (eq :running (pb:workflow-state-status (state-of worker "w"))))
+         (signals access-denied (start-workflow worker "v" '((:task "charge"))))
+         (signals access-denied (signal-workflow worker "w" "go" "x"))
+         (signals access-denied (cancel-workflow client "w"))
+         (signals access-denied (cancel-workflow worker "w"))
+         (signals access-denied (open-a-session client))
+         (signals access-denied (workflow-state nobody "w"))
+         (signals access-denied (map-workflows #'identity nobody))
+         (let ((session (open-a-session worker)))
+           (signals access-denied (claim worker session '("ship")))
+           (signals access-denied (claim worker session '("charge" "ship")))
+           (let ((task (first (claim worker session '("charge")))))
+             (signals access-denied (report worker task "paid" :session session
+                                                               :next-kinds '("ship")))
+             (report worker task "paid")))
+         (is (eq :completed (await-workflow client "w" :timeout +patience+)))
+         (start-workflow client "x" '((:task "charge")))
+         (cancel-workflow operator "x")))
+     node)))
+
+(test a-session-is-its-opener-s
+  "Who reads a task's session and fence can neither report it nor end the session."
+  (with-memory-node (node :allow '((:start . "client.test.example") (:read . "*")
+                                   (:work . "spiffe://test.example/worker/*")))
+    (call-with-peers
+     (lambda (peer)
+       (let* ((client (funcall peer "client")) (worker (funcall peer "worker-1"))
+              (forger (funcall peer "worker-2")) (session (open-a-session worker)))
+         (start-workflow client "w" '((:task "charge")))
+         (let ((task (first (claim worker session '("charge")))))
+           (is (string= session (pb:workflow-state-session (state-of forger "w"))))
+           (signals access-denied (report forger task "forged"))
+           (signals access-denied (report forger task "forged" :session session
+                                                               :next-kinds '("charge")))
+           (signals access-denied (claim forger session '("charge")))
+           (signals access-denied
+             (workflow::ask #'methods:heartbeat forger
+                            (pb:make-heartbeat-request :session session) 10))
+           (signals access-denied
+             (workflow::ask #'methods:close-session forger
+                            (pb:make-close-session-request :session session) 10))
+           ;; nor does the node's own worker take what is a peer's
+           (signals access-denied (claim node session '("charge")))
+           (report worker task "paid"))
+         (is (equalp (string-octets "paid")
+                     (nth-value 1 (await-workflow client "w" :timeout +patience+))))))
+     node)))
+
+(test a-session-has-bounds
+  "It lasts so long, and has so many tasks and waiting claims; what is reported makes room."
+  (with-memory-node (node :max-session-seconds 30 :max-held 2 :max-waiting-claims-per-session 2)
+    (signals too-large (open-a-session node :seconds 31))
+    (let ((session (open-a-session node :seconds 30)))
+      (dotimes (i 4) (start-workflow node (format nil "w~D" i) '((:task "charge"))))
+      (let ((tasks (append (claim node session '("charge")) (claim node session '("charge")))))
+        (is (= 2 (length tasks)))
+        (signals backlog-full (claim node session '("charge")))
+        (report node (first tasks) "paid")
+        (is (= 1 (length (claim node session '("charge")))))))
+    (let ((session (open-a-session node :seconds 30)))
+      (flet ((wait ()
+               (calling:call-async #'methods:claim node
+                                   (pb:make-claim-request :session session :kinds '("ship")
+                                                          :wait-ms 20000)
+                                   :timeout 30)))
+        (let ((calls (list (wait) (wait))))
+          (is (wait-until (lambda ()
+                            (= 2 (workflow::task-queue-parked (workflow::node-task-queue node))))))
+          (signals backlog-full (claim node session '("ship") :wait 1))
+          (mapc #'rpc:cancel calls))))))
+
+(test an-identity-has-so-many-sessions
+  (with-memory-node (node :allow '((:work . "*")) :max-sessions-per-identity 2)
+    (call-with-peers
+     (lambda (peer)
+       (let ((worker (funcall peer "worker-1")) (other (funcall peer "worker-2")))
+         (open-a-session worker)
+         (open-a-session worker)
+         (signals backlog-full (open-a-session worker))
+         (is-true (open-a-session other))))
+     node)))
