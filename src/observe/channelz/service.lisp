@@ -113,8 +113,8 @@ calls, LAST-NS, when the last began, by the clock of LOOP, or 0, and MORE."
                                               (server:server-loop-tally server-loop))))
                                       '(0 0 0 0)))))
          (number (channel-trace-number (server:server-channel-trace server))))
-    (flet ((total (place function)
-             (reduce function tallies :key (lambda (tally) (nth place tally)) :initial-value 0)))
+    (flet ((total (place combine)
+             (reduce combine tallies :key (lambda (tally) (nth place tally)) :initial-value 0)))
       (v1:make-server
        :ref (v1:make-server-ref :server-id number
                                 :name (format nil "~{~A~^,~}" (server:server-addresses server)))
