@@ -26,7 +26,7 @@ a :cluster of several members."
     (:clock-jumps
      "the clock of a node or a worker jumps a minute ahead, as on a machine that has slept")
     (:time-of-day
-     "the time of day is half a minute ahead or late at a node for some seconds"))
+     "the time of day is eight days ahead or late at a node for some seconds"))
   "What goes wrong with nodes and workers (workflow.lisp), names and texts.")
 
 (defun fault-names ()

@@ -8,17 +8,17 @@
 (in-package #:clgrpc.tests.faults)
 (in-suite :clgrpc.faults)
 
-(defconstant +steps+ 5 "Of each workflow.")
-(defconstant +node-lease-seconds+ 4 "How long a node stays a member that is not heard of.")
-(defconstant +session-seconds+ 5 "How long a worker keeps tasks that is not heard of.")
+(defconstant +steps+ 5 "Tasks of each workflow; a time follows them.")
+(defconstant +node-lease-seconds+ 10 "How long a node stays a member that is not heard of.")
+(defconstant +session-seconds+ 10 "How long a worker keeps tasks that is not heard of.")
+(defconstant +wrong-seconds+ (* 8 86400)
+  "How far a wrong time of day is off: beyond the time limit of a workflow and the retention.")
 
 ;;; Nodes and workers
 
 (defun client-of (store)
   "A client of STORE, addresses of etcd or an engine in memory."
-  (if (listp store)
-      (etcd:make-etcd store :timeout 5 :keepalive-seconds 2 :backoff-maximum-seconds 1)
-      (memory:connect store)))
+  (if (listp store) (etcd:make-etcd store) (memory:connect store)))
 
 ;;; Clocks. Those of a process are real ones and what they have jumped: a world's, by which leases
 ;;; and calls end, and a service's time of day, by which workflows wait.
@@ -55,9 +55,7 @@
 Return a function that ends it."
   (let* ((etcd (client-of store))
          (service (workflow:make-workflow-service etcd :clock (time-of-day name)))
-         (node (cluster:start-node name :store etcd :listen address
-                                        :lease-seconds +node-lease-seconds+
-                                        :services (list service))))
+         (node (cluster:start-node name :store etcd :listen address :services (list service))))
     (lambda ()
       (cluster:stop-node node :drain 0)
       (workflow:close-workflow-service service)
@@ -79,11 +77,9 @@ Return a function that ends it."
 (defun start-own-worker (name target file)
   "Start a worker that does the tasks of workflows of the nodes at TARGET, and notes in FILE what it
 has done. Return a function that ends it."
-  (let* ((channel (grpc:make-channel target :balance :round-robin :keepalive-seconds 2
-                                            :backoff-maximum-seconds 1))
+  (let* ((channel (grpc:make-channel target :balance :round-robin))
          (out (open file :direction :output :if-exists :append :if-does-not-exist :create))
          (worker (workflow:start-worker channel :name name :concurrency 8
-                                                :session-seconds +session-seconds+
                                                 :kinds (list (cons "work"
                                                                    (doing-work name out))))))
     (lambda ()
@@ -158,10 +154,11 @@ seconds, or faster once that has been held up."
                           (progn
                             (workflow:start-workflow
                              (flow-channel flow) id
-                             (loop for step from 1 to +steps+
-                                   collect (list :task "work" :name (format nil "~D" step)
-                                                 :attempts 1000 :backoff 0.1 :max-backoff 1))
-                             :input id)
+                             (append (loop for step from 1 to +steps+
+                                           collect (list :task "work"
+                                                         :name (princ-to-string step)))
+                                     '((:wait 1/10)))
+                             :input id :timeout 86400)
                             (setf (gethash id (flow-started flow)) t)
                             (return))
                         (workflow:workflow-error () (sleep 0.2)))))))
@@ -221,7 +218,7 @@ all of which workers say they made."
     (cond ((not (eq :completed status)) (complain flow "~A is ~(~A~)" id status))
           ((/= 1 (length (events-of reply :ended)))
            (complain flow "~A has ended ~D times" id (length (events-of reply :ended))))
-          ((not (equal (loop for step from 1 to +steps+ collect step)
+          ((not (equal (loop for step from 1 to (1+ +steps+) collect step)
                        (mapcar #'pb:event-step (events-of reply :step-done))))
            (complain flow "of ~A the steps ~A are done" id
                      (mapcar #'pb:event-step (events-of reply :step-done))))
@@ -327,7 +324,7 @@ starts in its place."
        (when (find part (flow-nodes flow)) (check-return flow part etcd 0))))
     (:time-of-day
      (let ((node (one-of flow (flow-nodes flow))))
-       (set-clocks node (part-ahead node) (one-of flow '(-30 30)))
+       (set-clocks node (part-ahead node) (one-of flow (list (- +wrong-seconds+) +wrong-seconds+)))
        (sleep 5)
        (set-clocks node (part-ahead node) 0)))))
 
@@ -342,8 +339,7 @@ starts in its place."
          (target (format nil "ipv4:~{127.0.0.1:~D~^,~}" ports))
          (folder (format nil "~Awork/" (place-folder place)))
          (flow (make-flow :place place :count count :folder folder
-                          :channel (grpc:make-channel target :balance :round-robin
-                                                             :backoff-maximum-seconds 1))))
+                          :channel (grpc:make-channel target :balance :round-robin))))
     (ensure-directories-exist folder)
     (setf (flow-nodes flow)
           (loop for port in ports
@@ -456,12 +452,13 @@ of complaints, texts, and a text of what was done."
 
 (defun jump-clocks (flow ahead)
   "Have all leases end in the store of FLOW, whose clock the number in AHEAD, a list, changes, again
-and again, and the times of day of the nodes be wrong by seconds."
+and again, and the time of day of one node after the other be wrong by days."
   (loop repeat 10
-        do (sleep 0.3)
-           (incf (car ahead) (seconds-ns 100))
-           (set-clocks (one-of flow (flow-nodes flow)) 0 (one-of flow '(-3 0 3))))
-  (dolist (node (flow-nodes flow)) (set-clocks node 0 0)))
+        do (let ((node (one-of flow (flow-nodes flow))))
+             (set-clocks node 0 (one-of flow (list (- +wrong-seconds+) 0 +wrong-seconds+)))
+             (sleep 0.3)
+             (incf (car ahead) (seconds-ns 100))
+             (set-clocks node 0 0))))
 
 (defun jump-and-check (flow engine ahead)
   "Do so; complain unless all nodes are members in ENGINE afterwards, each as another than before."
