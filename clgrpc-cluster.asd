@@ -43,7 +43,7 @@
   :components ((:static-file "../../proto/cluster/workflow.proto") (:file "proto")
                (:file "package") (:file "workflow-condition") (:file "limit") (:file "key")
                (:file "definition") (:file "draft") (:file "decision") (:file "index")
-               (:file "date") (:file "node") (:file "instrument") (:file "change") (:file "claim")
+               (:file "date") (:file "node") (:file "usage") (:file "instrument") (:file "change") (:file "claim")
                (:file "bulk") (:file "session") (:file "timer-queue")
                (:file "keeper") (:file "watching") (:file "method")
                (:file "client") (:file "task") (:file "worker")))

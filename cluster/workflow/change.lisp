@@ -95,6 +95,7 @@
 
 (defun note-put (node drafts revision)
   "DRAFTS are in the store, at REVISION."
+  (note-added node (reduce #'+ drafts :key #'put-octets))
   (dolist (draft drafts)
     (count-draft node draft)
     (remember-state node (draft-state draft) revision)))

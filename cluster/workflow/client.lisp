@@ -87,6 +87,16 @@ Signal WORKFLOW-CLOSED if it has ended otherwise, or another WORKFLOW-ERROR afte
   (ask #'methods:cancel channel (pb:make-cancel-request :id id :reason reason) timeout)
   nil)
 
+(defun delete-workflow (channel id &key cancel (reason "") timeout)
+  "Remove the workflow ID, which has ended, with its history, payloads and result: its id is free
+again. With CANCEL one that runs is cancelled first, because of REASON. Return true if it was there;
+false if not, also if an earlier try of this call has removed it. Signal WORKFLOW-RUNNING, or
+another WORKFLOW-ERROR after TIMEOUT seconds (10). From any thread."
+  (pb:delete-reply-deleted
+   (ask #'methods:delete channel
+        (pb:make-delete-request :id id :cancel (and cancel t) :reason reason)
+        timeout)))
+
 (defun map-workflows (function channel &key (status :any) timeout)
   "Call FUNCTION with a CLGRPC.WORKFLOW.V1:WORKFLOW-SUMMARY of each workflow, or of those whose
 STATUS is :running, :completed, :failed or :cancelled, in the order of their ids. They are fetched

@@ -440,6 +440,13 @@ is lost again and again fails, since it may be what ends its workers."
       (t (refuse :workflow-closed "the workflow ~A has ended (~(~A~))"
                  (pb:workflow-state-id state) (pb:workflow-state-status state))))))
 
+(defun delete-state (draft)
+  "Somebody deletes the workflow, of which nothing is to be left."
+  (let ((state (draft-state draft)))
+    (when (running-p state)
+      (refuse :workflow-running "the workflow ~A has not ended" (pb:workflow-state-id state)))
+    (setf (draft-forgotten draft) t)))
+
 ;;; Time
 
 (defun step-times (state step)

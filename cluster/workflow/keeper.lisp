@@ -214,6 +214,7 @@ store."
 (defun count-node (node)
   (let ((begin (loop:world-now)))
     (count-workflows node)
+    (measure-usage node)
     (setf (node-count-seconds node) (ns-seconds (- (loop:world-now) begin)))))
 
 (defun count-workflows (node)
@@ -294,7 +295,8 @@ this without TLS, and nothing with TLS. Calls within the image may do all.
 Limits, for this node: :max-payload-octets (1000000) of inputs, a result, a signal; :max-steps
 (256), :max-changes (5000), :max-state-octets (400000), which its steps and what is known of them
 take, and :max-signals (100), which wait, of a workflow; :max-running (1000000) workflows;
-:max-sessions (100000), and :max-sessions-per-identity (1000) of one certificate's;
+:max-store-share (7/10) of the store's quota, which is :store-quota octets if its status does not
+say (2 GB), so much may be in use for a workflow to be started; :max-sessions (100000), and :max-sessions-per-identity (1000) of one certificate's;
 :max-session-seconds (120) that one lasts unheard of; :max-held (1000) tasks of a session;
 :max-waiting-claims (10000), and :max-waiting-claims-per-session (1000); :max-watches (20000), and
 :max-watches-per-peer (10000) of one address; :max-tasks (16) of a claim;

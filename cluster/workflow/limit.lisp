@@ -15,6 +15,9 @@
   (max-state-octets 400000 :type (integer 1000 400000) :read-only t) ; of what is kept of a workflow
   (max-signals 100 :type (integer 1 1000) :read-only t) ; for which no step of it has waited yet
   (max-running 1000000 :type (integer 1) :read-only t) ; workflows that have not ended
+  ;; octets that the store's file may have; nil: as the store says, or etcd's default
+  (store-quota nil :type (or null (integer 1)) :read-only t)
+  (max-store-share 7/10 :type (real (0) 1) :read-only t) ; of that, beyond which none is started
   (max-sessions 100000 :type (integer 1) :read-only t) ; that are open
   (max-sessions-per-identity 1000 :type (integer 1) :read-only t) ; of one certificate's
   (max-session-seconds 120 :type (integer 2 3600) :read-only t) ; that a session lasts unheard of
@@ -28,6 +31,7 @@
 
 (declaim (sb-ext:freeze-type limits))
 
+(defconstant +default-store-quota+ 2147483648 "The quota that etcd has unless it is told another.")
 (defconstant +most-payloads+ 100
   "Payloads of one change; etcd takes 128 operations in a transaction.")
 (defconstant +longest-name+ 128 "Octets of an id, a kind, a name.")

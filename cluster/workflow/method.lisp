@@ -32,12 +32,15 @@ statuses."
     (if context (trace:traceparent context) "")))
 
 (defun backlog-full-p (node)
-  (<= (limits-max-running (node-limits node)) (node-running node)))
+  (or (<= (limits-max-running (node-limits node)) (node-running node))
+      (room-used-p node)))
 
 (defun check-backlog (node)
-  (when (backlog-full-p node)
-    (refuse-size :backlog-full :max-running (limits-max-running (node-limits node))
-                 (node-running node) "too many workflows run")))
+  "Signal BACKLOG-FULL if no workflow may be started."
+  (let ((most (limits-max-running (node-limits node))) (running (node-running node)))
+    (when (<= most running)
+      (refuse-size :backlog-full :max-running most running "too many workflows run"))
+    (check-room node)))
 
 (defun started-reply (state request)
   "The answer to REQUEST, whose workflow there is, with STATE. Signal WORKFLOW-EXISTS if that is
@@ -121,6 +124,22 @@ another one."
   (change-workflow node (pb:cancel-request-id request)
                    (lambda (draft) (cancel-state draft (pb:cancel-request-reason request))))
   (pb:make-cancel-reply))
+
+(defun cancel-if-running (node id reason)
+  "The workflow ID is cancelled, because of REASON, unless it has ended."
+  (change-workflow node id
+                   (lambda (draft)
+                     (and (running-p (draft-state draft)) (cancel-state draft reason)))))
+
+(define-answer methods:delete :operate (node request)
+  (let ((id (pb:delete-request-id request)))
+    (pb:make-delete-reply
+     :deleted (handler-case
+                  (progn (when (pb:delete-request-cancel request)
+                           (cancel-if-running node id (pb:delete-request-reason request)))
+                         (change-workflow node id #'delete-state)
+                         t)
+                (workflow-not-found () nil)))))
 
 (define-answer methods:watch :read (node request call)
   (begin-watch node call request)

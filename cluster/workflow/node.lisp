@@ -51,6 +51,13 @@ its kinds, so that the first of a kind is found, and one that waits no more is t
   (told-ms nil :type (or null integer)) ; what its machine's date was when it last told it,
   (told-steady-ms 0 :type integer))     ; and when that was
 
+(defstruct (usage (:copier nil))
+  "How much of the store is in use, as far as a node knows. LOCK guards the rest."
+  (lock (sb-thread:make-mutex :name "clgrpc workflow usage") :read-only t) ; of all below
+  (octets nil :type (or null (integer 0))) ; in use, when the store was asked last; nil: unknown
+  (quota nil :type (or null (integer 1))) ; that the store says it has, if it does
+  (added 0 :type (integer 0)))          ; octets that this node has put since
+
 (defstruct (hub (:copier nil))
   "What tells the watches at a node, see watching.lisp. LOCK guards what changes."
   (lock (sb-thread:make-mutex :name "clgrpc workflow hub") :read-only t) ; of all below
@@ -81,6 +88,7 @@ its kinds, so that the first of a kind is found, and one that waits no more is t
    (running :initform 0 :accessor node-running) ; workflows, when they were counted last
    (ready :initform 0 :accessor node-ready) ; tasks nobody has claimed, likewise
    (count-seconds :initform 0 :accessor node-count-seconds) ; that this took
+   (usage :initform (make-usage) :reader node-usage) ; in the store
    ;; from names of those that are open, as the watch of the index tells, to :open, and of those
    ;; that are being opened here to :reserved; under the lock
    (sessions :initform (make-hash-table :test 'equal) :reader node-session-names)

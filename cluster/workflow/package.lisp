@@ -23,15 +23,15 @@
    ;; workflow-condition.lisp
    #:workflow-error #:workflow-error-text #:workflow-error-cause #:workflow-error-limit
    #:workflow-error-most #:workflow-error-actual #:workflow-not-found #:workflow-exists
-   #:workflow-closed #:claim-lost #:session-lost #:too-large #:backlog-full #:store-unavailable
+   #:workflow-closed #:workflow-running #:claim-lost #:session-lost #:too-large #:backlog-full #:store-unavailable
    #:changes-compacted #:access-denied #:store-full #:store-forbids
    ;; definition.lisp
    #:define-workflow #:find-workflow-steps
    ;; node.lisp, keeper.lisp
    #:workflow-service #:make-workflow-service #:close-workflow-service
    ;; client.lisp
-   #:start-workflow #:workflow-state #:signal-workflow #:cancel-workflow #:await-workflow
-   #:map-workflows #:watch-workflow #:end-watching
+   #:start-workflow #:workflow-state #:signal-workflow #:cancel-workflow #:delete-workflow
+   #:await-workflow #:map-workflows #:watch-workflow #:end-watching
    ;; task.lisp
    #:task #:task-id #:task-kind #:task-name #:task-input #:task-text #:task-fence #:task-attempt
    #:task-held-p #:fail-step #:define-step

@@ -44,6 +44,7 @@ documentation. The condition has the code's name."
   (:workflow-exists :already-exists "There is a workflow with this id, and it is another one: its
 steps, input, type or time differ.")
   (:workflow-closed :failed-precondition "The workflow has ended.")
+  (:workflow-running :failed-precondition "The workflow has not ended, so it is not deleted.")
   (:claim-lost :aborted "The task is no longer the worker's who reports it: its session had ended,
 or the attempt's time was over, and somebody else has it now or will; or he has reported something
 else of it. Nothing was recorded by this.")

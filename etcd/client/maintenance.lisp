@@ -6,19 +6,21 @@
 (defun member-status (etcd &key endpoint timeout)
   "Return how the member at ENDPOINT, \"HOST:PORT\", is, or any if that is nil: a plist of :MEMBER
 and :LEADER, numbers of members, the latter nil if it knows of no leader; :VERSION, a string;
-:OCTETS, the size of its file; :OCTETS-IN-USE, what defragmenting would leave; :REVISION of the
-store; :TERM, :INDEX and :APPLIED of Raft's log; :LEARNER, true if it has no vote; and :ERRORS,
+:OCTETS, the size of its file; :OCTETS-IN-USE, what defragmenting would leave; :QUOTA, the octets
+that the file may have, nil if it does not say (before etcd 3.6); :REVISION of the store; :TERM, :INDEX and :APPLIED of Raft's log; :LEARNER, true if it has no vote; and :ERRORS,
 texts. Signal an ETCD-ERROR. From any thread."
   (with-endpoint (etcd etcd endpoint)
     (let* ((response (ask etcd #'maintenance:status (pb:make-status-request) timeout
                           :twice t :leader nil))
            (header (pb:status-response-header response))
-           (leader (pb:status-response-leader response)))
+           (leader (pb:status-response-leader response))
+           (quota (pb:status-response-db-size-quota response)))
       (list :member (pb:response-header-member-id header)
             :leader (if (zerop leader) nil leader)
             :version (pb:status-response-version response)
             :octets (pb:status-response-db-size response)
             :octets-in-use (pb:status-response-db-size-in-use response)
+            :quota (if (plusp quota) quota nil)
             :revision (header-revision header)
             :term (pb:status-response-raft-term response)
             :index (pb:status-response-raft-index response)

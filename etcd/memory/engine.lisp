@@ -14,7 +14,7 @@
 (defconstant +called-at-once+ 16
   "So many listeners the thread that has made a revision calls itself.")
 
-(defclass engine (pb:kv pb:lease pb:watch pb:cluster)
+(defclass engine (pb:kv pb:lease pb:watch pb:cluster pb:maintenance)
   ((store :initarg :store :reader engine-store) ; what is in it
    (world :initform loop:*world* :reader engine-world) ; whose clock is that of the leases
    (max-watches :initarg :max-watches :reader engine-max-watches) ; of all streams

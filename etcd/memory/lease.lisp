@@ -31,6 +31,15 @@
       (when now
         (setf (lease-items now) (tree-with (lease-items now) item))))))
 
+(defun note-octets (store change)
+  "CHANGE is one of the newest revision of STORE."
+  (when (change-previous change)
+    (decf (store-newest-octets store) (item-cost (change-previous change))))
+  (unless (removal-p change)
+    (let ((cost (item-cost (change-item change))))
+      (incf (store-octets store) cost)
+      (incf (store-newest-octets store) cost))))
+
 (defun commit (write-batch)
   "Have WRITE-BATCH be the newest revision of its store, if it has changes. Return the revision
 then."
@@ -42,7 +51,7 @@ then."
                           (store-records store))
       (setf (store-revision store) (write-batch-revision write-batch))
       (dolist (change changes)
-        (unless (removal-p change) (incf (store-octets store) (item-cost (change-item change))))
+        (note-octets store change)
         (note-change store change))
       (let ((most (limits-revisions (store-limits store))))
         ;; seldom, since the vector of records is moved then

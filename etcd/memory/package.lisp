@@ -12,7 +12,8 @@
                     (#:protobuf #:clgrpc.protobuf) (#:inproc #:clgrpc.inproc)
                     (#:etcd #:clgrpc.etcd) (#:pb #:etcdserverpb) (#:kv #:etcdserverpb.kv)
                     (#:leases #:etcdserverpb.lease) (#:watches #:etcdserverpb.watch)
-                    (#:cluster #:etcdserverpb.cluster))
+                    (#:cluster #:etcdserverpb.cluster)
+                    (#:maintenance #:etcdserverpb.maintenance))
   (:import-from #:sb-ext #:compare-and-swap)
   (:export
    ;; engine.lisp

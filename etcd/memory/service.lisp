@@ -90,6 +90,17 @@
     (pb:make-member-list-response :header (header (store-revision store))
                                   :members (list (pb:make-member :id 1 :name "memory")))))
 
+(defmethod maintenance:status ((engine engine) request &key)
+  (declare (ignore request))
+  (on-store (engine store)
+    (let ((revision (store-revision store)))
+      (pb:make-status-response :header (header revision) :version "memory"
+                               :db-size (store-octets store)
+                               ;; older revisions make room by themselves
+                               :db-size-in-use (store-newest-octets store)
+                               :db-size-quota (limits-octets (store-limits store))
+                               :leader 1 :raft-index revision :raft-applied-index revision))))
+
 (defun connect (engine &key (timeout 5))
   "Return a client of ENGINE within the image, an ETCD as of CLGRPC.ETCD:MAKE-ETCD, whose calls may
 take TIMEOUT seconds unless they say otherwise. From any thread; end it with CLOSE-ETCD."

@@ -35,6 +35,7 @@
   (records nil :type (and vector (not simple-array)) :read-only t) ; that are kept, the oldest first
   (first 1 :type (signed-byte 64))      ; the revision of the first of RECORDS
   (octets 0 :type (integer 0))          ; that ITEM-COST says of the items in RECORDS
+  (newest-octets 0 :type (integer 0))   ; likewise of those in the newest of these
   (leases (make-hash-table) :type hash-table :read-only t) ; by number
   (quiet-until-ns 0 :type (integer 0))  ; no lease ends before this
   (lease-number 7587000000000000000 :type (signed-byte 64))) ; that a lease got last

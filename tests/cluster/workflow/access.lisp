@@ -56,6 +56,8 @@ name, nil for none."
          (signals access-denied (signal-workflow worker "w" "go" "x"))
          (signals access-denied (cancel-workflow client "w"))
          (signals access-denied (cancel-workflow worker "w"))
+         (signals access-denied (delete-workflow client "w" :cancel t))
+         (signals access-denied (delete-workflow worker "w" :cancel t))
          (signals access-denied (open-a-session client))
          (signals access-denied (workflow-state nobody "w"))
          (signals access-denied (map-workflows #'identity nobody))

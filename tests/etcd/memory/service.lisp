@@ -16,6 +16,13 @@
       (is (= 2 (memory:engine-revision engine)))
       (etcd:close-etcd other))
     (is (string= "1" (etcd:entry-text (etcd:fetch *etcd* "a"))))
+    ;; what is newest counts, not what was
+    (etcd:put *etcd* "a" "12")
+    (etcd:put *etcd* "b" "1")
+    (etcd:remove-entry *etcd* "b")
+    (let ((status (etcd:member-status *etcd*)))
+      (is (= (+ 128 3) (getf status :octets-in-use)))
+      (is (< (getf status :octets-in-use) (getf status :octets) (getf status :quota))))
     (signals misuse (etcd:make-etcd "127.0.0.1:1" :channel (etcd:etcd-channel *etcd*)))
     (refused-with (:invalid-argument "etcdserver: request is too large")
       (kv:put (etcd:etcd-channel *etcd*)

@@ -1,0 +1,53 @@
+;;;; Room in the store. What has ended stays for a while, and a store that is full takes nothing from
+;;;; anybody: no result, no member, no session. So no workflow is started when a share of the store's
+;;;; quota is in use, while all that was started goes on and what is deleted makes room. Each node
+;;;; asks the store now and then how much is in use, and adds what it has put itself since.
+;;;;
+;;;; What counts is what defragmenting would leave: etcd writes into the rest of its file. What was
+;;;; overwritten or removed is in use until it is compacted.
+
+(in-package #:clgrpc.workflow)
+
+(defun measure-usage (node)
+  "Ask the store of NODE how much of it is in use. Signal an ETCD-ERROR."
+  (let* ((usage (node-usage node))
+         (status (handler-case (etcd:member-status (node-etcd node))
+                   ;; a proxy, or a user without the right: nothing is refused then
+                   ((and etcd:etcd-error (not etcd:unavailable)) () nil))))
+    (sb-thread:with-mutex ((usage-lock usage))
+      (setf (usage-octets usage) (getf status :octets-in-use)
+            (usage-quota usage) (getf status :quota)
+            (usage-added usage) 0))))
+
+(defun put-octets (draft)
+  "Octets that DRAFT, a finished one, has put into the store."
+  (if (draft-forgotten draft)
+      0
+      (+ (length (draft-octets draft))
+         (loop for (nil . octets) in (draft-payloads draft) sum (length octets)))))
+
+(defun note-added (node octets)
+  "NODE has put OCTETS, a number, into the store."
+  (let ((usage (node-usage node)))
+    (sb-thread:with-mutex ((usage-lock usage)) (incf (usage-added usage) octets))))
+
+(defun room-used (node)
+  "How many octets of the store of NODE are in use, or nil if it does not say; and how many may be
+for a workflow to be started."
+  (let ((usage (node-usage node)) (limits (node-limits node)))
+    (sb-thread:with-mutex ((usage-lock usage))
+      (values (and (usage-octets usage) (+ (usage-octets usage) (usage-added usage)))
+              (floor (* (limits-max-store-share limits)
+                        (or (limits-store-quota limits) (usage-quota usage)
+                            +default-store-quota+)))))))
+
+(defun room-used-p (node)
+  "True if so much of the store is in use that no workflow is to be started."
+  (multiple-value-bind (used most) (room-used node) (and used (<= most used))))
+
+(defun check-room (node)
+  "Signal BACKLOG-FULL if so much of the store is in use that no workflow is to be started."
+  (multiple-value-bind (used most) (room-used node)
+    (when (and used (<= most used))
+      (refuse-size :backlog-full :max-store-octets most used
+                   "too much of the store is in use to start a workflow"))))
