@@ -1,6 +1,7 @@
 ;;;; The identities of a peer, as its certificate has them: SPIFFE identities, which are URIs with a
 ;;;; trust domain and a path, whole; names of kind DNS; and the common name of the subject if there
-;;;; is neither. Upper and lower case differ, since "a" and "A" are two members.
+;;;; is neither. A certificate with several SPIFFE identities proves none of them, as X.509-SVID has
+;;;; it (section 5.1). Upper and lower case differ, since "a" and "A" are two members.
 
 (in-package #:clgrpc.authority)
 
@@ -22,7 +23,8 @@ SUBJECT, as CERTIFICATE-SUBJECT does: a list of strings, SPIFFE identities first
            (loop for (actual text) in names
                  when (and (eq kind actual) (funcall accepted-p text)) collect text))
          (plain-p (text) (and (string/= "" text) (not (find #\/ text)))))
-    (or (append (texts :uri #'spiffe-p) (texts :dns #'plain-p))
+    (or (let ((spiffe (texts :uri #'spiffe-p)))
+          (append (if (rest spiffe) '() spiffe) (texts :dns #'plain-p)))
         (let ((name (common-name subject)))
           (and name (plain-p name) (list name))))))
 

@@ -84,10 +84,20 @@ the peer wants to be, for :join. From any thread."
                     (authority-permissions authority))
         (refusal-text identities role kind name)))))
 
-(defun authority-warning (authority tls-p)
-  "Return what whoever starts a server by AUTHORITY, with TLS if TLS-P, has to know, a string, or
-nil. From any thread."
-  (when (null (authority-permissions authority))
-    (if tls-p
-        "with TLS and without permissions nobody may start, work, read or operate by a call"
-        "without TLS whoever can connect may start, work, read and operate")))
+(defun certificates-asked-p (credentials)
+  "True if a server of CREDENTIALS, or nil, asks its peers for certificates."
+  (and (typep credentials 'loop:tls-credentials)
+       (not (eq :none (loop:tls-credentials-client-certificates credentials)))))
+
+(defun authority-warning (authority credentials roles)
+  "Return what a person who starts a server with CREDENTIALS, or nil, by AUTHORITY has to know about
+ROLES, a text such as \"read\", a string; or nil. From any thread."
+  (let ((permissions (authority-permissions authority)))
+    (cond ((and (null permissions) credentials)
+           (format nil "with TLS and without permissions nobody may ~A by a call" roles))
+          ((null permissions)
+           (format nil "without TLS whoever can connect may ~A" roles))
+          ((and (not (certificates-asked-p credentials))
+                (notevery (lambda (permission) (eq :anyone (permission-pattern permission)))
+                          permissions))
+           "peers are asked for no certificates, so permissions for names give nothing"))))

@@ -301,13 +301,6 @@ or where it listens."
                                                           (server:server-address server)))))
     (record-state node)))
 
-(defun warn-of-access (node credentials)
-  "Say in the log if anybody may call NODE, or nobody. CREDENTIALS are its server's, or nil."
-  (let ((warning (authority:authority-warning (service-authority (node-service node))
-                                              (and credentials t))))
-    (when warning
-      (log-event :warning :cluster-node-access :node (node-name node) :condition warning))))
-
 (defun start-node (name &rest arguments
                    &key store (cluster "default") (listen "127.0.0.1:0") address labels
                      (lease-seconds 10) (if-taken :take-over) (rejoin t) (max-members 1000)
@@ -356,7 +349,6 @@ thread; end it with STOP-NODE."
              (watch-watchers node)
              (when on-change (add-listener informer on-change))
              (follow-store informer))
-           (warn-of-access node (getf arguments :credentials))
            (serve-node node address services
                        (list* :listen listen :observer (append (alexandria:ensure-list observer)
                                                           (alexandria:ensure-list metrics))

@@ -42,6 +42,13 @@ CLOSE-CLUSTER-SERVICE when its server has stopped."
   "Have SERVICE follow its store no longer. From any thread but the store's."
   (close-informer (service-informer service)))
 
+(defmethod server:note-server-started ((service cluster-service) server)
+  (let ((warning (authority:authority-warning (service-authority service)
+                                              (server:server-credentials server) "read")))
+    (when warning
+      (log-event :warning :cluster-access :cluster (informer-cluster (service-informer service))
+                                          :condition warning))))
+
 (defmethod server:note-server-stopping ((service cluster-service) server)
   (declare (ignore server))
   ;; the server waits for its calls to end, and these would not by themselves

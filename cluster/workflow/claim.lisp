@@ -381,7 +381,9 @@ BACKLOG-FULL if too many wait."
   "WAITING is to be answered, or nobody wants an answer. Return true for the first who says so."
   (sb-thread:with-mutex ((task-queue-lock task-queue))
     (quit-task-queue task-queue waiting)
-    (when (waiting-queue-entry waiting) (quit-queue (shiftf (waiting-queue-entry waiting) nil)))
+    (when (waiting-queue-entry waiting)
+      (count-waiting task-queue (waiting-session waiting) -1)
+      (quit-queue (shiftf (waiting-queue-entry waiting) nil)))
     (not (shiftf (waiting-over waiting) t))))
 
 (defun return-tasks (node tasks)
@@ -466,16 +468,34 @@ was woken for."
                                            :text (format nil "the session ~A has ended"
                                                          session))))))
 
-(defun note-waiting (task-queue waiting most)
+(defun check-waiting (task-queue session limits)
+  "Signal BACKLOG-FULL if so many claims of SESSION, or of the identity whose it is, wait at
+TASK-QUEUE as LIMITS allow. The lock is held."
+  (let ((most (limits-max-waiting-claims-per-session limits))
+        (most-of-owner (limits-max-waiting-claims-per-identity limits))
+        (owner (session-owner session))
+        (queue (gethash session (task-queue-sessions task-queue))))
+    (when (and queue
+               (<= most (task-queue-parked task-queue))
+               (<= most (length (ring-list queue))))
+      (refuse-size :backlog-full :max-waiting-claims-per-session most nil
+                   "too many claims of one session wait"))
+    (when (and (string/= "" owner)
+               (<= most-of-owner (gethash owner (task-queue-owners task-queue) 0)))
+      (refuse-size :backlog-full :max-waiting-claims-per-identity most-of-owner nil
+                   "too many claims of one identity wait"))))
+
+(defun count-waiting (task-queue session by)
+  "There are BY more claims of SESSION at TASK-QUEUE. The lock is held."
+  (let ((owners (task-queue-owners task-queue)) (owner (session-owner session)))
+    (when (zerop (incf (gethash owner owners 0) by)) (remhash owner owners))))
+
+(defun note-waiting (task-queue waiting limits)
   "WAITING is known from now on, by its session, to wait at TASK-QUEUE for its end or a task. Signal
-BACKLOG-FULL if MOST of that session do already."
+BACKLOG-FULL if LIMITS do not allow it."
   (sb-thread:with-mutex ((task-queue-lock task-queue))
-    (let ((queue (gethash (waiting-session waiting) (task-queue-sessions task-queue))))
-      (when (and queue
-                 (<= most (task-queue-parked task-queue))
-                 (<= most (length (ring-list queue))))
-        (refuse-size :backlog-full :max-waiting-claims-per-session most nil
-                     "too many claims of one session wait")))
+    (check-waiting task-queue (waiting-session waiting) limits)
+    (count-waiting task-queue (waiting-session waiting) 1)
     (setf (waiting-queue-entry waiting)
           (task-queue-queue-entry task-queue waiting (waiting-session waiting)
                                   (task-queue-sessions task-queue)))))
@@ -486,7 +506,7 @@ there is no SESSION: who looks only after the claim is known to wait misses no e
   (let ((waiting (make-waiting :call call :session session :kinds kinds :count count))
         (task-queue (node-task-queue node))
         (done nil))
-    (note-waiting task-queue waiting (limits-max-waiting-claims-per-session (node-limits node)))
+    (note-waiting task-queue waiting (node-limits node))
     (unwind-protect
          (progn
            (check-session node session)

@@ -298,7 +298,8 @@ take, and :max-signals (100), which wait, of a workflow; :max-running (1000000) 
 :max-store-share (7/10) of the store's quota, which is :store-quota octets if its status does not
 say (2 GB), so much may be in use for a workflow to be started; :max-sessions (100000), and :max-sessions-per-identity (1000) of one certificate's;
 :max-session-seconds (120) that one lasts unheard of; :max-held (1000) tasks of a session;
-:max-waiting-claims (10000), and :max-waiting-claims-per-session (1000); :max-watches (20000), and
+:max-waiting-claims (10000), :max-waiting-claims-per-session (1000), and
+:max-waiting-claims-per-identity (5000); :max-watches (20000), and
 :max-watches-per-peer (10000) of one address; :max-tasks (16) of a claim;
 :retention-seconds (a week; nil for ever) for which a workflow that has ended is kept.
 It has threads from now on; end them with CLOSE-WORKFLOW-SERVICE, or by stopping its server. ETCD

@@ -24,6 +24,7 @@
   (max-held 1000 :type (integer 1) :read-only t) ; tasks of one session
   (max-waiting-claims 10000 :type (integer 1) :read-only t) ; of a node
   (max-waiting-claims-per-session 1000 :type (integer 1) :read-only t) ; of these
+  (max-waiting-claims-per-identity 5000 :type (integer 1) :read-only t) ; of these, likewise
   (max-watches 20000 :type (integer 1) :read-only t) ; of a node
   (max-watches-per-peer 10000 :type (integer 1) :read-only t) ; of one address
   (max-tasks 16 :type (integer 1 16) :read-only t) ; of one claim

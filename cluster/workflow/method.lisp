@@ -292,6 +292,13 @@ somebody else than CALL's peer."
      :next (and wants-next (next-claimed-p state request)
                 (task-of state (draft-input node state draft) (node-now node))))))
 
+(defmethod server:note-server-started ((node workflow-service) server)
+  (let ((warning (authority:authority-warning (node-authority node)
+                                              (server:server-credentials server)
+                                              "start, work, read and operate")))
+    (when warning
+      (log-event :warning :workflow-access :namespace (node-namespace node) :condition warning))))
+
 (defmethod server:note-server-stopping ((node workflow-service) server)
   (declare (ignore server))
   (close-workflow-service node))

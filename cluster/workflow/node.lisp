@@ -22,6 +22,8 @@ its kinds, so that the first of a kind is found, and one that waits no more is t
   (queues (make-hash-table :test 'equal) :type hash-table :read-only t)
   ;; likewise from a session, all whose claims that have no answer yet are there, parked or not
   (sessions (make-hash-table :test 'equal) :type hash-table :read-only t)
+  ;; from what names of sessions say of whose they are to how many claims of theirs are there
+  (owners (make-hash-table :test 'equal) :type hash-table :read-only t)
   (retries (make-fifo) :type fifo :read-only t) ; claims for which there may be a task now
   ;; how often tasks of some kinds could be claimed, by ARRIVAL-PLACE of the kind
   (arrivals (make-array 256 :initial-element 0) :type simple-vector :read-only t)

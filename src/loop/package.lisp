@@ -53,7 +53,8 @@
    #:connection-kept
    #:connection-peer #:connection-local #:connection-state
    ;; credentials.lisp
-   #:tls-credentials #:tls-credentials-server-name #:tls-credentials-verify #:check-credentials
+   #:tls-credentials #:tls-credentials-server-name #:tls-credentials-verify
+   #:tls-credentials-client-certificates #:check-credentials
    #:reload-credentials
    ;; tls.lisp
    #:tls-credentials-alpn #:security-alpn #:make-tls-byte-channel #:byte-channel-handshaking-p

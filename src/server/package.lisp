@@ -31,7 +31,7 @@
   (:export
    #:wire-server #:start-server #:stop-server #:server-address #:server-addresses
    #:server-statistics #:server-running-p #:server-service-names #:note-server-started
-   #:note-server-stopping #:call-before-stop #:min-ping-seconds
+   #:note-server-stopping #:call-before-stop #:min-ping-seconds #:server-credentials
    ;; for channelz
    #:**servers** #:server-channel-trace #:server-loops #:server-sockets
    #:server-loop-tally #:server-loop-links #:server-loop-loop

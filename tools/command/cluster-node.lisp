@@ -172,8 +172,8 @@ printed once it is a member. Return the exit code."
       (store "STORE" #'parse-store nil
              "Where the cluster's state is: etcd:HOST:PORT, of several members with commas
       between; or memory: in this process, for trials, and gone with it. Others reach that one as
-      etcd:ADDRESS, where the node listens, and so does everybody who can connect; with --client-ca
-      nobody does.")
+      etcd:ADDRESS, where the node listens, and so does everybody who can connect; with --tls-cert
+      or --allow nobody does.")
       (store-ca "FILE" #'identity nil
                 "Speak TLS to etcd, and trust the certificates in FILE (PEM).")
       (store-cert "FILE" #'identity nil
@@ -250,7 +250,7 @@ if another process has taken its name. See doc/cluster/cluster.md."
                                     :credentials tls
                                     :services (list* health workflows
                                                      ;; these ask nobody for a role
-                                                     (append (if client-ca '() engines)
+                                                     (append (if (or tls allow) '() engines)
                                                              (grpc:reflection-services))))))
                   store namespace allow counted health (and worker name) lease-seconds))
                store options))))

@@ -68,6 +68,8 @@ each slot but the last four, and says what it means."
   tls-credentials-server-name "The name that a client with CREDENTIALS expects of its server, a
 string, or nil for that of the channel's target."
   tls-credentials-alpn "True if connections with CREDENTIALS agree on HTTP/2 by ALPN."
+  tls-credentials-client-certificates "Whether a server with CREDENTIALS asks its peers for
+certificates: :none, :request or :require."
   tls-credentials-verify "True if a client with CREDENTIALS verifies its server."
   tls-credentials-p "True of TLS credentials.")
 

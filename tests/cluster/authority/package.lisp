@@ -3,7 +3,8 @@
 (defpackage #:clgrpc.tests.authority
   (:use #:cl #:fiveam #:clgrpc.authority)
   (:import-from #:clgrpc.base #:misuse)
-  (:local-nicknames (#:authority #:clgrpc.authority)))
+  (:local-nicknames (#:authority #:clgrpc.authority) (#:loop #:clgrpc.loop)
+                    (#:support #:clgrpc.tests.support)))
 
 (in-package #:clgrpc.tests.authority)
 

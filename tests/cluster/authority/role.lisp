@@ -10,6 +10,10 @@
                                        (:uri "spiffe://example/nodes/b") (:uri "https://x/c"))
                                      "CN=d")))
   (is (equal '("d") (certificate-identities '((:ip "1.2.3.4")) "O=x,CN=d")))
+  ;; of several SPIFFE identities none is proved
+  (is (equal '("a.example") (certificate-identities '((:uri "spiffe://example/a") (:dns "a.example")
+                                                      (:uri "spiffe://example/b"))
+                                                    "CN=d")))
   (is (equal '() (certificate-identities '() "O=x")))
   ;; what only looks like a name
   (is (equal '() (certificate-identities '() "O=x\\,XCN=d")))
@@ -58,9 +62,20 @@
         do (signals misuse (check-permission permission))))
 
 (test who-starts-is-warned
-  (let ((none (make-authority '())) (some (make-authority '((:read . "anyone")))))
-    (is (search "whoever can connect" (authority-warning none nil)))
-    (is (search "nobody" (authority-warning none t)))
-    (is (null (authority-warning some nil)))
-    (is (null (authority-warning some t)))
-    (is-true (authority-p some))))
+  "If whoever can connect has the roles, or nobody has; and of names that nobody proves."
+  (flet ((credentials (&rest asked)
+           (apply #'loop:tls-credentials
+                  :certificate (namestring (support:certificate-file "server.pem"))
+                  :key (namestring (support:certificate-file "server.key"))
+                  (and asked (list :roots (namestring (support:certificate-file "ca.pem")))))))
+    (let ((none (make-authority '())) (anyone (make-authority '((:read . "anyone"))))
+          (named (make-authority '((:read . "anyone") (:work . "*.example"))))
+          (mutual (credentials :asked)))
+      (is (search "whoever can connect may read" (authority-warning none nil "read")))
+      (is (search "nobody may read" (authority-warning none mutual "read")))
+      (is (null (authority-warning anyone nil "read")))
+      (is (null (authority-warning anyone (credentials) "read")))
+      (is (search "no certificates" (authority-warning named nil "read")))
+      (is (search "no certificates" (authority-warning named (credentials) "read")))
+      (is (null (authority-warning named mutual "read")))
+      (is-true (authority-p named)))))

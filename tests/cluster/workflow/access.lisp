@@ -124,6 +124,30 @@ name, nil for none."
           (signals backlog-full (claim node session '("ship") :wait 1))
           (mapc #'rpc:cancel calls))))))
 
+(test an-identity-has-so-many-waiting-claims
+  "However many sessions it has, it leaves room for others."
+  (with-memory-node (node :allow '((:work . "*")) :max-waiting-claims-per-identity 2)
+    (call-with-peers
+     (lambda (peer)
+       (let* ((worker (funcall peer "worker-1")) (other (funcall peer "worker-2"))
+              (calls (loop repeat 2
+                           collect (calling:call-async
+                                    #'methods:claim worker
+                                    (pb:make-claim-request :session (open-a-session worker)
+                                                           :kinds '("ship") :wait-ms 20000)
+                                    :timeout 30))))
+         (flet ((parked-p (count)
+                  (wait-until (lambda ()
+                                (= count (workflow::task-queue-parked
+                                          (workflow::node-task-queue node)))))))
+           (is (parked-p 2))
+           (signals backlog-full (claim worker (open-a-session worker) '("ship") :wait 1))
+           (is (null (claim other (open-a-session other) '("ship") :wait 0.1)))
+           (mapc #'rpc:cancel calls)
+           (is (parked-p 0))
+           (is (null (claim worker (open-a-session worker) '("ship") :wait 0.1))))))
+     node)))
+
 (test an-identity-has-so-many-sessions
   (with-memory-node (node :allow '((:work . "*")) :max-sessions-per-identity 2)
     (call-with-peers
