@@ -98,7 +98,8 @@
 
 (defun append-request (octets)
   (raft:make-append-entries-request
-   :term 3 :leader "node-1" :prev-log-index 41 :prev-log-term 3 :leader-commit 40
+   :term 3 :group "orders" :sender "node-1" :receiver "node-2" :prev-log-index 41
+   :prev-log-term 3 :leader-commit 40
    :entries (list (raft:make-entry :index 42 :term 3 :data (base:make-octets octets)))))
 
 (defparameter *cases*
@@ -108,7 +109,8 @@
         (list "leave" #'methods:leave
               (cluster:make-leave-request :name "node-9" :generation 1))
         (list "vote" #'methods:request-vote
-              (raft:make-request-vote-request :term 3 :candidate "node-1" :last-log-index 41
+              (raft:make-request-vote-request :term 3 :group "orders" :sender "node-1"
+                                              :receiver "node-2" :last-log-index 41
                                               :last-log-term 2))
         (list "append-100" #'methods:append-entries (append-request 100))
         (list "append-10k" #'methods:append-entries (append-request 10240))

@@ -147,7 +147,10 @@ def table(results):
     return "\n".join([
         "Microseconds of wall-clock time per call (with 100 callers, time by the calls of all), CPU "
         "and octets consed, or allocated, of client and server together. A hundred callers are "
-        "here futures that one thread awaits, and goroutines there.", "",
+        "here futures that one thread awaits, and goroutines there. One service, made for this table, "
+        "answers all calls from hash tables, with both programs: the figures of Join, Leave and "
+        "GetWorkflowState are of messages and transport, not of the real services, which ask etcd; those "
+        "of Raft are without a disk, as its transport is.", "",
         markdown.table(titles, lines(results["rows"], "clgrpc"), text_columns=1),
         "A hundred threads that block, beside a hundred goroutines:", "",
         markdown.table(titles, lines(results["thread_rows"], "clgrpc, threads"), text_columns=1),

@@ -103,8 +103,8 @@ func (n *node) GetWorkflowState(_ context.Context, request *workflow.GetWorkflow
 }
 
 func appendRequest(octets int) *raft.AppendEntriesRequest {
-	return &raft.AppendEntriesRequest{Term: 3, Leader: "node-1", PrevLogIndex: 41, PrevLogTerm: 3,
-		LeaderCommit: 40,
+	return &raft.AppendEntriesRequest{Term: 3, Group: "orders", Sender: "node-1", Receiver: "node-2",
+		PrevLogIndex: 41, PrevLogTerm: 3, LeaderCommit: 40,
 		Entries:      []*raft.Entry{{Index: 42, Term: 3, Data: make([]byte, octets)}}}
 }
 
@@ -120,8 +120,8 @@ var cases = map[string]func(bench.NodeClient) func() error{
 		return func() error { _, err := c.Leave(background, request); return err }
 	},
 	"vote": func(c bench.NodeClient) func() error {
-		request := &raft.RequestVoteRequest{Term: 3, Candidate: "node-1", LastLogIndex: 41,
-			LastLogTerm: 2}
+		request := &raft.RequestVoteRequest{Term: 3, Group: "orders", Sender: "node-1", Receiver: "node-2",
+			LastLogIndex: 41, LastLogTerm: 2}
 		return func() error { _, err := c.RequestVote(background, request); return err }
 	},
 	"append-100": appendCase(100),

@@ -6,9 +6,9 @@
 
 (in-package #:clgrpc.authority)
 
-(defparameter *roles* '(:start :work :read :operate :join)
+(defparameter *roles* '(:start :work :read :operate :join :raft)
   "All roles: to start workflows and to signal them; to work on them; to read what is known; to
-cancel and delete; to be a member of the cluster by a call.")
+cancel and delete; to be a member of the cluster by a call; to send as a member of a Raft group.")
 
 (defstruct (permission (:constructor make-permission (role kind pattern)) (:copier nil))
   "That whoever is of PATTERN has ROLE."
@@ -25,10 +25,10 @@ cancel and delete; to be a member of the cluster by a call.")
 
 (defun check-permission (permission)
   "Return PERMISSION if it is one: a cons of a role and a pattern. A role is :start, :work, :read,
-:operate or :join, or (:work KIND) for tasks of that KIND, a string. A pattern is a string: a DNS
-name, or a SPIFFE identity; in either * stands for one label or one segment of the path, and for
-:join {name} for the name of the member. The pattern \"*\" is every identity; \"anyone\" is also a
-peer without a certificate. Signal MISUSE otherwise. From any thread."
+:operate, :join or :raft, or (:work KIND) for tasks of that KIND, a string. A pattern is a string: a
+DNS name, or a SPIFFE identity; in either * stands for one label or one segment of the path, and for
+:join and :raft {name} for the name of the member. The pattern \"*\" is every identity; \"anyone\"
+is also a peer without a certificate. Signal MISUSE otherwise. From any thread."
   (parse-permission permission)
   permission)
 
@@ -42,8 +42,9 @@ peer without a certificate. Signal MISUSE otherwise. From any thread."
                  (or (null kind) (and (eq :work role) (stringp kind))))
       (misuse "~S is no role; there are ~{~(~S~)~^, ~}, and (:work KIND)." (car permission)
               *roles*))
-    (when (and (search *name-place* (cdr permission)) (not (eq :join role)))
-      (misuse "~A stands in patterns of :join alone, unlike ~S." *name-place* (cdr permission)))
+    (when (and (search *name-place* (cdr permission)) (not (member role '(:join :raft))))
+      (misuse "~A stands in patterns of :join and :raft alone, unlike ~S." *name-place*
+              (cdr permission)))
     (make-permission role kind (if (string= "anyone" (cdr permission))
                                    :anyone
                                    (make-pattern (cdr permission))))))
@@ -71,13 +72,14 @@ Signal MISUSE. From any thread."
 (defun refusal-text (identities role kind name)
   (format nil "~:[the peer, which has shown no certificate with a name,~;~:*~{~A~^, ~}~] ~
                may not ~(~A~)~@[ ~A~]~@[ as ~A~]: no permission gives that role"
-          (mapcar #'printable-text identities) role (and kind (printable-text kind))
+          (mapcar #'printable-text identities) (if (eq :raft role) "send" role)
+          (and kind (printable-text kind))
           (and name (printable-text name))))
 
 (defun access-refusal (authority role call &key kind name)
   "Return nil if the peer of CALL, the server's end of a call or nil, has ROLE by AUTHORITY; else
 why not, a string for the peer. KIND is the kind of tasks for :work, or nil; NAME is the member that
-the peer wants to be, for :join. From any thread."
+the peer wants to be, for :join, or to send as, for :raft. From any thread."
   (unless (or (within-image-p call) (open-p authority role call))
     (let ((identities (call-identities call)))
       (unless (some (lambda (permission) (given-p permission identities role kind name))

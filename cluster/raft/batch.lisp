@@ -31,13 +31,11 @@
   (length (v1:append-entries-request-entries (queued-request-request queued-request))))
 
 (defun follows-p (request before)
-  "True if REQUEST goes on in the log where BEFORE, another, ends, in the same term of one leader."
+  "True if REQUEST goes on in the log where BEFORE, another, ends, in the same term."
   (let ((entries (v1:append-entries-request-entries before)))
     (and (plusp (length entries))
          (plusp (length (v1:append-entries-request-entries request)))
          (= (v1:append-entries-request-term request) (v1:append-entries-request-term before))
-         (string= (v1:append-entries-request-leader request)
-                  (v1:append-entries-request-leader before))
          (let ((last (aref entries (1- (length entries)))))
            (and (= (v1:append-entries-request-prev-log-index request) (v1:entry-index last))
                 (= (v1:append-entries-request-prev-log-term request) (v1:entry-term last)))))))
@@ -77,16 +75,17 @@ of data at most, or one if it has more. Return a batch, or nil if there is nothi
         (replace entries some :start1 start)
         (incf start (length some))))))
 
-(defun batch-request (batch)
-  "The AppendEntriesRequest that says what those of BATCH do."
+(defun batch-request (batch group sender receiver)
+  "The AppendEntriesRequest that says what those of BATCH do, with an address."
   (let* ((requests (mapcar #'queued-request-request (batch-queued-requests batch)))
          (first (first requests)))
     (if (rest requests)
         (v1:make-append-entries-request
          :term (v1:append-entries-request-term first)
-         :leader (v1:append-entries-request-leader first)
+         :sender sender
          :prev-log-index (v1:append-entries-request-prev-log-index first)
          :prev-log-term (v1:append-entries-request-prev-log-term first)
          :leader-commit (reduce #'max requests :key #'v1:append-entries-request-leader-commit)
-         :entries (joined-entries requests (batch-entries batch)))
-        first)))
+         :entries (joined-entries requests (batch-entries batch))
+         :group group :receiver receiver)
+        (addressed-entries first group sender receiver))))

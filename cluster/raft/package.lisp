@@ -1,14 +1,17 @@
 ;;;; Raft's transport: its messages between the members of a group. No Raft: terms, votes and the
 ;;;; log are those of the user's state machine, which this calls with what has come and asks what
 ;;;; to answer. The files, from the ground up: the check sum of snapshots; the state machine's
-;;;; generic functions; snapshots that come in; the service; what is measured of a peer; what the
-;;;; pipeline sends as one; peers; calls to them; the pipeline; snapshots that go out.
+;;;; generic functions; the addresses of requests; snapshots that come in; groups and the service;
+;;;; what is measured of a peer; what the pipeline sends as one; peers; calls to them; the pipeline;
+;;;; snapshots that go out.
 
 (defpackage #:clgrpc.raft
   (:use #:cl #:clgrpc.base)
   (:local-nicknames (#:loop #:clgrpc.loop) (#:status #:clgrpc.status) (#:rpc #:clgrpc.rpc)
+                    (#:authority #:clgrpc.authority)
                     (#:method #:clgrpc.method) (#:calling #:clgrpc.calling)
-                    (#:client #:clgrpc.client) (#:metrics #:clgrpc.metrics)
+                    (#:client #:clgrpc.client) (#:server #:clgrpc.server)
+                    (#:metrics #:clgrpc.metrics)
                     (#:v1 #:clgrpc.raft.v1) (#:methods #:clgrpc.raft.v1.raft))
   (:import-from #:sb-ext #:define-load-time-global)
   (:export
@@ -17,10 +20,12 @@
    ;; state.lisp
    #:handle-pre-vote #:handle-request-vote #:handle-append-entries #:handle-timeout-now
    #:kept-snapshot #:handle-install-snapshot #:handle-snapshot-chunk #:handle-snapshot-end
+   ;; request-address.lisp
+   #:refusal-reason
    ;; service.lisp
-   #:raft-service #:make-raft-service #:raft-service-state
+   #:raft-service #:make-raft-service #:add-group #:remove-group #:group-state
    ;; peer.lisp
-   #:peer #:make-peer #:peer-name #:peer-channel #:peer-statistics
+   #:peer #:make-peer #:peer-name #:peer-group #:peer-sender #:peer-channel #:peer-statistics
    ;; unary-call.lisp
    #:pre-vote #:request-vote #:append-entries #:timeout-now
    ;; pipeline.lisp

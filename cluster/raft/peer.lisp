@@ -40,6 +40,8 @@
 
 (defclass peer ()
   ((name :initarg :name :reader peer-name) ; the member's
+   (group :initarg :group :reader peer-group) ; of the members
+   (sender :initarg :sender :reader peer-sender) ; the member that sends to it, by name
    (channel :initarg :channel :reader peer-channel) ; to it
    (own-channel :initarg :own-channel :reader peer-own-channel-p) ; close it with the peer
    (timeout :initarg :timeout :reader peer-timeout) ; of an answer, in seconds
@@ -55,6 +57,8 @@
 
 (document-functions
   peer-name "The name of the member that PEER stands for."
+  peer-group "The name of the group of which PEER stands for a member."
+  peer-sender "The name of the member that sends to PEER."
   peer-channel "The channel of PEER, for other services of that member.")
 
 (defmethod print-object ((peer peer) stream)
@@ -68,20 +72,21 @@
     (status:rpc-error ())))
 
 (defun make-peer (name target &rest options
-                  &key metrics (timeout 1) (window 32) (batch-entries 1000) (batch-octets 1048576)
-                    (max-entries 10000) (max-octets 67108864) (keepalive-seconds 10)
-                    (backoff-initial-seconds 0.1) (backoff-maximum-seconds 2) &allow-other-keys)
-  "Return a peer that stands for the member NAME, a string, at TARGET: a target as MAKE-CHANNEL has
-it, such as \"10.0.0.2:7000\", or a channel, such as SERVER-CHANNEL returns, which CLOSE-PEER
-leaves open. It connects at once, in the background, and again whenever the connection is lost.
-TIMEOUT is how long an answer may take, in seconds; of the pipeline, how long it may go without any
-while some are awaited. Of the pipeline: WINDOW, how many requests are
-under way at most; BATCH-ENTRIES and BATCH-OCTETS, how many entries, and octets of their data, are
-put in one request; MAX-ENTRIES and MAX-OCTETS, how much it takes altogether until there are
-answers. With METRICS, what is sent is counted there, by the peer's NAME. All else is as for
-MAKE-CHANNEL, such as :credentials. Signal MISUSE for wrong arguments. From any thread; end it with
-CLOSE-PEER."
-  (check-type name string)
+                  &key group sender metrics (timeout 1) (window 32) (batch-entries 1000)
+                    (batch-octets 1048576) (max-entries 10000) (max-octets 67108864)
+                    (keepalive-seconds 10) (backoff-initial-seconds 0.1) (backoff-maximum-seconds 2)
+                  &allow-other-keys)
+  "Return a peer that stands for the member NAME of GROUP, to which the member SENDER sends: all
+three are names, strings, and go with all that is sent. TARGET is a target as MAKE-CHANNEL has it,
+such as \"10.0.0.2:7000\", or a channel, such as SERVER-CHANNEL returns, which CLOSE-PEER leaves
+open. It connects at once, in the background, and again whenever the connection is lost. TIMEOUT is
+how long an answer may take, in seconds; of the pipeline, how long it may go without any while some
+are awaited. Of the pipeline: WINDOW, how many requests are under way at most; BATCH-ENTRIES and
+BATCH-OCTETS, how many entries, and octets of their data, are put in one request; MAX-ENTRIES and
+MAX-OCTETS, how much it takes altogether until there are answers. With METRICS, what is sent is
+counted there, by the peer's NAME. All else is as for MAKE-CHANNEL, such as :credentials. Signal
+MISUSE for wrong arguments. From any thread; end it with CLOSE-PEER."
+  (check-names name group sender)
   (check-type timeout (real (0)))
   (check-type window (integer 1 10000))
   (check-type batch-entries (integer 1))
@@ -90,8 +95,9 @@ CLOSE-PEER."
   (check-type max-octets (integer 1))
   (let* ((own (stringp target))
          (rest (alexandria:remove-from-plist
-                options :metrics :timeout :window :batch-entries :batch-octets :max-entries
-                :max-octets :keepalive-seconds :backoff-initial-seconds :backoff-maximum-seconds)))
+                options :group :sender :metrics :timeout :window :batch-entries :batch-octets
+                :max-entries :max-octets :keepalive-seconds :backoff-initial-seconds
+                :backoff-maximum-seconds)))
     (unless (or own (typep target 'method:channel))
       (misuse "The target of a peer is a string or a channel, not ~S." target))
     (when (and rest (not own)) (misuse "A channel that is there has its options: ~S." rest))
@@ -103,8 +109,9 @@ CLOSE-PEER."
                               :backoff-maximum-seconds backoff-maximum-seconds rest)
                        target)))
       (begin-to-connect channel)
-      (make-instance 'peer :name name :channel channel :own-channel own :timeout timeout
-                           :window window :batch-entries batch-entries
+      (make-instance 'peer :name name :group group :sender sender :channel channel
+                           :own-channel own :timeout timeout :window window
+                           :batch-entries batch-entries
                            :batch-octets batch-octets :max-entries max-entries
                            :max-octets max-octets
                            :meter (make-meter

@@ -234,7 +234,8 @@ stream; :OPEN; :CLOSE; or nil, and then it is pumping no longer."
         (setf (batch-sent-ns batch) (loop:world-now))
         ;; who is answered finds it noted; but the loop may yet take the room that there seems to be
         (when (rpc:room-p call) (note))
-        (if (rpc:try-send call (batch-request batch))
+        (if (rpc:try-send call (batch-request batch (peer-group peer) (peer-sender peer)
+                                              (peer-name peer)))
             (note)
             (hold-batch (peer-pipe peer) call batch)))
     (serious-condition (condition)
@@ -315,8 +316,8 @@ the thread that finds it so. A request may have been put together with others th
 answer is that to all of them. If PEER has as much in its pipeline as it
 takes this waits WAIT seconds or, if that is nil, those of PEER for room, and returns false if there
 is none; with 0 it never waits, as is right for THEN, which no answer reaches while it waits.
-Otherwise return true. REQUEST is not to be changed. From any thread; what one thread gives is sent
-in its order."
+Otherwise return true. REQUEST is not to be changed; it goes with the address of PEER. From any
+thread; what one thread gives is sent in its order."
   (check-type request v1:append-entries-request)
   (check-type then function)
   (let* ((pipe (peer-pipe peer))

@@ -42,10 +42,10 @@
         (v1:snapshot-header-octets header)
         (v1:snapshot-header-crc32c header)))
 
-(defun kept-octets (state header)
-  "How many octets STATE has kept of the snapshot of HEADER from an earlier process, and their
-CRC-32C."
-  (multiple-value-bind (octets crc) (kept-snapshot state header)
+(defun kept-octets (state header call)
+  "How many octets STATE has kept of the snapshot of HEADER, which CALL is to bring, from an earlier
+process, and their CRC-32C."
+  (multiple-value-bind (octets crc) (kept-snapshot state header :call call)
     (if (and (typep octets '(integer 1)) (typep crc 'crc)
              (<= octets (v1:snapshot-header-octets header)))
         (values octets crc)
@@ -60,7 +60,7 @@ SNAPSHOT-RECEIVER, of the one before, or nil, and the state machine."
                                        (snapshot-receiver-header snapshot-receiver))))
         (values (snapshot-receiver-offset snapshot-receiver)
                 (snapshot-receiver-crc snapshot-receiver))
-        (kept-octets state header))))
+        (kept-octets state header (snapshot-delivery-call snapshot-delivery)))))
 
 (defun check-chunk (snapshot-receiver chunk)
   "Signal an RPC-ERROR unless CHUNK, a SnapshotChunk, is what SNAPSHOT-RECEIVER goes on with."

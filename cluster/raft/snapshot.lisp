@@ -43,11 +43,13 @@ END-NS."
                                :crc crc)))
     crc))
 
-(defun complete-header (header source chunk-octets end-ns)
-  "HEADER with the length and check sum of SOURCE. Signal an RPC-ERROR if that takes until END-NS."
+(defun complete-header (peer header source chunk-octets end-ns)
+  "HEADER with the address of PEER, and the length and check sum of SOURCE. Signal an RPC-ERROR if
+that takes until END-NS."
   (let ((octets (snapshot-octets source)))
     (v1:make-snapshot-header
-     :term (v1:snapshot-header-term header) :leader (v1:snapshot-header-leader header)
+     :term (v1:snapshot-header-term header)
+     :group (peer-group peer) :sender (peer-sender peer) :receiver (peer-name peer)
      :last-included-index (v1:snapshot-header-last-included-index header)
      :last-included-term (v1:snapshot-header-last-included-term header)
      :configuration (v1:snapshot-header-configuration header)
@@ -69,7 +71,10 @@ END-NS."
                   (data (read-part source offset count)))
              (note-sent (peer-meter peer) "install-snapshot" 0 count)
              (unless (send-part call :chunk (v1:make-snapshot-chunk :offset offset :data data
-                                                                    :crc32c (crc32c data)))
+                                                                    :crc32c (crc32c data)
+                                                                    :group (peer-group peer)
+                                                                    :sender (peer-sender peer)
+                                                                    :receiver (peer-name peer)))
                (return))
              (incf offset count))))
 
@@ -128,11 +133,11 @@ END-NS."
 (defun install-snapshot (peer header source &key (timeout 600) (chunk-octets 262144))
   "Send the snapshot SOURCE to PEER and return its last InstallSnapshotResponse: one with
 INSTALLED, or one whose term is above that of HEADER, which refuses it. HEADER is a SnapshotHeader;
-its length is filled in, and its check sum unless it has one. SOURCE is octets, a pathname, or any
-object with methods of SNAPSHOT-OCTETS and READ-SNAPSHOT. It goes in chunks of CHUNK-OCTETS. When
-the connection is lost this goes on with another, behind what PEER has kept, until TIMEOUT seconds
-are over. Signal the RPC-ERROR of the last stream then, or if PEER refuses. Snapshots of several
-threads go one after the other. From any thread but a loop's."
+its address and length are filled in, and its check sum unless it has one. SOURCE is octets, a
+pathname, or any object with methods of SNAPSHOT-OCTETS and READ-SNAPSHOT. It goes in chunks of
+CHUNK-OCTETS. When the connection is lost this goes on with another, behind what PEER has kept,
+until TIMEOUT seconds are over. Signal the RPC-ERROR of the last stream then, or if PEER refuses.
+Snapshots of several threads go one after the other. From any thread but a loop's."
   (check-type chunk-octets (integer 1 16777216))
   (check-type timeout (real (0)))
   (let* ((began-ns (loop:world-now))
@@ -143,7 +148,7 @@ threads go one after the other. From any thread but a loop's."
                                             (setf status (status:rpc-error-status error)))))
            (with-turn (peer :install-snapshot end-ns)
              (prog1 (send-until-installed peer
-                                          (complete-header header source chunk-octets end-ns)
+                                          (complete-header peer header source chunk-octets end-ns)
                                           source chunk-octets end-ns)
                (setf status :ok))))
       (note-answered (peer-meter peer) "install-snapshot" status began-ns))))

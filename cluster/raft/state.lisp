@@ -1,6 +1,10 @@
 ;;;; What the user's state machine answers: a class of the user's, any class, with a method of each
 ;;;; generic function. A message for which there is none is answered with :unimplemented.
 ;;;;
+;;;; Each gets :CALL, the server's end of the call that brings the message: CALL-PEER says where its
+;;;; peer is, CLGRPC.AUTHORITY:CALL-IDENTITY what its certificate proves. Group, sender and receiver
+;;;; were compared before.
+;;;;
 ;;;; The methods are called on threads of the server's, those for different messages perhaps at
 ;;;; once; what they share they guard. Entries that come down one stream are handled one request
 ;;;; after the other, in their order, and so are the chunks of a snapshot. A method that signals an
@@ -15,68 +19,68 @@
 (defun not-handled (state message)
   (refuse :unimplemented "~A does not handle ~A" (type-of state) message))
 
-(defgeneric handle-pre-vote (state request)
+(defgeneric handle-pre-vote (state request &key &allow-other-keys)
   (:documentation "Answer REQUEST, a RequestVoteRequest that asks whether STATE would vote for the
 candidate, by a RequestVoteResponse. It changes no term and grants no vote. On a server's thread.")
-  (:method (state request)
+  (:method (state request &key)
     (declare (ignore request))
     (not-handled state "PreVote")))
 
-(defgeneric handle-request-vote (state request)
+(defgeneric handle-request-vote (state request &key &allow-other-keys)
   (:documentation "Answer REQUEST, a RequestVoteRequest, by a RequestVoteResponse. The vote and the
 term are on disk when this returns. On a server's thread.")
-  (:method (state request)
+  (:method (state request &key)
     (declare (ignore request))
     (not-handled state "RequestVote")))
 
-(defgeneric handle-append-entries (state request)
+(defgeneric handle-append-entries (state request &key &allow-other-keys)
   (:documentation "Answer REQUEST, an AppendEntriesRequest, by an AppendEntriesResponse. The
 entries are on disk when this returns with success. They belong to STATE, which may keep them:
 nobody changes them or their data. On a server's thread; requests of one stream in their order.")
-  (:method (state request)
+  (:method (state request &key)
     (declare (ignore request))
     (not-handled state "AppendEntries")))
 
-(defgeneric handle-timeout-now (state request)
+(defgeneric handle-timeout-now (state request &key &allow-other-keys)
   (:documentation "Answer REQUEST, a TimeoutNowRequest, by a TimeoutNowResponse, and begin an
 election. On a server's thread.")
-  (:method (state request)
+  (:method (state request &key)
     (declare (ignore request))
     (not-handled state "TimeoutNow")))
 
-(defgeneric kept-snapshot (state header)
+(defgeneric kept-snapshot (state header &key &allow-other-keys)
   (:documentation "A leader begins to send the snapshot that HEADER, a SnapshotHeader, tells of,
 nothing of which has come to this process. Return how many of its first octets STATE has kept from
 an earlier process, and their CRC-32C (see CRC32C), computed from what is there: the leader goes on
 behind them. Without a method that is 0, and it begins at its beginning. Snapshots are the same if
 their last_included_index, last_included_term, octets and crc32c are. On a server's thread.")
-  (:method (state header)
+  (:method (state header &key)
     (declare (ignore state header))
     (values 0 0)))
 
-(defgeneric handle-install-snapshot (state header offset)
+(defgeneric handle-install-snapshot (state header offset &key &allow-other-keys)
   (:documentation "A leader begins to send the snapshot that HEADER, a SnapshotHeader, tells of, or
 goes on: OFFSET octets of it have come before. Return an InstallSnapshotResponse. If its term is
 above that of HEADER the snapshot is refused; if it says INSTALLED, STATE has all that is in the
 snapshot, for instance since the leader has lost the response to its last chunk, and nothing is
 sent. In both cases, and if this ends by FAIL, what is kept of another snapshot remains. Otherwise,
 with OFFSET 0, forget that. On a server's thread; never two of the methods for snapshots at once.")
-  (:method (state header offset)
+  (:method (state header offset &key)
     (declare (ignore header offset))
     (not-handled state "InstallSnapshot")))
 
-(defgeneric handle-snapshot-chunk (state header offset data)
+(defgeneric handle-snapshot-chunk (state header offset data &key &allow-other-keys)
   (:documentation "Keep DATA, octets that belong to STATE, which are those of the snapshot of HEADER
 from OFFSET on, behind what is kept of it. Their check sum was right. If this signals an error,
 or is interrupted, the same OFFSET comes again. On a server's thread.")
-  (:method (state header offset data)
+  (:method (state header offset data &key)
     (declare (ignore header offset data))
     (not-handled state "InstallSnapshot")))
 
-(defgeneric handle-snapshot-end (state header)
+(defgeneric handle-snapshot-end (state header &key &allow-other-keys)
   (:documentation "All of the snapshot of HEADER has come, and its check sum is right: install it.
 Return an InstallSnapshotResponse with the term. It is on disk when this returns. If this signals
 an error the leader may send all of it again. On a server's thread.")
-  (:method (state header)
+  (:method (state header &key)
     (declare (ignore header))
     (not-handled state "InstallSnapshot")))

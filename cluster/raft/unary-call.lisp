@@ -53,31 +53,37 @@ Return the future, and a function to be called with the error it has ended with,
 (eval-when (:compile-toplevel :load-toplevel :execute)
   (defparameter *unary-call-text*
     "~A REQUEST is ~A; return ~A. Waits for a connection and the answer, TIMEOUT seconds or, if that
-is nil, those of PEER, and signals an RPC-ERROR then, or if PEER refuses. With THEN, a function,
-return nil at once; (THEN response error) is called when it is known, on a thread of its own, with
-the RPC-ERROR or nil; a REQUEST that cannot be sent at all signals here. From any thread."
+is nil, those of PEER, and signals an RPC-ERROR then, or if PEER refuses; see REFUSAL-REASON. What
+is sent has the address of PEER: the group, sender and receiver of REQUEST do not count. With THEN,
+a function, return nil at once; (THEN response error) is called when it is known, on a thread of its
+own, with the RPC-ERROR or nil; a REQUEST that cannot be sent at all signals here. From any thread."
     "The documentation of a question, of what it asks for, its request and its response."))
 
 (defmacro define-unary-calls (&body rows)
   "Define functions (NAME peer request &key timeout then) that send a MESSAGE to a peer; each row is
-NAME, MESSAGE, a text that says what that asks for, and the texts of request and response."
+NAME, MESSAGE, the function that gives a request its address, a text that says what that asks for,
+and the texts of request and response."
   `(progn
-     ,@(loop for (name message meaning request response) in rows
+     ,@(loop for (name message address meaning request response) in rows
+             for stub = (intern (string name) '#:clgrpc.raft.v1.raft)
              collect
              `(defun ,name (peer request &key timeout then)
                 ,(format nil *unary-call-text* meaning request response)
-                (if then
-                    (ask-then peer ,message #',(intern (string name) '#:clgrpc.raft.v1.raft) request
-                              timeout then)
-                    (ask peer ,message #',(intern (string name) '#:clgrpc.raft.v1.raft) request
-                         timeout))))))
+                (let ((request (,address request (peer-group peer) (peer-sender peer)
+                                         (peer-name peer))))
+                  (if then
+                      (ask-then peer ,message #',stub request timeout then)
+                      (ask peer ,message #',stub request timeout)))))))
 
 (define-unary-calls
-  (pre-vote "pre-vote" "Ask PEER whether it would vote for us."
+  (pre-vote "pre-vote" addressed-vote
+            "Ask PEER whether it would vote for us."
             "a RequestVoteRequest" "a RequestVoteResponse")
-  (request-vote "request-vote" "Ask PEER for its vote."
+  (request-vote "request-vote" addressed-vote
+                "Ask PEER for its vote."
                 "a RequestVoteRequest" "a RequestVoteResponse")
-  (timeout-now "timeout-now" "Have PEER begin an election at once."
+  (timeout-now "timeout-now" addressed-timeout
+               "Have PEER begin an election at once."
                "a TimeoutNowRequest" "a TimeoutNowResponse"))
 
 ;;; One at a time
@@ -121,10 +127,12 @@ at most."
   "Send REQUEST, an AppendEntriesRequest, to PEER and return its AppendEntriesResponse. Those of
 several threads go one after the other, each after the answer to the one before; they are in no
 order with what goes down the pipeline. Waits TIMEOUT seconds in all or, if that is nil, those of
-PEER, for its turn, a connection and the answer, and signals an RPC-ERROR then, or if PEER refuses.
-From any thread."
+PEER, for its turn, a connection and the answer, and signals an RPC-ERROR then, or if PEER refuses;
+see REFUSAL-REASON. REQUEST goes with the address of PEER. From any thread."
   (check-type request v1:append-entries-request)
   (let ((end-ns (loop:notice-end (or timeout (peer-timeout peer)))))
     (with-turn (peer :append-entries end-ns)
-      (ask peer "append-entries" #'methods:append-entries request (loop:seconds-until end-ns)
+      (ask peer "append-entries" #'methods:append-entries
+           (addressed-entries request (peer-group peer) (peer-sender peer) (peer-name peer))
+           (loop:seconds-until end-ns)
            (length (v1:append-entries-request-entries request)) (data-octets request)))))

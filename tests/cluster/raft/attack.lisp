@@ -33,7 +33,7 @@
 (defun all-octets (lists)
   (apply #'concatenate 'octets lists))
 
-(defmethod raft:handle-install-snapshot ((member wary) header offset)
+(defmethod raft:handle-install-snapshot ((member wary) header offset \&key)
   (call-warily
    member
    (lambda ()
@@ -47,7 +47,7 @@
        (v1:make-install-snapshot-response
         :term (if refuse (1+ (v1:snapshot-header-term header)) 1))))))
 
-(defmethod raft:handle-snapshot-chunk ((member wary) header offset data)
+(defmethod raft:handle-snapshot-chunk ((member wary) header offset data \&key)
   (call-warily
    member
    (lambda ()
@@ -56,7 +56,7 @@
        (push "a chunk out of order" (wary-faults member)))
      (setf (wary-kept member) (append (wary-kept member) (list data))))))
 
-(defmethod raft:handle-snapshot-end ((member wary) header)
+(defmethod raft:handle-snapshot-end ((member wary) header \&key)
   (call-warily
    member
    (lambda ()
@@ -120,7 +120,7 @@
   "Six streams at once of parts at random, to a member that fails now and then."
   (let* ((seed (random 1000000))
          (member (make-instance 'wary :chance (seeded-chance seed)))
-         (server (grpc:start-server (raft:make-raft-service member :chunk-seconds 0.2)
+         (server (grpc:start-server (member-service member :chunk-seconds 0.2)
                                     :listen "127.0.0.1:0"))
          (outcomes '()) (lock (sb-thread:make-mutex)))
     (grpc:with-channel (channel (grpc:server-address server))
@@ -150,7 +150,8 @@ process is killed now and then. What was acknowledged is there, nothing comes tw
          (member (make-instance 'member))
          (host (add-member member))
          (home (sim:add-host "a" (constantly '())))
-         (peer (sim:on-host (home) (raft:make-peer "B" "b:7000" :timeout 1 :window 3
+         (peer (sim:on-host (home) (raft:make-peer "B" "b:7000" :group "G" :sender "A" :timeout 1
+                                                       :window 3
                                                                 :max-entries 20)))
          (lock (sb-thread:make-mutex)) (inside 0))
     (setf (member-delay member)

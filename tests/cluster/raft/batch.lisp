@@ -10,7 +10,7 @@
       (enqueue (clgrpc.raft::make-queued-request request (clgrpc.raft::data-octets request) #'list)
                fifo))
     (loop for batch = (clgrpc.raft::take-batch fifo entries octets)
-          while batch collect (clgrpc.raft::batch-request batch))))
+          while batch collect (clgrpc.raft::batch-request batch "G" "A" "B"))))
 
 (defun indices (request)
   (map 'list #'v1:entry-index (v1:append-entries-request-entries request)))

@@ -16,21 +16,21 @@
    (begins :initform '() :accessor member-begins)
    (installed :initform 0 :accessor member-installed)))
 
-(defmethod raft:handle-pre-vote ((member member) request)
+(defmethod raft:handle-pre-vote ((member member) request \&key)
   (v1:make-request-vote-response :term (member-term member)
                                  :granted (> (v1:request-vote-request-term request)
                                              (member-term member))))
 
-(defmethod raft:handle-request-vote ((member member) request)
+(defmethod raft:handle-request-vote ((member member) request \&key)
   (let ((granted (> (v1:request-vote-request-term request) (member-term member))))
     (when granted (setf (member-term member) (v1:request-vote-request-term request)))
     (v1:make-request-vote-response :term (member-term member) :granted granted)))
 
-(defmethod raft:handle-timeout-now ((member member) request)
+(defmethod raft:handle-timeout-now ((member member) request \&key)
   (declare (ignore request))
   (v1:make-timeout-now-response :term (incf (member-term member))))
 
-(defmethod raft:handle-append-entries ((member member) request)
+(defmethod raft:handle-append-entries ((member member) request \&key)
   (when (member-delay member) (funcall (member-delay member) request))
   (incf (member-requests member))
   (let ((success (= (v1:append-entries-request-prev-log-index request)
@@ -43,7 +43,7 @@
     (v1:make-append-entries-response :term (member-term member) :success success
                                      :match-index (member-last-index member))))
 
-(defmethod raft:handle-install-snapshot ((member member) header offset)
+(defmethod raft:handle-install-snapshot ((member member) header offset \&key)
   (push offset (member-begins member))
   (let ((has-it (<= (v1:snapshot-header-last-included-index header) (member-last-index member))))
     (unless (or has-it (plusp offset)
@@ -51,12 +51,12 @@
       (setf (member-chunks member) '()))
     (v1:make-install-snapshot-response :term (member-term member) :installed has-it)))
 
-(defmethod raft:handle-snapshot-chunk ((member member) header offset data)
+(defmethod raft:handle-snapshot-chunk ((member member) header offset data \&key)
   (declare (ignore header))
   (when (member-delay member) (funcall (member-delay member) data))
   (push (cons offset data) (member-chunks member)))
 
-(defmethod raft:handle-snapshot-end ((member member) header)
+(defmethod raft:handle-snapshot-end ((member member) header \&key)
   (setf (member-last-index member) (v1:snapshot-header-last-included-index header))
   (incf (member-installed member))
   (v1:make-install-snapshot-response :term (member-term member)))
@@ -72,19 +72,19 @@
    (inside :initform '() :accessor member-inside)) ; the methods for snapshots that have begun
   (:documentation "A member that does not take everybody's snapshots."))
 
-(defmethod raft:handle-install-snapshot :around ((member picky) header offset)
+(defmethod raft:handle-install-snapshot :around ((member picky) header offset \&key)
   (declare (ignore offset))
   (setf (member-inside member) (append (member-inside member) '(:begin)))
-  (let ((leader (v1:snapshot-header-leader header)))
+  (let ((leader (v1:snapshot-header-sender header)))
     (cond ((string= "mallory" leader) (grpc:fail :permission-denied "not from you"))
           ((string= "bug" leader) (error "This is a bug."))
           (t (call-next-method)))))
 
-(defmethod raft:handle-snapshot-chunk :before ((member picky) header offset data)
+(defmethod raft:handle-snapshot-chunk :before ((member picky) header offset data \&key)
   (declare (ignore header offset data))
   (setf (member-inside member) (append (member-inside member) '(:chunk))))
 
-(defmethod raft:handle-snapshot-end :before ((member picky) header)
+(defmethod raft:handle-snapshot-end :before ((member picky) header \&key)
   (declare (ignore header))
   (setf (member-inside member) (append (member-inside member) '(:end)))
   (when (member-ending member) (funcall (member-ending member))))
@@ -92,7 +92,7 @@
 (defclass forgetful (member) ()
   (:documentation "A member that does not say what it has."))
 
-(defmethod raft:handle-install-snapshot :around ((member forgetful) header offset)
+(defmethod raft:handle-install-snapshot :around ((member forgetful) header offset \&key)
   (declare (ignore header offset))
   (let ((response (call-next-method)))
     (setf (v1:install-snapshot-response-installed response) nil
@@ -104,11 +104,11 @@
    (lie :initform nil :accessor keepalive-lie)) ; the values to answer instead of the truth, or nil
   (:documentation "A member that knows, after a restart, what came of a snapshot."))
 
-(defmethod raft:handle-install-snapshot :before ((member keepalive) header offset)
+(defmethod raft:handle-install-snapshot :before ((member keepalive) header offset \&key)
   (declare (ignore offset))
   (setf (keepalive-header member) header))
 
-(defmethod raft:kept-snapshot ((member keepalive) header)
+(defmethod raft:kept-snapshot ((member keepalive) header \&key)
   (cond ((keepalive-lie member) (values-list (keepalive-lie member)))
         ((and (keepalive-header member)
               (= (v1:snapshot-header-crc32c header)
@@ -133,18 +133,21 @@
 (defun request (previous count &key (octets 10) (commit 0))
   "Entries PREVIOUS + 1 to PREVIOUS + COUNT, of so many OCTETS each."
   (v1:make-append-entries-request
-   :term 1 :leader "A" :prev-log-index previous :prev-log-term (if (zerop previous) 0 1)
+   :term 1 :sender "A" :group "G" :receiver "B" :prev-log-index previous
+   :prev-log-term (if (zerop previous) 0 1)
    :leader-commit commit
    :entries (loop for index from (1+ previous) to (+ previous count)
                   collect (entry index octets))))
 
 (defun vote (term)
-  (v1:make-request-vote-request :term term :candidate "A" :last-log-index 3 :last-log-term 1))
+  (v1:make-request-vote-request :term term :sender "A" :group "G" :receiver "B"
+                                :last-log-index 3 :last-log-term 1))
 
 (defun header (octets &rest arguments)
   "A SnapshotHeader up to entry OCTETS."
   (apply #'v1:make-snapshot-header
-         (append arguments (list :term 1 :leader "A" :last-included-index octets
+         (append arguments (list :term 1 :sender "A" :group "G" :receiver "B"
+                                 :last-included-index octets
                                  :last-included-term 1))))
 
 (defun some-octets (count)
@@ -156,12 +159,16 @@
 
 ;;; Peers
 
+(defun member-service (member &rest options)
+  "A service, made with OPTIONS, at which MEMBER is the member B of the group G."
+  (raft:add-group (apply #'raft:make-raft-service options) "G" "B" member))
+
 (defun call-with-member (transport member function options)
   "Call FUNCTION with a peer for MEMBER over TRANSPORT, :tcp or :inproc."
-  (let* ((server (grpc:start-server (raft:make-raft-service member) :listen "127.0.0.1:0"))
+  (let* ((server (grpc:start-server (member-service member) :listen "127.0.0.1:0"))
          (channel (and (eq :inproc transport) (grpc:server-channel server)))
          (peer (apply #'raft:make-peer "B" (or channel (grpc:server-address server))
-                      (append options '(:timeout 5)))))
+                      (append options '(:group "G" :sender "A" :timeout 5)))))
     (unwind-protect (funcall function peer)
       (raft:close-peer peer)
       (when channel (grpc:close-channel channel))
@@ -189,14 +196,14 @@
 (defun add-member (member)
   "A host \"b\" on which MEMBER is served; what it has is kept when the host is restarted."
   (sim:add-host "b" (lambda ()
-                      (grpc:start-server (raft:make-raft-service member) :listen "b:7000"))))
+                      (grpc:start-server (member-service member) :listen "b:7000"))))
 
 (defmacro with-simulated-member ((simulation peer host member options &rest peer-options)
                                  &body body)
   "Evaluate BODY in a SIMULATION with OPTIONS, where MEMBER is served on HOST."
   `(sim:with-simulation (,simulation ,@options)
      (let* ((,host (add-member ,member))
-            (,peer (raft:make-peer "B" "b:7000" ,@peer-options)))
+            (,peer (raft:make-peer "B" "b:7000" :group "G" :sender "A" ,@peer-options)))
        (declare (ignorable ,host))
        (unwind-protect (progn ,@body)
          (raft:close-peer ,peer)))))

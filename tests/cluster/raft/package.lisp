@@ -3,10 +3,10 @@
 
 (defpackage #:clgrpc.tests.raft
   (:use #:cl #:clgrpc.base #:fiveam)
-  (:local-nicknames (#:grpc #:clgrpc) (#:raft #:clgrpc.raft) (#:v1 #:clgrpc.raft.v1)
+  (:local-nicknames (#:grpc #:clgrpc) (#:raft #:clgrpc.raft)
+                    (#:support #:clgrpc.tests.support) (#:v1 #:clgrpc.raft.v1)
                     (#:methods #:clgrpc.raft.v1.raft) (#:sim #:clgrpc.sim)
-                    (#:metrics #:clgrpc.metrics)
-                    (#:toy #:clgrpc.examples.raft-toy))
+                    (#:metrics #:clgrpc.metrics))
   (:shadow #:member))
 
 (in-package #:clgrpc.tests.raft)

@@ -15,12 +15,14 @@
       (is (eq :ready (grpc:channel-state channel)) "nobody has called"))))
 
 (test arguments-of-peers
-  (signals misuse (raft:make-peer "B" 7000))
-  (signals type-error (raft:make-peer :b "127.0.0.1:1"))
-  (signals type-error (raft:make-peer "B" "127.0.0.1:1" :window 0))
-  (let ((channel (grpc:service-channel (raft:make-raft-service (make-instance 'member)))))
-    (signals misuse (raft:make-peer "B" channel :credentials nil))
-    (let ((peer (raft:make-peer "B" channel)))
+  (signals misuse (raft:make-peer "B" 7000 :group "G" :sender "A"))
+  (dolist (names '((:b "G" "A") ("B" nil "A") ("B" "G" "")))
+    (destructuring-bind (name group sender) names
+      (signals misuse (raft:make-peer name "127.0.0.1:1" :group group :sender sender))))
+  (signals type-error (raft:make-peer "B" "127.0.0.1:1" :group "G" :sender "A" :window 0))
+  (let ((channel (grpc:service-channel (member-service (make-instance 'member)))))
+    (signals misuse (raft:make-peer "B" channel :group "G" :sender "A" :credentials nil))
+    (let ((peer (raft:make-peer "B" channel :group "G" :sender "A")))
       (is (string= "B" (raft:peer-name peer)))
       (is (search "B, ready" (princ-to-string peer)))
       (raft:close-peer peer)

@@ -303,7 +303,8 @@ those that failed it gives again from where the member's log ends."
          (member (make-instance 'member))
          (host (add-member member))
          (home (sim:add-host "a" (constantly '())))
-         (peer (sim:on-host (home) (raft:make-peer "B" "b:7000" :timeout 2 :window 4))))
+         (peer (sim:on-host (home) (raft:make-peer "B" "b:7000" :group "G" :sender "A"
+                                                       :timeout 2 :window 4))))
     (loop repeat 3
           do (sim:at (sim:between chance 0 4)
                      (if (sim:chance-p chance 2)

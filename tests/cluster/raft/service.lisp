@@ -19,8 +19,7 @@
 
 (test snapshots-that-are-wrong-are-refused
   (let* ((member (make-instance 'member))
-         (channel (grpc:service-channel (raft:make-raft-service member
-                                                                :max-snapshot-octets 100)))
+         (channel (grpc:service-channel (member-service member :max-snapshot-octets 100)))
          (data (some-octets 10))
          (good (header 10 :octets 10 :crc32c (raft:crc32c data))))
     (unwind-protect
@@ -80,7 +79,7 @@
         (is (equal '(t) (mapcar #'v1:install-snapshot-response-installed
                                 (send-snapshot-parts channel (header 0 :term 7 :octets 9)))))
         (signals grpc:permission-denied
-          (send-snapshot-parts channel (header 40 :term 7 :octets 9 :leader "mallory")))
+          (send-snapshot-parts channel (header 40 :term 7 :octets 9 :sender "mallory")))
         (grpc:send call (v1:make-install-snapshot-request :chunk (chunk 10 (subseq data 10))))
         (is-true (v1:install-snapshot-response-installed (grpc:receive call)))
         (is (equalp data (received member)))))))
@@ -94,14 +93,14 @@
         (begin-snapshot channel good (chunk 0 (subseq data 0 10)))
         (is-true (await-true (lambda () (member-chunks member))))
         (signals grpc:internal
-          (send-snapshot-parts channel (header 40 :octets 9 :leader "bug")))
+          (send-snapshot-parts channel (header 40 :octets 9 :sender "bug")))
         (grpc:cancel (begin-snapshot channel good))
         (is (equal '(0 0) (member-begins member)))))))
 
 (defclass interrupted-state () ()
   (:documentation "A state machine that is interrupted when it is asked."))
 
-(defmethod raft:handle-install-snapshot ((state interrupted-state) header offset)
+(defmethod raft:handle-install-snapshot ((state interrupted-state) header offset \&key)
   (declare (ignore header offset))
   (throw 'interrupted nil))
 
@@ -109,27 +108,27 @@
   "A thread that is interrupted in asking, in keeping a chunk, or just as it has got the snapshot
 receiver, leaves it to others; what the state machine was asked when it was interrupted is not gone
 on with."
-  (let* ((service (raft:make-raft-service (make-instance 'picky)))
+  (let* ((member (raft::make-local-member "G" "B" (make-instance 'picky)))
          (header (header 20 :octets 20))
-         (snapshot-receiver (raft::make-snapshot-receiver header nil 0 0)))
-    (flet ((free-p () (null (raft::service-busy service))))
-      (setf (raft::service-snapshot-receiver service) snapshot-receiver)
+         (snapshot-receiver (raft::make-snapshot-receiver header (delivery) 0 0)))
+    (flet ((free-p () (null (raft::local-member-busy member))))
+      (setf (raft::local-member-snapshot-receiver member) snapshot-receiver)
       (catch 'interrupted
-        (raft::with-snapshot-receiver (service snapshot-receiver) (throw 'interrupted nil)))
+        (raft::with-snapshot-receiver (member snapshot-receiver) (throw 'interrupted nil)))
       (is-true (free-p))
       (sb-int:encapsulate 'raft::occupy-snapshot-receiver 'interrupt
                           (lambda (function &rest arguments)
                             (apply function arguments)
                             (throw 'interrupted nil)))
       (unwind-protect (catch 'interrupted
-                             (raft::with-snapshot-receiver (service snapshot-receiver) nil))
+                             (raft::with-snapshot-receiver (member snapshot-receiver) nil))
         (sb-int:unencapsulate 'raft::occupy-snapshot-receiver 'interrupt))
       (is-true (free-p))
-      (is (eq snapshot-receiver (raft::service-snapshot-receiver service))))
-    (let ((service (raft:make-raft-service (make-instance 'interrupted-state))))
-      (setf (raft::service-snapshot-receiver service) snapshot-receiver)
-      (catch 'interrupted (raft::ask-to-begin service snapshot-receiver))
-      (is (null (raft::service-snapshot-receiver service))))))
+      (is (eq snapshot-receiver (raft::local-member-snapshot-receiver member))))
+    (let ((member (raft::make-local-member "G" "B" (make-instance 'interrupted-state))))
+      (setf (raft::local-member-snapshot-receiver member) snapshot-receiver)
+      (catch 'interrupted (raft::ask-to-begin member snapshot-receiver))
+      (is (null (raft::local-member-snapshot-receiver member))))))
 
 (test a-snapshot-that-is-installed-is-not-there-to-go-on-with
   "A leader that has not got the last response sends it again: all of it, unless the member has it."
@@ -183,7 +182,7 @@ on with."
             (is (= 1 (member-installed member)))))))))
 
 (test a-stream-that-brings-nothing-ends
-  (let ((server (grpc:start-server (raft:make-raft-service (make-instance 'member)
+  (let ((server (grpc:start-server (member-service (make-instance 'member)
                                                            :chunk-seconds 0.1)
                                    :listen "127.0.0.1:0")))
     (grpc:with-channel (channel (grpc:server-address server))
@@ -198,9 +197,10 @@ on with."
          (member (make-instance 'member :delay (lambda (request)
                                                  (declare (ignore request))
                                                  (push (runs-a-loop-p) loops))))
-         (server (grpc:start-server (raft:make-raft-service member) :listen "127.0.0.1:0"
+         (server (grpc:start-server (member-service member) :listen "127.0.0.1:0"
                                                                     :execution :blocking))
-         (peer (raft:make-peer "B" (grpc:server-address server) :timeout 20)))
+         (peer (raft:make-peer "B" (grpc:server-address server) :group "G" :sender "A"
+                                   :timeout 20)))
     (give-entries peer 20)
     (is-true (raft:flush-pipeline peer))
     (is (equal '() (remove nil loops)))

@@ -4,10 +4,17 @@
 (in-suite :clgrpc.raft)
 
 (defun chunk (offset data &rest arguments)
-  (apply #'v1:make-snapshot-chunk :offset offset :data data :crc32c (raft:crc32c data) arguments))
+  "A SnapshotChunk with DATA at OFFSET, addressed as HEADER is."
+  (apply #'v1:make-snapshot-chunk
+         (append arguments (list :group "G" :sender "A" :receiver "B"
+                                 :offset offset :data data :crc32c (raft:crc32c data)))))
+
+(defun delivery ()
+  "A delivery by no call."
+  (clgrpc.raft::make-snapshot-delivery nil))
 
 (defun begun (header &optional before)
-  (clgrpc.raft::continue-snapshot-receiver before header nil nil))
+  (clgrpc.raft::continue-snapshot-receiver before header (delivery) nil))
 
 (defun take-chunk (snapshot-receiver chunk)
   (clgrpc.raft::check-chunk snapshot-receiver chunk)
@@ -36,7 +43,7 @@
   (let ((snapshot-receiver (begun (header 20 :octets 20 :crc32c 1))))
     (take-chunk snapshot-receiver (chunk 0 (some-octets 10)))
     (is (= 10 (clgrpc.raft::snapshot-receiver-offset
-               (begun (header 20 :octets 20 :crc32c 1 :leader "another") snapshot-receiver))))
+               (begun (header 20 :octets 20 :crc32c 1 :sender "another") snapshot-receiver))))
     (dolist (other (list (header 20 :octets 20 :crc32c 2) (header 20 :octets 21 :crc32c 1)
                          (header 21 :octets 20 :crc32c 1)))
       (is (zerop (clgrpc.raft::snapshot-receiver-offset (begun other snapshot-receiver)))))))
@@ -46,8 +53,8 @@
   (let* ((keepalive (make-instance 'keepalive))
          (header (header 20 :octets 20 :crc32c 1)))
     (flet ((begun (&optional before)
-             (let ((snapshot-receiver (clgrpc.raft::continue-snapshot-receiver before header nil
-                                                                               keepalive)))
+             (let ((snapshot-receiver (clgrpc.raft::continue-snapshot-receiver
+                                       before header (delivery) keepalive)))
                (list (clgrpc.raft::snapshot-receiver-offset snapshot-receiver)
                      (clgrpc.raft::snapshot-receiver-crc snapshot-receiver)))))
       (setf (keepalive-header keepalive) header

@@ -69,7 +69,7 @@ TROUBLE, a function of the sender's host, MEMBER's, and a chance, says what happ
   (let* ((chance (sim:make-chance (sim:simulation-seed simulation)))
          (host (add-member member))
          (home (sim:add-host "a" (constantly '())))
-         (peer (sim:on-host (home) (raft:make-peer "B" "b:7000")))
+         (peer (sim:on-host (home) (raft:make-peer "B" "b:7000" :group "G" :sender "A")))
          (octets (some-octets 200000)))
     (sim:slow host 100000)
     (funcall trouble home host chance)

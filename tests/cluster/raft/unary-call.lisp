@@ -10,7 +10,7 @@
     (is-true (v1:request-vote-response-granted (raft:request-vote peer (vote 2))))
     (is-false (v1:request-vote-response-granted (raft:request-vote peer (vote 2))))
     (is (= 3 (v1:timeout-now-response-term
-              (raft:timeout-now peer (v1:make-timeout-now-request :term 2 :leader "A")))))
+              (raft:timeout-now peer (v1:make-timeout-now-request :term 2)))))
     (let ((response (raft:append-entries peer (request 0 2))))
       (is-true (v1:append-entries-response-success response))
       (is (= 2 (v1:append-entries-response-match-index response))))

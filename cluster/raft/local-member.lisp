@@ -1,0 +1,62 @@
+;;;; The members that a service answers for, each of another group, with their state machines and
+;;;; the snapshots that they receive. One thread at a time is in the methods for snapshots of a
+;;;; member.
+
+(in-package #:clgrpc.raft)
+
+(defstruct (local-member (:constructor make-local-member (group name state)) (:copier nil))
+  "A member of a group, which is served here."
+  (group "" :type string :read-only t)  ; by its name
+  (name "" :type string :read-only t)   ; by which others address it
+  (state nil :read-only t)              ; its state machine, the user's
+  (snapshot-receiver nil :type (or null snapshot-receiver)) ; of the snapshot under way
+  ;; what OCCUPY-SNAPSHOT-RECEIVER got from the thread that changes SNAPSHOT-RECEIVER or has it
+  ;; kept, or nil
+  (busy nil :type list)
+  (lock (sb-thread:make-mutex :name "clgrpc raft") :read-only t) ; of BUSY
+  (bell (sb-thread:make-waitqueue :name "clgrpc raft") :read-only t)) ; it is no longer busy
+
+(declaim (sb-ext:freeze-type local-member))
+
+(defmethod print-object ((member local-member) stream)
+  (print-unreadable-object (member stream :type t)
+    (format stream "~A of ~A~@[, ~A~]" (local-member-name member) (local-member-group member)
+            (local-member-snapshot-receiver member))))
+
+(defconstant +longest-keeping-seconds+ 10
+  "How long a stream waits for another one's part to be kept, or installed.")
+
+(defun occupy-snapshot-receiver (member snapshot-receiver claim)
+  "This thread has the snapshot receiver of MEMBER for itself, until RELEASE-SNAPSHOT-RECEIVER gets
+CLAIM, a fresh list. Signal an RPC-ERROR if SNAPSHOT-RECEIVER, unless it is nil, has lost its place
+to another, or if another thread takes too long."
+  (let ((end (loop:notice-end +longest-keeping-seconds+)))
+    (sb-thread:with-mutex ((local-member-lock member))
+      (loop while (local-member-busy member)
+            do (unless (and (loop:prepare-to-wait)
+                            (loop:await-notice (local-member-bell member)
+                                               (local-member-lock member) end))
+                 (refuse :unavailable "a part that came before is still being kept")))
+      (unless (or (null snapshot-receiver)
+                  (eq snapshot-receiver (local-member-snapshot-receiver member)))
+        (refuse :aborted "the snapshot is received from another stream by now"))
+      (setf (local-member-busy member) claim))))
+
+(defun release-snapshot-receiver (member claim)
+  "Others may have the snapshot receiver of MEMBER, if this thread has it by CLAIM."
+  (sb-sys:without-interrupts
+    (sb-thread:with-mutex ((local-member-lock member))
+      (when (eq claim (local-member-busy member))
+        (setf (local-member-busy member) nil)
+        (sb-thread:condition-broadcast (local-member-bell member))))))
+
+(defmacro with-snapshot-receiver ((member snapshot-receiver) &body body)
+  "Evaluate BODY while no other thread changes the snapshot receiver of MEMBER, which is
+SNAPSHOT-RECEIVER unless that is nil. However this is left, also by an interrupt at any instruction,
+others may change it then."
+  (alexandria:with-gensyms (claim)
+    (alexandria:once-only (member)
+      `(let ((,claim (list nil)))
+         (unwind-protect (progn (occupy-snapshot-receiver ,member ,snapshot-receiver ,claim)
+                                ,@body)
+           (release-snapshot-receiver ,member ,claim))))))
