@@ -26,11 +26,13 @@
 
 (defsystem "clgrpc-cluster/raft"
   :description "Raft's messages between the members of a group."
-  :depends-on ("clgrpc/client" "clgrpc/balance" "clgrpc/server" "clgrpc/metrics" "alexandria")
+  :depends-on ("clgrpc/client" "clgrpc/balance" "clgrpc/server" "clgrpc/metrics"
+               "clgrpc-cluster/authority" "alexandria")
   :pathname "cluster/raft/"
   :serial t
   :components ((:static-file "../../proto/cluster/raft.proto") (:file "proto") (:file "package")
-               (:file "crc32c") (:file "state") (:file "snapshot-receiver") (:file "service")
+               (:file "crc32c") (:file "state") (:file "request-address") (:file "snapshot-receiver")
+               (:file "local-member") (:file "service") (:file "snapshot-service")
                (:file "meter") (:file "batch") (:file "peer") (:file "unary-call")
                (:file "pipeline") (:file "snapshot")))
 
@@ -48,9 +50,12 @@
                (:file "keeper") (:file "watching") (:file "method")
                (:file "client") (:file "task") (:file "worker")))
 
-(defsystem "clgrpc-cluster/raft-toy"
-  :description "A toy that shows the calls of clgrpc/raft."
-  :depends-on ("clgrpc-cluster/raft" "clgrpc")
-  :pathname "examples/raft-toy/"
+(defsystem "clgrpc-cluster/raft-example"
+  :description "An example of Raft on clgrpc-cluster/raft: a replicated store."
+  :depends-on ("clgrpc-cluster/raft" "clgrpc" "sb-posix")
+  :pathname "examples/raft/"
   :serial t
-  :components ((:file "package") (:file "toy") (:file "leader")))
+  :components ((:static-file "../../proto/examples/raft.proto") (:file "proto") (:file "package")
+               (:file "disk") (:file "log") (:file "journal") (:file "store") (:file "progress")
+               (:file "node") (:file "election") (:file "replication") (:file "follower") (:file "key-value")
+               (:file "driver") (:file "client") (:file "demonstration")))

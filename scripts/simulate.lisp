@@ -6,4 +6,5 @@
 
 (load-strictly "clgrpc-tests/sim")
 (load-strictly "clgrpc-tests/simulation")
+(load-strictly "clgrpc-tests/raft-example")
 (quit (uiop:symbol-call '#:clgrpc.tests.sim '#:main (rest sb-ext:*posix-argv*)))

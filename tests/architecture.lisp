@@ -52,8 +52,8 @@
     ("etcd" "balance" "metrics" :all-of)
     ("discovery" "etcd" "server" "command" :all-of)
     ("memory" "etcd" "inproc" :all-of)
-    ("raft" "balance" "server" "metrics" :all-of)
     ("authority" "base" "os" "loop" "rpc")
+    ("raft" "authority" "balance" "server" "metrics" :all-of)
     ("workflow" "authority" "balance" "etcd" "services" "trace" :all-of)
     ("cluster" "authority" "memory" "discovery" "services" :all-of)
     ("sim" "inproc" "client" "server" :all-of))
@@ -163,7 +163,7 @@ async for clgrpc-async."
   (subseq system (1+ (or (position #\/ system :from-end t) (position #\- system)))))
 
 (defparameter *programs*
-  '("clgrpc" "clgrpc/examples" "clgrpc-async/examples" "clgrpc-cluster/raft-toy" "clgrpc-tools"
+  '("clgrpc" "clgrpc/examples" "clgrpc-async/examples" "clgrpc-cluster/raft-example" "clgrpc-tools"
     "clgrpc-tools/testee" "clgrpc-tools/load" "clgrpc-tools/page" "clgrpc-tools/report" "clgrpc-tools/profile")
   "The systems that are no layers: the names that users see, examples, the command.")
 

@@ -3,16 +3,17 @@
 (in-package #:clgrpc.tests.sim)
 
 (defparameter *usage* "usage: scripts/simulate [--seeds N] [--first SEED]
-                        [--policy | --cluster | --workflow]
+                        [--policy | --cluster | --workflow | --raft]
 
 Run servers and clients with calls of all kinds, faults, deadlines, cancellations and drains in
 the simulator, for N seeds (default 1,000) from SEED (default 1) on, and see that each call ends
 as it should. With --policy the calls are under retry and hedging policies, and their servers come
 and go, die, fail, push back and slow down. With --cluster there is a cluster on an etcd in memory
 that fails, stops and loses its data; with --workflow there are nodes, workers and users of
-workflows on one that fails. Prints how far it is on a terminal, and at the end a digest of all
-traces. A seed that fails is run again, and its story printed. Exit code: 0 if all was
-well, 1 if a seed failed, 2 for wrong arguments.
+workflows on one that fails; with --raft there is the example of Raft, whose machines crash.
+Prints how far it is on a terminal, and at the end a digest of all traces. A seed that fails is
+run again, and its story printed. Exit code: 0 if all was well, 1 if a seed failed, 2 for wrong
+arguments.
 ")
 
 (defun usage (code)
@@ -61,10 +62,11 @@ output is a terminal, and at the end what it was. Signal SIM:SEED-FAILED."
 (defun scenarios ()
   "From an option to the scenario that it stands for."
   `(("--policy" . run-fleet)
-    ,@(let ((package (find-package '#:clgrpc.tests.simulation)))
-        (when package
-          `(("--cluster" . ,(find-symbol "RUN-CLUSTER" package))
-            ("--workflow" . ,(find-symbol "RUN-WORKFLOWS" package)))))))
+    ,@(loop for (option package name) in '(("--cluster" "CLGRPC.TESTS.SIMULATION" "RUN-CLUSTER")
+                                           ("--workflow" "CLGRPC.TESTS.SIMULATION" "RUN-WORKFLOWS")
+                                           ("--raft" "CLGRPC.TESTS.RAFT-EXAMPLE" "RUN-GROUP"))
+            when (find-package package)
+              collect (cons option (find-symbol name package)))))
 
 (defun main (arguments)
   "Do what ARGUMENTS, the words after scripts/simulate, say; return the exit code."
