@@ -105,7 +105,7 @@ func (n *node) GetWorkflowState(_ context.Context, request *workflow.GetWorkflow
 func appendRequest(octets int) *raft.AppendEntriesRequest {
 	return &raft.AppendEntriesRequest{Term: 3, Group: "orders", Sender: "node-1", Receiver: "node-2",
 		PrevLogIndex: 41, PrevLogTerm: 3, LeaderCommit: 40,
-		Entries:      []*raft.Entry{{Index: 42, Term: 3, Data: make([]byte, octets)}}}
+		Entries: []*raft.Entry{{Index: 42, Term: 3, Data: make([]byte, octets)}}}
 }
 
 // cases make of a client a function that makes one call.

@@ -9,6 +9,7 @@
   (group "" :type string :read-only t)  ; by its name
   (name "" :type string :read-only t)   ; by which others address it
   (state nil :read-only t)              ; its state machine, the user's
+  (removed nil :type boolean)           ; REMOVE-GROUP was called: it is served no longer
   (snapshot-receiver nil :type (or null snapshot-receiver)) ; of the snapshot under way
   ;; what OCCUPY-SNAPSHOT-RECEIVER got from the thread that changes SNAPSHOT-RECEIVER or has it
   ;; kept, or nil

@@ -25,28 +25,29 @@ that a call or a pipeline ended with, says something else. From any thread."
   (let ((refusal (status:rpc-error-detail error 'v1:refusal)))
     (and refusal (v1:refusal-reason refusal))))
 
-;;; Requests as a peer sends them
+;;; Requests as a peer sends them: copies, since its user may give the same one to others. What a
+;;; request holds, such as entries, is shared.
 
 (defun addressed-vote (request group sender receiver)
   "REQUEST, a RequestVoteRequest, with an address."
-  (v1:make-request-vote-request
-   :term (v1:request-vote-request-term request) :sender sender
-   :last-log-index (v1:request-vote-request-last-log-index request)
-   :last-log-term (v1:request-vote-request-last-log-term request)
-   :leadership-transfer (v1:request-vote-request-leadership-transfer request)
-   :group group :receiver receiver))
+  (let ((copy (copy-structure request)))
+    (setf (v1:request-vote-request-group copy) group
+          (v1:request-vote-request-sender copy) sender
+          (v1:request-vote-request-receiver copy) receiver)
+    copy))
 
 (defun addressed-timeout (request group sender receiver)
   "REQUEST, a TimeoutNowRequest, with an address."
-  (v1:make-timeout-now-request :term (v1:timeout-now-request-term request) :sender sender
-                               :group group :receiver receiver))
+  (let ((copy (copy-structure request)))
+    (setf (v1:timeout-now-request-group copy) group
+          (v1:timeout-now-request-sender copy) sender
+          (v1:timeout-now-request-receiver copy) receiver)
+    copy))
 
 (defun addressed-entries (request group sender receiver)
-  "REQUEST, an AppendEntriesRequest, with an address. It shares the entries of REQUEST."
-  (v1:make-append-entries-request
-   :term (v1:append-entries-request-term request) :sender sender
-   :prev-log-index (v1:append-entries-request-prev-log-index request)
-   :prev-log-term (v1:append-entries-request-prev-log-term request)
-   :leader-commit (v1:append-entries-request-leader-commit request)
-   :entries (v1:append-entries-request-entries request)
-   :group group :receiver receiver))
+  "REQUEST, an AppendEntriesRequest, with an address."
+  (let ((copy (copy-structure request)))
+    (setf (v1:append-entries-request-group copy) group
+          (v1:append-entries-request-sender copy) sender
+          (v1:append-entries-request-receiver copy) receiver)
+    copy))

@@ -3,8 +3,8 @@
 ;;;; lock. While answers are not taken, no more requests are handled.
 ;;;;
 ;;;; Each request is admitted first: its group and receiver are those of a local member, and its
-;;;; sender is the member that the peer's certificate names. Of a stream the certificate is compared
-;;;; once for each sender, the names with each request. Without TLS nobody proves a name.
+;;;; sender is the member that the peer's certificate names. A request of a stream that is addressed
+;;;; as the one before it is admitted as that was. Without TLS nobody proves a name.
 
 (in-package #:clgrpc.raft)
 
@@ -60,7 +60,9 @@ Signal MISUSE if it has a member of GROUP. From any thread."
   "Have SERVICE answer no more messages of GROUP; one that is being handled goes on. Return true if
 there was a member of it. From any thread."
   (sb-thread:with-mutex ((service-lock service))
-    (remhash group (service-groups service))))
+    (let ((member (gethash group (service-groups service))))
+      (when member (setf (local-member-removed member) t))
+      (remhash group (service-groups service)))))
 
 (defun group-state (service group)
   "Return the state machine of the member of GROUP at SERVICE, or nil if there is no such member.
@@ -88,11 +90,11 @@ SENDER cannot be another member."
     (cond ((null member)
            (refuse-address :not-found :group-unknown group sender receiver
                            "there is no member of the group ~S here" (printable-text group)))
-          ((string/= receiver (local-member-name member))
+          ((not (equal receiver (local-member-name member)))
            (refuse-address :not-found :receiver-differs group sender receiver
                            "the member of the group ~S here is ~S, not ~S" (printable-text group)
                            (local-member-name member) (printable-text receiver)))
-          ((or (string= "" sender) (string= sender receiver))
+          ((or (equal "" sender) (equal sender receiver))
            (refuse-address :invalid-argument :sender-missing group sender receiver
                            "the request says ~:[that it comes from its receiver~;not who sends it~]"
                            (string= "" sender)))
@@ -117,16 +119,20 @@ or if the peer may not send as SENDER."
                              (v1:request-vote-request-sender request)
                              (v1:request-vote-request-receiver request) call)))
 
-(defun admit-entries (service request call proven)
-  "The state machine that REQUEST, an AppendEntriesRequest, is for. PROVEN is the sender that the
-peer has proved to be by CALL before, or nil."
-  (let* ((group (v1:append-entries-request-group request))
-         (sender (v1:append-entries-request-sender request))
-         (receiver (v1:append-entries-request-receiver request))
-         (member (find-local-member service group sender receiver)))
-    (unless (and proven (string= proven sender))
-      (check-sender service group sender receiver call))
-    (local-member-state member)))
+(defun admit-entries (service request call)
+  "The local member that REQUEST, an AppendEntriesRequest, is for."
+  (admit service (v1:append-entries-request-group request)
+         (v1:append-entries-request-sender request)
+         (v1:append-entries-request-receiver request) call))
+
+(defun admitted-before-p (request member sender)
+  "True if REQUEST, an AppendEntriesRequest, is addressed as one that was admitted as from SENDER for
+MEMBER, which is still there."
+  (and member
+       (not (local-member-removed member))
+       (equal (v1:append-entries-request-group request) (local-member-group member))
+       (equal (v1:append-entries-request-receiver request) (local-member-name member))
+       (equal (v1:append-entries-request-sender request) sender)))
 
 ;;; The methods
 
@@ -137,7 +143,8 @@ peer has proved to be by CALL before, or nil."
   (handle-request-vote (admit-vote service request call) request :call call))
 
 (defmethod methods:append-entries ((service raft-service) request &key call)
-  (handle-append-entries (admit-entries service request call nil) request :call call))
+  (handle-append-entries (local-member-state (admit-entries service request call)) request
+                         :call call))
 
 (defmethod methods:timeout-now ((service raft-service) request &key call)
   (handle-timeout-now
@@ -147,9 +154,13 @@ peer has proved to be by CALL before, or nil."
    request :call call))
 
 (defmethod methods:pipeline-entries ((service raft-service) stream &key call)
-  (loop with proven = nil
+  (loop with member = nil
+        with sender = nil
         for request = (rpc:receive stream)
         while (and request
-                   (let ((state (admit-entries service request call proven)))
-                     (setf proven (v1:append-entries-request-sender request))
-                     (rpc:send call (handle-append-entries state request :call call))))))
+                   (progn
+                     (unless (admitted-before-p request member sender)
+                       (setf member (admit-entries service request call)
+                             sender (v1:append-entries-request-sender request)))
+                     (rpc:send call (handle-append-entries (local-member-state member) request
+                                                           :call call))))))
