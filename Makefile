@@ -14,7 +14,7 @@ BENCH_PARTS := unary streams client matrix openloop bulk allocation protobuf tls
                live echo http inproc cluster loops
 
 .DEFAULT_GOAL := bin/clgrpc
-.PHONY: FORCE install test endurance demo demo-cluster conformance simulate soak storm faults bench report truth profile clean help $(BENCH_PARTS:%=bench-%)
+.PHONY: FORCE install install-test test endurance demo demo-cluster conformance manual simulate soak storm faults bench report truth profile clean help $(BENCH_PARTS:%=bench-%)
 
 # The command, and the command with test peers
 bin/clgrpc bin/clgrpc-testee &: $(SOURCES) bin/lisp | install
@@ -36,13 +36,15 @@ FORCE:
 install:
 	@scripts/install
 
-bin/tests.core: bin/clgrpc scripts/test.lisp $(TESTS)
+install-test:
+	@scripts/install --test
+
+bin/tests.core: bin/clgrpc scripts/test.lisp $(TESTS) | install-test
 	@CLGRPC_OUTPUT=bin/tests.new $(LISP) --load scripts/test.lisp >bin/tests.log 2>&1 </dev/null \
 	  || { cat bin/tests.log >&2; exit 1; }
 	@mv bin/tests.new $@
 
 test: bin/tests.core
-	@scripts/install --test
 	@CLGRPC_SUITES="$(SUITES)" CLGRPC_PROGRAM=$${CLGRPC_PROGRAM:-$(CURDIR)/bin/clgrpc} \
 	  $(SBCL) --core bin/tests.core --noinform --dynamic-space-size $(HEAP_MB) </dev/null
 
@@ -60,6 +62,9 @@ demo-cluster: bin/clgrpc
 conformance: bin/clgrpc
 	@scripts/install --conformance
 	@tests/conformance/run $(SUITES)
+
+manual: | install
+	@scripts/manual
 
 simulate: | install
 	@scripts/simulate $(if $(SEEDS),--seeds $(SEEDS)) $(if $(FIRST),--first $(FIRST)) \
@@ -108,6 +113,7 @@ help:
 	@echo '                  and the protobuf conformance runner, compare with protoc, and run the policy'
 	@echo '                  scenarios of ../shared/policy if they are there;'
 	@echo '                  SUITES="h2spec-tls protobuf protoc" runs some'
+	@echo 'make manual       write the manual as a site, bin/manual/index.html'
 	@echo 'make simulate     run servers and clients in the simulator, SEEDS=1000 seeds from FIRST=1 on;'
 	@echo '                  POLICY=1 has the calls retried and hedged'
 	@echo 'make soak         do everything at once for an hour, or SOAK=600 seconds, and see that'

@@ -126,6 +126,7 @@ that is not loaded (:DATA)."
   ("tools/load" ("clgrpc-tools/load" "clgrpc/examples" "clgrpc-tests/abuse"))
   ("tools/page" ("clgrpc-tools/page"))
   ("tools/report" ("clgrpc-tools/report" "clgrpc-tests/page") :first ("sample"))
+  ("tools/manual" ("clgrpc-tools/manual"))
   ("tools/interop" ("clgrpc-tools/testee"))
   ("src/server" ("clgrpc" "clgrpc-tests/world" "sb-bsd-sockets")
    :first ("support" "service" "peer" "script" "plain" "opening" "http1") :rooms ("http"))

@@ -25,7 +25,7 @@
                (:file "command/cluster-workflow") (:file "command/cluster")
                (:file "command/main"))
   :in-order-to ((test-op (test-op "clgrpc-tests/page" "clgrpc-tests/profile" "clgrpc-tests/load"
-                                  "clgrpc-tests/report" "clgrpc-tests/console"
+                                  "clgrpc-tests/report" "clgrpc-tests/console" "clgrpc-tests/manual"
                                   "clgrpc-tests/tools" "clgrpc-tests/examples"
                                   "clgrpc-tests/interop" "clgrpc-tests/abuse"))))
 
@@ -64,6 +64,17 @@
   :serial t
   :components ((:file "package") (:file "figure") (:file "markup") (:file "scale") (:file "chart")
                (:static-file "page.css") (:file "page")))
+
+(defsystem "clgrpc-tools/manual"
+  :description "The manual as a site, from chapters and docstrings."
+  :depends-on ("clgrpc" "clgrpc-async" "clgrpc-sim" "clgrpc-etcd" "clgrpc-etcd/discovery"
+               "clgrpc-etcd/memory" "clgrpc-cluster" "clgrpc-cluster/workflow"
+               "clgrpc-cluster/raft" "clgrpc-tools/page" "cl-ppcre" "sb-introspect")
+  :pathname "tools/manual/"
+  :serial t
+  :components ((:file "package") (:file "docstring") (:file "contents") (:file "export")
+               (:file "chapter") (:file "reference") (:static-file "manual.css")
+               (:static-file "manual.js") (:file "manual")))
 
 (defsystem "clgrpc-tools/console"
   :description "A page for the browser that shows what the process does now."

@@ -149,7 +149,7 @@
     ("clgrpc-sim" "clgrpc")
     ("clgrpc-etcd" "clgrpc")
     ("clgrpc-cluster" "clgrpc" "clgrpc-etcd" "clgrpc-sim")
-    ("clgrpc-tools" "clgrpc" "clgrpc-etcd" "clgrpc-cluster"))
+    ("clgrpc-tools" "clgrpc" "clgrpc-async" "clgrpc-sim" "clgrpc-etcd" "clgrpc-cluster"))
   "Each package that can be loaded alone, a file NAME.asd, and those that it may stand on.")
 
 (defun systems-of (asd)
@@ -164,7 +164,8 @@ async for clgrpc-async."
 
 (defparameter *programs*
   '("clgrpc" "clgrpc/examples" "clgrpc-async/examples" "clgrpc-cluster/raft-example" "clgrpc-tools"
-    "clgrpc-tools/testee" "clgrpc-tools/load" "clgrpc-tools/page" "clgrpc-tools/report" "clgrpc-tools/profile")
+    "clgrpc-tools/testee" "clgrpc-tools/manual" "clgrpc-tools/load" "clgrpc-tools/page"
+    "clgrpc-tools/report" "clgrpc-tools/profile")
   "The systems that are no layers: the names that users see, examples, the command.")
 
 (defun layer-systems ()

@@ -20,7 +20,7 @@
    #:buffer #:make-buffer #:buffer-octets #:buffer-start #:buffer-end #:buffer-fill
    #:buffer-room #:ensure-buffer-room #:append-octets #:append-octet #:clear-buffer
    ;; store.lisp
-   #:borrow-octets #:give-octets-back #:clear-store #:stored-octets
+   #:borrow-octets #:give-octets-back #:stored-octets #:clear-store
    ;; collector.lisp
    #:tune-collector #:memory-to-give-p #:give-memory-back #:full-collection-due-p
    #:collect-everything #:make-quiet-period #:give-back-if-quiet
@@ -33,7 +33,7 @@
    #:copy-options #:option-values #:options-max-span-attributes #:options-max-span-events
    #:options-max-span-links #:options-max-attribute-characters #:options-max-queued-spans
    #:options-batch-spans
-   #:option-table #:option-default #:find-option-row
+   #:option-table #:option-default #:find-option-row #:takes-option-p
    #:option-row-name #:option-row-scope #:option-row-only
    #:option-row-default #:option-row-minimum #:option-row-maximum #:option-row-unit
    #:option-row-reason #:check-option
@@ -83,7 +83,7 @@
    #:hash-seed #:+golden-step+ #:+signed-golden-step+ #:mixed-word
    ;; heap.lisp
    #:heap-full #:heap-condition-p #:heap-used
-   #:heap-size #:heap-spare #:collection-epoch #:hole-p #:search-due-p
+   #:heap-size #:heap-spare #:collection-epoch #:search-due-p
    #:search-for-garbage
    #:promise-octets #:settle-octets #:collect-for-room #:known-heap-p
    ;; raw.lisp

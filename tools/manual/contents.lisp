@@ -1,0 +1,82 @@
+;;;; The order of the manual: chapters for three readers, and subjects of the reference. The tests
+;;;; find a chapter and an exported name that are in neither.
+
+(in-package #:clgrpc.manual)
+
+(defstruct (chapter-list (:copier nil) (:constructor make-chapter-list (title lead paths)))
+  "Chapters for one reader."
+  (title "" :type string)
+  (lead "" :type string)                ; for whom they are
+  (paths '() :type list))               ; of files below doc/, in the order of reading
+
+(defstruct (subject (:copier nil) (:constructor make-subject (file title packages chapters)))
+  "A page of the reference."
+  (file "" :type string)                ; its name, without .html
+  (title "" :type string)
+  (packages '() :type list)             ; names of packages, where what the page lists is at home
+  (chapters '() :type list))            ; paths below doc/ that tell the same in order
+
+(defparameter *parts*
+  (list
+   (make-chapter-list "First service" "In this order; the first four are enough to begin with."
+              '("calls.md" "servers.md" "errors.md" "deadlines.md" "protobuf.md" "interceptors.md"
+                "in-process.md" "web.md"))
+   (make-chapter-list "In production" "For programs that others depend on."
+              '("limits.md" "tls.md" "addresses.md" "fleets.md" "etcd/discovery.md"
+                "cluster/production.md" "observability.md" "monitoring.md" "tracing.md"
+                "channelz.md" "tools/console.md" "tools/load.md" "tools/profile.md"
+                "cluster/cluster.md" "cluster/workflows.md"))
+   (make-chapter-list "Looking things up" "Details, and how it works inside."
+              '("compression.md" "http.md" "transports.md" "observers.md" "event-loop.md"
+                "simulation.md" "etcd/etcd.md" "etcd/memory.md" "cluster/raft.md"
+                "performance.md" "architecture.md" "decisions.md" "glossary.md")))
+  "The chapters, for three readers.")
+
+(defparameter *subjects*
+  (list
+   (make-subject "messages" "Protocol Buffers" '("CLGRPC.PROTOBUF") '("protobuf.md"))
+   (make-subject "services" "Services and methods" '("CLGRPC.METHOD") '("calls.md"))
+   (make-subject "calls" "Calls" '("CLGRPC.RPC" "CLGRPC.CALLING" "CLGRPC.INPROC")
+                 '("calls.md" "deadlines.md" "interceptors.md" "in-process.md"))
+   (make-subject "errors" "Statuses and errors" '("CLGRPC.STATUS") '("errors.md"))
+   (make-subject "servers" "Servers"
+                 '("CLGRPC.SERVING" "CLGRPC.SERVER" "CLGRPC.PROGRAM" "CLGRPC.SERVICES"
+                   "CLGRPC.GATEWAY")
+                 '("servers.md" "web.md" "limits.md"))
+   (make-subject "channels" "Channels, resolvers and balancers" '("CLGRPC.CLIENT" "CLGRPC.CONFIG")
+                 '("fleets.md" "addresses.md"))
+   (make-subject "security" "TLS" '("CLGRPC.OS") '("tls.md"))
+   (make-subject "http" "Plain HTTP and REST" '("CLGRPC.EXCHANGE" "CLGRPC.REST")
+                 '("http.md" "web.md"))
+   (make-subject "observing" "Metrics, traces and logs"
+                 '("CLGRPC.METRICS" "CLGRPC.TRACE" "CLGRPC.LOGS" "CLGRPC.OTLP" "CLGRPC.CHANNELZ")
+                 '("monitoring.md" "tracing.md" "observability.md" "channelz.md"))
+   (make-subject "loop" "The event loop and futures" '("CLGRPC.LOOP") '("event-loop.md"))
+   (make-subject "base" "Options, conditions, the log" '("CLGRPC.BASE")
+                 '("limits.md" "observability.md"))
+   (make-subject "async" "clgrpc-async" '("CLGRPC.ASYNC") '("event-loop.md"))
+   (make-subject "sim" "clgrpc-sim" '("CLGRPC.SIM") '("simulation.md"))
+   (make-subject "etcd" "clgrpc-etcd" '("CLGRPC.ETCD") '("etcd/etcd.md"))
+   (make-subject "discovery" "clgrpc-etcd/discovery" '("CLGRPC.DISCOVERY") '("etcd/discovery.md"))
+   (make-subject "memory" "clgrpc-etcd/memory" '("CLGRPC.MEMORY") '("etcd/memory.md"))
+   (make-subject "cluster" "clgrpc-cluster" '("CLGRPC.CLUSTER" "CLGRPC.AUTHORITY")
+                 '("cluster/cluster.md"))
+   (make-subject "workflow" "clgrpc-cluster/workflow" '("CLGRPC.WORKFLOW")
+                 '("cluster/workflows.md"))
+   (make-subject "raft" "clgrpc-cluster/raft" '("CLGRPC.RAFT") '("cluster/raft.md")))
+  "The pages of the reference. A name of the package CLGRPC stands where it is at home; of the other
+packages, beginning with clgrpc-async, all exports do.")
+
+(defparameter *packages*
+  '("CLGRPC" "CLGRPC.ASYNC" "CLGRPC.SIM" "CLGRPC.ETCD" "CLGRPC.DISCOVERY" "CLGRPC.MEMORY"
+    "CLGRPC.CLUSTER" "CLGRPC.AUTHORITY" "CLGRPC.WORKFLOW" "CLGRPC.RAFT")
+  "The packages whose exports are public. A name that several export has one entry, by the first.")
+
+(defparameter *takers*
+  '(("START-SERVER" . :server) ("MAKE-CHANNEL" . :channel) ("MAKE-TRACING" . :tracing)
+    ("SERVER-CHANNEL" . :inproc))
+  "Functions that take rows of the options table as keywords, and what these are for.")
+
+(defun chapter-paths ()
+  "The paths of all chapters below doc/, in the order of the manual."
+  (mapcan (lambda (part) (copy-list (chapter-list-paths part))) *parts*))
