@@ -126,8 +126,8 @@ or if the peer may not send as SENDER."
          (v1:append-entries-request-receiver request) call))
 
 (defun admitted-before-p (request member sender)
-  "True if REQUEST, an AppendEntriesRequest, is addressed as one that was admitted as from SENDER for
-MEMBER, which is still there."
+  "True if REQUEST, an AppendEntriesRequest, is addressed as one that was admitted, from SENDER for
+MEMBER, and MEMBER is still there."
   (and member
        (not (local-member-removed member))
        (equal (v1:append-entries-request-group request) (local-member-group member))

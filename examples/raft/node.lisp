@@ -5,7 +5,7 @@
 ;;;; 1. Whatever an answer stands on is on the disk before the answer goes: SYNC-JOURNAL.
 ;;;; 2. The driver makes a turn when its bell rings or a time has come: it takes the inbox, appends
 ;;;;    what clients want with one sync for all, commits and applies, leaves the lock and sends.
-;;;; 3. After an error of the disk nobody knows what is on it: the node is broken; it answers nothing.
+;;;; 3. After an error of the disk nobody knows what is on it: the node is broken and silent.
 ;;;;
 ;;;; Time is the clock of the loops; how long an election waits is decided by chance.
 

@@ -10,8 +10,8 @@
     (values (example:make-node "a" '("a" "b" "c") handle) handle)))
 
 (defun after-crash (platter handle)
-  "The node that comes back when the machine with HANDLE to PLATTER has crashed: it has what was forced
-out."
+  "The node that comes back when the machine with HANDLE to PLATTER has crashed, with what was
+forced out."
   (setf (platter-written platter) '())
   (crash-platter handle)
   (platter-node platter))
