@@ -13,7 +13,7 @@
 (defun full-text (core)
   "That all streams are open that CORE's servers allow, or nil if none is connected."
   (let* ((links (loop for subchannel in (core-subchannels core)
-                      append (connection-set-links (connection-set-of subchannel))))
+                      append (connection-set-links (subchannel-connection-set subchannel))))
          (limit (loop for link in links
                       sum (http2:connection-peer-max-streams (wire:link-http2 link)))))
     (and links

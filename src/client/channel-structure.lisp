@@ -4,8 +4,8 @@
 ;;;; The user has a channel, a CLOS object (channel.lisp). It points to its core, which is what the
 ;;;; channel is on its loop: nothing on a loop points back, so that the collector finds a channel
 ;;;; that its user has dropped (dropped.lisp). The core has a resolver, a balancer and subchannels;
-;;;; a subchannel has links, its own or those of a connection set that channels share. A channel,
-;;;; its subchannels and their links are on one loop for life.
+;;;; a subchannel has a connection set, which has the links; channels that are alike may share
+;;;; connection sets. A channel, its subchannels and their links are on one loop for life.
 
 (in-package #:clgrpc.client)
 
@@ -30,17 +30,14 @@
   (key '() :type list :read-only t)      ; what these channels have EQUAL
   (waiting-count 0 :type index)         ; how many calls of all of them wait for a stream
   ;; from lists of addresses, text, to the connection sets for them
-  (connection-sets (make-hash-table :test #'equal) :type hash-table :read-only t)
-  ;; from streams of those that are under way to the subchannels that they are of
-  (users (make-hash-table :test #'eq) :type hash-table :read-only t))
+  (connection-sets (make-hash-table :test #'equal) :type hash-table :read-only t))
 
 (declaim (sb-ext:freeze-type subchannel-pool))
 
 (defmethod print-object ((subchannel-pool subchannel-pool) stream)
   (print-unreadable-object (subchannel-pool stream :type t)
-    (format stream "~D connection sets, ~D streams"
-            (hash-table-count (subchannel-pool-connection-sets subchannel-pool))
-            (hash-table-count (subchannel-pool-users subchannel-pool)))))
+    (format stream "~D connection sets"
+            (hash-table-count (subchannel-pool-connection-sets subchannel-pool)))))
 
 (defstruct (core (:include wire:endpoint) (:copier nil))
   "What a channel is on its loop."
@@ -211,10 +208,11 @@ has just failed is asked later in any case."
   (print-unreadable-object (veto stream :type t)
     (format stream "~(~A, ~A~): ~A" (veto-name veto) (veto-state veto) (veto-text veto))))
 
-(defstruct (connection-set (:constructor nil) (:copier nil))
-  "The connections to one of some addresses, and how they come about. A subchannel is one, its own;
-those of channels that share connections have a SHARED-CONNECTION-SET in place of that."
+(defstruct (connection-set (:copier nil))
+  "The connections to one of some addresses, and how they come about; see connection-set.lisp."
   (core nil :type core :read-only t)    ; of the channel whose name, credentials … links have
+  (pool nil :type (or null subchannel-pool) :read-only t) ; that it is shared by; nil if it is not
+  (owners '() :type list)               ; the subchannels that use it
   (addresses '() :type list)            ; the kernel's, octets
   (link-state :idle :type connectivity) ; of its connections
   (connect-rounds '() :type list)       ; to connect: those under way
@@ -224,20 +222,20 @@ those of channels that share connections have a SHARED-CONNECTION-SET in place o
   (useless 0 :type (integer 0 2))       ; so many connections in a row were of no use, or more
   (back-off (make-back-off) :type back-off :read-only t) ; between attempts to connect
   (failure nil :type (or null string))  ; the text of the last failed attempt
-  (failed-connects 0 :type (unsigned-byte 62)) ; how often all addresses were tried in vain
-  (former-streams 0 :type (unsigned-byte 62))) ; that the links had that have gone
+  (failed-connects 0 :type (unsigned-byte 62))) ; how often all addresses were tried in vain
 
-(defstruct (shared-connection-set (:include connection-set) (:copier nil))
-  "A connection set of subchannels of several channels that are alike, see connection-set.lisp."
-  (owners '() :type list))              ; the subchannels that use it
+(declaim (sb-ext:freeze-type connection-set))
 
-(defstruct (subchannel (:include connection-set) (:copier nil))
-  "Addresses of one server, or of several that are taken for one, and the connections to one of
-them. If it has a SHARED-CONNECTION-SET, its LINK-STATE is what it has asked for and heard of that."
+(defstruct (subchannel (:copier nil))
+  "Addresses of one server, or of several that are taken for one, as a balancer sees them."
+  (core nil :type core :read-only t)    ; of its channel
   (balancer nil :type balancer :read-only t) ; that hears of its states
-  (shared nil :type (or null shared-connection-set)) ; whose connections it uses in place of its own
-  (shared-calls 0 :type index)          ; its attempts of calls that are under way there
-  (shared-picks 0 :type (unsigned-byte 62)) ; how many it has had there
+  (addresses '() :type list)            ; the kernel's, octets
+  (connection-set nil :type (or null connection-set)) ; whose links it uses
+  (former-sets '() :type list)          ; connection sets on which calls of it may still go on
+  (link-state :idle :type connectivity) ; what it has asked for and heard of its connection set
+  (open-calls 0 :type index)            ; attempts of calls that are under way, internal ones too
+  (picks 0 :type (unsigned-byte 62))    ; how many of users' calls it has had
   (key "" :type string :read-only t)    ; of the backend that it is for, if it is for one
   (attributes '() :type list)           ; a plist, the backend's, or of several that of the last one
                                         ; it was connected to
@@ -257,16 +255,7 @@ them. If it has a SHARED-CONNECTION-SET, its LINK-STATE is what it has asked for
   ;; its number and its last events
   (channel-trace (make-channel-trace 0) :type channel-trace :read-only t))
 
-(declaim (sb-ext:freeze-type connection-set))
-
-(define-hot (connection-set-of :inline t) ((subchannel subchannel)) connection-set
-  "The connection set that SUBCHANNEL has its links of."
-  (or (subchannel-shared subchannel) subchannel))
-
-(defun owners (connection-set)
-  "The subchannels that use CONNECTION-SET."
-  (if (subchannel-p connection-set) (list connection-set)
-      (shared-connection-set-owners connection-set)))
+(declaim (sb-ext:freeze-type subchannel))
 
 (defstruct (connect-round (:copier nil))
   "An attempt of a connection set to connect to one of its addresses: the first whose peer's
@@ -284,9 +273,13 @@ SETTINGS come (gRFC A61)."
     (format stream "~A, ~D link~:P" (connect-round-connector connect-round)
             (length (connect-round-links connect-round)))))
 
-(defun addresses-text (connection-set)
-  "The addresses of CONNECTION-SET, for people."
-  (format nil "~{~A~^,~}" (mapcar #'os:address-text (connection-set-addresses connection-set))))
+(defun addresses-text (addresses)
+  "ADDRESSES, the kernel's, for people."
+  (format nil "~{~A~^,~}" (mapcar #'os:address-text addresses)))
+
+(defun server-text (subchannel)
+  "The addresses of SUBCHANNEL, for people."
+  (addresses-text (subchannel-addresses subchannel)))
 
 (defun state-text (state)
   "STATE, a CONNECTIVITY, as gRPC's documents spell it."
@@ -303,18 +296,19 @@ SETTINGS come (gRFC A61)."
   (let ((core (subchannel-core subchannel)))
     (note-channel-event (core-channel-trace core) (core-now core) text
                         :child (channel-trace-number (subchannel-channel-trace subchannel))
-                        :child-name (addresses-text subchannel))))
+                        :child-name (server-text subchannel))))
 
-(defmethod print-object ((connection-set shared-connection-set) stream)
+(defmethod print-object ((connection-set connection-set) stream)
   (print-unreadable-object (connection-set stream :type t)
-    (format stream "~A ~(~A~), of ~D subchannel~:P" (addresses-text connection-set)
+    (format stream "~A ~(~A~), of ~D subchannel~:P~@[, ~A~]"
+            (addresses-text (connection-set-addresses connection-set))
             (connection-set-link-state connection-set)
-            (length (shared-connection-set-owners connection-set)))))
+            (length (connection-set-owners connection-set))
+            (connection-set-failure connection-set))))
 
 (defmethod print-object ((subchannel subchannel) stream)
   (print-unreadable-object (subchannel stream :type t)
-    (format stream "~A ~(~A~)~@[, ~A~]" (addresses-text subchannel)
-            (subchannel-state subchannel) (subchannel-failure subchannel))))
+    (format stream "~A ~(~A~)" (server-text subchannel) (subchannel-state subchannel))))
 
 (defstruct (client-parts (:include wire:wire-parts) (:copier nil))
   "The parts of a call on the client."
@@ -345,6 +339,7 @@ several that are under way the oldest."
   "One try of a call, on one stream. It is made once for the object that stands for streams, and
 used again with that."
   (stream nil :type http2:stream :read-only t) ; whose user it is
+  (subchannel nil :type (or null subchannel)) ; that STREAM was opened for last
   (call nil :type (or null client-call)) ; that it is one try of, until its stream is closed
   (number 0 :type index)                ; how many attempts of CALL came before it
   (began-ns 0 :type nanoseconds)        ; when it did
@@ -375,6 +370,10 @@ used again with that."
 (define-hot (stream-link :inline t) ((stream http2:stream)) link
   "The link that STREAM is on."
   (the link (http2:connection-user (http2:stream-connection stream))))
+
+(define-hot (stream-attempt :inline t) ((stream http2:stream)) attempt
+  "The attempt that STREAM, which FREE-STREAM has opened, is for."
+  (the attempt (http2:stream-user stream)))
 
 (define-hot (stream-call :inline t) ((stream http2:stream)) (or null client-call)
   "The call that goes on with STREAM, so far, or nil."

@@ -145,7 +145,7 @@ outlast a failure that is picked for them wait for another picker."
                  (t (move-place queued-attempt picked)
                     (when (subchannel-p picked)
                       (ask-for-some-link core (queued-attempt-call queued-attempt) picked)
-                      (leave-full-links (connection-set-of picked)))
+                      (leave-full-links (subchannel-connection-set picked)))
                     (unless (failure-p picked) (return))))))
 
 (defun start-those-of (core subchannel)
@@ -162,7 +162,7 @@ no stream."
                                 subchannel)))
                  (t (ask-for-some-link core (queued-attempt-call queued-attempt) subchannel)
                     (return))))
-  (leave-full-links (connection-set-of subchannel)))
+  (leave-full-links (subchannel-connection-set subchannel)))
 
 (defun serve-waiting (core subchannel)
   "A stream of SUBCHANNEL, one of CORE's, may be free: calls that wait for one may get it, or have a
@@ -196,7 +196,8 @@ if they hold up others only until one finds no stream."
             while (eq picker (core-picker core))
             do (when (queued-p queued-attempt) (place-by-itself core queued-attempt)))
       (start-first core))
-  (dolist (subchannel (core-subchannels core)) (leave-full-links (connection-set-of subchannel))))
+  (dolist (subchannel (core-subchannels core))
+    (leave-full-links (subchannel-connection-set subchannel))))
 
 ;;; States
 
@@ -340,14 +341,15 @@ takes it."
 ;;; Idleness. A timer looks from time to time whether the channel has calls, or has had some since
 ;;; it looked last; calls pay nothing for it.
 
+(defun used-p (core)
+  "True if calls of CORE's user are under way."
+  (some (lambda (subchannel) (plusp (subchannel-calls subchannel))) (core-subchannels core)))
+
 (defun busy-p (core)
   "True if CORE has calls of users'."
   (or (waiting-p core)
       (plusp (hash-table-count (core-retrying core)))
-      (some (lambda (subchannel)
-              (or (subchannel-leaving subchannel)
-                  (plusp (subchannel-calls subchannel))))
-            (core-subchannels core))))
+      (used-p core)))
 
 (defun core-picks (core)
   "How many streams the subchannels of CORE have had."
@@ -373,7 +375,7 @@ it, which of its connections beyond the first to a server have."
         (limit (idle-limit-ns core))
         (picks (core-picks core)))
     (dolist (subchannel (core-subchannels core))
-      (leave-spare-links (connection-set-of subchannel) (max 0 (- now limit))))
+      (leave-spare-links (subchannel-connection-set subchannel) (max 0 (- now limit))))
     (flet ((look-again (due)
              (schedule-timer (loop:event-loop-wheel (core-loop core)) (core-idle-timer core) due)))
       (cond ((or (busy-p core) (/= picks (core-idle-picks core)))
@@ -411,11 +413,11 @@ as after the first failure."
     (forget-failures (core-back-off core))
     (when waits (resolve-again (core-resolver core))))
   (dolist (subchannel (copy-list (core-subchannels core)))
-    (let ((back-off (connection-set-back-off (connection-set-of subchannel))))
+    (let ((back-off (connection-set-back-off (subchannel-connection-set subchannel))))
       (forget-failures back-off)
       (when (back-off-timer back-off)
         (stop-back-off back-off (core-loop core))
-        (end-wait (connection-set-of subchannel))
+        (end-wait (subchannel-connection-set subchannel))
         (connect subchannel))))
   (serve-all core))
 

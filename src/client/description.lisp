@@ -31,35 +31,35 @@ children's, such as a weight, for people. On its channel's loop.")
 
 (defun seconds-to-attempt (subchannel)
   "How long SUBCHANNEL waits until its next attempt to connect, or nil if it does not."
-  (let ((timer (back-off-timer (connection-set-back-off (connection-set-of subchannel)))))
+  (let* ((connection-set (subchannel-connection-set subchannel))
+         (timer (back-off-timer (connection-set-back-off connection-set))))
     (and timer
          (max 0d0 (float (ns-seconds (- (timer-due-ns timer)
-                                        (loop:read-clock (connection-set-loop subchannel))))
+                                        (loop:read-clock (connection-set-loop connection-set))))
                          1d0)))))
 
 (defun describe-address (subchannel)
   "See CHANNEL-ADDRESSES."
-  (let ((connection-set (connection-set-of subchannel))
+  (let ((connection-set (subchannel-connection-set subchannel))
         (wait (seconds-to-attempt subchannel))
         (more (let ((facts (subchannel-facts (subchannel-balancer subchannel) subchannel)))
                 (map-ancestors (lambda (ancestor)
                                  (setf facts (append facts (subchannel-facts ancestor subchannel))))
                                (subchannel-balancer subchannel))
                 facts)))
-    (append (list :address (addresses-text subchannel)
+    (append (list :address (server-text subchannel)
                   :state (subchannel-state subchannel)
                   :connections (if (eq :shutdown (subchannel-link-state subchannel))
                                    0
                                    (length (connection-set-links connection-set)))
-                  :calls (reduce #'+ (all-links subchannel) ; its own
-                                 :key #'wire:link-calls
-                                 :initial-value (subchannel-shared-calls subchannel))
+                  :calls (subchannel-open-calls subchannel)
                   :picks (subchannel-picks subchannel)
                   :failures (subchannel-failures subchannel)
                   :failed-connects (connection-set-failed-connects connection-set))
-            (when (subchannel-shared subchannel)
-              (list :shared-by (length (remove-duplicates (mapcar #'subchannel-core
-                                                                  (owners connection-set))))))
+            (when (connection-set-pool connection-set)
+              (list :shared-by (length (remove-duplicates
+                                        (mapcar #'subchannel-core
+                                                (connection-set-owners connection-set))))))
             (unless (member (subchannel-state subchannel) '(:ready :shutdown))
               (let ((text (or (loop for veto in (subchannel-vetoes subchannel)
                                     when (eq :ready (subchannel-link-state subchannel))

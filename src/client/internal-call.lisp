@@ -34,7 +34,7 @@
   (multiple-value-bind (stream link) (free-stream subchannel)
     (when stream
       (incf (client-link-side-streams link))
-      (when (subchannel-shared subchannel) (decf (subchannel-shared-picks subchannel)))
+      (decf (subchannel-picks subchannel))
       (push call (subchannel-internal-calls subchannel))
       (rpc:observe call-begun (client-observer call) call)
       (begin-attempt call link stream request)

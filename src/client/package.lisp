@@ -72,10 +72,10 @@
    #:open-internal-call #:close-internal-call
    ;; for channelz
    #:**cores** #:core-channel-trace #:core-state #:core-subchannels #:core-calls-begun
-   #:core-calls-succeeded #:core-calls-failed #:core-call-ns #:core-name #:connection-set-of
+   #:core-calls-succeeded #:core-calls-failed #:core-call-ns #:core-name #:subchannel-connection-set
    #:connection-set-failure #:all-links
    #:subchannel-channel-trace #:subchannel-picks #:subchannel-failures #:subchannel-cancellations
-   #:addresses-text #:state-text
+   #:server-text #:state-text
    ;; guard.lisp
    #:cancelled-by-server-p
    ;; channel.lisp

@@ -1,12 +1,12 @@
-;;;; A subchannel: what connects to one server. It knows addresses that are taken for one server's
-;;;; and has a link to one of them, or several links when it is told to (WIDEN). It connects when
-;;;; its balancer says so, and waits between failed attempts. It tells its balancer of its states.
-;;;; What has the links is its connection set: it, or one that it shares (connection-set.lisp).
-;;;; Everything here runs on the channel's loop.
+;;;; A subchannel: what connects to one server, as its balancer sees it. It knows addresses that are
+;;;; taken for one server's and has a connection set for them (connection-set.lisp), which has a link
+;;;; to one of them, or several links when it is told to (WIDEN). That connects when the balancer
+;;;; says so, and waits between failed attempts; the balancer hears of its states. Everything here
+;;;; runs on the channel's loop.
 ;;;;
 ;;;; States, as in gRPC's connectivity document: :idle → :connecting → :ready → :idle when the last
 ;;;; link ends; :connecting → :transient-failure → (back-off) → :idle; :shutdown for good, when the
-;;;; balancer gives it up or the channel is closed.
+;;;; balancer gives the subchannel up or the channel is closed.
 
 (in-package #:clgrpc.client)
 
@@ -32,7 +32,7 @@ channel has as many as it may. On the channel's loop."
                       :attributes (backend-attributes backend)
                       :channel-trace (make-channel-trace (core-now core)))))
     (note-child-event subchannel "subchannel created")
-    (when (core-subchannel-pool core) (join-connection-set subchannel))
+    (join-connection-set subchannel)
     (push subchannel (core-subchannels core))
     (incf (core-subchannel-count core))
     (map-ancestors (lambda (ancestor) (subchannel-opened ancestor subchannel)) balancer)
@@ -43,7 +43,7 @@ channel has as many as it may. On the channel's loop."
 (defun connect (subchannel)
   "Begin to connect SUBCHANNEL, if it is idle. On the channel's loop."
   (when (eq :idle (subchannel-link-state subchannel))
-    (let* ((connection-set (connection-set-of subchannel))
+    (let* ((connection-set (subchannel-connection-set subchannel))
            (state (connection-set-link-state connection-set)))
       (when (eq :idle state) (setf (connection-set-link-state connection-set) :connecting))
       (change-link-states (list subchannel) :connecting)
@@ -59,7 +59,7 @@ channel has as many as it may. On the channel's loop."
 (defun catch-up (subchannel)
   "SUBCHANNEL has asked its connection set to connect, which had others ask before: it hears of its
 state."
-  (let ((state (connection-set-link-state (connection-set-of subchannel))))
+  (let ((state (connection-set-link-state (subchannel-connection-set subchannel))))
     (when (and (eq :connecting (subchannel-link-state subchannel))
                (member state '(:ready :transient-failure)))
       (enter-stage (subchannel-core subchannel) (if (eq :ready state) :queue :back-off))
@@ -75,7 +75,7 @@ does not come about is not tried for again."
 
 (defun most-links (subchannel)
   "How many links SUBCHANNEL may have (gRFC A105)."
-  (let* ((options (connection-set-options subchannel))
+  (let* ((options (core-options (subchannel-core subchannel)))
          (config (core-config (subchannel-core subchannel)))
          (wanted (and config (config:service-config-max-connections config))))
     (max (options-connections-per-subchannel options)
@@ -84,7 +84,7 @@ does not come about is not tried for again."
 (defun ask-for-link (subchannel)
   "A call finds no stream of SUBCHANNEL: begin another link, unless it has as many as it may, one is
 under way, or the last attempt has failed a short while ago. Return true if one is under way now."
-  (let* ((connection-set (connection-set-of subchannel))
+  (let* ((connection-set (subchannel-connection-set subchannel))
          (count (length (connection-set-links connection-set))))
     (when (and (< count (most-links subchannel))
                (null (back-off-timer (connection-set-back-off connection-set))))
@@ -148,9 +148,9 @@ since SINCE-NS, the newest first."
                  (getf plist :reason))
     (note-failure connection-set (getf plist :reason))))
 
-(defun find-address (connection-set peer)
-  "That of CONNECTION-SET's addresses which PEER, text, is; nil if none is."
-  (find peer (connection-set-addresses connection-set) :key #'os:address-text :test #'string=))
+(defun find-address (addresses peer)
+  "The one of ADDRESSES, the kernel's, that PEER, text, is; nil if there is none."
+  (find peer addresses :key #'os:address-text :test #'string=))
 
 (defun keepalive-ns (core)
   "After how long a silence new links of CORE's channel ask whether their server is there; 0 is
@@ -220,8 +220,8 @@ come."
   "The name that the certificate of CONNECTION-SET's server at PEER, an address as text, must have,
 unless credentials say: the host of the target, or what a resolver says of this server as
 :server-name."
-  (let ((address (find-address connection-set peer))
-        (owner (first (owners connection-set))))
+  (let ((address (find-address (connection-set-addresses connection-set) peer))
+        (owner (first (connection-set-owners connection-set))))
     (or (and owner (getf (if (subchannel-backends owner)
                              (attributes-at address (subchannel-backends owner))
                              (subchannel-attributes owner))
@@ -353,12 +353,8 @@ after SINCE-NS, when the last began. Its addresses may have changed."
 none is left, or none has come about yet and there are other addresses, an attempt begins at once;
 another order is for the next one."
   (unless (equalp addresses (subchannel-addresses subchannel))
-    (let ((shared (subchannel-shared subchannel)))
-      (cond (shared
-             (setf (subchannel-addresses subchannel) addresses)
-             (change-connection-set subchannel shared))
-            (t (follow-addresses subchannel
-                                 (shiftf (subchannel-addresses subchannel) addresses)))))))
+    (setf (subchannel-addresses subchannel) addresses)
+    (change-connection-set subchannel (subchannel-connection-set subchannel))))
 
 (defun follow-addresses (connection-set old)
   "CONNECTION-SET's addresses are others than before, when they were OLD."
@@ -374,19 +370,18 @@ another order is for the next one."
       (:transient-failure (when new (end-wait connection-set))))))
 
 (defun change-connection-set (subchannel connection-set)
-  "SUBCHANNEL, which uses CONNECTION-SET, a shared one, has got other addresses. CONNECTION-SET has
-them as well if it is nobody else's. If it is connected to one of them SUBCHANNEL stays, until that
-is over."
-  (let ((addresses (subchannel-addresses subchannel)))
-    (cond ((eq connection-set (find-shared-connection-set (subchannel-core subchannel) addresses)))
-          ((and (null (rest (shared-connection-set-owners connection-set)))
-                (null (find-shared-connection-set (subchannel-core subchannel) addresses)))
+  "SUBCHANNEL, which uses CONNECTION-SET, has got other addresses. CONNECTION-SET has them as well
+if it is nobody else's. If it is connected to one of them SUBCHANNEL stays, until that is over."
+  (let* ((addresses (subchannel-addresses subchannel))
+         (found (find-connection-set (connection-set-pool connection-set) addresses)))
+    (cond ((eq connection-set found))
+          ((and (null (rest (connection-set-owners connection-set))) (null found))
            (forget-connection-set connection-set)
            (let ((old (shiftf (connection-set-addresses connection-set) addresses)))
              (register-connection-set connection-set)
              (follow-addresses connection-set old)))
           ((not (and (eq :ready (connection-set-link-state connection-set))
-                     (every (lambda (link) (find-address subchannel (wire:link-peer link)))
+                     (every (lambda (link) (find-address addresses (wire:link-peer link)))
                             (connection-set-links connection-set))))
            (let ((engaged (member subchannel (engaged-owners connection-set))))
              (move-to-connection-set subchannel)
@@ -397,25 +392,27 @@ is over."
 (defun move-to-connection-set (subchannel)
   "SUBCHANNEL has the connection set for its addresses from now on; what it has on the one before
 goes on."
+  (when (plusp (subchannel-open-calls subchannel))
+    (pushnew (subchannel-connection-set subchannel) (subchannel-former-sets subchannel)))
   (leave-connection-set subchannel "its address is the server's no more")
   (join-connection-set subchannel))
 
 (defun send-misplaceds-away (connection-set)
   "CONNECTION-SET has lost its connection: those that used it only for that go to others."
-  (unless (subchannel-p connection-set)
-    (let ((misplaceds (remove-if-not #'misplaced-p (engaged-owners connection-set))))
-      (mapc #'move-to-connection-set (remove-if-not #'misplaced-p (owners connection-set)))
-      (change-link-states misplaceds :idle))))
+  (let ((misplaceds (remove-if-not #'misplaced-p (engaged-owners connection-set))))
+    (mapc #'move-to-connection-set
+          (remove-if-not #'misplaced-p (connection-set-owners connection-set)))
+    (change-link-states misplaceds :idle)))
 
 (defun leave-addresses (connection-set)
   "Use the links of CONNECTION-SET, which is ready, no more that are to other addresses than its
 own."
   (dolist (link (connection-set-links connection-set))
-    (unless (find-address connection-set (wire:link-peer link))
+    (unless (find-address (connection-set-addresses connection-set) (wire:link-peer link))
       (setf (wire:link-draining link) t
             (connection-set-useless connection-set) 0) ; the server is not to blame
       (leave-link connection-set link "its address is the server's no more")))
-  (mapc #'connect (owners connection-set)))
+  (mapc #'connect (connection-set-owners connection-set)))
 
 ;;; Streams
 
@@ -436,21 +433,18 @@ that it is left."
 
 (define-hot free-stream ((subchannel subchannel)) (values (or null http2:stream) (or null link))
   "A new stream of the first link of SUBCHANNEL that has one, and the link; or nil."
-  (let ((shared (subchannel-shared subchannel)))
-    (dolist (link (connection-set-links (or shared subchannel)) (values nil nil))
-      (let ((stream (next-stream link)))
-        (when stream
-          (when shared (note-user subchannel stream))
-          (return (values stream (the link link))))))))
+  (dolist (link (connection-set-links (the connection-set (subchannel-connection-set subchannel)))
+                (values nil nil))
+    (let ((stream (next-stream link)))
+      (when stream
+        (note-stream-opened subchannel stream)
+        (return (values stream (the link link)))))))
 
 (defun subchannel-calls (subchannel)
-  "How many calls of its channel's users are under way on the links of SUBCHANNEL."
-  (let ((calls (subchannel-shared-calls subchannel)))
-    (declare (type fixnum calls))
-    (dolist (link (subchannel-links subchannel)) ; its own
-      (incf calls (wire:link-calls link)))
-    (dolist (call (subchannel-internal-calls subchannel) calls)
-      (when (and (wire-call-stream call) (null (call-status call))) (decf calls)))))
+  "How many attempts of calls of its channel's users are under way that SUBCHANNEL was picked for."
+  (- (subchannel-open-calls subchannel)
+     (count-if (lambda (call) (and (wire-call-stream call) (null (call-status call))))
+               (subchannel-internal-calls subchannel))))
 
 (defun leave-full-links (connection-set)
   "Use those links of CONNECTION-SET no more that have used up their streams' identifiers."
@@ -468,7 +462,7 @@ that it is left."
           ((member link (connection-set-links connection-set))
            (forget-link connection-set link)
            (push link (connection-set-leaving connection-set))
-           (dolist (owner (owners connection-set))
+           (dolist (owner (connection-set-owners connection-set))
              (dolist (call (subchannel-internal-calls owner))
                (when (eq link (wire-call-link call))
                  (client-abort call :unavailable text :local))))
@@ -491,12 +485,6 @@ that it is left."
 (defun all-links (connection-set)
   "The links of CONNECTION-SET, with those that take no more calls. On its loop."
   (append (connection-set-links connection-set) (connection-set-leaving connection-set)))
-
-(defun subchannel-picks (subchannel)
-  "How many streams the links of SUBCHANNEL have had for its channel."
-  (+ (subchannel-shared-picks subchannel)
-     (subchannel-former-streams subchannel)
-     (reduce #'+ (all-links subchannel) :key #'link-streams)))
 
 (defun useful-p (connection-set link)
   "True if LINK, which has worked, had a call of a user's, other than such as the peer's GOAWAY says
@@ -550,7 +538,7 @@ that use CONNECTION-SET wait twice as long (gRFC A8)."
 shares will. A server that has complained of PINGs is not asked more often."
   (unless (core-keepalive-ns core)
     (dolist (subchannel (core-subchannels core))
-      (let* ((connection-set (connection-set-of subchannel))
+      (let* ((connection-set (subchannel-connection-set subchannel))
              (owner (connection-set-core connection-set))
              (limit-ns (core-silence-ns core)))
         (setf (core-silence-ns owner) (min limit-ns (or (core-silence-ns owner) limit-ns)))
@@ -603,22 +591,19 @@ shares will. A server that has complained of PINGs is not asked more often."
     (setf (connection-set-leaving connection-set)
           (delete link (connection-set-leaving connection-set)))
     (forget-link connection-set link)
-    (incf (connection-set-former-streams connection-set) (link-streams link))
     (cond (connect-round (greeting-failed connect-round link (wire:link-failure link)))
           ((and used (linkless-p connection-set))
            (go-on-without connection-set link (wire:link-failure link)))
           (used
            (keep-links connection-set)
-           (serve-owners connection-set)))
-    (mapc #'look-after-end (owners connection-set))))
+           (serve-owners connection-set)))))
 
 ;;; The end
 
 (defun ended-p (subchannel)
-  "True if SUBCHANNEL is in use no more and has no links, or calls on shared ones."
+  "True if SUBCHANNEL is in use no more and has no calls."
   (and (eq :shutdown (subchannel-link-state subchannel))
-       (null (subchannel-leaving subchannel))
-       (zerop (subchannel-shared-calls subchannel))))
+       (zerop (subchannel-open-calls subchannel))))
 
 (defun use-room (core)
   "CORE's channel, which has had no room for all subchannels, may have some now."
@@ -640,9 +625,10 @@ shares will. A server that has complained of PINGs is not asked more often."
   (when (ended-p subchannel)
     (keep-subchannels (subchannel-core subchannel) (lambda (other) (not (eq other subchannel))))))
 
-(defun look-after-end (subchannel)
-  "A link of SUBCHANNEL, or a call of it on a shared one, has ended: it may have been the last."
+(defun look-after-last (subchannel)
+  "The last call of SUBCHANNEL has ended, for now."
   (let ((core (subchannel-core subchannel)))
+    (setf (subchannel-former-sets subchannel) '())
     (forget-if-ended subchannel)
     (when (core-dropped core) (funcall (core-dropped core)))))
 
@@ -659,22 +645,21 @@ shares will. A server that has complained of PINGs is not asked more often."
     (leave-link connection-set link text)))
 
 (defun leave-connection-set (subchannel text)
-  "SUBCHANNEL uses the connection set that it shares no more, because of TEXT; its calls there go
-on."
-  (let ((connection-set (subchannel-shared subchannel)))
-    (when (member subchannel (shared-connection-set-owners connection-set))
-      (setf (shared-connection-set-owners connection-set)
-            (remove subchannel (shared-connection-set-owners connection-set)))
+  "SUBCHANNEL uses its connection set no more, because of TEXT; its calls there go on."
+  (let ((connection-set (subchannel-connection-set subchannel)))
+    (when (member subchannel (connection-set-owners connection-set))
+      (setf (connection-set-owners connection-set)
+            (remove subchannel (connection-set-owners connection-set)))
       (dolist (call (subchannel-internal-calls subchannel))
         (client-abort call :unavailable text :local))
-      (unless (shared-connection-set-owners connection-set)
+      (unless (connection-set-owners connection-set)
         (forget-connection-set connection-set)
         (end-connection-set connection-set text)
         (leave-links connection-set text)))))
 
 (defun stop-connecting (subchannel text)
   "SUBCHANNEL is in use no more, because of TEXT; its balancer knows."
-  (end-connection-set subchannel text)
+  (setf (subchannel-link-state subchannel) :shutdown)
   (release-places subchannel)
   (note-subchannel-event subchannel :info "shut down: ~A" text)
   (setf (subchannel-state subchannel) :shutdown)
@@ -686,9 +671,7 @@ on."
                  (subchannel-balancer subchannel))
   (note-child-event subchannel (format nil "subchannel removed: ~A" text))
   (stop-connecting subchannel text)
-  (if (subchannel-shared subchannel)
-      (leave-connection-set subchannel text)
-      (leave-links subchannel text)))
+  (leave-connection-set subchannel text))
 
 (defun close-subchannel (subchannel &optional (text "its balancer gives it up"))
   "Give SUBCHANNEL up because of TEXT: it has no more calls, those that it has go on. On the
@@ -712,7 +695,7 @@ channel's loop."
                  text))
 
 (defun abandon-calls (subchannel)
-  "End every call of SUBCHANNEL's channel on shared links: the channel is closed."
+  "End every call of SUBCHANNEL: the channel is closed."
   (multiple-value-bind (status text) (rpc:verdict :channel-closed)
     (map-own-streams (lambda (stream)
                        (let ((call (stream-call stream)))
@@ -722,10 +705,6 @@ channel's loop."
 (defun abandon-subchannel (subchannel)
   "End SUBCHANNEL and every call on it: the channel is closed."
   (stop-connecting subchannel "the channel is closed")
-  (when (subchannel-shared subchannel)
-    (abandon-calls subchannel)
-    (leave-connection-set subchannel "the channel is closed"))
-  (dolist (link (append (shiftf (subchannel-links subchannel) '())
-                        (shiftf (subchannel-leaving subchannel) '())))
-    (multiple-value-call #'abandon-link link (rpc:verdict :channel-closed)))
+  (abandon-calls subchannel)
+  (leave-connection-set subchannel "the channel is closed")
   (forget-if-ended subchannel))

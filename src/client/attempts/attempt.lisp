@@ -105,8 +105,7 @@ it fail, or if it cannot have its headers."
 
 (define-hot (new-attempt :inline t) ((call client-call) (stream http2:stream)) attempt
   "The attempt of CALL that begins on STREAM."
-  (let ((attempt (or (the (or null attempt) (http2:stream-user stream))
-                     (setf (http2:stream-user stream) (make-attempt stream))))
+  (let ((attempt (stream-attempt stream))
         (retries (call-retries call)))
     (setf (attempt-call attempt) call)
     (cond (retries
@@ -286,8 +285,7 @@ it."
   "ATTEMPT of CALL is answered first: tell of those that began before."
   (dolist (other (calling:retries-running (call-retries call)))
     (when (< (attempt-began-ns other) (attempt-began-ns attempt))
-      (note-overtaken call (stream-subchannel (attempt-stream other)
-                                              (stream-link (attempt-stream other)))))))
+      (note-overtaken call (attempt-subchannel other)))))
 
 (defun commit (call attempt)
   "The answer to ATTEMPT of CALL, which has RETRIES, begins: CALL goes on with it alone."
@@ -325,7 +323,7 @@ nobody waits for it."
                  (http2:stream-tally-out stream) (http2:stream-tally-in stream)
                  (since call (attempt-began-ns attempt)))
     (when (attempt-view attempt) (end-view attempt call own status))
-    (let* ((subchannel (stream-subchannel stream link))
+    (let* ((subchannel (the subchannel (attempt-subchannel attempt)))
            (listener (subchannel-listener subchannel)))
       (case status
         (:ok)

@@ -19,7 +19,8 @@ that."
 (defun review-refused (core)
   "A server of CORE has said what it accepts, which is news."
   (let ((known (loop for subchannel in (core-subchannels core)
-                     append (loop for link in (connection-set-links (connection-set-of subchannel))
+                     append (loop for link in (connection-set-links
+                                               (subchannel-connection-set subchannel))
                                   unless (eq :unknown (client-link-accepted link))
                                     collect (client-link-accepted link)))))
     (setf (core-refused core)
@@ -34,7 +35,7 @@ that."
          (accepted (and field (wire:accepted-encodings field))))
     (when (and field (not (equal accepted (client-link-accepted link))))
       (setf (client-link-accepted link) accepted)
-      (dolist (owner (owners (link-owner link)))
+      (dolist (owner (connection-set-owners (link-owner link)))
         (review-refused (subchannel-core owner))))))
 
 (defun response-encoding (list)

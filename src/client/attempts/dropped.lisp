@@ -15,21 +15,13 @@
                     (lambda ()
                       (unless (eq :shutdown (core-state core))
                         (setf (core-dropped core) (lambda () (end-if-unused core)))
-                        (dolist (subchannel (core-subchannels core)) ; not what others share
-                          (leave-links subchannel "the channel was dropped"))
+                        (dolist (subchannel (core-subchannels core))
+                          (let ((connection-set (subchannel-connection-set subchannel)))
+                            (unless (connection-set-pool connection-set) ; others may use it
+                              (leave-links connection-set "the channel was dropped"))))
                         (end-if-unused core)))))
-
-(defun used-p (subchannel)
-  "True if SUBCHANNEL has calls, or links that had some."
-  (or (subchannel-leaving subchannel)
-      (if (subchannel-shared subchannel)
-          (plusp (subchannel-calls subchannel)) ; the channel's own go on
-          (some (lambda (link) (plusp (wire:link-calls link))) (subchannel-links subchannel)))))
 
 (defun end-if-unused (core)
   "CORE, which is dropped, may have no calls any more. On its loop."
-  (unless (or (eq :shutdown (core-state core))
-              (some #'used-p (core-subchannels core))
-              (plusp (hash-table-count (core-retrying core)))
-              (waiting-p core))
+  (unless (or (eq :shutdown (core-state core)) (busy-p core))
     (end-elsewhere (lambda () (close-core core)))))

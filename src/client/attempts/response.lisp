@@ -238,15 +238,13 @@ sink's on-reset has them."
   "The sink's on-stream-closed."
   (let ((link (leave-stream stream)))
     (when link
-      (let* ((connection-set (link-owner link))
-             (sharer (if (subchannel-p connection-set) nil (forget-user stream link))))
+      (let ((subchannel (stream-subchannel stream)))
         (http2:release-stream stream)
         (decf (wire:link-calls link))
-        (when sharer (look-after-end sharer))
-        (cond ((wire:link-draining link) (leave-link connection-set link))
-              (sharer (serve-owners connection-set))
-              ((waiting-p (subchannel-core connection-set))
-               (serve-waiting (subchannel-core connection-set) connection-set)))))))
+        (when (zerop (decf (subchannel-open-calls subchannel))) (look-after-last subchannel))
+        (if (wire:link-draining link)
+            (leave-link (link-owner link) link)
+            (serve-owners (link-owner link)))))))
 
 (defun client-goaway (http2 last-stream-id error-code debug)
   "The sink's on-goaway: the link takes no more calls; those it has may end."

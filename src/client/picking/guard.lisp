@@ -49,7 +49,7 @@ fault."
     (when new
       (log-event :warning :circuit-breaker :state new
                                            :target (core-name (subchannel-core subchannel))
-                                           :address (addresses-text subchannel)))))
+                                           :address (server-text subchannel)))))
 
 (defun note-attempt (breaker call subchannel status)
   "An attempt of CALL on SUBCHANNEL, which has BREAKER, has ended with STATUS."
@@ -68,7 +68,7 @@ about to be reset."
 (defun ensure-breaker (subchannel)
   "The breaker of SUBCHANNEL, made now if it has none."
   (or (subchannel-breaker subchannel)
-      (let ((breaker (make-breaker (connection-set-options subchannel))))
+      (let ((breaker (make-breaker (core-options (subchannel-core subchannel)))))
         (add-listener subchannel
                       (lambda (call subchannel status trailers)
                         (declare (ignore trailers))
@@ -77,10 +77,10 @@ about to be reset."
 
 (defun breaker-refusal (subchannel call)
   "Nil if CALL may go to SUBCHANNEL, else the FAILURE that its breaker says."
-  (let ((text (and (breakers-p (connection-set-options subchannel))
+  (let ((text (and (breakers-p (core-options (subchannel-core subchannel)))
                    (admit-to-breaker (ensure-breaker subchannel) call (subchannel-calls subchannel)
                                      (core-now (subchannel-core subchannel))))))
-    (and text (refusal "~A: ~A" (addresses-text subchannel) text))))
+    (and text (refusal "~A: ~A" (server-text subchannel) text))))
 
 (defun pick-past-breakers (picker call)
   "What PICKER, a subchannel or a PICKER, picks for CALL among the servers whose breakers take it;
@@ -122,7 +122,7 @@ to the breaker by itself."
       (make-picker (lambda (call) (admit core picker call))
                    (format nil "guarded, ~A" (if (picker-p picker)
                                                  (picker-text picker)
-                                                 (addresses-text picker)))
+                                                 (server-text picker)))
                    :choosy (and (picker-p picker) (picker-choosy picker)))
       picker))
 
@@ -154,4 +154,4 @@ wait that the same server was picked for, or as for that none; it waits no more 
                (> (if server (subchannel-waiting-count server) (core-unpicked-count core)) most))
       (leave-place queued-attempt)
       (refusal "~D calls wait for a stream~@[ of ~A~] (breaker-max-waiting)" most
-               (and server (addresses-text server))))))
+               (and server (server-text server))))))

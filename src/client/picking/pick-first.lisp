@@ -60,10 +60,11 @@ the attribute :weight or 1, says; so is the second among the others, and so on."
 
 (defun note-attributes (subchannel)
   "SUBCHANNEL, if it is connected, has the attributes of the server that it is connected to."
-  (let ((link (first (connection-set-links (connection-set-of subchannel)))))
+  (let ((link (first (connection-set-links (subchannel-connection-set subchannel)))))
     (when link
       (setf (subchannel-attributes subchannel)
-            (attributes-at (find-address subchannel (wire:link-peer link))
+            (attributes-at (find-address (subchannel-addresses subchannel)
+                                         (wire:link-peer link))
                            (subchannel-backends subchannel))))))
 
 (defmethod exit-idle ((balancer pick-first))

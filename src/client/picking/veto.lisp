@@ -16,7 +16,7 @@ the newest veto makes of it."
   "SUBCHANNEL comes to STATE, and its balancer hears of it."
   (trace-event :subchannel :subchannel-changed
                :target (core-name (subchannel-core subchannel))
-               :addresses (addresses-text subchannel)
+               :addresses (server-text subchannel)
                :from (subchannel-state subchannel) :to state)
   (let ((failed (eq :transient-failure state)))
     (note-subchannel-event subchannel (if failed :warning :info)
@@ -50,7 +50,7 @@ the same NAME, or another veto. In place of the veto that NAME has already."
   "Why SUBCHANNEL, which is in :transient-failure, is not ready."
   (let ((veto (first (subchannel-vetoes subchannel))))
     (cond ((and veto (eq :ready (subchannel-link-state subchannel))) (veto-text veto))
-          ((connection-set-failure (connection-set-of subchannel)))
+          ((connection-set-failure (subchannel-connection-set subchannel)))
           (t "no connection"))))
 
 (defun add-listener (subchannel function)

@@ -55,7 +55,7 @@ answer is passed over; if nothing is found, it is told of."
   "The links that the subchannels of CORE use, of a connection set that channels share all of them.
 On its loop."
   (loop for subchannel in (client:core-subchannels core)
-        append (client:all-links (client:connection-set-of subchannel))))
+        append (client:all-links (client:subchannel-connection-set subchannel))))
 
 (defun page (items start most key)
   "The first MOST of ITEMS, in the order of the numbers that KEY gives, whose number is START or

@@ -55,7 +55,7 @@ calls, LAST-NS, when the last began, by the clock of LOOP, or 0, and MORE."
 (defun subchannel-ref (subchannel)
   (v1:make-subchannel-ref
    :subchannel-id (channel-trace-number (client:subchannel-channel-trace subchannel))
-   :name (client:addresses-text subchannel)))
+   :name (client:server-text subchannel)))
 
 (defun channel-message (core)
   "The Channel that CORE is. On its loop."
@@ -73,7 +73,7 @@ calls, LAST-NS, when the last began, by the clock of LOOP, or 0, and MORE."
 (defun subchannel-message (subchannel)
   "The Subchannel that SUBCHANNEL is. On its loop."
   (let* ((core (client:subchannel-core subchannel))
-         (links (client:all-links (client:connection-set-of subchannel)))
+         (links (client:all-links (client:subchannel-connection-set subchannel)))
          (begun (client:subchannel-picks subchannel))
          (failed (+ (client:subchannel-failures subchannel)
                     (client:subchannel-cancellations subchannel))))
@@ -86,7 +86,7 @@ calls, LAST-NS, when the last began, by the clock of LOOP, or 0, and MORE."
                          failed
                          (reduce #'max links :key #'wire:link-stream-ns :initial-value 0)
                          :state (state-message (client:subchannel-state subchannel))
-                         :target (client:addresses-text subchannel))
+                         :target (client:server-text subchannel))
      :socket-ref (mapcar #'link-ref links))))
 
 (defun ask-for-channel (core)

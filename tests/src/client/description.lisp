@@ -39,14 +39,6 @@
              (is (search "ready, 1 connection, 0 calls, 7 picked" text) "~A" text)))
       (grpc:stop-server server))))
 
-(test picks-outlast-their-connection
-  (with-core (core puppet :pick-first)
-    (client::wake core)
-    (tell-backends puppet "127.0.0.1:1")
-    (let ((subchannel (subchannel-to core "127.0.0.1:1")))
-      (setf (client::subchannel-former-streams subchannel) 4)
-      (is (= 4 (getf (client::describe-address subchannel) :picks))))))
-
 (test a-channel-tells-why-it-waits
   "The reason, and when it tries again."
   (grpc:with-channel (channel (format nil "ipv4:~A,~A" (free-address) (free-address))
@@ -69,7 +61,7 @@
 (test a-veto-is-told
   (with-core (core puppet :round-robin)
     (let ((subchannel (first (wake-with core puppet "127.0.0.1:1"))))
-      (client::change-state subchannel :ready)
+      (client::change-state (connection-set-of subchannel) :ready)
       (client::impose-veto subchannel 'test :transient-failure "it says so")
       (let ((facts (client::describe-address subchannel)))
         (is (eq :transient-failure (getf facts :state)))

@@ -76,7 +76,7 @@
               note))
     (grpc:ensure-connected channel)
     (let* ((subchannel (the-subchannel channel))
-           (link (first (client::subchannel-links subchannel)))
+           (link (first (client::connection-set-links (connection-set-of subchannel))))
            (error (caught (ask channel (note 1))))
            (core (client::channel-core channel)))
       (is (typep error 'grpc:unavailable))
@@ -84,7 +84,7 @@
       ;; however often servers say so, others' connections are still looked after
       (loop repeat 60
             do (setf (wire:link-keepalive-ns link) (client::core-keepalive-ns core))
-               (client::ping-less subchannel link))
+               (client::ping-less (connection-set-of subchannel) link))
       (is (= (seconds-ns 7200) (client::core-keepalive-ns core)))
       (setf (client::core-keepalive-ns core) 0)
       (is (= 1 (number-of (ask channel (note 1))))))))
@@ -108,7 +108,8 @@
              (os:socket-option (loop:byte-channel-descriptor
                                 (loop:connection-byte-channel
                                  (wire:link-socket
-                                  (first (client::subchannel-links (the-subchannel channel))))))
+                                  (first (client::connection-set-links
+                                          (connection-set-of (the-subchannel channel)))))))
                                os:+ipproto-tcp+ os:+tcp-user-timeout+))))
     (is (= 7500 (limit :keepalive-seconds 60 :keepalive-timeout-seconds 7.5)))
     (is (= 0 (limit :keepalive-seconds 0 :keepalive-timeout-seconds 7.5)))))

@@ -48,8 +48,9 @@
                (setf (http2:connection-peer-max-streams http2) 0
                      (wire:link-http2 link) http2)
                link)))
-      (setf (client::subchannel-links subchannel) (loop repeat count collect (full-link)))
-      (client::change-state subchannel :ready))))
+      (setf (client::connection-set-links (connection-set-of subchannel))
+            (loop repeat count collect (full-link)))
+      (client::change-state (connection-set-of subchannel) :ready))))
 
 (test the-server-that-may-have-another-connection-gets-it
   "Whoever's turn it is when a call finds no stream."
@@ -62,16 +63,18 @@
         (unwind-protect
              (progn
                (dolist (subchannel (list wide narrow))
-                 (client::end-connect-rounds subchannel "of a test"))
+                 (client::end-connect-rounds (connection-set-of subchannel) "of a test"))
                (give-full-links wide 2)
                (give-full-links narrow 1)
                (loop repeat turn
                      do (funcall (client:picker-function (client::core-picker core)) nil))
                (begin-ask core)
-               (is (null (client::subchannel-connect-rounds wide)))
-               (is (= 1 (length (client::subchannel-connect-rounds narrow)))))
+               (is (equal '(0 1) (mapcar (lambda (subchannel)
+                                           (length (client::connection-set-connect-rounds
+                                                    (connection-set-of subchannel))))
+                                         (list wide narrow)))))
           (dolist (subchannel (list wide narrow))
-            (setf (client::subchannel-links subchannel) '())))))))
+            (setf (client::connection-set-links (connection-set-of subchannel)) '())))))))
 
 (test the-channels-option-caps-the-config
   (with-core (core puppet nil :options (:max-connections-per-subchannel 4))
@@ -88,13 +91,14 @@
       (:ask #'double)
     (ask channel (note 1))
     (is (wait-until (lambda () (= 3 (connections-of channel)))))
-    (let ((link (first (client::subchannel-links (the-subchannel channel)))))
+    (let ((link (first (client::connection-set-links
+                        (connection-set-of (the-subchannel channel))))))
       (loop:post (client::core-loop (client::channel-core channel))
                  (lambda () (client::abandon-link link :unavailable "of a test")))
       (is (wait-until (lambda ()
                         (and (= 3 (connections-of channel))
-                             (not (member link (client::subchannel-links
-                                                (the-subchannel channel)))))))
+                             (not (member link (client::connection-set-links
+                                                (connection-set-of (the-subchannel channel))))))))
           "one that is lost is made again"))))
 
 (test a-further-connection-that-fails-waits
@@ -102,15 +106,16 @@
     (client::wake core)
     (push-config puppet (config-of-connections 2))
     (let ((subchannel (first (client::core-subchannels core))))
-      (setf (client::subchannel-connect-rounds subchannel) '())
-      (client::change-state subchannel :ready)
-      (client::pause-widening subchannel "refused")
+      (setf (client::connection-set-connect-rounds (connection-set-of subchannel)) '())
+      (client::change-state (connection-set-of subchannel) :ready)
+      (client::pause-widening (connection-set-of subchannel) "refused")
       (is (eq :ready (client::core-state core)))
       (client::ask-for-link subchannel)
-      (is (null (client::subchannel-connect-rounds subchannel)) "not before the wait is over")
+      (is (null (client::connection-set-connect-rounds (connection-set-of subchannel)))
+          "not before the wait is over")
       (client::end-back-off core)
       (client::ask-for-link subchannel)
-      (is (= 1 (length (client::subchannel-connect-rounds subchannel)))))))
+      (is (= 1 (length (client::connection-set-connect-rounds (connection-set-of subchannel))))))))
 
 (test further-connections-end-when-they-are-not-needed
   "While the channel has calls on the first."

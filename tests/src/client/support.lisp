@@ -20,6 +20,9 @@
   "The only subchannel of CHANNEL, which has been used."
   (first (client::core-subchannels (client::channel-core channel))))
 
+(defun connection-set-of (subchannel)
+  (client:subchannel-connection-set subchannel))
+
 (defun speak (call number)
   "Send NUMBER on CALL, whose handler is ECHO, and hear it."
   (grpc:send call (note number))
@@ -28,9 +31,10 @@
 (defun give-links (channel count)
   "Have the only subchannel of CHANNEL, which is ready, have COUNT links; return it."
   (let ((subchannel (the-subchannel channel)))
-    (loop:post (client::connection-set-loop subchannel)
-               (lambda () (client::widen subchannel count)))
-    (wait-until (lambda () (= count (length (client::subchannel-links subchannel)))))
+    (loop:post (client::core-loop (client:subchannel-core subchannel))
+               (lambda () (client::widen (connection-set-of subchannel) count)))
+    (wait-until (lambda ()
+                  (= count (length (client::connection-set-links (connection-set-of subchannel))))))
     subchannel))
 
 ;;; Channels without sockets: a core on a loop that runs only when a test says so, and a resolver
@@ -94,4 +98,4 @@ question or pushes when it likes."
 
 (defun subchannel-to (core address)
   "The subchannel of CORE whose addresses are ADDRESS, text."
-  (find address (client::core-subchannels core) :key #'client::addresses-text :test #'string=))
+  (find address (client::core-subchannels core) :key #'client:server-text :test #'string=))

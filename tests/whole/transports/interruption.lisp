@@ -179,7 +179,7 @@ CHANNEL are answered."
                (check "held octets" (lambda ()
                                       (loop for subchannel in (clgrpc.client::core-subchannels core)
                                             for set =
-                                            (clgrpc.client::connection-set-of subchannel)
+                                            (clgrpc.client::subchannel-connection-set subchannel)
                                             sum (loop for link in
                                                       (clgrpc.client::connection-set-links set)
                                                       sum (clgrpc.wire::link-held link)))))

@@ -9,10 +9,11 @@
   (let ((done (make-signal)) (attempt nil))
     (wire::wire-post call (lambda ()
                            (unless (grpc:call-status call)
-                             (let ((link (wire:wire-call-link call)))
+                             (multiple-value-bind (stream link)
+                                 (client::free-stream (client::stream-subchannel
+                                                       (wire:wire-call-stream call)))
                                (client::ensure-retries call)
-                               (client::begin-attempt
-                                call link (http2:open-stream (wire:link-http2 link)) nil)
+                               (client::begin-attempt call link stream nil)
                                (setf attempt (first (client::other-attempts call)))))
                            (signal-it done)))
     (await-signal done)

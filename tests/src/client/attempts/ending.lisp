@@ -80,7 +80,7 @@ next that is to hear does."
   (with-probe (channel :events (:balancer-failed)) (:ask #'double)
     (is (eql 2 (number-of (ask channel (note 1)))))
     (let* ((subchannel (the-subchannel channel))
-           (links (client::subchannel-links subchannel))
+           (links (client::connection-set-links (connection-set-of subchannel)))
            (heard 0))
       (flet ((refuse (&rest arguments)
                (declare (ignore arguments))
@@ -88,13 +88,13 @@ next that is to hear does."
              (hear (&rest arguments)
                (declare (ignore arguments))
                (incf heard)))
-        (loop:call-in-loop (client::connection-set-loop subchannel)
+        (loop:call-in-loop (client::core-loop (client:subchannel-core subchannel))
                            (lambda ()
                              (client:add-listener subchannel #'refuse)
                              (client:add-listener subchannel #'hear))))
       (dotimes (i 30) (is (eql 4 (number-of (ask channel (note 2))))))
       (wait-until (lambda () (= 30 heard)))
-      (is (equal links (client::subchannel-links subchannel))))))
+      (is (equal links (client::connection-set-links (connection-set-of subchannel)))))))
 
 (test errors-of-watchers-keep-no-state-from-the-balancer
   (with-log (:balancer-failed)
@@ -106,7 +106,7 @@ next that is to hear does."
                 (declare (ignore subchannel))
                 (error "seen too much"))
               (client::subchannel-watchers subchannel))
-        (client::change-state subchannel :ready)
+        (client::change-state (connection-set-of subchannel) :ready)
         (is (eq :ready (client::core-state core)))))))
 
 (test an-error-with-new-addresses-is-a-failure-to-resolve

@@ -11,7 +11,7 @@
     (let ((even (tally core 1000)))
       (is (< 300 (picks core 1 even) 1001) "of equal ones, the first that chance gives")
       (is (< 300 (picks core 2 even))))
-    (setf (clgrpc.wire:link-calls (first (client::subchannel-links (member-to core 1)))) 5)
+    (setf (client::subchannel-open-calls (member-to core 1)) 5)
     (let ((tally (tally core 1000)))
       ;; of ten choices one in 1024 is of the busy one only
       (is (< 980 (picks core 2 tally))))))

@@ -153,7 +153,7 @@
       (let ((third (find-if (lambda (subchannel)
                               (= 2 (length (client:subchannel-addresses subchannel))))
                             (live core))))
-        (dolist (subchannel (live core)) (client::change-state subchannel :ready))
+        (dolist (subchannel (live core)) (come-to :ready subchannel))
         (flet ((a-second ()
                  (end-calls (member-to core 1) :ok 10)
                  (end-calls (member-to core 2) :ok 10)

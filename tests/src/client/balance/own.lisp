@@ -12,7 +12,7 @@
       (is (= 4 (length (live core))))
       (is (member (pick core) old))
       (let ((new (find-if-not (lambda (subchannel) (member subchannel old)) (live core))))
-        (client::change-state new :ready)
+        (come-to :ready new)
         (is (eq new (pick core)))
         (is (= 2 (length (live core))))))))
 

@@ -76,7 +76,7 @@
         (is (asked-p))
         (update core (prioritized "high" "low")
                 (backend 1 :path '("high")) (backend 2 :path '("low")))
-        (client::end-wait (member-to core 1))
+        (client::end-wait (client:subchannel-connection-set (member-to core 1)))
         (bring core :transient-failure 1)
         (is (asked-p) "the config does not say so any more")))))
 

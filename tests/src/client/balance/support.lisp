@@ -43,12 +43,18 @@
   "The subchannels in use."
   (remove :shutdown (client::core-subchannels core) :key #'client:subchannel-state))
 
+(defun come-to (state subchannel)
+  "Have the links of SUBCHANNEL come to STATE."
+  (client::change-state (client:subchannel-connection-set subchannel) state))
+
 (defun bring (core state &rest numbers)
   "Have the links of the servers NUMBERS come to STATE."
   (dolist (number numbers)
-    (if (eq state :transient-failure)
-        (client::wait-for-better-times (member-to core number) (format nil "~D is down" number))
-        (client::change-state (member-to core number) state)))
+    (let ((subchannel (member-to core number)))
+      (if (eq state :transient-failure)
+          (client::wait-for-better-times (client:subchannel-connection-set subchannel)
+                                         (format nil "~D is down" number))
+          (come-to state subchannel))))
   (settle core))
 
 (defun state (core)
@@ -69,11 +75,12 @@
       (let ((link (client::make-client-link (client:core-loop core) (client:core-options core)
                                             subchannel)))
         (setf (clgrpc.wire:link-http2 link) http2
-              (client::subchannel-links subchannel) (list link))))))
+              (client::connection-set-links (client:subchannel-connection-set subchannel))
+              (list link))))))
 
 (defun remove-room (subchannel)
   "SUBCHANNEL has no link any more."
-  (setf (client::subchannel-links subchannel) '()))
+  (setf (client::connection-set-links (client:subchannel-connection-set subchannel)) '()))
 
 (defun tally (core count &optional call)
   "An alist from the key of a subchannel to how many of COUNT picks were for it."

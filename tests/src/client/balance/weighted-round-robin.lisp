@@ -143,6 +143,7 @@
         (elapse core 3)
         (is-true (balance::weighted-timer (client::switch-child (client::core-balancer core)))
                  "they are looked at again")
+        (remove-room (member-to core 3))
         (tell 1 2 4)
         (bring core :ready 4)
         (is (eq :ready (state core)))

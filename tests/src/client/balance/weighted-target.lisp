@@ -42,7 +42,7 @@
 (defun path-to (core path)
   "The subchannel in use of the child PATH that balances by pick_first."
   (find-if (lambda (subchannel)
-             (string= path (client::addresses-text subchannel)))
+             (string= path (client:server-text subchannel)))
            (live core)))
 
 (test targets-that-are-idle-connect
@@ -53,9 +53,9 @@
     (let ((one (path-to core (address 1)))
           (two (path-to core (address 2))))
       (is (eq :connecting (client:subchannel-state one)))
-      (client::change-state one :ready)
-      (client::change-state two :ready)
-      (client::change-state two :idle)
+      (come-to :ready one)
+      (come-to :ready two)
+      (come-to :idle two)
       (is (eq :connecting (client:subchannel-state two)))
       (is (eq :ready (state core)))
       (is (eq one (pick core))))))

@@ -10,8 +10,8 @@
     (client::wake core)
     (tell-backends puppet "127.0.0.1:1" "127.0.0.1:2")
     (dolist (subchannel (client::core-subchannels core))
-      (client::end-connect-rounds subchannel "of a test")
-      (client::change-state subchannel :ready))
+      (client::end-connect-rounds (connection-set-of subchannel) "of a test")
+      (client::change-state (connection-set-of subchannel) :ready))
     (funcall function core (subchannel-to core "127.0.0.1:1") (subchannel-to core "127.0.0.1:2"))))
 
 (defmacro with-full-servers ((core first second) &body body)
