@@ -51,7 +51,7 @@
                (:file "clock") (:file "number") (:file "memory/heap") (:file "memory/raw")
                (:file "copy-kernel") (:file "octets") (:file "memory/store")
                (:file "memory/collector") (:file "condition") (:file "suggestion") (:file "option")
-               (:file "seed") (:file "text/utf8-kernel") (:file "text/utf8") (:file "text/base64")
+               (:file "seed") (:file "text/split") (:file "text/utf8-kernel") (:file "text/utf8") (:file "text/base64")
                (:file "timer") (:file "ranking") (:file "memory/account") (:file "replay")
                (:file "queue") (:file "fifo") (:file "log/printable") (:file "log/channel-trace")
                (:file "log/log") (:file "log/tracer") (:file "text/decimal") (:file "text/json")
@@ -107,7 +107,8 @@
   :pathname "src/http/http1/"
   :serial t
   :components ((:file "package") (:file "error") (:file "syntax") (:file "message") (:file "head")
-               (:file "framing") (:file "chunk") (:file "parser") (:file "writer")))
+               (:file "framing") (:file "chunk") (:file "parser") (:file "writer")
+               (:file "preference")))
 
 (defsystem "clgrpc/http2"
   :description "RFC 9113: an HTTP/2 connection as a state machine without I/O."
@@ -130,7 +131,7 @@
 
 (defsystem "clgrpc/metrics"
   :description "What servers, channels and the process do, counted, and read by Prometheus."
-  :depends-on ("clgrpc/rpc")
+  :depends-on ("clgrpc/rpc" "clgrpc/http1")
   :pathname "src/observe/metrics/"
   :serial t
   :components ((:file "package") (:file "bucket") (:file "instrument") (:file "shard")

@@ -43,7 +43,7 @@
     ("gateway" "server" "calling" :all-of)
     ("inproc" "calling" "serving" :all-of)
     ("services" "inproc" "server" "metrics" :all-of)
-    ("metrics" "rpc" :all-of)
+    ("metrics" "rpc" "http1" :all-of)
     ("channelz" "client" "server" :all-of)
     ("otlp" "client" "metrics" "trace" :all-of)
     ("command" "base" "os" "loop")

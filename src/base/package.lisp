@@ -79,6 +79,8 @@
    #:options-breaker-min-calls #:options-breaker-window-seconds #:options-breaker-open-seconds
    #:options-dns-timeout-seconds #:options-resolve-interval-seconds #:options-dns-service-config
    #:options-max-addresses #:options-max-subchannels
+   ;; text/split.lisp
+   #:split-list
    ;; seed.lisp
    #:hash-seed #:+golden-step+ #:+signed-golden-step+ #:mixed-word
    ;; heap.lisp

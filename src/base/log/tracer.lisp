@@ -105,18 +105,11 @@ any thread."
                      (cons (tracer-text tracer) (tracer-aliases tracer)))
             sum (tracer-mask tracer))))
 
-(defun split-words (string)
-  (loop for start = 0 then (1+ end)
-        for end = (position #\, string :start start)
-        for word = (string-trim " " (subseq string start end))
-        unless (string= word "") collect (string-downcase word)
-        while end))
-
 (defun parse-tracers (string)
   "The bits that STRING, names with commas between, of which the later count more, switches on; and
 a list of the words that mean nothing."
   (let ((traced 0) (unknown '()))
-    (dolist (word (split-words string))
+    (dolist (word (split-list (string-downcase string)))
       (let* ((off (char= #\- (char word 0)))
              (mask (word-mask (if off (subseq word 1) word))))
         (cond ((member word '("none" "-all") :test #'string=) (setf traced 0))

@@ -23,13 +23,7 @@
 (defun list-words (name fields)
   "The words in lower case that the fields NAME have, which are lists with commas between them."
   (loop for field in (fields-named name fields)
-        for value = (hpack:field-value-string field)
-        append (loop for start = 0 then (1+ comma)
-                     for comma = (position #\, value :start start)
-                     for word = (string-downcase
-                                 (string-trim '(#\Space #\Tab) (subseq value start comma)))
-                     unless (string= "" word) collect word
-                     while comma)))
+        append (split-list (string-downcase (hpack:field-value-string field)))))
 
 (defun content-length (fields)
   "The number that content-length is, or nil if it is not there."

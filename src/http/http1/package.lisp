@@ -7,7 +7,8 @@
 ;;;; differently is an error, after which the connection is of no further use.
 ;;;;
 ;;;; The files in their order: error; syntax (which octets may stand where); message (what a head
-;;;; says); head (its lines); framing (where a body ends); chunk; parser; writer.
+;;;; says); head (its lines); framing (where a body ends); chunk; parser; writer; preference (accept
+;;;; and the like).
 
 (defpackage #:clgrpc.http1
   (:use #:cl #:clgrpc.base)
@@ -17,7 +18,9 @@
    ;; error.lisp
    #:http1-error #:http1-error-status #:http1-error-text
    ;; syntax.lisp
-   #:header-name-p
+   #:header-name-p #:token-p
+   ;; preference.lisp
+   #:do-preferences
    ;; framing.lisp
    #:bodiless-p
    ;; message.lisp

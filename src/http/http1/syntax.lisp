@@ -52,6 +52,10 @@
         while (= 1 (sbit set (aref octets i)))
         finally (return i)))
 
+(defun token-p (text)
+  "True if TEXT is a token of HTTP (RFC 9110, section 5.6.2)."
+  (and (plusp (length text)) (every #'token-char-p text)))
+
 (define-hot header-name-p ((name (simple-array character (*)))) boolean
   "True if NAME can be the name of a field, and is in lower case."
   (and (plusp (length name))

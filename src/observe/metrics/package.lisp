@@ -6,8 +6,8 @@
 
 (defpackage #:clgrpc.metrics
   (:use #:cl #:clgrpc.base)
-  (:local-nicknames (#:os #:clgrpc.os) (#:loop #:clgrpc.loop) (#:rpc #:clgrpc.rpc)
-                    (#:status #:clgrpc.status) (#:method #:clgrpc.method))
+  (:local-nicknames (#:os #:clgrpc.os) (#:loop #:clgrpc.loop) (#:http1 #:clgrpc.http1)
+                    (#:rpc #:clgrpc.rpc) (#:status #:clgrpc.status) (#:method #:clgrpc.method))
   (:import-from #:sb-ext #:defglobal #:define-load-time-global)
   (:import-from #:clgrpc.rpc #:call-rpc-method #:call-status #:operate)
   (:export

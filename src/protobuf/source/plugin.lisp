@@ -16,14 +16,6 @@
          :maximum-edition (edition-of :edition-2024)
          arguments))
 
-(defun plugin-parameters (text)
-  "The words of TEXT, a plug-in's parameter: key=value or key, with commas between."
-  (loop for start = 0 then (1+ end)
-        for end = (position #\, text :start start)
-        for word = (string-trim " " (subseq text start end))
-        unless (string= "" word) collect word
-        while end))
-
 (defun requested-files (request imports)
   "The linked files that REQUEST wants generated, with IMPORTS all but those every image has; second
 value is all of them."
@@ -41,8 +33,8 @@ value is all of them."
 
 (defun respond (request)
   (let ((imports nil))
-    (dolist (word (plugin-parameters
-                   (google.protobuf.compiler:code-generator-request-parameter request)))
+    (dolist (word (split-list (google.protobuf.compiler:code-generator-request-parameter
+                               request)))
       (cond ((string= word "imports") (setf imports t))
             (t (misuse "protoc-gen-clgrpc has no parameter \"~A\"; there is: imports" word))))
     (multiple-value-bind (wanted all) (requested-files request imports)

@@ -72,30 +72,15 @@ details of DETAILS, a serialized google.rpc.Status or nil."
   "True if CONTENT-TYPE is one of JSON values, each on a line."
   (eq :lines (cdr (assoc (web:media-type content-type) *stream-types* :test #'string=))))
 
-(defun range-quality (range)
-  "The weight of RANGE, an item of an Accept header, a rational; 0 if it cannot be read."
-  (let* ((text (remove #\Space range)) (q (search ";q=" text :test #'char-equal)))
-    (if q
-        (let* ((end (position #\; text :start (+ q 3)))
-               (digits (remove #\. (subseq text (+ q 3) end)))
-               (count (min 4 (length digits))))
-          (handler-case (/ (parse-integer digits :end count) (expt 10 (1- count)))
-            (error () 0)))
-        1)))
-
 (defun stream-form (accept)
   "Return the form in which a stream of answers is sent to a client that accepts ACCEPT, the header
 or nil: :ARRAY, :LINES or :EVENTS. An array is what nobody asks for gets."
   (let ((best :array) (weight 0))
-    (when accept
-      (loop for start = 0 then (1+ end)
-            for end = (position #\, accept :start start)
-            for range = (subseq accept start end)
-            for form = (cdr (assoc (web:media-type range) *stream-types* :test #'string=))
-            do (when (and form (> (range-quality range) weight))
-                 (setf best form
-                       weight (range-quality range)))
-            while end))
+    (http1:do-preferences (type parameters preference accept)
+      (let ((form (cdr (assoc type *stream-types* :test #'string-equal))))
+        (when (and form (> preference weight))
+          (setf best form
+                weight preference))))
     best))
 
 (defun stream-type (form)

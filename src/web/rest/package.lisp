@@ -12,7 +12,8 @@
   (:use #:cl #:clgrpc.base)
   (:local-nicknames (#:protobuf #:clgrpc.protobuf) (#:status #:clgrpc.status)
                     (#:method #:clgrpc.method) (#:rpc #:clgrpc.rpc) (#:serving #:clgrpc.serving)
-                    (#:wire #:clgrpc.wire) (#:exchange #:clgrpc.exchange)
+                    (#:wire #:clgrpc.wire) (#:http1 #:clgrpc.http1)
+                    (#:exchange #:clgrpc.exchange)
                     (#:server #:clgrpc.server) (#:web #:clgrpc.web))
   (:export
    ;; condition.lisp

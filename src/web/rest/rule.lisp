@@ -134,17 +134,9 @@ when a file is loaded again, numbers do not."
 
 ;;; Rules
 
-(defun token-p (text)
-  "True if TEXT is a token of HTTP (RFC 9110, section 5.6.2)."
-  (and (plusp (length text))
-       (every (lambda (char)
-                (and (< 32 (char-code char) 127)
-                     (or (alphanumericp char) (find char "!#$%&'*+-.^_`|~"))))
-              text)))
-
 (defun check-verb (verb)
   (cond ((string= "" verb) (wrong-rule "the kind of its custom pattern is empty"))
-        ((not (token-p verb)) (wrong-rule "~S is not a method of HTTP" verb))
+        ((not (http1:token-p verb)) (wrong-rule "~S is not a method of HTTP" verb))
         ((string= "CONNECT" verb) (wrong-rule "CONNECT opens a tunnel and calls nothing"))))
 
 (defun body-field-p (field route)

@@ -60,10 +60,10 @@ does so, and when the vectors are gone there is room again."
         (storage-condition ()))
       (setf kept (loop for (vector) on kept by #'cddr collect vector))
       (sb-ext:gc :full t)
-      (assert (not (hole-p 60000000)))
+      (assert (not (clgrpc.base::hole-p 60000000)))
       (assert (< 100 (length (shiftf kept '()))))
       (ensure-fits 60000000)
-      (hole-p 60000000))))
+      (clgrpc.base::hole-p 60000000))))
 
 (test promises-leave-a-fifth-free
   (holds-in-a-fresh-heap
@@ -98,10 +98,10 @@ does so, and when the vectors are gone there is room again."
     (sb-ext:gc :full t)
     (let* ((low (list (make-octets (floor (heap-size) 2))))
            (high (make-octets (floor (heap-size) 20))))
-      (and (not (hole-p (floor (heap-size) 2)))
+      (and (not (clgrpc.base::hole-p (floor (heap-size) 2)))
            (progn (setf (first low) nil)
                   (sb-ext:gc :full t)
-                  (hole-p (floor (heap-size) 2)))
+                  (clgrpc.base::hole-p (floor (heap-size) 2)))
            (= (floor (heap-size) 20) (length high))))))
 
 (test garbage-is-found-where-not-all-could-be-copied

@@ -1,0 +1,41 @@
+;;;; What a peer prefers, as the fields accept and accept-encoding say it (RFC 9110 section 12.4.2 and
+;;;; 12.5): lists of names with parameters, of which q is a weight from 0, never, to 1.
+
+(in-package #:clgrpc.http1)
+
+(defun parameters-weight (parameters)
+  "The weight that q among PARAMETERS, texts, says, a rational; 0 if it cannot be read, 1 if it is
+not there."
+  (loop for parameter in parameters
+        for text = (string-trim " " parameter)
+        when (and (< 2 (length text)) (string-equal "q=" text :end2 2))
+          return (let ((digits (remove #\. (subseq text 2))))
+                   (if (and (plusp (length digits)) (every #'digit-char-p digits)
+                            (< (length digits) 6))
+                       (/ (parse-integer digits)
+                          (if (find #\. text)
+                              (expt 10 (- (length text) 1 (position #\. text)))
+                              1))
+                       0))
+        finally (return 1)))
+
+(defconstant +longest-preferences+ 500
+  "A longer field is as none: browsers and what scrapes metrics send some 200 characters.")
+
+(defmacro do-preferences ((name parameters weight field) &body body)
+  "Evaluate BODY for each element of FIELD, the value of a field or nil: with NAME, its PARAMETERS,
+texts, and its WEIGHT. An element without a name is passed over (RFC 9110 section 5.6.1.2)."
+  `(call-with-preferences (lambda (,name ,parameters ,weight)
+                            (declare (ignorable ,parameters))
+                            ,@body)
+                          ,field))
+
+(defun call-with-preferences (function field)
+  "See DO-PREFERENCES."
+  (declare (type function function))
+  (when (and field (<= (length field) +longest-preferences+))
+    (dolist (element (split-list field))
+      (destructuring-bind (name &rest parameters) (uiop:split-string element :separator ";")
+        (let ((name (string-trim '(#\Space #\Tab) name)))
+          (unless (string= "" name)
+            (funcall function name parameters (parameters-weight parameters))))))))
