@@ -208,7 +208,7 @@
   :pathname "src/rpc/"
   :serial t
   :components ((:file "package") (:file "interceptor") (:file "transport") (:file "part")
-               (:file "observer") (:file "call") (:file "value") (:file "verb") (:file "verdict")
+               (:file "observer") (:file "call") (:file "call-value") (:file "messaging") (:file "verdict")
                (:file "handler-error") (:file "reaction") (:file "room") (:file "account")
                (:file "call-tracer")))
 
@@ -236,7 +236,7 @@
   :components ((:file "package") (:file "status") (:file "metadata") (:file "framing")
                (:file "compression") (:file "stage") (:file "part")
                (:file "encoding") (:file "link") (:file "frame-tracer") (:file "link-keepalive") (:file "call")
-               (:file "held") (:file "inlet") (:file "callback") (:file "outlet")
+               (:file "link-memory") (:file "inlet") (:file "callback") (:file "outlet")
                (:file "deadline") (:file "account") (:file "wire-operations") (:file "traffic")))
 
 (defsystem "clgrpc/config"

@@ -3,8 +3,8 @@
 
 (in-package #:clgrpc.client)
 
-(defun client-trouble (call)
-  "The operation TROUBLE."
+(defun client-last-error (call)
+  "The operation LAST-ERROR."
   (let ((core (client-call-core call)))
     (case (rpc:call-stage call)
       ((:resolve :connect :handshake :back-off) (core-last-error core))

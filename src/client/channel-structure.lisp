@@ -312,7 +312,7 @@ SETTINGS come (gRFC A61)."
 
 (defstruct (client-parts (:include wire:wire-parts) (:copier nil))
   "The parts of a call on the client."
-  (aside nil :type boolean)             ; the channel's own call, see internal-call.lisp
+  (internal nil :type boolean)          ; the channel's own call, see internal-call.lisp
   (retries nil :type (or null calling:retries)) ; once it may have more than one attempt
   (wait nil :type (or null wait-clock)) ; what the call waited for
   ;; its QUEUED-ATTEMPT while it waits for a stream (stream-queue.lisp)

@@ -8,7 +8,7 @@
   :stage #'client-stage :stages #'client-stages
   :drive #'client-drive :park #'client-park
   :observer #'client-observer :elapsed-ns #'client-elapsed-ns :repeats #'client-repeats
-  :particulars #'client-particulars :trouble #'client-trouble
+  :particulars #'client-particulars :last-error #'client-last-error
   :future-p #'wire-call-unattended :reply-of-future #'reply-of-future
   :reserve-of-future #'reserve-of-future)
 

@@ -17,7 +17,7 @@
          (call (make-client-call :rpc-method method :endpoint core
                                  :operations **stream-operations**
                                  :born-ns (core-now core))))
-    (setf (client-parts-aside (ensure-client-parts call)) t)
+    (setf (client-parts-internal (ensure-client-parts call)) t)
     (flet ((end ()
              (setf (subchannel-internal-calls subchannel)
                    (delete call (subchannel-internal-calls subchannel)))

@@ -138,7 +138,8 @@ SCHEDULED is this thread's. Interrupts are off; callbacks run with them if they 
              (unless (call-status call)
                (with-clean-context () (call-back call function nil)))))
       (let ((timer (make-timer (lambda (call)
-                                 (unless (call-status call) (run-aside inproc-core #'run)))
+                                 (unless (call-status call)
+                                   (run-on-client-reserve inproc-core #'run)))
                                call)))
         (sb-ext:atomic-push timer (rpc:reactions-timers (rpc:ensure-reactions call)))
         (run-timer inproc-core timer

@@ -127,7 +127,7 @@ its callee."
         (when (plusp deadline)
           (setf (call-pair-timer call-pair)
                 (make-timer (lambda (call-pair)
-                              (run-aside inproc-core (lambda () (expire call-pair))))
+                              (run-on-client-reserve inproc-core (lambda () (expire call-pair))))
                             call-pair))
           (run-timer inproc-core (call-pair-timer call-pair) deadline))
         ;; it may have ended meanwhile, or its callee been given up

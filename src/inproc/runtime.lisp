@@ -52,7 +52,7 @@ closed."
         (stop-timer (call-inproc-core call) timer))))
   nil)
 
-(defun run-aside (inproc-core function)
+(defun run-on-client-reserve (inproc-core function)
   "Call FUNCTION on a thread that may wait."
   (let ((client-loop (ensure-client-loop inproc-core)))
     (unless (and client-loop

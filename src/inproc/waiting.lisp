@@ -60,7 +60,7 @@ soon."
                                 left t)
                           (sb-ext:atomic-push call-pair (svref places place)))))))
     (when (and overdue (inproc-core-open inproc-core))
-      (run-aside inproc-core (lambda () (mapc #'begin-elsewhere overdue))))
+      (run-on-client-reserve inproc-core (lambda () (mapc #'begin-elsewhere overdue))))
     (setf (inproc-core-watched inproc-core) nil)
     (sb-thread:barrier (:memory))
     ;; who opens a call from now on finds that nobody watches

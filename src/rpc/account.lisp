@@ -56,14 +56,14 @@ than the rest of the call. From any thread."
                           (>= value (ns-seconds +shortest-printed-ns+)))
                   append (list (substitute #\Space #\- (string name)) value))))
 
-(defun trouble-text (call)
+(defun wait-failure-text (call)
   "Why what CALL waited for had failed, as text; nil if nothing had, or if the message of CALL's
 status says it already."
   (let* ((outcome (call-outcome call))
-         (trouble (if outcome (outcome-trouble outcome) (call-trouble call))))
-    (and trouble
-         (not (and outcome (search trouble (outcome-message outcome))))
-         trouble)))
+         (text (if outcome (outcome-last-error outcome) (call-last-error call))))
+    (and text
+         (not (and outcome (search text (outcome-message outcome))))
+         text)))
 
 (defun attempt-text (attempt)
   "ATTEMPT, of FAILED-ATTEMPTS, in some words."
@@ -92,7 +92,7 @@ there, where the time went. Nil if CALL-STAGES has nothing to say of it."
                        ~@[; attempts: ~A~]~@[; attempts to connect: ~D~]~@[; messages sent: ~D~]~
                        ~@[, received: ~D~]~@[; octets not taken: ~D~]~@[; remaining: ~,3F s~]"
                   total (and total stage) (stage-text (call-role call) stage)
-                  (trouble-text call) (string= "" spans) spans (attempts-text call) attempts
+                  (wait-failure-text call) (string= "" spans) spans (attempts-text call) attempts
                   messages-sent
                   messages-received unsent-octets
                   (and remaining (plusp remaining) remaining)))))))

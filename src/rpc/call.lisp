@@ -1,6 +1,6 @@
 ;;;; A call, as it is at both ends and on every transport: its structure, how threads wait for it,
 ;;;; the messages that arrived, its end. What differs by transport (wire, in-process) and by end is
-;;;; in its OPERATIONS (transport.lisp). What users do with a call is in verb.lisp.
+;;;; in its OPERATIONS (transport.lisp). What users do with a call is in messaging.lisp.
 ;;;;
 ;;;; Invariants. One loop owns a call. Only its owner sets STATUS, once, as the last store of what
 ;;;; ends the call, and HALF-CLOSED, as the last store after the peer's final message was queued; so
@@ -320,7 +320,7 @@ ended already."
     (unless (and (eq status :ok) (null details) (zerop (length (the string message))))
       (setf (ending-outcome (ensure-ending call))
             (make-outcome :message message :details details :ended-by ended-by :cause cause
-                          :sent sent :stage (call-stage call) :trouble (call-trouble call)
+                          :sent sent :stage (call-stage call) :last-error (call-last-error call)
                           :unsent (call-unsent-octets call))))
     (sb-thread:barrier (:write))
     (setf (call-status call) status)
@@ -383,9 +383,9 @@ trailers it will send. SETFable in a handler. From any thread."
 is not known. On its loop."
   (operate stage call))
 
-(defun call-trouble (call)
+(defun call-last-error (call)
   "What has gone wrong with what CALL waits for, as text, or nil. On its loop."
-  (operate trouble call))
+  (operate last-error call))
 
 (defun call-unsent-octets (call)
   "How many octets that CALL's user has sent the peer has not taken. On its loop."

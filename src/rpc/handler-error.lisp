@@ -84,7 +84,7 @@ another call ended with it, or a channel could not be used for one."
            (verdict-error (if (heap-condition-p error) :no-memory :handler-error) '()
                           :cause error))))
 
-(defun note-trouble (error)
+(defun restore-stack-guard (error)
   "Restore the guard page of the stack if ERROR, the RPC-ERROR for which user code has been left,
 came of a full stack or heap. Return ERROR."
   (when (typep (rpc-error-cause error) 'storage-condition) (os:protect-stack-end))
@@ -111,4 +111,4 @@ RETRY-HANDLER is chosen in the debugger."
                        (,function)
                        nil)))))
            (unless (eq :retry ,outcome)
-             (return (and ,outcome (note-trouble ,outcome)))))))))
+             (return (and ,outcome (restore-stack-guard ,outcome)))))))))

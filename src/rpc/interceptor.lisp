@@ -1,9 +1,9 @@
 ;;;; Interceptors: functions around calls, for what methods have in common. A server's are called
 ;;;; around its handlers, on the handlers' threads; a channel's around its stubs, on the caller's
-;;;; thread. The first of a list is the outermost. FILTER-MESSAGES and ON-END (verb.lisp) show them
-;;;; what they would not see otherwise: the messages of streams, and the ends of calls that outlive
-;;;; their handler or stub. CALL-VALUE (value.lisp) carries what they find out to handlers. Those of
-;;;; attempts are in calling/attempt.lisp.
+;;;; thread. The first of a list is the outermost. FILTER-MESSAGES and ON-END (messaging.lisp) show
+;;;; them what they would not see otherwise: the messages of streams, and the ends of calls that
+;;;; outlive their handler or stub. CALL-VALUE (call-value.lisp) carries what they find out to
+;;;; handlers. Those of attempts are in calling/attempt.lisp.
 ;;;;
 ;;;; Interceptors for some methods only are a list in that list, behind the service or the method
 ;;;; that they are for.

@@ -40,7 +40,7 @@
   (cause nil)                           ; the frame, code or errno behind it, or nil
   (sent t)                              ; false if the request certainly never got there
   (stage nil :type symbol)              ; what the call was at, as CALL-STAGE has it
-  (trouble nil :type (or null string))  ; what had gone wrong with that before
+  (last-error nil :type (or null string)) ; what had gone wrong with that before
   (unsent 0 :type index))               ; octets that the peer had not taken
 
 (declaim (sb-ext:freeze-type outcome))
@@ -104,7 +104,7 @@
   (reactions nil :type (or null reactions)) ; what the user wants to be called for
   (ending nil :type (or null ending))   ; how it ended, or is to
   (intent nil :type (or null intent))   ; what the user has asked for
-  (values '() :type list))              ; an alist, see value.lisp
+  (values '() :type list))              ; an alist, see call-value.lisp
 
 (declaim (sb-ext:freeze-type reactions ending intent))
 

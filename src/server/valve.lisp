@@ -1,5 +1,5 @@
 ;;;; Who gives way. What connections hold is charged to accounts (base/memory/account.lisp) by which
-;;;; calls are refused (wire/held.lisp). Two things end connections:
+;;;; calls are refused (wire/link-memory.lisp). Two things end connections:
 ;;;;
 ;;;; - All of them together hold an eighth more than max-total-held-octets, since what is measured
 ;;;;   cannot be refused: the peer that holds most gives up the connection that holds most, until

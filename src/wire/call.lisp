@@ -1,6 +1,6 @@
 ;;;; The structure of a call on a link, as far as both ends are alike, and of what all calls of an
 ;;;; end share. What a call does is in the files after this: inlet.lisp, callback.lisp, outlet.lisp
-;;;; and deadline.lisp; how many of its peer's octets it may keep, in held.lisp.
+;;;; and deadline.lisp; how many of its peer's octets it may keep, in link-memory.lisp.
 
 (in-package #:clgrpc.wire)
 

@@ -25,8 +25,8 @@ functions run on its loop."
   (socket nil :type (or null loop:connection)) ; the loop's connection
   (http2 nil :type (or null http2:connection)) ; the core, if it speaks HTTP/2
   (calls 0 :type fixnum)                ; open ones
-  (measured 0 :type index)              ; charged by MEASURE-LINK, see held.lisp
-  (dammed nil :type boolean)            ; the connection's window is withheld
+  (measured 0 :type index)              ; charged by MEASURE-LINK, see link-memory.lisp
+  (window-withheld nil :type boolean)   ; the connection's; see link-memory.lisp
   (arriving '() :type list)             ; calls that the read under way has brought messages for
   (held-up nil :type (or null fifo))    ; calls that wait until output has left; see ANSWERS-LEFT
   (draining nil :type boolean)          ; it takes no more calls

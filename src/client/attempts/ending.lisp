@@ -6,7 +6,7 @@
 (define-hot (internal-call-p :inline t) ((call client-call)) boolean
   "True if CALL is the channel's own, see side-call.lisp."
   (let ((parts (call-client-parts call)))
-    (and parts (client-parts-aside parts))))
+    (and parts (client-parts-internal parts))))
 
 (define-hot client-observer ((call client-call)) (or null rpc:observer)
   "The operation OBSERVER: that of CALL's channel, or nil."

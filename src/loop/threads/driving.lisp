@@ -275,7 +275,7 @@ taken for it. Return the value of FUNCTION as well, the first of the two values.
           ((and (event-loop-driving loop)
                 (not (event-loop-stopping loop))
                 (with-taken-loop (loop (take loop))
-                  (setf value (run-aside loop function flush))
+                  (setf value (run-briefly loop function flush))
                   t))
            (values value t))
           (t (values nil nil)))))
@@ -300,7 +300,7 @@ that has ended meanwhile is not to be written to."
     (flush-phase loop))
   nil)
 
-(define-hot run-aside ((loop event-loop) (function function) (flush function)) t
+(define-hot run-briefly ((loop event-loop) (function function) (flush function)) t
   "Call FUNCTION on LOOP, whose baton this thread has just taken, then FLUSH with LOOP, and step
 back. Return the value of FUNCTION. Timers that are due run first: a thread that comes often enough
 may be the only one that ever runs LOOP."

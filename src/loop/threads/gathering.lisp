@@ -103,4 +103,4 @@ unless it may wait for the messages that are to follow."
 (defun send-gathered (loop)
   "Send what is gathered on LOOP, unless another thread runs LOOP and so sends it."
   (with-taken-loop (loop (take loop))
-    (run-aside loop (constantly nil) #'flush-phase)))
+    (run-briefly loop (constantly nil) #'flush-phase)))

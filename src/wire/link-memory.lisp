@@ -23,7 +23,7 @@
 ;;;;
 ;;;; A call whose messages are not read should hold up only itself. So the connection's window is
 ;;;; given back for octets that are not read yet, until the link holds half of max-held-octets. Then
-;;;; the link is dammed: that window is withheld until the link holds less than a quarter.
+;;;; that window is withheld, until the link holds less than a quarter.
 
 (in-package #:clgrpc.wire)
 
@@ -113,40 +113,40 @@ On the loop."
   (charge-account (link-account link) count))
 
 (define-hot discharge ((call wire-call) (count index)) null
-  "Take COUNT octets of CALL's messages off its link. If the link is dammed and holds little enough
-now, open its dam. From any thread."
+  "Take COUNT octets of CALL's messages off its link. If the link's window is withheld and it holds
+little enough now, return the window. From any thread."
   (let ((link (the link (wire-call-link call))))
     (discharge-account (link-account link) count)
-    (when (and (link-dammed link) (drained-p link))
-      (wire-post call (lambda () (open-dam link))))
+    (when (and (link-window-withheld link) (drained-p link))
+      (wire-post call (lambda () (return-window link))))
     nil))
 
 (define-hot drained-p ((link link)) boolean
   (< (link-held link) (ash (link-held-limit link) -2)))
 
-(defun tell-dam (link event)
+(defun trace-window (link event)
   (trace-event :flowctl event :peer (link-peer link) :held-octets (link-held link)))
 
-(defun open-dam (link)
-  "If LINK is dammed and still holds little enough, give back the connection's window for all that
-has come. On the loop."
-  (when (and (link-dammed link) (drained-p link))
-    (setf (link-dammed link) nil)
-    (when (tracing-p :flowctl) (tell-dam link :connection-window-given-back))
+(defun return-window (link)
+  "If LINK's window is withheld and it still holds little enough, give the connection's window back
+for all that has come. On the loop."
+  (when (and (link-window-withheld link) (drained-p link))
+    (setf (link-window-withheld link) nil)
+    (when (tracing-p :flowctl) (trace-window link :connection-window-given-back))
     (when (link-http2 link)
       (http2:map-streams #'http2:credit-connection (link-http2 link)))))
 
 (define-hot credit-link ((call wire-call) (stream http2:stream)) null
-  "Give back the connection's window, but not STREAM's, for the octets that CALL holds; or dam its
-link if that holds too much."
+  "Give back the connection's window, but not STREAM's, for the octets that CALL holds; or withhold
+it if its link holds too much."
   (let ((link (the link (wire-call-link call))))
     (cond ((< (link-held link) (ash (link-held-limit link) -1))
            (http2:credit-connection stream))
-          (t (setf (link-dammed link) t)
-             (when (tracing-p :flowctl) (tell-dam link :connection-window-withheld))
+          (t (setf (link-window-withheld link) t)
+             (when (tracing-p :flowctl) (trace-window link :connection-window-withheld))
              (sb-thread:barrier (:memory))
-             ;; readers may have taken enough just before they could see that the link is dammed
-             (open-dam link)))
+             ;; readers may have taken enough just before they could see that it is withheld
+             (return-window link)))
     nil))
 
 (define-hot release-held ((call wire-call)) null
@@ -156,7 +156,7 @@ link if that holds too much."
          (held (if inlet (shiftf (wire-inlet-held inlet) 0) 0)))
     (when (plusp held)
       (charge-own (link-account link) (- held))
-      (when (link-dammed link) (open-dam link))))
+      (when (link-window-withheld link) (return-window link))))
   nil)
 
 (define-hot release-inlet ((call wire-call) (inlet wire-inlet)) null
