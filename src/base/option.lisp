@@ -158,7 +158,8 @@ takes.")
 (defmacro define-options-structure (name include constructor rows documentation)
   "Define the structure NAME with a slot for each of ROWS, plists that PARSE-OPTION-ROW has made."
   `(progn
-     (defstruct (,name (:constructor ,constructor) (:conc-name options-)
+     ;; a constructor that takes all of them as keywords takes long to compile, see FILL-OPTIONS
+     (defstruct (,name (:constructor ,constructor ()) (:conc-name options-)
                        (:copier ,(and (eq name 'options) 'copy-options))
                        ,@(and include `((:include ,include))))
        ,documentation
@@ -541,37 +542,48 @@ no loop; the default is OpenTelemetry's. More are dropped and counted.")
     "With so many finished spans of one loop the exporter is called before its time; the default is
 OpenTelemetry's.")))
 
+(defun option-slot (name)
+  "The slot of the option NAME, a keyword."
+  (find-symbol (string name) '#:clgrpc.base))
+
+(defun fill-options (options arguments)
+  "Give OPTIONS, new ones, the values of the keyword ARGUMENTS, which CHECK-OPTIONS has passed; of
+two of one name the first. Return OPTIONS."
+  (loop for (name) on arguments by #'cddr
+        do (setf (slot-value options (option-slot name)) (getf arguments name)))
+  options)
+
 (defun make-options (&rest arguments)
   "Return options for one end of a connection, with the values of the keyword ARGUMENTS and defaults
 for the rest. Signal MISUSE for a name that is not in the table, or not for it, or a wrong value."
   (check-options :connection arguments)
-  (apply #'%make-options arguments))
+  (fill-options (%make-options) arguments))
 
 (defun make-server-options (&rest arguments)
   "Return options for a server; ARGUMENTS and what may be signalled are as for MAKE-OPTIONS."
   (check-options :server arguments)
-  (apply #'%make-server-options arguments))
+  (fill-options (%make-server-options) arguments))
 
 (defun make-channel-options (&rest arguments)
   "Return options for a channel; ARGUMENTS and what may be signalled are as for MAKE-OPTIONS."
   (check-options :channel arguments)
-  (apply #'%make-channel-options arguments))
+  (fill-options (%make-channel-options) arguments))
 
 (defun make-inproc-options (&rest arguments)
   "Return options for a channel within the image; ARGUMENTS and what may be signalled are as for
 MAKE-OPTIONS."
   (check-options :inproc arguments)
-  (apply #'%make-options arguments))
+  (fill-options (%make-options) arguments))
 
 (defun make-tracing-options (&rest arguments)
   "Return options for tracing; ARGUMENTS and what may be signalled are as for MAKE-OPTIONS."
   (check-options :tracing arguments)
-  (apply #'%make-tracing-options arguments))
+  (fill-options (%make-tracing-options) arguments))
 
 (defun option-values (options)
   "The values of all options that OPTIONS have, a list of (row . value)."
   (loop for row in **option-table**
-        for slot = (find-symbol (string (option-row-name row)) '#:clgrpc.base)
+        for slot = (option-slot (option-row-name row))
         when (slot-exists-p options slot)
           collect (cons row (slot-value options slot))))
 

@@ -117,10 +117,10 @@ first."
   "Decode the reply of CALL, a long one, unless another thread has: in its place comes the message,
 or the RPC-ERROR that says what is wrong with it, which is returned."
   (let ((item (client-call-reply call)))
-    (when (wire:undecoded-p item)
+    (when (encoded-p item)
       (let ((new (make-undecoded item)))
         (setf item (compare-and-swap (client-call-reply call) item new))
-        (when (wire:undecoded-p item) (setf item new))))
+        (when (encoded-p item) (setf item new))))
     (when (typep item 'undecoded)
       (sb-thread:with-mutex ((undecoded-lock item))
         (when (eq item (client-call-reply call))
@@ -132,7 +132,7 @@ or the RPC-ERROR that says what is wrong with it, which is returned."
 (defun reply-of-future (call)
   "The operation REPLY-OF-FUTURE."
   (let ((reply (client-call-reply call)))
-    (if (or (wire:undecoded-p reply) (typep reply 'undecoded))
+    (if (or (encoded-p reply) (typep reply 'undecoded))
         (decode-reply call)
         reply)))
 

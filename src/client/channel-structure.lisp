@@ -39,7 +39,13 @@
     (format stream "~D connection sets"
             (hash-table-count (subchannel-pool-connection-sets subchannel-pool)))))
 
-(defstruct (core (:include wire:endpoint) (:copier nil))
+(defstruct (core (:include wire:endpoint)
+                 (:constructor make-core
+                     (&key name client-loop loop options observer sink sender on-stream
+                        subchannel-pool credentials call-credentials plaintext-credentials
+                        authority encoding resolver balancing default-config receive-limit
+                        attempt-interceptors channel-trace))
+                 (:copier nil))
   "What a channel is on its loop."
   (name "" :type string :read-only t)   ; the channel's target, as it was given
   (client-loop nil :type (or null client-loop) :read-only t) ; whose LOOP it is on
@@ -226,7 +232,9 @@ has just failed is asked later in any case."
 
 (declaim (sb-ext:freeze-type connection-set))
 
-(defstruct (subchannel (:copier nil))
+(defstruct (subchannel (:constructor make-subchannel
+                           (&key core balancer key addresses attributes channel-trace note))
+                       (:copier nil))
   "Addresses of one server, or of several that are taken for one, as a balancer sees them."
   (core nil :type core :read-only t)    ; of its channel
   (balancer nil :type balancer :read-only t) ; that hears of its states
@@ -366,6 +374,10 @@ used again with that."
   "What is known of the attempts of CALL; nil while it has but one, and no hedging policy."
   (let ((parts (call-client-parts call)))
     (and parts (client-parts-retries parts))))
+
+(define-hot (encoded-p :inline t) (reply) boolean
+  "True if REPLY, of a call or its future, is a message that WIRE-DECODE has yet to decode."
+  (typep reply '(or wire:parcel wire:packed)))
 
 (define-hot (stream-link :inline t) ((stream http2:stream)) link
   "The link that STREAM is on."

@@ -146,7 +146,7 @@ and wait for the end of CALL. If this is left otherwise, at whatever moment, can
   (unless (eq :ok (call-status call)) (error (rpc:call-condition call)))
   (values (let ((reply (shiftf (client-call-reply call) nil)))
             (cond ((null reply) (rpc:pop-incoming call))
-                  ((wire:undecoded-p reply) (wire:wire-decode call reply 0 0))
+                  ((encoded-p reply) (wire:wire-decode call reply 0 0))
                   (t reply)))
           call))
 

@@ -300,7 +300,10 @@ and so on together, or 0. For pollers that are level-triggered.")
 (defmethod print-object ((handler handler) stream)
   (print-unreadable-object (handler stream :type t :identity t)))
 
-(defstruct (connection (:include source) (:constructor %make-connection) (:copier nil))
+(defstruct (connection (:include source)
+                       (:constructor %make-connection
+                           (&key loop byte-channel handler user account max-unsent))
+                       (:copier nil))
   "See MAKE-CONNECTION."
   (byte-channel nil :type byte-channel :read-only t) ; carries its octets
   (handler nil :type handler)           ; what is done with them

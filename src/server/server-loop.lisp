@@ -3,7 +3,11 @@
 
 (in-package #:clgrpc.server)
 
-(defstruct (server-loop (:include wire:endpoint) (:copier nil))
+(defstruct (server-loop (:include wire:endpoint)
+                        (:constructor make-server-loop
+                            (&key server loop routes claimers http options encoding max-open
+                               account observer))
+                        (:copier nil))
   "The state of one loop of a server. Only the loop touches it."
   (server nil)                          ; the SERVER
   (routes nil :type route-table)        ; swapped when a service is defined anew

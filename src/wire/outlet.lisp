@@ -98,10 +98,6 @@ it and return what ENCODE-MESSAGE does. Signal an RPC-ERROR if MESSAGE is too lo
     (when (or (> size +parcel-octets+) (compresses-p call :auto))
       (encode-message call message :auto))))
 
-(define-hot (undecoded-p :inline t) (item) boolean
-  "True if ITEM is a message that WIRE-DECODE has yet to decode."
-  (typep item '(or parcel packed)))
-
 (define-hot write-message ((call wire-call) message (last boolean)) boolean
   "Send MESSAGE, with END_STREAM if LAST, and return true. If MESSAGE is so long that the loop
 should not encode it, send nothing and return false: the caller then does ENCODE-MESSAGE with the

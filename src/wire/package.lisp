@@ -51,7 +51,7 @@
    #:parcel-end #:parcel-octets #:parcel-taken #:parse-encoding #:parse-incoming #:queue-incoming
    #:quoted-octets #:read-enough-p #:receive-data #:release-call #:release-stream-charge
    #:charge-call #:pressed-p #:link-account #:seal-batch #:sound-metadata-p #:start-deadline
-   #:status-number #:stop-timers #:to-keep-p #:total-held-limit #:measure-link #:undecoded-p
+   #:status-number #:stop-timers #:to-keep-p #:total-held-limit #:measure-link
    #:unknown-encoding-text #:unmarked #:unparsable-condition #:wake-callbacks #:wire-call
    #:wire-call-born-ns #:wire-call-endpoint #:wire-call-headers-sent #:wire-call-link
    #:wire-call-loop #:wire-call-marks #:wire-call-options #:wire-call-partial
@@ -59,7 +59,7 @@
    #:wire-schedule #:in-turn-p #:posted-octets #:post-in-turn #:wire-writable
    #:write-encoded #:write-message
    #:dialect #:make-dialect #:dialect-drain #:link-dialect #:speak-http2 #:end-link
-   #:link-silent-p #:lose-link
+   #:lose-link
    #:give-window #:packed
    ;; for protocols beside gRPC
    #:parcel-p #:unpacked #:broken-compression-p #:deliver-alone #:receive-messages

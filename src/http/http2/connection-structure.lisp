@@ -49,7 +49,7 @@ function that does nothing, except ON-OUTPUT, which has no default.
   (on-ping-ack #'ignore-call :type function) ; the answer to a PING of ours
   (on-close #'ignore-call :type function)) ; the connection is finished
 
-(defstruct (counters (:copier nil) (:predicate nil))
+(defstruct (counters (:constructor make-counters ()) (:copier nil) (:predicate nil))
   "What a peer makes one connection hold and do: amounts at present, counts since the connection
 began, and the state of its rate limits (rate-limit.lisp)."
   (queued-octets 0 :type index)         ; DATA that waits for windows or a turn

@@ -65,7 +65,10 @@ unless the credentials say that nothing is; nil if it has shown none.")
     (format stream "~A ~A~@[ ~A~]" (security-protocol security) (security-cipher security)
             (security-peer-certificate security))))
 
-(defstruct (tls (:copier nil))
+(defstruct (tls (:constructor make-tls
+                    (&key inner role used-credentials context server server-name resumable-until
+                       loop area))
+                (:copier nil))
   "The STATE of a TLS byte channel; see above."
   (inner nil :type byte-channel :read-only t) ; carries the records
   (role :client :type (member :client :server) :read-only t) ; our end's

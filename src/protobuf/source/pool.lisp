@@ -38,7 +38,8 @@ public imports, of which N can put N × N files in sight.")
   (indexes (make-hash-table :test 'eq) :type hash-table)  ; descriptor to plist; see INDEX-OF
   (reach +most-imports-in-sight+ :type fixnum)) ; imports that may still come in sight
 
-(defstruct (linker (:copier nil))
+(defstruct (linker (:constructor make-linker (&key file symbol-table read-p))
+                   (:copier nil))
   "The state of linking one file."
   (file nil :type (or null file-descriptor)) ; the file
   ;; what it shares with files that are linked along
