@@ -1,8 +1,8 @@
 ;;;; Connection sets: what subchannels have their connections of. Each has one, of its own unless
-;;;; its channel shares connections (the option :share-connections). Then those of all alike channels
-;;;; on one loop that are for the same addresses have the same, as in gRPC core's subchannel pool.
-;;;; Channels are alike if they have the same credentials, authority, observer and options; their
-;;;; service configs, policies and interceptors may differ.
+;;;; its channel shares connections (the option :share-connections). Then those of all alike
+;;;; channels on one loop that are for the same addresses have the same, as in gRPC core's
+;;;; subchannel pool. Channels are alike if they have the same credentials, authority, observer and
+;;;; options; their service configs, policies and interceptors may differ.
 ;;;;
 ;;;; 1. Links, connect rounds to connect and back-off are the connection set's, all else is the
 ;;;;    subchannel's: vetoes, listeners, breakers, internal calls, counts of calls.
@@ -24,6 +24,10 @@
 
 (defun connection-set-options (connection-set)
   (core-options (connection-set-core connection-set)))
+
+(defun all-links (connection-set)
+  "The links of CONNECTION-SET, with those that take no more calls. On its loop."
+  (append (connection-set-links connection-set) (connection-set-leaving connection-set)))
 
 ;;; Which channels share
 

@@ -1,8 +1,8 @@
 ;;;; A subchannel: what connects to one server, as its balancer sees it. It knows addresses that are
-;;;; taken for one server's and has a connection set for them (connection-set.lisp), which has a link
-;;;; to one of them, or several links when it is told to (WIDEN). That connects when the balancer
-;;;; says so, and waits between failed attempts; the balancer hears of its states. Everything here
-;;;; runs on the channel's loop.
+;;;; taken for one server's and has a connection set for them (connection-set.lisp), which has a
+;;;; link to one of them, or several links when it is told to (WIDEN). That connects when the
+;;;; balancer says so, and waits between failed attempts; the balancer hears of its states.
+;;;; Everything here runs on the channel's loop.
 ;;;;
 ;;;; States, as in gRPC's connectivity document: :idle → :connecting → :ready → :idle when the last
 ;;;; link ends; :connecting → :transient-failure → (back-off) → :idle; :shutdown for good, when the
@@ -481,10 +481,6 @@ that it is left."
   "How many streams LINK has had, other than those of internal calls."
   (- (http2:counters-streams-opened (http2:connection-counters (wire:link-http2 link)))
      (client-link-side-streams link)))
-
-(defun all-links (connection-set)
-  "The links of CONNECTION-SET, with those that take no more calls. On its loop."
-  (append (connection-set-links connection-set) (connection-set-leaving connection-set)))
 
 (defun useful-p (connection-set link)
   "True if LINK, which has worked, had a call of a user's, other than such as the peer's GOAWAY says

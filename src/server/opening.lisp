@@ -74,10 +74,8 @@ it."
 (defun mute-p (link)
   "True if the peer of LINK has said nothing yet, and what it will say may be something else than
 HTTP/2."
-  (let ((socket (wire:link-socket link)))
-    (and (not (loop:connection-unread-p socket))
-         (not (loop:byte-channel-handshaking-p (loop:connection-byte-channel socket)))
-         (eq :more (http-version-of link (make-octets 0) 0 0)))))
+  (and (wire:link-silent-p link)
+       (eq :more (http-version-of link (make-octets 0) 0 0))))
 
 (defun opening-due (link)
   "The peer of LINK has not shown in time what it speaks. So that is taken to be HTTP/2, which tells

@@ -59,7 +59,7 @@
    #:wire-schedule #:in-turn-p #:posted-octets #:post-in-turn #:wire-writable
    #:write-encoded #:write-message
    #:dialect #:make-dialect #:dialect-drain #:link-dialect #:speak-http2 #:end-link
-   #:lose-link
+   #:link-silent-p #:lose-link
    #:give-window #:packed
    ;; for protocols beside gRPC
    #:parcel-p #:unpacked #:broken-compression-p #:deliver-alone #:receive-messages

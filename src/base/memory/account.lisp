@@ -13,8 +13,8 @@
 ;;;; by compare-and-swap from a sum that was told to another that was read, so each change is told
 ;;;; once, in whatever order threads do it.
 ;;;;
-;;;; Who gives way when too much is held is not decided here: see doc/limits.md, wire/link-memory.lisp and
-;;;; server/valve.lisp.
+;;;; Who gives way when too much is held is not decided here: see doc/limits.md,
+;;;; wire/link-memory.lisp and server/valve.lisp.
 
 (in-package #:clgrpc.base)
 

@@ -1,5 +1,5 @@
-;;;; What a peer prefers, as the fields accept and accept-encoding say it (RFC 9110 section 12.4.2 and
-;;;; 12.5): lists of names with parameters, of which q is a weight from 0, never, to 1.
+;;;; What a peer prefers, as the fields accept and accept-encoding say it (RFC 9110 sections 12.4.2
+;;;; and 12.5): lists of names with parameters, of which q is a weight from 0, never, to 1.
 
 (in-package #:clgrpc.http1)
 
