@@ -347,7 +347,7 @@ several that are under way the oldest."
   "One try of a call, on one stream. It is made once for the object that stands for streams, and
 used again with that."
   (stream nil :type http2:stream :read-only t) ; whose user it is
-  (subchannel nil :type (or null subchannel)) ; that STREAM was opened for last
+  (subchannel nil :type (or null subchannel)) ; that STREAM was opened for, until it is closed
   (call nil :type (or null client-call)) ; that it is one try of, until its stream is closed
   (number 0 :type index)                ; how many attempts of CALL came before it
   (began-ns 0 :type nanoseconds)        ; when it did

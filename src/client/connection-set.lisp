@@ -172,10 +172,6 @@ that shares CONNECTION-SET first at times."
 
 ;;; Whose streams are whose
 
-(define-hot (stream-subchannel :inline t) ((stream http2:stream)) subchannel
-  "The subchannel that was picked for the call on STREAM."
-  (the subchannel (attempt-subchannel (stream-attempt stream))))
-
 (define-hot note-stream-opened ((subchannel subchannel) (stream http2:stream)) null
   "STREAM was opened for SUBCHANNEL: it has an attempt, which knows that."
   (let ((attempt (or (the (or null attempt) (http2:stream-user stream))
@@ -193,6 +189,6 @@ uses no more."
                                 (subchannel-former-sets subchannel)))
     (dolist (link (all-links connection-set))
       (http2:map-streams (lambda (stream)
-                           (when (eq subchannel (stream-subchannel stream))
+                           (when (eq subchannel (attempt-subchannel (stream-attempt stream)))
                              (funcall function stream)))
                          (wire:link-http2 link)))))

@@ -238,7 +238,8 @@ sink's on-reset has them."
   "The sink's on-stream-closed."
   (let ((link (leave-stream stream)))
     (when link
-      (let ((subchannel (stream-subchannel stream)))
+      (let ((subchannel (the subchannel
+                             (shiftf (attempt-subchannel (stream-attempt stream)) nil))))
         (http2:release-stream stream)
         (decf (wire:link-calls link))
         (when (zerop (decf (subchannel-open-calls subchannel))) (look-after-last subchannel))

@@ -10,8 +10,9 @@
     (wire::wire-post call (lambda ()
                            (unless (grpc:call-status call)
                              (multiple-value-bind (stream link)
-                                 (client::free-stream (client::stream-subchannel
-                                                       (wire:wire-call-stream call)))
+                                 (client::free-stream (client::attempt-subchannel
+                                                       (client::stream-attempt
+                                                        (wire:wire-call-stream call))))
                                (client::ensure-retries call)
                                (client::begin-attempt call link stream nil)
                                (setf attempt (first (client::other-attempts call)))))
