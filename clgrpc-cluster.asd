@@ -44,10 +44,11 @@
   :serial t
   :components ((:static-file "../../proto/cluster/workflow.proto") (:file "proto")
                (:file "package") (:file "workflow-condition") (:file "limit") (:file "key")
-               (:file "definition") (:file "draft") (:file "decision") (:file "index")
-               (:file "date") (:file "node") (:file "usage") (:file "instrument") (:file "change") (:file "claim")
-               (:file "bulk") (:file "session") (:file "timer-queue")
-               (:file "keeper") (:file "watching") (:file "method")
+               (:file "definition") (:file "draft") (:file "decision") (:file "children")
+               (:file "continuation") (:file "index") (:file "date") (:file "node") (:file "usage")
+               (:file "instrument") (:file "change") (:file "claim") (:file "bulk")
+               (:file "session") (:file "errand") (:file "timer-queue") (:file "keeper")
+               (:file "watching") (:file "search") (:file "method")
                (:file "client") (:file "task") (:file "worker")))
 
 (defsystem "clgrpc-cluster/raft-example"

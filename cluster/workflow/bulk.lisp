@@ -20,32 +20,40 @@
         for draft = (and entry (for-one (node id) (bulk-draft node entry decision)))
         when draft collect (cons id draft)))
 
+(defun draft-size (draft)
+  "How many octets DRAFT, a finished one, puts into the store, without keys."
+  (+ (length (draft-octets draft))
+     (loop for (nil . payload) in (draft-payloads draft) sum (length payload))))
+
 (defun next-batch (node drafts)
   "The operations of the first of DRAFTS that fit into one transaction, and how many they are."
   (let ((operations '()) (count 0) (operation-count 0) (octets 0))
     (loop for (nil . draft) in drafts
           for new = (draft-operations (node-root node) draft)
           do (incf operation-count (length new))
-             (incf octets (length (draft-octets draft)))
-             (loop for (nil . payload) in (draft-payloads draft) do (incf octets (length payload)))
+             (incf octets (draft-size draft))
           while (or (zerop count)
                     (and (<= operation-count +most-operations+) (<= octets +bulk-octets+)))
           do (setf operations (append operations new))
              (incf count))
     (values operations count)))
 
+(defun put-drafts (node drafts operations)
+  "Put DRAFTS, which are OPERATIONS, into the store. Return false if one of their workflows was not
+as it was."
+  (multiple-value-bind (done results revision)
+      (etcd:transact (node-etcd node)
+                     :when (mapcar (lambda (draft) (unchanged-p node draft)) drafts)
+                     :then operations)
+    (declare (ignore results))
+    (if done
+        (note-put node drafts revision)
+        (note-conflict node drafts))
+    done))
+
 (defun put-batch (node drafts operations)
-  "Put DRAFTS, which are OPERATIONS, into the store. Return false if that was not to be."
-  (handler-case
-      (multiple-value-bind (done results revision)
-          (etcd:transact (node-etcd node)
-                         :when (mapcar (lambda (draft) (unchanged-p node draft)) drafts)
-                         :then operations)
-        (declare (ignore results))
-        (if done
-            (note-put node drafts revision)
-            (note-conflict node drafts))
-        done)
+  "As PUT-DRAFTS, but false as well if the store does not take them together."
+  (handler-case (put-drafts node drafts operations)
     (trouble-of-one () nil)))
 
 (defun change-some (node ids decision)

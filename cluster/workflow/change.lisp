@@ -152,15 +152,23 @@ when they are not so, ON-REFUSAL is called, before all is tried again."
                  (refuse :store-unavailable "too many changes of ~A at once" id))
                (setf (values draft changes) (decide node (entry-cached-state now) decision))))))
 
+(defun fetch-payload (node id key)
+  "The payload of the workflow ID at KEY, below data/ID/; no octets if KEY is empty, or nothing is
+there."
+  (let ((entry (and (string/= "" key)
+                    (etcd:fetch (node-etcd node) (data-key (node-root node) id key)))))
+    (if entry (etcd:entry-value entry) (make-octets 0))))
+
 (defun draft-input (node state draft)
   "The input of the task that is under way in STATE: of DRAFT's payloads, or out of the store."
   (let ((key (input-key state)))
-    (cond ((string= "" key) (make-octets 0))
-          ((cdr (assoc key (draft-payloads draft) :test #'string=)))
-          (t (let ((entry (etcd:fetch (node-etcd node)
-                                      (data-key (node-root node) (pb:workflow-state-id state)
-                                                key))))
-               (if entry (etcd:entry-value entry) (make-octets 0)))))))
+    (or (cdr (assoc key (draft-payloads draft) :test #'string=))
+        (fetch-payload node (pb:workflow-state-id state) key))))
+
+(defun result-key (state)
+  "Where the last result of STATE is, below data/ID/; empty if nowhere."
+  (let ((key (pb:workflow-state-data-key state)))
+    (if (string= key (payload-key state "input")) "" key)))
 
 (defun input-key (state)
   "Where the input of the task is that is under way in STATE, below data/ID/; empty if nowhere."

@@ -41,10 +41,6 @@ meanwhile, another one is asked. Signal a workflow error."
         ;; the channel was closed meanwhile
         (misuse (condition) (error (or failure condition)))))))
 
-(defun type-of-steps (steps)
-  "What a workflow of STEPS, a list or the name of a workflow, is called if its user does not say."
-  (if (and steps (symbolp steps)) (string-downcase steps) ""))
-
 (defun start-workflow (channel id steps &key input type timeout call-timeout)
   "Start the workflow ID, a string that is the caller's choice, at the service CHANNEL leads to.
 STEPS are those of DEFINE-WORKFLOW, as a list or by the name of a workflow; INPUT, a string, octets
@@ -97,17 +93,29 @@ another WORKFLOW-ERROR after TIMEOUT seconds (10). From any thread."
         (pb:make-delete-request :id id :cancel (and cancel t) :reason reason)
         timeout)))
 
-(defun map-workflows (function channel &key (status :any) timeout)
-  "Call FUNCTION with a CLGRPC.WORKFLOW.V1:WORKFLOW-SUMMARY of each workflow, or of those whose
-STATUS is :running, :completed, :failed or :cancelled, in the order of their ids. They are fetched
-in pages, each within TIMEOUT seconds (10), and one that changes meanwhile may be missed or be told
-twice. Signal a WORKFLOW-ERROR. From any thread."
-  (loop with after = ""
-        for reply = (ask #'methods:list channel
-                         (pb:make-list-request :status status :after after) timeout)
+(defun search-request (&key (status :any) (type "") started-from started-before ended-from
+                         ended-before)
+  "The ListRequest of what MAP-WORKFLOWS is given. Signal MISUSE."
+  (pb:make-list-request :status status :type type
+                        :started-from-unix-ms (duration-ms started-from)
+                        :started-before-unix-ms (duration-ms started-before)
+                        :ended-from-unix-ms (duration-ms ended-from)
+                        :ended-before-unix-ms (duration-ms ended-before)))
+
+(defun map-workflows (function channel &rest search
+                      &key status type started-from started-before ended-from ended-before timeout)
+  "Call FUNCTION with a CLGRPC.WORKFLOW.V1:WORKFLOW-SUMMARY of each workflow, the newest first; or of
+those whose STATUS is :running, :completed, :failed or :cancelled, whose TYPE is that string, and
+which began and ended at the times STARTED-FROM and ENDED-FROM or later and before STARTED-BEFORE
+and ENDED-BEFORE, seconds since 1970. They are fetched in pages, each within TIMEOUT seconds (10),
+and one that begins, changes its status or is deleted meanwhile may be missed. Signal a
+WORKFLOW-ERROR. From any thread."
+  (declare (ignore status type started-from started-before ended-from ended-before))
+  (loop with request = (apply #'search-request (alexandria:remove-from-plist search :timeout))
+        for reply = (ask #'methods:list channel request timeout)
         do (map nil function (pb:list-reply-workflows reply))
-           (setf after (pb:list-reply-next reply))
-        until (string= "" after)))
+           (setf (pb:list-request-after request) (pb:list-reply-next reply))
+        until (string= "" (pb:list-request-after request))))
 
 ;;; Watches
 

@@ -32,7 +32,12 @@
           (pb:workflow-state-signals state) '()
           (pb:workflow-state-ended-unix-ms state) (draft-now draft)
           (pb:workflow-state-expires-unix-ms state)
-          (if retention (max 1 (later (draft-now draft) (ceiling (* 1000 retention)))) 0))
+          (if retention
+              (max 1 (later (draft-now draft)
+                            (ceiling (* 1000 (if (pb:workflow-state-parent state)
+                                                 (max retention +child-seconds+)
+                                                 retention)))))
+              0))
     (add-event draft :ended :text reason)))
 
 (defun fail-at-step (draft step reason)
@@ -53,7 +58,8 @@
         (ecase (pb:step-action-case definition)
           (:task (pb:step-task definition))
           ((:wait-ms :until-unix-ms) "wait")
-          (:signal (pb:step-signal definition))))))
+          (:signal (pb:step-signal definition))
+          (:children "children")))))
 
 (defun pass-step (draft step &key (key "") (octets 0) bringing)
   "STEP, which is under way, is done; the next one is under way. If BRINGING, it has brought the
@@ -108,7 +114,9 @@ payload at KEY, OCTETS long, which the next task gets."
                                       :octets (pb:pending-signal-octets signal))
                 t)
                (t (setf (pb:step-state-status step) :listening)
-                  nil)))))))
+                  nil))))
+      (:children (setf (pb:step-state-status step) :starting)
+       nil))))
 
 (defun advance (draft)
   "Begin the step that is under way, and all that follow while they are done at once; if none is
@@ -124,14 +132,15 @@ left, the workflow is completed."
   "The input that STEP, a Step, has of its own, or nil."
   (and (pb:has-step-input step) (pb:step-input step)))
 
-(defun check-step (step)
-  "Signal an error unless STEP, a Step, can be one of a workflow."
+(defun check-step (step limits depth)
+  "Signal an error unless STEP, a Step, can be one of a workflow that has DEPTH parents."
   (unless (pb:step-action-case step)
-    (refuse :too-large "a step does nothing: it has neither task, time nor signal"))
+    (refuse :too-large "a step does nothing: it has neither task, time, signal nor children"))
   (when (string/= "" (pb:step-name step)) (check-name (pb:step-name step) "the name of a step"))
   (case (pb:step-action-case step)
     (:task (check-name (pb:step-task step) "a kind of tasks"))
-    (:signal (check-name (pb:step-signal step) "the name of a signal")))
+    (:signal (check-name (pb:step-signal step) "the name of a signal"))
+    (:children (check-children (pb:step-children step) limits (1+ depth))))
   (unless (and (every (lambda (ms) (<= 0 ms +longest-ms+))
                       (list (pb:step-wait-ms step) (pb:step-until-unix-ms step)
                             (pb:step-backoff-ms step) (pb:step-max-backoff-ms step)
@@ -156,16 +165,17 @@ left, the workflow is completed."
 
 (defun step-state-of (draft step)
   "The StepState that STEP, a Step, begins as; its input goes with DRAFT."
-  (let* ((input (input-of (check-step step)))
-         (step (protobuf:copy-message step))
-         (number (incf (pb:workflow-state-numbers (draft-state draft)))))
-    (pb:clear-step-input step)
-    (pb:make-step-state :step step :number number :input-octets (length input)
-                        :input-key (if input
-                                       (progn (push (cons (format nil "in/~D" number) input)
-                                                    (draft-payloads draft))
-                                              (format nil "in/~D" number))
-                                       ""))))
+  (let* ((state (draft-state draft))
+         (input (input-of (check-step step (draft-limits draft) (state-depth state))))
+         (number (incf (pb:workflow-state-numbers state)))
+         (input-key (payload-key state (format nil "in/~D" number)))
+         (step-state (pb:make-step-state :step (protobuf:copy-message step) :number number
+                                         :input-octets (length input)
+                                         :input-key (if input input-key ""))))
+    (pb:clear-step-input (pb:step-state-step step-state))
+    (when input (push (cons input-key input) (draft-payloads draft)))
+    (when (eq :children (pb:step-action-case step)) (keep-children draft step-state))
+    step-state))
 
 (defun check-draft-payloads (draft what)
   "Signal TOO-LARGE unless the payloads of DRAFT, those of WHAT, fit into one change."
@@ -188,14 +198,16 @@ one value cannot find another with the same digest, as the check of repeated req
                 collect (string-octets (format nil "~D " (length octets)))
                 collect octets))))
 
-(defun begin-workflow (request now limits &key (traceparent ""))
-  "The draft of the workflow that REQUEST, a StartRequest, starts."
+(defun begin-workflow (request now limits &key (traceparent "") parent)
+  "The draft of the workflow that REQUEST, a StartRequest, starts; PARENT, a Parent, says whose child
+it is, if it is one."
   (let* ((id (check-name (pb:start-request-id request) "the id of a workflow"))
          (timeout (pb:start-request-timeout-ms request))
          (input (pb:start-request-input request))
          (state (pb:make-workflow-state
                  :id id :type (pb:start-request-type request) :status :running
                  :started-unix-ms now :traceparent traceparent :digest (digest request)
+                 :parent parent
                  :deadline-unix-ms (if (plusp timeout) (later now timeout) 0)))
          (draft (%make-draft :state state :now now :limits limits)))
     (when (string/= "" (pb:start-request-type request))
@@ -203,7 +215,7 @@ one value cannot find another with the same digest, as the check of repeated req
     (when (minusp timeout) (refuse :too-large "the time of a workflow is negative"))
     (when (zerop (length (pb:start-request-steps request)))
       (refuse :too-large "a workflow has at least one step"))
-    (setf (pb:workflow-state-data-key state) (add-payload draft "input" input)
+    (setf (pb:workflow-state-data-key state) (add-payload draft (payload-key state "input") input)
           (pb:workflow-state-data-octets state) (length input))
     (add-steps draft (pb:start-request-steps request) 0)
     (check-draft-payloads draft "the inputs of a workflow")
@@ -251,8 +263,9 @@ another one."
 
 (defun recorded-report (state fence)
   "What is recorded of the report in STATE that had FENCE, or nil."
-  (loop for step across (pb:workflow-state-steps state)
-        thereis (find fence (pb:step-state-recorded step) :key #'pb:recorded-fence)))
+  (or (loop for step across (pb:workflow-state-steps state)
+            thereis (find fence (pb:step-state-recorded step) :key #'pb:recorded-fence))
+      (find fence (pb:workflow-state-former-reports state) :key #'pb:recorded-fence)))
 
 (defun leave-claim (draft step status &key (due 0))
   "The claim of STEP is over, and it gets STATUS."
@@ -350,7 +363,8 @@ it is one of KINDS."
   (let ((digest (apply #'digest "result" result (coerce then 'list))))
     (when (check-fence draft fence digest)
       (let* ((step (draft-step draft))
-             (key (format nil "out/~D" (pb:step-state-number step))))
+             (key (payload-key (draft-state draft)
+                               (format nil "out/~D" (pb:step-state-number step)))))
         (note-recorded step fence digest)
         (pass-step draft step :bringing t :key (add-payload draft key result)
                               :octets (length result))
@@ -503,9 +517,11 @@ is to come then."
 (defun finish-draft (draft)
   "Number the change that DRAFT makes. A workflow that has had as many as there may be fails, and so
 does one whose state has grown too large. Return DRAFT."
-  (let* ((state (draft-state draft)) (most (limits-max-changes (draft-limits draft))))
+  (let* ((state (draft-state draft)) (most (limits-max-changes (draft-limits draft)))
+         (count (- (1+ (pb:workflow-state-version state))
+                   (pb:workflow-state-former-changes state))))
     (flet ((state-octets () (protobuf:serialize state)))
-      (when (and (running-p state) (<= most (1+ (pb:workflow-state-version state))))
+      (when (and (running-p state) (<= most count))
         (fail-at-step draft (draft-step draft) (format nil "more than ~D changes" most)))
       (incf (pb:workflow-state-version state))
       (let ((octets (state-octets)))

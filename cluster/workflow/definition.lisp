@@ -38,6 +38,44 @@
     (when input-p (setf (pb:step-input step) (payload-octets input)))
     step))
 
+(defun type-of-steps (steps)
+  "What a workflow of STEPS, a list or the name of a workflow, is called if its user does not say."
+  (if (and steps (symbolp steps)) (string-downcase steps) ""))
+
+(defun child-of (steps &key type (input nil input-p) timeout)
+  "The Child of STEPS, a list of forms or the name of a workflow."
+  (let ((child (pb:make-child :type (or type (type-of-steps steps)) :steps (steps-of steps)
+                              :timeout-ms (duration-ms timeout))))
+    (when input-p (setf (pb:child-input child) (payload-octets input)))
+    child))
+
+(defun children-step (children &key (name "") timeout (failures :fail) abandon)
+  "The Step that starts CHILDREN, a list of Childs."
+  (check-type failures (member :fail :report))
+  (pb:make-step :name name :timeout-ms (duration-ms timeout)
+                :children (pb:make-children :children children :abandon (and abandon t)
+                                            :report-failures (eq :report failures))))
+
+(defun fork-step (verb arguments)
+  "The Step that starts workflows as a form with VERB and ARGUMENTS says."
+  (ecase verb
+    (:parallel (children-step (mapcar #'child-of arguments)))
+    (:children (destructuring-bind (children &rest options) arguments
+                 (apply #'children-step
+                        (mapcar (lambda (child) (apply #'child-of (alexandria:ensure-list child)))
+                                children)
+                        options)))
+    (:child (destructuring-bind (steps &rest options &key name timeout failures abandon
+                                 &allow-other-keys)
+                arguments
+              (declare (ignore name timeout failures abandon))
+              (let ((own '(:name :failures :abandon)))
+                (apply #'children-step
+                       (list (apply #'child-of steps (apply #'alexandria:remove-from-plist options
+                                                            own)))
+                       (loop for (key value) on options by #'cddr
+                             when (member key own) append (list key value))))))))
+
 (defun step-of (form)
   "The Step that FORM, a list or a Step, means. Signal MISUSE if it is none."
   (if (pb:step-p form)
@@ -56,8 +94,10 @@
           (:signal (destructuring-bind (&key (name "") timeout) options
                      (check-type argument string)
                      (pb:make-step :name name :signal argument :timeout-ms (duration-ms timeout))))
-          (t (misuse "~S is no step: (:task KIND …), (:wait SECONDS), (:until UNIX-SECONDS) or ~
-                      (:signal NAME …)." form))))))
+          ((:parallel :child :children) (fork-step verb (rest form)))
+          (t (misuse "~S is no step: (:task KIND …), (:wait SECONDS), (:until UNIX-SECONDS), ~
+                      (:signal NAME …), (:parallel STEPS …), (:child STEPS …) or ~
+                      (:children (CHILD …) …)." form))))))
 
 (defglobal **workflows** (make-hash-table :test 'eq :synchronized t)) ; from name to a list of steps
 
@@ -80,7 +120,17 @@ or
    ATTEMPT-TIMEOUT seconds;
  (:wait SECONDS &key name), from when it begins, or (:until UNIX-SECONDS &key name);
  (:signal NAME &key name timeout), until SIGNAL-WORKFLOW gives it one of NAME, whose payload it
-   brings.
+   brings;
+ (:parallel STEPS STEPS …), lists of steps, each of which is done as a workflow of its own, a child,
+   until all have ended;
+ (:child STEPS &key type input timeout name failures abandon), one child, whose STEPS are a list or
+   the name of a workflow that is defined; it fails when TIMEOUT seconds are over;
+ (:children (CHILD …) &key name timeout failures abandon), several: each the name of a workflow, or
+   a list (STEPS &key type input timeout).
+Children get as their input what a task in that place would. What such a step brings is a
+CLGRPC.WORKFLOW.V1:CHILD-RESULTS, see CHILD-RESULTS. If a child fails or is cancelled, so does the
+step; with FAILURES :report the results tell it. Children are cancelled when their parent ends first,
+unless ABANDON is true.
 A step that takes longer than TIMEOUT seconds fails, and so does its workflow. START-WORKFLOW takes
 NAME; a workflow that has been started keeps the steps that it was started with. Signal MISUSE for
 what is no step."

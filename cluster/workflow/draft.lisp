@@ -13,6 +13,8 @@
   (limits nil :type limits :read-only t) ; of the node that makes it
   (events '() :type list)               ; Events, the last one first
   (payloads '() :type list)             ; an alist of keys below data/ID/ and octets
+  ;; (from . to) of ranges of keys below the root that go with it; what it puts is in none of them
+  (removals '() :type list)
   (octets nil :type (or null octets))   ; what STATE is in the store, once the draft is finished
   (forgotten nil :type boolean))        ; nothing of the workflow is to be left
 
@@ -42,6 +44,14 @@ random; REVISION is that of the store at which STATE has come to be."
   (cond ((zerop (length octets)) "")
         (t (push (cons key octets) (draft-payloads draft))
            key)))
+
+(defun run-key (run name)
+  "The key below data/ID/ of the payload NAME of the run RUN of a workflow."
+  (if (zerop run) name (format nil "~D/~A" run name)))
+
+(defun payload-key (state name)
+  "The key below data/ID/ of the payload NAME of what STATE runs now."
+  (run-key (pb:workflow-state-run state) name))
 
 (defun state-step (state)
   "The StepState of STATE that is under way, or nil."

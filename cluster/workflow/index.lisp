@@ -8,15 +8,28 @@
   "The keys below ROOT that STATE has besides its own, a list; none for nil."
   (when state
     (let ((id (pb:workflow-state-id state)) (step (state-step state)) (time (next-time state)))
-      (append (list (key root "by" (status-text (pb:workflow-state-status state)) id))
+      (append (list (list-key root state))
               (and time (list (due-key root time id)))
               (and (running-p state)
                    (case (pb:step-state-status step)
                      (:ready (list (ready-key root step id)))
-                     (:claimed (list (claim-key root (pb:workflow-state-session state) id)))))))))
+                     (:claimed (list (claim-key root (pb:workflow-state-session state) id)))
+                     (:starting
+                      (list (errand-key root (pb:step-state-begun-unix-ms step) "start" id)))))))))
+
+(defun list-key (root state)
+  (key root "by" (status-text (pb:workflow-state-status state))
+       (age-text (pb:workflow-state-started-unix-ms state)) (pb:workflow-state-id state)))
+
+(defun list-text (state)
+  "What the store has at the LIST-KEY of STATE, by which searches choose."
+  (format nil "~D ~A" (pb:workflow-state-ended-unix-ms state) (pb:workflow-state-type state)))
 
 (defun due-key (root time id)
   (key root "index/due" (shard-of id) (time-text time) id))
+
+(defun errand-key (root time errand id)
+  (key root "index/due" (shard-of id) (time-text time) errand id))
 
 (defun ready-key (root step id)
   (key root "index/ready" (pb:step-task (pb:step-state-step step)) (shard-of id)
@@ -54,6 +67,15 @@
                 (loop for key in (set-difference before after :test #'string=)
                       collect (list :remove key))
                 (loop for key in (set-difference after before :test #'string=)
-                      collect (list :put key ""))
+                      collect (list :put key (if (string= key (list-key root state))
+                                                 (list-text state)
+                                                 "")))
                 (loop for (key . octets) in (draft-payloads draft)
-                      collect (list :put (data-key root id key) octets))))))
+                      collect (list :put (data-key root id key) octets))
+                (loop for (from . to) in (draft-removals draft)
+                      collect (list :remove-all :from (key root from) :to (key root to)))
+                (loop for (errand . text) in (end-errands draft)
+                      collect (list :put
+                                    (errand-key root (pb:workflow-state-ended-unix-ms state)
+                                                errand id)
+                                    text))))))

@@ -91,6 +91,7 @@ that was opened last, and the namespace."
       (:task (pb:step-task definition))
       ((:wait-ms :until-unix-ms) "(time)")
       (:signal "(signal)")
+      (:children "(children)")
       (t "(none)"))))
 
 (defun count-draft (node draft)

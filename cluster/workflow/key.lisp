@@ -3,20 +3,23 @@
 ;;;;   state/ID                          a WorkflowState: what is true of the workflow
 ;;;;   history/ID/NUMBER                 a Change, for each version of the state
 ;;;;   data/ID/…                         inputs, results and signals, which never change
-;;;;   by/STATUS/ID                      for lists
+;;;;   by/STATUS/AGE/ID                  for lists: when it has ended, and its type
 ;;;;   index/ready/KIND/SHARD/TIME/ID    a task that can be claimed
 ;;;;   index/due/SHARD/TIME/ID           when something is to be done though nobody calls
+;;;;   index/due/SHARD/TIME/ERRAND/ID    likewise, to other workflows: see errand.lisp
 ;;;;   index/sessions/SESSION            a worker, as long as its lease lasts
 ;;;;   claims/SESSION/ID                 what a worker has claimed
 ;;;;   index/nodes/NAME                  a node, as long as its lease lasts, and the dates it has
 ;;;;   date                              the nodes' date, from time to time
 ;;;;
-;;;; TIME is milliseconds in 16 hexadecimal digits, so keys are in the order of their times. Workers
+;;;; TIME is milliseconds in 16 hexadecimal digits, so keys are in the order of their times; AGE is
+;;;; the time of the start counted down from far away, so the newest is first. Workers
 ;;;; that look for tasks begin at a shard of their own choice, which is why they do not all take the
 ;;;; same; within a shard the oldest comes first. Of the shards of what is due each is one node's.
 
 (in-package #:clgrpc.workflow)
 
+(defconstant +last-ms+ (1- (expt 16 15)) "Later than every time that a workflow may have.")
 (defconstant +shards+ 16 "Ready tasks of a kind are in so many queues, and so is what is due.")
 
 (defun check-namespace (namespace)
@@ -34,6 +37,10 @@
 (defun time-text (ms)
   (format nil "~(~16,'0X~)" (max 0 ms)))
 
+(defun age-text (ms)
+  "The AGE in keys of what began at MS. It sorts what began later before what began earlier."
+  (time-text (- +last-ms+ ms)))
+
 (defun text-time (text)
   "The time that TIME-TEXT has written as TEXT, or nil if it is none."
   (ignore-errors (parse-integer text :radix 16)))
@@ -47,7 +54,8 @@
   (shard-text (mod (balance:xxh64 (string-octets id)) +shards+)))
 
 (defun number-text (number)
-  (format nil "~8,'0D" number))
+  "NUMBER, of a change, as keys have it, in the order of the numbers."
+  (if (< number 100000000) (format nil "~8,'0D" number) (format nil "a~20,'0D" number)))
 
 (defun status-text (status)
   "STATUS of workflows as keys have it. Refuse a number that a peer has sent and that has no name."

@@ -14,6 +14,8 @@
   (max-changes 5000 :type (integer 10 100000) :read-only t) ; of a workflow, its history
   (max-state-octets 400000 :type (integer 1000 400000) :read-only t) ; of what is kept of a workflow
   (max-signals 100 :type (integer 1 1000) :read-only t) ; for which no step of it has waited yet
+  (max-children 100 :type (integer 1 1000) :read-only t) ; of a step
+  (max-depth 8 :type (integer 0 100) :read-only t) ; of children of children
   (max-running 1000000 :type (integer 1) :read-only t) ; workflows that have not ended
   ;; octets that the store's file may have; nil: as the store says, or etcd's default
   (store-quota nil :type (or null (integer 1)) :read-only t)
@@ -41,6 +43,8 @@
 (defconstant +default-attempts+ 10)
 (defconstant +free-losses+ 3 "So often in a row a lost attempt is made again at once.")
 (defconstant +most-losses+ 20 "So often in a row a step may be lost before it fails.")
+(defconstant +child-seconds+ 3600 "So long a child is kept at least: its parent is to get its result.")
+(defconstant +most-child-inputs+ 10000000 "Octets of the inputs of all children of a step.")
 (defconstant +most-recorded+ 8 "Reports of a step that are known again if they are sent again.")
 (defconstant +default-backoff-ms+ 1000)
 (defconstant +default-max-backoff-ms+ 60000)

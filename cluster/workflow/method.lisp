@@ -2,8 +2,6 @@
 
 (in-package #:clgrpc.workflow)
 
-(defconstant +list-page+ 100 "Workflows of a page, at most and by default.")
-
 (defun check-access (node role call &optional kind)
   "Signal ACCESS-DENIED unless the peer of CALL has ROLE at NODE, for tasks of KIND or any."
   (let ((refusal (authority:access-refusal (node-authority node) role call :kind kind)))
@@ -72,53 +70,70 @@ another one."
          (state (entry-state entry))
          (reply (pb:make-get-workflow-state-reply :state state
                                                   :revision (etcd:entry-changed entry))))
-    (flet ((payload (key)
-             (let ((entry (and (string/= "" key)
-                               (etcd:fetch (node-etcd node)
-                                           (data-key (node-root node) id key)))))
-               (if entry (etcd:entry-value entry) (make-octets 0)))))
-      (when (pb:get-workflow-state-request-history request)
-        (let ((changes '()))
-          (fetch-history node id :function (lambda (change) (push change changes)))
-          (setf (pb:get-workflow-state-reply-history reply) (nreverse changes))))
-      (when (and (pb:get-workflow-state-request-result request)
-                 (string/= "input" (pb:workflow-state-data-key state)))
-        (setf (pb:get-workflow-state-reply-result reply)
-              (payload (pb:workflow-state-data-key state))))
-      (when (pb:get-workflow-state-request-input request)
-        (setf (pb:get-workflow-state-reply-input reply) (payload "input"))))
+    (when (pb:get-workflow-state-request-history request)
+      (let ((changes '()))
+        (fetch-history node id :function (lambda (change) (push change changes)))
+        (setf (pb:get-workflow-state-reply-history reply) (nreverse changes))))
+    (when (pb:get-workflow-state-request-result request)
+      (setf (pb:get-workflow-state-reply-result reply)
+            (fetch-payload node id (result-key state))))
+    (when (pb:get-workflow-state-request-input request)
+      (setf (pb:get-workflow-state-reply-input reply)
+            (fetch-payload node id (payload-key state "input"))))
     reply))
 
 (defun new-signal-id (node)
   (format nil "~(~32,'0X~)" (below node (ash 1 128))))
 
-(define-answer methods:signal :start (node request)
+(defun signal-key (request signal-id run)
+  "The key of the payload of the signal that REQUEST gives a workflow in its run RUN."
+  (data-key "" (pb:signal-request-id request) (run-key run (format nil "signal/~A" signal-id))))
+
+(defun signal-keys (request signal-id state)
+  "The keys of which one is in the store if the signal of REQUEST was given before to what STATE
+runs, or runs since."
+  (let ((run (pb:workflow-state-run state)))
+    (mapcar (lambda (run) (signal-key request signal-id run))
+            (if (zerop run) (list run) (list run (1- run))))))
+
+(defun given-before-p (node request)
+  "True if the signal of REQUEST, which has an id, was given before."
+  (let ((entry (fetch-entry node (pb:signal-request-id request))))
+    (and entry
+         (some (lambda (key) (etcd:fetch (node-etcd node) (node-key node key)))
+               (signal-keys request (pb:signal-request-signal-id request) (entry-state entry))))))
+
+(defun give-signal (node request)
+  "Give the workflow the signal of REQUEST, unless it was given before."
   (let* ((id (pb:signal-request-id request))
          (name (check-name (pb:signal-request-name request) "the name of a signal"))
          (payload (pb:signal-request-payload request))
-         (signal-id (pb:signal-request-signal-id request))
-         (key (format nil "signal/~A" (if (string= "" signal-id)
-                                          (new-signal-id node)
-                                          (check-name signal-id "the id of a signal"))))
-         (data-key (data-key (node-root node) (check-name id "the id of a workflow") key)))
+         (own-id (pb:signal-request-signal-id request))
+         (signal-id (if (string= "" own-id)
+                        (new-signal-id node)
+                        (check-name own-id "the id of a signal"))))
     (check-payload (node-limits node) (length payload) "a signal")
-    (flet ((given-before-p ()
-             (and (string/= "" signal-id) (etcd:fetch (node-etcd node) data-key))))
-      (block nil
-        (when (given-before-p) (return))
-        (handler-bind ((workflow-error  ; it may have come meanwhile, and be why others are refused
-                         (lambda (condition)
-                           (when (and (typep condition '(or workflow-closed backlog-full))
-                                      (given-before-p))
-                             (return)))))
-          (change-workflow node id
-                           (lambda (draft)
-                             (note-signal draft name key (length payload))
-                             (push (cons key payload) (draft-payloads draft))
-                             t)
-                           :conditions (constantly (list (list :absent data-key)))
-                           :on-refusal (lambda () (return))))))
-    (pb:make-signal-reply)))
+    (handler-bind ((workflow-error      ; it may have come before, and be why others are refused
+                     (lambda (condition)
+                       (when (and (typep condition '(or workflow-closed backlog-full))
+                                  (string/= "" own-id)
+                                  (given-before-p node request))
+                         (return-from give-signal)))))
+      (change-workflow node id
+                       (lambda (draft)
+                         (let ((key (payload-key (draft-state draft)
+                                                 (format nil "signal/~A" signal-id))))
+                           (note-signal draft name key (length payload))
+                           (push (cons key payload) (draft-payloads draft))))
+                       :conditions (lambda (draft)
+                                     (loop for key in (signal-keys request signal-id
+                                                                   (draft-state draft))
+                                           collect (list :absent (node-key node key))))
+                       :on-refusal (lambda () (return-from give-signal))))))
+
+(define-answer methods:signal :start (node request)
+  (give-signal node request)
+  (pb:make-signal-reply))
 
 (define-answer methods:cancel :operate (node request)
   (change-workflow node (pb:cancel-request-id request)
@@ -145,42 +160,8 @@ another one."
   (begin-watch node call request)
   call)
 
-;;; Lists
-
-(defun summary (state)
-  (let ((step (state-step state)))
-    (pb:make-workflow-summary
-     :id (pb:workflow-state-id state) :type (pb:workflow-state-type state)
-     :status (pb:workflow-state-status state) :version (pb:workflow-state-version state)
-     :started-unix-ms (pb:workflow-state-started-unix-ms state)
-     :ended-unix-ms (pb:workflow-state-ended-unix-ms state)
-     :current (pb:workflow-state-current state)
-     :steps (length (pb:workflow-state-steps state))
-     :step (if step (step-text step) "") :reason (pb:workflow-state-reason state))))
-
-(defun list-ids (node prefix after count)
-  "Ids at the ends of the keys that begin with PREFIX, behind AFTER, COUNT at most."
-  (let* ((entries (etcd:fetch-entries (node-etcd node)
-                                      :from (format nil "~A~A" prefix after)
-                                      :to (key-behind prefix)
-                                      :keys-only t :limit (1+ count)))
-         (ids (loop for entry in entries
-                    for id = (subseq (etcd:entry-key entry) (length prefix))
-                    unless (string= after id) collect id)))
-    (if (< count (length ids)) (subseq ids 0 count) ids)))
-
 (define-answer methods:list :read (node request)
-  (let* ((status (pb:list-request-status request))
-         (asked (pb:list-request-limit request))
-         (limit (if (zerop asked) +list-page+ (min asked +list-page+)))
-         (ids (list-ids node (if (eq :any status)
-                                 (node-key node "state" "")
-                                 (node-key node "by" (status-text status) ""))
-                        (pb:list-request-after request) limit)))
-    (pb:make-list-reply
-     :workflows (loop for entry in (fetch-states node ids)
-                      when entry collect (summary (entry-state entry)))
-     :next (if (= limit (length ids)) (first (last ids)) ""))))
+  (search-workflows node request))
 
 ;;; For workers
 
@@ -246,7 +227,10 @@ anything is done with them: a message has room for a million."
                   (report-failure draft fence (pb:failure-text failure)
                                   (pb:failure-permanent failure))))
       (:give-back (give-back draft fence))
-      (t (refuse :too-large "a report has a result, a failure, or gives the task back")))))
+      (:continue-as-new (report-continuation draft fence
+                                             (pb:report-request-continue-as-new request)))
+      (t (refuse :too-large "a report has a result, a failure or a continuation, or gives the ~
+                            task back")))))
 
 (defun next-claimed-p (state request)
   "True if the session of REQUEST, a ReportRequest that was recorded, has got the next step with
@@ -266,7 +250,8 @@ somebody else than CALL's peer."
 (define-answer methods:report :work (node request call)
   (let* ((session (pb:report-request-session request))
          (kinds (checked-kinds node call (pb:report-request-next-kinds request)))
-         (wants-next (and (eq :result (pb:report-request-outcome-case request))
+         (wants-next (and (member (pb:report-request-outcome-case request)
+                                  '(:result :continue-as-new))
                           kinds
                           (string/= "" session)
                           (progn (check-owner call session) t)))

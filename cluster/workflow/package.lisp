@@ -4,9 +4,10 @@
 ;;;; difference of the keys. All else brings events to these: calls, times, sessions that end.
 ;;;;
 ;;;; The files, from the ground up: conditions; limits; keys; steps as they are written; drafts,
-;;;; what is to become of a state; decisions; keys of a state; dates; a node; what is counted;
-;;;; changes in the store; claims; changes of many workflows; sessions; timers; the keeper; watches;
-;;;; the methods of the service; its clients; tasks and workers.
+;;;; what is to become of a state; decisions, about children and continuations, too; keys of a state;
+;;;; dates; a node; what is counted; changes in the store; claims; changes of many workflows;
+;;;; sessions; errands; timers; the keeper; watches; searches; the methods of the service; its clients;
+;;;; tasks and workers.
 
 (defpackage #:clgrpc.workflow
   (:use #:cl #:clgrpc.base)
@@ -34,6 +35,6 @@
    #:await-workflow #:map-workflows #:watch-workflow #:end-watching
    ;; task.lisp
    #:task #:task-id #:task-kind #:task-name #:task-input #:task-text #:task-fence #:task-attempt
-   #:task-held-p #:fail-step #:define-step
+   #:task-held-p #:task-results #:child-results #:continue-as-new #:fail-step #:define-step
    ;; worker.lisp
    #:worker #:start-worker #:stop-worker #:worker-running #:worker-open-p))

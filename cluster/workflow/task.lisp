@@ -39,6 +39,17 @@
   "Return the input of TASK as a string, of which it is the UTF-8."
   (octets-string (task-input task)))
 
+(defun child-results (octets)
+  "Return what children have brought, of OCTETS, the result of a step that has started them: a list
+of CLGRPC.WORKFLOW.V1:CHILD-RESULTs in the order of the children, with their ids, statuses, results,
+octets, and reasons. From any thread."
+  (coerce (pb:child-results-results (protobuf:parse-message 'pb:child-results octets)) 'list))
+
+(defun task-results (task)
+  "Return the results of the children that the step before TASK has started, a list of octets in
+their order. CHILD-RESULTS of the input of TASK tells more."
+  (mapcar #'pb:child-result-result (child-results (task-input task))))
+
 (defun task-fence (task)
   "Return the fencing number of TASK, an integer above that of every earlier claim of its workflow.
 What a step changes outside can take it along, and refuse what comes with a lower one."
@@ -65,12 +76,21 @@ refused, and there is no use in going on. From any thread."
 not tried again, and its workflow fails."
   (error 'step-failed :text text :retry retry))
 
+(defun continue-as-new (steps &key input timeout)
+  "Return what a function of DEFINE-STEP is to return for its workflow to begin again, under the same
+id, with STEPS, as START-WORKFLOW takes them, whose first gets INPUT, a string, octets, a message or
+nil. What was left of the steps is dropped, and so is the history; the workflow fails when TIMEOUT
+seconds are over. Signal MISUSE for what is no step. From any thread."
+  (pb:make-continuation :steps (steps-of steps) :input (payload-octets input)
+                        :timeout-ms (duration-ms timeout)))
+
 (defglobal **steps** (make-hash-table :test 'equal :synchronized t)) ; from kind to a function
 
 (defmacro define-step (kind (task) &body body)
   "Define what workers do with tasks of KIND, a string: BODY with TASK bound to one. It returns what
 the step brings, a string, octets, a message or nil; and as second value a list of steps, as in
-DEFINE-WORKFLOW, that are to be done before those which are left. An error in it, as of FAIL-STEP,
+DEFINE-WORKFLOW, that are to be done before those which are left. It may return what CONTINUE-AS-NEW
+does; then the workflow begins again. An error in it, as of FAIL-STEP,
 ends the attempt; the step is tried again as it says. Since a worker may die before its report is
 recorded, BODY may run more than once for a step; its result is recorded once. Defined anew, it
 takes effect with the next task."

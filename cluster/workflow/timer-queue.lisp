@@ -75,23 +75,40 @@
 
 ;;; What is due
 
+(defun due-item (node entry parts)
+  "What the key of ENTRY, whose parts behind its time are PARTS, says is due: the id of a workflow, a
+string, or an ERRAND; nil if that is none of ours."
+  (destructuring-bind (&optional first second) parts
+    (if second
+        (make-errand :name first :id second :octets (etcd:entry-value entry)
+                     :place (subseq (etcd:entry-key entry) (length (node-root node))))
+        first)))
+
 (defun due-page (node shard from before)
-  "Ids of what is due before BEFORE in SHARD, of a page of keys that begins at FROM; when the first
-thing is due that is not, or nil; and the last key of the page if there may be more that is due
-behind it."
+  "What is due before BEFORE in SHARD, of a page of keys that begins at FROM, see DUE-ITEM; when the
+first thing is due that is not, or nil; and the last key of the page if there may be more that is
+due behind it."
   (let ((prefix (node-key node "index/due" (shard-text shard) ""))
-        (count 0) (ids '()) (next nil) (last nil))
+        (count 0) (items '()) (next nil) (last nil))
     (etcd:map-entries (lambda (entry)
                         (let* ((parts (key-parts prefix (etcd:entry-key entry)))
-                               (time (text-time (first parts))))
+                               (time (text-time (first parts)))
+                               (item (due-item node entry (rest parts))))
                           (incf count)
                           (setf last (etcd:entry-key entry))
-                          (cond ((or (null time) (null (second parts)))) ; none of ours
-                                ((<= time before) (push (second parts) ids))
+                          (cond ((or (null time) (null item)))
+                                ((<= time before) (push item items))
                                 ((null next) (setf next time)))))
-                      (node-etcd node) :from (or from prefix) :to (key-behind prefix) :keys-only t
+                      (node-etcd node) :from (or from prefix) :to (key-behind prefix)
                                        :limit +due-page+)
-    (values (nreverse ids) next (and (null next) (= count +due-page+) last))))
+    (values (nreverse items) next (and (null next) (= count +due-page+) last))))
+
+(defun do-items (node items)
+  "Do ITEMS, of DUE-PAGE. Return true if some are to be done later."
+  (let* ((ids (remove-if-not #'stringp items))
+         (others (do-errands node (remove-if #'stringp items))))
+    (change-together node ids #'note-time)
+    (some (lambda (id) (stuck-p node id)) (append ids others))))
 
 (defun do-shard (node shard &key (late-ms 0))
   "Do what is due in SHARD, by LATE-MS at least. Return when there is something to be done again
@@ -99,10 +116,9 @@ there, in milliseconds since 1970, or nil."
   (let ((from nil) (again nil))
     (flet ((note-again (ms) (setf again (min ms (or again ms)))))
       (loop
-        (multiple-value-bind (ids next last)
+        (multiple-value-bind (items next last)
             (due-page node shard from (- (node-now node) late-ms))
-          (change-together node ids #'note-time)
-          (when (some (lambda (id) (stuck-p node id)) ids)
+          (when (do-items node items)
             (note-again (+ (node-now node) (* 1000 +stuck-seconds+))))
           (when next (note-again next))
           (when (or (null last) (task-queue-closed (node-task-queue node))) (return again))

@@ -51,7 +51,7 @@ the store that they are of."
   (etcd:map-entries (lambda (entry) (funcall function (change-of entry)))
                     (node-etcd node)
                     :from (node-key node "history" id (number-text (1+ after)))
-                    :to (node-key node "history" id "a")
+                    :to (node-key node "history" id "b")
                     :page 200))
 
 (defun end-call (call condition)

@@ -36,11 +36,13 @@
 
 (defun statuses (channel)
   "The statuses of all workflows, in the order of their ids."
-  (let ((statuses '()))
+  (let ((found '()))
     (workflow:map-workflows (lambda (summary)
-                              (push (clgrpc.workflow.v1:workflow-summary-status summary) statuses))
+                              (push (cons (clgrpc.workflow.v1:workflow-summary-id summary)
+                                          (clgrpc.workflow.v1:workflow-summary-status summary))
+                                    found))
                             channel :timeout 60)
-    (nreverse statuses)))
+    (mapcar #'cdr (sort found #'string< :key #'car))))
 
 (defun start-alike (channel name count steps &rest arguments)
   (dotimes (i count)

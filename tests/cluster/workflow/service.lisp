@@ -98,21 +98,6 @@ the etcd that THE-SERVICE-ON-ETCD has started for all of them."
   (with-nodes (node) ()
     (signals too-large (workflow::ask #'methods:list node (pb:make-list-request :status 77) 5))))
 
-(part lists-have-pages
-  (with-nodes (node) ()
-    (let ((ids (loop for i below 250 collect (format nil "w~3,'0D" i))))
-      (dolist (id ids) (start-workflow node id '((:signal "x"))))
-      (dolist (id (subseq ids 0 120)) (signal-workflow node id "x" nil))
-      (flet ((ids-of (&rest arguments)
-               (let ((seen '()))
-                 (apply #'map-workflows (lambda (item) (push (pb:workflow-summary-id item) seen))
-                        node arguments)
-                 (reverse seen))))
-        (is (equal ids (ids-of)))
-        (is (equal (subseq ids 0 120) (ids-of :status :completed)))
-        (is (equal (subseq ids 120) (ids-of :status :running)))
-        (is (null (ids-of :status :failed)))))))
-
 (part signals-count-once
   (with-nodes (node) ()
     (start-workflow node "w" '((:signal "x") (:signal "x") "a"))
@@ -909,7 +894,7 @@ its namespace; a service that is closed is neither asked nor kept by it."
     (unwind-protect
          (let ((*etcd* (memory:connect engine)))
            (unwind-protect
-                (mapc #'funcall '(starting-and-asking lists-have-pages signals-count-once
+                (mapc #'funcall '(starting-and-asking signals-count-once
                                   statuses-without-a-name-are-refused claims-wait-for-tasks
                                   claims-of-sessions-that-end reports-and-the-next-step
                                   a-report-again-gets-only-its-own-claim ids-that-are-free-again

@@ -1,0 +1,213 @@
+;;;; Children: workflows that a step starts. It forks: all of them are begun; and joins: it is done
+;;;; when all have ended. These are decisions as those in decision.lisp, which know no store.
+;;;;
+;;;; 1. When the step comes under way it is :starting, which is an errand of a node.
+;;;; 2. The node begins the next of the children and notes it in the parent, in one transaction; so
+;;;;    each is begun once, and none after the parent has ended. When all are, the step is :joining.
+;;;; 3. The end of a child is an errand: its parent is told. The parent notes each child's end once,
+;;;;    with a copy of its result. The last one makes the result of the step of all of them.
+;;;; 4. The end of a parent that has children is an errand: they are cancelled, unless they are to
+;;;;    be abandoned.
+;;;;
+;;;; What the children are to do is no part of the state but a payload, children/STEP; what one has
+;;;; brought is child/STEP/PLACE until the step is done.
+
+(in-package #:clgrpc.workflow)
+
+;;; What is asked for
+
+(defun state-depth (state)
+  "How many parents the workflow of STATE has, one above the other."
+  (let ((parent (pb:workflow-state-parent state)))
+    (if parent (pb:parent-depth parent) 0)))
+
+(defun check-child (child limits depth)
+  (when (string/= "" (pb:child-type child)) (check-name (pb:child-type child) "the type of a child"))
+  (when (minusp (pb:child-timeout-ms child)) (refuse :too-large "the time of a child is negative"))
+  (when (zerop (length (pb:child-steps child))) (refuse :too-large "a child has at least one step"))
+  (map nil (lambda (step) (check-step step limits depth)) (pb:child-steps child)))
+
+(defun check-children (children limits depth)
+  "Signal an error unless a step can start CHILDREN, a Children, which have DEPTH parents."
+  (let ((count (length (pb:children-children children)))
+        (most (limits-max-children limits)) (deepest (limits-max-depth limits)))
+    (when (zerop count) (refuse :too-large "a step that starts children has at least one"))
+    (when (> count most) (refuse-size :too-large :max-children most count "too many children"))
+    (when (> depth deepest)
+      (refuse-size :too-large :max-depth deepest depth "too many children of children"))
+    (map nil (lambda (child) (check-child child limits depth)) (pb:children-children children))))
+
+(defun child-id (id number place)
+  "The id of the child at PLACE of the step NUMBER of the workflow ID. Signal TOO-LARGE if that is
+too long."
+  (check-name (format nil "~A.~D.~D" id number place) "the id of a child"))
+
+(defun children-key (state number)
+  "The key of what the children of the step NUMBER of STATE are to do."
+  (payload-key state (format nil "children/~D" number)))
+
+(defun child-key (state number place)
+  "The key of what the child at PLACE of the step NUMBER of STATE has brought."
+  (payload-key state (format nil "child/~D/~D" number place)))
+
+(defun keep-children (draft step)
+  "What the children of STEP, a new StepState, are to do goes with DRAFT as a payload."
+  (let* ((state (draft-state draft)) (definition (pb:step-state-step step))
+         (children (pb:step-children definition)) (number (pb:step-state-number step))
+         (count (length (pb:children-children children))))
+    (child-id (pb:workflow-state-id state) number (1- count))
+    (push (cons (children-key state number) (protobuf:serialize children)) (draft-payloads draft))
+    (setf (pb:step-state-children step) (loop repeat count collect (pb:make-child-state))
+          (pb:step-children definition)
+          (pb:make-children :report-failures (pb:children-report-failures children)
+                            :abandon (pb:children-abandon children)))))
+
+;;; They are begun
+
+(defun children-begun (step)
+  "How many children of STEP, a StepState, have begun."
+  (count :any (pb:step-state-children step) :key #'pb:child-state-status :test-not #'eq))
+
+(defun starting-step (state)
+  "The step of STATE that is under way if children of it are to be begun, or nil."
+  (let ((step (state-step state)))
+    (and (running-p state) step (eq :starting (pb:step-state-status step)) step)))
+
+(defun child-draft (state child place input now limits)
+  "The finished draft of CHILD, a Child, at PLACE of the step that STATE is at. INPUT, octets, is
+what it gets unless it has one of its own."
+  (let ((number (pb:step-state-number (state-step state))) (id (pb:workflow-state-id state)))
+    (finish-draft
+     (begin-workflow
+      (pb:make-start-request :id (child-id id number place) :type (pb:child-type child)
+                             :steps (pb:child-steps child) :timeout-ms (pb:child-timeout-ms child)
+                             :input (if (pb:has-child-input child) (pb:child-input child) input))
+      now limits
+      :traceparent (pb:workflow-state-traceparent state)
+      :parent (pb:make-parent :id id :step number :place place :depth (1+ (state-depth state)))))))
+
+(defun note-children-begun (draft count)
+  "The next COUNT children of the step that is under way have begun."
+  (let* ((step (draft-step draft)) (number (pb:step-state-number step))
+         (children (pb:step-state-children step)) (begun (children-begun step)))
+    (loop for place from begun below (+ begun count)
+          do (setf (pb:child-state-status (elt children place)) :running)
+             (add-event draft :child-started
+                        :step step
+                        :text (child-id (pb:workflow-state-id (draft-state draft)) number place)))
+    (when (= (+ begun count) (length children)) (setf (pb:step-state-status step) :joining))
+    t))
+
+(defun fail-children (draft number reason)
+  "The children of the step NUMBER cannot be begun, because of REASON."
+  (let ((step (starting-step (draft-state draft))))
+    (when (and step (= number (pb:step-state-number step)))
+      (fail-at-step draft step reason)
+      t)))
+
+;;; They end
+
+(defun child-under-way-p (step place)
+  "True if the child at PLACE of STEP, a StepState, has begun and has not ended as far as is known."
+  (let ((children (pb:step-state-children step)))
+    (and (< place (length children))
+         (eq :running (pb:child-state-status (elt children place))))))
+
+(defun ends-to-note (state number ends)
+  "Those of ENDS, an alist of places and ChildResults of the step NUMBER, that STATE does not know."
+  (let ((step (state-step state)))
+    (and (running-p state) step (= number (pb:step-state-number step))
+         (remove-if-not (lambda (end) (child-under-way-p step (car end))) ends))))
+
+(defun joined-by-p (state number ends)
+  "True if the step NUMBER of STATE is done once ENDS are noted."
+  (let ((step (state-step state)) (new (ends-to-note state number ends)))
+    (and new (eq :joining (pb:step-state-status step))
+         (= (length new)
+            (count :running (pb:step-state-children step) :key #'pb:child-state-status)))))
+
+(defun note-end (draft step place result)
+  "The child at PLACE of STEP has ended with RESULT, a ChildResult."
+  (let ((child (elt (pb:step-state-children step) place)))
+    (setf (pb:child-state-status child) (pb:child-result-status result)
+          (pb:child-state-octets child) (protobuf:serialized-size result))
+    (add-event draft :child-ended :step step
+                                  :text (format nil "~A ~(~A~)" (pb:child-result-id result)
+                                                (pb:child-result-status result)))))
+
+(defun child-failure (step ends)
+  "Why STEP fails by ENDS, as text, or nil."
+  (let ((end (and (not (pb:children-report-failures (pb:step-children (pb:step-state-step step))))
+                  (find :completed ends :test-not #'eq
+                                        :key (lambda (end) (pb:child-result-status (cdr end)))))))
+    (and end
+         (format nil "the child ~A has ~:[been cancelled~;failed~]: ~A"
+                 (pb:child-result-id (cdr end))
+                 (eq :failed (pb:child-result-status (cdr end)))
+                 (pb:child-result-reason (cdr end))))))
+
+(defun results-size (step)
+  "How long the ChildResults of STEP is as far as its children have ended: each with a tag and its
+length in front."
+  (loop for child across (pb:step-state-children step) sum (+ 6 (pb:child-state-octets child))))
+
+(defun join-children (draft step results)
+  "All children of STEP have ended, with RESULTS, ChildResults in their order."
+  (let* ((state (draft-state draft)) (number (pb:step-state-number step))
+         (octets (protobuf:serialize (pb:make-child-results :results results))))
+    (note-removal draft (payload-key state (format nil "child/~D/" number)))
+    (pass-step draft step :bringing t :octets (length octets)
+                          :key (add-payload draft (payload-key state (format nil "out/~D" number))
+                                            octets))
+    (add-event draft :step-done :step step)
+    (advance draft)))
+
+(defun note-child-ends (draft number ends former)
+  "Children of the step NUMBER have ended: ENDS is an alist of their places and ChildResults. If all
+have by that, FORMER is such an alist of those whose ends were noted before."
+  (let* ((state (draft-state draft)) (limits (draft-limits draft))
+         (joined (joined-by-p state number ends)) (ends (ends-to-note state number ends)))
+    (when ends
+      (let ((step (state-step state)))
+        (loop for (place . result) in ends do (note-end draft step place result))
+        (let ((failure (or (child-failure step ends)
+                           (and (< (limits-max-payload-octets limits) (results-size step))
+                                "the results of the children are too large together"))))
+          (cond (failure (fail-at-step draft step failure))
+                (joined (join-children draft step
+                                       (mapcar #'cdr (sort (append ends former) #'< :key #'car))))
+                (t (loop for (place . result) in ends
+                         do (push (cons (child-key state number place)
+                                        (protobuf:serialize result))
+                                  (draft-payloads draft))))))
+        t))))
+
+;;; The ends of workflows
+
+(defun children-left (state)
+  "The step of STATE, of a workflow that has ended, whose children are to be cancelled, or nil."
+  (let* ((step (state-step state)) (definition (and step (pb:step-state-step step))))
+    (and definition
+         (eq :children (pb:step-action-case definition))
+         (not (pb:children-abandon (pb:step-children definition)))
+         (plusp (children-begun step))
+         step)))
+
+(defun end-errands (draft)
+  "What nodes are to do because DRAFT ends its workflow: an alist of names of errands and texts that
+say what of, so that it can be done when the workflow is deleted."
+  (let* ((state (draft-state draft)) (old (draft-old draft)) (parent (pb:workflow-state-parent state))
+         (left (children-left state)))
+    (unless (or (running-p state) (and old (not (running-p old))))
+      (append (and parent (list (cons "end" (protobuf:serialize parent))))
+              (and left (list (cons "cancel" (format nil "~D ~D" (pb:step-state-number left)
+                                                     (children-begun left)))))))))
+
+(defun cancel-child (draft id number)
+  "The workflow ID has ended before the children of its step NUMBER: if that of DRAFT is one, it is
+cancelled."
+  (let* ((state (draft-state draft)) (parent (pb:workflow-state-parent state)))
+    (when (and (running-p state) parent (string= id (pb:parent-id parent))
+               (= number (pb:parent-step parent)))
+      (end-workflow draft :cancelled (format nil "its parent ~A has ended" id))
+      t)))

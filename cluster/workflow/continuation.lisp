@@ -1,0 +1,88 @@
+;;;; Continuations: a workflow begins again, as its next run, under the same id, so that it may live
+;;;; for ever though a run has so many steps and changes at most. The decision is one of those in
+;;;; decision.lisp: it knows no store.
+;;;;
+;;;; Fences, and the numbers of steps and changes, go on, so what is of an earlier run is never
+;;;; mistaken for what is of this one. Payloads of a run have its number in their keys; those of the
+;;;; run before go in the transaction that begins the next one, and so does its history. Signals
+;;;; stay: those for which no step has waited yet, and for one run more all others, so that the same
+;;;; signal sent again counts once.
+
+(in-package #:clgrpc.workflow)
+
+(defun last-reports (state)
+  "The last reports that are recorded in STATE, as many as are kept."
+  (let ((recorded (sort (concatenate 'list (pb:workflow-state-former-reports state)
+                                     (loop for step across (pb:workflow-state-steps state)
+                                           append (coerce (pb:step-state-recorded step) 'list)))
+                        #'> :key #'pb:recorded-fence)))
+    (subseq recorded 0 (min +most-recorded+ (length recorded)))))
+
+(defun run-of-signal (signal)
+  "The run in which SIGNAL, a PendingSignal, was given."
+  (let ((key (pb:pending-signal-key signal)))
+    (if (uiop:string-prefix-p "signal/" key)
+        0
+        (parse-integer key :end (position #\/ key)))))
+
+(defun note-removal (draft name)
+  "Payloads of DRAFT's workflow whose keys below data/ID/ are NAME, or begin with it if it ends with
+a slash, go with DRAFT."
+  (let ((key (data-key "" (pb:workflow-state-id (draft-state draft)) name)))
+    (push (cons key (if (uiop:string-suffix-p key "/")
+                        (key-behind key)
+                        (format nil "~A~C" key (code-char 0))))
+          (draft-removals draft))))
+
+(defun drop-run (draft)
+  "What is left of the run of DRAFT that ends goes, but for its signals, and those of the run before
+it unless a step may wait for one of them."
+  (let* ((state (draft-state draft)) (id (pb:workflow-state-id state))
+         (run (pb:workflow-state-run state))
+         (waiting (map 'list #'run-of-signal (pb:workflow-state-signals state))))
+    (push (cons (key "" "history" id "")
+                (key "" "history" id (number-text (1+ (pb:workflow-state-version state)))))
+          (draft-removals draft))
+    (dolist (name '("input" "in/" "out/" "children/" "child/"))
+      (note-removal draft (run-key run name)))
+    (loop for former across (pb:workflow-state-signal-runs state)
+          if (member former waiting)
+            collect former into kept
+          else
+            do (note-removal draft (run-key former "signal/"))
+          finally (setf (pb:workflow-state-signal-runs state) (append kept (list run))))))
+
+(defun begin-run (draft continuation)
+  "The workflow of DRAFT begins again, as CONTINUATION says."
+  (let ((state (draft-state draft)) (timeout (pb:continuation-timeout-ms continuation))
+        (input (pb:continuation-input continuation)) (steps (pb:continuation-steps continuation)))
+    (when (minusp timeout) (refuse :too-large "the time of a workflow is negative"))
+    (when (zerop (length steps)) (refuse :too-large "a workflow has at least one step"))
+    (drop-run draft)
+    (setf (pb:workflow-state-former-reports state) (last-reports state)
+          (pb:workflow-state-former-changes state) (pb:workflow-state-version state)
+          (pb:workflow-state-steps state) '()
+          (pb:workflow-state-current state) 0
+          (pb:workflow-state-deadline-unix-ms state) (if (plusp timeout)
+                                                         (later (draft-now draft) timeout)
+                                                         0))
+    (incf (pb:workflow-state-run state))
+    (setf (pb:workflow-state-data-key state) (add-payload draft (payload-key state "input") input)
+          (pb:workflow-state-data-octets state) (length input))
+    (add-steps draft steps 0)
+    (check-draft-payloads draft "the inputs of a continuation")
+    (check-state draft (protobuf:serialize state))
+    (add-event draft :continued :text (format nil "run ~D" (pb:workflow-state-run state)))
+    (advance draft)))
+
+(defun report-continuation (draft fence continuation)
+  "The claim FENCE is done, and with it this run of the workflow, which begins again as CONTINUATION
+says."
+  (let ((digest (digest "continuation" continuation)))
+    (when (check-fence draft fence digest)
+      (let ((step (draft-step draft)))
+        (note-recorded step fence digest)
+        (pass-step draft step)
+        (add-event draft :step-done :step step :fence fence)
+        (begin-run draft continuation)
+        t))))

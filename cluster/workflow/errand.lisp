@@ -1,0 +1,175 @@
+;;;; Errands: what is to be done though nobody calls, to other workflows than the one whose change
+;;;; has brought it. An errand is a key among those of timers, index/due/SHARD/TIME/ERRAND/ID, put by
+;;;; the transaction that makes it necessary and removed by the one that does it, or once there is
+;;;; nothing left to do. So it is done though nodes die, and what it does it does once.
+;;;;
+;;;;   start     children of the workflow ID are to be begun
+;;;;   end       the child ID has ended, and its parent is to be told
+;;;;   cancel    the workflow ID has ended, and its children are to be cancelled
+;;;;
+;;;; See children.lisp for what these make of workflows.
+
+(in-package #:clgrpc.workflow)
+
+(defstruct (errand (:copier nil))
+  "An errand in the store."
+  (name "" :type string :read-only t)   ; one of the above
+  (id "" :type string :read-only t)     ; of the workflow that it is of
+  (place "" :type string :read-only t)  ; its key, below the root
+  (octets (make-octets 0) :type octets :read-only t)) ; what the store has there
+
+(declaim (sb-ext:freeze-type errand))
+
+(defmethod print-object ((errand errand) stream)
+  (print-unreadable-object (errand stream :type t)
+    (format stream "~A ~A" (errand-name errand) (errand-id errand))))
+
+(defun note-errand-done (draft errand)
+  "ERRAND is done with DRAFT."
+  (let ((place (errand-place errand)))
+    (push (cons place (format nil "~A~C" place (code-char 0))) (draft-removals draft))))
+
+(defun forget-errand (node errand)
+  "There is nothing to do, or no more, of ERRAND."
+  (etcd:remove-entry (node-etcd node) (node-key node (errand-place errand))))
+
+;;; Children are begun
+
+(defun next-children (node state children input)
+  "Finished drafts of those of CHILDREN, a Children, that the step which STATE is at begins next, as
+many as one transaction takes. INPUT is what they get that have none of their own."
+  (loop with operation-count = 0
+        with octets = (protobuf:serialized-size state)
+        with all = (pb:children-children children)
+        for place from (children-begun (state-step state)) below (length all)
+        for draft = (child-draft state (elt all place) place input (node-now node)
+                                 (node-limits node))
+        do (incf operation-count (length (draft-operations (node-root node) draft)))
+           (incf octets (draft-size draft))
+        while (or (null drafts)
+                  ;; some are the parent's
+                  (and (<= operation-count (- +most-operations+ 10)) (<= octets +bulk-octets+)))
+        collect draft into drafts
+        finally (return drafts)))
+
+(defun check-child-inputs (children input)
+  "Signal TOO-LARGE if INPUT is too long for all of CHILDREN that get it."
+  (let ((octets (* (length input) (count-if-not #'pb:has-child-input
+                                                (pb:children-children children)))))
+    (when (> octets +most-child-inputs+)
+      (refuse-size :too-large :child-inputs +most-child-inputs+ octets
+                   "the inputs of the children are too large together"))))
+
+(defun begin-children (node cached-state drafts)
+  "Put DRAFTS, of children of CACHED-STATE, into the store, and note it in that, unless it has
+changed meanwhile. Signal WORKFLOW-EXISTS if there is another workflow of such an id."
+  (let ((parent (decide node cached-state
+                        (lambda (draft) (note-children-begun draft (length drafts))))))
+    (unless (put-drafts node (cons parent drafts)
+                        (loop for draft in (cons parent drafts)
+                              append (draft-operations (node-root node) draft)))
+      (dolist (draft drafts)
+        (let ((id (pb:workflow-state-id (draft-state draft))))
+          (when (fetch-entry node id)
+            (refuse :workflow-exists "there is another workflow ~A" id)))))))
+
+(defun start-children (node id)
+  "Begin the children that a step of the workflow ID is to start, if it is at such a step. Where one
+cannot be begun the step fails."
+  (loop for entry = (fetch-entry node id)
+        for state = (entry-state entry)
+        for step = (and state (starting-step state))
+        while step
+        do (let ((number (pb:step-state-number step)) (revision (etcd:entry-changed entry)))
+             (handler-case
+                 (let ((children (protobuf:parse-message
+                                  'pb:children
+                                  (fetch-payload node id (children-key state number))))
+                       (input (fetch-payload node id (input-key state))))
+                   (check-child-inputs children input)
+                   (begin-children node (entry-cached-state entry)
+                                   (next-children node state children input)))
+               ((or too-large workflow-exists etcd:invalid-request) (condition)
+                 (change-workflow node id
+                                  (lambda (draft)
+                                    ;; else another node may have begun them
+                                    (and (= revision (draft-revision draft))
+                                         (fail-children draft number
+                                                        (princ-to-string condition))))))))))
+
+;;; They end
+
+(defun child-result (node errand parent)
+  "The ChildResult that ERRAND, of a child of PARENT that has ended, is to tell."
+  (let* ((id (errand-id errand)) (entry (fetch-entry node id)) (state (entry-state entry)))
+    (if (and state (not (running-p state)) (pb:workflow-state-parent state)
+             (protobuf:message= parent (pb:workflow-state-parent state)))
+        (pb:make-child-result :id id :status (pb:workflow-state-status state)
+                              :result (fetch-payload node id (result-key state))
+                              :reason (pb:workflow-state-reason state))
+        (pb:make-child-result :id id :status :cancelled
+                              :reason "it was deleted before its parent was told of its end"))))
+
+(defun former-ends (node state number)
+  "The alist of places and ChildResults of the step NUMBER of STATE that were noted before."
+  (let ((prefix (data-key (node-root node) (pb:workflow-state-id state)
+                          (payload-key state (format nil "child/~D/" number)))))
+    (loop for entry in (etcd:fetch-entries (node-etcd node) :prefix prefix)
+          collect (cons (parse-integer (etcd:entry-key entry) :start (length prefix))
+                        (protobuf:parse-message 'pb:child-result (etcd:entry-value entry))))))
+
+(defun tell-parent (node id number ends errands)
+  "Tell the workflow ID of ENDS, an alist of places and ChildResults of its step NUMBER, which is
+what ERRANDS are for."
+  (flet ((decision (draft)
+           (let ((state (draft-state draft)))
+             (when (note-child-ends draft number ends (and (joined-by-p state number ends)
+                                                           (former-ends node state number)))
+               (dolist (errand errands t) (note-errand-done draft errand))))))
+    (unless (handler-case (nth-value 1 (change-workflow node id #'decision))
+              (workflow-not-found () nil))
+      ;; it knows, has ended, or is gone
+      (dolist (errand errands) (forget-errand node errand)))))
+
+(defun tell-parents (node errands)
+  "Do ERRANDS, of children that have ended: all of one step at once. Return the ids of the parents."
+  (let ((groups (make-hash-table :test 'equal)))
+    (dolist (errand errands)
+      (let ((parent (protobuf:parse-message 'pb:parent (errand-octets errand))))
+        (push (cons errand parent) (gethash (list (pb:parent-id parent) (pb:parent-step parent))
+                                            groups))))
+    (loop for (id number) being the hash-keys of groups using (hash-value group)
+          do (for-one (node id)
+               (tell-parent node id number
+                            (loop for (errand . parent) in group
+                                  collect (cons (pb:parent-place parent)
+                                                (child-result node errand parent)))
+                            (mapcar #'car group)))
+          collect id)))
+
+(defun cancel-children (node errand)
+  "Cancel the children of the workflow ERRAND is of, which has ended."
+  (let ((id (errand-id errand)))
+    (destructuring-bind (number count)
+        (mapcar #'parse-integer (uiop:split-string (octets-string (errand-octets errand))))
+      (let ((ids (loop for place below count collect (child-id id number place))))
+        (change-together node ids (lambda (draft) (cancel-child draft id number)))
+        (unless (some (lambda (id) (stuck-p node id)) ids) (forget-errand node errand))))))
+
+;;; All of them
+
+(defun do-errand (node errand)
+  "Do ERRAND, if it is one that is done by itself."
+  (alexandria:switch ((errand-name errand) :test #'string=)
+    ("start" (start-children node (errand-id errand)))
+    ("cancel" (cancel-children node errand))))
+
+(defun do-errands (node errands)
+  "Do ERRANDS, as far as nothing is wrong with single ones. Return the ids of the workflows that this
+was about."
+  (flet ((end-p (errand) (string= "end" (errand-name errand))))
+    (let ((parents (tell-parents node (remove-if-not #'end-p errands)))
+          (others (remove-if #'end-p errands)))
+      (dolist (errand others)
+        (for-one (node (errand-id errand)) (do-errand node errand)))
+      (append parents (mapcar #'errand-id others)))))

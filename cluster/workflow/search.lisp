@@ -1,0 +1,148 @@
+;;;; Searches: lists of workflows by status, type and times, the newest first. A search reads the
+;;;; index, whose entries have all that it chooses by, and of the workflows only those that it
+;;;; lists. The time of the start bounds the part of the index that is read at all. What one call
+;;;; reads is bounded; the next call goes on at the last entry that this one has looked at.
+;;;;
+;;;; A place in the index is AGE/ID, the end of its keys, which stays what it is when the status of
+;;;; the workflow changes. So pages of all statuses, whose parts of the index are merged, neither
+;;;; miss a workflow nor list it twice.
+
+(in-package #:clgrpc.workflow)
+
+(defconstant +list-page+ 100 "Workflows of a page, at most and by default.")
+(defconstant +most-looked-at+ 2000 "Entries of the index that one call of List looks at.")
+(defconstant +index-page+ 500 "Entries of the index that are fetched at once.")
+(defparameter *statuses* '(:running :completed :failed :cancelled))
+
+(defstruct (index-entry (:copier nil))
+  "What the index has of a workflow."
+  (place "" :type string :read-only t)  ; AGE/ID
+  (type "" :type string :read-only t)   ; of the workflow
+  (ended 0 :type (integer 0) :read-only t)) ; when, in milliseconds since 1970; 0: it runs
+
+(declaim (sb-ext:freeze-type index-entry))
+
+(defun index-entry-id (index-entry)
+  (let ((place (index-entry-place index-entry)))
+    (subseq place (1+ (position #\/ place)))))
+
+(defun entry-index-entry (entry prefix)
+  "The index-entry in ENTRY of the store, whose key begins with PREFIX."
+  (let* ((text (octets-string (etcd:entry-value entry))) (space (position #\Space text)))
+    (make-index-entry :place (subseq (etcd:entry-key entry) (length prefix))
+                      :ended (parse-integer text :end space)
+                      :type (subseq text (1+ space)))))
+
+;;; What a request asks for
+
+(defun ends-asked-for-p (request)
+  (or (plusp (pb:list-request-ended-from-unix-ms request))
+      (plusp (pb:list-request-ended-before-unix-ms request))))
+
+(defun searched-statuses (request)
+  "The statuses that REQUEST, a ListRequest, asks for."
+  (let ((status (pb:list-request-status request)))
+    (status-text status)                ; is it one?
+    (cond ((not (eq :any status)) (list status))
+          ((ends-asked-for-p request) (remove :running *statuses*))
+          (t *statuses*))))
+
+(defun search-times (request)
+  "The times that REQUEST, a ListRequest, has; 0 for one that it has not."
+  (list (pb:list-request-started-from-unix-ms request)
+        (pb:list-request-started-before-unix-ms request)
+        (pb:list-request-ended-from-unix-ms request)
+        (pb:list-request-ended-before-unix-ms request)))
+
+(defun search-bounds (request)
+  "From which place in the index on, and before which, REQUEST searches."
+  (let* ((from (pb:list-request-started-from-unix-ms request))
+         ;; what has ended before a time has begun before it
+         (before (find-if #'plusp (sort (list (pb:list-request-started-before-unix-ms request)
+                                              (pb:list-request-ended-before-unix-ms request))
+                                        #'<)))
+         (after (pb:list-request-after request))
+         (begin (if before (age-text (1- before)) "")))
+    (unless (every (lambda (ms) (<= 0 ms +longest-ms+)) (search-times request))
+      (refuse :too-large "a time of the search is negative or too far away"))
+    (values (if (string< begin after) (format nil "~A~C" after (code-char 0)) begin)
+            (if (plusp from) (age-text (1- from)) "g"))))
+
+(defun wanted-entry-p (request index-entry)
+  "True if INDEX-ENTRY, within the bounds, is one that REQUEST asks for."
+  (let ((type (pb:list-request-type request)) (ended (index-entry-ended index-entry))
+        (before (pb:list-request-ended-before-unix-ms request)))
+    (and (or (string= "" type) (string= type (index-entry-type index-entry)))
+         (or (not (ends-asked-for-p request))
+             (and (plusp ended)
+                  (<= (pb:list-request-ended-from-unix-ms request) ended)
+                  (or (zerop before) (< ended before)))))))
+
+;;; The index
+
+(defun index-page (node statuses from to)
+  "The next entries of the index from the place FROM on, before TO, merged from its parts for
+STATUSES, in order; and true if there may be more."
+  (let* ((most (floor +index-page+ (length statuses)))
+         (prefixes (loop for status in statuses
+                         collect (node-key node "by" (status-text status) "")))
+         (parts (nth-value 1 (etcd:transact
+                              (node-etcd node)
+                              :then (loop for prefix in prefixes
+                                          collect (list :get-all :from (format nil "~A~A" prefix from)
+                                                                 :to (format nil "~A~A" prefix to)
+                                                                 :limit most)))))
+         (lists (loop for part in parts
+                      for prefix in prefixes
+                      collect (mapcar (lambda (entry) (entry-index-entry entry prefix)) part)))
+         ;; behind the last entry of a part that has more nothing is known
+         (known (loop for list in lists
+                      when (= most (length list))
+                        collect (index-entry-place (first (last list)))))
+         (end (first (sort known #'string<))))
+    (values (loop for index-entry in (sort (apply #'append lists) #'string<
+                                           :key #'index-entry-place)
+                  until (and end (string< end (index-entry-place index-entry)))
+                  collect index-entry)
+            (and end t))))
+
+(defun find-entries (node request limit)
+  "The index-entries that REQUEST asks for, LIMIT at most, and the place where the next page goes
+on, or \"\"."
+  (let ((statuses (searched-statuses request)) (found '()) (looked-at 0))
+    (multiple-value-bind (from to) (search-bounds request)
+      (loop
+        (multiple-value-bind (page more)
+            (if (string< from to) (index-page node statuses from to) '())
+          (loop for (index-entry . rest) on page
+                for place = (index-entry-place index-entry)
+                do (incf looked-at)
+                   (when (wanted-entry-p request index-entry) (push index-entry found))
+                   (when (or (= limit (length found)) (= looked-at +most-looked-at+))
+                     (return-from find-entries
+                       (values (nreverse found) (if (or rest more) place ""))))
+                   (setf from (format nil "~A~C" place (code-char 0))))
+          (unless more (return (values (nreverse found) ""))))))))
+
+;;; The answer
+
+(defun summary (state)
+  (let ((step (state-step state)))
+    (pb:make-workflow-summary
+     :id (pb:workflow-state-id state) :type (pb:workflow-state-type state)
+     :status (pb:workflow-state-status state) :version (pb:workflow-state-version state)
+     :started-unix-ms (pb:workflow-state-started-unix-ms state)
+     :ended-unix-ms (pb:workflow-state-ended-unix-ms state)
+     :current (pb:workflow-state-current state)
+     :steps (length (pb:workflow-state-steps state))
+     :step (if step (step-text step) "") :reason (pb:workflow-state-reason state))))
+
+(defun search-workflows (node request)
+  "The ListReply to REQUEST. Refuse what is wrong in it."
+  (let* ((asked (pb:list-request-limit request))
+         (limit (if (zerop asked) +list-page+ (min asked +list-page+))))
+    (multiple-value-bind (found next) (find-entries node request limit)
+      (pb:make-list-reply
+       :workflows (loop for entry in (fetch-states node (mapcar #'index-entry-id found))
+                        when entry collect (summary (entry-state entry)))
+       :next next))))
