@@ -20,18 +20,13 @@
         for draft = (and entry (for-one (node id) (bulk-draft node entry decision)))
         when draft collect (cons id draft)))
 
-(defun draft-size (draft)
-  "How many octets DRAFT, a finished one, puts into the store, without keys."
-  (+ (length (draft-octets draft))
-     (loop for (nil . payload) in (draft-payloads draft) sum (length payload))))
-
 (defun next-batch (node drafts)
   "The operations of the first of DRAFTS that fit into one transaction, and how many they are."
   (let ((operations '()) (count 0) (operation-count 0) (octets 0))
     (loop for (nil . draft) in drafts
           for new = (draft-operations (node-root node) draft)
           do (incf operation-count (length new))
-             (incf octets (draft-size draft))
+             (incf octets (put-octets draft))
           while (or (zerop count)
                     (and (<= operation-count +most-operations+) (<= octets +bulk-octets+)))
           do (setf operations (append operations new))

@@ -9,6 +9,10 @@
 ;;;; 4. The end of a parent that has children is an errand: they are cancelled, unless they are to
 ;;;;    be abandoned.
 ;;;;
+;;;; An id may be used again, and an errand of a former workflow of it may come late. So child and
+;;;; parent know the child's origin: the revision at which the state of the parent had come to be
+;;;; that has started it. Every later workflow of the parent's id has later ones.
+;;;;
 ;;;; What the children are to do is no part of the state but a payload, children/STEP; what one has
 ;;;; brought is child/STEP/PLACE until the step is done.
 
@@ -73,9 +77,9 @@ too long."
   (let ((step (state-step state)))
     (and (running-p state) step (eq :starting (pb:step-state-status step)) step)))
 
-(defun child-draft (state child place input now limits)
-  "The finished draft of CHILD, a Child, at PLACE of the step that STATE is at. INPUT, octets, is
-what it gets unless it has one of its own."
+(defun child-draft (state origin child place input now limits)
+  "The finished draft of CHILD, a Child, at PLACE of the step that STATE, of the revision ORIGIN, is
+at. INPUT, octets, is what it gets unless it has one of its own."
   (let ((number (pb:step-state-number (state-step state))) (id (pb:workflow-state-id state)))
     (finish-draft
      (begin-workflow
@@ -84,19 +88,31 @@ what it gets unless it has one of its own."
                              :input (if (pb:has-child-input child) (pb:child-input child) input))
       now limits
       :traceparent (pb:workflow-state-traceparent state)
-      :parent (pb:make-parent :id id :step number :place place :depth (1+ (state-depth state)))))))
+      :parent (pb:make-parent :id id :step number :place place :depth (1+ (state-depth state))
+                              :origin origin)))))
 
 (defun note-children-begun (draft count)
   "The next COUNT children of the step that is under way have begun."
   (let* ((step (draft-step draft)) (number (pb:step-state-number step))
          (children (pb:step-state-children step)) (begun (children-begun step)))
     (loop for place from begun below (+ begun count)
-          do (setf (pb:child-state-status (elt children place)) :running)
+          do (setf (pb:child-state-status (elt children place)) :running
+                   (pb:child-state-origin (elt children place)) (draft-revision draft))
              (add-event draft :child-started
                         :step step
                         :text (child-id (pb:workflow-state-id (draft-state draft)) number place)))
     (when (= (+ begun count) (length children)) (setf (pb:step-state-status step) :joining))
     t))
+
+(defun former-child-p (state child)
+  "True if STATE, of a workflow, was CHILD, a draft that begins a child, for a former workflow of its
+parent's id, and has ended."
+  (let ((former (pb:workflow-state-parent state))
+        (parent (pb:workflow-state-parent (draft-state child))))
+    (and former
+         (not (running-p state))
+         (string= (pb:parent-id parent) (pb:parent-id former))
+         (< (pb:parent-origin former) (pb:parent-origin parent)))))
 
 (defun fail-children (draft number reason)
   "The children of the step NUMBER cannot be begun, because of REASON."
@@ -107,17 +123,26 @@ what it gets unless it has one of its own."
 
 ;;; They end
 
-(defun child-under-way-p (step place)
-  "True if the child at PLACE of STEP, a StepState, has begun and has not ended as far as is known."
-  (let ((children (pb:step-state-children step)))
+(defstruct (child-end (:constructor make-child-end (place origin result)) (:copier nil))
+  "That a child has ended."
+  (place 0 :type (integer 0) :read-only t) ; of the child in its step
+  (origin 0 :type (integer 0) :read-only t) ; of the child
+  (result nil :type pb:child-result :read-only t)) ; what it has brought
+
+(declaim (sb-ext:freeze-type child-end))
+
+(defun child-end-wanted-p (step end)
+  "True if STEP, a StepState, waits for END."
+  (let ((children (pb:step-state-children step)) (place (child-end-place end)))
     (and (< place (length children))
-         (eq :running (pb:child-state-status (elt children place))))))
+         (eq :running (pb:child-state-status (elt children place)))
+         (= (child-end-origin end) (pb:child-state-origin (elt children place))))))
 
 (defun ends-to-note (state number ends)
-  "Those of ENDS, an alist of places and ChildResults of the step NUMBER, that STATE does not know."
+  "Those of ENDS, CHILD-ENDs of the step NUMBER, for which STATE waits."
   (let ((step (state-step state)))
     (and (running-p state) step (= number (pb:step-state-number step))
-         (remove-if-not (lambda (end) (child-under-way-p step (car end))) ends))))
+         (remove-if-not (lambda (end) (child-end-wanted-p step end)) ends))))
 
 (defun joined-by-p (state number ends)
   "True if the step NUMBER of STATE is done once ENDS are noted."
@@ -126,9 +151,10 @@ what it gets unless it has one of its own."
          (= (length new)
             (count :running (pb:step-state-children step) :key #'pb:child-state-status)))))
 
-(defun note-end (draft step place result)
-  "The child at PLACE of STEP has ended with RESULT, a ChildResult."
-  (let ((child (elt (pb:step-state-children step) place)))
+(defun note-end (draft step end)
+  "The child of STEP has ended that END is of."
+  (let ((child (elt (pb:step-state-children step) (child-end-place end)))
+        (result (child-end-result end)))
     (setf (pb:child-state-status child) (pb:child-result-status result)
           (pb:child-state-octets child) (protobuf:serialized-size result))
     (add-event draft :child-ended :step step
@@ -138,13 +164,11 @@ what it gets unless it has one of its own."
 (defun child-failure (step ends)
   "Why STEP fails by ENDS, as text, or nil."
   (let ((end (and (not (pb:children-report-failures (pb:step-children (pb:step-state-step step))))
-                  (find :completed ends :test-not #'eq
-                                        :key (lambda (end) (pb:child-result-status (cdr end)))))))
+                  (find :completed (mapcar #'child-end-result ends)
+                        :test-not #'eq :key #'pb:child-result-status))))
     (and end
-         (format nil "the child ~A has ~:[been cancelled~;failed~]: ~A"
-                 (pb:child-result-id (cdr end))
-                 (eq :failed (pb:child-result-status (cdr end)))
-                 (pb:child-result-reason (cdr end))))))
+         (format nil "the child ~A has ~:[been cancelled~;failed~]: ~A" (pb:child-result-id end)
+                 (eq :failed (pb:child-result-status end)) (pb:child-result-reason end)))))
 
 (defun results-size (step)
   "How long the ChildResults of STEP is as far as its children have ended: each with a tag and its
@@ -163,20 +187,23 @@ length in front."
     (advance draft)))
 
 (defun note-child-ends (draft number ends former)
-  "Children of the step NUMBER have ended: ENDS is an alist of their places and ChildResults. If all
-have by that, FORMER is such an alist of those whose ends were noted before."
+  "Children of the step NUMBER have ended: ENDS are CHILD-ENDs. If all have by that, FORMER is an
+alist of places and ChildResults of those whose ends were noted before."
   (let* ((state (draft-state draft)) (limits (draft-limits draft))
          (joined (joined-by-p state number ends)) (ends (ends-to-note state number ends)))
     (when ends
       (let ((step (state-step state)))
-        (loop for (place . result) in ends do (note-end draft step place result))
+        (dolist (end ends) (note-end draft step end))
         (let ((failure (or (child-failure step ends)
                            (and (< (limits-max-payload-octets limits) (results-size step))
-                                "the results of the children are too large together"))))
+                                "the results of the children are too large together")))
+              (results (loop for end in ends
+                             collect (cons (child-end-place end) (child-end-result end)))))
           (cond (failure (fail-at-step draft step failure))
                 (joined (join-children draft step
-                                       (mapcar #'cdr (sort (append ends former) #'< :key #'car))))
-                (t (loop for (place . result) in ends
+                                       (mapcar #'cdr (sort (append results former) #'<
+                                                           :key #'car))))
+                (t (loop for (place . result) in results
                          do (push (cons (child-key state number place)
                                         (protobuf:serialize result))
                                   (draft-payloads draft))))))
@@ -200,14 +227,16 @@ say what of, so that it can be done when the workflow is deleted."
          (left (children-left state)))
     (unless (or (running-p state) (and old (not (running-p old))))
       (append (and parent (list (cons "end" (protobuf:serialize parent))))
-              (and left (list (cons "cancel" (format nil "~D ~D" (pb:step-state-number left)
-                                                     (children-begun left)))))))))
+              (and left (list (cons "cancel" (format nil "~D ~D ~D" (pb:step-state-number left)
+                                                     (children-begun left)
+                                                     (draft-revision draft)))))))))
 
-(defun cancel-child (draft id number)
-  "The workflow ID has ended before the children of its step NUMBER: if that of DRAFT is one, it is
-cancelled."
+(defun cancel-child (draft id number last)
+  "The workflow ID has ended before the children of its step NUMBER: if that of DRAFT is one, of the
+origin LAST or before, it is cancelled."
   (let* ((state (draft-state draft)) (parent (pb:workflow-state-parent state)))
     (when (and (running-p state) parent (string= id (pb:parent-id parent))
-               (= number (pb:parent-step parent)))
+               (= number (pb:parent-step parent))
+               (<= (pb:parent-origin parent) last))
       (end-workflow draft :cancelled (format nil "its parent ~A has ended" id))
       t)))

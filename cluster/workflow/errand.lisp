@@ -35,17 +35,18 @@
 
 ;;; Children are begun
 
-(defun next-children (node state children input)
-  "Finished drafts of those of CHILDREN, a Children, that the step which STATE is at begins next, as
-many as one transaction takes. INPUT is what they get that have none of their own."
+(defun next-children (node state origin children input)
+  "Finished drafts of those of CHILDREN, a Children, that the step which STATE, of the revision
+ORIGIN, is at begins next, as many as one transaction takes. INPUT is what they get that have none
+of their own."
   (loop with operation-count = 0
         with octets = (protobuf:serialized-size state)
         with all = (pb:children-children children)
         for place from (children-begun (state-step state)) below (length all)
-        for draft = (child-draft state (elt all place) place input (node-now node)
+        for draft = (child-draft state origin (elt all place) place input (node-now node)
                                  (node-limits node))
         do (incf operation-count (length (draft-operations (node-root node) draft)))
-           (incf octets (draft-size draft))
+           (incf octets (put-octets draft))
         while (or (null drafts)
                   ;; some are the parent's
                   (and (<= operation-count (- +most-operations+ 10)) (<= octets +bulk-octets+)))
@@ -62,16 +63,21 @@ many as one transaction takes. INPUT is what they get that have none of their ow
 
 (defun begin-children (node cached-state drafts)
   "Put DRAFTS, of children of CACHED-STATE, into the store, and note it in that, unless it has
-changed meanwhile. Signal WORKFLOW-EXISTS if there is another workflow of such an id."
+changed meanwhile. What such a child was before is deleted, to try again; signal WORKFLOW-EXISTS if
+there is another workflow of such an id."
   (let ((parent (decide node cached-state
                         (lambda (draft) (note-children-begun draft (length drafts))))))
     (unless (put-drafts node (cons parent drafts)
                         (loop for draft in (cons parent drafts)
                               append (draft-operations (node-root node) draft)))
       (dolist (draft drafts)
-        (let ((id (pb:workflow-state-id (draft-state draft))))
-          (when (fetch-entry node id)
-            (refuse :workflow-exists "there is another workflow ~A" id)))))))
+        (let* ((id (pb:workflow-state-id (draft-state draft))) (entry (fetch-entry node id)))
+          (cond ((null entry))
+                ((former-child-p (entry-state entry) draft)
+                 (change-workflow node id (lambda (former)
+                                            (and (former-child-p (draft-state former) draft)
+                                                 (delete-state former)))))
+                (t (refuse :workflow-exists "there is another workflow ~A" id))))))))
 
 (defun start-children (node id)
   "Begin the children that a step of the workflow ID is to start, if it is at such a step. Where one
@@ -88,7 +94,7 @@ cannot be begun the step fails."
                        (input (fetch-payload node id (input-key state))))
                    (check-child-inputs children input)
                    (begin-children node (entry-cached-state entry)
-                                   (next-children node state children input)))
+                                   (next-children node state revision children input)))
                ((or too-large workflow-exists etcd:invalid-request) (condition)
                  (change-workflow node id
                                   (lambda (draft)
@@ -119,8 +125,7 @@ cannot be begun the step fails."
                         (protobuf:parse-message 'pb:child-result (etcd:entry-value entry))))))
 
 (defun tell-parent (node id number ends errands)
-  "Tell the workflow ID of ENDS, an alist of places and ChildResults of its step NUMBER, which is
-what ERRANDS are for."
+  "Tell the workflow ID of ENDS, CHILD-ENDs of its step NUMBER, which is what ERRANDS are for."
   (flet ((decision (draft)
            (let ((state (draft-state draft)))
              (when (note-child-ends draft number ends (and (joined-by-p state number ends)
@@ -142,18 +147,19 @@ what ERRANDS are for."
           do (for-one (node id)
                (tell-parent node id number
                             (loop for (errand . parent) in group
-                                  collect (cons (pb:parent-place parent)
-                                                (child-result node errand parent)))
+                                  collect (make-child-end (pb:parent-place parent)
+                                                          (pb:parent-origin parent)
+                                                          (child-result node errand parent)))
                             (mapcar #'car group)))
           collect id)))
 
 (defun cancel-children (node errand)
   "Cancel the children of the workflow ERRAND is of, which has ended."
   (let ((id (errand-id errand)))
-    (destructuring-bind (number count)
+    (destructuring-bind (number count last)
         (mapcar #'parse-integer (uiop:split-string (octets-string (errand-octets errand))))
       (let ((ids (loop for place below count collect (child-id id number place))))
-        (change-together node ids (lambda (draft) (cancel-child draft id number)))
+        (change-together node ids (lambda (draft) (cancel-child draft id number last)))
         (unless (some (lambda (id) (stuck-p node id)) ids) (forget-errand node errand))))))
 
 ;;; All of them

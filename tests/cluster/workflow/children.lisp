@@ -10,8 +10,11 @@
                                        collect `(("t-double") :input ,word))))))
 (define-workflow doubling "t-double")
 
-(defun ended-child (id status &optional (text ""))
-  (pb:make-child-result :id id :status status :result (string-octets text) :reason "so"))
+(defun ended-child (place status &key (text "") (origin 0))
+  "The end of the child at PLACE of the first step of the workflow w."
+  (workflow::make-child-end
+   place origin (pb:make-child-result :id (format nil "w.1.~D" place) :status status :reason "so"
+                                      :result (string-octets text))))
 
 (defun parent-state (step &key (limits (limits)))
   "The state of the workflow w, which begins with STEP, once its two children have begun."
@@ -37,9 +40,9 @@
     (is (equal '(:child-started) (kinds-of (becomes state 1000 (workflow::note-children-begun 1)))))
     (is (eq :starting (status-at state 0)))
     ;; the first may end before the second has begun
-    (is (not (workflow::joined-by-p state 1 (list (cons 0 (ended-child "w.1.0" :completed))))))
+    (is (not (workflow::joined-by-p state 1 (list (ended-child 0 :completed)))))
     (let ((draft (becomes state 1100 (workflow::note-child-ends
-                                      1 (list (cons 0 (ended-child "w.1.0" :completed "A"))) '()))))
+                                      1 (list (ended-child 0 :completed :text "A")) '()))))
       (is (equal '(:child-ended) (kinds-of draft)))
       (is (equal '("child/1/0") (mapcar #'car (workflow::draft-payloads draft)))))
     (becomes state 1200 (workflow::note-children-begun 1))
@@ -48,11 +51,12 @@
     ;; its end again changes nothing, and neither does that of no child
     (dolist (place '(0 2))
       (is (null (becomes state 1300 (workflow::note-child-ends
-                                     1 (list (cons place (ended-child "w.1.0" :failed))) '())))))
+                                     1 (list (ended-child place :failed)) '())))))
     (is (null (becomes state 1300 (workflow::note-child-ends
-                                   2 (list (cons 1 (ended-child "w.1.1" :failed))) '()))))
-    (let* ((ends (list (cons 1 (ended-child "w.1.1" :completed "B"))))
-           (former (list (cons 0 (ended-child "w.1.0" :completed "A"))))
+                                   2 (list (ended-child 1 :failed)) '()))))
+    (let* ((ends (list (ended-child 1 :completed :text "B")))
+           (former (list (cons 0 (workflow::child-end-result
+                                   (ended-child 0 :completed :text "A")))))
            (joined (workflow::joined-by-p state 1 ends))
            (draft (becomes state 1400 (workflow::note-child-ends 1 ends former))))
       (is-true joined)
@@ -69,12 +73,12 @@
   (dolist (status '(:failed :cancelled))
     (let ((state (parent-state '(:parallel ("a") ("b")))))
       (becomes state 2000 (workflow::note-child-ends
-                           1 (list (cons 1 (ended-child "w.1.1" status))) '()))
+                           1 (list (ended-child 1 status)) '()))
       (is (eq :failed (pb:workflow-state-status state)))
       (is (search "w.1.1 has" (pb:workflow-state-reason state)))
       (is (search ": so" (pb:workflow-state-reason state)))))
   (let ((state (parent-state '(:children ((("a")) (("b"))) :failures :report)))
-        (ends (list (cons 0 (ended-child "w.1.0" :failed)) (cons 1 (ended-child "w.1.1" :cancelled)))))
+        (ends (list (ended-child 0 :failed) (ended-child 1 :cancelled))))
     (becomes state 2000 (workflow::note-child-ends 1 ends '()))
     (is (eq :running (pb:workflow-state-status state)))
     (is (eq :ready (status-at state 1)))))
@@ -84,7 +88,7 @@
            (let ((state (parent-state step)))
              (let ((draft (becomes state 2000 (workflow::cancel-state "enough"))))
                (workflow::end-errands draft)))))
-    (is (equal '(("cancel" . "1 2")) (errands '(:parallel ("a") ("b")))))
+    (is (equal '(("cancel" . "1 2 0")) (errands '(:parallel ("a") ("b")))))
     (is (null (errands '(:children ((("a")) (("b"))) :abandon t)))))
   (let* ((parent (pb:make-parent :id "w" :step 1 :place 0 :depth 1))
          (state (workflow::draft-state
@@ -92,14 +96,14 @@
                   (workflow::begin-workflow
                    (pb:make-start-request :id "w.1.0" :steps (workflow::steps-of '("a")))
                    1000 (limits) :parent parent)))))
-    (is (null (becomes state 2000 (workflow::cancel-child "w" 2))))
-    (is (null (becomes state 2000 (workflow::cancel-child "v" 1))))
-    (let ((draft (becomes state 2000 (workflow::cancel-child "w" 1))))
+    (is (null (becomes state 2000 (workflow::cancel-child "w" 2 0))))
+    (is (null (becomes state 2000 (workflow::cancel-child "v" 1 0))))
+    (let ((draft (becomes state 2000 (workflow::cancel-child "w" 1 0))))
       (is (eq :cancelled (pb:workflow-state-status state)))
       (is (protobuf:message= parent (protobuf:parse-message
                                      'pb:parent (cdr (assoc "end" (workflow::end-errands draft)
                                                             :test #'string=))))))
-    (is (null (becomes state 2000 (workflow::cancel-child "w" 1))))))
+    (is (null (becomes state 2000 (workflow::cancel-child "w" 1 0))))))
 
 (test children-have-limits
   "As many as there may be are taken, and one more is not."
@@ -123,8 +127,7 @@
     (signals too-large (begun '((:parallel ("a"))) :id (make-string 125 :initial-element #\w))))
   (let ((state (parent-state '(:parallel ("a") ("b")) :limits (limits :max-payload-octets 100))))
     (becomes state 2000 (workflow::note-child-ends
-                         1 (list (cons 0 (ended-child "w.1.0" :completed
-                                                      (make-string 100 :initial-element #\a))))
+                         1 (list (ended-child 0 :completed :text (make-string 100 :initial-element #\a)))
                          '())
              :limits (limits :max-payload-octets 100))
     (is (search "too large together" (pb:workflow-state-reason state)))))
@@ -208,3 +211,25 @@ results are a transaction's."
       (is (eq :failed (await-workflow node "large")))
       (is (search "child-inputs: 10000000 at most" (pb:workflow-state-reason
                                                     (state-of node "large")))))))
+
+(test what-is-of-a-former-workflow-is-known
+  "An id is used again: the end of a former child, and the end of the former parent, change nothing
+of the new ones; and an ended child of before makes room."
+  (let ((state (parent-state '(:parallel ("a") ("b")))))
+    (is (null (becomes state 2000 (workflow::note-child-ends
+                                   1 (list (ended-child 0 :failed :origin 7)) '())))))
+  (let ((state (workflow::draft-state
+                (workflow::finish-draft
+                 (workflow::begin-workflow
+                  (pb:make-start-request :id "w.1.0" :steps (workflow::steps-of '("a")))
+                  1000 (limits)
+                  :parent (pb:make-parent :id "w" :step 1 :place 0 :depth 1 :origin 9))))))
+    (is (null (becomes state 2000 (workflow::cancel-child "w" 1 8))))
+    (is-true (becomes state 2000 (workflow::cancel-child "w" 1 9))))
+  (with-memory-node (node)
+    (with-worker-of (worker node :kinds '("t-double" "t-join"))
+      (dotimes (i 2)
+        (start-workflow node "w" '((:parallel ("t-double")) "t-join") :input "a")
+        (is (eq :completed (await-workflow node "w")))
+        (is-true (delete-workflow node "w"))
+        (is (eq :completed (await-workflow node "w.1.0")))))))

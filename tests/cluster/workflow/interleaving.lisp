@@ -3,7 +3,7 @@
 ;;;; them may act, before it or behind it, so what a node has read may be old when its transaction
 ;;;; comes; there a node dies, or its request or the answer is lost. Workers stall, die, come back,
 ;;;; send reports and claims again, and what was sent may come a second time much later. Clocks
-;;;; jump. Workflows are forgotten, and their ids used again.
+;;;; jump. Workflows start others, and begin again; they are forgotten, and their ids used again.
 ;;;;
 ;;;; What must hold is looked at in what the watch was told, in what was acknowledged, and in the
 ;;;; store, in which nothing is left in the end. tests/cluster/workflow/model.lisp has the same of
@@ -230,10 +230,27 @@ comes."
 
 ;;; What users do
 
+(defun branch (affair)
+  "What a child does, as forms."
+  (loop repeat (1+ (roll affair 2))
+        collect (if (luck affair 20)
+                    `(:wait ,(/ (1+ (roll affair 2000)) 1000))
+                    `(:task ,(if (luck affair 50) "a" "b") :attempts 1000 :backoff 1/2
+                                                           :max-backoff 4))))
+
+(defun fork (affair)
+  "A step that starts children, as a form."
+  `(:children ,(loop repeat (1+ (roll affair 3))
+                     collect (list (if (luck affair 15)
+                                       `((:parallel ,(branch affair)))
+                                       (branch affair))))
+              :failures ,(if (luck affair 50) :report :fail) :abandon ,(luck affair 20)))
+
 (defun case-steps (affair)
   (workflow::steps-of
    (loop repeat (1+ (roll affair 3))
-         collect (case (roll affair 7)
+         collect (case (roll affair 9)
+                   ((7 8) (fork affair))
                    (0 `(:wait ,(/ (1+ (roll affair 4000)) 1000)))
                    (1 '(:signal "x"))
                    (2 '(:task "a" :attempts 1000 :attempt-timeout 3 :backoff 1/2 :max-backoff 4))
@@ -293,7 +310,8 @@ comes."
   (when task
     (let ((key (cons (pb:task-id task) (pb:task-fence task))))
       (when (gethash key (affair-received affair)) (complain affair "~A is given twice" key))
-      (setf (gethash key (affair-received affair)) t))))
+      (setf (gethash key (affair-received affair)) t))
+    (check-joined affair task)))
 
 (defun idle-p (hand)
   (not (or (hand-task hand) (hand-busy hand))))
@@ -343,9 +361,15 @@ ago."
   (let ((request (pb:make-report-request :id (pb:task-id task) :fence (pb:task-fence task)
                                          :session (or (crew-session crew) "")
                                          :next-kinds (if (luck affair 70) '("a" "b") '()))))
-    (case (if (affair-quiet affair) 9 (roll affair 12))
+    (case (if (affair-quiet affair) 9 (roll affair 15))
       ((0 1) (setf (pb:report-request-failure request) (pb:make-failure :text "no")))
       (2 (setf (pb:report-request-give-back request) (pb:make-give-back)))
+      ((3 4) (setf (pb:report-request-continue-as-new request)
+                   (pb:make-continuation :input (string-octets "in")
+                                         :steps (if (find #\. (pb:task-id task))
+                                                    ;; nobody signals children
+                                                    (workflow::steps-of (branch affair))
+                                                    (case-steps affair)))))
       (t (setf (pb:report-request-result request) (result-of task))
          (when (and (not (affair-quiet affair)) (luck affair 8))
            (setf (pb:report-request-then request)
@@ -365,7 +389,7 @@ ago."
           (setf (hand-report hand) nil
                 (hand-task hand) nil)
           (when (pb:report-reply-p reply)
-            (when (eq :result (pb:report-request-outcome-case request))
+            (when (member (pb:report-request-outcome-case request) '(:result :continue-as-new))
               (push (list* (pb:task-id task) (pb:task-fence task)
                            (pb:report-request-result request))
                     (affair-acknowledged affair)))
@@ -442,15 +466,28 @@ ago."
                                                                    (code-char #x10FFFF))))
     (nreverse keys)))
 
+(defun ids-stored (affair)
+  "The ids of all workflows that are in the store."
+  (keys-below affair "state/"))
+
+(defun end-errand-p (key)
+  "True if KEY is an errand that the end of a workflow has brought."
+  (let ((parts (uiop:split-string key :separator "/")))
+    (and (= 6 (length parts))
+         (string= "due" (second parts))
+         (member (fifth parts) '("end" "cancel") :test #'string=))))
+
 (defun check-keys (affair)
-  "The keys besides states, histories, data and sessions are those that the states have."
+  "The keys besides states, histories, data, sessions and errands of ends are those that the states
+have."
   (let ((there (loop for key in (keys-below affair "")
-                     unless (some (lambda (prefix) (eql 0 (search prefix key)))
-                                  '("state/" "history/" "data/" "index/sessions/"))
+                     unless (or (some (lambda (prefix) (eql 0 (search prefix key)))
+                                      '("state/" "history/" "data/" "index/sessions/"))
+                                (end-errand-p key))
                        collect key))
-        (wanted (loop for user in (affair-users affair)
-                      append (workflow::state-keys "" (state-at affair (user-id user))))))
-    (unless (equal there (sort (copy-list wanted) #'string<))
+        (wanted (loop for id in (ids-stored affair)
+                      append (workflow::state-keys "" (state-at affair id)))))
+    (unless (equal there (sort wanted #'string<))
       (complain affair "keys ~S, wanted ~S" there wanted))))
 
 ;;; Anything
@@ -494,11 +531,10 @@ ago."
         (pushnew state (affair-finals affair) :test #'protobuf:message=)))))
 
 (defun settled-p (affair)
-  (and (notany (lambda (user)
-                 (let ((state (state-at affair (user-id user))))
-                   (or (null (user-request user)) (not (user-acknowledged user))
-                       (and state (workflow::running-p state)))))
-               (affair-users affair))
+  (and (every (lambda (user) (and (user-request user) (user-acknowledged user)))
+              (affair-users affair))
+       (notany (lambda (id) (workflow::running-p (state-at affair id))) (ids-stored affair))
+       (notany #'end-errand-p (keys-below affair "index/due/"))
        (every (lambda (crew) (notany #'hand-task (crew-hands crew))) (affair-crews affair))))
 
 (defun settle-affair (affair)
@@ -508,7 +544,7 @@ ago."
         (cdr (first (affair-nodes affair))) 0
         (affair-crews affair) (list (first (affair-crews affair))))
   (let ((node (some-node affair)) (crew (first (affair-crews affair))))
-    (loop for round below 600
+    (loop for round below 1500
           until (or (settled-p affair) (affair-trouble affair))
           do (incf (place-now (affair-place affair)) (* 500 1000000))
              (workflow::do-due node)
@@ -530,14 +566,18 @@ ago."
     (unless (settled-p affair) (complain affair "something does not end"))
     (note-finals affair)
     (watch-some affair)
-    ;; and is forgotten
-    (incf (place-now (affair-place affair)) (* 300 1000000000))
-    (workflow::do-due node)
+    ;; and is forgotten, children later than others
+    (loop repeat 3
+          do (incf (place-now (affair-place affair)) (* 1900 1000000000)) ; more is doubted
+             (workflow::do-due node))
     (memory::end-leases (place-store (affair-place affair)) (place-now (affair-place affair)))
     (let ((left (keys-below affair "")))
       (when left (complain affair "~S is left in the store" left)))))
 
 ;;; What must hold
+
+(defun ids-told (affair)
+  (remove-duplicates (mapcar #'pb:change-id (affair-told affair)) :test #'string=))
 
 (defun events-told (affair id)
   "What the watch was told of ID, in order: a list of (change . event)."
@@ -665,12 +705,13 @@ given back by the next at once, or after a pause."
       (complain affair "~A: ~D signals, acknowledged ~D" id signalled acknowledged))))
 
 (defun check-affair (affair)
-  (dolist (user (affair-users affair))
-    (let* ((id (user-id user)) (events (events-told affair id)))
+  (dolist (id (ids-told affair))
+    (let ((events (events-told affair id)))
       (check-numbers affair id)
       (check-fences affair id events)
       (check-back-offs affair id events)
-      (check-steps affair id)))
+      (check-steps affair id)
+      (check-family affair id)))
   (check-sessions affair)
   (dolist (state (affair-finals affair)) (check-final affair state)))
 
@@ -700,11 +741,12 @@ given back by the next at once, or after a pause."
 (test interleavings
   "Whatever nodes, workers, users and clocks do in whatever order, and wherever in it they die: what
 is acknowledged is there once, nothing is given or done twice or comes early, a watch is told all of
-it in order, all comes to its end, and nothing is left in the store. CLGRPC_SEED repeats a case,
+it in order, each child is begun once and its end told once, all comes to its end, and nothing is
+left in the store. CLGRPC_SEED repeats a case,
 CLGRPC_CASES says how many there are, by default 200."
   (let ((first (number-of-environment "CLGRPC_SEED" (random 1000000000 (make-random-state t))))
         (count (number-of-environment "CLGRPC_CASES" 200))
-        (acknowledged 0) (received 0) (lives 0))
+        (acknowledged 0) (received 0) (lives 0) (joined 0) (continued 0))
     (loop for seed from first below (+ first count)
           do (multiple-value-bind (trouble affair) (run-affair seed)
                (when trouble
@@ -712,12 +754,16 @@ CLGRPC_CASES says how many there are, by default 200."
                  (return))
                (incf acknowledged (length (affair-acknowledged affair)))
                (incf received (hash-table-count (affair-received affair)))
+               (incf joined (count-told affair :child-ended))
+               (incf continued (count-told affair :continued))
                (dolist (user (affair-users affair))
                  (incf lives (length (lives-told affair (user-id user)))))))
     ;; the cases do something
     (when (<= 100 count)
       (is (< (* 2 count) acknowledged) "~D results in ~D cases" acknowledged count)
       (is (< (* 5/2 count) received) "~D tasks were given" received)
+      (is (< count joined) "~D children have ended" joined)
+      (is (< (/ count 10) continued) "~D workflows were begun again" continued)
       (is (< (* 2 count) lives) "~D workflows" lives))))
 
 (test cases-are-repeated-by-their-seeds
