@@ -45,11 +45,12 @@
   :components ((:static-file "../../proto/cluster/workflow.proto") (:file "proto")
                (:file "package") (:file "workflow-condition") (:file "limit") (:file "key")
                (:file "definition") (:file "draft") (:file "decision") (:file "children")
-               (:file "continuation") (:file "index") (:file "date") (:file "node") (:file "usage")
+               (:file "continuation") (:file "cron") (:file "workflow-schedule") (:file "index") (:file "date") (:file "node") (:file "usage")
                (:file "instrument") (:file "change") (:file "claim") (:file "bulk")
                (:file "session") (:file "errand") (:file "timer-queue") (:file "keeper")
                (:file "watching") (:file "search") (:file "method")
-               (:file "client") (:file "task") (:file "worker")))
+               (:file "scheduler")
+               (:file "client") (:file "schedule-client") (:file "task") (:file "worker")))
 
 (defsystem "clgrpc-cluster/raft-example"
   :description "An example of Raft on clgrpc-cluster/raft: a replicated store."

@@ -22,7 +22,8 @@
                (:file "worker/client") (:file "worker/worker") (:file "worker/driver")
                (:file "command/profile") (:file "command/rehearsal") (:file "command/compare")
                (:file "command/load-plan") (:file "command/load") (:file "command/cluster-node")
-               (:file "command/cluster-workflow") (:file "command/cluster")
+               (:file "command/cluster-workflow") (:file "command/cluster-schedule")
+               (:file "command/cluster")
                (:file "command/main"))
   :in-order-to ((test-op (test-op "clgrpc-tests/page" "clgrpc-tests/profile" "clgrpc-tests/load"
                                   "clgrpc-tests/report" "clgrpc-tests/console" "clgrpc-tests/manual"

@@ -6,8 +6,9 @@
 ;;;;   start     children of the workflow ID are to be begun
 ;;;;   end       the child ID has ended, and its parent is to be told
 ;;;;   cancel    the workflow ID has ended, and its children are to be cancelled
+;;;;   schedule  the schedule ID is due, see scheduler.lisp
 ;;;;
-;;;; See children.lisp for what these make of workflows.
+;;;; See children.lisp for what the others make of workflows.
 
 (in-package #:clgrpc.workflow)
 
@@ -168,7 +169,8 @@ cannot be begun the step fails."
   "Do ERRAND, if it is one that is done by itself."
   (alexandria:switch ((errand-name errand) :test #'string=)
     ("start" (start-children node (errand-id errand)))
-    ("cancel" (cancel-children node errand))))
+    ("cancel" (cancel-children node errand))
+    ("schedule" (run-schedule node errand))))
 
 (defun do-errands (node errands)
   "Do ERRANDS, as far as nothing is wrong with single ones. Return the ids of the workflows that this

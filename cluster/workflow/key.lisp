@@ -4,6 +4,8 @@
 ;;;;   history/ID/NUMBER                 a Change, for each version of the state
 ;;;;   data/ID/…                         inputs, results and signals, which never change
 ;;;;   by/STATUS/AGE/ID                  for lists: when it has ended, and its type
+;;;;   schedules/ID                      a ScheduleState
+;;;;   scheduled/ID                      a StartRequest, what the schedule starts
 ;;;;   index/ready/KIND/SHARD/TIME/ID    a task that can be claimed
 ;;;;   index/due/SHARD/TIME/ID           when something is to be done though nobody calls
 ;;;;   index/due/SHARD/TIME/ERRAND/ID    likewise, to other workflows: see errand.lisp

@@ -16,6 +16,7 @@
   (max-signals 100 :type (integer 1 1000) :read-only t) ; for which no step of it has waited yet
   (max-children 100 :type (integer 1 1000) :read-only t) ; of a step
   (max-depth 8 :type (integer 0 100) :read-only t) ; of children of children
+  (max-schedules 1000 :type (integer 1) :read-only t) ; of a namespace
   (max-running 1000000 :type (integer 1) :read-only t) ; workflows that have not ended
   ;; octets that the store's file may have; nil: as the store says, or etcd's default
   (store-quota nil :type (or null (integer 1)) :read-only t)
@@ -44,6 +45,7 @@
 (defconstant +free-losses+ 3 "So often in a row a lost attempt is made again at once.")
 (defconstant +most-losses+ 20 "So often in a row a step may be lost before it fails.")
 (defconstant +child-seconds+ 3600 "So long a child is kept at least: its parent is to get its result.")
+(defconstant +most-catch-up+ 100 "Times that a schedule makes up for.")
 (defconstant +most-child-inputs+ 10000000 "Octets of the inputs of all children of a step.")
 (defconstant +most-recorded+ 8 "Reports of a step that are known again if they are sent again.")
 (defconstant +default-backoff-ms+ 1000)

@@ -4,10 +4,10 @@
 ;;;; difference of the keys. All else brings events to these: calls, times, sessions that end.
 ;;;;
 ;;;; The files, from the ground up: conditions; limits; keys; steps as they are written; drafts,
-;;;; what is to become of a state; decisions, about children and continuations, too; keys of a state;
-;;;; dates; a node; what is counted; changes in the store; claims; changes of many workflows;
-;;;; sessions; errands; timers; the keeper; watches; searches; the methods of the service; its clients;
-;;;; tasks and workers.
+;;;; what is to become of a state; decisions, about children, continuations and schedules, too; keys
+;;;; of a state; dates; a node; how full the store is; what is counted; changes in the store; claims;
+;;;; changes of many workflows; sessions; errands; timers; the keeper; watches; searches; the methods
+;;;; of the service, and of its schedules; its clients; tasks and workers.
 
 (defpackage #:clgrpc.workflow
   (:use #:cl #:clgrpc.base)
@@ -24,7 +24,8 @@
    ;; workflow-condition.lisp
    #:workflow-error #:workflow-error-text #:workflow-error-cause #:workflow-error-limit
    #:workflow-error-most #:workflow-error-actual #:workflow-not-found #:workflow-exists
-   #:workflow-closed #:workflow-running #:claim-lost #:session-lost #:too-large #:backlog-full #:store-unavailable
+   #:workflow-closed #:workflow-running #:schedule-not-found #:schedule-exists #:claim-lost
+   #:session-lost #:too-large #:backlog-full #:store-unavailable
    #:changes-compacted #:access-denied #:store-full #:store-forbids
    ;; definition.lisp
    #:define-workflow #:find-workflow-steps
@@ -33,6 +34,9 @@
    ;; client.lisp
    #:start-workflow #:workflow-state #:signal-workflow #:cancel-workflow #:delete-workflow
    #:await-workflow #:map-workflows #:watch-workflow #:end-watching
+   ;; schedule-client.lisp
+   #:create-schedule #:schedule-state #:map-schedules #:pause-schedule #:resume-schedule
+   #:delete-schedule
    ;; task.lisp
    #:task #:task-id #:task-kind #:task-name #:task-input #:task-text #:task-fence #:task-attempt
    #:task-held-p #:task-results #:child-results #:continue-as-new #:fail-step #:define-step

@@ -45,6 +45,8 @@ documentation. The condition has the code's name."
 steps, input, type or time differ.")
   (:workflow-closed :failed-precondition "The workflow has ended.")
   (:workflow-running :failed-precondition "The workflow has not ended, so it is not deleted.")
+  (:schedule-not-found :not-found "There is no schedule with this id.")
+  (:schedule-exists :already-exists "There is a schedule with this id, and it is another one.")
   (:claim-lost :aborted "The task is no longer the worker's who reports it: its session had ended,
 or the attempt's time was over, and somebody else has it now or will; or he has reported something
 else of it. Nothing was recorded by this.")

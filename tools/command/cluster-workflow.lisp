@@ -17,21 +17,33 @@
         (milliseconds-text (workflow-v1:workflow-summary-ended-unix-ms summary))
         (workflow-v1:workflow-summary-reason summary)))
 
-(defun show-workflows (channel status json count timeout)
-  "Print the workflows of STATUS, at most COUNT unless that is nil."
+(defun parse-moment (string)
+  "The time that STRING says, in seconds since 1970: as RFC 3339 writes times, or so long ago, a
+duration."
+  (if (find #\T string)
+      (handler-case (grpc:timestamp-unix-time
+                     (grpc:parse-json-message 'google.protobuf:timestamp
+                                              (format nil "~S" string)))
+        (grpc:protobuf-error () (refuse "a time is wanted, such as 2026-11-28T03:00:00Z or 2h, ~
+                                         not ~S" string)))
+      (- (grpc:timestamp-unix-time (grpc:universal-time-timestamp (get-universal-time)))
+         (parse-duration string))))
+
+(defun show-workflows (channel search json count timeout)
+  "Print the workflows that SEARCH, arguments of MAP-WORKFLOWS, asks for, at most COUNT unless that is
+nil."
   (let ((rows '()) (shown 0))
     (block listing
-      (workflow:map-workflows
-       (lambda (summary)
-         (when (and count (< count (incf shown))) (return-from listing))
-         (if json
-             (format t "~A~%" (grpc:message-json summary))
-             (push (workflow-row summary) rows)))
-       channel :status status :timeout timeout))
+      (apply #'workflow:map-workflows
+             (lambda (summary)
+               (when (and count (< count (incf shown))) (return-from listing))
+               (if json
+                   (format t "~A~%" (grpc:message-json summary))
+                   (push (workflow-row summary) rows)))
+             channel :timeout timeout search))
     (unless json
       (write-table '("ID" "TYPE" "STATUS" "STEP" "NAME" "STARTED" "ENDED" "REASON")
                    (nreverse rows)))))
-
 
 ;;; One of them
 
@@ -40,7 +52,7 @@
   (or (find "" (list (workflow-v1:step-name step) (workflow-v1:step-task step)
                      (workflow-v1:step-signal step))
             :test #'string/=)
-      "wait"))
+      (if (eq :children (workflow-v1:step-action-case step)) "children" "wait")))
 
 (defun step-row (state)
   "What a table tells of STATE, of a step."
@@ -91,10 +103,10 @@
 
 (defun check-workflow-arguments (what id name tasks request)
   "Refuse ID, NAME, TASKS and REQUEST unless they go with WHAT."
-  (when (and (member what '(:show :start :signal :cancel)) (null id))
-    (refuse "the ID of a workflow is missing"))
+  (when (and (not (member what '(:members :watch :workflows :schedules))) (null id))
+    (refuse "the ID of a workflow or a schedule is missing"))
   (when (and (eq what :signal) (null name)) (refuse "the name of the signal is missing"))
-  (when (and (eq what :start) (eq (null tasks) (null request)))
+  (when (and (member what '(:start :create-schedule)) (eq (null tasks) (null request)))
     (refuse "a workflow is started with --task or with --request")))
 
 (defun argument-text (argument)
@@ -120,3 +132,8 @@ has begun by that."
                                      :input (or input (workflow-v1:start-request-input request))
                                      :timeout (and (plusp ms) (/ ms 1000))
                                      :call-timeout timeout))))
+
+(defun delete-a-workflow (channel id cancel reason timeout)
+  "Have the workflow ID be deleted, cancelled first with CANCEL, and print whether it was there."
+  (format t "~A ~:[was not there~;deleted~]~%" (shown id)
+          (workflow:delete-workflow channel id :cancel cancel :reason reason :timeout timeout)))

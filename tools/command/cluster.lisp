@@ -54,14 +54,18 @@ not nil. Gives up TIMEOUT seconds after the last node went that could be reached
      channel :revision revision :patience-seconds timeout)))
 
 (define-command "cluster"
-    (((what "members|watch|workflows|show|start|signal|cancel"
-            (choice-parser :members :watch :workflows :show :start :signal :cancel)
+    (((what "members|watch|workflows|show|start|signal|cancel|delete|schedules|…"
+            (choice-parser :members :watch :workflows :show :start :signal :cancel :delete
+                           :schedules :schedule :create-schedule :pause-schedule :resume-schedule
+                           :delete-schedule)
             "The members there are; what becomes of them from now on, a line for each change; the
-      workflows of the node's namespace; one of these with its steps and its history; or have one
-      start, give it a signal, cancel it.")
+      workflows of the node's namespace, the newest first; one of these with its steps and its
+      history; or have one start, give it a signal, cancel it, delete it when it has ended. The
+      schedules there are; a schedule; create-schedule, pause-schedule, resume-schedule and
+      delete-schedule, each for one.")
       (address "ADDRESS" (address-parser 1)
                "Where a node serves, or several: ipv4:10.0.0.1:50051,10.0.0.2:50051.")
-      (id "[ID]" #'identity "Which workflow.")
+      (id "[ID]" #'identity "Which workflow, or which schedule.")
       (name "[SIGNAL]" #'identity "Which signal."))
      ((json "[true|false]" #'parse-boolean nil
             "Print the answers in JSON, those of watch and each workflow in a line of its own.")
@@ -71,6 +75,13 @@ not nil. Gives up TIMEOUT seconds after the last node went that could be reached
                 "Watch from this revision on, instead of beginning with all members.")
       (status "STATUS" (choice-parser :any :running :completed :failed :cancelled) :any
               "Show workflows of this status.")
+      (type "TYPE" #'identity "" "Show workflows of this type.")
+      (started-from "TIME" #'parse-moment nil
+                    "Show workflows that began then or later: a time such as
+      2026-11-28T03:00:00Z, or how long ago, such as 2h.")
+      (started-before "TIME" #'parse-moment nil "Show workflows that began before.")
+      (ended-from "TIME" #'parse-moment nil "Show workflows that ended then or later.")
+      (ended-before "TIME" #'parse-moment nil "Show workflows that ended before.")
       ((task "--task") "KIND" #'identity '()
        "Start a workflow of this task; may be given several times, for one after another.")
       (request "JSON" #'identity nil
@@ -80,16 +91,25 @@ not nil. Gives up TIMEOUT seconds after the last node went that could be reached
              "What the first step gets, or what the signal brings; @ reads it from the standard
       input.")
       (reason "TEXT" #'identity "" "Why it is cancelled.")
+      (cancel "[true|false]" #'parse-boolean nil "Cancel it before it is deleted, if it runs.")
+      (cron "TIMES" #'identity nil
+            "When the schedule starts a workflow, in UTC: minute, hour, day of the month, month, day
+      of the week, such as \"0 3 * * *\".")
+      (every "DURATION" #'parse-seconds nil "How often it starts one instead.")
+      (overlap "skip|allow" (choice-parser :skip :allow) :skip
+               "Whether it starts one while the last one runs.")
+      (catch-up "N" (integer-parser 1 100) 1
+                "How many times are made up for that passed while there was no node.")
       (count "N" (integer-parser 1 (expt 10 9)) nil
              "Stop watching after so many changes; show so many workflows at most.")
       (timeout "DURATION" #'parse-seconds 10
                "How long an answer is waited for; of watch, how long no node may be reached.")
       client-tls))
-    "Show the members of a cluster or its workflows, or watch the members: each change is printed
-once, also if the node that is asked goes and another of ADDRESS can be reached. Start, signal,
-cancel and show one workflow. Exits with 0, also if the workflow had been started alike before; with
-1 if no node has answered in time, or what was asked was refused; with 2 if the arguments are
-wrong."
+    "Show the members of a cluster, its workflows or its schedules, or watch the members: each change
+is printed once, also if the node that is asked goes and another of ADDRESS can be reached. Start,
+signal, cancel, delete and show one workflow; create, pause, resume, delete and show one schedule.
+Exits with 0, also if the workflow had been started alike before; with 1 if no node has answered in
+time, or what was asked was refused; with 2 if the arguments are wrong."
   (check-workflow-arguments what id name task request)
   (grpc:with-channel (channel address
                       :credentials (client-credentials tls-ca tls-cert tls-key tls-name)
@@ -98,10 +118,25 @@ wrong."
     (ecase what
       (:members (show-members channel stale json timeout))
       (:watch (watch-cluster channel revision json count timeout))
-      (:workflows (show-workflows channel status json count timeout))
+      (:workflows (show-workflows channel
+                                  (list :status status :type type :started-from started-from
+                                        :started-before started-before :ended-from ended-from
+                                        :ended-before ended-before)
+                                  json count timeout))
       (:show (show-workflow channel id json timeout))
       (:start (start-a-workflow channel id (start-request task request) (argument-text input)
                                 timeout))
       (:signal (workflow:signal-workflow channel id name (argument-text input) :timeout timeout))
-      (:cancel (workflow:cancel-workflow channel id :reason reason :timeout timeout))))
+      (:cancel (workflow:cancel-workflow channel id :reason reason :timeout timeout))
+      (:delete (delete-a-workflow channel id cancel reason timeout))
+      (:schedules (show-schedules channel json timeout))
+      (:schedule (show-schedule channel id json timeout))
+      (:create-schedule (create-a-schedule channel id (start-request task request)
+                                           (argument-text input)
+                                           (list :cron cron :every every :overlap overlap
+                                                 :catch-up catch-up)
+                                           timeout))
+      (:pause-schedule (workflow:pause-schedule channel id :timeout timeout))
+      (:resume-schedule (workflow:resume-schedule channel id :timeout timeout))
+      (:delete-schedule (delete-a-schedule channel id timeout))))
   0)

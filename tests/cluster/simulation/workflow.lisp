@@ -3,7 +3,7 @@
 ;;;; checked:
 ;;;;
 ;;;; - Each workflow that was acknowledged completes, with the result of its steps in their order,
-;;;;   each counted once.
+;;;;   each counted once; also those that start children and join them, or begin again.
 ;;;; - A watch of all workflows tells each change of each once, in order.
 ;;;; - Nothing is logged as an error, no task ends by one, and nothing is left in the end.
 
@@ -44,10 +44,22 @@
   (sim:wait-for 1/10)
   (format nil "~A~A" (workflow:task-text task) (workflow:task-kind task)))
 
+(defun join-steps (task)
+  "The result of a step that children come before: what they have brought."
+  (format nil "~{~A~^+~}" (mapcar #'octets-string (workflow:task-results task))))
+
+(defun begin-again (task)
+  "What a step returns for its workflow to begin again, twice."
+  (let ((text (workflow:task-text task)))
+    (workflow:continue-as-new (if (< (length text) 2) '("again") '("a" "b"))
+                              :input (format nil "~Ax" text))))
+
 (defun boot-worker (chance)
   "Do steps."
   (let* ((channel (grpc:make-channel *nodes* :balance :round-robin))
-         (worker (workflow:start-worker channel :kinds '(("a" . do-step) ("b" . do-step))
+         (worker (workflow:start-worker channel :kinds '(("a" . do-step) ("b" . do-step)
+                                                       ("join" . join-steps)
+                                                       ("again" . begin-again))
                                                :concurrency (sim:between chance 1 3)
                                                :session-seconds 3)))
     (lambda (drain)
@@ -66,12 +78,20 @@
 (defun shop-id (number)
   (format nil "w~D" number))
 
+(defun order (number)
+  "The steps of the workflow NUMBER, and its result."
+  (ecase (mod number 3)
+    (0 (values '("a" "b" "a") "xaba"))
+    (1 (values '("a" (:parallel ("b") ("a" "b")) "join") "xab+xaab"))
+    (2 (values '("again") "xxxab"))))
+
 (defun start-orders (shop)
   "Start the workflows of SHOP, one after the other, each until that is acknowledged."
   (loop while (< (shop-started shop) (shop-wanted shop))
         do (handler-case
                (progn (workflow:start-workflow (shop-channel shop) (shop-id (shop-started shop))
-                                              '("a" "b" "a") :input "x" :call-timeout 3)
+                                              (order (shop-started shop)) :input "x"
+                                              :call-timeout 3)
                       (incf (shop-started shop)))
              (workflow:workflow-error () (sim:wait-for 1/4)))
            (sim:wait-for (/ (sim:between (lab-chance shop) 1 1500) 1000))))
@@ -116,7 +136,7 @@
           until (member (outcome-of shop number) '(:completed :failed))
           do (sim:wait-for 1))
     (multiple-value-bind (status result version) (outcome-of shop number)
-      (unless (and (eq :completed status) (string= "xaba" result))
+      (unless (and (eq :completed status) (string= (nth-value 1 (order number)) result))
         (complain "~A is ~(~A~) with ~S" (shop-id number) status result))
       (unless (sim:wait-until (lambda ()
                                 (eql version (gethash (shop-id number) (shop-told shop))))

@@ -1,0 +1,188 @@
+;;;; Schedules in the store: their states, what they start, and their errands. A schedule that has a
+;;;; next time has an errand then; the transaction that does it compares the schedule's state, and
+;;;; puts the next one, with the next errand, and the workflow. So it is done once.
+
+(in-package #:clgrpc.workflow)
+
+(defun schedule-key (root id)
+  (key root "schedules" (check-name id "the id of a schedule")))
+
+(defun scheduled-key (root id)
+  (key root "scheduled" id))
+
+(defun schedule-errand-keys (root state)
+  "The keys that STATE, a ScheduleState or nil, has besides its own, a list."
+  (and state
+       (plusp (pb:schedule-state-next-unix-ms state))
+       (list (errand-key root (pb:schedule-state-next-unix-ms state) "schedule"
+                         (pb:schedule-state-id state)))))
+
+(defun schedule-operations (root old new)
+  "What makes OLD, a ScheduleState or nil, NEW in the store."
+  (cons (list :put (schedule-key root (pb:schedule-state-id new)) (protobuf:serialize new))
+        (let ((before (schedule-errand-keys root old)) (after (schedule-errand-keys root new)))
+          (unless (equal before after)
+            (append (loop for key in before collect (list :remove key))
+                    (loop for key in after collect (list :put key "")))))))
+
+(defun entry-schedule (entry)
+  (and entry (protobuf:parse-message 'pb:schedule-state (etcd:entry-value entry))))
+
+(defun fetch-schedule (node id)
+  "The entry of the schedule ID, or nil if there is none."
+  (etcd:fetch (node-etcd node) (schedule-key (node-root node) id)))
+
+(defun fetch-scheduled (node id)
+  "The StartRequest of what the schedule ID starts."
+  (let ((entry (etcd:fetch (node-etcd node) (scheduled-key (node-root node) id))))
+    (protobuf:parse-message 'pb:start-request (if entry (etcd:entry-value entry) (make-octets 0)))))
+
+(defun unchanged-schedule-p (node id entry)
+  "The comparison that the schedule ID is as ENTRY, or nil, says."
+  (list :changed (schedule-key (node-root node) id) '= (entry-revision entry)))
+
+(defun refuse-schedule (id)
+  (refuse :schedule-not-found "there is no schedule ~A" id))
+
+(defun change-schedule (node id function)
+  "Put what FUNCTION makes of the schedule ID: it returns operations of the store, for its entry, or
+nil if nothing is to be changed. Signal SCHEDULE-NOT-FOUND."
+  (loop repeat +most-tries+
+        do (let* ((entry (or (fetch-schedule node id) (refuse-schedule id)))
+                  (operations (funcall function (entry-schedule entry))))
+             (when (or (null operations)
+                       (etcd:transact (node-etcd node)
+                                      :when (list (unchanged-schedule-p node id entry))
+                                      :then operations))
+               (return)))
+        finally (refuse :store-unavailable "too many changes of the schedule ~A at once" id)))
+
+;;; The errand
+
+(defun overlap-reason (node state)
+  "Why STATE starts nothing now, because of the last workflow that it has started, or nil."
+  (let ((last (pb:schedule-state-last-id state)))
+    (and (eq :skip (pb:schedule-state-overlap state))
+         (string/= "" last)
+         (let ((entry (fetch-entry node last)))
+           (and entry (running-p (entry-state entry)) (format nil "~A runs" last))))))
+
+(defun draft-of-schedule (node state due)
+  "The finished draft of the workflow that STATE starts for its time DUE; nil if it starts none, and
+why not, a text."
+  (let ((reason (overlap-reason node state)) (id (pb:schedule-state-id state)))
+    (if reason
+        (values nil reason)
+        (handler-case
+            (progn (check-backlog node)
+                   (let ((draft (scheduled-workflow state (fetch-scheduled node id) (node-now node)
+                                                    (node-limits node) due)))
+                     (if (fetch-entry node (scheduled-id id due))
+                         (values nil "there is another workflow of its id")
+                         draft)))
+          ((or too-large backlog-full) (condition) (values nil (princ-to-string condition)))))))
+
+(defun start-scheduled (node entry)
+  "Do the next time of the schedule in ENTRY, which is due."
+  (let* ((state (entry-schedule entry)) (id (pb:schedule-state-id state)) (now (node-now node))
+         (root (node-root node)))
+    (multiple-value-bind (due missed) (next-to-do state now)
+      (multiple-value-bind (draft reason) (draft-of-schedule node state due)
+        (let ((new (pass-time state due :missed missed :reason (or reason "")
+                                            :started (and draft (scheduled-id id due)))))
+          (multiple-value-bind (done results revision)
+              (etcd:transact (node-etcd node)
+                             :when (cons (unchanged-schedule-p node id entry)
+                                         (and draft (list (unchanged-p node draft))))
+                             :then (append (schedule-operations root state new)
+                                           (and draft (draft-operations root draft))))
+            (declare (ignore results))
+            (when (and done draft) (note-put node (list draft) revision))))))))
+
+(defun run-schedule (node errand)
+  "Do what is due of the schedule that ERRAND is of."
+  (loop for entry = (fetch-schedule node (errand-id errand))
+        for state = (entry-schedule entry)
+        while (and state (due-p state (node-now node)))
+        do (start-scheduled node entry)
+        finally (unless (member (node-key node (errand-place errand))
+                                (schedule-errand-keys (node-root node) state) :test #'string=)
+                  (forget-errand node errand))))
+
+;;; What its users ask for
+
+(defun create-schedule-of (node request)
+  "Put the schedule that REQUEST asks for. Return true unless the same one is there."
+  (let* ((id (pb:create-schedule-request-id request)) (root (node-root node))
+         (state (begin-schedule request (node-now node) (node-limits node)))
+         (entry (fetch-schedule node id)) (most (limits-max-schedules (node-limits node))))
+    (flet ((check-same (entry)
+             (unless (equalp (pb:schedule-state-digest (entry-schedule entry))
+                             (pb:schedule-state-digest state))
+               (refuse :schedule-exists "there is another schedule ~A" id))
+             nil))
+      (if entry
+          (check-same entry)
+          (let ((count (etcd:count-entries (node-etcd node)
+                                           :prefix (node-key node "schedules" ""))))
+            (when (<= most count)
+              (refuse-size :backlog-full :max-schedules most count "too many schedules"))
+            (multiple-value-bind (done results)
+                (etcd:transact (node-etcd node)
+                               :when (list (unchanged-schedule-p node id nil))
+                               :then (cons (list :put (scheduled-key root id)
+                                                 (protobuf:serialize
+                                                  (pb:create-schedule-request-workflow request)))
+                                           (schedule-operations root nil state))
+                               :else (list (list :get (schedule-key root id))))
+              (or done (check-same (first results)))))))))
+
+(define-answer methods:create-schedule :start (node request)
+  (pb:make-create-schedule-reply :created (create-schedule-of node request)))
+
+(define-answer methods:get-schedule :read (node request)
+  (let* ((id (pb:get-schedule-request-id request))
+         (entry (or (fetch-schedule node id) (refuse-schedule id))))
+    (pb:make-get-schedule-reply :state (entry-schedule entry)
+                                :workflow (fetch-scheduled node id))))
+
+(define-answer methods:list-schedules :read (node request)
+  (let* ((asked (pb:list-schedules-request-limit request))
+         (limit (if (zerop asked) +list-page+ (min asked +list-page+)))
+         (prefix (node-key node "schedules" ""))
+         (after (pb:list-schedules-request-after request))
+         (entries (etcd:fetch-entries (node-etcd node)
+                                      :from (if (string= "" after)
+                                                prefix
+                                                (format nil "~A~A~C" prefix after (code-char 0)))
+                                      :to (key-behind prefix) :limit (1+ limit)))
+         (states (mapcar #'entry-schedule entries))
+         (page (subseq states 0 (min limit (length states)))))
+    (pb:make-list-schedules-reply
+     :schedules page
+     :next (if (rest (nthcdr (1- limit) states))
+               (pb:schedule-state-id (first (last page)))
+               ""))))
+
+(define-answer methods:pause-schedule :operate (node request)
+  (change-schedule node (pb:pause-schedule-request-id request)
+                   (lambda (state)
+                     (let ((new (pause-schedule-state
+                                 state (pb:pause-schedule-request-resume request)
+                                 (node-now node))))
+                       (and new (schedule-operations (node-root node) state new)))))
+  (pb:make-pause-schedule-reply))
+
+(define-answer methods:delete-schedule :operate (node request)
+  (let ((id (pb:delete-schedule-request-id request)) (root (node-root node)))
+    (pb:make-delete-schedule-reply
+     :deleted (handler-case
+                  (progn (change-schedule node id
+                                          (lambda (state)
+                                            (loop for key in (list* (schedule-key root id)
+                                                                    (scheduled-key root id)
+                                                                    (schedule-errand-keys root
+                                                                                          state))
+                                                  collect (list :remove key))))
+                         t)
+                (schedule-not-found () nil)))))

@@ -1,0 +1,122 @@
+;;;; Schedules: what starts workflows at times. These are decisions as those in decision.lisp: a
+;;;; schedule's state, the nodes' date and what is known of the last workflow make the next state,
+;;;; and perhaps a workflow. scheduler.lisp puts both into the store by one transaction, so each time
+;;;; starts one workflow, whatever nodes do meanwhile.
+;;;;
+;;;; Of times that have passed while no node lived, the last ones are made up for, CATCH_UP of them;
+;;;; the others are counted as missed. One time is done after the other.
+
+(in-package #:clgrpc.workflow)
+
+(defconstant +most-passed+ 1000 "So many times that have passed are looked at one by one.")
+
+;;; Times
+
+(defun cron-of (state)
+  "The cron of STATE, a ScheduleState, or nil if it has an interval."
+  (and (string/= "" (pb:schedule-state-cron state)) (parse-cron (pb:schedule-state-cron state))))
+
+(defun time-after (state cron ms)
+  "The first time of STATE, whose CRON-OF is CRON, after MS; 0 for never."
+  (if cron
+      (or (next-cron cron ms) 0)
+      (let ((interval (pb:schedule-state-interval-ms state)))
+        (* interval (1+ (floor ms interval))))))
+
+(defun times-passed (state cron now)
+  "The times of STATE from the next one to NOW, the last ones if there are too many to be looked at;
+and how many there are before these, as far as that is known."
+  (let ((next (pb:schedule-state-next-unix-ms state)))
+    (flet ((times (from)
+             (loop repeat (1+ +most-passed+)
+                   for time = from then (time-after state cron time)
+                   while (<= 1 time now)
+                   collect time)))
+      (let ((times (times next)))
+        (if (<= (length times) +most-passed+)
+            (values times 0)
+            (let* ((unit (if cron 60000 (pb:schedule-state-interval-ms state)))
+                   (late (or (times (time-after state cron (- now (* unit +most-passed+))))
+                             (last times))))
+              (values late (if cron
+                               +most-passed+
+                               (floor (- (first late) next) unit)))))))))
+
+(defun next-to-do (state now)
+  "The time of STATE that is to be done now, and how many before it are missed."
+  (multiple-value-bind (times missed) (times-passed state (cron-of state) now)
+    (let ((extra (max 0 (- (length times) (max 1 (pb:schedule-state-catch-up state))))))
+      (values (elt times extra) (+ missed extra)))))
+
+(defun time-name (ms)
+  "MS in UTC as ids have it: 20261128T030000Z."
+  (multiple-value-bind (second minute hour day month year)
+      (decode-universal-time (+ (floor ms 1000) (* 86400 +epoch-days+)) 0)
+    (format nil "~4,'0D~2,'0D~2,'0DT~2,'0D~2,'0D~2,'0DZ" year month day hour minute second)))
+
+(defun scheduled-id (id ms)
+  "The id of the workflow that the schedule ID starts for the time MS. Signal TOO-LARGE if it is too
+long."
+  (check-name (format nil "~A.~A" id (time-name ms)) "the id of a scheduled workflow"))
+
+;;; What is to become of a schedule
+
+(defun begin-schedule (request now limits)
+  "The ScheduleState that REQUEST, a CreateScheduleRequest, begins as."
+  (let* ((id (check-name (pb:create-schedule-request-id request) "the id of a schedule"))
+         (start (or (pb:create-schedule-request-workflow request) (pb:make-start-request)))
+         (interval (pb:create-schedule-request-interval-ms request))
+         (catch-up (pb:create-schedule-request-catch-up request))
+         (overlap (pb:create-schedule-request-overlap request))
+         (state (pb:make-schedule-state
+                 :id id :cron (pb:create-schedule-request-cron request) :interval-ms interval
+                 :overlap overlap :catch-up catch-up :type (pb:start-request-type start)
+                 :created-unix-ms now :digest (digest request))))
+    (case (pb:create-schedule-request-times-case request)
+      (:cron (parse-cron (pb:schedule-state-cron state)))
+      (:interval-ms (unless (and (<= 1000 interval +longest-ms+) (zerop (mod interval 1000)))
+                      (refuse :too-large "an interval is whole seconds, at least one")))
+      (t (refuse :too-large "a schedule has a cron expression or an interval")))
+    (unless (keywordp overlap) (refuse :too-large "~A says nothing about overlaps" overlap))
+    (when (> catch-up +most-catch-up+)
+      (refuse-size :too-large :catch-up +most-catch-up+ catch-up "too many times to make up for"))
+    (when (string/= "" (pb:start-request-id start))
+      (refuse :too-large "what a schedule starts has no id of its own"))
+    ;; can it be started?
+    (scheduled-workflow state start now limits)
+    (setf (pb:schedule-state-next-unix-ms state) (time-after state (cron-of state) now))
+    state))
+
+(defun scheduled-workflow (state start now limits &optional (due now))
+  "The finished draft of the workflow that STATE starts for its time DUE, as START says."
+  (let ((request (protobuf:copy-message start)))
+    (setf (pb:start-request-id request) (scheduled-id (pb:schedule-state-id state) due))
+    (finish-draft (begin-workflow request now limits))))
+
+(defun pass-time (state due &key started (reason "") (missed 0))
+  "What STATE is once its time DUE was done: the workflow of the id STARTED was started, or, if
+that is nil, none, because of REASON; MISSED times before were not made up for."
+  (let ((state (protobuf:copy-message state)))
+    (incf (pb:schedule-state-missed state) missed)
+    (cond (started (incf (pb:schedule-state-started state))
+                   (setf (pb:schedule-state-last-id state) started))
+          (t (incf (pb:schedule-state-skipped state))))
+    (setf (pb:schedule-state-last-unix-ms state) due
+          (pb:schedule-state-reason state) (short-text reason)
+          (pb:schedule-state-next-unix-ms state) (time-after state (cron-of state) due))
+    state))
+
+(defun due-p (state now)
+  "True if a time of STATE has come by NOW."
+  (and (not (pb:schedule-state-paused state))
+       (<= 1 (pb:schedule-state-next-unix-ms state) now)))
+
+(defun pause-schedule-state (state resume now)
+  "What STATE is once it is paused or, with RESUME, goes on at NOW; nil if it was so before."
+  (unless (eq (pb:schedule-state-paused state) (not resume))
+    (let ((state (protobuf:copy-message state)))
+      (setf (pb:schedule-state-paused state) (not resume)
+            (pb:schedule-state-next-unix-ms state) (if resume
+                                                       (time-after state (cron-of state) now)
+                                                       0))
+      state)))

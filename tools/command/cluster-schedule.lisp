@@ -1,0 +1,59 @@
+;;;; What `cluster` does with schedules of workflows.
+
+(in-package #:clgrpc.tools)
+
+(defun schedule-times (state)
+  "When the schedule of STATE is due, as text."
+  (if (string/= "" (workflow-v1:schedule-state-cron state))
+      (workflow-v1:schedule-state-cron state)
+      (format nil "each ~D s" (/ (workflow-v1:schedule-state-interval-ms state) 1000))))
+
+(defun schedule-row (state)
+  "What a table tells of STATE, of a schedule."
+  (list (workflow-v1:schedule-state-id state) (schedule-times state)
+        (workflow-v1:schedule-state-type state)
+        (if (workflow-v1:schedule-state-paused state)
+            "paused"
+            (milliseconds-text (workflow-v1:schedule-state-next-unix-ms state)))
+        (milliseconds-text (workflow-v1:schedule-state-last-unix-ms state))
+        (workflow-v1:schedule-state-started state) (workflow-v1:schedule-state-skipped state)
+        (workflow-v1:schedule-state-missed state) (workflow-v1:schedule-state-reason state)))
+
+(defun write-schedules (states)
+  (write-table '("ID" "TIMES (UTC)" "TYPE" "NEXT" "LAST" "STARTED" "SKIPPED" "MISSED" "REASON")
+               (mapcar #'schedule-row states)))
+
+(defun show-schedules (channel json timeout)
+  "Print all schedules."
+  (let ((states '()))
+    (workflow:map-schedules (lambda (state) (push state states)) channel :timeout timeout)
+    (if json
+        (dolist (state (reverse states)) (format t "~A~%" (grpc:message-json state)))
+        (write-schedules (reverse states)))))
+
+(defun show-schedule (channel id json timeout)
+  "Print what is known of the schedule ID; in JSON also what it starts."
+  (multiple-value-bind (state start) (workflow:schedule-state channel id :timeout timeout)
+    (if json
+        (format t "~A~%" (grpc:message-json (workflow-v1:make-get-schedule-reply
+                                             :state state :workflow start)
+                                            :indent 2))
+        (write-schedules (list state)))))
+
+(defun create-a-schedule (channel id request input times timeout)
+  "Have the schedule ID start what REQUEST, a StartRequest, says, with INPUT unless that is nil, at
+TIMES, arguments of CREATE-SCHEDULE, and print whether it was created by that."
+  (let ((ms (workflow-v1:start-request-timeout-ms request)))
+    (unless (eq (null (getf times :cron)) (not (null (getf times :every))))
+      (refuse "a schedule has either --cron or --every"))
+    (format t "~A ~:[was created before~;created~]~%" (shown id)
+            (apply #'workflow:create-schedule channel id
+                   (coerce (workflow-v1:start-request-steps request) 'list)
+                   :type (workflow-v1:start-request-type request)
+                   :input (or input (workflow-v1:start-request-input request))
+                   :timeout (and (plusp ms) (/ ms 1000)) :call-timeout timeout times))))
+
+(defun delete-a-schedule (channel id timeout)
+  "Have the schedule ID be removed, and print whether it was there."
+  (format t "~A ~:[was not there~;deleted~]~%" (shown id)
+          (workflow:delete-schedule channel id :timeout timeout)))
