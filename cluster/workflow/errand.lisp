@@ -16,8 +16,8 @@
   "An errand in the store."
   (name "" :type string :read-only t)   ; one of the above
   (id "" :type string :read-only t)     ; of the workflow that it is of
-  (place "" :type string :read-only t)  ; its key, below the root
-  (octets (make-octets 0) :type octets :read-only t)) ; what the store has there
+  (key "" :type string :read-only t)    ; of the store, below the root
+  (octets (make-octets 0) :type octets :read-only t)) ; what the store has at KEY
 
 (declaim (sb-ext:freeze-type errand))
 
@@ -27,12 +27,12 @@
 
 (defun note-errand-done (draft errand)
   "ERRAND is done with DRAFT."
-  (let ((place (errand-place errand)))
-    (push (cons place (format nil "~A~C" place (code-char 0))) (draft-removals draft))))
+  (let ((key (errand-key errand)))
+    (push (cons key (format nil "~A~C" key (code-char 0))) (draft-removals draft))))
 
 (defun forget-errand (node errand)
   "There is nothing to do, or no more, of ERRAND."
-  (etcd:remove-entry (node-etcd node) (node-key node (errand-place errand))))
+  (etcd:remove-entry (node-etcd node) (node-key node (errand-key errand))))
 
 ;;; Children are begun
 

@@ -15,7 +15,7 @@
                      (:ready (list (ready-key root step id)))
                      (:claimed (list (claim-key root (pb:workflow-state-session state) id)))
                      (:starting
-                      (list (errand-key root (pb:step-state-begun-unix-ms step) "start" id)))))))))
+                      (list (errand-due-key root (pb:step-state-begun-unix-ms step) "start" id)))))))))
 
 (defun list-key (root state)
   (key root "by" (status-text (pb:workflow-state-status state))
@@ -28,7 +28,7 @@
 (defun due-key (root time id)
   (key root "index/due" (shard-of id) (time-text time) id))
 
-(defun errand-key (root time errand id)
+(defun errand-due-key (root time errand id)
   (key root "index/due" (shard-of id) (time-text time) errand id))
 
 (defun ready-key (root step id)
@@ -76,6 +76,6 @@
                       collect (list :remove-all :from (key root from) :to (key root to)))
                 (loop for (errand . text) in (end-errands draft)
                       collect (list :put
-                                    (errand-key root (pb:workflow-state-ended-unix-ms state)
+                                    (errand-due-key root (pb:workflow-state-ended-unix-ms state)
                                                 errand id)
                                     text))))))

@@ -10,17 +10,17 @@
 (defun scheduled-key (root id)
   (key root "scheduled" id))
 
-(defun schedule-errand-keys (root state)
+(defun schedule-errand-due-keys (root state)
   "The keys that STATE, a ScheduleState or nil, has besides its own, a list."
   (and state
        (plusp (pb:schedule-state-next-unix-ms state))
-       (list (errand-key root (pb:schedule-state-next-unix-ms state) "schedule"
+       (list (errand-due-key root (pb:schedule-state-next-unix-ms state) "schedule"
                          (pb:schedule-state-id state)))))
 
 (defun schedule-operations (root old new)
   "What makes OLD, a ScheduleState or nil, NEW in the store."
   (cons (list :put (schedule-key root (pb:schedule-state-id new)) (protobuf:serialize new))
-        (let ((before (schedule-errand-keys root old)) (after (schedule-errand-keys root new)))
+        (let ((before (schedule-errand-due-keys root old)) (after (schedule-errand-due-keys root new)))
           (unless (equal before after)
             (append (loop for key in before collect (list :remove key))
                     (loop for key in after collect (list :put key "")))))))
@@ -105,8 +105,8 @@ why not, a text."
         for state = (entry-schedule entry)
         while (and state (due-p state (node-now node)))
         do (start-scheduled node entry)
-        finally (unless (member (node-key node (errand-place errand))
-                                (schedule-errand-keys (node-root node) state) :test #'string=)
+        finally (unless (member (node-key node (errand-key errand))
+                                (schedule-errand-due-keys (node-root node) state) :test #'string=)
                   (forget-errand node errand))))
 
 ;;; What its users ask for
@@ -181,7 +181,7 @@ why not, a text."
                                           (lambda (state)
                                             (loop for key in (list* (schedule-key root id)
                                                                     (scheduled-key root id)
-                                                                    (schedule-errand-keys root
+                                                                    (schedule-errand-due-keys root
                                                                                           state))
                                                   collect (list :remove key))))
                          t)

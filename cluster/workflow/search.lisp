@@ -3,7 +3,7 @@
 ;;;; lists. The time of the start bounds the part of the index that is read at all. What one call
 ;;;; reads is bounded; the next call goes on at the last entry that this one has looked at.
 ;;;;
-;;;; A place in the index is AGE/ID, the end of its keys, which stays what it is when the status of
+;;;; A position in the index is AGE/ID, the end of its keys, which stays what it is when the status of
 ;;;; the workflow changes. So pages of all statuses, whose parts of the index are merged, neither
 ;;;; miss a workflow nor list it twice.
 
@@ -16,20 +16,20 @@
 
 (defstruct (index-entry (:copier nil))
   "What the index has of a workflow."
-  (place "" :type string :read-only t)  ; AGE/ID
+  (position "" :type string :read-only t) ; AGE/ID
   (type "" :type string :read-only t)   ; of the workflow
   (ended 0 :type (integer 0) :read-only t)) ; when, in milliseconds since 1970; 0: it runs
 
 (declaim (sb-ext:freeze-type index-entry))
 
 (defun index-entry-id (index-entry)
-  (let ((place (index-entry-place index-entry)))
-    (subseq place (1+ (position #\/ place)))))
+  (let ((position (index-entry-position index-entry)))
+    (subseq position (1+ (position #\/ position)))))
 
 (defun entry-index-entry (entry prefix)
   "The index-entry in ENTRY of the store, whose key begins with PREFIX."
   (let* ((text (octets-string (etcd:entry-value entry))) (space (position #\Space text)))
-    (make-index-entry :place (subseq (etcd:entry-key entry) (length prefix))
+    (make-index-entry :position (subseq (etcd:entry-key entry) (length prefix))
                       :ended (parse-integer text :end space)
                       :type (subseq text (1+ space)))))
 
@@ -55,7 +55,7 @@
         (pb:list-request-ended-before-unix-ms request)))
 
 (defun search-bounds (request)
-  "From which place in the index on, and before which, REQUEST searches."
+  "From which position in the index on, and before which, REQUEST searches."
   (let* ((from (pb:list-request-started-from-unix-ms request))
          ;; what has ended before a time has begun before it
          (before (find-if #'plusp (sort (list (pb:list-request-started-before-unix-ms request)
@@ -81,7 +81,7 @@
 ;;; The index
 
 (defun index-page (node statuses from to)
-  "The next entries of the index from the place FROM on, before TO, merged from its parts for
+  "The next entries of the index from the position FROM on, before TO, merged from its parts for
 STATUSES, in order; and true if there may be more."
   (let* ((most (floor +index-page+ (length statuses)))
          (prefixes (loop for status in statuses
@@ -98,16 +98,16 @@ STATUSES, in order; and true if there may be more."
          ;; behind the last entry of a part that has more nothing is known
          (known (loop for list in lists
                       when (= most (length list))
-                        collect (index-entry-place (first (last list)))))
+                        collect (index-entry-position (first (last list)))))
          (end (first (sort known #'string<))))
     (values (loop for index-entry in (sort (apply #'append lists) #'string<
-                                           :key #'index-entry-place)
-                  until (and end (string< end (index-entry-place index-entry)))
+                                           :key #'index-entry-position)
+                  until (and end (string< end (index-entry-position index-entry)))
                   collect index-entry)
             (and end t))))
 
 (defun find-entries (node request limit)
-  "The index-entries that REQUEST asks for, LIMIT at most, and the place where the next page goes
+  "The index-entries that REQUEST asks for, LIMIT at most, and the position where the next page goes
 on, or \"\"."
   (let ((statuses (searched-statuses request)) (found '()) (looked-at 0))
     (multiple-value-bind (from to) (search-bounds request)
@@ -115,13 +115,13 @@ on, or \"\"."
         (multiple-value-bind (page more)
             (if (string< from to) (index-page node statuses from to) '())
           (loop for (index-entry . rest) on page
-                for place = (index-entry-place index-entry)
+                for position = (index-entry-position index-entry)
                 do (incf looked-at)
                    (when (wanted-entry-p request index-entry) (push index-entry found))
                    (when (or (= limit (length found)) (= looked-at +most-looked-at+))
                      (return-from find-entries
-                       (values (nreverse found) (if (or rest more) place ""))))
-                   (setf from (format nil "~A~C" place (code-char 0))))
+                       (values (nreverse found) (if (or rest more) position ""))))
+                   (setf from (format nil "~A~C" position (code-char 0))))
           (unless more (return (values (nreverse found) ""))))))))
 
 ;;; The answer

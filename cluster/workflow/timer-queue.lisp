@@ -81,7 +81,7 @@ string, or an ERRAND; nil if that is none of ours."
   (destructuring-bind (&optional first second) parts
     (if second
         (make-errand :name first :id second :octets (etcd:entry-value entry)
-                     :place (subseq (etcd:entry-key entry) (length (node-root node))))
+                     :key (subseq (etcd:entry-key entry) (length (node-root node))))
         first)))
 
 (defun due-page (node shard from before)
