@@ -73,6 +73,53 @@ name, nil for none."
          (cancel-workflow operator "x")))
      node)))
 
+(test schedules-have-roles
+  "Who may start may have something started at times; who may read sees it; who may operate pauses,
+resumes and deletes it."
+  (with-memory-node (node :allow '((:start . "client.test.example")
+                                   (:work . "spiffe://test.example/worker/*")
+                                   (:read . "spiffe://test.example/worker/*")
+                                   (:operate . "spiffe://test.example/node/a")))
+    (call-with-peers
+     (lambda (peer)
+       (let ((client (funcall peer "client")) (worker (funcall peer "worker-1"))
+             (operator (funcall peer "node-a")) (nobody (funcall peer nil)))
+         (flet ((create (channel id) (create-schedule channel id '("charge") :every 3600)))
+           (is-true (create client "s"))
+           (dolist (other (list worker operator nobody))
+             (signals access-denied (create other "t"))))
+         (is (string= "s" (pb:schedule-state-id (schedule-state worker "s"))))
+         (finishes (map-schedules #'identity worker))
+         (dolist (other (list client operator nobody))
+           (signals access-denied (schedule-state other "s"))
+           (signals access-denied (map-schedules #'identity other)))
+         (dolist (other (list client worker nobody))
+           (signals access-denied (pause-schedule other "s"))
+           (signals access-denied (resume-schedule other "s"))
+           (signals access-denied (delete-schedule other "s")))
+         (pause-schedule operator "s")
+         (resume-schedule operator "s")
+         (is-true (delete-schedule operator "s"))))
+     node)))
+
+(test children-and-runs-need-no-role-of-their-own
+  "A worker, who may start nothing, has its workflow start children and begin again by its reports."
+  (with-memory-node (node :allow '((:start . "client.test.example") (:read . "*")
+                                   (:work . "spiffe://test.example/worker/*")))
+    (call-with-peers
+     (lambda (peer)
+       (let* ((client (funcall peer "client")) (worker (funcall peer "worker-1"))
+              (session (open-a-session worker)))
+         (start-workflow client "w" '("a"))
+         (workflow::ask #'methods:report worker
+                        (pb:make-report-request
+                         :id "w" :fence (pb:task-fence (first (claim worker session '("a"))))
+                         :continue-as-new (continue-as-new '((:parallel ("a")))))
+                        10)
+         (is-true (claim worker session '("a") :wait 10))
+         (is (string= "w" (pb:parent-id (pb:workflow-state-parent (state-of client "w.2.0")))))))
+     node)))
+
 (test a-session-is-its-opener-s
   "Who reads a task's session and fence can neither report it nor end the session."
   (with-memory-node (node :allow '((:start . "client.test.example") (:read . "*")
