@@ -6,7 +6,8 @@
   :license "MIT"
   :description "The command clgrpc."
   :depends-on ("clgrpc/examples" "clgrpc-tools/load" "clgrpc-tools/report" "clgrpc-tools/profile"
-               "clgrpc-tools/console" "clgrpc-etcd/discovery" "clgrpc-cluster"
+               "clgrpc-tools/console" "clgrpc-tools/workflow-console" "clgrpc-etcd/discovery"
+               "clgrpc-cluster"
                "clgrpc-cluster/workflow")
   :pathname "tools/"
   :serial t
@@ -84,8 +85,18 @@
   :serial t
   :components ((:file "package") (:file "sample-set") (:file "tail") (:file "console") (:file "update")
                (:file "access") (:file "viewer") (:static-file "page/console.html")
-               (:static-file "page/console.css") (:static-file "page/console.js") (:file "page")
-               (:file "program")))
+               (:static-file "page/console.css") (:static-file "page/common.js")
+               (:static-file "page/console.js") (:file "page") (:file "program")))
+
+(defsystem "clgrpc-tools/workflow-console"
+  :description "A page of the console that shows the workflows of a node."
+  :depends-on ("clgrpc-tools/console" "clgrpc-cluster/workflow")
+  :pathname "tools/console/workflow/"
+  :serial t
+  :components ((:file "package") (:static-file "page/workflows.html")
+               (:static-file "page/workflows.css") (:static-file "page/workflows.js")
+               (:static-file "../page/console.css") (:static-file "../page/common.js")
+               (:file "workflow-page")))
 
 (defsystem "clgrpc-tools/testee"
   :description "The command with test peers: what public suites and benchmarks call and judge."

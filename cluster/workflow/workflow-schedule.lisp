@@ -16,7 +16,7 @@
   "The cron of STATE, a ScheduleState, or nil if it has an interval."
   (and (string/= "" (pb:schedule-state-cron state)) (parse-cron (pb:schedule-state-cron state))))
 
-(defun time-after (state cron ms)
+(defun next-scheduled-time (state cron ms)
   "The first time of STATE, whose CRON-OF is CRON, after MS; 0 for never."
   (if cron
       (or (next-cron cron ms) 0)
@@ -29,14 +29,14 @@ and how many there are before these, as far as that is known."
   (let ((next (pb:schedule-state-next-unix-ms state)))
     (flet ((times (from)
              (loop repeat (1+ +most-passed+)
-                   for time = from then (time-after state cron time)
+                   for time = from then (next-scheduled-time state cron time)
                    while (<= 1 time now)
                    collect time)))
       (let ((times (times next)))
         (if (<= (length times) +most-passed+)
             (values times 0)
             (let* ((unit (if cron 60000 (pb:schedule-state-interval-ms state)))
-                   (late (or (times (time-after state cron (- now (* unit +most-passed+))))
+                   (late (or (times (next-scheduled-time state cron (- now (* unit +most-passed+))))
                              (last times))))
               (values late (if cron
                                +most-passed+
@@ -84,7 +84,7 @@ long."
       (refuse :too-large "what a schedule starts has no id of its own"))
     ;; can it be started?
     (scheduled-workflow state start now limits)
-    (setf (pb:schedule-state-next-unix-ms state) (time-after state (cron-of state) now))
+    (setf (pb:schedule-state-next-unix-ms state) (next-scheduled-time state (cron-of state) now))
     state))
 
 (defun scheduled-workflow (state start now limits &optional (due now))
@@ -103,7 +103,7 @@ that is nil, none, because of REASON; MISSED times before were not made up for."
           (t (incf (pb:schedule-state-skipped state))))
     (setf (pb:schedule-state-last-unix-ms state) due
           (pb:schedule-state-reason state) (short-text reason)
-          (pb:schedule-state-next-unix-ms state) (time-after state (cron-of state) due))
+          (pb:schedule-state-next-unix-ms state) (next-scheduled-time state (cron-of state) due))
     state))
 
 (defun due-p (state now)
@@ -117,6 +117,6 @@ that is nil, none, because of REASON; MISSED times before were not made up for."
     (let ((state (protobuf:copy-message state)))
       (setf (pb:schedule-state-paused state) (not resume)
             (pb:schedule-state-next-unix-ms state) (if resume
-                                                       (time-after state (cron-of state) now)
+                                                       (next-scheduled-time state (cron-of state) now)
                                                        0))
       state)))

@@ -207,6 +207,7 @@ printed once it is a member. Return the exit code."
               "Work on workflows as well, with steps to try: echo returns its input, sleep does so
       after as many seconds as that says, fail fails.")
       (drain "DURATION" #'parse-seconds 10 "How long calls may go on when it is told to end.")
+      :console
       :telemetry
       :server-tls))
     "Be a node of a cluster: serve clgrpc.cluster.v1.Cluster, clgrpc.workflow.v1.Workflow, health
@@ -219,7 +220,7 @@ if another process has taken its name. See doc/cluster/cluster.md."
   (unless store (refuse "--store is missing"))
   (tune-collector)
   (program:begin-logging log-level log-format access-log)
-  (let* ((counted (and (or otlp metrics) (grpc:make-metrics)))
+  (let* ((counted (and (or otlp metrics console) (grpc:make-metrics)))
          (tracing (program:make-tracing-as-asked trace-sample otlp))
          (access-log (and access-log (grpc:make-access-log :ratio access-log)))
          (health (make-instance 'grpc:health-service))
@@ -234,24 +235,30 @@ if another process has taken its name. See doc/cluster/cluster.md."
            (program:call-with-metrics-page
             metrics tls counted health
             (lambda (metrics-url)
-              (call-with-named-store
-               (lambda (store engines)
-                 (call-with-workflows
-                  (lambda (workflows worker)
-                    (run-node name worker drain
-                              (append (when metrics-url
-                                        (list (format nil "metrics at ~A" metrics-url)))
-                                      (program:telemetry-lines trace-sample otlp))
-                              (list :store store :cluster cluster :listen listen
-                                    :address advertise :labels label
-                                    :lease-seconds lease-seconds :if-taken if-taken
-                                    :allow allow :metrics counted
-                                    :observer (remove nil (list tracing access-log))
-                                    :credentials tls
-                                    :services (list* health workflows
-                                                     ;; these ask nobody for a role
-                                                     (append (if (or tls allow) '() engines)
-                                                             (grpc:reflection-services))))))
-                  store namespace allow counted health (and worker name) lease-seconds))
-               store options))))
+              (console:call-with-console
+               console counted tls
+               (lambda (console console-url)
+                 (call-with-named-store
+                  (lambda (store engines)
+                    (call-with-workflows
+                     (lambda (workflows worker)
+                       (when console (workflow-console:show-workflows console workflows))
+                       (run-node name worker drain
+                                 (append (when metrics-url
+                                           (list (format nil "metrics at ~A" metrics-url)))
+                                         (when console-url
+                                           (list (format nil "console at ~A" console-url)))
+                                         (program:telemetry-lines trace-sample otlp))
+                                 (list :store store :cluster cluster :listen listen
+                                       :address advertise :labels label
+                                       :lease-seconds lease-seconds :if-taken if-taken
+                                       :allow allow :metrics counted
+                                       :observer (remove nil (list tracing access-log console))
+                                       :credentials tls
+                                       :services (list* health workflows
+                                                        ;; these ask nobody for a role
+                                                        (append (if (or tls allow) '() engines)
+                                                                (grpc:reflection-services))))))
+                     store namespace allow counted health (and worker name) lease-seconds))
+                  store options))))))
       (program:end-exporting exporter))))

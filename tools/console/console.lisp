@@ -17,6 +17,7 @@
    (lock :initform (sb-thread:make-mutex :name "clgrpc console") :reader console-lock) ; of the rest
    ;; an alist from weak loops, or nil, to SAMPLE-SETs
    (sample-sets :initform '() :accessor console-sample-sets)
+   (pages :initform '() :accessor console-pages) ; lists of a name, a title and a function
    (viewers :initform '() :accessor console-viewers) ; VIEWERs, who look now
    (thread :initform nil :accessor console-thread) ; that makes updates while somebody looks
    (bell :initform (sb-thread:make-semaphore :name "clgrpc console") :reader console-bell) ; for it

@@ -17,5 +17,9 @@
    #:console #:make-console #:console-metrics
    ;; access.lisp
    #:loopback-address-p
+   ;; page.lisp, access.lisp: for pages of others
+   #:add-page #:page-parts #:send-page #:send-json #:refuse
    ;; page.lisp
-   #:console-handler #:console-url))
+   #:console-handler #:console-url
+   ;; program.lisp
+   #:call-with-console))

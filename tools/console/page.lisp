@@ -1,5 +1,5 @@
-;;;; The page, whose three files in page/ are compiled into the image and sent as one, and what it
-;;;; asks for: the events, and the options. Its policy (Content-Security-Policy) lets it run the
+;;;; The page, whose files in page/ are compiled into the image and sent as one, what it asks for: the
+;;;; events, and the options; and pages that others add, such as that of workflows. Its policy (Content-Security-Policy) lets it run the
 ;;;; script that it came with, by a nonce that is new each time, and talk to where it came from;
 ;;;; nothing else.
 
@@ -13,25 +13,29 @@
           collect (subseq text start end)
           while end)))
 
-(defmacro page-parts ()
-  "The parts of the page, a list of strings; the nonce goes between them."
+(defmacro page-parts (page &rest marks-and-files)
+  "The parts of PAGE, a file below this one's folder, a list of strings; the nonce goes between them.
+MARKS-AND-FILES are what stands in PAGE in double braces, and the file that goes there."
   (labels ((file-text (name)
              (uiop:read-file-string
-              (merge-pathnames (concatenate 'string "page/" name)
-                               (or *compile-file-truename* *load-truename*))
+              (merge-pathnames name (or *compile-file-truename* *load-truename*))
               :external-format :utf-8))
            (fill-in (text mark name)
-             (destructuring-bind (before after) (cut-at text mark)
+             (destructuring-bind (before after) (cut-at text (format nil "{{~A}}" mark))
                (concatenate 'string before (file-text name) after))))
-    `',(cut-at (fill-in (fill-in (file-text "console.html") "{{style}}" "console.css")
-                        "{{script}}" "console.js")
-               "{{nonce}}")))
+    (loop with text = (file-text page)
+          for (mark name) on marks-and-files by #'cddr
+          do (setf text (fill-in text mark name))
+          finally (return `',(cut-at text "{{nonce}}")))))
 
-(define-load-time-global **page-parts** (page-parts))
+(define-load-time-global **page-parts**
+  (page-parts "page/console.html" "style" "page/console.css" "common" "page/common.js"
+              "script" "page/console.js"))
 
-(defun page-text (nonce)
+(defun page-text (parts nonce)
+  "The page of PARTS, see PAGE-PARTS."
   (with-output-to-string (stream)
-    (loop for (part . more) on **page-parts**
+    (loop for (part . more) on parts
           do (write-string part stream)
              (when more (write-string nonce stream)))))
 
@@ -40,12 +44,17 @@
                connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; ~
                frame-ancestors 'none'" nonce))
 
-(defun send-page ()
+(defun send-page (parts)
+  "Answer with the page of PARTS, see PAGE-PARTS. From any thread."
   (let ((nonce (random-text 16)))
     (values 200
             (safe-headers "text/html; charset=utf-8"
                           (cons "content-security-policy" (page-policy nonce)))
-            (page-text nonce))))
+            (page-text parts nonce))))
+
+(defun send-json (text)
+  "Answer with TEXT, which is JSON. From any thread."
+  (values 200 (safe-headers "application/json") text))
 
 ;;; Options
 
@@ -65,9 +74,24 @@
                                          collect (option-object row value))))))
 
 (defun send-options ()
-  (values 200
-          (safe-headers "application/json")
-          (write-json (json-list (mapcar #'options-object (shown-servers))))))
+  (send-json (write-json (json-list (mapcar #'options-object (shown-servers))))))
+
+;;; Pages of others
+
+(defun add-page (console name title function)
+  "Have CONSOLE show another page, which its own links to by TITLE, at NAME below its path, a string of
+letters. FUNCTION gets a request for what is below NAME/, and that, a string; it returns the status,
+headers and text of the answer, as SEND-PAGE, SEND-JSON and REFUSE do, and may wait. From any thread."
+  (check-type name string)
+  (sb-thread:with-mutex ((console-lock console))
+    (setf (console-pages console)
+          (append (remove name (console-pages console) :key #'first :test #'string=)
+                  (list (list name title function))))))
+
+(defun page-below (console below)
+  "The page of CONSOLE, a list of its name, title and function, that BELOW, a path, is in, or nil."
+  (let ((slash (position #\/ below)))
+    (and slash (assoc (subseq below 0 slash) (console-pages console) :test #'string=))))
 
 ;;; The handler
 
@@ -78,8 +102,11 @@
 
 (defun answer (console request)
   "Answer REQUEST, which may see CONSOLE."
-  (let ((below (path-below console request)))
-    (cond ((string= below "") (send-page))
+  (let* ((below (path-below console request)) (page (page-below console below)))
+    (cond ((string= below "") (send-page **page-parts**))
+          (page (destructuring-bind (name title function) page
+                  (declare (ignore title))
+                  (funcall function request (subseq below (1+ (length name))))))
           ((string= below "options") (send-options))
           ((string/= below "events") (refuse 404 "The console has no such page."))
           ((string/= "GET" (exchange:http-request-method request))

@@ -13,6 +13,17 @@ only if there are CREDENTIALS."
                       addresses))
     (make-console :metrics metrics :remote remote)))
 
+(defun call-with-console (addresses metrics credentials function)
+  "Call FUNCTION with a console of METRICS, which is shown on ADDRESSES, over TLS if there are
+CREDENTIALS, while it runs, and where that is, a string; with nil and nil if ADDRESSES are nil. From
+any thread."
+  (if (null addresses)
+      (funcall function nil nil)
+      (let ((console (open-console addresses metrics credentials)))
+        (program:call-with-web addresses credentials (list (console-handler console))
+                               (lambda (page) (console-url console page))
+                               (lambda (url) (funcall function console url))))))
+
 (defun find-console (observers)
   (find-if (lambda (observer) (typep observer 'console)) observers))
 

@@ -299,6 +299,8 @@ changed since the update before, an object for WRITE-JSON."
     (list* (cons "process" (process-object))
            (cons "started" (unix-ms (metrics:metrics-started-ns (console-metrics console))))
            (cons "bounds" (bounds-vector update-stream))
+           (cons "pages" (json-list (loop for (name title) in (console-pages console)
+                                          collect (vector name title))))
            (cons "frames" (json-list (fifo-items (update-stream-updates update-stream))))
            (members "time" (unix-ms (real-time-ns))
                     "series" (json-list (mapcar #'series-row series))

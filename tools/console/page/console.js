@@ -1,6 +1,5 @@
-"use strict";
 // The console's page: what the events say becomes STATE, and RENDER shows STATE. Frames and their
-// members are described in frame.lisp. Nothing here depends on another file or place.
+// members are described in update.lisp. What all pages have is in common.js; nothing else is needed.
 
 const STAGES = ["resolve", "connect", "handshake", "back-off", "retry", "queue", "wait", "receive",
                 "answer", "send"];
@@ -21,23 +20,6 @@ const state = {
   cursor: null,           // the time that the charts show the numbers of, or null
   paused: false,
 };
-
-const $ = (id) => document.getElementById(id);
-
-function element(tag, attributes, ...children) {
-  const node = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes ?? {})) {
-    if (name === "style") for (const [key, text] of Object.entries(value)) node.style.setProperty(key, text);
-    else if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
-    else if (value !== null && value !== undefined) node.setAttribute(name, value);
-  }
-  node.append(...children);
-  return node;
-}
-
-function setText(node, text) {
-  if (node.textContent !== text) node.textContent = text;
-}
 
 // NAME of a method in parts between which a line may end
 function breakable(name) {
@@ -146,6 +128,7 @@ function hello(data) {
   for (const frame of data.frames ?? []) if (frame.seconds) addFrame(frame);
   takeRest(data);
   loadOptions();
+  $("pages").replaceChildren(...data.pages.map(([name, title]) => element("a", {href: `${name}/`}, title)));
   setText($("where"), `${data.process.version} on ${data.process.host}`);
   document.title = `clgrpc on ${data.process.host}`;
   if (![...state.series.values()].some((series) => series.role === state.role)) {
@@ -473,29 +456,6 @@ function speed(name) {
   return (points.at(-1).value - points[0].value) / gone;
 }
 
-// Tables. Rows that stay are the same elements, so that what has the focus keeps it.
-
-function rows(body, items, key, fill) {
-  const old = new Map([...body.children].map((row) => [row.dataset.key, row]));
-  items.forEach((item, place) => {
-    const name = String(key(item));
-    const row = old.get(name) ?? element("tr", {"data-key": name});
-    old.delete(name);
-    fill(row, item);
-    if (body.children[place] !== row) body.insertBefore(row, body.children[place] ?? null);
-  });
-  for (const row of old.values()) row.remove();
-}
-
-function cells(row, ...specs) {
-  specs.forEach(([content, kind], place) => {
-    const cell = row.children[place] ?? row.appendChild(element("td"));
-    if (kind !== undefined && cell.className !== kind) cell.className = kind;
-    if (content instanceof Node) { if (!cell.firstChild?.isEqualNode(content)) cell.replaceChildren(content); }
-    else setText(cell, content);
-  });
-}
-
 function groups(name, frames) {
   const found = new Map();
   const group = (series) => {
@@ -789,25 +749,9 @@ function chooseMethod(name) {
   render();
 }
 
-function chooseTheme(theme) {
-  document.documentElement.dataset.theme = theme;
-  setText($("theme"), theme === "dark" ? "Light" : "Dark");
-  readPalette();
-  render();
-}
-
 function begin() {
   document.body.append(probe);
-  const dark = matchMedia("(prefers-color-scheme: dark)");
-  chooseTheme(localStorage.getItem("clgrpc-theme") ?? (dark.matches ? "dark" : "light"));
-  dark.addEventListener("change", () => {
-    if (!localStorage.getItem("clgrpc-theme")) chooseTheme(dark.matches ? "dark" : "light");
-  });
-  $("theme").addEventListener("click", () => {
-    const theme = document.documentElement.dataset.theme === "dark" ? "light" : "dark";
-    localStorage.setItem("clgrpc-theme", theme);
-    chooseTheme(theme);
-  });
+  beginTheme(() => { readPalette(); render(); });
   $("pause").addEventListener("click", () => {
     state.paused = !state.paused;
     $("pause").setAttribute("aria-pressed", state.paused);

@@ -1,0 +1,10 @@
+;;;; The console's page of workflows: those of a node's namespace, searched, one of them with its
+;;;; steps and history, and schedules. It only shows: the console lets nobody act.
+
+(defpackage #:clgrpc.workflow-console
+  (:use #:cl #:clgrpc.base)
+  (:local-nicknames (#:console #:clgrpc.console) (#:exchange #:clgrpc.exchange)
+                    (#:protobuf #:clgrpc.protobuf) (#:status #:clgrpc.status)
+                    (#:pb #:clgrpc.workflow.v1) (#:methods #:clgrpc.workflow.v1.workflow))
+  (:import-from #:sb-ext #:define-load-time-global)
+  (:export #:show-workflows))

@@ -1,0 +1,59 @@
+;;;; What the page of workflows is and asks for: answers of the service, in the JSON of Protocol
+;;;; Buffers, to requests in the same. Whoever may look at the console may read them; inputs and
+;;;; results are not among them.
+
+(in-package #:clgrpc.workflow-console)
+
+(define-load-time-global **workflow-page-parts**
+  (console:page-parts "page/workflows.html" "base" "../page/console.css"
+                      "style" "page/workflows.css" "common" "../page/common.js"
+                      "script" "page/workflows.js"))
+
+(defconstant +call-seconds+ 10 "How long the service may take for an answer.")
+(defconstant +longest-request+ 10000 "Characters of a request.")
+
+(defun http-status-of (condition)
+  "The status of HTTP that says what CONDITION, an RPC-ERROR, does."
+  (case (status:rpc-error-status condition)
+    (:not-found 404)
+    (:invalid-argument 400)
+    (t 503)))
+
+(defun asked-for (request type)
+  "The message of TYPE that the parameter `request` of REQUEST is."
+  (let ((text (or (exchange:http-request-parameter request "request") "{}")))
+    (if (< +longest-request+ (length text))
+        (error 'protobuf:protobuf-error)
+        (protobuf:parse-json-message type text))))
+
+(defun call-service (service request what)
+  "What SERVICE answers to REQUEST for WHAT, a message; nil if there is no such thing."
+  (flet ((ask (stub message) (values (funcall stub service message :timeout +call-seconds+))))
+    (alexandria:switch (what :test #'string=)
+      ("list" (ask #'methods:list (asked-for request 'pb:list-request)))
+      ("show" (let ((message (asked-for request 'pb:get-workflow-state-request)))
+                (ask #'methods:get-workflow-state
+                     (pb:make-get-workflow-state-request
+                      :id (pb:get-workflow-state-request-id message) :history t))))
+      ("schedules" (ask #'methods:list-schedules
+                        (asked-for request 'pb:list-schedules-request))))))
+
+(defun answer (service request what)
+  "Answer REQUEST for WHAT, which is below the page of SERVICE."
+  (if (string= what "")
+      (console:send-page **workflow-page-parts**)
+      (handler-case
+          (let ((message (call-service service request what)))
+            (if message
+                (console:send-json (protobuf:message-json message))
+                (console:refuse 404 "The page of workflows has no such part.")))
+        (protobuf:protobuf-error () (console:refuse 400 "The request is no message in JSON."))
+        (status:rpc-error (condition)
+          (console:refuse (http-status-of condition) (status:rpc-error-message condition))))))
+
+(defun show-workflows (console service)
+  "Have CONSOLE, of MAKE-CONSOLE, show the workflows and schedules of SERVICE, of
+MAKE-WORKFLOW-SERVICE, on a page of their own, which the console's links to. Whoever may look at the
+console may read all of them, without what they were given and have brought. From any thread."
+  (console:add-page console "workflows" "Workflows"
+                    (lambda (request what) (answer service request what))))
