@@ -143,7 +143,7 @@ that is not loaded (:DATA)."
   ("src/observe/logs" ("clgrpc-tests/client" "sb-posix"))
   ("src/observe/metrics" ("clgrpc/metrics" "clgrpc-tests/client"))
   ("src/observe/channelz" ("clgrpc-tests/server"))
-  ("tools/console" ("clgrpc-tools/console" "clgrpc-tests/server"))
+  ("tools/console" ("clgrpc-tools/workflow-console" "clgrpc-etcd/memory" "clgrpc-tests/server"))
   ("sim" ("clgrpc-sim" "clgrpc-tests/server" "clgrpc-tests/dns") :first ("mix" "driver" "network"))
   ("sim/policy" ("clgrpc-tests/sim" "clgrpc-tests/dns" "clgrpc-tests/dialogue")
    :first ("backend" "attempt" "scenario"))

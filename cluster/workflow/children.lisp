@@ -26,7 +26,8 @@
     (if parent (pb:parent-depth parent) 0)))
 
 (defun check-child (child limits depth)
-  (when (string/= "" (pb:child-type child)) (check-name (pb:child-type child) "the type of a child"))
+  (when (string/= "" (pb:child-type child))
+    (check-name (pb:child-type child) "the type of a child"))
   (when (minusp (pb:child-timeout-ms child)) (refuse :too-large "the time of a child is negative"))
   (when (zerop (length (pb:child-steps child))) (refuse :too-large "a child has at least one step"))
   (map nil (lambda (step) (check-step step limits depth)) (pb:child-steps child)))
@@ -105,8 +106,8 @@ at. INPUT, octets, is what it gets unless it has one of its own."
     t))
 
 (defun former-child-p (state child)
-  "True if STATE, of a workflow, was CHILD, a draft that begins a child, for a former workflow of its
-parent's id, and has ended."
+  "True if STATE, of a workflow, was CHILD, a draft that begins a child, for a former workflow of
+its parent's id, and has ended."
   (let ((former (pb:workflow-state-parent state))
         (parent (pb:workflow-state-parent (draft-state child))))
     (and former
@@ -223,7 +224,8 @@ alist of places and ChildResults of those whose ends were noted before."
 (defun end-errands (draft)
   "What nodes are to do because DRAFT ends its workflow: an alist of names of errands and texts that
 say what of, so that it can be done when the workflow is deleted."
-  (let* ((state (draft-state draft)) (old (draft-old draft)) (parent (pb:workflow-state-parent state))
+  (let* ((state (draft-state draft)) (old (draft-old draft))
+         (parent (pb:workflow-state-parent state))
          (left (children-left state)))
     (unless (or (running-p state) (and old (not (running-p old))))
       (append (and parent (list (cons "end" (protobuf:serialize parent))))

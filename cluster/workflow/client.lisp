@@ -104,8 +104,8 @@ another WORKFLOW-ERROR after TIMEOUT seconds (10). From any thread."
 
 (defun map-workflows (function channel &rest search
                       &key status type started-from started-before ended-from ended-before timeout)
-  "Call FUNCTION with a CLGRPC.WORKFLOW.V1:WORKFLOW-SUMMARY of each workflow, the newest first; or of
-those whose STATUS is :running, :completed, :failed or :cancelled, whose TYPE is that string, and
+  "Call FUNCTION with a CLGRPC.WORKFLOW.V1:WORKFLOW-SUMMARY of each workflow, the newest first; or
+of those whose STATUS is :running, :completed, :failed or :cancelled, whose TYPE is that string, and
 which began and ended at the times STARTED-FROM and ENDED-FROM or later and before STARTED-BEFORE
 and ENDED-BEFORE, seconds since 1970. They are fetched in pages, each within TIMEOUT seconds (10),
 and one that begins, changes its status or is deleted meanwhile may be missed. Signal a

@@ -1,8 +1,8 @@
 ;;;; Times as cron(5) writes them: five fields, the minute (0 to 59), the hour (0 to 23), the day of
-;;;; the month (1 to 31), the month (1 to 12 or JAN to DEC) and the day of the week (0 to 7 or SUN to
-;;;; SAT; 0 and 7 are Sunday). A field is * or a list of numbers and ranges, as in 1,15-20; with /N
-;;;; behind a range or a *, every Nth of it. If both days are restricted, one of them is enough, as
-;;;; cron has it: "0 9 1 * MON" is each first of a month and each Monday.
+;;;; the month (1 to 31), the month (1 to 12 or JAN to DEC) and the day of the week (0 to 7 or SUN
+;;;; to SAT; 0 and 7 are Sunday). A field is * or a list of numbers and ranges, as in 1,15-20; with
+;;;; /N behind a range or a *, every Nth of it. If both days are restricted, one of them is enough,
+;;;; as cron has it: "0 9 1 * MON" is each first of a month and each Monday.
 ;;;;
 ;;;; All times are in UTC, in which no hour is missing or there twice.
 

@@ -199,8 +199,8 @@ one value cannot find another with the same digest, as the check of repeated req
                 collect octets))))
 
 (defun begin-workflow (request now limits &key (traceparent "") parent)
-  "The draft of the workflow that REQUEST, a StartRequest, starts; PARENT, a Parent, says whose child
-it is, if it is one."
+  "The draft of the workflow that REQUEST, a StartRequest, starts; PARENT, a Parent, says whose
+child it is, if it is one."
   (let* ((id (check-name (pb:start-request-id request) "the id of a workflow"))
          (timeout (pb:start-request-timeout-ms request))
          (input (pb:start-request-input request))

@@ -129,8 +129,8 @@ or
    a list (STEPS &key type input timeout).
 Children get as their input what a task in that place would. What such a step brings is a
 CLGRPC.WORKFLOW.V1:CHILD-RESULTS, see CHILD-RESULTS. If a child fails or is cancelled, so does the
-step; with FAILURES :report the results tell it. Children are cancelled when their parent ends first,
-unless ABANDON is true.
+step; with FAILURES :report the results tell it. Children are cancelled when their parent ends
+first, unless ABANDON is true.
 A step that takes longer than TIMEOUT seconds fails, and so does its workflow. START-WORKFLOW takes
 NAME; a workflow that has been started keeps the steps that it was started with. Signal MISUSE for
 what is no step."

@@ -1,7 +1,7 @@
 ;;;; Errands: what is to be done though nobody calls, to other workflows than the one whose change
-;;;; has brought it. An errand is a key among those of timers, index/due/SHARD/TIME/ERRAND/ID, put by
-;;;; the transaction that makes it necessary and removed by the one that does it, or once there is
-;;;; nothing left to do. So it is done though nodes die, and what it does it does once.
+;;;; has brought it. An errand is a key among those of timers, index/due/SHARD/TIME/ERRAND/ID, put
+;;;; by the transaction that makes it necessary and removed by the one that does it, or once there
+;;;; is nothing left to do. So it is done though nodes die, and what it does it does once.
 ;;;;
 ;;;;   start     children of the workflow ID are to be begun
 ;;;;   end       the child ID has ended, and its parent is to be told
@@ -173,8 +173,8 @@ cannot be begun the step fails."
     ("schedule" (run-schedule node errand))))
 
 (defun do-errands (node errands)
-  "Do ERRANDS, as far as nothing is wrong with single ones. Return the ids of the workflows that this
-was about."
+  "Do ERRANDS, as far as nothing is wrong with single ones. Return the ids of the workflows that
+this was about."
   (flet ((end-p (errand) (string= "end" (errand-name errand))))
     (let ((parents (tell-parents node (remove-if-not #'end-p errands)))
           (others (remove-if #'end-p errands)))

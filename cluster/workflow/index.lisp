@@ -14,8 +14,8 @@
                    (case (pb:step-state-status step)
                      (:ready (list (ready-key root step id)))
                      (:claimed (list (claim-key root (pb:workflow-state-session state) id)))
-                     (:starting
-                      (list (errand-due-key root (pb:step-state-begun-unix-ms step) "start" id)))))))))
+                     (:starting (list (errand-due-key root (pb:step-state-begun-unix-ms step)
+                                                      "start" id)))))))))
 
 (defun list-key (root state)
   (key root "by" (status-text (pb:workflow-state-status state))

@@ -290,15 +290,16 @@ the store answers. CLOCK is a function that returns the time in nanoseconds sinc
 the machine's: timers and deadlines are kept by it.
 ALLOW is a list of permissions, (ROLE . PATTERN): a peer whose identity is of PATTERN, see
 START-NODE, may :start workflows, signal them and create schedules, :work, :read, or :operate, which
-is to cancel and delete them, and to pause and delete schedules; the role (:work KIND) is for tasks of the kind KIND. Without permissions a peer may do all of
-this without TLS, and nothing with TLS. Calls within the image may do all.
+is to cancel and delete workflows, and to pause and delete schedules; the role (:work KIND) is for
+tasks of the kind KIND. Without permissions a peer may do all of this without TLS, and nothing with
+TLS. Calls within the image may do all.
 Limits, for this node: :max-payload-octets (1000000) of inputs, a result, a signal; :max-steps
 (256), :max-changes (5000), :max-state-octets (400000), which its steps and what is known of them
 take, and :max-signals (100), which wait, of a workflow, or of a run of it; :max-children (100) of a
 step and :max-depth (8) of children of children; :max-schedules (1000); :max-running (1000000)
-workflows, whose children run beyond that;
-:max-store-share (7/10) of the store's quota, which is :store-quota octets if its status does not
-say (2 GB), so much may be in use for a workflow to be started; :max-sessions (100000), and :max-sessions-per-identity (1000) of one certificate's;
+workflows, whose children run beyond that; :max-store-share (7/10) of the store's quota, which is
+:store-quota octets if its status does not say (2 GB), so much may be in use for a workflow to be
+started; :max-sessions (100000), and :max-sessions-per-identity (1000) of one certificate's;
 :max-session-seconds (120) that one lasts unheard of; :max-held (1000) tasks of a session;
 :max-waiting-claims (10000), :max-waiting-claims-per-session (1000), and
 :max-waiting-claims-per-identity (5000); :max-watches (20000), and

@@ -44,7 +44,8 @@
 (defconstant +default-attempts+ 10)
 (defconstant +free-losses+ 3 "So often in a row a lost attempt is made again at once.")
 (defconstant +most-losses+ 20 "So often in a row a step may be lost before it fails.")
-(defconstant +child-seconds+ 3600 "So long a child is kept at least: its parent is to get its result.")
+(defconstant +child-seconds+ 3600
+  "So long a child is kept at least: its parent is to get its result.")
 (defconstant +most-catch-up+ 100 "Times that a schedule makes up for.")
 (defconstant +most-child-inputs+ 10000000 "Octets of the inputs of all children of a step.")
 (defconstant +most-recorded+ 8 "Reports of a step that are known again if they are sent again.")

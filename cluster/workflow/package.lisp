@@ -5,9 +5,9 @@
 ;;;;
 ;;;; The files, from the ground up: conditions; limits; keys; steps as they are written; drafts,
 ;;;; what is to become of a state; decisions, about children, continuations and schedules, too; keys
-;;;; of a state; dates; a node; how full the store is; what is counted; changes in the store; claims;
-;;;; changes of many workflows; sessions; errands; timers; the keeper; watches; searches; the methods
-;;;; of the service, and of its schedules; its clients; tasks and workers.
+;;;; of a state; dates; a node; how full the store is; what is counted; changes in the store;
+;;;; claims; changes of many workflows; sessions; errands; timers; the keeper; watches; searches;
+;;;; the methods of the service, and of its schedules; its clients; tasks and workers.
 
 (defpackage #:clgrpc.workflow
   (:use #:cl #:clgrpc.base)

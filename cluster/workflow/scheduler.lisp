@@ -10,7 +10,7 @@
 (defun scheduled-key (root id)
   (key root "scheduled" id))
 
-(defun schedule-errand-due-keys (root state)
+(defun schedule-errands (root state)
   "The keys that STATE, a ScheduleState or nil, has besides its own, a list."
   (and state
        (plusp (pb:schedule-state-next-unix-ms state))
@@ -20,7 +20,7 @@
 (defun schedule-operations (root old new)
   "What makes OLD, a ScheduleState or nil, NEW in the store."
   (cons (list :put (schedule-key root (pb:schedule-state-id new)) (protobuf:serialize new))
-        (let ((before (schedule-errand-due-keys root old)) (after (schedule-errand-due-keys root new)))
+        (let ((before (schedule-errands root old)) (after (schedule-errands root new)))
           (unless (equal before after)
             (append (loop for key in before collect (list :remove key))
                     (loop for key in after collect (list :put key "")))))))
@@ -106,7 +106,7 @@ why not, a text."
         while (and state (due-p state (node-now node)))
         do (start-scheduled node entry)
         finally (unless (member (node-key node (errand-key errand))
-                                (schedule-errand-due-keys (node-root node) state) :test #'string=)
+                                (schedule-errands (node-root node) state) :test #'string=)
                   (forget-errand node errand))))
 
 ;;; What its users ask for
@@ -181,7 +181,7 @@ why not, a text."
                                           (lambda (state)
                                             (loop for key in (list* (schedule-key root id)
                                                                     (scheduled-key root id)
-                                                                    (schedule-errand-due-keys root
+                                                                    (schedule-errands root
                                                                                           state))
                                                   collect (list :remove key))))
                          t)

@@ -3,8 +3,8 @@
 ;;;; lists. The time of the start bounds the part of the index that is read at all. What one call
 ;;;; reads is bounded; the next call goes on at the last entry that this one has looked at.
 ;;;;
-;;;; A position in the index is AGE/ID, the end of its keys, which stays what it is when the status of
-;;;; the workflow changes. So pages of all statuses, whose parts of the index are merged, neither
+;;;; A position in the index is AGE/ID, the end of its keys, which stays what it is when the status
+;;;; of the workflow changes. So pages of all statuses, whose parts of the index are merged, neither
 ;;;; miss a workflow nor list it twice.
 
 (in-package #:clgrpc.workflow)
@@ -89,9 +89,10 @@ STATUSES, in order; and true if there may be more."
          (parts (nth-value 1 (etcd:transact
                               (node-etcd node)
                               :then (loop for prefix in prefixes
-                                          collect (list :get-all :from (format nil "~A~A" prefix from)
-                                                                 :to (format nil "~A~A" prefix to)
-                                                                 :limit most)))))
+                                          collect (list :get-all
+                                                        :from (format nil "~A~A" prefix from)
+                                                        :to (format nil "~A~A" prefix to)
+                                                        :limit most)))))
          (lists (loop for part in parts
                       for prefix in prefixes
                       collect (mapcar (lambda (entry) (entry-index-entry entry prefix)) part)))

@@ -77,10 +77,10 @@ not tried again, and its workflow fails."
   (error 'step-failed :text text :retry retry))
 
 (defun continue-as-new (steps &key input timeout)
-  "Return what a function of DEFINE-STEP is to return for its workflow to begin again, under the same
-id, with STEPS, as START-WORKFLOW takes them, whose first gets INPUT, a string, octets, a message or
-nil. What was left of the steps is dropped, and so is the history; the workflow fails when TIMEOUT
-seconds are over. Signal MISUSE for what is no step. From any thread."
+  "Return what a function of DEFINE-STEP is to return for its workflow to begin again, under the
+same id, with STEPS, as START-WORKFLOW takes them, whose first gets INPUT, a string, octets, a
+message or nil. What was left of the steps is dropped, and so is the history; the workflow fails
+when TIMEOUT seconds are over. Signal MISUSE for what is no step. From any thread."
   (pb:make-continuation :steps (steps-of steps) :input (payload-octets input)
                         :timeout-ms (duration-ms timeout)))
 

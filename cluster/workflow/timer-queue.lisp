@@ -76,8 +76,8 @@
 ;;; What is due
 
 (defun due-item (node entry parts)
-  "What the key of ENTRY, whose parts behind its time are PARTS, says is due: the id of a workflow, a
-string, or an ERRAND; nil if that is none of ours."
+  "What the key of ENTRY, whose parts behind its time are PARTS, says is due: the id of a workflow,
+a string, or an ERRAND; nil if that is none of ours."
   (destructuring-bind (&optional first second) parts
     (if second
         (make-errand :name first :id second :octets (etcd:entry-value entry)

@@ -1,7 +1,7 @@
 ;;;; Schedules: what starts workflows at times. These are decisions as those in decision.lisp: a
 ;;;; schedule's state, the nodes' date and what is known of the last workflow make the next state,
-;;;; and perhaps a workflow. scheduler.lisp puts both into the store by one transaction, so each time
-;;;; starts one workflow, whatever nodes do meanwhile.
+;;;; and perhaps a workflow. scheduler.lisp puts both into the store by one transaction, so each
+;;;; time starts one workflow, whatever nodes do meanwhile.
 ;;;;
 ;;;; Of times that have passed while no node lived, the last ones are made up for, CATCH_UP of them;
 ;;;; the others are counted as missed. One time is done after the other.
@@ -116,7 +116,6 @@ that is nil, none, because of REASON; MISSED times before were not made up for."
   (unless (eq (pb:schedule-state-paused state) (not resume))
     (let ((state (protobuf:copy-message state)))
       (setf (pb:schedule-state-paused state) (not resume)
-            (pb:schedule-state-next-unix-ms state) (if resume
-                                                       (next-scheduled-time state (cron-of state) now)
-                                                       0))
+            (pb:schedule-state-next-unix-ms state)
+            (if resume (next-scheduled-time state (cron-of state) now) 0))
       state)))

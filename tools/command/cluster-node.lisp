@@ -198,10 +198,11 @@ printed once it is a member. Return the exit code."
                 "What to do if there is a member of its name: take-over, or refuse to start.")
       ((allow "--allow") "ROLE=PATTERN" #'parse-permission '()
        "Give a role to peers whose certificate has a name of this pattern; may be given several
-      times. Roles: start (start and signal workflows, create schedules), work (or work:KIND),
-      read, operate (cancel and delete them), join (be a member by a call, without a store of one's own). Patterns: a DNS
-      name, or spiffe://DOMAIN/PATH, where * is one label or one segment, and for join {name} is
-      the member's name; * alone is any certificate; anyone is without one, too.")
+      times. Roles: start (start and signal workflows, create schedules), work (or work:KIND), read,
+      operate (cancel and delete workflows, pause and delete schedules), join (be a member by a
+      call, without a store of one's own). Patterns: a DNS name, or spiffe://DOMAIN/PATH, where * is
+      one label or one segment, and for join {name} is the member's name; * alone is any
+      certificate; anyone is without one, too.")
       (namespace "NAME" #'identity "default" "Whose workflows it serves.")
       (worker "[true|false]" #'parse-boolean nil
               "Work on workflows as well, with steps to try: echo returns its input, sleep does so

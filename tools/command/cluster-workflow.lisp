@@ -30,8 +30,8 @@ duration."
          (parse-duration string))))
 
 (defun show-workflows (channel search json count timeout)
-  "Print the workflows that SEARCH, arguments of MAP-WORKFLOWS, asks for, at most COUNT unless that is
-nil."
+  "Print the workflows that SEARCH, arguments of MAP-WORKFLOWS, asks for, at most COUNT unless that
+is nil."
   (let ((rows '()) (shown 0))
     (block listing
       (apply #'workflow:map-workflows

@@ -105,11 +105,11 @@ not nil. Gives up TIMEOUT seconds after the last node went that could be reached
       (timeout "DURATION" #'parse-seconds 10
                "How long an answer is waited for; of watch, how long no node may be reached.")
       client-tls))
-    "Show the members of a cluster, its workflows or its schedules, or watch the members: each change
-is printed once, also if the node that is asked goes and another of ADDRESS can be reached. Start,
-signal, cancel, delete and show one workflow; create, pause, resume, delete and show one schedule.
-Exits with 0, also if the workflow had been started alike before; with 1 if no node has answered in
-time, or what was asked was refused; with 2 if the arguments are wrong."
+    "Show the members of a cluster, its workflows or its schedules, or watch the members: each
+change is printed once, also if the node that is asked goes and another of ADDRESS can be reached.
+Start, signal, cancel, delete and show one workflow; create, pause, resume, delete and show one
+schedule. Exits with 0, also if the workflow had been started alike before; with 1 if no node has
+answered in time, or what was asked was refused; with 2 if the arguments are wrong."
   (check-workflow-arguments what id name task request)
   (grpc:with-channel (channel address
                       :credentials (client-credentials tls-ca tls-cert tls-key tls-name)

@@ -1,7 +1,7 @@
-;;;; The page, whose files in page/ are compiled into the image and sent as one, what it asks for: the
-;;;; events, and the options; and pages that others add, such as that of workflows. Its policy (Content-Security-Policy) lets it run the
-;;;; script that it came with, by a nonce that is new each time, and talk to where it came from;
-;;;; nothing else.
+;;;; The page, whose files in page/ are compiled into the image and sent as one, what it asks for:
+;;;; the events, and the options; and pages that others add, such as that of workflows. Its policy
+;;;; (Content-Security-Policy) lets it run the script that it came with, by a nonce that is new each
+;;;; time, and talk to where it came from; nothing else.
 
 (in-package #:clgrpc.console)
 
@@ -14,8 +14,8 @@
           while end)))
 
 (defmacro page-parts (page &rest marks-and-files)
-  "The parts of PAGE, a file below this one's folder, a list of strings; the nonce goes between them.
-MARKS-AND-FILES are what stands in PAGE in double braces, and the file that goes there."
+  "The parts of PAGE, a file below this one's folder, a list of strings; the nonce goes between
+them. MARKS-AND-FILES are what stands in PAGE in double braces, and the file that goes there."
   (labels ((file-text (name)
              (uiop:read-file-string
               (merge-pathnames name (or *compile-file-truename* *load-truename*))
@@ -79,9 +79,10 @@ MARKS-AND-FILES are what stands in PAGE in double braces, and the file that goes
 ;;; Pages of others
 
 (defun add-page (console name title function)
-  "Have CONSOLE show another page, which its own links to by TITLE, at NAME below its path, a string of
-letters. FUNCTION gets a request for what is below NAME/, and that, a string; it returns the status,
-headers and text of the answer, as SEND-PAGE, SEND-JSON and REFUSE do, and may wait. From any thread."
+  "Have CONSOLE show another page, which its own links to by TITLE, at NAME below its path, a string
+of letters. FUNCTION gets a request for what is below NAME/, and that, a string; it returns the
+status, headers and text of the answer, as SEND-PAGE, SEND-JSON and REFUSE do, and may wait. From
+any thread."
   (check-type name string)
   (sb-thread:with-mutex ((console-lock console))
     (setf (console-pages console)

@@ -120,8 +120,8 @@ just before is no more that worker's seven seconds later, of which its session h
       (complain "~A: ~S is left of what is to be kept" name found))))
 
 (defun run-wrong-dates (simulation)
-  "Nodes whose date is eight days ahead, or is set so, end nothing: beside a right one, beside two, or
-alone in the end. Nor does one that is behind hold up what is due."
+  "Nodes whose date is eight days ahead, or is set so, end nothing: beside a right one, beside two,
+or alone in the end. Nor does one that is behind hold up what is due."
   (with-shop (shop simulation)
     (add-dated-node shop "right")
     (sim:wait-for 1)

@@ -127,13 +127,15 @@
     (signals too-large (begun '((:parallel ("a"))) :id (make-string 125 :initial-element #\w))))
   (let ((state (parent-state '(:parallel ("a") ("b")) :limits (limits :max-payload-octets 100))))
     (becomes state 2000 (workflow::note-child-ends
-                         1 (list (ended-child 0 :completed :text (make-string 100 :initial-element #\a)))
+                         1
+                         (list (ended-child 0 :completed
+                                            :text (make-string 100 :initial-element #\a)))
                          '())
              :limits (limits :max-payload-octets 100))
     (is (search "too large together" (pb:workflow-state-reason state)))))
 
 (test parallel-steps-by-nodes-and-workers
-  "Branches, children of children, and children that a task decides on bring their results in order."
+  "Branches, children of children, and those that a task decides on bring their results in order."
   (with-memory-node (node)
     (with-worker-of (worker node :kinds '("t-double" "t-join" "t-spread") :concurrency 2)
       (start-workflow node "w" '((:parallel ("t-double") ("t-double" "t-double")) "t-join")

@@ -50,16 +50,15 @@ it was, and a step that has started children is done when all of them have ended
          (place (and state (position (pb:task-step task) (pb:workflow-state-steps state)
                                      :key #'pb:step-state-number)))
          (before (and place (plusp place) (elt (pb:workflow-state-steps state) (1- place)))))
-    (when (and before (eq :children (pb:step-action-case (pb:step-state-step before)))
-               (equalp (string-octets "own") (pb:task-input task)))
-      (return-from check-joined))
-    (when (and before (eq :children (pb:step-action-case (pb:step-state-step before))))
+    (when (and before
+               (eq :children (pb:step-action-case (pb:step-state-step before)))
+               (not (equalp (string-octets "own") (pb:task-input task))))
       (let ((results (child-results (pb:task-input task))))
         (unless (= (length results) (length (pb:step-state-children before)))
           (complain affair "~A has ~D results" (pb:task-id task) (length results)))
         (loop for result in results
               for number from 0
-              for id = (format nil "~A.~D.~D" (pb:task-id task) (pb:step-state-number before) number)
+              for id = (workflow::child-id (pb:task-id task) (pb:step-state-number before) number)
               for text = (octets-string (pb:child-result-result result))
               do (unless (and (string= id (pb:child-result-id result))
                               ;; a time alone brings nothing

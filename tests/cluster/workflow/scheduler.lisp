@@ -1,4 +1,4 @@
-;;;; Schedules: cron expressions, what becomes of a schedule, and that each time starts one workflow.
+;;;; Schedules: cron expressions, what becomes of a schedule, that each time starts one workflow.
 
 (in-package #:clgrpc.tests.workflow)
 (in-suite :clgrpc.workflow)
@@ -22,7 +22,8 @@
   (is (equal '("20261128T030000Z") (cron-times "0 3 * * *" 1 2026 11 28 2 59 59)))
   (is (equal '("20261128T001500Z" "20261128T003000Z" "20261128T004500Z" "20261128T010000Z")
              (cron-times "*/15 * * * *" 4 2026 11 28 0 0)))
-  (is (equal '("20261231T235900Z" "20270101T000000Z") (cron-times "0,59 0,23 * * *" 2 2026 12 31 23 0)))
+  (is (equal '("20261231T235900Z" "20270101T000000Z")
+             (cron-times "0,59 0,23 * * *" 2 2026 12 31 23 0)))
   ;; 28 November 2026 is a Saturday
   (is (equal '("20261130T090000Z" "20261201T090000Z" "20261207T090000Z")
              (cron-times "0 9 * * mon,tue" 3 2026 11 28 0 0)))
@@ -153,10 +154,9 @@
            (create-schedule node "s" '((:until 0)) :every 1 :overlap :allow :catch-up 100)
            (dotimes (i 20)
              (incf now)
-             (mapc #'sb-thread:join-thread
-                   (loop for node in nodes
-                         collect (let ((node node))
-                                   (sb-thread:make-thread #'workflow::do-due :arguments (list node))))))
+             (flet ((due-thread (node)
+                      (sb-thread:make-thread #'workflow::do-due :arguments (list node))))
+               (mapc #'sb-thread:join-thread (mapcar #'due-thread nodes))))
            (is-true (wait-until (lambda () (= 20 (length (scheduled-ids node))))))
            (let ((state (schedule-state node "s")))
              (is (= 20 (pb:schedule-state-started state)))

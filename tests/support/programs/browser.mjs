@@ -89,3 +89,20 @@ export function startBrowser(chromium, more = []) {
     },
   };
 }
+
+// An expression: texts whose contrast with what is behind them is too low to be read (WCAG: 4.5)
+export const faintTexts = `(() => {
+  const numbers = (text) => text.match(/[\\d.]+/g).map(Number);
+  const light = ([r, g, b]) => [r, g, b].map((v) => v / 255)
+    .map((v) => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+  const back = (node) => { for (; node; node = node.parentElement) {
+    const c = numbers(getComputedStyle(node).backgroundColor); if (c.length < 4 || c[3] > 0.99) return c; } return [255, 255, 255]; };
+  const low = [];
+  for (const node of document.querySelectorAll("body *")) {
+    if (![...node.childNodes].some((child) => child.nodeType === 3 && child.data.trim()) || !node.offsetParent) continue;
+    const a = light(numbers(getComputedStyle(node).color)), b = light(back(node));
+    const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+    if (ratio < 4.5) low.push(node.tagName + " " + node.textContent.slice(0, 30) + " " + ratio.toFixed(2));
+  }
+  return low; })()`;

@@ -71,8 +71,8 @@
       (is (eql 0 (support:terminate-program ada))))))
 
 (test workflows-by-the-command-line
-  "They are started, signalled, cancelled and shown; what is wrong ends with 1, or 2 where no node is
-asked."
+  "They are started, signalled, cancelled and shown; what is wrong ends with 1, or 2 where no node
+is asked."
   (with-cluster-node (ada address "ada" "memory" "--worker")
     (flet ((said (code what &rest arguments)
              (multiple-value-bind (actual output)

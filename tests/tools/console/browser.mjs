@@ -3,7 +3,7 @@
 // or "".
 import { writeFileSync } from "node:fs";
 import { join } from "node:path";
-import { inPage, pause, startBrowser } from "../../support/programs/browser.mjs";
+import { faintTexts, inPage, pause, startBrowser } from "../../support/programs/browser.mjs";
 
 const [chromium, address, wanted, pictures] = process.argv.slice(2);
 const { tell, listen, end } = startBrowser(chromium);
@@ -107,22 +107,7 @@ async function look() {
   seen.nameless = nodes.filter((node) => !node.ignored && usable.includes(node.role?.value) && !node.name?.value
     && node.role.value !== "table").map((node) => node.role.value);
 
-  // what is written can be read: the contrast of each text with what is behind it (WCAG: 4.5)
-  const contrast = `(() => {
-    const numbers = (text) => text.match(/[\\d.]+/g).map(Number);
-    const light = ([r, g, b]) => [r, g, b].map((v) => v / 255)
-      .map((v) => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
-      .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
-    const back = (node) => { for (; node; node = node.parentElement) {
-      const c = numbers(getComputedStyle(node).backgroundColor); if (c.length < 4 || c[3] > 0.99) return c; } return [255, 255, 255]; };
-    const low = [];
-    for (const node of document.querySelectorAll("body *")) {
-      if (![...node.childNodes].some((child) => child.nodeType === 3 && child.data.trim()) || !node.offsetParent) continue;
-      const a = light(numbers(getComputedStyle(node).color)), b = light(back(node));
-      const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
-      if (ratio < 4.5) low.push(node.tagName + " " + node.textContent.slice(0, 30) + " " + ratio.toFixed(2));
-    }
-    return low; })()`;
+  // what is written can be read
   seen.faint = [];
   seen.wide = {};
   for (const [name, width, height] of [["1280", 1280, 900], ["400", 400, 900]])
@@ -130,7 +115,7 @@ async function look() {
       await size(width, height);
       await theme(kind);
       await pause(1200);
-      seen.faint.push(...(await value(contrast)).map((text) => `${kind}: ${text}`));
+      seen.faint.push(...(await value(faintTexts)).map((text) => `${kind}: ${text}`));
       seen.wide[`${name} ${kind}`] = await value("document.documentElement.scrollWidth - innerWidth");
       await picture(`console-${kind}-${name}`);
     }

@@ -3,6 +3,8 @@
 (defpackage #:clgrpc.tests.console
   (:use #:cl #:clgrpc.base #:fiveam #:clgrpc.tests.server)
   (:local-nicknames (#:grpc #:clgrpc) (#:console #:clgrpc.console) (#:metrics #:clgrpc.metrics)
+                    (#:workflow #:clgrpc.workflow) (#:memory #:clgrpc.memory)
+                    (#:etcd #:clgrpc.etcd) (#:workflow-console #:clgrpc.workflow-console)
                     (#:rpc #:clgrpc.rpc) (#:support #:clgrpc.tests.support)))
 
 (in-package #:clgrpc.tests.console)

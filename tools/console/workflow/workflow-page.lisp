@@ -10,7 +10,6 @@
                       "script" "page/workflows.js"))
 
 (defconstant +call-seconds+ 10 "How long the service may take for an answer.")
-(defconstant +longest-request+ 10000 "Characters of a request.")
 
 (defun http-status-of (condition)
   "The status of HTTP that says what CONDITION, an RPC-ERROR, does."
@@ -21,10 +20,7 @@
 
 (defun asked-for (request type)
   "The message of TYPE that the parameter `request` of REQUEST is."
-  (let ((text (or (exchange:http-request-parameter request "request") "{}")))
-    (if (< +longest-request+ (length text))
-        (error 'protobuf:protobuf-error)
-        (protobuf:parse-json-message type text))))
+  (protobuf:parse-json-message type (or (exchange:http-request-parameter request "request") "{}")))
 
 (defun call-service (service request what)
   "What SERVICE answers to REQUEST for WHAT, a message; nil if there is no such thing."
