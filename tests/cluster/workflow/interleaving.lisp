@@ -720,7 +720,7 @@ given back by the next at once, or after a pause."
                                          (mapcar #'car (affair-nodes affair))))
   (etcd:close-etcd (affair-etcd affair)))
 
-(defun run-affair (seed &key (actions 60))
+(defun run-affair (seed &key (actions 100))
   "Run a case. Return what did not hold, or nil, and the case."
   (let ((affair (new-affair seed)))
     (unwind-protect
