@@ -47,9 +47,10 @@
                (:file "definition") (:file "draft") (:file "decision") (:file "children")
                (:file "continuation") (:file "cron") (:file "workflow-schedule") (:file "index") (:file "date") (:file "node") (:file "usage")
                (:file "instrument") (:file "change") (:file "claim") (:file "bulk")
-               (:file "session") (:file "errand") (:file "timer-queue") (:file "keeper")
+               (:file "session") (:file "errand") (:file "scheduler")
+               (:file "timer-queue") (:file "keeper")
                (:file "watching") (:file "search") (:file "method")
-               (:file "scheduler")
+               (:file "schedule-method")
                (:file "client") (:file "schedule-client") (:file "task") (:file "worker")))
 
 (defsystem "clgrpc-cluster/raft-example"

@@ -91,11 +91,12 @@
 (defsystem "clgrpc-tools/workflow-console"
   :description "A page of the console that shows the workflows of a node."
   :depends-on ("clgrpc-tools/console" "clgrpc-cluster/workflow")
-  :pathname "tools/console/workflow/"
+  :pathname "tools/workflow-console/"
   :serial t
   :components ((:file "package") (:static-file "page/workflows.html")
                (:static-file "page/workflows.css") (:static-file "page/workflows.js")
-               (:static-file "../page/console.css") (:static-file "../page/common.js")
+               (:static-file "../console/page/console.css")
+               (:static-file "../console/page/common.js")
                (:file "workflow-page")))
 
 (defsystem "clgrpc-tools/testee"

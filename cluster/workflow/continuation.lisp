@@ -25,15 +25,6 @@
         0
         (parse-integer key :end (position #\/ key)))))
 
-(defun note-removal (draft name)
-  "Payloads of DRAFT's workflow whose keys below data/ID/ are NAME, or begin with it if it ends with
-a slash, go with DRAFT."
-  (let ((key (data-key "" (pb:workflow-state-id (draft-state draft)) name)))
-    (push (cons key (if (uiop:string-suffix-p key "/")
-                        (key-behind key)
-                        (format nil "~A~C" key (code-char 0))))
-          (draft-removals draft))))
-
 (defun drop-run (draft)
   "What is left of the run of DRAFT that ends goes, but for its signals, and those of the run before
 it unless a step may wait for one of them."

@@ -53,6 +53,15 @@ random; REVISION is that of the store at which STATE has come to be."
   "The key below data/ID/ of the payload NAME of what STATE runs now."
   (run-key (pb:workflow-state-run state) name))
 
+(defun note-removal (draft name)
+  "Payloads of DRAFT's workflow whose keys below data/ID/ are NAME, or begin with it if it ends with
+a slash, go with DRAFT."
+  (let ((key (key "" "data" (pb:workflow-state-id (draft-state draft)) name)))
+    (push (cons key (if (uiop:string-suffix-p key "/")
+                        (key-behind key)
+                        (format nil "~A~C" key (code-char 0))))
+          (draft-removals draft))))
+
 (defun state-step (state)
   "The StepState of STATE that is under way, or nil."
   (let ((steps (pb:workflow-state-steps state)) (current (pb:workflow-state-current state)))

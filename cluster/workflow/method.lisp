@@ -29,17 +29,6 @@ statuses."
   (let ((context (trace:current-trace)))
     (if context (trace:traceparent context) "")))
 
-(defun backlog-full-p (node)
-  (or (<= (limits-max-running (node-limits node)) (node-running node))
-      (room-used-p node)))
-
-(defun check-backlog (node)
-  "Signal BACKLOG-FULL if no workflow may be started."
-  (let ((most (limits-max-running (node-limits node))) (running (node-running node)))
-    (when (<= most running)
-      (refuse-size :backlog-full :max-running most running "too many workflows run"))
-    (check-room node)))
-
 (defun started-reply (state request)
   "The answer to REQUEST, whose workflow there is, with STATE. Signal WORKFLOW-EXISTS if that is
 another one."

@@ -51,3 +51,14 @@ for a workflow to be started."
     (when (and used (<= most used))
       (refuse-size :backlog-full :max-store-octets most used
                    "too much of the store is in use to start a workflow"))))
+
+(defun backlog-full-p (node)
+  (or (<= (limits-max-running (node-limits node)) (node-running node))
+      (room-used-p node)))
+
+(defun check-backlog (node)
+  "Signal BACKLOG-FULL if no workflow may be started."
+  (let ((most (limits-max-running (node-limits node))) (running (node-running node)))
+    (when (<= most running)
+      (refuse-size :backlog-full :max-running most running "too many workflows run"))
+    (check-room node)))

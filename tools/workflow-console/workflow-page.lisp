@@ -5,8 +5,8 @@
 (in-package #:clgrpc.workflow-console)
 
 (define-load-time-global **workflow-page-parts**
-  (console:page-parts "page/workflows.html" "base" "../page/console.css"
-                      "style" "page/workflows.css" "common" "../page/common.js"
+  (console:page-parts "page/workflows.html" "base" "../console/page/console.css"
+                      "style" "page/workflows.css" "common" "../console/page/common.js"
                       "script" "page/workflows.js"))
 
 (defconstant +call-seconds+ 10 "How long the service may take for an answer.")

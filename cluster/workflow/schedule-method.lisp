@@ -1,0 +1,53 @@
+;;;; The methods of the service that are about schedules, see method.lisp.
+
+(in-package #:clgrpc.workflow)
+
+(define-answer methods:create-schedule :start (node request)
+  (pb:make-create-schedule-reply :created (create-schedule-of node request)))
+
+(define-answer methods:get-schedule :read (node request)
+  (let* ((id (pb:get-schedule-request-id request))
+         (entry (or (fetch-schedule node id) (refuse-schedule id))))
+    (pb:make-get-schedule-reply :state (entry-schedule entry)
+                                :workflow (fetch-scheduled node id))))
+
+(define-answer methods:list-schedules :read (node request)
+  (let* ((asked (pb:list-schedules-request-limit request))
+         (limit (if (zerop asked) +list-page+ (min asked +list-page+)))
+         (prefix (node-key node "schedules" ""))
+         (after (pb:list-schedules-request-after request))
+         (entries (etcd:fetch-entries (node-etcd node)
+                                      :from (if (string= "" after)
+                                                prefix
+                                                (format nil "~A~A~C" prefix after (code-char 0)))
+                                      :to (key-behind prefix) :limit (1+ limit)))
+         (states (mapcar #'entry-schedule entries))
+         (page (subseq states 0 (min limit (length states)))))
+    (pb:make-list-schedules-reply
+     :schedules page
+     :next (if (rest (nthcdr (1- limit) states))
+               (pb:schedule-state-id (first (last page)))
+               ""))))
+
+(define-answer methods:pause-schedule :operate (node request)
+  (change-schedule node (pb:pause-schedule-request-id request)
+                   (lambda (state)
+                     (let ((new (pause-schedule-state
+                                 state (pb:pause-schedule-request-resume request)
+                                 (node-now node))))
+                       (and new (schedule-operations (node-root node) state new)))))
+  (pb:make-pause-schedule-reply))
+
+(define-answer methods:delete-schedule :operate (node request)
+  (let ((id (pb:delete-schedule-request-id request)) (root (node-root node)))
+    (pb:make-delete-schedule-reply
+     :deleted (handler-case
+                  (progn (change-schedule node id
+                                          (lambda (state)
+                                            (loop for key in (list* (schedule-key root id)
+                                                                    (scheduled-key root id)
+                                                                    (schedule-errands root
+                                                                                          state))
+                                                  collect (list :remove key))))
+                         t)
+                (schedule-not-found () nil)))))
