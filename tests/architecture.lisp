@@ -55,6 +55,7 @@
     ("authority" "base" "os" "loop" "rpc")
     ("raft" "authority" "balance" "server" "metrics" :all-of)
     ("workflow" "authority" "balance" "etcd" "services" "trace" :all-of)
+    ("workflow-console" "console" "workflow" :all-of)
     ("cluster" "authority" "memory" "discovery" "services" :all-of)
     ("sim" "inproc" "client" "server" :all-of))
   "For each folder the folders it may use; :ALL-OF adds what these may use.")

@@ -355,7 +355,7 @@ returns them, define to the names of the files that do."
     ("workflow" "protobuf" 10) ("workflow" "calling" 5) ("workflow" "balance" 5)
     ("workflow" "server" 5) ("workflow" "method" 5) ("workflow" "services" 5)
     ("workflow" "metrics" 5)
-    ("workflow" "trace" 10) ("workflow" "etcd" 35)
+    ("workflow" "trace" 10) ("workflow" "etcd" 40)
     ("cluster" "base" 20) ("cluster" "loop" 20) ("cluster" "protobuf" 10)
     ("cluster" "status" 10) ("cluster" "rpc" 20) ("cluster" "server" 10) ("cluster" "services" 10)
     ("cluster" "metrics" 10) ("cluster" "etcd" 40) ("cluster" "method" 10) ("cluster" "memory" 10)
@@ -371,6 +371,9 @@ returns them, define to the names of the files that do."
     ("console" "base" 40) ("console" "loop" 10) ("console" "rpc" 10) ("console" "serving" 10)
     ("console" "server" 20) ("console" "exchange" 20) ("console" "metrics" 20) ("console" "logs" 10)
     ("console" "program" 5) ("console" "command" 10)
+    ("workflow-console" "console" 10) ("workflow-console" "workflow" 10)
+    ("workflow-console" "exchange" 5) ("workflow-console" "protobuf" 5)
+    ("workflow-console" "status" 5)
     ("channelz" "base" 30) ("channelz" "os" 20) ("channelz" "loop" 20) ("channelz" "http2" 20)
     ("channelz" "protobuf" 10) ("channelz" "status" 10) ("channelz" "wire" 30)
     ("channelz" "client" 40) ("channelz" "server" 20)
@@ -378,7 +381,8 @@ returns them, define to the names of the files that do."
   "For a folder and another that it uses: how many symbols of the other's package it may name. There
 is room for a few more than it names; lower a number when it can be, raise it with a reason. Client
 and inproc name more of calling than before, and less of wire, since calling decides on retries.
-Workflow names more of loop, whose jobs it has instead of threads.")
+Workflow names more of loop, whose jobs it has instead of threads, and of etcd, whose errors it
+tells apart.")
 
 (defun names-used (folder)
   "A table from each folder that FOLDER uses to the symbols of its package that FOLDER names."

@@ -26,6 +26,7 @@
     #:clgrpc.inproc #:clgrpc.services
     #:clgrpc.logs
     #:clgrpc.metrics #:clgrpc.channelz #:clgrpc.trace #:clgrpc.otlp #:clgrpc.console
+    #:clgrpc.workflow-console
     #:clgrpc.command #:clgrpc.program)
   "The other packages of src/, whose structures document what is exported of them.")
 

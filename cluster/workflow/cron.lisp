@@ -10,8 +10,8 @@
 
 (defstruct (cron (:copier nil))
   "The times of a cron expression. Each field is an integer with the bits of its numbers."
-  (minutes 0 :type (unsigned-byte 60) :read-only t)
-  (hours 0 :type (unsigned-byte 24) :read-only t)
+  (minutes 0 :type (unsigned-byte 60) :read-only t) ; of the hour
+  (hours 0 :type (unsigned-byte 24) :read-only t) ; of the day
   (days 0 :type (unsigned-byte 32) :read-only t) ; of the month, from bit 1
   (months 0 :type (unsigned-byte 13) :read-only t) ; from bit 1
   (weekdays 0 :type (unsigned-byte 7) :read-only t) ; from Sunday
