@@ -680,8 +680,14 @@ given back by the next at once, or after a pause."
                            wait))
                (complain affair "~A: a time comes early" id)))))
 
+(defun continuations (life)
+  "How often the workflow of LIFE, its changes, was begun again."
+  (loop for change in life
+        sum (count :continued (pb:change-events change) :key #'pb:event-kind)))
+
 (defun check-steps (affair id)
-  "In each life a step is done once at most, and there are no more signals than were given."
+  "In each life a step is done once at most, and there are no more signals than were given, as long as
+they are known."
   (dolist (life (lives-told affair id))
     (let ((done '()) (signalled 0))
       (dolist (change life)
@@ -694,7 +700,8 @@ given back by the next at once, or after a pause."
                    (:signalled (incf signalled)))))
       (let ((given (loop for key being the hash-keys of (affair-signals affair)
                          count (string= id (car key)))))
-        (when (< given signalled)
+        ;; two runs later a signal that comes again counts again
+        (when (and (< given signalled) (< (continuations life) 2))
           (complain affair "~A: ~D signals, given ~D" id signalled given)))))
   (let ((acknowledged (loop for key being the hash-keys of (affair-signals affair)
                               using (hash-value what)
