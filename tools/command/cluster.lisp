@@ -54,15 +54,15 @@ not nil. Gives up TIMEOUT seconds after the last node went that could be reached
      channel :revision revision :patience-seconds timeout)))
 
 (define-command "cluster"
-    (((what "members|watch|workflows|show|start|signal|cancel|delete|schedules|…"
+    (((what "WHAT"
             (choice-parser :members :watch :workflows :show :start :signal :cancel :delete
                            :schedules :schedule :create-schedule :pause-schedule :resume-schedule
                            :delete-schedule)
-            "The members there are; what becomes of them from now on, a line for each change; the
-      workflows of the node's namespace, the newest first; one of these with its steps and its
-      history; or have one start, give it a signal, cancel it, delete it when it has ended. The
-      schedules there are; a schedule; create-schedule, pause-schedule, resume-schedule and
-      delete-schedule, each for one.")
+            "members, those there are; watch, what becomes of them from now on, a line for each
+      change; workflows, those of the node's namespace, the newest first; show, one of these with
+      its steps and its history; start, signal, cancel, or delete when it has ended, one; schedules,
+      those there are; schedule, create-schedule, pause-schedule, resume-schedule, delete-schedule,
+      one of them.")
       (address "ADDRESS" (address-parser 1)
                "Where a node serves, or several: ipv4:10.0.0.1:50051,10.0.0.2:50051.")
       (id "[ID]" #'identity "Which workflow, or which schedule.")
