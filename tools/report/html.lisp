@@ -210,8 +210,10 @@ MARKS."
                                                       (interval-received interval)))))
                          x))
                   :x x :y y :height 170)
-      (apply #'page:legend '("ok" . "calls that ended")
-             (and intended '(("max" . "intended, on average")))))
+      (let ((ended '("ok" . "calls that ended")))
+        (if intended
+            (page:legend ended '("max" . "intended, on average"))
+            (page:legend ended))))
      :half t)))
 
 (defun failures (run intervals)
