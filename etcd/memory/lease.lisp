@@ -1,4 +1,5 @@
-;;;; Leases of a store. The store's clock is an argument: the caller ends those first
+;;;; Leases of a store. A lease that is over is ENDING while it has items: these are removed some at
+;;;; a time, so that no request waits for all of them. Nobody else finds it then. The store's clock is an argument: the caller ends those first
 ;;;; whose time is over. A draft becomes the newest revision here, since leases know their items.
 
 (in-package #:clgrpc.memory)
@@ -11,18 +12,24 @@
   (number 0 :type (signed-byte 64) :read-only t) ; by which its users know it
   (seconds 0 :type (integer 0) :read-only t) ; how long it lasts unless it is renewed
   (end-ns 0 :type (integer 0))          ; when it ends unless it is renewed
+  (ending nil :type boolean)            ; it is over, and has items that are still to be removed
   (items nil :type (or null node)))     ; the tree of the items that end with it
 
 (declaim (sb-ext:freeze-type lease))
 
-(defun find-lease (store number)
-  "The lease of STORE that has NUMBER, or nil."
+(defun find-any-lease (store number)
+  "The lease of STORE that has NUMBER, or nil. It may be ending."
   (values (gethash number (store-leases store))))
+
+(defun find-lease (store number)
+  "The lease of STORE that has NUMBER and lasts, or nil."
+  (let ((lease (find-any-lease store number)))
+    (and lease (not (lease-ending lease)) lease)))
 
 (defun note-change (store change)
   "Have the leases of STORE know of CHANGE."
   (flet ((lease-of (item)
-           (and item (plusp (item-version item)) (find-lease store (item-lease item)))))
+           (and item (plusp (item-version item)) (find-any-lease store (item-lease item)))))
     (let* ((item (change-item change))
            (before (lease-of (change-previous change)))
            (now (lease-of item)))
@@ -40,6 +47,15 @@
       (incf (store-octets store) cost)
       (incf (store-newest-octets store) cost))))
 
+(defun note-clearing (store clearing)
+  "Have the leases of STORE know of CLEARING."
+  (dolist (number (clearing-leases clearing))
+    (let ((lease (find-any-lease store number)))
+      (when lease
+        (setf (lease-items lease)
+              (tree-outside (lease-items lease) (clearing-start clearing)
+                            (clearing-end clearing)))))))
+
 (defun commit (write-batch)
   "Have WRITE-BATCH be the newest revision of its store, if it has changes. Return the revision
 then."
@@ -51,8 +67,9 @@ then."
                           (store-records store))
       (setf (store-revision store) (write-batch-revision write-batch))
       (dolist (change changes)
-        (note-octets store change)
-        (note-change store change))
+        (note-octets store change))
+      (dolist (note (nreverse (write-batch-lease-notes write-batch)))
+        (if (clearing-p note) (note-clearing store note) (note-change store note)))
       (let ((most (limits-revisions (store-limits store))))
         ;; seldom, since the vector of records is moved then
         (when (> (length (store-records store)) (+ most (ceiling most 4)))
@@ -61,13 +78,13 @@ then."
 
 (defun new-lease-number (store)
   (loop (let ((number (incf (store-lease-number store))))
-          (unless (find-lease store number) (return number)))))
+          (unless (find-any-lease store number) (return number)))))
 
 (defun grant-lease (store number seconds now-ns)
   "Return a new lease of STORE, with NUMBER unless that is 0, of SECONDS from NOW-NS on."
   (let ((leases (store-leases store)))
     (when (> seconds +longest-lease-seconds+) (refuse :lease-too-long))
-    (when (and (/= 0 number) (find-lease store number)) (refuse :lease-exists))
+    (when (and (/= 0 number) (find-any-lease store number)) (refuse :lease-exists))
     (when (>= (hash-table-count leases) (limits-leases (store-limits store)))
       (refuse :too-many-leases))
     (let* ((seconds (max seconds +shortest-lease-seconds+))
@@ -76,26 +93,43 @@ then."
       (setf (store-quiet-until-ns store) (min end-ns (store-quiet-until-ns store))
             (gethash number leases) (make-lease number seconds end-ns)))))
 
-(defun revoke-lease (store lease)
-  "End LEASE, and with it its items, all at one revision of STORE."
-  (let ((write-batch (write-batch-of store)))
-    (map-range (lambda (item) (remove-item write-batch item)) (lease-items lease) (make-octets 0)
-               nil)
+(defconstant +removed-at-once+ 1000
+  "So many items are removed in one go because their leases are over.")
+
+(defun end-items (store lease most)
+  "Remove items of LEASE, which is ending, MOST of them at most, all at one revision of STORE; and
+LEASE with its last one. Return how many they were."
+  (let ((items (range-items (lease-items lease) (octets-of 0) (octets-of 0) most))
+        (write-batch (write-batch-of store)))
+    (dolist (item items) (remove-item write-batch item))
     (commit write-batch)
-    (remhash (lease-number lease) (store-leases store))))
+    (unless (lease-items lease) (remhash (lease-number lease) (store-leases store)))
+    (length items)))
+
+(defun revoke-lease (store lease &optional (most +removed-at-once+))
+  "End LEASE, and with it its items, MOST of them at most at one revision of STORE; END-LEASES
+removes the others. Return how many items were removed."
+  (setf (lease-ending lease) t
+        (lease-end-ns lease) 0
+        (store-quiet-until-ns store) 0)
+  (end-items store lease most))
 
 (defun renew-lease (lease now-ns)
   "Have LEASE last its time from NOW-NS on. Return its seconds."
   (setf (lease-end-ns lease) (+ now-ns (seconds-ns (lease-seconds lease))))
   (lease-seconds lease))
 
+(defun in-order-of-end (leases)
+  "LEASES, a fresh list, those that end first first."
+  (sort leases (lambda (a b)
+                 (if (= (lease-end-ns a) (lease-end-ns b))
+                     (< (lease-number a) (lease-number b))
+                     (< (lease-end-ns a) (lease-end-ns b))))))
+
 (defun leases-in-order (store)
-  "The leases of STORE, those that end first first."
-  (sort (loop for lease being the hash-values of (store-leases store) collect lease)
-        (lambda (a b)
-          (if (= (lease-end-ns a) (lease-end-ns b))
-              (< (lease-number a) (lease-number b))
-              (< (lease-end-ns a) (lease-end-ns b))))))
+  "The leases of STORE that last, those that end first first."
+  (in-order-of-end (loop for lease being the hash-values of (store-leases store)
+                         unless (lease-ending lease) collect lease)))
 
 (defun first-end-ns (store)
   "When the first of the leases of STORE ends, or nil."
@@ -107,11 +141,15 @@ then."
 
 (defun end-leases (store now-ns)
   "End the leases of STORE whose time is over at NOW-NS, each at a revision of its own,
-+ENDED-AT-ONCE+ of them at most, since this holds up all requests. Return true if there were any."
++ENDED-AT-ONCE+ of them and +REMOVED-AT-ONCE+ items at most, since this holds up all requests.
+Return true if there were any."
   (unless (< now-ns (store-quiet-until-ns store))
-    (let ((over (loop for lease in (leases-in-order store)
-                      repeat +ended-at-once+
-                      while (<= (lease-end-ns lease) now-ns) collect lease)))
-      (dolist (lease over) (revoke-lease store lease))
+    (let ((over (in-order-of-end (loop for lease being the hash-values of (store-leases store)
+                                       when (<= (lease-end-ns lease) now-ns) collect lease)))
+          (left +removed-at-once+))
+      (loop for lease in over
+            repeat +ended-at-once+
+            while (plusp left)
+            do (decf left (revoke-lease store lease left)))
       (setf (store-quiet-until-ns store) (or (first-end-ns store) now-ns))
       (and over t))))

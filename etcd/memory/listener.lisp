@@ -68,28 +68,34 @@ other's, since no other has SERIAL. A zero in START is followed by one, the end 
   (setf (watch-caught-up watch) nil)
   (enqueue watch (listener-ready (watch-listener watch))))
 
-(defun listeners-concerned (watches change revision)
-  "Make those of WATCHES, a tree, ready that CHANGE, of REVISION, concerns. Return their listeners."
-  (let ((listeners '()))
-    (flet ((note (watch)
-             (when (and (watch-caught-up watch)
-                        (<= (watch-next watch) revision)
-                        (told-p watch change))
-               (setf (watch-next watch) revision
-                     (watch-passed watch) 0)
-               (make-ready watch)
-               (push (watch-listener watch) listeners))))
-      (map-around #'note watches (item-key (change-item change))))
-    listeners))
+(defconstant +most-looks+ 100000
+  "For so many pairs of a change and a watch around its key NOTE-CHANGES looks whether the one
+concerns the other: some milliseconds, for which the lock is held.")
 
 (defun note-changes (watches store from)
-  "Make those of WATCHES, a tree, ready that revisions of STORE concern, from the revision FROM on.
-Return the listeners that are to be called then, each once."
-  (let ((newest (store-revision store)) (listeners '()))
-    (when watches
-      (loop for revision from (max from (store-first store)) to newest
-            do (loop for change across (record-changes (record-at store revision))
-                     do (dolist (listener (listeners-concerned watches change revision))
-                          (unless (= newest (shiftf (listener-noted listener) newest))
-                            (push listener listeners))))))
-    (nreverse listeners)))
+  "Make those of WATCHES, a tree, ready that revisions of STORE concern, from the revision FROM on;
+all of them from where it would be too long to look for each. Return the listeners that are to be
+called then, each once."
+  (let ((newest (store-revision store)) (listeners '()) (left +most-looks+))
+    (flet ((note (watch revision)
+             (when (and (watch-caught-up watch) (<= (watch-next watch) newest))
+               (setf (watch-next watch) (max (watch-next watch) revision)
+                     (watch-passed watch) 0)
+               (make-ready watch)
+               (let ((listener (watch-listener watch)))
+                 (unless (= newest (shiftf (listener-noted listener) newest))
+                   (push listener listeners))))))
+      (when watches
+        (loop for revision from (max from (store-first store)) to newest
+              while (plusp left)
+              do (loop for change across (record-changes (record-at store revision))
+                       while (plusp left)
+                       do (map-around (lambda (watch)
+                                        (decf left)
+                                        (when (and (<= (watch-next watch) revision)
+                                                   (told-p watch change))
+                                          (note watch revision)))
+                                      watches (item-key (change-item change))))
+                 (unless (plusp left)
+                   (map-range (lambda (watch) (note watch revision)) watches (octets-of) nil))))
+      (nreverse listeners))))

@@ -10,14 +10,14 @@
     (refuse :too-large)))
 
 (defmethod kv:range ((engine engine) request &key)
-  (on-store (engine store) (answer-range store request)))
+  (funcall (on-store (engine store) (answer-range store request))))
 
 (defmethod kv:put ((engine engine) request &key)
   (check-size request)
   (on-store (engine store) (answer-put store request)))
 
 (defmethod kv:delete-range ((engine engine) request &key)
-  (on-store (engine store) (answer-removal store request)))
+  (funcall (on-store (engine store) (answer-removal store request))))
 
 (defmethod kv:txn ((engine engine) request &key)
   (check-size request)
@@ -37,10 +37,14 @@
                                     :id (lease-number lease) :ttl (lease-seconds lease)))))
 
 (defmethod leases:lease-revoke ((engine engine) request &key)
-  (on-store (engine store)
-    (revoke-lease store (or (find-lease store (pb:lease-revoke-request-id request))
-                            (refuse :lease-not-found)))
-    (pb:make-lease-revoke-response :header (header (store-revision store)))))
+  (let* ((number (pb:lease-revoke-request-id request))
+         (lease (on-store (engine store)
+                  (let ((lease (or (find-lease store number) (refuse :lease-not-found))))
+                    (revoke-lease store lease)
+                    lease))))
+    ;; each request to the store removes some of what is left
+    (loop while (on-store (engine store) (lease-items lease)))
+    (pb:make-lease-revoke-response :header (header (engine-revision engine)))))
 
 (defun answer-keep-alive (engine request)
   (on-store (engine store now)

@@ -40,14 +40,21 @@
   (quiet-until-ns 0 :type (integer 0))  ; no lease ends before this
   (lease-number 7587000000000000000 :type (signed-byte 64))) ; that a lease got last
 
+(defstruct (clearing (:constructor make-clearing (start end leases)) (:copier nil))
+  "A range of keys that was removed, as the leases of its items see it."
+  (start nil :type octets :read-only t) ; the first of the keys
+  (end nil :type (or null octets) :read-only t) ; the end of them, nil for none
+  (leases '() :type list :read-only t)) ; the numbers of the leases
+
 (defstruct (write-batch (:constructor make-write-batch (store tree revision)) (:copier nil))
   "What a store is to become."
   (store nil :type store :read-only t)  ; of which it is to be a revision
   (tree nil :type (or null node))       ; its items
   (revision 0 :type (signed-byte 64) :read-only t) ; that it would be
-  (changes '() :type list))             ; from the newest revision to this, the last first
+  (changes '() :type list)              ; from the newest revision to this, the last first
+  (lease-notes '() :type list))         ; what leases must know: CHANGEs and CLEARINGs, the last first
 
-(declaim (sb-ext:freeze-type change record limits store write-batch))
+(declaim (sb-ext:freeze-type change record limits store clearing write-batch))
 
 (defun make-store (limits)
   (%make-store :limits limits
@@ -78,6 +85,8 @@
   (:too-large :invalid-argument "etcdserver: request is too large")
   (:too-much-read :resource-exhausted ; which etcd does not refuse
    "etcdserver: more than 500000 keys are read at once")
+  (:too-much-removed :resource-exhausted ; which etcd does not refuse either
+   "etcdserver: more than 25000 keys are removed at once")
   (:compacted :out-of-range "etcdserver: mvcc: required revision has been compacted")
   (:future-revision :out-of-range "etcdserver: mvcc: required revision is a future revision")
   (:no-space :resource-exhausted "etcdserver: mvcc: database space exceeded")
@@ -152,6 +161,11 @@
   (if (write-batch-changes write-batch) (write-batch-revision write-batch)
       (1- (write-batch-revision write-batch))))
 
+(defun note-write (write-batch change)
+  "CHANGE, of one item, is a part of WRITE-BATCH."
+  (push change (write-batch-changes write-batch))
+  (push change (write-batch-lease-notes write-batch)))
+
 (defun put-item (write-batch key value lease)
   "Put VALUE at KEY in WRITE-BATCH, with LEASE, a number."
   (let ((previous (tree-item (write-batch-tree write-batch) key))
@@ -159,15 +173,35 @@
     (let ((item (make-item key value (if previous (item-created previous) revision) revision
                            (if previous (1+ (item-version previous)) 1) lease)))
       (setf (write-batch-tree write-batch) (tree-with (write-batch-tree write-batch) item))
-      (push (make-change item previous) (write-batch-changes write-batch)))))
+      (note-write write-batch (make-change item previous)))))
+
+(defun removal-change (write-batch previous)
+  "The change that removes PREVIOUS, an item of WRITE-BATCH."
+  (make-change (make-item (item-key previous) (octets-of) 0 (write-batch-revision write-batch) 0 0)
+               previous))
 
 (defun remove-item (write-batch previous)
   "Remove PREVIOUS, an item of WRITE-BATCH."
-  (let ((item (make-item (item-key previous) (make-octets 0) 0 (write-batch-revision write-batch) 0
-                         0)))
-    (setf (write-batch-tree write-batch)
-          (tree-without (write-batch-tree write-batch) (item-key previous)))
-    (push (make-change item previous) (write-batch-changes write-batch))))
+  (setf (write-batch-tree write-batch)
+        (tree-without (write-batch-tree write-batch) (item-key previous)))
+  (note-write write-batch (removal-change write-batch previous)))
+
+(defun remove-range (write-batch start end)
+  "Remove from WRITE-BATCH the items whose keys are START or come after it, and come before END, if
+that is not nil. Return these items, in their order. The lock is held for all of them: what they
+cost is one step of a tree, three objects each and no more."
+  (let ((items '()) (leases (make-hash-table)))
+    (map-range (lambda (item)
+                 (push item items)
+                 (push (removal-change write-batch item) (write-batch-changes write-batch))
+                 (unless (zerop (item-lease item)) (setf (gethash (item-lease item) leases) t)))
+               (write-batch-tree write-batch) start end)
+    (when items
+      (setf (write-batch-tree write-batch)
+            (tree-outside (write-batch-tree write-batch) start end))
+      (push (make-clearing start end (loop for number being the hash-keys of leases collect number))
+            (write-batch-lease-notes write-batch)))
+    (nreverse items)))
 
 (defun removal-p (change)
   (zerop (item-version (change-item change))))

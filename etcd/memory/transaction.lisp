@@ -123,10 +123,23 @@ a RangeRequest."
 (defun check-read (count)
   (when (> count +most-read+) (refuse :too-much-read)))
 
+(defconstant +most-removed+ 25000
+  "A request removes at most so many items: all of them at one revision, for which the lock is held
+some five milliseconds.")
+
+(defun check-removed (count)
+  (when (> count +most-removed+) (refuse :too-much-removed)))
+
+(defun items-removed (store request &optional (more 0))
+  "How many items of STORE, or of the MORE that come to it before, REQUEST, a DeleteRangeRequest,
+removes at most."
+  (items-read (newest store) (pb:delete-range-request-key request)
+              (pb:delete-range-request-range-end request) :more more))
+
 (defun check-cost (store request)
   "Refuse REQUEST, a TxnRequest that may be done otherwise, if with those in it, it has too many
-operations, or reads too much of STORE."
-  (let ((steps 0) (puts 0) (read 0))
+operations, or reads or removes too much of STORE."
+  (let ((steps 0) (puts 0) (read 0) (removed 0))
     (labels ((note-step ()
                (when (> (incf steps) +most-steps+) (refuse :too-many-operations)))
              (note-read (items)
@@ -141,6 +154,8 @@ operations, or reads too much of STORE."
                  (typecase request
                    (pb:put-request (incf puts))
                    (pb:range-request (note-read (items-of-range store request puts)))
+                   (pb:delete-range-request
+                    (check-removed (incf removed (items-removed store request puts))))
                    (pb:txn-request (note-all request)))))
              (note-all (request)
                (map nil #'note-comparison (pb:txn-request-compare request))
@@ -256,14 +271,28 @@ of nothing, whose revisions are 0 and whose value is no value."
     (pb:make-put-response :header (header (write-batch-revision write-batch))
                           :prev-kv (and (pb:put-request-prev-kv request) (key-value previous)))))
 
+(defun removed-items (write-batch request)
+  "Remove what REQUEST, a DeleteRangeRequest, is of. Return the items."
+  (let ((key (pb:delete-range-request-key request))
+        (end (pb:delete-range-request-range-end request)))
+    (if (zerop (length end))
+        (let ((item (tree-item (write-batch-tree write-batch) key)))
+          (when item
+            (remove-item write-batch item)
+            (list item)))
+        (multiple-value-bind (start end) (range-bounds key end)
+          (remove-range write-batch start end)))))
+
+(defun removal-response (items revision request)
+  "The answer to REQUEST, a DeleteRangeRequest, that has removed ITEMS."
+  (pb:make-delete-range-response :header (header revision)
+                                 :deleted (length items)
+                                 :prev-kvs (and (pb:delete-range-request-prev-kv request)
+                                                (mapcar #'key-value items))))
+
 (defun do-removal (write-batch request)
-  (let ((items (range-items (write-batch-tree write-batch) (pb:delete-range-request-key request)
-                            (pb:delete-range-request-range-end request))))
-    (dolist (item items) (remove-item write-batch item))
-    (pb:make-delete-range-response :header (header (write-batch-revision-now write-batch))
-                                   :deleted (length items)
-                                   :prev-kvs (and (pb:delete-range-request-prev-kv request)
-                                                  (mapcar #'key-value items)))))
+  (let ((items (removed-items write-batch request)))
+    (removal-response items (write-batch-revision-now write-batch) request)))
 
 (defun do-range (write-batch request)
   (let ((revision (pb:range-request-revision request)))
@@ -290,10 +319,13 @@ of nothing, whose revisions are 0 and whose value is no value."
 ;;; Requests to a store
 
 (defun answer-range (store request)
+  "Return a function that returns the answer: it reads a tree, which nobody changes, so the caller
+needs no lock for that."
   (check-range request)
-  (let ((tree (tree-at store (pb:range-request-revision request))))
+  (let ((tree (tree-at store (pb:range-request-revision request)))
+        (revision (store-revision store)))
     (check-read (items-of-range store request))
-    (range-response tree (store-revision store) request)))
+    (lambda () (range-response tree revision request))))
 
 (defun answer-put (store request)
   (check-put request)
@@ -304,9 +336,13 @@ of nothing, whose revisions are 0 and whose value is no value."
     (prog1 (do-put write-batch request) (commit write-batch))))
 
 (defun answer-removal (store request)
+  "Return a function that returns the answer, without a lock."
   (check-key (pb:delete-range-request-key request))
-  (let ((write-batch (write-batch-of store)))
-    (prog1 (do-removal write-batch request) (commit write-batch))))
+  (check-removed (items-removed store request))
+  (let* ((write-batch (write-batch-of store))
+         (items (removed-items write-batch request))
+         (revision (commit write-batch)))
+    (lambda () (removal-response items revision request))))
 
 (defun answer-transaction (store request)
   (check-transaction request +most-operations+)

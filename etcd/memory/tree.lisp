@@ -138,6 +138,44 @@
               (t (multiple-value-bind (next right) (without-first right)
                    (balanced next left right)))))))
 
+;;; Parts of trees. Each takes as many steps as the tree is high.
+
+(defun joined (item left right)
+  "The tree of the trees LEFT and RIGHT, of whatever sizes, and of ITEM, which is between them."
+  (cond ((null left) (tree-with right item))
+        ((null right) (tree-with left item))
+        ((> (tree-size right) (* +delta+ (tree-size left)))
+         (balanced (node-item right) (joined item left (node-left right)) (node-right right)))
+        ((> (tree-size left) (* +delta+ (tree-size right)))
+         (balanced (node-item left) (node-left left) (joined item (node-right left) right)))
+        (t (make-node item left right))))
+
+(defun tree-before (tree key)
+  "The part of TREE whose keys come before KEY."
+  (when tree
+    (let ((item (node-item tree)))
+      (if (before-p (entry-key item) key)
+          (joined item (node-left tree) (tree-before (node-right tree) key))
+          (tree-before (node-left tree) key)))))
+
+(defun tree-from (tree key)
+  "The part of TREE whose keys are KEY or come after it."
+  (when tree
+    (let ((item (node-item tree)))
+      (if (before-p (entry-key item) key)
+          (tree-from (node-right tree) key)
+          (joined item (tree-from (node-left tree) key) (node-right tree))))))
+
+(defun tree-outside (tree start end)
+  "TREE without the items whose keys are START or come after it, and come before END, if that is
+not nil."
+  (let ((left (tree-before tree start))
+        (right (and end (tree-from tree end))))
+    (cond ((and end (not (before-p start end))) tree)
+          ((null right) left)
+          (t (multiple-value-bind (first rest) (without-first right)
+               (joined first left rest))))))
+
 (defun map-range (function tree start end)
   "Call FUNCTION with the items of TREE, in their order, whose keys are START or come behind it, and
 come before END, if that is not nil."

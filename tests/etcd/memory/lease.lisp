@@ -35,6 +35,22 @@
              (is (= left (hash-table-count (memory::store-leases store)))))
     (is-false (memory::end-leases store (at 11)))))
 
+(test large-leases-end-bit-by-bit
+  "A lease with many items ends at once for those who ask for it; the items go some at a time."
+  (let ((store (new-store)) (count (+ 10 (* 2 memory::+removed-at-once+))))
+    (memory::grant-lease store 1 10 0)
+    (put-many store count :lease 1)
+    (loop for left in (list (+ 10 memory::+removed-at-once+) 10 0)
+          do (is-true (memory::end-leases store (at 11)))
+             (is (= left (memory::tree-size (memory::newest store))))
+             (is (null (memory::find-lease store 1)))
+             (is (equal '() (memory::leases-in-order store)))
+             (if (plusp left)
+                 (refused-with (:failed-precondition "etcdserver: lease already exists")
+                   (memory::grant-lease store 1 10 0))
+                 (is-true (memory::grant-lease store 1 10 0)))
+             (is (<= (memory::store-revision store) 5)))))
+
 (test leases-know-their-items
   "An item ends with the lease it was put with last."
   (let ((store (new-store)))

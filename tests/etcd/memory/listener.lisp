@@ -76,6 +76,27 @@ engine's thread; nobody else is called."
       (is (= 1 (car others)))
       (is (= 50 (car calls))))))
 
+(test many-changes-call-many-watches
+  "Of a revision with so many changes, around whose keys so many watches are, that looking at each
+pair would take long, every watch hears, also one that it does not concern; each hears once."
+  (with-engine (engine)
+    (let ((store (memory::engine-store engine)) (watches 0))
+      (flet ((watch-range (start end)
+               (let ((watch (watch-of (string-octets start) (string-octets end)
+                                      (memory::next-serial engine))))
+                 (incf watches)
+                 (setf (memory::watch-next watch) 2
+                       (memory::watch-caught-up watch) t)
+                 (memory::with-engine (engine) (memory::add-watch engine watch)))))
+        (loop repeat 200 do (watch-range "many" "n"))
+        (watch-range "nobody's" "o"))
+      (let ((listeners (memory::with-engine (engine)
+                         (put-many store 2000)
+                         (setf (memory::engine-told engine) (memory::store-revision store))
+                         (memory::note-changes (memory::engine-watches engine) store 2))))
+        (is (= watches (length listeners)))
+        (is (= watches (length (remove-duplicates listeners))))))))
+
 (test errors-of-listeners-are-their-own
   "A listener's error is logged: the Put that called it is done, other listeners are called, and so
 does the engine's thread go on."

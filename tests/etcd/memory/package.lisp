@@ -40,6 +40,13 @@
                                                  :value (string-octets value) :lease lease))
   (memory::store-revision store))
 
+(defun put-many (store count &key (lease 0))
+  "Put COUNT keys into STORE, at one revision."
+  (let ((write-batch (memory::write-batch-of store)))
+    (dotimes (i count)
+      (memory::put-item write-batch (string-octets (format nil "many/~8,'0D" i)) (octets-of) lease))
+    (memory::commit write-batch)))
+
 (defun item-text (item)
   (octets-string (memory::item-key item)))
 

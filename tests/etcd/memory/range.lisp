@@ -10,14 +10,17 @@
           do (put store key :value value))
     store))
 
+(defun answer-range (store request)
+  "The answer of STORE to the RangeRequest with the arguments REQUEST."
+  (funcall (memory::answer-range store (apply #'pb:make-range-request request))))
+
 (defun ranged (store &rest request)
   "The keys that a RangeRequest of the arguments gets, whether there are more, and the count."
-  (let ((response (memory::answer-range store (apply #'pb:make-range-request
-                                                     (loop for (name value) on request by #'cddr
-                                                           collect name
-                                                           collect (if (stringp value)
-                                                                       (string-octets value)
-                                                                       value))))))
+  (let ((response (answer-range store (loop for (name value) on request by #'cddr
+                                            collect name
+                                            collect (if (stringp value)
+                                                        (string-octets value)
+                                                        value)))))
     (list (map 'list (lambda (kv) (octets-string (mvccpb:key-value-key kv)))
                (pb:range-response-kvs response))
           (pb:range-response-more response)
@@ -46,6 +49,6 @@
       (is (equal '(("pear") nil 4) (all :max-create-revision 2)))
       (is (every (lambda (kv) (zerop (length (mvccpb:key-value-value kv))))
                  (pb:range-response-kvs
-                  (memory::answer-range store (apply #'pb:make-range-request :keys-only t all)))))
+                  (answer-range store (list* :keys-only t all)))))
       (refused-with (:invalid-argument "etcdserver: key is not provided")
         (ranged store :range-end "a")))))

@@ -114,6 +114,35 @@
           (refused :compare (comparisons)
                    :success (loop repeat 10 collect (txn-op :compare (comparisons)))))))))
 
+(test removing-many-costs-little
+  "A range of keys is removed at one revision while all others wait: that takes no more than some
+objects a key, however many the store has, and a longer range is refused."
+  (let ((store (new-store :octets 100000000))
+        (all (pb:make-delete-range-request :key (octets-of 0) :range-end (octets-of 0))))
+    (memory::grant-lease store 1 10 0)
+    (put-many store memory::+most-removed+ :lease 1)
+    (put store "nobody's")
+    (flet ((refused-p (function)
+             (refused-with (:resource-exhausted
+                            "etcdserver: more than 25000 keys are removed at once")
+               (funcall function))))
+      (refused-p (lambda () (memory::answer-removal store all)))
+      (refused-p (lambda () (transact store :success (list (put-op "n") (remove-op "m" "z")))))
+      (refused-p (lambda () (transact store :failure (list (remove-op "m" "n")
+                                                           (remove-op "n" "z"))))))
+    (is (= 3 (memory::store-revision store)))
+    (let* ((revision (memory::store-revision store))
+           (before (sb-ext:get-bytes-consed))
+           (answer (memory::answer-removal
+                    store (pb:make-delete-range-request :key (string-octets "many")
+                                                        :range-end (string-octets "n"))))
+           (octets (- (sb-ext:get-bytes-consed) before)))
+      (is (< octets (* 250 memory::+most-removed+)) "~D octets" octets)
+      (is (= (1+ revision) (memory::store-revision store)))
+      (is (= memory::+most-removed+ (pb:delete-range-response-deleted (funcall answer))))
+      (is (equal '("nobody's") (keys-of (memory::newest store))))
+      (is (null (memory::lease-items (memory::find-lease store 1)))))))
+
 (test numbers-without-a-name-are-refused
   "A peer may send any number as a sort order or target, or as a comparison's target or result."
   (let ((store (new-store)) (key (string-octets "a")))

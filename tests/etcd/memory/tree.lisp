@@ -53,6 +53,25 @@ it are as they were."
           (fail "~A to ~A: ~A, not ~A" start end (reverse found) in))))
     (is (= (length list) (memory::count-range tree (octets-of) nil)))))
 
+(test ranges-are-taken-out-of-trees
+  "What is left of a tree without a range of keys has its other items, and is balanced."
+  (let ((random (sb-ext:seed-random-state 2)))
+    (loop repeat 300
+          do (let ((tree nil) (keys '()))
+               (dotimes (i (random 200 random))
+                 (let ((key (format nil "~D" (random 300 random))))
+                   (setf tree (memory::tree-with tree (item key)))
+                   (pushnew key keys :test #'string=)))
+               (let* ((start (format nil "~D" (random 300 random)))
+                      (end (and (plusp (random 4 random)) (format nil "~D" (random 300 random))))
+                      (left (memory::tree-outside tree (string-octets start)
+                                                  (and end (string-octets end))))
+                      (out (remove-if (lambda (key)
+                                        (and (string<= start key) (or (null end) (string< key end))))
+                                      keys)))
+                 (unless (and (equal (sort out #'string<) (keys-of left)) (balanced-p left))
+                   (fail "~A without ~A to ~A: ~A" (keys-of tree) start end (keys-of left))))))))
+
 (test items-are-replaced
   (let* ((tree (memory::tree-with nil (item "a"))) (new (memory::tree-with tree (item "a" 2))))
     (is (= 1 (memory::tree-size new)))
