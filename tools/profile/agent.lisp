@@ -161,11 +161,20 @@ collection came between again and again."
 
 ;;; Locks
 
+(defun slot-address (object name)
+  "Where OBJECT, a structure, has its slot NAME, a string."
+  ;; SBCL's own functions for this are not the same in all versions
+  (let ((slot (find name (sb-kernel:dd-slots
+                          (sb-kernel:find-defstruct-description (type-of object)))
+                    :key #'sb-kernel:dsd-name :test #'string=)))
+    (+ (- (sb-kernel:get-lisp-obj-address object) sb-vm:instance-pointer-lowtag)
+       (ash (+ sb-vm:instance-slots-offset (sb-kernel:dsd-index slot)) sb-vm:word-shift))))
+
 (defun lock-address (object)
   "Where the kernel has threads wait for OBJECT, if it is a mutex or a condition, else nil."
   (typecase object
-    (sb-thread:mutex (sb-thread::mutex-state-address object))
-    (sb-thread:waitqueue (sb-thread::waitqueue-token-address object))))
+    (sb-thread:mutex (slot-address object "STATE"))
+    (sb-thread:waitqueue (slot-address object "TOKEN"))))
 
 (defun lock-label (object)
   (typecase object
