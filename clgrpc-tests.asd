@@ -89,7 +89,8 @@ that is not loaded (:DATA)."
                (:file "descriptor")
                (:file "interrupt")
                (:file "program")
-               (:file "suite")))
+               (:file "suite")
+               (:file "walk")))
 
 (define-layers
   ("src/base" ("clgrpc/base") :rooms ("log" "memory" "text"))

@@ -86,6 +86,7 @@ any more."
   (ssl-read "SSL_read" int (ssl pointer) (octets pointer) (count int))
   (ssl-write "SSL_write" int (ssl pointer) (octets pointer) (count int))
   (ssl-shutdown "SSL_shutdown" int (ssl pointer))
+  (ssl-has-pending "SSL_has_pending" int (ssl pointer))
   (ssl-set-shutdown "SSL_set_shutdown" void (ssl pointer) (mode int))
   (ssl-key-update "SSL_key_update" int (ssl pointer) (kind int))
   (ssl-get-error "SSL_get_error" int (ssl pointer) (result int))

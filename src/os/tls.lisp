@@ -11,10 +11,14 @@
 (defconstant +record-octets+ 16640
   "The longest record there can be, and a little more: 2^14 octets and what encryption adds.")
 
+(defconstant +max-client-chain-octets+ 16384
+  "How long the certificates that a client shows may be, all together. Five large ones have 10,000.")
+
 ;;; Numbers of OpenSSL's headers
 
 (defconstant +ssl-ctrl-mode+ 33)
 (defconstant +ssl-ctrl-set-session-cache-mode+ 44)
+(defconstant +ssl-ctrl-set-max-cert-list+ 51)
 (defconstant +ssl-ctrl-set-tlsext-hostname+ 55)
 (defconstant +ssl-ctrl-chain-cert+ 89)
 (defconstant +ssl-ctrl-set-min-proto-version+ 123)
@@ -277,6 +281,7 @@ expired."
   (ssl-ctx-set-client-hello context (callable-address 'check-client-hello)
                             (if (eq t alpn) 1 0))
   (ssl-ctx-set-num-tickets context 1)
+  (ssl-ctx-ctrl context +ssl-ctrl-set-max-cert-list+ +max-client-chain-octets+ 0)
   (ssl-ctx-set-session-ticket context (callable-address 'limit-ticket) 0 0)
   (let ((id (make-octets 8)))
     (setf (u64be id 0) (1+ (sb-ext:atomic-incf (car **server-contexts**))))
@@ -495,6 +500,10 @@ room."
       (let ((count (ssl-write ssl (sap-int (sap+ (vector-sap octets) start)) (- end start))))
         (unless (plusp count) (return nil))
         (incf start count)))))
+
+(defun record-half-read-p (ssl)
+  "True if SSL keeps octets of the peer that it has not decrypted, such as half a record."
+  (= 1 (ssl-has-pending ssl)))
 
 (defun end-session-output (ssl)
   "Write close_notify."

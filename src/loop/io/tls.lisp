@@ -36,6 +36,8 @@ whole, and as many again for tickets. A KeyUpdate has 27 octets and takes us 7 Â
 (defconstant +max-shaking-octets+ 65536
   "How many octets a peer may send in all until the handshake is over. A chain of five large
 certificates has 10,000.")
+(defconstant +max-message-octets+ 16384
+  "How long a message of a client's handshake may be, for all of which OpenSSL makes room at once.")
 (defconstant +shaking-octets+ 8192
   "How many octets of a handshake are taken at once. In records of one octet they take us 2 ms.")
 (defconstant +octets-per-data-octet+ 24
@@ -77,6 +79,7 @@ unless the credentials say that nothing is; nil if it has shown none.")
   (server nil :type (or null string) :read-only t) ; as a client calls it, with its port
   (server-name nil :type (or null string)) ; by which the client calls the server
   (hello :awaited :type (member :awaited :taken :refused)) ; the ClientHello of a server's peer
+  (announced nil :type (or null announced)) ; of a server's peer that shakes hands: its messages
   (resumable-until nil :type (or null (integer 0))) ; UNTIL of the ticket that was offered
   (loop nil :type event-loop :read-only t) ; that it is on
   (area nil :type os:tls-area :read-only t) ; the loop's
@@ -110,15 +113,30 @@ unless the credentials say that nothing is; nil if it has shown none.")
   (let ((tls (byte-channel-state byte-channel)))
     (and (typep tls 'tls) (member (tls-state tls) '(:new :handshaking)) t)))
 
-(defconstant +session-octets+ 24576
+(defconstant +session-octets+ 16384
   "What a session keeps in the memory of OpenSSL, about.")
+(defconstant +shaking-session-octets+ 45056
+  "What it keeps in the midst of a handshake, with a message that is half read.")
+(defconstant +octets-per-certificate-octet+ 8
+  "What it keeps for each octet of the certificates that a client has shown, about.")
 
 (defun byte-channel-kept-octets (byte-channel)
   "How much memory BYTE-CHANNEL keeps of its own. On the loop."
   (let ((tls (byte-channel-state byte-channel)))
-    (cond ((not (typep tls 'tls)) 0)
-          ((tls-tail tls) (+ +session-octets+ (length (buffer-octets (tls-tail tls)))))
-          (t +session-octets+))))
+    (if (typep tls 'tls)
+        (+ (if (eq :handshaking (tls-state tls)) +shaking-session-octets+ +session-octets+)
+           (if (and (/= 0 (tls-ssl tls)) (os:record-half-read-p (tls-ssl tls))) +record-room+ 0)
+           (certificate-octets tls)
+           (if (tls-tail tls) (length (buffer-octets (tls-tail tls))) 0))
+        0)))
+
+(defun certificate-octets (tls)
+  "What is kept of the certificates that the peer of TLS, a client, has shown, here and, read, in
+OpenSSL."
+  (let ((certificate (and (tls-security tls) (security-peer-certificate (tls-security tls)))))
+    (if (and certificate (eq :server (tls-role tls)))
+        (* +octets-per-certificate-octet+ (length (os:certificate-der certificate)))
+        0)))
 
 (defun byte-channel-security (byte-channel)
   "The SECURITY of BYTE-CHANNEL, or NIL if it has no TLS or its handshake is not over. From any
@@ -256,11 +274,22 @@ read. The certificate may be an attacker's."
     (:ended (fail-handshake byte-channel tls "the peer closed the connection"))
     (:failed (fail-handshake byte-channel tls (os:session-failure (tls-ssl tls))))))
 
+(defun short-hello-p (tls count)
+  "True unless a message that the peer of TLS begins with COUNT octets in the area is too long."
+  (or (eq :client (tls-role tls))
+      (short-messages-p (or (tls-announced tls) (setf (tls-announced tls) (make-announced)))
+                        (os:tls-area-octets (tls-area tls)) count +max-message-octets+
+                        (lambda () (os:session-version (tls-ssl tls))))))
+
 (defun take-handshake (byte-channel tls count)
   "COUNT octets have come that the handshake goes on with, or data behind it. The area is lent."
   (incf (tls-idle tls) count)
-  (advance-handshake byte-channel tls)
-  (cond ((not (eq :handshaking (tls-state tls))) (setf (tls-idle tls) 0))
+  (if (short-hello-p tls count)
+      (advance-handshake byte-channel tls)
+      (fail-tls byte-channel tls "TLS: a message of the handshake is too long"))
+  (cond ((not (eq :handshaking (tls-state tls)))
+         (setf (tls-idle tls) 0
+               (tls-announced tls) nil))
         ((< +max-shaking-octets+ (tls-idle tls))
          (fail-tls byte-channel tls "TLS: the peer sends too much before the handshake is over"))))
 

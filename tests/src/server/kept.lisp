@@ -21,42 +21,10 @@
       ;; constant fields, which all connections share
       (find object hpack::**static-fields**)))
 
-(defun slot-values (structure)
-  "What the slots of STRUCTURE hold, but for numbers and for neighbours in a ring."
-  (loop for slot in (sb-kernel:dd-slots
-                     (sb-kernel:find-defstruct-description (type-of structure)))
-        when (and (eq t (sb-kernel:dsd-raw-type slot))
-                  (not (member (symbol-name (sb-kernel:dsd-name slot)) '("BEFORE" "AFTER")
-                               :test #'string=)))
-          collect (sb-kernel:%instance-ref structure (sb-kernel:dsd-index slot))))
-
-(defun walk-octets (root)
-  "How many octets the objects have that ROOT leads to. The second value says which: an alist from
-type to octets."
-  (let ((seen (make-hash-table :test 'eq)) (found (make-hash-table :test 'equal)) (sum 0)
-        (left (list root)))
-    (flet ((reach (object)
-             (unless (or (gethash object seen) (other-p object))
-               (setf (gethash object seen) t)
-               (push object left))))
-      (loop while left
-            do (let* ((object (pop left))
-                      (octets (sb-ext:primitive-object-size object)))
-                 (incf sum octets)
-                 (incf (gethash (if (arrayp object) 'vector (type-of object)) found 0) octets)
-                 (typecase object
-                   (cons (reach (car object)) (reach (cdr object)))
-                   (simple-vector (map nil #'reach object))
-                   (hash-table (maphash (lambda (key value) (reach key) (reach value)) object))
-                   (structure-object (mapc #'reach (slot-values object)))))))
-    (values sum (sort (loop for key being the hash-keys of found using (hash-value octets)
-                            collect (cons key octets))
-                      #'> :key #'cdr))))
-
 (defun check-kept (link what)
   "What LINK leads to is charged to it: no more is there. Less may be, since calls may share
 their fields."
-  (multiple-value-bind (octets found) (walk-octets link)
+  (multiple-value-bind (octets found) (support:walk-octets link #'other-p)
     (let ((charged (octets-charged link)))
       (is (<= octets (+ 4096 (* 5/4 charged))) "~A: ~D octets, ~D charged: ~S" what octets charged
           (subseq found 0 (min 6 (length found)))))))

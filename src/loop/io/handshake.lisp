@@ -1,0 +1,66 @@
+;;;; The part of a handshake that a client sends in the clear (RFC 8446 sections 4 and 5.1), as far as
+;;;; a server must read it before OpenSSL does. OpenSSL makes room for a whole message when it has
+;;;; read its length: nine octets of a ClientHello ask for 170,000. So the lengths are looked at
+;;;; first, and a message that is too long is refused before OpenSSL sees it.
+;;;;
+;;;; What is encrypted cannot be read. A client of TLS 1.2 encrypts all that comes after its
+;;;; ChangeCipherSpec; one of TLS 1.3 sends that as well, perhaps before a second ClientHello, and
+;;;; encrypts records of another kind. Of the encrypted messages a Certificate alone is long, for
+;;;; which OpenSSL has a limit of its own (os/tls.lisp).
+
+(in-package #:clgrpc.loop)
+
+(defconstant +change-cipher-spec-record+ 20)
+(defconstant +handshake-record+ 22)
+
+(defstruct (announced (:copier nil))
+  "Where in the records of a client's handshake the next octet is."
+  (header 0 :type (unsigned-byte 40))   ; octets of a record's header
+  (header-count 0 :type (mod 6))        ; how many of its five have come
+  (record-left 0 :type (unsigned-byte 16)) ; octets of the record that are to come
+  (length 0 :type (unsigned-byte 32))   ; octets of a message's header
+  (length-count 0 :type (mod 5))        ; how many of its four have come
+  (message-left 0 :type (unsigned-byte 24)) ; octets of the message that are to come
+  (encrypted nil :type boolean))        ; nothing more can be read
+
+(declaim (sb-ext:freeze-type announced))
+
+(defun record-kind (announced)
+  (ldb (byte 8 32) (announced-header announced)))
+
+(defun take-record-octet (announced octet version)
+  "OCTET is one of a record's header."
+  (setf (announced-header announced)
+        (logior (ash (ldb (byte 32 0) (announced-header announced)) 8) octet))
+  (when (= 5 (incf (announced-header-count announced)))
+    (setf (announced-header-count announced) 0
+          (announced-record-left announced) (ldb (byte 16 0) (announced-header announced)))
+    (when (and (= +change-cipher-spec-record+ (record-kind announced))
+               (string= "TLSv1.2" (funcall version)))
+      (setf (announced-encrypted announced) t))))
+
+(defun take-message-octet (announced octet)
+  "OCTET is one of a message, or of its header."
+  (if (plusp (announced-message-left announced))
+      (decf (announced-message-left announced))
+      (progn
+        (setf (announced-length announced)
+              (logior (ash (ldb (byte 24 0) (announced-length announced)) 8) octet))
+        (when (= 4 (incf (announced-length-count announced)))
+          (setf (announced-length-count announced) 0
+                (announced-message-left announced) (ldb (byte 24 0) (announced-length announced)))))))
+
+(defun short-messages-p (announced octets end most version)
+  "True unless OCTETS, the next of a client's up to END, begin a message of more than MOST octets.
+VERSION is a function that returns the version of TLS that was agreed on, as text."
+  (declare (type octets octets) (type index end most) (type function version))
+  (loop for i below end
+        until (announced-encrypted announced)
+        do (let ((octet (aref octets i)))
+             (if (zerop (announced-record-left announced))
+                 (take-record-octet announced octet version)
+                 (progn
+                   (decf (announced-record-left announced))
+                   (when (= +handshake-record+ (record-kind announced))
+                     (take-message-octet announced octet)))))
+        always (<= (announced-message-left announced) most)))

@@ -1,0 +1,124 @@
+;;;; What a client announces in its handshake, and what a session keeps, in OpenSSL's memory as well.
+
+(in-package #:clgrpc.tests.loop)
+(in-suite :clgrpc.loop)
+
+(defun records (octets &key (kind 22) (size 16384))
+  "OCTETS, a list, in records of KIND of SIZE octets at most."
+  (loop while octets
+        append (let ((part (loop repeat size while octets collect (pop octets))))
+                 (list* kind 3 3 (ash (length part) -8) (logand 255 (length part)) part))))
+
+(defun message (length &optional (left length))
+  "A message of a handshake of LENGTH octets, as a list, of which LEFT come."
+  (list* 1 (ldb (byte 8 16) length) (ldb (byte 8 8) length) (ldb (byte 8 0) length)
+         (make-list left :initial-element 255)))
+
+(defun short-p (octets &key (version "unknown") (step (length octets)))
+  "True if OCTETS, a list that comes in parts of STEP octets, begins no message of more than 1,000."
+  (loop with announced = (clgrpc.loop::make-announced)
+        while octets
+        always (let ((part (coerce (loop repeat step while octets collect (pop octets)) 'octets)))
+                 (clgrpc.loop::short-messages-p announced part (length part) 1000
+                                                (constantly version)))))
+
+(test lengths-that-clients-announce
+  "The length of each message that is not encrypted is seen, however it is cut into records and
+however these come."
+  (dolist (size '(1 2 3 4 5 7 100 16384))
+    (flet ((seen (&rest messages)
+             (let ((octets (records (apply #'append messages) :size size)))
+               (let ((whole (short-p octets)))
+                 (is (eq whole (short-p octets :step 1)))
+                 (is (eq whole (short-p octets :step 7)))
+                 whole))))
+      (is-true (seen (message 1000)))
+      (is-false (seen (message 1001 0)))
+      (is-true (seen (message 0) (message 700) (message 1000)))
+      (is-false (seen (message 0) (message 700) (message #xffffff 0)))))
+  (let ((before (append (records (message 500)) (records '(1) :kind 20)))
+        (after (records (message 1001 0))))
+    (is-false (short-p (append before after) :version "TLSv1.3") "a second ClientHello")
+    (is-true (short-p (append before after) :version "TLSv1.2") "encrypted")
+    (is-true (short-p (append before (records (message 1001 0) :kind 23)) :version "TLSv1.3"))))
+
+(test clients-announce-no-long-messages
+  "For nine octets OpenSSL would make room for 170,000."
+  (with-still-loops (loop)
+    (loop for (length . fails) in '((16384 . nil) (16385 . t))
+          do (with-ends ((end loop (server-credentials) :server))
+               (append-octets (end-arrived end) (coerce (records (message length 0)) 'octets))
+               (read-end end)
+               (is (eq fails (and (search "too long" (or (byte-channel-failure
+                                                          (end-byte-channel end))
+                                                         ""))
+                                  t)))))))
+
+(defun others-than-session-p (object)
+  "True of what a session leads to and shares with others, or what the test has beside it."
+  (or (typep object '(or number character null function symbol end event-loop os:tls-area
+                      clgrpc.loop::byte-channel-kind tls-credentials))
+      (eq 'clgrpc.loop::context (type-of object))))
+
+(defun check-session-charged (what begin)
+  "The function BEGIN returns an end of a server in a certain state, see WHAT; all that twenty of
+them keep, in Lisp and in OpenSSL, is charged."
+  (let ((ends '()) (count 20))
+    (unwind-protect
+         (progn
+           (push (funcall begin) ends)  ; what the first of all needs stays
+           (let ((before (support:foreign-octets)))
+             (loop repeat count do (push (funcall begin) ends))
+             (let ((kept (+ (/ (- (support:foreign-octets) before) count)
+                            (support:walk-octets (end-byte-channel (first ends))
+                                                 #'others-than-session-p)))
+                   (charged (clgrpc.loop::byte-channel-kept-octets (end-byte-channel (first ends)))))
+               (is (<= kept (+ 4096 (* 5/4 charged))) "~A: ~D octets, ~D charged" what
+                   (round kept) charged))))
+      (mapc #'close-end ends))))
+
+(test what-sessions-keep-is-charged
+  "In the handshake, however much of it is there, and after it."
+  (with-still-loops (loop theirs)
+    (let ((server (server-credentials :roots (certificate-file "ca.pem")
+                                      :client-certificates :request))
+          (client (client-credentials))
+          (known (client-credentials :certificate (certificate-file "client.pem")
+                                     :key (certificate-file "client.key"))))
+      (flet ((hearing (octets)
+               (lambda ()
+                 (let ((end (open-end loop server :server)))
+                   (append-octets (end-arrived end) (coerce octets 'octets))
+                   (read-end end)
+                   end)))
+             (after-flight ()
+               (let ((end (open-end loop server :server)))
+                 (with-ends ((peer theirs client :client))
+                   (write-end peer (octets-of))
+                   (carry peer end)
+                   (read-end end))
+                 end))
+             (established (client function)
+               (lambda ()
+                 (let ((end (open-end loop server :server)))
+                   (with-ends ((peer theirs client :client))
+                     (assert (shake-ends peer end))
+                     (funcall function peer end))
+                   end))))
+        (check-session-charged "a new one" (hearing '()))
+        (check-session-charged "a length" (hearing (records (message 16384 0))))
+        (check-session-charged "half a message" (hearing (records (message 16384 8000))))
+        (check-session-charged "half a record" (hearing (append '(22 3 1 64 0) (message 16380 8000))))
+        (check-session-charged "a flight" #'after-flight)
+        (check-session-charged "established" (established client (constantly nil)))
+        (check-session-charged "with a certificate" (established known (constantly nil)))
+        (check-session-charged "half a record of data"
+                               (established client (lambda (peer end)
+                                                     (write-end peer (pattern 16000))
+                                                     (carry peer end 15000)
+                                                     (read-end end))))
+        (check-session-charged "output that is not taken"
+                               (established client (lambda (peer end)
+                                                     (declare (ignore peer))
+                                                     (setf (end-room end) 10)
+                                                     (write-end end (pattern 60000)))))))))
