@@ -173,14 +173,14 @@ if nobody may be called so. Keys are octets; others than we may write there what
        :labels (sort (copy-list (own "labels" 'list '())) #'string< :key #'car)))))
 
 (defun parse-entry (entry name)
-  "The member NAME that ENTRY is. Signal a CLGRPC-ERROR if it is none, or one that nobody could be
-told of."
+  "The member NAME that ENTRY is. Signal a CLGRPC-ERROR if it is not one, or one that nobody could
+be told of."
   (multiple-value-bind (said why) (discovery:read-endpoint entry)
     (unless said (misuse "It says nothing of a server: ~A." why))
     (check-member (said-member said name (etcd:entry-created entry)))))
 
 (defun entry-member (entry cluster)
-  "The member of CLUSTER that ENTRY of the store is; nil for nil, and for what is no member."
+  "The member of CLUSTER that ENTRY of the store is; nil for nil, and for what is not a member."
   (let ((name (and entry (entry-name entry cluster))))
     (and name
          (handler-case (parse-entry entry name)

@@ -1,6 +1,6 @@
 ;;;; Memberships in the store: an entry for each member, under its lease. Every change is a
 ;;;; transaction that compares what was read, so that of two that decide on the same ground one
-;;;; does; the other reads and decides anew.
+;;;; does; the other reads and decides again.
 ;;;;
 ;;;; The last generation that was given is in the store, too, without a lease, in one of
 ;;;; +GENERATION-ENTRIES+ for each cluster, by name: so a name's generations grow, though its entry
@@ -10,7 +10,7 @@
 (in-package #:clgrpc.cluster)
 
 (defconstant +most-tries+ 20
-  "How often one reads and decides anew because somebody else has written meanwhile.")
+  "How often one reads and decides again because somebody else has written meanwhile.")
 
 (defmacro deciding-anew ((what) &body body)
   "Evaluate BODY until it returns true, at most +MOST-TRIES+ times. WHAT says in the condition what
@@ -154,7 +154,7 @@ MEMBER may not say. From any thread."
 ;;; What follows
 
 (defun renew-membership (store cluster name generation)
-  "Have the lease of the member NAME of CLUSTER, of GENERATION, begin anew. Return its seconds.
+  "Have the lease of the member NAME of CLUSTER, of GENERATION, begin again. Return its seconds.
 Signal NOT-A-MEMBER, SUPERSEDED or an ETCD-ERROR. From any thread."
   (multiple-value-bind (entry existing) (fetch-entry store cluster (check-name name "member"))
     (require-life existing name generation)

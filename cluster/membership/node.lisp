@@ -69,7 +69,7 @@ number tells it from all that had its name before. From any thread."
   (with-node-lock (node) (node-%generation node)))
 
 (defun node-lease (node)
-  "The lease of NODE, which other entries may be put with, or nil while it is no member. It is
+  "The lease of NODE, which other entries may be put with, or nil while it is not a member. It is
 another when NODE has joined again. From any thread."
   (with-node-lock (node) (node-%lease node)))
 
@@ -157,7 +157,7 @@ with it goes. If the store cannot be told within TIMEOUT, it ends by itself."
       (give-back node lease 1))))
 
 (defun lose-membership (node generation control &rest arguments)
-  "NODE is no member any more as GENERATION, as CONTROL and ARGUMENTS say."
+  "NODE is not a member any more as GENERATION, as CONTROL and ARGUMENTS say."
   (when (= generation (node-generation node))
     (multiple-value-bind (before lease) (change-state node '(:member) :lost)
       (when before
@@ -318,10 +318,10 @@ IF-TAKEN says what becomes of it if there is a member of its name: :take-over, t
 ON-CHANGE is called with all members that there are, as changes, then with each list of changes of
 the cluster, in order, and with the differences if the store has compacted what happened while it
 was out of reach; ON-LOSS with a CLUSTER-ERROR
-when the node is no member any more: MEMBERSHIP-LOST or SUPERSEDED; ON-JOIN with the node each time
-that it has become one. All of these run on threads of the node, which do nothing else meanwhile.
-METRICS, of MAKE-METRICS, counts joins, leaves and losses; OBSERVER is for the server. At most
-MAX-MEMBERS may join through this node.
+when the node is not a member any more: MEMBERSHIP-LOST or SUPERSEDED; ON-JOIN with the node each
+time that it has become one. All of these run on threads of the node, which do nothing else
+meanwhile. METRICS, of MAKE-METRICS, counts joins, leaves and losses; OBSERVER is for the server. At
+most MAX-MEMBERS may join through this node.
 ALLOW is a list of permissions, (ROLE . PATTERN), for calls of the service; :read and :join are its
 roles. PATTERN is a string: a DNS name or a SPIFFE identity of a certificate, in which * stands for
 one label or one segment of the path and {name} for the name of the member that somebody joins,

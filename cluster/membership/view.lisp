@@ -1,6 +1,6 @@
 ;;;; What a node knows: the members as of a revision of the store, and the changes that led there
-;;;; lately, by which watchers go on where they were. A view is changed by whoever holds the lock of
-;;;; its informer; it reads neither store nor clock.
+;;;; lately, by which watchers go on where they were. A view is changed by the thread that holds the
+;;;; lock of its informer; it reads neither store nor clock.
 
 (in-package #:clgrpc.cluster)
 

@@ -9,7 +9,7 @@
 ;;;; when it is first needed, and kept. etcd forgets tokens (when it has not seen one for five
 ;;;; minutes, when it is restarted; those of the kind jwt have an end), and takes none from before
 ;;;; a change of users and roles: a call that it refuses for that is made again with a new one. That
-;;;; is no repetition, since it was not done.
+;;;; is not a repetition, since it was not done.
 ;;;;
 ;;;; The threads of watches, leases and mirrors end at once when they are told to, also while they
 ;;;; wait for an answer: each has a CANCELLATION-TOKEN, which knows the call that it waits for.

@@ -55,9 +55,9 @@ LEADERSHIP is not ours any more, or another ETCD-ERROR. From any thread."
   nil)
 
 (defun resign (leadership &key timeout)
-  "Give LEADERSHIP up; the next who stands leads. One that is lost is no error. Signal an ETCD-ERROR
-if etcd does not answer; then it ends with its lease, which nobody renews if it is its own. From any
-thread."
+  "Give LEADERSHIP up; the next who stands leads. One that is lost is not an error. Signal an
+ETCD-ERROR if etcd does not answer; then it ends with its lease, which nobody renews if it is its
+own. From any thread."
   (leave-queue leadership timeout))
 
 (defun leader (etcd name &key timeout)
@@ -92,7 +92,7 @@ has them."
 
 (defun identity-of (entry)
   "What differs, by EQUALP, between ENTRY and every other, and the same with another value; also if
-the store has lost its data meanwhile and counts its revisions anew. NIL has one, too."
+the store has lost its data meanwhile and counts its revisions again. NIL has one, too."
   (and entry
        (list (entry-key-octets entry) (entry-created entry) (entry-changed entry)
              (entry-value entry))))

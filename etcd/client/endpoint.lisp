@@ -74,7 +74,7 @@ not begun, and that is kept. On its loop."
     (tell-answers resolver)))
 
 (defun set-endpoints (resolver endpoints)
-  "ENDPOINTS, a list of strings, are those of RESOLVER from now on. Signal MISUSE if one is none.
+  "ENDPOINTS, a list of strings, are those of RESOLVER from now on. Signal MISUSE if one is not.
 From any thread."
   (let ((parts (mapcar (lambda (endpoint)
                          (client:make-resolver endpoint (endpoints-options resolver)))

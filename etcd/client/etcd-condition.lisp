@@ -22,7 +22,7 @@ answer has come.")
 (define-condition compacted (etcd-error)
   ((revision :initarg :revision :initform nil :reader compacted-revision)) ; see below
   (:documentation "The revision that was asked for, or from which a watch was to go on, is no longer
-in the store: changes since then cannot be told one by one. Fetch the entries anew, and watch from
+in the store: changes since then cannot be told one by one. Fetch the entries again, and watch from
 the revision behind theirs."))
 
 (document-functions
@@ -49,7 +49,7 @@ takes, see MAX-RECEIVE-OCTETS of MAKE-ETCD.")
   (already-exists "There is such a user, role or member.")
   (not-ready "etcd is not in a state for it, as its text says: a role is not granted, the leader is
 to be asked, too few members have started, authentication is not enabled.")
-  (not-obtained "The lock, or the leadership, was not to be had in time, or was given up
+  (not-obtained "The lock, or the leadership, could not be obtained in time, or was given up
 meanwhile.")
   (ownership-lost "The lock, or the leadership, may be somebody else's: its lease has ended, or its
 entry is gone.")
@@ -136,9 +136,8 @@ do, or the same a little later."
        (some (lambda (text) (search text (etcd-error-text condition))) *not-done-texts*)))
 
 (defun passing-p (condition)
-  "True if whoever may ask again should, after CONDITION: by itself nothing is wrong with what he
-has asked for. Of a status that says nothing, such as that of a proxy's page of HTML, it is taken to
-be so."
+  "True if a request that may be repeated should be, after CONDITION: nothing is wrong with the request
+itself. A status that says nothing, such as that of a proxy's page of HTML, is taken to mean so."
   (or (typep condition '(or unavailable overloaded))
       (and (typep condition 'etcd-error)
            (typep (etcd-error-cause condition) 'status:rpc-error)

@@ -93,7 +93,7 @@ From any thread."
 
 (defun revoke-lease (lease &key timeout)
   "End LEASE, and with it all entries that were put with it. It is not renewed any more even if this
-signals an ETCD-ERROR; one that has ended is no error. From any thread."
+signals an ETCD-ERROR; one that has ended is not an error. From any thread."
   (stop-keeping lease)
   (when (lease-ending lease) (remove-ending (lease-etcd lease) (lease-ending lease)))
   (handler-case (ask (lease-etcd lease) #'leases:lease-revoke

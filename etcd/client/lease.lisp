@@ -4,7 +4,7 @@
 ;;;; hear of the loss of the lease, run in a job of the lease's own, since they may wait.
 ;;;;
 ;;;; By our own clock a lease has ended when its time is over since the last renewal that was
-;;;; answered was asked for, so never later than the store lets it end: whoever asks LEASE-ALIVE-P
+;;;; answered was asked for, so never later than the store lets it end: a caller of LEASE-ALIVE-P
 ;;;; does not take for his what somebody else may have by now.
 
 (in-package #:clgrpc.etcd)

@@ -57,8 +57,8 @@ end it with RELEASE-LOCK, or use WITH-LOCK."
 
 (defun release-lock (lock &key timeout)
   "Give LOCK up, or wait for it no longer: who waits in AWAIT-LOCK is told NOT-OBTAINED. One that is
-lost, or was released, is no error. Signal an ETCD-ERROR if etcd does not answer; then it ends with
-its lease, which nobody renews if it is its own. From any thread."
+lost, or was released, is not an error. Signal an ETCD-ERROR if etcd does not answer; then it ends
+with its lease, which nobody renews if it is its own. From any thread."
   (leave-queue lock timeout))
 
 (defun call-with-lock (function etcd name &rest options)

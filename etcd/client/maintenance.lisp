@@ -94,8 +94,8 @@ then DEFRAGMENT each member. Signal an ETCD-ERROR. From any thread."
 
 (defun move-leader (etcd member &key endpoint timeout)
   "Have the member with the number MEMBER lead. Only the leader can do that: it is asked at
-ENDPOINT, or by default where it says that its clients reach it. Signal NOT-READY if whoever is
-asked does not lead, or MEMBER cannot, or another ETCD-ERROR. From any thread."
+ENDPOINT, or by default where it says that its clients reach it. Signal NOT-READY if the member that
+is asked does not lead, or MEMBER cannot, or another ETCD-ERROR. From any thread."
   (with-endpoint (leader etcd (or endpoint (leader-endpoint etcd timeout)))
     (ask leader #'maintenance:move-leader (pb:make-move-leader-request :target-id member) timeout)
     nil))

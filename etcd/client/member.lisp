@@ -23,7 +23,7 @@ ETCD-ERROR. From any thread."
              :twice t))))
 
 (defun url-list (urls)
-  "URLS, a URL or a list of such, as a list. Signal MISUSE if it is none."
+  "URLS, a URL or a list of such, as a list. Signal MISUSE if it is not one."
   (let ((urls (if (listp urls) urls (list urls))))
     (unless (and urls (every #'stringp urls))
       (misuse "A member has URLs for its peers, such as \"http://10.0.0.1:2380\"."))
@@ -61,8 +61,8 @@ thread."
 
 (defun promote-member (etcd id &key timeout)
   "Give the learner with the number ID a vote. Return the plists of all members, see LIST-MEMBERS.
-Signal NOT-FOUND, NOT-READY if it is no learner or does not know enough yet, or another ETCD-ERROR.
-From any thread."
+Signal NOT-FOUND, NOT-READY if it is not a learner or does not know enough yet, or another
+ETCD-ERROR. From any thread."
   (map 'list #'member-plist
        (pb:member-promote-response-members
         (ask etcd #'cluster:member-promote (pb:make-member-promote-request :id id) timeout))))

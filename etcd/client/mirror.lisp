@@ -1,7 +1,7 @@
 ;;;; Mirrors: all entries of a range, then each change of them. A watch alone ends when the changes
 ;;;; that it would tell next are compacted; a mirror then fetches all entries again and watches from
-;;;; there, so that whoever keeps a copy of the range has only to replace it. So it does when the
-;;;; store comes back with older data, or none.
+;;;; there, so that a program that keeps a copy of the range has only to replace it. So it does when
+;;;; the store comes back with older data, or none.
 ;;;;
 ;;;; A mirror is a job of its client, which fetches and tells the entries and begins a watch
 ;;;; whenever there is none. While there is one, the job of that watch tells the changes.
@@ -120,7 +120,7 @@ ended by that."
     (and (not (mirror-ended mirror)) (loop:next-pause (mirror-pauses mirror)))))
 
 (defun attend-mirror (mirror)
-  "What the job of MIRROR does: begin anew if there is no watch. Return the seconds until it is to
+  "What the job of MIRROR does: begin again if there is no watch. Return the seconds until it is to
 try that again, or nil."
   (let ((trouble (with-mirror (mirror) (shiftf (mirror-trouble mirror) nil))))
     (handler-case
@@ -137,7 +137,7 @@ try that again, or nil."
 alone, MOST of them at most, and the revision that they are of; then for each revision that changes
 some of them with :changes, the list of these, and the revision. If changes that were to be told are
 compacted, since no member could be reached for so long, or the store has lost its data, all follows
-anew from :entries on. Return the mirror; the first call of FUNCTION has returned then, the others
+again from :entries on. Return the mirror; the first call of FUNCTION has returned then, the others
 come one at a time on a thread of its own. If it ends but by CANCEL-MIRROR or CLOSE-ETCD, since
 FUNCTION has failed or the rights are gone, ON-END is called there with the condition. Signal an
 ETCD-ERROR if it cannot begin within TIMEOUT seconds for each request, by default those of ETCD.

@@ -9,8 +9,8 @@
 ;;;;    outrun leaves the stream, and joins it again from where it is once its user has caught up.
 ;;;;
 ;;;; A number is never used again, so what comes for a watch that has left is for nobody. SEND-LOCK
-;;;; is held by whoever sends, LOCK by whoever changes what the stream knows; within LOCK no lock
-;;;; is taken but that of a watch.
+;;;; is held by a thread that sends, LOCK by one that changes what the stream knows; within LOCK no
+;;;; lock is taken but that of a watch.
 
 (in-package #:clgrpc.etcd)
 

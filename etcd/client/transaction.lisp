@@ -41,7 +41,8 @@ these. Signal MISUSE if there is none."
         (:lease (compare :lease :lease (lease-number operand)))))))
 
 (defun comparison (form)
-  "The message that FORM, a comparison of a transaction, stands for. Signal MISUSE if it is none."
+  "The message that FORM, a comparison of a transaction, stands for. Signal MISUSE if it is not
+one."
   (flet ((wrong () (misuse "~S is not a comparison of a transaction." form)))
     (unless (and (consp form) (typep (second form) '(or text cons))) (wrong))
     (destructuring-bind (target key &optional operator operand &rest more) form
@@ -61,7 +62,8 @@ these. Signal MISUSE if there is none."
   (pb:make-delete-range-request :key start :range-end end))
 
 (defun operation (form)
-  "The message that FORM, an operation of a transaction, stands for. Signal MISUSE if it is none."
+  "The message that FORM, an operation of a transaction, stands for. Signal MISUSE if it is not
+one."
   (flet ((wrong () (misuse "~S is not an operation of a transaction." form)))
     (unless (consp form) (wrong))
     (destructuring-bind (verb &rest arguments) form

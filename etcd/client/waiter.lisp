@@ -219,7 +219,7 @@ that is so. Signal OWNERSHIP-LOST if WAITER's own is gone, NOT-OBTAINED if it wa
 (defun await-removal (waiter key revision end-ns)
   "Wait until the entry of KEY is removed after REVISION, until END-NS, or until WAITER is left or
 lost. Signal an ETCD-ERROR if that cannot be watched; what was compacted meanwhile is to be looked
-at anew, since it may be the removal."
+at again, since it may be the removal."
   (setf (waiter-stirred waiter) nil)
   (let* ((trouble nil)
          (watch (watch (waiter-etcd waiter)

@@ -231,7 +231,7 @@ RangeResponse, says of its key and revision."
       (gone-back "revision ~D has changed something else" (entry-changed mark)))))
 
 (defun check-store (watch)
-  "Signal FUTURE-REVISION if etcd, which begins WATCH anew, is at an earlier revision or term than
+  "Signal FUTURE-REVISION if etcd, which begins WATCH again, is at an earlier revision or term than
 it was, since it has lost its data or has older ones, or if it is another one: WATCH would wait
 until there are as many revisions again, or pass changes by."
   (flet ((read-key (key revision)

@@ -79,7 +79,7 @@ server."
        (< (hash-table-count (endpoint-table-table-entries endpoint-table)) +most-endpoints+)))
 
 (defun config-text (entry)
-  "The text of ENTRY, a service config. What is no text at all is one that is refused as wrong."
+  "The text of ENTRY, a service config. What is not text at all is one that is refused as wrong."
   (handler-case (etcd:entry-text entry)
     (invalid-utf8 () "(not UTF-8)")))
 

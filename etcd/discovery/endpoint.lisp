@@ -56,7 +56,7 @@ under the name \"\" what is said in place of an object.")
   (cdr (assoc name object :test #'string-equal)))
 
 (defun string-member (object name)
-  "The string that OBJECT has as NAME, nil if that is none, empty or too long."
+  "The string that OBJECT has as NAME, nil if that is not one, empty or too long."
   (let ((value (member-of object name)))
     (and (stringp value) (<= 1 (length value) +longest-word+) value)))
 

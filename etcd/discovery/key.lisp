@@ -7,7 +7,7 @@
 (defconstant +longest-name+ 512 "So many characters a service's name has at most.")
 
 (defun check-name (name)
-  "Return NAME, that of a service: signal MISUSE if it is none."
+  "Return NAME, that of a service: signal MISUSE if it is not one."
   (unless (and (stringp name)
                (<= 1 (length name) +longest-name+)
                (every (lambda (char) (char< #\Space char #\Rubout)) name)

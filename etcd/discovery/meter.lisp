@@ -16,7 +16,7 @@
   ;; of servers that are registered here
   (registered nil :read-only t)         ; an up-down counter of those that stand in the store
   (writes nil :read-only t)             ; a counter of attempts to write, by outcome
-  (renewals nil :read-only t)           ; a counter of those that were registered anew
+  (renewals nil :read-only t)           ; a counter of those that were registered again
   (losses nil :read-only t))            ; a counter of leases
 
 (declaim (sb-ext:freeze-type meter))

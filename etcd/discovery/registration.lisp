@@ -5,11 +5,11 @@
 ;;;;    lease that it has granted. The client's keepalive keeps that alive
 ;;;;    (etcd/client/keepalive.lisp).
 ;;;; 2. When the lease is lost, since etcd was away for too long or knows nothing of it, another is
-;;;;    granted and the key put anew, until that succeeds. The key is the same, so the end of the
+;;;;    granted and the key put again, until that succeeds. The key is the same, so the end of the
 ;;;;    former lease takes nothing away.
 ;;;; 3. Once in the time of a lease the job looks whether the key is there, and puts it if it is
 ;;;;    not. Nothing is written as long as the key says what it should.
-;;;; 4. The first put takes the key from whoever has it: a server that was at the same address and
+;;;; 4. The first put takes the key from its holder: a server that was at the same address and
 ;;;;    was killed, whose lease has not ended yet. After that the key is put only where it is gone
 ;;;;    or stands under a lease of the registration's own. What another has put since, such as a
 ;;;;    server that was started later at the same address, is left to that one.
@@ -161,7 +161,7 @@ else has put it."
 
 (defun put-text (registration text lease written)
   "Have the key of REGISTRATION say TEXT under LEASE; WRITTEN is true if it did when it was looked
-at last. Return what came of it: :standing if nothing was to do; :put; :renewed if it was put anew,
+at last. Return what came of it: :standing if nothing was to do; :put; :renewed if it was put again,
 since it was gone; :left if somebody else has it; nil if REGISTRATION is to be kept no longer."
   (cond ((registration-ended registration) nil)
         ((null (registration-own registration))
@@ -229,7 +229,7 @@ since it was gone; :left if somebody else has it; nil if REGISTRATION is to be k
 ;;; What users do
 
 (defun check-address (address)
-  "Return ADDRESS, that of a server as clients are to be told it. Signal MISUSE if it is none, or
+  "Return ADDRESS, that of a server as clients are to be told it. Signal MISUSE if it is not one, or
 tells nobody where it is. From any thread."
   (let ((target (loop:parse-target address)))
     (when (member (loop:target-host target) '("0.0.0.0" "::" "") :test #'string=)

@@ -17,7 +17,7 @@
 
 (defconstant +settle-ms+ 20 "How long changes after the first are awaited before they are told.")
 (defconstant +servers-per-ms+ 50 "With many servers it is a millisecond for so many of them.")
-(defconstant +refetch-seconds+ 30 "How often a list is fetched anew that was too long, at most.")
+(defconstant +refetch-seconds+ 30 "How often a list is fetched again that was too long, at most.")
 (defconstant +ask-seconds+ 10 "How often etcd is asked how far its changes were told.")
 (defconstant +answer-seconds+ 1/2 "How long its answer is waited for.")
 
@@ -85,7 +85,7 @@ addresses last. A failure is not told to those to come if addresses are known."
       news)))
 
 (defun parse-address (endpoint)
-  "The target that the address of ENDPOINT is, or nil if it is none."
+  "The target that the address of ENDPOINT is, or nil if it is not one."
   (handler-case (loop:parse-target (endpoint-address endpoint))
     (misuse (error)
       (log-event :warning :discovery-ignored :address (endpoint-address endpoint)

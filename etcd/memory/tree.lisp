@@ -1,6 +1,6 @@
 ;;;; Items, and trees of them, ordered by their keys. A tree is never changed: what puts an item, or
 ;;;; removes one, returns another tree, which has most of its nodes in common with the first. So the
-;;;; store can keep the tree of each revision, and whoever reads one needs no lock.
+;;;; store can keep the tree of each revision, and a thread that reads one needs no lock.
 ;;;;
 ;;;; The trees are balanced by weight (S. Adams, "Efficient sets: a balancing act", 1993): of two
 ;;;; neighbouring subtrees none has more than +DELTA+ times as many items as the other. The empty

@@ -423,7 +423,7 @@ for peers without one, and a sixteenth for handlers that begin on the loop.")
     "How long a call may wait for a reserve thread before it is refused with :resource-exhausted.
 Without such an end, handlers that hold all threads and call this same server would wait for ever.")
    (reserve-idle-seconds 3 0.1 3600 "seconds"
-    "A reserve thread ends after this time without work. Starting one anew costs 0.1 ms; idle ones
+    "A reserve thread ends after this time without work. Starting one again costs 0.1 ms; idle ones
 make garbage collection longer."))
   (:channel
    (retry t
@@ -478,7 +478,7 @@ that is left out, with a warning.")
 (gRFC A2). Most names have none, and asking costs a query each time the name is looked up.")
    (idle-seconds 1800 0 1000000000 "seconds"
     "A channel that has had no calls for this time goes idle: its connections, its balancer and its
-resolver end, and the next call begins anew. So do connections to one server beyond
+resolver end, and the next call begins again. So do connections to one server beyond
 those it is to have, while the channel goes on. It may take an eighth longer. 0 means never; other
 times under a second count as one.")
    (max-connections-per-subchannel 10 1 1000 "connections"

@@ -127,7 +127,7 @@ ENTER-STAGE."
   (dolist (owner (engaged-owners connection-set)) (enter-stage (subchannel-core owner) stage)))
 
 (defun resolving-wanted-for-p (subchannel)
-  "True if no balancer above that of SUBCHANNEL minds that addresses are resolved anew."
+  "True if no balancer above that of SUBCHANNEL minds that addresses are resolved again."
   (loop for child = (subchannel-balancer subchannel) then parent
         for parent = (balancer-parent child)
         while (typep parent 'balancer)

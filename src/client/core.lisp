@@ -2,8 +2,8 @@
 ;;;; a subchannel and started on a stream of it, and keeps the calls that wait, for a connection or,
 ;;;; past the limits of the servers, for a stream.
 ;;;;
-;;;; 1. A call that needs a connection wakes an idle channel. Its resolver begins, or is asked anew;
-;;;;    an answer that is certain to come soon is waited for (ANSWERS-P).
+;;;; 1. A call that needs a connection wakes an idle channel. Its resolver begins, or is asked
+;;;; again; an answer that is certain to come soon is waited for (ANSWERS-P).
 ;;;; 2. The resolver tells of backends, then and whenever they change; the balancer hears of them.
 ;;;; 3. The balancer publishes a state and a picker, and the calls that wait are picked for.
 ;;;; 4. A call that finds no stream waits (stream-queue.lisp), until a stream ends, a server allows
@@ -236,7 +236,7 @@ if they hold up others only until one finds no stream."
         (t (leave-idle core))))
 
 (defun leave-idle (core)
-  "CORE, which is idle, has its servers resolved, anew if need be, and connected to."
+  "CORE, which is idle, has its servers resolved, again if need be, and connected to."
   (dolist (call (waiting-calls core)) (begin-waiting core call))
   (begin-idle-watch core)
   (change-picker core :connecting nil)

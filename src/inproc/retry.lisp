@@ -1,6 +1,6 @@
 ;;;; Relays that wait: they make one attempt after the other (gRFC A6), where a handler would run.
 ;;;; On its client's thread such a relay sleeps before the next attempt; elsewhere a timer goes on,
-;;;; and no thread waits. What is sent is at hand, and given to each attempt anew.
+;;;; and no thread waits. What is sent is at hand, and given to each attempt again.
 
 (in-package #:clgrpc.inproc)
 

@@ -4,7 +4,7 @@
 (in-package #:clgrpc.inproc)
 
 (defun renew-table (callee)
-  "Make the routes of CALLEE, whose services may have been defined anew."
+  "Make the routes of CALLEE, whose services may have been defined again."
   (sb-thread:with-mutex ((callee-lock callee))
     (setf (callee-table callee)
           (serving:make-routes callee (callee-services callee) :auto #'make-inproc-route

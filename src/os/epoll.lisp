@@ -98,7 +98,7 @@ otherwise: it may join waits that end at about the same time."
   (syscall ("eventfd" int) ((unsigned 32) 0) (int (logior +eventfd-cloexec+ +eventfd-nonblock+))))
 
 (define-hot write-eventfd ((descriptor fixnum)) result
-  "Make the eventfd DESCRIPTOR readable anew: a thread that watches it edge-triggered is woken
+  "Make the eventfd DESCRIPTOR readable again: a thread that watches it edge-triggered is woken
 by each write and never reads."
   ;; a pointer object, dwarfed by the system call
   (declare (sb-ext:muffle-conditions sb-ext:compiler-note))

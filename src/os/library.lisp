@@ -1,6 +1,6 @@
 ;;;; Libraries that are opened when they are first needed, and not at all if they never are.
 ;;;; DEFINE-LIBRARY declares the functions of one; OPEN-LIBRARY finds them. Until it has returned
-;;;; true none of them may be called. A saved core has none open: it opens them anew when it needs
+;;;; true none of them may be called. A saved core has none open: it opens them again when it needs
 ;;;; them, on a machine that may have another version.
 
 (in-package #:clgrpc.os)

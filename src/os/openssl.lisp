@@ -2,7 +2,7 @@
 ;;;; opened when TLS is first wanted, so that a process without TLS does not need it. Pointers are
 ;;;; integers.
 ;;;;
-;;;; A saved core opens the library anew. Pointers from before then are invalid, so code that keeps
+;;;; A saved core opens the library again. Pointers from before then are invalid, so code that keeps
 ;;;; a pointer keeps OPENSSL-INSTANCE with it.
 
 (in-package #:clgrpc.os)

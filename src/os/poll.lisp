@@ -1,4 +1,4 @@
-;;;; poll(2). Each call tells the kernel anew which events to wait for; it answers in the same
+;;;; poll(2). Each call tells the kernel again which events to wait for; it answers in the same
 ;;;; memory.
 ;;;;
 ;;;; struct pollfd is an int, the descriptor, and two shorts: the events to wait for, and those that

@@ -108,7 +108,7 @@ has the option +SO-ERROR+ set, once that has ended."
 
 (defun drop-new-connections (socket)
   "Have the kernel drop the segments that would begin connections to SOCKET, a TCP one that listens,
-as if they had been lost on their way: whoever sent one sends it again, a second later as a rule.
+as if they had been lost on their way: the sender sends it again, a second later as a rule.
 What waits to be accepted can be accepted still. Return a negated errno if that is refused."
   ;; a classic BPF program, struct sock_filter each: code, jump if true, jump if false, operand
   (with-alien ((program (array (unsigned 64) 4))

@@ -423,7 +423,8 @@ RESUMED is an earlier session's ticket, see SESSION-TICKET. To be freed with CLO
 
 (defun name-server (ssl name check)
   "Make SSL ask for the host NAME, a string or NIL, and, if CHECK is true, accept only a certificate
-that has it among its alternative names (RFC 9525). Signal TLS-ERROR if that is none to be checked."
+that has it among its alternative names (RFC 9525). Signal TLS-ERROR if that is not one to be
+checked."
   (flet ((must (result)
            (unless (= 1 result)
              (tls-error "~S is not a name that a certificate can be for." name))))

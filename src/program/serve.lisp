@@ -16,7 +16,7 @@
   :telemetry
   (binary-log "FILE" #'identity nil
               "Write a binary log (gRFC A16) to FILE, of all calls or of those that
-      GRPC_BINARY_LOG_FILTER is for; `clgrpc binlog FILE` prints it. FILE is begun anew at the
+      GRPC_BINARY_LOG_FILTER is for; `clgrpc binlog FILE` prints it. FILE is begun again at the
       start, when it has --binary-log-octets, and at SIGHUP; what was there becomes FILE.1.")
   (binary-log-octets "N" (integer-parser 1 1000000000000) 100000000 "How long FILE may get.")
   (binary-log-files "N" (integer-parser 0 1000000) 4

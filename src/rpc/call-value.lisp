@@ -9,7 +9,7 @@
 
 (declaim (inline check-key))
 (defun check-key (key)
-  "Return KEY, of a value on a call; signal MISUSE if it is none."
+  "Return KEY, of a value on a call; signal MISUSE if it is not one."
   (unless (and key (symbolp key)) (misuse "The key of a value on a call is a symbol, not ~S." key))
   key)
 

@@ -38,8 +38,8 @@ keyword, and MESSAGE. Signal a CONTROL-ERROR if there is none. See *DEBUG-ON-ERR
 
 (defun retry-call ()
   "Invoke the restart RETRY-CALL: make the call again with the same arguments (a :timeout begins
-anew); the stub returns what that call returns. A blocking stub offers this restart while it signals
-the RPC-ERROR of its call, unless the call sent what a generator function gave. Signal a
+again); the stub returns what that call returns. A blocking stub offers this restart while it
+signals the RPC-ERROR of its call, unless the call sent what a generator function gave. Signal a
 CONTROL-ERROR if there is no such restart. The caller decides how often to repeat, and waits
 between."
   (invoke-restart 'retry-call))

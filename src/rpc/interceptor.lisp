@@ -16,7 +16,7 @@
 
 (defun check-interceptors (interceptors)
   "Return INTERCEPTORS, a list of functions or their names, and of lists (WHERE . FUNCTIONS); signal
-MISUSE if it is none. WHERE is the full name of a service, a string, or the symbol of a method."
+MISUSE if it is not one. WHERE is the full name of a service, a string, or the symbol of a method."
   (labels ((all-p (predicate object)
              (and (listp object) (every predicate object)))
            (interceptor-p (object)

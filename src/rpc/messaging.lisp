@@ -63,7 +63,8 @@ CALL has ended well and NEXT returns nothing; signal CALL's RPC-ERROR if it has 
   (receive-by call #'receivable-p #'pop-incoming))
 
 ;;; A form that makes a call may be left at any instruction, if the thread is interrupted. So the
-;;; transport notes a call of streams before it begins, and whoever has the form evaluated finds it.
+;;; transport notes a call of streams before it begins, and the thread that evaluates the form finds
+;;; it.
 
 (declaim (type list *opened*))
 (defvar *opened* '()

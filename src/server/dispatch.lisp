@@ -119,7 +119,7 @@ remembers it."
              (route (or null server-route)))
     server-call
   "Make the call on STREAM of LINK that REQUEST begins, by ROUTE. Count it, give it its compression,
-and return it. A plain request is no call, and not counted with those."
+and return it. A plain request is not a call, and not counted with those."
   (count-call link server-loop)
   (let* ((now (loop:event-loop-now (link-loop link)))
          (method (and route (route-method route)))
@@ -292,7 +292,7 @@ the claim."
         (http2:release-stream stream)
         (let ((plain (call-http-request call)))
           (when plain (exchange:leave-stream plain))
-          (unless (and plain (null (call-claim call))) ; which is no call
+          (unless (and plain (null (call-claim call))) ; which is not a call
             (count-end (link-owner link) call)))
         (when (and (zerop (wire:link-calls link)) (wire:link-draining link))
           (wire:close-link link "drained"))))))

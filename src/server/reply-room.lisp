@@ -78,7 +78,7 @@ On the loop."
                     (funcall (room-waiter-resume place) call))
                    (t (have-collected server-loop)
                       (return))))
-    ;; each call has its room promised anew when it runs
+    ;; each call has its room promised again when it runs
     (mapc #'settle-octets promised)
     (when (ring-first (server-loop-roomless server-loop))
       (schedule-timer (loop:event-loop-wheel loop) (server-loop-room-timer server-loop)

@@ -10,7 +10,7 @@
                         (:copier nil))
   "The state of one loop of a server. Only the loop touches it."
   (server nil)                          ; the SERVER
-  (routes nil :type route-table)        ; swapped when a service is defined anew
+  (routes nil :type route-table)        ; swapped when a service is defined again
   ;; what its plain requests share, if somebody answers them
   (http nil :type (or null exchange:http-loop))
   (claimers '() :type list)             ; of protocols beside gRPC, see protocol.lisp; as ROUTES

@@ -231,7 +231,7 @@ From any thread."
           (server-loops server))))
 
 (defun renew-routes (server)
-  "Make SERVER's routes anew: a service has been defined again, perhaps one of SERVER's, with other
+  "Make SERVER's routes again: a service has been defined again, perhaps one of SERVER's, with other
 methods than before."
   (handler-case
       (sb-thread:with-mutex ((server-lock server))

@@ -15,7 +15,7 @@
     (t :unknown)))
 
 (defun status-number (value)
-  "The number that VALUE of grpc-status is, or nil if it is none."
+  "The number that VALUE of grpc-status is, or nil if it is not one."
   (and (<= 1 (length value) 8)
        (every #'digit-char-p value)
        (parse-integer value)))

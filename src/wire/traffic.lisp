@@ -80,7 +80,7 @@ the rest of OCTETS is left for the next turn."
          (unsent (loop:connection-unsent socket)))
     ;; a frame at least, since the loop asks again only if this adds something
     (http2:write-queued http2 (if (< unsent +fill-octets+) +fill-octets+ (1+ unsent)))
-    ;; the loop takes its buffer back when it has flushed: the core asks for one anew
+    ;; the loop takes its buffer back when it has flushed: the core asks for one again
     (setf (http2:connection-output http2) nil
           (link-filled-ns link) (loop:event-loop-now (link-loop link)))
     (measure-link link)

@@ -339,8 +339,8 @@ nobody waits for it."
   nil)
 
 (defun leave-stream (stream)
-  "STREAM, which is closed, is no call's any more. Return the link it was on, or nil if it was for
-no call."
+  "STREAM, which is closed, is not a call's any more. Return the link it was on, or nil if it was
+for no call."
   (let* ((attempt (http2:stream-user stream))
          (call (and attempt (attempt-call attempt)))
          (own (and call (eq stream (wire-call-stream call)))))

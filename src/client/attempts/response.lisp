@@ -49,7 +49,7 @@ that is not nil."
           (t (fail-attempt (http2:stream-user stream) failure)))))
 
 (defun refuse-answer (stream list status text)
-  "What STREAM brings, LIST, is no response: that is STATUS and TEXT."
+  "What STREAM brings, LIST, is not a response: that is STATUS and TEXT."
   (let ((call (tried-call stream)))
     (when call
       (rpc:observe headers-received (wire:call-observer call) call)

@@ -5,7 +5,7 @@
 ;;;;
 ;;;; The state is :ready while one is ready; else :connecting while one may become so that has not
 ;;;; failed; else :transient-failure. A subchannel that has failed counts as failed until it is
-;;;; ready again, although it connects anew by itself meanwhile (gRFC A62). A backend that is told
+;;;; ready again, although it connects again by itself meanwhile (gRFC A62). A backend that is told
 ;;;; twice is one.
 ;;;;
 ;;;; Each step is proportional to the number of backends, so in a large fleet the connecting is

@@ -2,7 +2,7 @@
 ;;;; is ready or idle. A lower one is made only when those above it have failed, or have not become
 ;;;; ready within 10 seconds of when they began to try. When a higher one is ready again it serves
 ;;;; at once; those below it that are not needed are kept for a while. A child may be one for which
-;;;; nothing is resolved anew when it loses servers (ignoreReresolutionRequests, gRFC A37).
+;;;; nothing is resolved again when it loses servers (ignoreReresolutionRequests, gRFC A37).
 
 (in-package #:clgrpc.balance)
 
@@ -12,7 +12,7 @@
   "The config of priority."
   (order '() :type list :read-only t)   ; the names of the children, the highest first
   (children '() :type list :read-only t) ; an alist from a name to a POLICY-CONFIG
-  (content '() :type list :read-only t)) ; children, by name, for which nothing is resolved anew
+  (content '() :type list :read-only t)) ; children, by name, for which nothing is resolved again
 
 (defun parse-priorities (object path)
   "The PRIORITIES that OBJECT is."
@@ -90,7 +90,7 @@ or to T once the time is over."))
   (case state
     ((:ready :idle) (end-time parent child))
     (:transient-failure (end-time parent child t))
-    ;; it was ready, and gets its time anew
+    ;; it was ready, and gets its time again
     (:connecting (when (member (branch-state child) '(:ready :idle))
                    (end-time parent child)
                    (give-time parent child)))))

@@ -221,13 +221,13 @@ is true; or DEFAULT, unless it is REQUIRED. A number with a fraction of zero is 
   "The longest duration that Protocol Buffers have: ten thousand years.")
 
 (defun digits-number (digits)
-  "The integer that the string DIGITS is, 0 if it is empty; nil if it is none."
+  "The integer that the string DIGITS is, 0 if it is empty; nil if it is not one."
   (cond ((string= "" digits) 0)
         ((every (lambda (char) (char<= #\0 char #\9)) digits) (parse-integer digits))))
 
 (defun parse-duration (text)
   "The nanoseconds that TEXT is: decimal digits, at most nine of them after the point, and s, such
-as \"1.5s\" or \".1s\"; nil if it is none."
+as \"1.5s\" or \".1s\"; nil if it is not one."
   (let* ((end (1- (length text)))
          (start (if (and (plusp end) (char= #\- (char text 0))) 1 0))
          (point (or (position #\. text :end (max 0 end)) end)))

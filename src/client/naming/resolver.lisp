@@ -265,13 +265,13 @@ calls, and their connections end with their last call. SERVICE-CONFIG is how the
 as MAKE-CHANNEL takes it, in place of the channel's own; one that is wrong is refused and the one
 before it stays in force, or if there was none the channel's own; without that its calls end with
 :unavailable until a right one comes. Return false if the channel does not want to know any more.
-Signal MISUSE if an address is none. From any thread."
+Signal MISUSE if an address is not one. From any thread."
   (and (push-to-channel resolver (mapcar #'parse-backend addresses) nil
                         (parse-pushed-config service-config))
        t))
 
 (defun push-failure (resolver text)
-  "Tell RESOLVER's channel that there are no addresses to be had because of TEXT. If it has some it
+  "Tell RESOLVER's channel that no addresses can be found because of TEXT. If it has some it
 goes on with them; else its calls end with :unavailable and TEXT, and it asks with RESOLVE-NOW
 later. Return false if the channel does not want to know any more. From any thread."
   (check-type text string)

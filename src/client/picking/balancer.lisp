@@ -127,7 +127,7 @@ it publishes is not heard.")
     nil))
 
 (defgeneric resolving-wanted-p (ancestor child)
-  (:documentation "True if the channel's resolver is to be asked anew when CHILD of ANCESTOR, or a
+  (:documentation "True if the channel's resolver is to be asked again when CHILD of ANCESTOR, or a
 balancer below it, has lost a server or cannot reach one.")
   (:method (ancestor child)
     (declare (ignore ancestor child))

@@ -168,7 +168,8 @@ without one."
   (cdr (assoc name (http-request-headers request) :test #'string=)))
 
 (define-hot percent-octet ((text simple-string) (at index) (end index)) (or null octet)
-  "The octet that the escape %XX at AT in TEXT, which goes to END, stands for; nil if it is none."
+  "The octet that the escape %XX at AT in TEXT, which goes to END, stands for; nil if it is not
+one."
   (and (<= (+ at 3) end)
        (let ((high (digit-char-p (char text (1+ at)) 16))
              (low (digit-char-p (char text (+ at 2)) 16)))

@@ -1,6 +1,6 @@
 ;;;; Exchanges: requests of HTTP and their answers, over HTTP/1.1 and over HTTP/2 beside gRPC. Here
 ;;;; is which handler answers a request, what it is told of it, how its answer is checked and
-;;;; written, and all of a connection that speaks HTTP/1.1. An exchange is no call: who runs the
+;;;; written, and all of a connection that speaks HTTP/1.1. An exchange is not a call: who runs the
 ;;;; handlers, counts them and bounds what they keep is the owner, by the functions of a SINK.
 ;;;;
 ;;;; The files in their order: http-version (what a connection speaks); content (answers); router;

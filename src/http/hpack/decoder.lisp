@@ -50,7 +50,7 @@ it is acknowledged. A larger table is cut down at once; a smaller one waits for 
   octets)
 
 (defun forget-repeats (decoder)
-  "Let go of what DECODER remembers so that what its peer repeats costs less; it learns anew."
+  "Let go of what DECODER remembers so that what its peer repeats costs less; it learns again."
   (setf (decoder-literals decoder) nil
         (decoder-blocks decoder) nil
         (decoder-kept-octets decoder) 0))
@@ -284,7 +284,7 @@ that changes the table never means the same twice."
     null
   "Decode the whole header block in START to END of OCTETS into LIST, which is cleared first.
 Signal HPACK-ERROR for anything RFC 7541 forbids; DECODER must not be used again then. A list that
-grows over the decoder's limit is no error: see FIELD-LIST-OVERFLOW-P."
+grows over the decoder's limit is not an error: see FIELD-LIST-OVERFLOW-P."
   (assert (<= start end (length octets)))
   (if (< 0 (- end start) +cache-octets+)
       (let* ((hash (%hash-octets octets start end (table-inserted decoder)))

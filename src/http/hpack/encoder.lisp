@@ -45,7 +45,7 @@ by one thread at a time; it grows with its table."
             (table-limit encoder))))
 
 (defun forget-encoded (encoder)
-  "Let go of what ENCODER remembers so that ENCODE-FIELDS costs less; it learns anew."
+  "Let go of what ENCODER remembers so that ENCODE-FIELDS costs less; it learns again."
   (setf (encoder-encoded encoder) nil))
 
 (define-hot (encoder-memory :inline t) ((encoder encoder)) index

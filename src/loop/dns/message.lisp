@@ -174,7 +174,7 @@ which limits how many there are before any is read."
       (values records (read-upper-code octets at end others)))))
 
 (defun parse-message (octets start end)
-  "The message in OCTETS from START to END. Signal MALFORMED-MESSAGE if that is none."
+  "The message in OCTETS from START to END. Signal MALFORMED-MESSAGE if that is not one."
   (declare (type octets octets) (type index start end))
   ;; pointers count from the beginning of the message
   (let* ((octets (subseq octets start end))

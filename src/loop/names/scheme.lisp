@@ -57,7 +57,7 @@ before. Return the scheme. From any thread."
     new))
 
 (defun find-scheme (text)
-  "The scheme of TEXT, or nil if what is before its first colon names none, or it is no text."
+  "The scheme of TEXT, or nil if what is before its first colon names none, or it is not text."
   (let ((colon (and (stringp text) (position #\: text))))
     (and colon
          (find-if (lambda (scheme)

@@ -219,6 +219,6 @@ and needs no port. Signal MISUSE if it means none. From any thread."
 
 (defun address-name (text)
   "The name in TEXT, an address with a scheme: what follows the scheme, and the authority if there
-is one, without the slashes before it and with each %XX decoded. Signal MISUSE if that is no text."
+is one, without the slashes before it and with each %XX decoded. Signal MISUSE if that is not text."
   (decoded-string text (string-left-trim
                         "/" (nth-value 1 (split-authority text (1+ (position #\: text)))))))

@@ -71,7 +71,7 @@ for a lock.")
 
 (defmacro with-user-interrupts (() &body body)
   "Do BODY, user code or the wait for events, with interrupts if this thread allows them. An
-interrupt that has come before is taken as BODY begins; so whoever handles errors of BODY does so
+interrupt that has come before is taken as BODY begins; so a handler for errors of BODY does so
 outside of this. On a thread that runs no loop, interrupts stay as they are."
   (let ((function (gensym "BODY")))
     `(flet ((,function () ,@body))

@@ -67,7 +67,7 @@ had; none if that is not positive."
 
 (defun free-for (share reader free)
   "How many more of what READER counts SHARE may have, in its whole and so on, while FREE ones are
-to be had in all."
+that there are in all."
   (declare (type function reader))
   (if (share-whole share)
       (part-free share (funcall reader share) (free-for (share-whole share) reader free))

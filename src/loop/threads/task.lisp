@@ -77,9 +77,9 @@ failure in a row.")
 (defconstant +longest-again-ns+ (* 64 +ns-per-second+))
 
 (defun make-lasting-timer (loop function argument)
-  "Return a timer as MAKE-TIMER does, for the wheel of LOOP, whose FUNCTION starts the timer anew or
-has to be called for other reasons. If FUNCTION signals an error and leaves the timer idle, it rings
-again after a while."
+  "Return a timer as MAKE-TIMER does, for the wheel of LOOP, whose FUNCTION starts the timer again
+or has to be called for other reasons. If FUNCTION signals an error and leaves the timer idle, it
+rings again after a while."
   (declare (type function function))
   (let ((timer nil) (again-ns +again-ns+))
     (declare (type nanoseconds again-ns))

@@ -12,7 +12,7 @@
 (defclass channelz-service (v1:channelz) ()
   (:documentation "The service grpc.channelz.v1.Channelz: give START-SERVER an instance beside your
 own services, and tools such as grpcdebug and `clgrpc channelz` can ask what the channels, servers
-and connections of this process, not of that server alone, are and do. It tells whoever asks, so
+and connections of this process, not of that server alone, are and do. It answers every client, so
 serve it where only operators reach it. Calls pay nothing for it that they would not pay without
 it."))
 

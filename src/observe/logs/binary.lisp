@@ -82,7 +82,7 @@ each call that FILTER is for, what it sends and receives is logged. FILTER, a st
 GRPC_BINARY_LOG_FILTER has it, whose value it is by default, such as \"*\" or
 \"shop.Orders/*{h;m:256},-shop.Orders/Pay\"; the empty one logs nothing. Of a message 8 MB are
 logged at most. Entries are written to FILE, a pathname, each behind four octets of its length, as
-gRPC's tools read them. FILE is begun anew, also before it has more than MAX-OCTETS; what was there
+gRPC's tools read them. FILE is begun again, also before it has more than MAX-OCTETS; what was there
 is kept as FILE.1, what was there before that as FILE.2, and so on, KEPT-FILES of them. FILE may be
 a device or a pipe. FUNCTION, or nil, is called with each entry, a GRPC.BINARYLOG.V1:GRPC-LOG-ENTRY,
 on a thread of the log. At most LIMIT entries wait to be written, and 16 MB of them; further ones
@@ -116,7 +116,7 @@ nothing that goes on. Closing again does nothing. From any thread but an event l
     nil))
 
 (defun rotate-binary-log (log)
-  "Begin the file of LOG anew, as soon as what waits is written; what is at its place is kept, as
+  "Begin the file of LOG again, as soon as what waits is written; what is at its place is kept, as
 MAKE-BINARY-LOG says. Call this after a program such as logrotate has given the file another name,
 or to look at what it has; FLUSH-LOG waits until it is done. From any thread."
   (let ((file (binary-log-file log)))

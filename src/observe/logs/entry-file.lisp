@@ -71,7 +71,7 @@
     (when (os:failed-p result) (refuse-file file (os:errno-text result)))))
 
 (defun begin-file (file)
-  "Begin FILE, a regular one, anew. Signal MISUSE if it cannot be."
+  "Begin FILE, a regular one, again. Signal MISUSE if it cannot be."
   (let ((path (entry-path file)))
     (multiple-value-bind (type size) (os:file-type path)
       (cond ((null type))
@@ -155,7 +155,7 @@ nil."
 
 (defun add-entry (file octets)
   "Have the entry OCTETS be written to FILE, soon. Return as WRITE-GATHERED. Signal MISUSE if FILE
-must be begun anew and cannot be; then OCTETS are lost."
+must be begun again and cannot be; then OCTETS are lost."
   (let ((size (+ 4 (length octets)))
         (lost 0)
         (why nil))
@@ -174,7 +174,7 @@ must be begun anew and cannot be; then OCTETS are lost."
     (values lost why)))
 
 (defun rotate-entry-file (file)
-  "Begin FILE anew, if it is a regular one; what is there is kept."
+  "Begin FILE again, if it is a regular one; what is there is kept."
   (when (entry-file-rotating file)
     (end-file file)
     (ensure-begun file)))

@@ -103,7 +103,7 @@
                        (t (add name (parse-limits rest pattern))))))))))
 
 (defun parse-filter (text)
-  "The FILTER that TEXT says; signal MISUSE if it is none. The empty text logs nothing."
+  "The FILTER that TEXT says; signal MISUSE if it is not one. The empty text logs nothing."
   (let ((filter (make-filter)))
     (unless (string= text "")
       (dolist (pattern (uiop:split-string text :separator ","))

@@ -124,7 +124,7 @@ row is a name and how many cells it has."
             (shard-loop shard))))
 
 (define-hot status-number ((status symbol)) (mod 17)
-  "The code of STATUS; that of :unknown if it is none."
+  "The code of STATUS; that of :unknown if it is not one."
   (if (eq :ok status)
       0
       (or (position status (load-time-value

@@ -4,7 +4,7 @@
 ;;;; nor traced.
 ;;;;
 ;;;; A round sends all that there is, as BATCHes. After a failure that may pass, metrics are
-;;;; forgotten, since the next round reads them anew and they are cumulative. Spans wait, and no
+;;;; forgotten, since the next round reads them again and they are cumulative. Spans wait, and no
 ;;;; others are taken meanwhile; so what waits is bounded by the queues of the tracing, which count
 ;;;; what finds no room. Nothing is ever dropped and not counted.
 ;;;;

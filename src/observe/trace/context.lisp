@@ -128,7 +128,7 @@ as they should be."
                                   :remote t :state state))))))))
 
 (defun parse-traceparent (text)
-  "The context that TEXT, a traceparent of W3C Trace Context, says; nil if it is none. For what
+  "The context that TEXT, a traceparent of W3C Trace Context, says; nil if it is not one. For what
 comes other ways than by calls, such as in a message. From any thread."
   (and (every (lambda (char) (< (char-code char) 128)) text)
        (read-traceparent (ascii-octets text) "")))

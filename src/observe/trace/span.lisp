@@ -117,7 +117,7 @@
     (if (> (length text) limit) (subseq text 0 limit) (copy-seq text))))
 
 (defun attribute-value (value limits)
-  "VALUE as a span keeps it. Signal MISUSE if it is none for an attribute."
+  "VALUE as a span keeps it. Signal MISUSE if it is not one for an attribute."
   (typecase value
     (string (short-text value limits))
     ((or (signed-byte 64) double-float boolean) value)

@@ -20,7 +20,7 @@
         (t (refuse "true or false is wanted, not ~S" string))))
 
 (defun parse-decimal (string what)
-  "The rational that the decimal STRING says; if it is none, refuse it since WHAT is wanted."
+  "The rational that the decimal STRING says; if it is not one, refuse it since WHAT is wanted."
   (let* ((dot (or (position #\. string) (length string)))
          (digits (remove #\. string :count 1))
          (fraction (max 0 (- (length string) dot 1))))

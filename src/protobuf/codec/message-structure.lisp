@@ -178,7 +178,7 @@ code, so they are compiled in half the time without care."
 ;;; compiler sees it, in calls that spell it out; others get SBCL's own error.
 
 (defun constructor-keywords (name)
-  "The keywords that the constructor NAME takes, or :any if it is none."
+  "The keywords that the constructor NAME takes, or :any if it is not one."
   (let ((parameters (and (fboundp name)
                          (member '&key (sb-kernel:%fun-lambda-list (fdefinition name))))))
     (if parameters

@@ -148,7 +148,7 @@ MAP-ENTRIES around."
             :test 'equal))
 
 (defun map-entry-of (field entries)
-  "The entry type of FIELD, one of ENTRIES, or nil if it is no map."
+  "The entry type of FIELD, one of ENTRIES, or nil if it is not a map."
   (and (field-descriptor-map-p field)
        (values (gethash (field-descriptor-type-name field) entries))))
 

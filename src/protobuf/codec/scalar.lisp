@@ -15,7 +15,7 @@
 
 (eval-when (:compile-toplevel :load-toplevel :execute)
 (defstruct (scalar (:copier nil))
-  "A kind of value that is no message. TAKE, SIZE and PUT are forms in the manner of wire.lisp,
+  "A kind of value that is not a message. TAKE, SIZE and PUT are forms in the manner of wire.lisp,
 with VALUE bound."
   (kind nil :type keyword)              ; such as :int32
   (lisp-type t)                         ; of one value
@@ -177,7 +177,7 @@ with VALUE bound."
        value))))
 
 (defun accepted-type (label kind)
-  "The type of the values that a field of LABEL and KIND, which is no message, accepts: T if only
+  "The type of the values that a field of LABEL and KIND, which is not a message, accepts: T if only
 the conversion can tell."
   (ecase label
     (:map '(or list hash-table proto-map))

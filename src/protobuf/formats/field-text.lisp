@@ -94,7 +94,7 @@ ends. All fields but the last are singular messages."
                number)))))
 
 (defun hold-text-time (message function text)
-  "Have MESSAGE, a Timestamp or Duration, hold what FUNCTION reads in TEXT; nil if that is none."
+  "Have MESSAGE, a Timestamp or Duration, hold what FUNCTION reads in TEXT; nil if that is not one."
   (multiple-value-bind (seconds nanos) (funcall function text)
     (when seconds
       (hold-number seconds message 1)

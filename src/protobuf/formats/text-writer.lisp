@@ -95,7 +95,7 @@
         (t (float-text value))))
 
 (defun scalar-literal (slot value)
-  "VALUE, one value of SLOT, which is no message, as text."
+  "VALUE, one value of SLOT, which is not a message, as text."
   (ecase (slot-kind slot)
     (:string (string-literal value))
     (:bytes (octets-literal value))

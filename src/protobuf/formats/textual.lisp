@@ -168,8 +168,8 @@ a peer."
 ;;; Values
 
 (defun exact-integer (digits exponent negative)
-  "The integer that is DIGITS times ten to the power EXPONENT, or nil if that is none or surely has
-more than 64 bits."
+  "The integer that is DIGITS times ten to the power EXPONENT, or nil if that is not one or surely
+has more than 64 bits."
   (let ((magnitude
           (cond ((zerop digits) 0)
                 ((<= 0 exponent 20) (* digits (expt 10 exponent)))

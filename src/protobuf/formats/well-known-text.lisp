@@ -108,7 +108,7 @@ part did not fit."
 
 (defun parse-timestamp-text (text)
   "The two integers of TIMESTAMP-TEXT that TEXT, a time with its zone as RFC 3339 has it, means, or
-nil if it is none."
+nil if it is not one."
   (reading-text (cursor text)
     (flet ((part (count low high before)
              (unless (or (null before) (pass-char cursor before)) (misfit))

@@ -146,7 +146,7 @@ intercepted."
   (setf (intent-attempt (ensure-intent call)) view))
 
 (defun take-view (call)
-  "As OWN-VIEW, which CALL's next own attempt will have anew."
+  "As OWN-VIEW, which CALL's next own attempt will have again."
   (let ((view (own-view call)))
     (when view (setf (own-view call) nil))
     view))

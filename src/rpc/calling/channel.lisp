@@ -67,7 +67,7 @@ CHANNEL. From any thread.")
   (:documentation "True if CHANNEL sends call credentials though somebody might read them.")
   (:method ((channel channel)) nil))
 
-;;; Call credentials: metadata that says who calls, made anew for each call
+;;; Call credentials: metadata that says who calls, made again for each call
 
 (defun bearer-token (token)
   "Return call credentials, for :call-credentials of a channel or stub, that send `authorization:

@@ -25,8 +25,8 @@
         do (setf (call-value call key) value)))
 
 (defconstant +least-deadline-ns+ (* 10 +ns-per-second+)
-  "A smaller number, less than ten seconds after the machine's start, is no deadline: it is a time
-in seconds, since 1900 or 1970, given by mistake.")
+  "A smaller number, less than ten seconds after the machine's start, is not a deadline: it is a
+time in seconds, since 1900 or 1970, given by mistake.")
 
 (defun absolute-deadline (timeout deadline now)
   "The deadline of a new call: the earliest of TIMEOUT, seconds from NOW or nil, of DEADLINE,

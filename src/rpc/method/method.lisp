@@ -158,7 +158,7 @@ changes of FUNCTION's methods do not touch."
       (setf (binding-function binding) (effective-function function (binding-class binding))))))
 
 (defun follow-class (function class)
-  "Arrange for FUNCTION to be told when CLASS, or a class that it inherits from, is defined anew."
+  "Arrange for FUNCTION to be told when CLASS, or a class that it inherits from, is defined again."
   (dolist (class (sb-mop:class-precedence-list class))
     (when (typep class 'standard-class) (sb-mop:add-dependent class function))))
 
@@ -208,7 +208,7 @@ one of its methods.")
 
 (defun number-of-path (path)
   "A small number above 0 that stands for PATH, that of a method that code is made for, in this
-process; 0 if there are too many. It stays when the method is defined anew."
+process; 0 if there are too many. It stays when the method is defined again."
   (sb-ext:with-locked-hash-table (**numbers**)
     (or (gethash path **numbers**)
         (if (< (hash-table-count **numbers**) +most-numbers+)

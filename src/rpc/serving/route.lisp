@@ -36,7 +36,7 @@
 
 (defstruct (route-table (:copier nil))
   "The routes of a server, or of an object that stands for one. A table is not changed once it is
-made; when a service is defined anew, a new table takes its place."
+made; when a service is defined again, a new table takes its place."
   (server nil)                          ; who serves
   (epoch 0 :type fixnum)                ; one more than that of the table before
   (routes (make-hash-table :test 'equal) :type hash-table) ; by path

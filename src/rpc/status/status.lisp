@@ -119,7 +119,7 @@ meaning)."
               (map 'list #'status-row-keyword **statuses**))))
 
 (defun status-code (status)
-  "Return the number, 0 to 16, of the keyword STATUS. Signal MISUSE if it is none."
+  "Return the number, 0 to 16, of the keyword STATUS. Signal MISUSE if it is not one."
   (status-row-code (status-row status)))
 
 (defun code-status (code)
