@@ -136,8 +136,8 @@ do, or the same a little later."
        (some (lambda (text) (search text (etcd-error-text condition))) *not-done-texts*)))
 
 (defun passing-p (condition)
-  "True if a request that may be repeated should be, after CONDITION: nothing is wrong with the request
-itself. A status that says nothing, such as that of a proxy's page of HTML, is taken to mean so."
+  "True if a request that may be repeated should be, after CONDITION: nothing is wrong with the
+request itself. A status that says nothing, such as that of a proxy's page of HTML, means so."
   (or (typep condition '(or unavailable overloaded))
       (and (typep condition 'etcd-error)
            (typep (etcd-error-cause condition) 'status:rpc-error)
