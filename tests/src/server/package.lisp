@@ -27,7 +27,9 @@
    ;; compression.lisp
    #:packed-note
    ;; http-client.lisp
-   #:curl))
+   #:curl
+   ;; script.lisp, opening.lisp and kept.lisp
+   #:with-server-loop #:connects #:answer-http #:*others* #:check-kept))
 
 (in-package #:clgrpc.tests.server)
 

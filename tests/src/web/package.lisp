@@ -3,12 +3,15 @@
 (defpackage #:clgrpc.tests.web
   (:use #:cl #:clgrpc.base #:fiveam)
   (:local-nicknames (#:grpc #:clgrpc) (#:server #:clgrpc.server)
-                    (#:support #:clgrpc.tests.support) (#:rest #:clgrpc.rest))
+                    (#:support #:clgrpc.tests.support) (#:rest #:clgrpc.rest)
+                    (#:web #:clgrpc.web) (#:wire #:clgrpc.wire)
+                    (#:memory #:clgrpc.tests.world))
   (:import-from #:clgrpc.tests.server
                 #:with-probe #:curl #:note #:number-of #:framed #:note-octets #:make-signal
                 #:signal-it #:await-signal #:wait-until #:+patience+
                 #:with-plain-socket #:connect-socket #:close-socket #:say-text
-                #:hear-octets #:wire-text #:answers #:hear-all))
+                #:hear-octets #:wire-text #:answers #:hear-all
+                #:with-server-loop #:connects #:answer-http #:*others* #:check-kept))
 
 (in-package #:clgrpc.tests.web)
 

@@ -1,0 +1,55 @@
+;;;; All that a connection keeps of requests of the web's protocols is charged to its account, as
+;;;; tests/src/server/kept.lisp has it of gRPC's.
+
+(in-package #:clgrpc.tests.web)
+(in-suite :clgrpc.web)
+
+(defun speak-all (server-loop)
+  "SERVER-LOOP, in memory, speaks all protocols."
+  (let* ((server (server::server-loop-server server-loop))
+         (claimers (server::prepare-claimers
+                    server (server::find-protocols '(:grpc :grpc-web :connect :rest))
+                    (server::server-loop-routes server-loop))))
+    (setf (server::server-claimers server) claimers
+          (server::server-loop-claimers server-loop) claimers)
+    (answer-http server-loop)))
+
+(defun octets-of-text (text)
+  "TEXT, whose characters are octets, as octets."
+  (map 'octets #'char-code text))
+
+(defun long-body (row)
+  "A body for ROW, of *GOOD-REQUESTS*: messages of 1,000 octets, in the protocol's envelopes if it
+has such, and how long it says that it is."
+  (let* ((json (format nil "{\"text\":\"~A\"}" (make-string 1000 :initial-element #\a)))
+         (envelope (map 'string #'code-char
+                        (list 0 0 0 (ash (length json) -8) (logand 255 (length json)))))
+         (messages (ecase (first row)
+                     ((:connect-stream :grpc-web)
+                      (loop repeat 30 collect envelope collect json))
+                     ((:connect :rest) (list (subseq json 0 900)))
+                     (:rest-stream (loop repeat 30 collect json)))))
+    (apply #'concatenate 'string messages)))
+
+(defparameter *shared*
+  '(server:manner web::style web::codec web::heads web::form rest::route rest::node
+    clgrpc.exchange::answer-head)
+  "What the requests of a protocol share.")
+
+(test all-that-a-connection-of-the-web-keeps-is-charged
+  "Of each protocol: half a head, half a body, and one that nobody takes."
+  (call-with-rules
+   (lambda (&aux (*others* (append *shared* *others*)))
+     (dolist (row (remove :grpc-web-text *good-requests* :key #'first))
+       (let* ((body (long-body row))
+              (request (octets-of-text (request-text row "Content-Length: 200000|" body))))
+         (dolist (end (list 60 (length request)))
+           (with-server-loop (server-loop)
+               (:ask #'double :collect (lambda (stream call)
+                                         (declare (ignore stream))
+                                         call))
+             (speak-all server-loop)
+             (let ((link (connects server-loop)))
+               (memory:say memory:*world* memory:*end* (subseq request 0 end))
+               (is (null (wire:link-failure link)))
+               (check-kept link (format nil "~(~A~), ~D octets" (first row) end))))))))))
