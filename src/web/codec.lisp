@@ -35,13 +35,26 @@
         (protobuf:make-raw-message type (protobuf:serialize message))
         message)))
 
-(defun as-sent (message)
-  "MESSAGE, an answer of a handler, decoded if it is raw; and the :FINDER that JSON of it takes."
+(defun decoded-answer (call message)
+  "MESSAGE, a raw one, decoded. What another server has sent may be no message: then signal an
+RPC-ERROR for CALL."
+  (let ((options (wire:wire-call-options call)))
+    (handler-case (protobuf:parse-message
+                   (protobuf:raw-type-decoded (protobuf:message-type-of message))
+                   (protobuf:raw-message-octets message)
+                   :max-message-depth (options-max-message-depth options)
+                   :max-decoded-octets (options-max-decoded-octets options))
+      (protobuf:protobuf-error (error)
+        (error (status:make-rpc-error
+                :internal :call call
+                          :message (format nil "the answer cannot be parsed: ~A"
+                                           (protobuf:protobuf-error-text error))))))))
+
+(defun as-sent (call message)
+  "MESSAGE, an answer of CALL's handler, decoded if it is raw; and the :FINDER that JSON of it takes."
   (if (protobuf:raw-message-p message)
-      (let ((type (protobuf:message-type-of message)))
-        (values (protobuf:parse-message (protobuf:raw-type-decoded type)
-                                        (protobuf:raw-message-octets message))
-                (protobuf:raw-type-finder type)))
+      (values (decoded-answer call message)
+              (protobuf:raw-type-finder (protobuf:message-type-of message)))
       (values message #'protobuf:find-message-type)))
 
 (defun decode-json (call octets start end)
@@ -63,7 +76,7 @@
   "MESSAGE, which CALL sends, in JSON, as WIRE:ENCODE-MESSAGE returns it."
   (let ((size (protobuf:measure (rpc:outgoing-type call) message)))
     (flet ((encode ()
-             (multiple-value-bind (message finder) (as-sent message)
+             (multiple-value-bind (message finder) (as-sent call message)
                (wire:encode-text call (protobuf:message-json message :as :octets :finder finder)
                                  compress))))
       (if (<= size rpc:+long-octets+)

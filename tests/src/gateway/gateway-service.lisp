@@ -165,6 +165,29 @@ front of a probe with HANDLERS."
   (string-right-trim "|" (curl server (format nil "/lab.Bench/~A" method)
                                "-H" "content-type: application/json" "-d" text)))
 
+(test answers-that-are-no-messages
+  "Octets that another server sends go on as they are by gRPC. In JSON they end the call as its
+server's mistake; none of it is an error of the gateway, whose log they could fill."
+  (call-with-log
+   '()
+   (lambda ()
+     (let* ((octets (coerce '(255 255 255) 'octets))
+            (behind (grpc:start-server
+                     (grpc:make-generic-service
+                      (lambda (method requests call)
+                        (declare (ignore method))
+                        (grpc:receive requests)
+                        (grpc:send call (grpc:raw-message octets)))))))
+       (grpc:with-channel (inner (grpc:server-address behind))
+         (let ((server (grpc:start-server (grpc:make-gateway-service inner :methods (bench-methods))
+                                          :protocols '(:grpc :connect))))
+           (is (search "\"internal\",\"message\":\"the answer cannot be parsed"
+                       (post-json server "Ask" "{\"number\": 21}")))
+           (grpc:with-channel (channel (grpc:server-address server))
+             (signals grpc:internal (ask channel (note 1))))
+           (grpc:stop-server server :drain 5)))
+       (grpc:stop-server behind :drain 5)))))
+
 (test known-methods-are-called-in-json
   (with-gateway (channel server :service service :methods (bench-methods))
       (:ask #'double)
