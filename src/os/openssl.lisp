@@ -45,6 +45,7 @@ any more."
 
 (define-library **libssl** ("libssl.so.3" "libssl.so.1.1") (:on-forget 'forget-openssl)
   (init-ssl "OPENSSL_init_ssl" int (options (unsigned 64)) (settings pointer))
+  (openssl-version-number "OpenSSL_version_num" (unsigned 64))
   ;; contexts
   (tls-method "TLS_method" pointer)
   (ssl-ctx-new "SSL_CTX_new" pointer (method pointer))

@@ -502,6 +502,11 @@ room."
         (unless (plusp count) (return nil))
         (incf start count)))))
 
+(defun session-octets ()
+  "How much memory of its own OpenSSL keeps for an idle session, about."
+  ;; since version 3.2
+  (if (< (openssl-version-number) #x30200000) 16384 32768))
+
 (defun record-half-read-p (ssl)
   "True if SSL keeps octets of the peer that it has not decrypted, such as half a record."
   (= 1 (ssl-has-pending ssl)))

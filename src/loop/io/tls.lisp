@@ -113,10 +113,8 @@ unless the credentials say that nothing is; nil if it has shown none.")
   (let ((tls (byte-channel-state byte-channel)))
     (and (typep tls 'tls) (member (tls-state tls) '(:new :handshaking)) t)))
 
-(defconstant +session-octets+ 16384
-  "What a session keeps in the memory of OpenSSL, about.")
-(defconstant +shaking-session-octets+ 45056
-  "What it keeps in the midst of a handshake, with a message that is half read.")
+(defconstant +handshake-octets+ 28672
+  "What a session keeps besides in the midst of a handshake, with a message that is half read.")
 (defconstant +octets-per-certificate-octet+ 8
   "What it keeps for each octet of the certificates that a client has shown, about.")
 
@@ -124,7 +122,8 @@ unless the credentials say that nothing is; nil if it has shown none.")
   "How much memory BYTE-CHANNEL keeps of its own. On the loop."
   (let ((tls (byte-channel-state byte-channel)))
     (if (typep tls 'tls)
-        (+ (if (eq :handshaking (tls-state tls)) +shaking-session-octets+ +session-octets+)
+        (+ (os:session-octets)
+           (if (eq :handshaking (tls-state tls)) +handshake-octets+ 0)
            (if (and (/= 0 (tls-ssl tls)) (os:record-half-read-p (tls-ssl tls))) +record-room+ 0)
            (certificate-octets tls)
            (if (tls-tail tls) (length (buffer-octets (tls-tail tls))) 0))
