@@ -43,7 +43,9 @@
                     (revoke-lease store lease)
                     lease))))
     ;; each request to the store removes some of what is left
-    (loop while (on-store (engine store) (lease-items lease)))
+    (loop while (on-store (engine store)
+                  (declare (ignore store))
+                  (lease-items lease)))
     (pb:make-lease-revoke-response :header (header (engine-revision engine)))))
 
 (defun answer-keep-alive (engine request)
