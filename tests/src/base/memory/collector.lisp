@@ -29,6 +29,19 @@
 
 (defvar *records* '() "Many small objects that live.")
 
+(test early-collections-copy-little
+  "Each time that much more is held than after the last collection only what is new is copied: what
+has survived is old, and does not wait to be copied with the next that does."
+  (with-tuned-collector
+    (tune-collector)
+    (setf *records* '())
+    (loop repeat 4
+          do (push (loop for i below 1500000 collect i) *records*) ; 24 MB
+             (clgrpc.base::collect-early)
+             (is (< (sb-ext:generation-bytes-allocated 1) 4000000)))
+    (is (= 4 (length *records*)))
+    (setf *records* '())))
+
 (test full-collections-are-worth-their-time
   "What lives when the collector is tuned is not copied again; a full collection of much live data
 is due when there is twice as much."
