@@ -52,7 +52,7 @@
   (tree nil :type (or null node))       ; its items
   (revision 0 :type (signed-byte 64) :read-only t) ; that it would be
   (changes '() :type list)              ; from the newest revision to this, the last first
-  (lease-notes '() :type list))         ; what leases must know: CHANGEs and CLEARINGs, the last first
+  (lease-notes '() :type list))         ; for leases: CHANGEs and CLEARINGs, the last first
 
 (declaim (sb-ext:freeze-type change record limits store clearing write-batch))
 

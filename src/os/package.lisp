@@ -81,7 +81,7 @@
    #:open-tls-session #:close-tls-session #:tls-session-count #:shake-hands #:decrypt-octets
    #:encrypt-octets
    #:end-session-output #:update-keys #:session-failure #:session-alpn #:session-version
-   #:session-cipher #:session-resumed-p #:record-half-read-p #:session-octets
+   #:session-cipher #:session-resumed-p #:session-octets
    #:session-certificate #:own-certificate
    #:presented-certificate
    #:session-end #:session-ticket

@@ -12,7 +12,8 @@
   "The longest record there can be, and a little more: 2^14 octets and what encryption adds.")
 
 (defconstant +max-client-chain-octets+ 16384
-  "How long the certificates that a client shows may be, all together. Five large ones have 10,000.")
+  "How long the certificates that a client shows may be, all together. Five large ones have
+10,000.")
 
 ;;; Numbers of OpenSSL's headers
 
@@ -502,14 +503,17 @@ room."
         (unless (plusp count) (return nil))
         (incf start count)))))
 
-(defun session-octets ()
-  "How much memory of its own OpenSSL keeps for an idle session, about."
-  ;; since version 3.2
-  (if (< (openssl-version-number) #x30200000) 16384 32768))
+(defconstant +octets-per-certificate-octet+ 8
+  "What OpenSSL keeps for each octet of the certificates that a client has shown, about.")
 
-(defun record-half-read-p (ssl)
-  "True if SSL keeps octets of the peer that it has not decrypted, such as half a record."
-  (= 1 (ssl-has-pending ssl)))
+(defun session-octets (ssl certificate)
+  "How much memory of its own OpenSSL keeps for SSL, 0 once freed, about. CERTIFICATE is the one
+that its peer, a client, has shown, or NIL."
+  (+ (if (< (openssl-version-number) #x30200000) 16384 32768) ; from 3.2 on it is more
+     (if (and (/= 0 ssl) (= 1 (ssl-has-pending ssl))) +record-octets+ 0) ; half a record
+     (if certificate
+         (* +octets-per-certificate-octet+ (length (certificate-der certificate)))
+         0)))
 
 (defun end-session-output (ssl)
   "Write close_notify."

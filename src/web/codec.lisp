@@ -51,7 +51,8 @@ RPC-ERROR for CALL."
                                            (protobuf:protobuf-error-text error))))))))
 
 (defun as-sent (call message)
-  "MESSAGE, an answer of CALL's handler, decoded if it is raw; and the :FINDER that JSON of it takes."
+  "MESSAGE, an answer of CALL's handler, decoded if it is raw; and the :FINDER that JSON of it
+takes."
   (if (protobuf:raw-message-p message)
       (values (decoded-answer call message)
               (protobuf:raw-type-finder (protobuf:message-type-of message)))

@@ -1,6 +1,6 @@
-;;;; The part of a handshake that a client sends in the clear (RFC 8446 sections 4 and 5.1), as far as
-;;;; a server must read it before OpenSSL does. OpenSSL makes room for a whole message when it has
-;;;; read its length: nine octets of a ClientHello ask for 170,000. So the lengths are looked at
+;;;; The part of a handshake that a client sends in the clear (RFC 8446 sections 4 and 5.1), as far
+;;;; as a server must read it before OpenSSL does. OpenSSL makes room for a whole message when it
+;;;; has read its length: nine octets of a ClientHello ask for 170,000. So the lengths are looked at
 ;;;; first, and a message that is too long is refused before OpenSSL sees it.
 ;;;;
 ;;;; What is encrypted cannot be read. A client of TLS 1.2 encrypts all that comes after its
@@ -48,7 +48,8 @@
               (logior (ash (ldb (byte 24 0) (announced-length announced)) 8) octet))
         (when (= 4 (incf (announced-length-count announced)))
           (setf (announced-length-count announced) 0
-                (announced-message-left announced) (ldb (byte 24 0) (announced-length announced)))))))
+                (announced-message-left announced)
+                (ldb (byte 24 0) (announced-length announced)))))))
 
 (defun short-messages-p (announced octets end most version)
   "True unless OCTETS, the next of a client's up to END, begin a message of more than MOST octets.

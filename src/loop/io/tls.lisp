@@ -115,26 +115,15 @@ unless the credentials say that nothing is; nil if it has shown none.")
 
 (defconstant +handshake-octets+ 28672
   "What a session keeps besides in the midst of a handshake, with a message that is half read.")
-(defconstant +octets-per-certificate-octet+ 8
-  "What it keeps for each octet of the certificates that a client has shown, about.")
-
 (defun byte-channel-kept-octets (byte-channel)
   "How much memory BYTE-CHANNEL keeps of its own. On the loop."
   (let ((tls (byte-channel-state byte-channel)))
     (if (typep tls 'tls)
-        (+ (os:session-octets)
+        (+ (os:session-octets (tls-ssl tls)
+                              (and (eq :server (tls-role tls)) (tls-security tls)
+                                   (security-peer-certificate (tls-security tls))))
            (if (eq :handshaking (tls-state tls)) +handshake-octets+ 0)
-           (if (and (/= 0 (tls-ssl tls)) (os:record-half-read-p (tls-ssl tls))) +record-room+ 0)
-           (certificate-octets tls)
            (if (tls-tail tls) (length (buffer-octets (tls-tail tls))) 0))
-        0)))
-
-(defun certificate-octets (tls)
-  "What is kept of the certificates that the peer of TLS, a client, has shown, here and, read, in
-OpenSSL."
-  (let ((certificate (and (tls-security tls) (security-peer-certificate (tls-security tls)))))
-    (if (and certificate (eq :server (tls-role tls)))
-        (* +octets-per-certificate-octet+ (length (os:certificate-der certificate)))
         0)))
 
 (defun byte-channel-security (byte-channel)

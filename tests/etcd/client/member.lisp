@@ -78,7 +78,7 @@ killed one is back all three have the same."
   (with-cluster (stores)
     (let* ((revisions '()) (written '()) (stop nil) (lost nil)
            ;; An election takes etcd up to two seconds, and the last renewal may be a third of the
-           ;; lease's time before it: a lease of three seconds would have none left for a busy machine.
+           ;; lease's time before it: one of three seconds has none left for a busy machine.
            (lease (etcd:grant-lease *etcd* 6 :on-loss (lambda (condition) (setf lost condition))))
            (lock (etcd:acquire-lock *etcd* "lock" :seconds 10))
            (watch (etcd:watch *etcd* (lambda (changes revision)

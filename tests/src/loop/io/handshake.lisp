@@ -1,4 +1,5 @@
-;;;; What a client announces in its handshake, and what a session keeps, in OpenSSL's memory as well.
+;;;; What a client announces in its handshake, and what a session keeps, in OpenSSL's memory as
+;;;; well.
 
 (in-package #:clgrpc.tests.loop)
 (in-suite :clgrpc.loop)
@@ -72,7 +73,8 @@ them keep, in Lisp and in OpenSSL, is charged."
              (let ((kept (+ (/ (- (support:foreign-octets) before) count)
                             (support:walk-octets (end-byte-channel (first ends))
                                                  #'others-than-session-p)))
-                   (charged (clgrpc.loop::byte-channel-kept-octets (end-byte-channel (first ends)))))
+                   (charged (clgrpc.loop::byte-channel-kept-octets
+                             (end-byte-channel (first ends)))))
                (is (<= kept (+ 4096 (* 5/4 charged))) "~A: ~D octets, ~D charged" what
                    (round kept) charged))))
       (mapc #'close-end ends))))
@@ -108,7 +110,8 @@ them keep, in Lisp and in OpenSSL, is charged."
         (check-session-charged "a new one" (hearing '()))
         (check-session-charged "a length" (hearing (records (message 16384 0))))
         (check-session-charged "half a message" (hearing (records (message 16384 8000))))
-        (check-session-charged "half a record" (hearing (append '(22 3 1 64 0) (message 16380 8000))))
+        (check-session-charged "half a record"
+                               (hearing (append '(22 3 1 64 0) (message 16380 8000))))
         (check-session-charged "a flight" #'after-flight)
         (check-session-charged "established" (established client (constantly nil)))
         (check-session-charged "with a certificate" (established known (constantly nil)))
