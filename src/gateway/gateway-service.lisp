@@ -17,7 +17,8 @@
 said to have started, or within the image."
   (let ((reserve (gateway-reserve service)))
     (unless (and reserve (loop:run-on-reserve reserve function :if-busy :exceed))
-      (sb-thread:make-thread function :name "clgrpc gateway"))))
+      (sb-thread:make-thread (lambda () (loop:guarding (:gateway-error) (funcall function)))
+                             :name "clgrpc gateway"))))
 
 ;;; What goes along
 
@@ -81,11 +82,16 @@ said to have started, or within the image."
       (send-answers call forwarded))))
 
 (defun send-requests (requests forwarded)
-  "Send the messages of REQUESTS, the client's call, on. If either call ends before, who waits for
-the answers of FORWARDED is told how."
-  (handler-case (progn (rpc:do-messages (message requests) (rpc:send forwarded message))
-                       (rpc:close-send forwarded))
-    (status:rpc-error () nil)))
+  "Send the messages of REQUESTS, the client's call, on. If either call ends before, the thread that
+waits for the answers of FORWARDED hears how. After any other error nothing more would be sent, and
+the server behind might wait for it for ever, so FORWARDED is cancelled."
+  (let ((over nil))
+    (unwind-protect
+         (handler-case (progn (rpc:do-messages (message requests) (rpc:send forwarded message))
+                              (rpc:close-send forwarded)
+                              (setf over t))
+           (status:rpc-error () (setf over t)))
+      (unless over (rpc:cancel forwarded)))))
 
 (defun forward-client-stream (service channel method requests call)
   (with-outcome (call)

@@ -165,6 +165,17 @@ front of a probe with HANDLERS."
   (string-right-trim "|" (curl server (format nil "/lab.Bench/~A" method)
                                "-H" "content-type: application/json" "-d" text)))
 
+(test requests-that-end-by-an-error-cancel-the-call-behind
+  "An error that is none of a call ends the thread that sends requests on: then the server behind
+does not wait for the rest of them."
+  (with-gateway (channel server) (:collect (lambda (stream call)
+                                             (declare (ignore call))
+                                             (grpc:do-messages (message stream))
+                                             (note 1)))
+    (let ((forwarded (collect channel :open :timeout 60)))
+      (signals type-error (clgrpc.gateway::send-requests 'no-call forwarded))
+      (signals grpc:cancelled (grpc:receive forwarded)))))
+
 (test answers-that-are-no-messages
   "Octets that another server sends go on as they are by gRPC. In JSON they end the call as its
 server's mistake; none of it is an error of the gateway, whose log they could fill."
