@@ -4,6 +4,7 @@
 ;;;;
 ;;;; - Each workflow that was acknowledged completes, with the result of its steps in their order,
 ;;;;   each counted once; also those that start children and join them, or begin again.
+;;;; - A schedule starts one workflow at each of its times, and passes over none.
 ;;;; - A watch of all workflows tells each change of each once, in order.
 ;;;; - Nothing is logged as an error, no task ends by one, and nothing is left in the end.
 
@@ -85,15 +86,23 @@
     (1 (values '("a" (:parallel ("b") ("a" "b")) "join") "xab+xaab"))
     (2 (values '("again") "xxxab"))))
 
+(defmacro until-acknowledged (&body body)
+  "Evaluate BODY, which asks for something that may be asked for twice, until that is answered."
+  `(loop
+     (handler-case (return (progn ,@body))
+       (workflow:workflow-error () (sim:wait-for 1/4)))))
+
 (defun start-orders (shop)
-  "Start the workflows of SHOP, one after the other, each until that is acknowledged."
+  "Create a schedule, and start the workflows of SHOP, one after the other, each until that is
+acknowledged."
+  (until-acknowledged
+    (workflow:create-schedule (shop-channel shop) "tick" '("a") :every 2 :overlap :allow
+                                                                :catch-up 100 :call-timeout 3))
   (loop while (< (shop-started shop) (shop-wanted shop))
-        do (handler-case
-               (progn (workflow:start-workflow (shop-channel shop) (shop-id (shop-started shop))
-                                              (order (shop-started shop)) :input "x"
-                                              :call-timeout 3)
-                      (incf (shop-started shop)))
-             (workflow:workflow-error () (sim:wait-for 1/4)))
+        do (until-acknowledged
+             (workflow:start-workflow (shop-channel shop) (shop-id (shop-started shop))
+                                      (order (shop-started shop)) :input "x" :call-timeout 3))
+           (incf (shop-started shop))
            (sim:wait-for (/ (sim:between (lab-chance shop) 1 1500) 1000))))
 
 ;;; Faults
@@ -126,6 +135,24 @@
                 (clgrpc.workflow.v1:workflow-state-version
                  (clgrpc.workflow.v1:get-workflow-state-reply-state reply))))
     (workflow:workflow-error () :unknown)))
+
+(defun check-schedule (shop)
+  "See that the schedule has started a workflow at each of its times."
+  (let ((channel (shop-channel shop)) (ids '()))
+    (until-acknowledged (workflow:pause-schedule channel "tick" :timeout 3))
+    (let* ((state (until-acknowledged (workflow:schedule-state channel "tick" :timeout 3)))
+           (started (clgrpc.workflow.v1:schedule-state-started state))
+           (first (floor (clgrpc.workflow.v1:schedule-state-created-unix-ms state) 2000))
+           (last (floor (clgrpc.workflow.v1:schedule-state-last-unix-ms state) 2000)))
+      (until-acknowledged
+        (setf ids '())
+        (workflow:map-workflows (lambda (summary)
+                                  (let ((id (clgrpc.workflow.v1:workflow-summary-id summary)))
+                                    (when (search "tick." id) (pushnew id ids :test #'string=))))
+                                channel :timeout 3))
+      (unless (= started (length ids) (- last first))
+        (complain "~D times have passed, ~D workflows were started, ~D are there" (- last first)
+                  started (length ids))))))
 
 (defun check-orders (shop)
   "See that all workflows complete, as they should, and that all of that is told."
@@ -177,6 +204,7 @@
     (sim:wait-for 25)
     (sim:on-host ((shop-user shop))
       (check-orders shop)
+      (check-schedule shop)
       (workflow:end-watching (shop-watcher shop))
       (grpc:close-channel (shop-channel shop)))
     (dolist (host (append (shop-workers shop) (shop-nodes shop))) (sim:stop-host host :drain 1))
