@@ -11,19 +11,29 @@
 
 (defconstant +most-tries+ 20
   "How often one reads and decides again because somebody else has written meanwhile.")
+(defconstant +first-try-pause-seconds+ 1/200
+  "About how long one waits before the second try, so that of many that write at once each does.")
+(defconstant +longest-try-pause-seconds+ 1/2 "The longest such wait.")
+
+(defun call-deciding-anew (what function)
+  "What FUNCTION returns, which is called until that is true, see DECIDING-ANEW."
+  (loop with pauses = (loop:make-pauses +first-try-pause-seconds+ +longest-try-pause-seconds+)
+        repeat +most-tries+
+        do (let ((result (funcall function)))
+             (when result (return result))
+             (loop:world-sleep (loop:next-pause pauses)))
+        finally (error 'etcd:overloaded
+                       :text (format nil "others write all the time where ~A" what))))
 
 (defmacro deciding-anew ((what) &body body)
-  "Evaluate BODY until it returns true, at most +MOST-TRIES+ times. WHAT says in the condition what
-could not be done."
-  `(loop repeat +most-tries+
-         do (let ((result (progn ,@body)))
-              (when result (return result)))
-         finally (error 'etcd:overloaded
-                        :text (format nil "others write all the time where ~A" ,what))))
+  "Evaluate BODY until it returns true, at most +MOST-TRIES+ times, with pauses. WHAT says in the
+condition what could not be done."
+  `(call-deciding-anew ,what (lambda () ,@body)))
 
-(defun fetch-entry (store cluster name)
+(defun fetch-entry (store cluster name &key timeout)
   "The entry of the member NAME, or nil; the member; and the revision of the store."
-  (multiple-value-bind (entry revision) (etcd:fetch store (member-key cluster name))
+  (multiple-value-bind (entry revision) (etcd:fetch store (member-key cluster name)
+                                                    :timeout timeout)
     (values entry (entry-member entry cluster) revision)))
 
 (defun unchanged (key entry)
@@ -46,16 +56,17 @@ could not be done."
              (invalid-utf8 () nil)))
       0))
 
-(defun write-member (store cluster member entry lease &optional when then)
+(defun write-member (store cluster member entry lease &key when then timeout)
   "Put MEMBER where ENTRY, or nothing if it is nil, is, under LEASE unless that is nil, and do THEN;
-if WHEN is so. Return the revision, nil if ENTRY is there no more, or WHEN is not so."
+if WHEN is so; within TIMEOUT seconds. Return the revision, nil if ENTRY is there no more, or WHEN is not so."
   (let ((key (member-key cluster (member-name member))))
     (multiple-value-bind (done values revision)
         (etcd:transact store
                        :when (cons (unchanged key entry) when)
                        :then (cons `(:put ,key ,(member-text member)
                                           ,@(and lease (list :lease lease)))
-                                   then))
+                                   then)
+                       :timeout timeout)
       (declare (ignore values))
       (and done revision))))
 
@@ -97,8 +108,8 @@ perhaps nil, has; if it is not known whether that was done, look."
                  (return-from write-or-look (etcd:entry-changed found))))))))
     (let ((key (generation-key cluster (member-name member))))
       (write-member store cluster member entry lease
-                    (list (unchanged key given))
-                    `((:put ,key ,(princ-to-string (member-generation member))))))))
+                    :when (list (unchanged key given))
+                    :then `((:put ,key ,(princ-to-string (member-generation member))))))))
 
 (defun enter (store cluster asked lease if-taken known max-members)
   "Have ASKED, a member, be one of CLUSTER with LEASE, see DECIDE-JOIN. Return the member that it
@@ -161,16 +172,17 @@ Signal NOT-A-MEMBER, SUPERSEDED or an ETCD-ERROR. From any thread."
     (handler-case (etcd:renew-lease (etcd:lease-by-number store (etcd:entry-lease entry)))
       (etcd:lease-not-found () (require-life nil name generation)))))
 
-(defun announce (store cluster name generation &key (state :draining))
+(defun announce (store cluster name generation &key (state :draining) timeout)
   "Have the member NAME of GENERATION be in STATE. Return its entry as it was before, nil if there
-is no such member."
-  (deciding-anew (name)
-    (multiple-value-bind (entry existing) (fetch-entry store cluster name)
-      (cond ((not (eq :alive (decide-life existing generation))) (return nil))
-            ((eq state (member-state existing)) entry)
-            ((write-member store cluster (renewed-member existing :state state) entry
-                           (entry-lease store entry))
-             entry)))))
+is no such member. Each request to the store may take TIMEOUT seconds."
+  (block nil
+    (deciding-anew (name)
+      (multiple-value-bind (entry existing) (fetch-entry store cluster name :timeout timeout)
+        (cond ((not (eq :alive (decide-life existing generation))) (return nil))
+              ((eq state (member-state existing)) entry)
+              ((write-member store cluster (renewed-member existing :state state) entry
+                             (entry-lease store entry) :timeout timeout)
+               entry))))))
 
 (defun leave-cluster (store cluster name generation)
   "End the membership of NAME in CLUSTER, of GENERATION, and its lease with all that has it. Return

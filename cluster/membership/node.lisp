@@ -8,6 +8,9 @@
 
 (in-package #:clgrpc.cluster)
 
+(defconstant +leaving-seconds+ 2
+  "How long a node that is to stop waits for its store, which may hang, each time that it needs it.")
+
 (defconstant +first-pause-seconds+ 1/4 "How long a node that was lost waits before it joins again.")
 (defconstant +longest-pause-seconds+ 2 "How long it waits at most, if that fails.")
 
@@ -312,7 +315,8 @@ LISTEN and serves clgrpc.cluster.v1.Cluster, health and SERVICES, a list of serv
 other keywords are for START-SERVER. Others are told that it serves at ADDRESS, by default where it
 listens, which must then be an address of its own, not 0.0.0.0, and has LABELS, an alist of strings.
 The node stays a member while its lease of LEASE-SECONDS, from 2 to 3600, is renewed, which a thread
-sees to; if it dies, or is cut off from the store, it is none any more within these and a second.
+sees to; if it dies, or is cut off from the store, it is none any more within these and a second,
+or within twice these if etcd has a new leader meanwhile.
 IF-TAKEN says what becomes of it if there is a member of its name: :take-over, the later wins, or
 :refuse. When the lease was lost the node joins again, as a new generation, unless REJOIN is nil.
 ON-CHANGE is called with all members that there are, as changes, then with each list of changes of
@@ -381,7 +385,7 @@ but the node's own."
                (when lease (announce-draining node))
                (or (null (node-server node))
                    (server:stop-server (node-server node) :drain drain)))
-          (give-back node lease)
+          (give-back node lease +leaving-seconds+)
           (loop:end-job (node-joiner node))
           (close-cluster-service (node-service node))
           (when (node-own-store-p node) (etcd:close-etcd (node-store node)))
@@ -390,7 +394,7 @@ but the node's own."
 (defun announce-draining (node)
   "Tell the others that NODE goes, if the store can be asked."
   (handler-case (announce (node-store node) (node-cluster node) (node-name node)
-                          (node-generation node))
+                          (node-generation node) :timeout +leaving-seconds+)
     (etcd:etcd-error (condition)
       (log-event :warning :cluster-node-not-left :node (node-name node)
                                                  :condition (princ-to-string condition)))))
