@@ -23,6 +23,7 @@
    (endings :initform '() :accessor etcd-endings)
    (background :initform nil :accessor etcd-background) ; where its jobs run, once there are some
    (multiplex :initform nil :accessor etcd-multiplex) ; tells its watches, once there are some
+   (renewal-stream :initform nil :accessor etcd-renewal-stream) ; of callers' renewals, likewise
    (keepalive :initform nil :accessor etcd-keepalive) ; keeps its leases alive, once there are some
    ;; of all from ENDINGS on
    (lock :initform (sb-thread:make-mutex :name "clgrpc etcd") :reader etcd-lock))

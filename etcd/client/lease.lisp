@@ -110,27 +110,18 @@ counts."
     (setf (lease-until-ns lease) (max (lease-until-ns lease)
                                       (time-after (seconds-ns seconds) asked-ns)))))
 
-(defun ask-for-renewal (lease seconds metadata)
-  "What etcd answers within SECONDS when it is asked to renew LEASE. Signal an RPC-ERROR or
-ETCD-ERROR."
-  (rpc:with-call (call (leases:lease-keep-alive
-                        (etcd-channel (lease-etcd lease))
-                        (list (pb:make-lease-keep-alive-request :id (lease-id lease)))
-                        :timeout seconds :wait-for-ready t
-                        :metadata (append metadata *require-leader*)))
-    (set-cancellation-token call)
-    (unwind-protect (or (rpc:receive call)
-                        (error 'unavailable :text "the stream of a lease has ended"))
-      (set-cancellation-token nil))))
-
 (defun renew-lease (lease &key timeout)
   "Renew LEASE, and return the seconds that it lasts from now on. Signal LEASE-NOT-FOUND if it has
 ended, or another ETCD-ERROR. From any thread."
-  (let* ((asked (lease-now-ns))
-         (response (call-etcd (lease-etcd lease) timeout
-                              (lambda (seconds metadata)
-                                (setf asked (lease-now-ns))
-                                (ask-for-renewal lease seconds metadata))))
+  (let* ((etcd (lease-etcd lease)) (asked (lease-now-ns))
+         (end (loop:notice-end (or timeout (etcd-timeout etcd))))
+         (response (call-again end t
+                               (lambda ()
+                                 (call-etcd etcd (loop:seconds-until end)
+                                            (lambda (seconds metadata)
+                                              (setf asked (lease-now-ns))
+                                              (ask-for-renewal etcd (lease-id lease) seconds
+                                                               metadata))))))
          (seconds (lease-time (pb:lease-keep-alive-response-ttl response))))
     (unless (plusp seconds)
       (error 'lease-not-found :text (format nil "the lease ~(~X~) has ended" (lease-id lease))))

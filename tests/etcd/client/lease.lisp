@@ -35,6 +35,38 @@
       (is-true (wait-until (lambda () (null (etcd:fetch *etcd* "b")))))
       (is-false (etcd:lease-alive-p lease)))))
 
+(store-test renewals-share-a-stream
+  "What many ask for goes on one stream, each gets its own answer, and after the end of the stream
+another is opened."
+  (with-store (store)
+    (let ((leases (loop repeat 6 collect (etcd:grant-lease *etcd* 60 :keep-alive nil)))
+          (etcd *etcd*) (opened 0))
+      (flet ((renew-all ()
+               (mapcar #'sb-thread:join-thread
+                       (loop for lease in leases
+                             append (loop repeat 3
+                                          collect (let ((lease lease))
+                                                    (sb-thread:make-thread
+                                                     (lambda ()
+                                                       (handler-case (etcd:renew-lease lease)
+                                                         (etcd:lease-not-found () :gone))))))))))
+        (is (= 60 (etcd:renew-lease (first leases))))
+        (sb-int:encapsulate 'clgrpc.etcd::open-renewals 'count
+                            (lambda (function &rest arguments)
+                              (incf opened)
+                              (apply function arguments)))
+        (unwind-protect
+             (progn
+               (etcd:revoke-lease (first leases))
+               (is (equal (append '(:gone :gone :gone) (make-list 15 :initial-element 60))
+                          (renew-all)))
+               (is (= 0 opened))
+               (let ((stream (clgrpc.etcd::renewal-stream-of etcd)))
+                 (clgrpc.etcd::end-renewals stream (clgrpc.etcd::renewal-stream-call stream)))
+               (is (= 60 (etcd:renew-lease (second leases))))
+               (is (= 1 opened)))
+          (sb-int:unencapsulate 'clgrpc.etcd::open-renewals 'count))))))
+
 (test leases-are-kept-alive
   "A lease lasts beyond its time, through a restart of etcd, too, until its client is closed."
   (with-store (store)
@@ -272,6 +304,9 @@ it is one as long as it has not ended for certain."
           (t (next))))
       (flet ((alive-p (seconds answer)
                (setf delay seconds renewal answer)
+               ;; so that each renewal is a call
+               (let ((stream (etcd::renewal-stream-of *etcd*)))
+                 (etcd::end-renewals stream (etcd::renewal-stream-call stream)))
                (etcd:lease-alive-p (etcd:grant-lease *etcd* 60 :keep-alive nil))))
         (is-true (alive-p 0 :answered))
         (is (= 0 renewals))

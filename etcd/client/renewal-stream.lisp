@@ -1,0 +1,126 @@
+;;;; Renewals that callers ask for and wait for: all of a client's go on one stream of
+;;;; LeaseKeepAlive, so one costs etcd a message, not a stream. etcd answers the requests for one
+;;;; lease in their order. An answer that does not come in time, or a stream that ends, fails
+;;;; whatever waits on that stream; the next renewal opens another, which may be another member's.
+
+(in-package #:clgrpc.etcd)
+
+(defstruct (pending-renewal (:copier nil))
+  "A renewal that somebody waits for."
+  (response nil)                        ; etcd's answer, once it has come
+  (failure nil :type (or null condition))) ; why none will
+
+(defstruct (renewal-stream (:copier nil))
+  "The stream of a client's renewals. LOCK guards what changes."
+  (lock (sb-thread:make-mutex :name "clgrpc lease renewals") :read-only t) ; of all below
+  (bell (sb-thread:make-waitqueue :name "clgrpc lease renewals") :read-only t) ; something has come
+  (call nil)                            ; the stream, or nil
+  (metadata '() :type list)             ; that it was opened with
+  (pending (make-hash-table) :type hash-table :read-only t)) ; by lease: PENDING-RENEWALs, oldest first
+
+(declaim (sb-ext:freeze-type pending-renewal renewal-stream))
+
+(defun renewal-stream-of (etcd)
+  "The renewal stream of ETCD, made when it is first needed."
+  (or (etcd-renewal-stream etcd)
+      (let* ((new (make-renewal-stream))
+             (present (sb-thread:with-mutex ((etcd-lock etcd))
+                        (or (etcd-renewal-stream etcd)
+                            (setf (etcd-renewal-stream etcd) new)))))
+        (when (eq present new)
+          (add-ending etcd (lambda () (end-renewals new (renewal-stream-call new)))))
+        present)))
+
+(defun fail-pending (stream condition)
+  "What waits on STREAM has failed with CONDITION. The lock is held."
+  (loop for all being the hash-values of (renewal-stream-pending stream)
+        do (dolist (pending all) (setf (pending-renewal-failure pending) condition)))
+  (clrhash (renewal-stream-pending stream))
+  (sb-thread:condition-broadcast (renewal-stream-bell stream)))
+
+(defun end-renewals (stream call &optional condition)
+  "CALL, if it is that of STREAM, is it no more; what waits on it has failed with CONDITION."
+  (when (sb-thread:with-mutex ((renewal-stream-lock stream))
+          (when (and call (eq call (renewal-stream-call stream)))
+            (setf (renewal-stream-call stream) nil)
+            (fail-pending stream (or condition
+                                     (make-condition 'unavailable
+                                                     :text "the stream of renewals has ended")))
+            t))
+    (rpc:cancel call)))
+
+(defun note-renewal (stream call response)
+  "RESPONSE has come on CALL, of STREAM."
+  (let ((number (pb:lease-keep-alive-response-id response))
+        (table (renewal-stream-pending stream)))
+    (sb-thread:with-mutex ((renewal-stream-lock stream))
+      (when (eq call (renewal-stream-call stream))
+        (destructuring-bind (&optional pending &rest others) (gethash number table)
+          (when pending (setf (pending-renewal-response pending) response))
+          (if others
+              (setf (gethash number table) others)
+              (remhash number table)))
+        (sb-thread:condition-broadcast (renewal-stream-bell stream))))))
+
+(defun note-renewals-end (stream call)
+  "CALL, of STREAM, has ended."
+  (end-renewals stream call
+                (and (not (eq :ok (rpc:call-status call)))
+                     (etcd-condition (rpc:call-condition call)))))
+
+(defun adopt-renewals (stream call metadata)
+  "Have CALL, with METADATA, be that of STREAM, unless another thread has opened one like it; return
+the one that is, and the one before if it is not wanted any more."
+  (sb-thread:with-mutex ((renewal-stream-lock stream))
+    (let ((present (renewal-stream-call stream)))
+      (cond ((and present (equal metadata (renewal-stream-metadata stream)))
+             (values present call))
+            (t (when present        ; its token is old
+                 (fail-pending stream (make-condition 'unavailable
+                                                      :text "the stream of renewals has ended")))
+               (setf (renewal-stream-metadata stream) metadata
+                     (renewal-stream-call stream) call)
+               (values call present))))))
+
+(defun open-renewals (etcd stream metadata)
+  "Have STREAM, of ETCD, have a call with METADATA; return it."
+  (let ((new (leases:lease-keep-alive (etcd-channel etcd) :open
+                                      :wait-for-ready t
+                                      :metadata (append metadata *require-leader*))))
+    (rpc:on-message new (lambda (response) (note-renewal stream new response)))
+    (rpc:on-end new (lambda () (note-renewals-end stream new)))
+    (multiple-value-bind (call other) (adopt-renewals stream new metadata)
+      (when other (rpc:cancel other))
+      call)))
+
+(defun renewal-call (etcd stream metadata)
+  "The call of STREAM, of ETCD, with METADATA."
+  (or (sb-thread:with-mutex ((renewal-stream-lock stream))
+        (and (equal metadata (renewal-stream-metadata stream)) (renewal-stream-call stream)))
+      (open-renewals etcd stream metadata)))
+
+(defun await-renewal (stream call pending seconds)
+  "The answer to PENDING, which was asked for on CALL. Signal an ETCD-ERROR."
+  (let ((lock (renewal-stream-lock stream)))
+    (loop:await-until (renewal-stream-bell stream) lock (loop:notice-end seconds)
+                      (lambda () (or (pending-renewal-response pending)
+                                     (pending-renewal-failure pending))))
+    (cond ((pending-renewal-response pending))
+          ((pending-renewal-failure pending) (error (pending-renewal-failure pending)))
+          (t (let ((condition (make-condition 'unavailable :text "no renewal has come in time")))
+               (end-renewals stream call condition)
+               (error condition))))))
+
+(defun ask-for-renewal (etcd number seconds metadata)
+  "What ETCD answers within SECONDS when it is asked to renew the lease NUMBER. Signal an RPC-ERROR
+or ETCD-ERROR."
+  (let* ((stream (renewal-stream-of etcd)) (pending (make-pending-renewal))
+         (call (renewal-call etcd stream metadata)))
+    (if (sb-thread:with-mutex ((renewal-stream-lock stream))
+          (when (eq call (renewal-stream-call stream))
+            (setf (gethash number (renewal-stream-pending stream))
+                  (append (gethash number (renewal-stream-pending stream)) (list pending)))))
+        (rpc:try-send call (pb:make-lease-keep-alive-request :id number))
+        (setf (pending-renewal-failure pending)
+              (make-condition 'unavailable :text "the stream of renewals has ended")))
+    (await-renewal stream call pending seconds)))
