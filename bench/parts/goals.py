@@ -203,10 +203,23 @@ def observed_goals(results):
                sides["clgrpc, " + name]["median"]["ratio"])
 
 
+def services_goals(_):
+    return []
+
+
+def scale_goals(results):
+    first, *_, before, last = results["rows"]
+    yield ("requests/s of etcd with 10,000 watchers more, to those before", 1.1,
+           last["requests"] / before["requests"])
+    yield ("watches of etcd with all that waits, to those with nothing", 1.5,
+           last["watches"] / first["watches"])
+
+
 GOALS = {"unary": unary_goals, "streams": streams_goals, "client": client_goals,
          "matrix": matrix_goals, "openloop": openloop_goals, "bulk": bulk_goals,
          "allocation": allocation_goals, "protobuf": protobuf_goals,
          "tls": tls_goals, "inproc": inproc_goals,
          "connections": connections_goals, "live": live_goals, "echo": echo_goals,
          "http": http_goals, "cluster": cluster_goals,
+         "services": services_goals, "scale": scale_goals,
          "loops": loops_goals, "observed": observed_goals}
