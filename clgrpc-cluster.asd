@@ -51,7 +51,7 @@
                (:file "timer-queue") (:file "keeper")
                (:file "watching") (:file "search") (:file "method")
                (:file "schedule-method")
-               (:file "client") (:file "schedule-client") (:file "task") (:file "worker")))
+               (:file "router") (:file "client") (:file "schedule-client") (:file "task") (:file "worker")))
 
 (defsystem "clgrpc-cluster/raft-example"
   :description "An example of Raft on clgrpc-cluster/raft: a replicated store."

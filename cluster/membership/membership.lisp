@@ -58,7 +58,8 @@ condition what could not be done."
 
 (defun write-member (store cluster member entry lease &key when then timeout)
   "Put MEMBER where ENTRY, or nothing if it is nil, is, under LEASE unless that is nil, and do THEN;
-if WHEN is so; within TIMEOUT seconds. Return the revision, nil if ENTRY is there no more, or WHEN is not so."
+if WHEN is so; within TIMEOUT seconds. Return the revision, nil if ENTRY is there no more, or WHEN
+is not so."
   (let ((key (member-key cluster (member-name member))))
     (multiple-value-bind (done values revision)
         (etcd:transact store

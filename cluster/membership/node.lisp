@@ -9,7 +9,7 @@
 (in-package #:clgrpc.cluster)
 
 (defconstant +leaving-seconds+ 2
-  "How long a node that is to stop waits for its store, which may hang, each time that it needs it.")
+  "How long a node that is to stop waits for its store, which may hang, each time it needs that.")
 
 (defconstant +first-pause-seconds+ 1/4 "How long a node that was lost waits before it joins again.")
 (defconstant +longest-pause-seconds+ 2 "How long it waits at most, if that fails.")

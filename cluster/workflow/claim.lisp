@@ -81,11 +81,13 @@ claim it instead."
 (defun candidates-of (node kind count)
   "Ids of tasks of KIND to be claimed, COUNT at most, taken. If others are about to claim all that a
 look has found, there may be more behind them."
-  (loop for most = (+ count +spare-candidates+) then (* 4 most)
+  (loop with seen = (arrivals-now (node-task-queue node) (list kind))
+        for most = (+ count +spare-candidates+) then (* 4 most)
         for ids = (find-ready node kind most)
         for taken = (take-ids node kind ids count)
         until (or taken (< (length ids) most))
-        finally (return taken)))
+        finally (unless ids (note-absence (node-task-queue node) kind seen))
+                (return taken)))
 
 (defun candidates (node kinds count)
   "Ids of tasks of KINDS to be claimed, COUNT at most, taken; LEAVE-IDS leaves them."
@@ -284,6 +286,21 @@ vain."
 
 (defun arrivals-now (task-queue kinds)
   (sb-thread:with-mutex ((task-queue-lock task-queue)) (arrivals task-queue kinds)))
+
+(defun note-absence (task-queue kind seen)
+  "The store has had no task of KIND that can be claimed since ARRIVALS were SEEN."
+  (sb-thread:with-mutex ((task-queue-lock task-queue))
+    (setf (svref (task-queue-absences task-queue) (arrival-place kind)) (cons kind seen))))
+
+(defun absent-p (node kinds)
+  "True if there is no task of KINDS that can be claimed, as far as NODE's watch of the index tells,
+which it does as soon as there is one."
+  (let ((task-queue (node-task-queue node)))
+    (and (not (wakeup-lost-watch (node-wakeup node)))
+         (sb-thread:with-mutex ((task-queue-lock task-queue))
+           (loop for kind in kinds
+                 always (equal (svref (task-queue-absences task-queue) (arrival-place kind))
+                               (cons kind (arrivals task-queue (list kind)))))))))
 
 ;;; The queues; the lock is held
 
@@ -509,7 +526,8 @@ there is no SESSION: who looks only after the claim is known to wait misses no e
     (note-waiting task-queue waiting (node-limits node))
     (unwind-protect
          (progn
-           (check-session node session)
+           ;; of one that the watch of the index has told of that tells the end, too
+           (unless (session-known-p node session) (check-session node session))
            (rpc:on-cancel call (lambda () (end-waiting task-queue waiting)))
            (rpc:after call (/ wait-ms 1000) (lambda () (answer-waiting node waiting '())))
            (park-claim node waiting seen)

@@ -1,6 +1,6 @@
 ;;;; What users of a workflow service call. Where a CHANNEL is asked for, the service object itself
-;;;; will do within its image. What is refused is a workflow error. A call that no answer came to
-;;;; can be made again as it is.
+;;;; will do within its image, and so does a router (router.lisp). What is refused is a workflow
+;;;; error. A call that no answer came to can be made again as it is.
 
 (in-package #:clgrpc.workflow)
 
@@ -50,7 +50,7 @@ seconds are over. Return true if it has begun by this, false if it had by the sa
 Signal WORKFLOW-EXISTS if there is another one with this id, TOO-LARGE, BACKLOG-FULL or another
 WORKFLOW-ERROR, after CALL-TIMEOUT seconds (10) in any case. From any thread."
   (pb:start-reply-began
-   (ask #'methods:start channel
+   (ask #'methods:start (route channel id)
         (pb:make-start-request :id id :type (or type (type-of-steps steps)) :steps (steps-of steps)
                                :input (payload-octets input) :timeout-ms (duration-ms timeout))
         call-timeout)))
@@ -59,7 +59,7 @@ WORKFLOW-ERROR, after CALL-TIMEOUT seconds (10) in any case. From any thread."
   "Return what is known of the workflow ID, a CLGRPC.WORKFLOW.V1:GET-WORKFLOW-STATE-REPLY, with its
 HISTORY, its INPUT and its last RESULT if these are true. Signal WORKFLOW-NOT-FOUND, or another
 WORKFLOW-ERROR after TIMEOUT seconds (10). From any thread."
-  (ask #'methods:get-workflow-state channel
+  (ask #'methods:get-workflow-state (route channel id)
        (pb:make-get-workflow-state-request :id id :history (and history t) :input (and input t)
                                            :result (and result t))
        timeout))
@@ -70,7 +70,7 @@ nil: the step that waits for it, or will, brings that. With a SIGNAL-ID of the c
 counts once, however often it is given. Signal WORKFLOW-CLOSED if the workflow has ended, or another
 WORKFLOW-ERROR after TIMEOUT seconds (10). From any thread."
   (funcall (if (string= "" signal-id) #'ask-once #'ask)
-           #'methods:signal channel
+           #'methods:signal (route channel id)
            (pb:make-signal-request :id id :name name :payload (payload-octets payload)
                                    :signal-id signal-id)
            timeout)
@@ -80,7 +80,8 @@ WORKFLOW-ERROR after TIMEOUT seconds (10). From any thread."
   "End the workflow ID as :cancelled, because of REASON. Nothing happens if it was cancelled before.
 Signal WORKFLOW-CLOSED if it has ended otherwise, or another WORKFLOW-ERROR after TIMEOUT seconds
 (10). From any thread."
-  (ask #'methods:cancel channel (pb:make-cancel-request :id id :reason reason) timeout)
+  (ask #'methods:cancel (route channel id)
+       (pb:make-cancel-request :id id :reason reason) timeout)
   nil)
 
 (defun delete-workflow (channel id &key cancel (reason "") timeout)
@@ -89,7 +90,7 @@ again. With CANCEL one that runs is cancelled first, because of REASON. Return t
 false if not, also if an earlier try of this call has removed it. Signal WORKFLOW-RUNNING, or
 another WORKFLOW-ERROR after TIMEOUT seconds (10). From any thread."
   (pb:delete-reply-deleted
-   (ask #'methods:delete channel
+   (ask #'methods:delete (route channel id)
         (pb:make-delete-request :id id :cancel (and cancel t) :reason reason)
         timeout)))
 
@@ -108,14 +109,15 @@ another WORKFLOW-ERROR after TIMEOUT seconds (10). From any thread."
 of those whose STATUS is :running, :completed, :failed or :cancelled, whose TYPE is that string, and
 which began and ended at the times STARTED-FROM and ENDED-FROM or later and before STARTED-BEFORE
 and ENDED-BEFORE, seconds since 1970. They are fetched in pages, each within TIMEOUT seconds (10),
-and one that begins, changes its status or is deleted meanwhile may be missed. Signal a
-WORKFLOW-ERROR. From any thread."
+and one that begins, changes its status or is deleted meanwhile may be missed. If CHANNEL is a
+router those of one group come after those of the other. Signal a WORKFLOW-ERROR. From any thread."
   (declare (ignore status type started-from started-before ended-from ended-before))
-  (loop with request = (apply #'search-request (alexandria:remove-from-plist search :timeout))
-        for reply = (ask #'methods:list channel request timeout)
-        do (map nil function (pb:list-reply-workflows reply))
-           (setf (pb:list-request-after request) (pb:list-reply-next reply))
-        until (string= "" (pb:list-request-after request))))
+  (dolist (channel (if (router-p channel) (router-channels channel) (list channel)))
+    (loop with request = (apply #'search-request (alexandria:remove-from-plist search :timeout))
+          for reply = (ask #'methods:list channel request timeout)
+          do (map nil function (pb:list-reply-workflows reply))
+             (setf (pb:list-request-after request) (pb:list-reply-next reply))
+          until (string= "" (pb:list-request-after request)))))
 
 ;;; Watches
 
@@ -243,8 +245,11 @@ the watch, or after TIMEOUT seconds (10). Return an object for END-WATCHING. Whe
 ON-END is called, with nil or with the WORKFLOW-ERROR that is why: CHANGES-COMPACTED if some are no
 longer there one by one, and if FUNCTION has signalled an error. Both run on a thread of the watch's
 own. From any thread."
-  (let ((watcher (make-watcher :channel channel :id (or id "") :function function :after after
-                               :revision revision :end-function on-end)))
+  (when (and (null id) (router-p channel))
+    (misuse "A watch of all workflows is of one group; ROUTER-CHANNELS returns the channels."))
+  (let ((watcher (make-watcher :channel (if id (route channel id) channel) :id (or id "")
+                               :function function :after after :revision revision
+                               :end-function on-end)))
     (loop:wake-job (loop:add-job (watcher-background watcher)
                                  (lambda () (attend-watcher watcher))))
     (when (of-all-p watcher) (await-beginning watcher timeout))

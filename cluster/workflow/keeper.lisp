@@ -116,9 +116,12 @@
 
 (defun sweep-sessions (node)
   "Give to others what sessions had claimed that ended when no node watched."
-  (dolist (session (claiming-sessions node))
-    (unless (etcd:fetch (node-etcd node) (session-key node session))
-      (end-session-claims node session))))
+  (let ((sessions (claiming-sessions node)) (claiming (make-hash-table :test 'equal)))
+    (dolist (session sessions) (setf (gethash session claiming) t))
+    (setf (node-claiming node) claiming)
+    (dolist (session sessions)
+      (unless (etcd:fetch (node-etcd node) (session-key node session))
+        (end-session-claims node session)))))
 
 ;;; The nodes
 

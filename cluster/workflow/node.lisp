@@ -27,6 +27,8 @@ its kinds, so that the first of a kind is found, and one that waits no more is t
   (retries (make-fifo) :type fifo :read-only t) ; claims for which there may be a task now
   ;; how often tasks of some kinds could be claimed, by ARRIVAL-PLACE of the kind
   (arrivals (make-array 256 :initial-element 0) :type simple-vector :read-only t)
+  ;; likewise: a kind of which the store had no task that can be claimed, and ARRIVALS before that
+  (absences (make-array 256 :initial-element nil) :type simple-vector :read-only t)
   ;; ids that this node is about to claim, and the kind of each; nil once it can be claimed no more
   (taken (make-hash-table :test 'equal) :read-only t)
   (closed nil :type boolean))           ; nothing is to wait here any more
@@ -96,6 +98,8 @@ its kinds, so that the first of a kind is found, and one that waits no more is t
    (sessions :initform (make-hash-table :test 'equal) :reader node-session-names)
    ;; from sessions to how many tasks this node has given them since they were counted in the store
    (grants :initform (make-hash-table :test 'equal) :reader node-grants) ; under the lock
+   ;; the keys are the sessions that had claims when the keeper looked last; never changed
+   (claiming :initform (make-hash-table :test 'equal) :accessor node-claiming)
    ;; ids of workflows that could not be changed, and until when they are left alone, as WORLD-NOW
    (stuck :initform (make-hash-table :test 'equal :synchronized t) :reader node-stuck)
    ;; CACHED-STATEs

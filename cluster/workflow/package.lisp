@@ -7,7 +7,8 @@
 ;;;; what is to become of a state; decisions, about children, continuations and schedules, too; keys
 ;;;; of a state; dates; a node; how full the store is; what is counted; changes in the store;
 ;;;; claims; changes of many workflows; sessions; errands; timers; the keeper; watches; searches;
-;;;; the methods of the service, and of its schedules; its clients; tasks and workers.
+;;;; the methods of the service, and of its schedules; routers and other
+;;;; clients; tasks and workers.
 
 (defpackage #:clgrpc.workflow
   (:use #:cl #:clgrpc.base)
@@ -31,6 +32,8 @@
    #:define-workflow #:find-workflow-steps
    ;; node.lisp, keeper.lisp
    #:workflow-service #:make-workflow-service #:close-workflow-service
+   ;; router.lisp
+   #:router #:router-p #:make-router #:router-channels #:route
    ;; client.lisp
    #:start-workflow #:workflow-state #:signal-workflow #:cancel-workflow #:delete-workflow
    #:await-workflow #:map-workflows #:watch-workflow #:end-watching

@@ -112,6 +112,23 @@ them."
              (for-one (node id)
                (change-workflow node id (lambda (draft) (lose-claim draft session fence)))))))
 
+(defun may-have-claims-p (node session)
+  "True unless SESSION has no claims as far as NODE knows: it has given it none since it looked, and
+the keeper has found none."
+  (or (nth-value 1 (gethash session (node-claiming node)))
+      (plusp (sb-thread:with-mutex ((node-lock node)) (gethash session (node-grants node) 0)))))
+
+(defun look-at-claims (node session)
+  "CLAIMS-IN-FORCE of SESSION, which NODE counts by it."
+  (flet ((given () (sb-thread:with-mutex ((node-lock node))
+                     (gethash session (node-grants node) 0))))
+    (let ((before (given)))
+      (multiple-value-bind (claims times) (claims-in-force node session)
+        (sb-thread:with-mutex ((node-lock node))
+          (let ((now (gethash session (node-grants node) 0)))
+            (setf (gethash session (node-grants node)) (+ (length claims) (max 0 (- now before))))))
+        (values claims times)))))
+
 (defun note-heartbeat (node session held)
   "SESSION lives, and has HELD. Return what of that is no longer its own."
   (when (> (length held) +most-held+)
@@ -120,9 +137,10 @@ them."
         (seconds (renew-session node session)))
     (flet ((claim-of (held) (cons (pb:held-id held) (pb:held-fence held))))
       (map nil (lambda (held) (setf (gethash (claim-of held) known) t)) held)
-      (multiple-value-bind (claims times) (claims-in-force node session)
-        (dolist (claim claims) (setf (gethash claim current) t))
-        (drop-unheld node session (lambda (claim) (gethash claim known)) seconds claims times))
+      (when (or (plusp (length held)) (may-have-claims-p node session))
+        (multiple-value-bind (claims times) (look-at-claims node session)
+          (dolist (claim claims) (setf (gethash claim current) t))
+          (drop-unheld node session (lambda (claim) (gethash claim known)) seconds claims times)))
       (remove-if (lambda (held) (gethash (claim-of held) current)) held))))
 
 (defun end-session-claims (node session)

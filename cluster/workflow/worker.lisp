@@ -10,6 +10,8 @@
 (defconstant +claim-wait-seconds+ 20 "How long a claim waits at a node.")
 (defconstant +first-pause-seconds+ 1/20 "Between tries of what a node does not answer.")
 (defconstant +longest-pause-seconds+ 2 "The longest such wait.")
+(defconstant +closing-seconds+ 2
+  "How long a worker that stops waits for its session's end, which comes by itself else.")
 
 (defstruct (worker (:copier nil))
   "A worker that runs, see START-WORKER. LOCK guards what is not read-only."
@@ -323,7 +325,8 @@ by then goes on, and its report is refused. From any thread but the worker's own
       (dolist (task (worker-held worker)) (setf (task-lost task) t)))
     (when (worker-session worker)
       (handler-case (ask-once #'methods:close-session (worker-channel worker)
-                              (pb:make-close-session-request :session (worker-session worker)) nil)
+                              (pb:make-close-session-request :session (worker-session worker))
+                              +closing-seconds+)
         ;; its channel may have been closed before
         ((or workflow-error misuse) ())))
     (loop:end-background (worker-background worker) :seconds (if done 60 0))

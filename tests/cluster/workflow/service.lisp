@@ -501,16 +501,32 @@ and sessions are looked after all the same."
               (is (null (beat again))))))))))
 
 (part heartbeats-cost-little
-  "One of a worker without tasks asks etcd for its claims, and renews its lease, and nothing else."
+  "One of a worker without tasks renews its lease and asks etcd nothing, nor does a claim that waits
+when there is no task; a worker that had a task is looked at until it has none."
   (with-nodes (node) ()
     (let ((session (open-a-session node)) (asked 0) (own sb-thread:*current-thread*))
-      (sb-int:encapsulate 'etcd::ask 'count
-                          (lambda (function &rest arguments)
-                            (when (eq own sb-thread:*current-thread*) (incf asked))
-                            (apply function arguments)))
-      (unwind-protect (workflow::note-heartbeat node session #())
-        (sb-int:unencapsulate 'etcd::ask 'count))
-      (is (= 1 asked)))))
+      (flet ((asked-by (function)
+               (setf asked 0)
+               (funcall function)
+               asked)
+             (beat () (workflow::note-heartbeat node session #())))
+        (sb-int:encapsulate 'etcd::ask 'count
+                            (lambda (function &rest arguments)
+                              (when (eq own sb-thread:*current-thread*) (incf asked))
+                              (apply function arguments)))
+        (unwind-protect
+             (progn
+               (is (= 0 (asked-by #'beat)))
+               (is (null (claim node session '("a") :wait 0.01)))
+               (is (wait-until (lambda () (workflow::absent-p node '("a")))))
+               (is (= 0 (asked-by (lambda () (claim node session '("a") :wait 0.01)))))
+               (start-workflow node "w" '("a"))
+               (let ((task (first (claim node session '("a") :wait 5))))
+                 (is (plusp (asked-by #'beat)))
+                 (report node task "x"))
+               (beat)
+               (is (= 0 (asked-by #'beat))))
+          (sb-int:unencapsulate 'etcd::ask 'count))))))
 
 (part sessions-are-counted-while-the-watch-begins
   "Looking at which sessions there are forgets what has ended, and none that is being opened."
