@@ -23,10 +23,11 @@
 
 (defun make-router (groups)
   "Return a router to GROUPS, a list of (NAME . CHANNEL): a name, a string, which stays that
-group's, and a channel to its nodes, whose store is another than that of the other groups. START-WORKFLOW and
-all other functions that ask about one workflow take it for a channel, and MAP-WORKFLOWS does; a
-worker, a watch of all workflows, a schedule, and what a workflow starts are of one group. Signal MISUSE for no group, for a name that
-occurs twice, and for what is no such list. From any thread."
+group's, and a channel to its nodes, whose store is another than that of the other groups.
+START-WORKFLOW and all other functions that ask about one workflow take it for a channel, and
+MAP-WORKFLOWS does; a worker, a watch of all workflows, a schedule, and what a workflow starts are
+of one group. Signal MISUSE for no group, for a name that occurs twice, and for what is no such
+list. From any thread."
   (unless (and (consp groups)
                (every (lambda (group)
                         (and (consp group) (stringp (car group)) (cdr group)))

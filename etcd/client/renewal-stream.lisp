@@ -16,7 +16,8 @@
   (bell (sb-thread:make-waitqueue :name "clgrpc lease renewals") :read-only t) ; something has come
   (call nil)                            ; the stream, or nil
   (metadata '() :type list)             ; that it was opened with
-  (pending (make-hash-table) :type hash-table :read-only t)) ; by lease: PENDING-RENEWALs, oldest first
+  ;; by number of a lease: PENDING-RENEWALs, oldest first
+  (pending (make-hash-table) :type hash-table :read-only t))
 
 (declaim (sb-ext:freeze-type pending-renewal renewal-stream))
 
