@@ -1,8 +1,8 @@
 ;;;; Many workers, workflows and watchers at the nodes of a cluster, for the part scale. They are
 ;;;; calls of this process: a worker is a session that is kept and a claim that waits, as
-;;;; START-WORKER has them; a watcher is a call that waits for changes of one workflow. Loaded behind
-;;;; scripts/load.lisp by bench/parts/scale.py. Prints "ready" and then answers each line of standard
-;;;; input, a JSON object, with one: by its `do`
+;;;; START-WORKER has them; a watcher is a call that waits for changes of one workflow. Loaded
+;;;; behind scripts/load.lisp by bench/parts/scale.py. Prints "ready" and then answers each line of
+;;;; standard input, a JSON object, with one: by its `do`
 ;;;;
 ;;;; - `reach` tells which nodes there are, `addresses`;
 ;;;; - `workflows`, `workers` and `watchers` begin `count` of these, and tell in how many seconds;
