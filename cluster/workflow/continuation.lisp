@@ -5,8 +5,8 @@
 ;;;; Fences, and the numbers of steps and changes, go on, so what is of an earlier run is never
 ;;;; mistaken for what is of this one. Payloads of a run have its number in their keys; those of the
 ;;;; run before go in the transaction that begins the next one, and so does its history. Signals
-;;;; stay: those for which no step has waited yet, and for one run more all others, so that the same
-;;;; signal sent again counts once.
+;;;; stay: those for which no step has waited yet, and all others of the last eight runs that were
+;;;; given any, so that the same signal sent again counts once.
 
 (in-package #:clgrpc.workflow)
 
@@ -26,22 +26,24 @@
         (parse-integer key :end (position #\/ key)))))
 
 (defun drop-run (draft)
-  "What is left of the run of DRAFT that ends goes, but for its signals, and those of the run before
-it unless a step may wait for one of them."
+  "What is left of the run of DRAFT that ends goes, but for its signals. Those of runs long before
+it go unless a step may wait for one of them."
   (let* ((state (draft-state draft)) (id (pb:workflow-state-id state))
          (run (pb:workflow-state-run state))
-         (waiting (map 'list #'run-of-signal (pb:workflow-state-signals state))))
+         (waiting (map 'list #'run-of-signal (pb:workflow-state-signals state)))
+         (signalled (coerce (pb:workflow-state-signal-runs state) 'list))
+         (old (butlast signalled +most-signal-runs+)))
     (push (cons (key "" "history" id "")
                 (key "" "history" id (number-text (1+ (pb:workflow-state-version state)))))
           (draft-removals draft))
     (dolist (name '("input" "in/" "out/" "children/" "child/"))
       (note-removal draft (run-key run name)))
-    (loop for former across (pb:workflow-state-signal-runs state)
-          if (member former waiting)
+    (loop for former in signalled
+          if (or (member former waiting) (not (member former old)))
             collect former into kept
           else
             do (note-removal draft (run-key former "signal/"))
-          finally (setf (pb:workflow-state-signal-runs state) (append kept (list run))))))
+          finally (setf (pb:workflow-state-signal-runs state) kept))))
 
 (defun begin-run (draft continuation)
   "The workflow of DRAFT begins again, as CONTINUATION says."

@@ -62,7 +62,7 @@
     (and (notany #'null items) (reduce #'logior items))))
 
 (defun parse-cron (text)
-  "The cron that TEXT means. Signal TOO-LARGE if it is none, or its times never come."
+  "The cron that TEXT means. Signal TOO-LARGE for another text, and for times that never come."
   (when (< +longest-cron+ (length text)) (refuse-cron text))
   (let ((fields (remove "" (uiop:split-string text) :test #'string=)))
     (unless (= 5 (length fields)) (refuse-cron text))

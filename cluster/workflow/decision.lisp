@@ -421,6 +421,13 @@ is lost again and again fails, since it may be what ends its workers."
 
 ;;; What its users say
 
+(defun note-signalled-run (state)
+  "A signal is given to what STATE runs."
+  (let ((runs (coerce (pb:workflow-state-signal-runs state) 'list))
+        (run (pb:workflow-state-run state)))
+    (unless (member run runs)
+      (setf (pb:workflow-state-signal-runs state) (append runs (list run))))))
+
 (defun note-signal (draft name key octets)
   "A signal of NAME has come, whose payload is at KEY, OCTETS long."
   (let ((state (draft-state draft)) (step (draft-step draft)))
@@ -428,6 +435,7 @@ is lost again and again fails, since it may be what ends its workers."
       (refuse :workflow-closed "the workflow ~A has ended (~(~A~))" (pb:workflow-state-id state)
               (pb:workflow-state-status state)))
     (add-event draft :signalled :text name)
+    (note-signalled-run state)
     (cond ((and (eq :listening (pb:step-state-status step))
                 (string= name (pb:step-signal (pb:step-state-step step))))
            (pass-step draft step :bringing t :key key :octets octets)

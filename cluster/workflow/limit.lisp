@@ -49,6 +49,8 @@
 (defconstant +most-catch-up+ 100 "Times that a schedule makes up for.")
 (defconstant +most-child-inputs+ 10000000 "Octets of the inputs of all children of a step.")
 (defconstant +most-recorded+ 8 "Reports of a step that are known again if they are sent again.")
+(defconstant +most-signal-runs+ 8
+  "Runs of a workflow whose signals are known again if they are sent again.")
 (defconstant +default-backoff-ms+ 1000)
 (defconstant +default-max-backoff-ms+ 60000)
 (defconstant +longest-ms+ 315576000000000 "Ten thousand years, more than a time may be away.")

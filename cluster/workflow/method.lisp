@@ -81,9 +81,9 @@ another one."
 (defun signal-keys (request signal-id state)
   "The keys of which one is in the store if the signal of REQUEST was given before to what STATE
 runs, or runs since."
-  (let ((run (pb:workflow-state-run state)))
-    (mapcar (lambda (run) (signal-key request signal-id run))
-            (if (zerop run) (list run) (list run (1- run))))))
+  (mapcar (lambda (run) (signal-key request signal-id run))
+          (adjoin (pb:workflow-state-run state)
+                  (coerce (pb:workflow-state-signal-runs state) 'list))))
 
 (defun given-before-p (node request)
   "True if the signal of REQUEST, which has an id, was given before."

@@ -10,8 +10,8 @@ the multiples of that since 1970. A workflow has the id ID.TIME, as in nightly.2
 STEPS, INPUT, TYPE and TIMEOUT as START-WORKFLOW takes them. While the last one that was started
 runs nothing is started, unless OVERLAP is :allow. Of times that have passed while no node was there
 the last CATCH-UP, 1 to 100, are made up for. Return true if it was created by this, false if the
-same one was there. Signal SCHEDULE-EXISTS if there is another one of this id, TOO-LARGE for an
-expression that is none, BACKLOG-FULL, or another WORKFLOW-ERROR after CALL-TIMEOUT seconds (10);
+same one was there. Signal SCHEDULE-EXISTS if there is another one of this id, TOO-LARGE for a
+wrong expression, BACKLOG-FULL, or another WORKFLOW-ERROR after CALL-TIMEOUT seconds (10);
 MISUSE without CRON or EVERY. From any thread."
   (check-type overlap (member :skip :allow))
   (check-type catch-up (integer 1 100))

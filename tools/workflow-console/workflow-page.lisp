@@ -1,5 +1,5 @@
 ;;;; What the page of workflows is and asks for: answers of the service, in the JSON of Protocol
-;;;; Buffers, to requests in the same. Whoever may look at the console may read them; inputs and
+;;;; Buffers, to requests in the same. Every viewer of the console may read them; inputs and
 ;;;; results are not among them.
 
 (in-package #:clgrpc.workflow-console)
@@ -49,7 +49,7 @@
 
 (defun show-workflows (console service)
   "Have CONSOLE, of MAKE-CONSOLE, show the workflows and schedules of SERVICE, of
-MAKE-WORKFLOW-SERVICE, on a page of their own, which the console's links to. Whoever may look at the
+MAKE-WORKFLOW-SERVICE, on a page of their own, which the console's links to. Every viewer of the
 console may read all of them, without what they were given and have brought. From any thread."
   (console:add-page console "workflows" "Workflows"
                     (lambda (request what) (answer service request what))))

@@ -70,7 +70,7 @@
     (is (= 80 (pb:workflow-state-version state)))))
 
 (test signals-outlive-a-run
-  "One that waits is taken in the next run; those that were taken are known for one run more."
+  "One that waits is taken in a later run; those of the last eight runs with signals are known."
   (let ((state (workflow::draft-state (begun '("a")))))
     (flet ((next ()
              (becomes state 2000 (workflow::claim-step "s1" '("a")))
@@ -80,14 +80,31 @@
       (next)
       (is (equalp #(0) (coerce (pb:workflow-state-signal-runs state) 'vector)))
       (next)
-      ;; the first run's has not been taken
-      (is (equalp #(0 1) (coerce (pb:workflow-state-signal-runs state) 'vector)))
+      ;; no other run had any
+      (is (equalp #(0) (coerce (pb:workflow-state-signal-runs state) 'vector)))
       (becomes state 2000 (workflow::claim-step "s1" '("a")))
       (let ((draft (becomes state 2000 (workflow::report-continuation
                                         (pb:workflow-state-fence state)
                                         (continuation '((:signal "x") "b"))))))
         (is (equal '(:step-done :continued :step-done) (kinds-of draft)))
-        (is (string= "signal/1" (workflow::input-key state)))))))
+        (is (string= "signal/1" (workflow::input-key state))))))
+  (let ((state (workflow::draft-state (begun '("a")))) (removals '()))
+    (loop for run from 0 below 12
+          do (becomes state 2000 (workflow::note-signal (if (= run 2) "waits" "x")
+                                                        (workflow::run-key run "signal/1") 3))
+             (unless (= run 2) (setf (pb:workflow-state-signals state)
+                                     (remove "x" (pb:workflow-state-signals state)
+                                             :key #'pb:pending-signal-name :test #'string=)))
+             (becomes state 2000 (workflow::claim-step "s1" '("a")))
+             (let ((draft (becomes state 2000 (workflow::report-continuation
+                                               (pb:workflow-state-fence state)
+                                               (continuation '("a"))))))
+               (setf removals (append (mapcar #'car (workflow::draft-removals draft)) removals))))
+    (is (equalp #(2 4 5 6 7 8 9 10 11)
+                (coerce (pb:workflow-state-signal-runs state) 'vector)))
+    (dolist (gone '("data/w/signal/" "data/w/1/signal/" "data/w/3/signal/"))
+      (is (= 1 (count gone removals :test #'string=))))
+    (is (null (member "data/w/2/signal/" removals :test #'string=)))))
 
 (test change-numbers-are-in-the-order-of-their-keys
   (let ((texts (mapcar #'workflow::number-text '(1 99 99999999 100000000 4000000000000))))
