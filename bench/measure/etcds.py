@@ -16,8 +16,8 @@ class Etcd:
     def __init__(self):
         self.folder = tempfile.mkdtemp(prefix="clgrpc-bench-etcd-")
         port, peer_port = support.free_port(), support.free_port()
-        self.address = "127.0.0.1:%d" % port
-        url, peer_url = "http://" + self.address, "http://127.0.0.1:%d" % peer_port
+        self.address = "127.0.0.1:" + port
+        url, peer_url = "http://" + self.address, "http://127.0.0.1:" + peer_port
         self.command = ["etcd", "--data-dir", self.folder, "--listen-client-urls", url,
                         "--advertise-client-urls", url, "--listen-peer-urls", peer_url,
                         "--initial-advertise-peer-urls", peer_url, "--initial-cluster",

@@ -30,7 +30,7 @@
 
 (defmethod raft:handle-request-vote ((follower follower) request &key)
   (declare (ignore request))
-  (v1:make-request-vote-response :term 1 :vote-granted t))
+  (v1:make-request-vote-response :term 1 :granted t))
 
 (defmethod raft:handle-append-entries ((follower follower) request &key)
   (v1:make-append-entries-response

@@ -145,6 +145,8 @@ def table(results):
               "grpc-go's", "octets", "grpc-go's", "ratio"]
     objects = results["objects"]
     return "\n".join([
+        "Tables in memory answer on both sides, so this is the price of the transport, not of the services, "
+        "which wait for their store (`make bench-services`). "
         "Microseconds of wall-clock time per call (with 100 callers, time by the calls of all), CPU "
         "and octets consed, or allocated, of client and server together. A hundred callers are "
         "here futures that one thread awaits, and goroutines there. One service, made for this table, "
