@@ -47,8 +47,8 @@
   :pathname "tools/report/"
   :serial t
   :components ((:file "package") (:file "figure") (:file "report-condition") (:file "ghz")
-               (:file "comparison") (:file "run-json") (:file "run-reader") (:file "text")
-               (:file "html") (:file "report")))
+               (:file "significance") (:file "comparison") (:file "run-json") (:file "run-reader")
+               (:file "text") (:file "html") (:file "report")))
 
 (defsystem "clgrpc-tools/profile"
   :description "Where the time of a process goes: clgrpc profile."

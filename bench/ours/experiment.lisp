@@ -224,7 +224,7 @@
 
 (defun verdict-class (comparison)
   (ecase (report:comparison-verdict comparison)
-    (:better "good") (:worse "bad") (:unknown "warn") (:same nil)))
+    (:better "good") (:worse "bad") ((:unknown :unclear) "warn") (:same nil)))
 
 (defun comparison-card (load peer comparisons)
   (page:card (format nil "Our server instead of ~A, as ~A sees it" peer load)

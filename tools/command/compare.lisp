@@ -22,19 +22,33 @@
      (terpri))
     (:html (profile:write-profile-page after *standard-output* :before before))))
 
+(defconstant +exit-unclear+ 5 "Nothing is worse as far as is known, and something is unclear.")
+
+(defun verdict-exit-code (comparisons)
+  "The exit code of --fail-if-worse for COMPARISONS; a FAILURE if one is worse. Say on standard error
+what is unclear."
+  (flet ((words-of (test)
+           (mapcar #'report:comparison-words (remove-if-not test comparisons))))
+    (let ((worse (words-of (lambda (comparison)
+                             (eq :worse (report:comparison-verdict comparison)))))
+          (unclear (words-of #'report:unclear-p)))
+      (when worse (fail-command "~{~A~^; ~}" worse))
+      (when unclear
+        (format *error-output* "clgrpc compare: ~{~A~^; ~}~%" unclear)
+        (finish-output *error-output*))
+      (if unclear +exit-unclear+ 0))))
+
 (defun compare-runs (format before after fail-if-worse)
-  "Tell the differences of the runs BEFORE and AFTER in FORMAT; a FAILURE if FAIL-IF-WORSE is true
-and one is worse."
+  "Tell the differences of the runs BEFORE and AFTER in FORMAT; return the exit code. A FAILURE if
+FAIL-IF-WORSE is true and one is worse."
   (ecase format
     (:summary (report:write-comparison before after *standard-output*))
     (:json (write-json (report:runs-comparison-json before after) :stream *standard-output*)
      (terpri))
     (:html (report:write-report :html after *standard-output* :before before)))
-  (let ((worse (and fail-if-worse
-                    (loop for comparison in (report:compare-runs before after)
-                          when (eq :worse (report:comparison-verdict comparison))
-                            collect (report:comparison-words comparison)))))
-    (when worse (fail-command "~{~A~^; ~}" worse))))
+  (if fail-if-worse
+      (verdict-exit-code (report:compare-runs before after))
+      0))
 
 (define-command "compare"
     (((before "BEFORE.json" #'parse-report-argument
@@ -43,12 +57,14 @@ and one is worse."
      (((format nil "-O") "FORMAT" (choice-parser :summary :json :html) :summary
        "Tell the differences, in words or as JSON, or write a page about AFTER with them.")
       (fail-if-worse "[BOOLEAN]" #'parse-boolean nil
-                     "Exit with 1 if a figure of a run is worse by more than noise.")))
+                     "Exit with 1 if a figure of a run is worse by more than noise, and with 5 if
+      none is, but the noise of one could hide that it is, beyond p99.9 and the slowest.")))
     "Compare two runs of `clgrpc load`, or two profiles. Tells what has changed, by how much, and
-whether that is more than noise, which is known if both were made with --rounds."
+whether that is more than noise, which is known if both were made with --rounds; what it cannot know
+it calls unclear, with how many rounds would tell."
   (cond ((and (listp before) (listp after))
          (when fail-if-worse (refuse "--fail-if-worse is about runs, not profiles"))
-         (compare-profiles format before after))
+         (compare-profiles format before after)
+         0)
         ((or (listp before) (listp after)) (refuse "one is a run, the other a profile"))
-        (t (compare-runs format before after fail-if-worse)))
-  0)
+        (t (compare-runs format before after fail-if-worse))))

@@ -8,6 +8,7 @@
 none ended.")
 (defconstant +exit-condition+ 4 "The run was made, and a condition of --fail-if holds.")
 (defconstant +exit-interrupted+ 130 "The user has interrupted the run; what was done is reported.")
+(defconstant +exit-terminated+ 143 "SIGTERM has ended the run; what was done is reported.")
 
 ;;; Progress
 
@@ -50,6 +51,7 @@ calls will be made, or nil."
     (dolist (line broken) (format *error-output* "~A~%" line))
     (finish-output *error-output*)
     (cond ((eq :interrupted (load:run-ended-early run)) +exit-interrupted+)
+          ((eq :terminated (load:run-ended-early run)) +exit-terminated+)
           (broken +exit-condition+)
           ((and (null conditions)
                 (or (zerop (load:run-count run))
@@ -86,11 +88,12 @@ over."
 
 (defun repeat-rounds (rounds make-run)
   "The run that MAKE-RUN, a function without arguments, makes or, of several ROUNDS, all of them as
-one; those that are left are not made once the user has interrupted one."
+one; those that are left are not made once one was broken off."
   (load:merge-rounds (loop repeat rounds
                            for run = (funcall make-run)
                            collect run
-                           until (eq :interrupted (load:run-ended-early run)))))
+                           until (member (load:run-ended-early run)
+                                         '(:interrupted :terminated)))))
 
 (defun load-by-workers (&rest options &key rounds name tags quiet &allow-other-keys)
   "The RUN of the workers that OPTIONS name, who call a method of grpc.testing.BenchmarkService."
@@ -239,9 +242,12 @@ one; those that are left are not made once the user has interrupted one."
              "With --rps, begin calls when they are due even if -c are under way.")
       (poisson "[BOOLEAN]" #'parse-boolean nil
                "Spread the calls of an open loop by chance, as independent users do, not evenly.")
-      (together "DURATION" #'parse-duration 1/1000
-                "Calls of an open loop that are due within so long are due together, which costs a
-      fraction; 0 begins each at a time of its own.")
+      (together "DURATION" #'parse-duration nil
+                "Calls of an open loop that are due within so long begin together, as a burst, which
+      costs the tool a fraction and is in the latencies; 0 begins each at a time of its own. By
+      default 0, and 1ms at rates above 4,000 a second.")
+      (details "N" (integer-parser 2 10000000) 4096
+               "Tell at most so many calls one by one, evenly over the run.")
       ((skip-first nil "--skipFirst") "N" (integer-parser 0 1000000000) 0
        "Do not count so many calls at the begin.")
       (warm-up "DURATION" #'parse-duration 0 "Do not count calls of so long a time before the run.")
@@ -291,7 +297,7 @@ one; those that are left are not made once the user has interrupted one."
 server's reflection, --proto or --protoset. With --rps calls begin on time whatever becomes of them,
 and latencies count from when they were due; how late the tool itself was is told, and whether it
 was the limit. Exits with 0 if all calls ended with OK, 3 if some did not or none ended, or with
---fail-if 4 if a condition holds and else 0, 130 if interrupted, 1 if the run could not be made, 2
-if the arguments are wrong."
+--fail-if 4 if a condition holds and else 0, 130 if interrupted and 143 by SIGTERM, after a report of
+what was done, 1 if the run could not be made, 2 if the arguments are wrong."
   (tune-collector)
   (apply #'perform-load options))

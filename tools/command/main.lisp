@@ -28,6 +28,8 @@ bin/clgrpc."
   (setf *standard-input* (make-standard-input)
         *standard-output* (make-standard-output)
         *error-output* (make-standard-error))
+  ;; SBCL's own handler exits with 0, which passes for success
+  (os:handle-signal os:+sigterm+ (lambda () (sb-ext:exit :code +exit-terminated+)))
   (profile:start-agent-if-asked)
   (let ((code (with-unread-output
                 (handler-case (finish-command (run-command

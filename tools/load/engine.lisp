@@ -17,6 +17,7 @@
 (defstruct (control (:copier nil))
   "What the thread of PERFORM-RUN waits with."
   (generators '() :type list)           ; all GENERATORs
+  (terminated nil :type boolean)        ; the process has got SIGTERM
   (event (sb-thread:make-semaphore :name "clgrpc load")
          :read-only t)) ; a generator is ready, or done
 
@@ -82,23 +83,37 @@ the user interrupts again."
     (unless (every #'generator-done (control-generators control))
       (post-all control (lambda (generator) (drop-calls generator t))))))
 
+(defun note-termination (control)
+  "The process is to end: the run of CONTROL ends as if the user had interrupted it."
+  (setf (control-terminated control) t)
+  (sb-thread:signal-semaphore (control-event control)))
+
+(defun call-terminable (control function)
+  "Call FUNCTION while SIGTERM ends the run of CONTROL, whose generators are there, in order."
+  (let ((loop (generator-loop (first (control-generators control)))))
+    (loop:on-signal loop os:+sigterm+ (lambda () (note-termination control)))
+    (unwind-protect (funcall function)
+      (loop:on-signal loop os:+sigterm+ nil))))
+
 (defun calls-ended (control)
   (loop for generator in (control-generators control) sum
         (tally-count (generator-tally generator))))
 
 (defun await-run (control begin-ns measure-ns on-progress)
   "Wait until all generators of CONTROL are done. Return the CPU time when what counts began, and
-whether the user has interrupted the run."
+:INTERRUPTED if the user has interrupted the run, :TERMINATED if a signal to this process has, or
+nil."
   (let ((cpu nil) (interrupted nil))
     (flet ((wait ()
-             (loop until (await-generators control #'generator-done 1/10)
+             (loop until (or (await-generators control #'generator-done 1/10)
+                             (and (control-terminated control) (null interrupted)))
                    do (when (and (null cpu) (<= measure-ns (monotonic-ns)))
                         (setf cpu (cpu-ns)))
                       (when (and on-progress (< begin-ns (monotonic-ns)))
                         (funcall on-progress control)))))
       (when (<= measure-ns begin-ns) (setf cpu (cpu-ns)))
-      (when (interrupted-p #'wait)
-        (setf interrupted t)
+      (when (or (interrupted-p #'wait) (control-terminated control))
+        (setf interrupted (if (control-terminated control) :terminated :interrupted))
         (interrupt-run control)
         (wait)))
     (values (or cpu (cpu-ns)) interrupted)))
@@ -113,21 +128,63 @@ to say. Beyond their CPU time that of the process has begin and end of the run."
       0
       (min 1 (/ (run-cpu-ns run) (* (plan-generators plan) (run-duration-ns run))))))
 
-(defun why-limited (run plan capped)
-  "Why it was the tool that set the limit in RUN, a text, or nil; CAPPED calls waited for a worker."
-  (let* ((late (histogram-quantile (run-lateness run) 99/100))
-         (busy (busy-share run plan)))
-    (cond ((and (plan-rate plan) (< 1000000 late))
-           (format nil "the tool was late: one call in a hundred began ~,1F ms or more after its ~
-                        time~:[~;; its event loops were busy ~D % of the time, more --loops help~]"
-                   (/ late 1d6) (< 9/10 busy) (round (* 100 busy))))
-          ((and (plan-rate plan) (< (run-count run) (* 100 capped)))
-           (format nil "~D of ~D calls waited since all workers were busy; their latencies count ~
-                        from when they were due, and a larger -c lets more begin"
-                   capped (run-count run)))
-          ((and (null (plan-rate plan)) (< 19/20 busy))
-           (format nil "the tool's event loops were busy ~D % of the time: more --loops may give ~
-                        more calls" (round (* 100 busy)))))))
+(defconstant +told-lateness-ns+ 1000000 "The tool is late from so much on.")
+(defconstant +told-stall-ns+ 50000000 "A loop of the tool stood still if it did for so long.")
+
+(defun streams-words (run plan generators)
+  "How many calls of RUN waited for a stream that the server does not allow, if one in a hundred of
+GENERATORS' did; else nil."
+  (let ((crowded (reduce #'+ generators :key #'generator-crowded)))
+    (when (< (run-count run) (* 100 crowded))
+      (format nil "the server's streams: ~D of ~D calls waited for one, as it allows ~D at once on ~
+                   each of ~D connection~:P; more --connections let more begin"
+              crowded (run-count run)
+              (reduce #'max generators :key #'generator-streams-allowed)
+              (plan-connections plan)))))
+
+(defun lateness-share (run share)
+  "Which part of the latency at the quantile SHARE of RUN the tool's own lateness there is, at
+most."
+  (let ((latency (histogram-quantile (run-all-latency run) share)))
+    (/ (histogram-quantile (run-lateness run) share) (max 1 latency))))
+
+(defun late-words (run busy)
+  "How the tool itself, whose loops were BUSY for a share of the time, has spoilt latencies of RUN,
+an open loop; nil if it has not."
+  (let ((late (histogram-quantile (run-lateness run) 99/100)))
+    (when (and (< +told-lateness-ns+ late) (< 1/10 (lateness-share run 99/100)))
+      (format nil "the tool, or its machine: one call in a hundred began ~,1F ms or more after its ~
+                   time, ~:[which is in p99 and beyond, and not in p50~;and p50 has it too~]~
+                   ~:[~;; its event loops were busy ~D % of the time, more --loops help~]"
+              (/ late 1d6) (< 1/10 (lateness-share run 1/2))
+              (< 9/10 busy) (round (* 100 busy))))))
+
+(defun stall-words (run generators)
+  "For how long a loop of GENERATORS stood still in RUN, if that is in what latencies it tells."
+  (let ((stall (reduce #'max generators :key #'generator-stall-ns)))
+    (when (and (< +told-stall-ns+ stall)
+               (< (histogram-max (run-all-latency run)) (* 10 stall)))
+      (format nil "the tool, or its machine: an event loop of it stood still for ~,1F ms, which is ~
+                   in the slowest latencies" (/ stall 1d6)))))
+
+(defun why-limited (run plan generators)
+  "What but the server's speed set the limit in RUN, which GENERATORS have made as PLAN says: a text
+that begins with the limit's name, or nil."
+  (let* ((capped (reduce #'+ generators :key #'generator-capped))
+         (busy (busy-share run plan))
+         (open (plan-rate plan))
+         (reasons
+           (list (streams-words run plan generators)
+                 (if open (late-words run busy) (stall-words run generators))
+                 (and open (< (run-count run) (* 100 capped))
+                      (format nil "the workers: ~D of ~D calls waited since all were busy; their ~
+                                   latencies count from when they were due, and a larger -c lets ~
+                                   more begin" capped (run-count run)))
+                 (and (not open) (< 19/20 busy)
+                      (format nil "the tool: its event loops were busy ~D % of the time, more ~
+                                   --loops may give more calls" (round (* 100 busy)))))))
+    (and (some #'identity reasons)
+         (format nil "~{~A~^. Besides, ~}" (remove nil reasons)))))
 
 (defun finish-run (control plan measure-ns cpu-begin interrupted)
   "The RUN that CONTROL's generators have noted."
@@ -145,12 +202,14 @@ to say. Beyond their CPU time that of the process has begin and end of the run."
                         :cpu-ns (- (cpu-ns) cpu-begin))))
     (fill-run run (mapcar #'generator-tally generators))
     (setf (run-ended-early run)
-          (cond (interrupted :interrupted)
+          (cond (interrupted)
                 ((and (plan-total plan) (plan-duration-ns plan)
                       (< (run-count run) (plan-total plan)))
                  :deadline)))
-    (when (plan-rate plan) (setf (run-intended-rps run) (mean-rate plan run)))
-    (setf (run-limited run) (why-limited run plan (reduce #'+ generators :key #'generator-capped)))
+    (when (plan-rate plan)
+      (setf (run-intended-rps run) (mean-rate plan run)
+            (run-burst run) (reduce #'max generators :key #'generator-burst)))
+    (setf (run-limited run) (why-limited run plan generators))
     run))
 
 (defun mean-rate (plan run)
@@ -176,7 +235,9 @@ to say. Beyond their CPU time that of the process has begin and end of the run."
   (let* ((begin-ns (+ (monotonic-ns) 2000000))
          (measure-ns (+ begin-ns (plan-warm-up-ns plan))))
     (post-all control (lambda (generator) (begin-generator generator begin-ns)))
-    (multiple-value-bind (cpu interrupted) (await-run control begin-ns measure-ns on-progress)
+    (multiple-value-bind (cpu interrupted)
+        (call-terminable control
+                         (lambda () (await-run control begin-ns measure-ns on-progress)))
       (let ((trouble (some #'generator-trouble (control-generators control))))
         (when trouble
           (error 'run-failed :text (string-right-trim "." (princ-to-string trouble)))))
@@ -184,8 +245,9 @@ to say. Beyond their CPU time that of the process has begin and end of the run."
 
 (defun perform-run (plan &key on-progress)
   "Do what PLAN says and return the RUN. ON-PROGRESS, a function of a CONTROL, is called about ten
-times a second by this thread. If the user interrupts, what has been done so far is returned. Signal
-RUN-FAILED if not one connection could be made, or what a template gave was no message."
+times a second by this thread. If the user interrupts, or the process gets SIGTERM, what has been
+done so far is returned. Signal RUN-FAILED if not one connection could be made, or what a template
+gave was no message."
   (let ((control (make-control)))
     (sb-sys:without-interrupts
       (unwind-protect

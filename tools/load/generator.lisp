@@ -30,6 +30,7 @@
          (generator (make-generator :plan plan :number number :loop loop :on-event on-event
                                     :connection-slots (make-generator-connection-slots plan number)
                                     :data (make-call-data :method (plan-method plan) :random random)
+                                    :tally (make-tally :most-samples (plan-samples plan))
                                     :skip (share-of (plan-skip-first plan) number
                                                     (plan-generators plan)))))
     (when (plan-total plan)
@@ -39,6 +40,7 @@
             (make-pacer (plan-rate plan) :generators (plan-generators plan) :generator number
                                                                      :arrival (plan-arrival plan)
                                                                      :group-ns (plan-group-ns plan)
+                                                                     :group-above (plan-group-above plan)
                                                                      :random random)))
     (setf (generator-pace-timer generator) (make-timer #'pace generator)
           (generator-tick-timer generator) (make-timer #'tick generator)
@@ -100,6 +102,17 @@
                                  (plan-timeout-ns (generator-plan generator))))))
     load-call))
 
+(defun note-wait (connection-slot connection)
+  "Count the call that is to wait though CONNECTION-SLOT is ready: by what keeps it, which is its
+workers or the limit of streams that CONNECTION's peer has set."
+  (let ((generator (connection-slot-generator connection-slot)))
+    (cond ((<= (connection-slot-quota connection-slot) (connection-slot-begun connection-slot))
+           (incf (generator-capped generator)))
+          ((and connection (zerop (http2:available-streams (connection-http2 connection))))
+           (incf (generator-crowded generator))
+           (setf (generator-streams-allowed generator)
+                 (http2:connection-peer-max-streams (connection-http2 connection)))))))
+
 (define-hot launch ((connection-slot connection-slot) (load-call load-call)) null
   "Begin LOAD-CALL on CONNECTION-SLOT, or have it wait or fail, as CONNECTION-SLOT is."
   (let ((connection (connection-slot-connection connection-slot)))
@@ -110,8 +123,7 @@
                     (< (connection-slot-begun connection-slot)
                        (connection-slot-quota connection-slot))
                     (begin-load-call connection load-call))
-         (when (<= (connection-slot-quota connection-slot) (connection-slot-begun connection-slot))
-           (incf (generator-capped (the generator (connection-slot-generator connection-slot)))))
+         (note-wait connection-slot connection)
          (queue-load-call connection-slot load-call)))
       (:connecting
        (setf (load-call-waited load-call) t)
@@ -169,8 +181,9 @@
 
 (define-hot pace ((generator generator)) null
   "Begin the calls of an open loop that are due by now; have the timer ring for the next."
-  (let ((now (note-now generator)) (count 0) (pacer (the pacer (generator-pacer generator))))
-    (declare (type fixnum count))
+  (let ((now (note-now generator)) (count 0) (burst 1)
+        (pacer (the pacer (generator-pacer generator))))
+    (declare (type fixnum count burst))
     (loop while (and (<= (generator-due-ns generator) now)
                      (< count +most-at-once+)
                      (plusp (generator-left generator))
@@ -183,7 +196,10 @@
                (launch connection-slot load-call)
                (incf count)
                (setf (generator-due-ns generator)
-                     (min +never-ns+ (+ (generator-begin-ns generator) (next-due pacer))))))
+                     (min +never-ns+ (+ (generator-begin-ns generator) (next-due pacer))))
+               (cond ((/= due (generator-due-ns generator)) (setf burst 1))
+                     ((< (generator-burst generator) (incf burst))
+                      (setf (generator-burst generator) burst)))))
     (if (or (generator-stopping generator) (zerop (generator-left generator))
             (<= (generator-end-ns generator) (generator-due-ns generator)))
         (setf (generator-left generator) 0)
@@ -207,12 +223,20 @@
     (map nil #'pump-connection-slot (generator-connection-slots generator))
     (after-event generator)))
 
+(defun note-stall (generator now)
+  "Remember for how long GENERATOR has stood still if its tick, at NOW, comes late in the run."
+  (when (and (generator-measuring generator) (< (generator-tick-due-ns generator) now))
+    (setf (generator-stall-ns generator)
+          (max (generator-stall-ns generator) (- now (generator-tick-due-ns generator))))))
+
 (defun tick (generator)
   "Look after what depends on time alone."
   (let ((now (note-now generator)))
+    (note-stall generator now)
     (unless (generator-done generator)
+      (setf (generator-tick-due-ns generator) (+ now +tick-ns+))
       (schedule-timer (generator-wheel generator) (generator-tick-timer generator)
-                      (+ now +tick-ns+)))
+                      (generator-tick-due-ns generator)))
     (loop for connection-slot across (generator-connection-slots generator)
           for connection = (connection-slot-connection connection-slot)
           when connection
@@ -262,11 +286,28 @@
   (unless (eq :wait (plan-stop (generator-plan generator)))
     (drop-calls generator (eq :ignore (plan-stop (generator-plan generator))))))
 
+(defun note-under-way (generator now)
+  "Count the calls of GENERATOR that are under way at NOW, and how old the oldest of them is."
+  (let ((tally (generator-tally generator)))
+    (loop for load-call = (generator-oldest generator) then (load-call-next load-call)
+          while load-call
+          when (load-call-counted load-call)
+            do (when (zerop (tally-under-way tally))
+                 (setf (tally-oldest-under-way-ns tally)
+                       (max 0 (- now (load-call-intended-ns load-call)))))
+               (incf (tally-under-way tally)))))
+
 (defun drop-calls (generator uncounted)
-  "End all calls of GENERATOR that are under way now; UNCOUNTED ones count no more."
-  (setf (generator-stopping generator) t
-        (generator-dropping generator) uncounted
-        (generator-last-end-ns generator) (note-now generator)) ; the run has lasted until now
+  "End all calls of GENERATOR that are under way now. UNCOUNTED ones have no status and no latency:
+the run says how many they were, and has lasted only until calls ceased to begin."
+  (let ((now (note-now generator)))
+    (when uncounted (note-under-way generator now))
+    (setf (generator-dropping generator) uncounted
+          (generator-last-end-ns generator) (if (and uncounted
+                                                     (plusp (generator-stopped-ns generator)))
+                                                (generator-stopped-ns generator)
+                                                now)
+          (generator-stopping generator) t))
   (loop for load-call = (generator-oldest generator)
         while load-call
         do (end-load-call load-call +code-unavailable+ "the run ended before the call"))
@@ -274,8 +315,9 @@
 
 (defun stop-generator (generator)
   "Begin no more calls on GENERATOR."
-  (note-now generator)
-  (setf (generator-stopping generator) t)
+  (unless (generator-stopping generator)
+    (setf (generator-stopped-ns generator) (note-now generator)
+          (generator-stopping generator) t))
   (after-event generator))
 
 (defun give-generator-up (generator condition)

@@ -375,8 +375,7 @@ how, or something else."
                (let ((most (plan-messages (generator-plan (the generator
                                                                (load-call-generator load-call))))))
                  (when (and most (<= most (load-call-responses load-call)))
-                   (end-load-call load-call +code-cancelled+
-                                  "cancelled after its last message")))))))
+                   (end-load-call load-call 0 nil)))))))
     nil))
 
 (define-hot take-trailers ((stream http2:stream) (list hpack:field-list)) null
@@ -384,6 +383,13 @@ how, or something else."
   (let ((load-call (http2:stream-user stream)))
     (when load-call (end-with-trailers load-call list))
     nil))
+
+(defun had-its-time-p (load-call)
+  "True if the deadline of LOAD-CALL has passed."
+  (let* ((generator (load-call-generator load-call))
+         (timeout-ns (plan-timeout-ns (generator-plan generator))))
+    (and (plusp timeout-ns)
+         (<= (+ (load-call-made-ns load-call) timeout-ns) (note-now generator)))))
 
 (defun take-reset (stream error-code source)
   "The sink's ON-RESET. A call that the peer has not processed is made again, once (gRFC A6)."
@@ -406,6 +412,10 @@ how, or something else."
               ((and (eq :local source) (= error-code http2:+enhance-your-calm+))
                (end-load-call load-call +code-resource-exhausted+
                               "the response's header list is too large"))
+              ((and (eq :peer source) (= error-code http2:+cancel+)
+                    (had-its-time-p load-call))
+               ;; the peer keeps the same deadline, and was the first to see that it has passed
+               (end-load-call load-call +code-deadline-exceeded+ "the deadline has passed"))
               (t (end-load-call load-call (status:status-code (wire:error-code-status error-code))
                                 (format nil
                                         "the stream was reset~:[ for a fault of the peer's~;~]: ~A"

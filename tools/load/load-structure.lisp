@@ -84,11 +84,14 @@
   (measure-ns 0 :type nanoseconds)      ; the warm-up ends
   (end-ns +never-ns+ :type nanoseconds) ; no call begins from then on
   (last-end-ns 0 :type nanoseconds)     ; the last call that counts ended
+  (stopped-ns 0 :type nanoseconds)      ; calls ceased to begin before their time; 0 if not
   (measuring nil :type boolean)         ; calls that count have begun
   (pacer nil :type (or null pacer))     ; of an open loop
   (due-ns 0 :type nanoseconds)          ; when the next call of it is due
+  (burst 1 :type fixnum)                ; how many calls of it were due at one time, at most
   (pace-timer nil :type (or null timer)) ; rings then
   (tick-timer nil :type (or null timer)) ; rings ten times a second
+  (tick-due-ns +never-ns+ :type nanoseconds) ; when that is to ring next
   (expiry-timer nil :type (or null timer)) ; rings when the oldest call has had its time
   ;; calls
   (made 0 :type quantity) ; so far
@@ -96,6 +99,9 @@
   (left +never-ns+ :type quantity) ; that are still to be made
   (skip 0 :type quantity) ; of those behind the warm-up that do not count
   (capped 0 :type quantity) ; calls that waited since all workers were busy
+  (crowded 0 :type quantity)            ; calls that waited since the peer allows no more streams
+  (streams-allowed 0 :type (unsigned-byte 32)) ; how many it allows on a connection, if some waited
+  (stall-ns 0 :type nanoseconds)        ; for how long the loop stood still at most, in the run
   (flying 0 :type fixnum)               ; due and not ended
   (oldest nil :type (or null load-call)) ; of them
   (youngest nil :type (or null load-call)) ; of them

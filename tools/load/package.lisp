@@ -16,6 +16,7 @@
    ;; run.lisp
    #:run #:make-run #:run-name #:run-target #:run-method #:run-kind #:run-started-unix-ns
    #:run-duration-ns #:run-options #:run-tags #:run-loop-kind #:run-intended-rps #:run-count
+   #:run-burst #:run-under-way #:run-oldest-under-way-ns
    #:run-latency #:run-all-latency #:run-statuses #:run-backends #:run-seconds
    #:run-interval-seconds #:run-stages
    #:run-lateness #:run-octets-sent #:run-octets-received #:run-messages-sent

@@ -25,11 +25,14 @@
   ;; when calls begin
   (rate nil :type (or null schedule))   ; calls a second, of an open loop; nil for a closed one
   (arrival :constant :type (member :constant :poisson)) ; see PACER
-  (group-ns 1000000 :type (unsigned-byte 40)) ; see PACER
+  (group-ns 0 :type (unsigned-byte 40)) ; see PACER
+  (group-above 0 :type (real 0))        ; see PACER
   ;; when the run ends
   (total nil :type (or null unsigned-byte)) ; how many calls count, of all generators together
   (duration-ns nil :type (or null nanoseconds)) ; for how long calls that count begin
   (stop :wait :type (member :wait :close :ignore)) ; what becomes of calls under way then
+  ;; how many calls are told one by one, of each generator
+  (samples 4096 :type (and index (integer 2)))
   ;; what does not count
   (warm-up-ns 0 :type nanoseconds)      ; calls that begin before this has passed
   (skip-first 0 :type quantity)    ; so many calls after that

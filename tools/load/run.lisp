@@ -47,7 +47,10 @@ of the last, with those of a warm-up left out."
   (tags '() :type list)                 ; alist of strings, the user's
   (loop-kind :closed :type (member :open :closed)) ; at a rate, or one call behind the other
   (intended-rps nil :type (or null real)) ; the rate, the mean of a schedule; NIL of a closed loop
+  (burst 1 :type quantity)         ; calls of an open loop that began together, at most
   (count 0 :type quantity)         ; calls that ended
+  (under-way 0 :type quantity)     ; calls that had begun and not ended when the run was broken off
+  (oldest-under-way-ns 0 :type quantity) ; how long the oldest of these had been under way
   (latency (make-histogram) :type histogram) ; of calls that ended with OK
   (all-latency (make-histogram) :type histogram) ; of all calls that ended
   (statuses '() :type list)             ; STATUS-ROWs, the most frequent first
@@ -63,7 +66,7 @@ of the last, with those of a warm-up left out."
   (connections 0 :type quantity)   ; asked for
   (connects 0 :type quantity)      ; made; more than CONNECTIONS if some were lost
   (cpu-ns 0 :type quantity)        ; of this process
-  (limited nil :type (or null string))  ; why it was the tool that set the limit, if it was
-  (ended-early nil :type (member nil :interrupted :deadline)) ; why not all calls were made
+  (limited nil :type (or null string))  ; what else than the server's speed set the limit, if that did
+  (ended-early nil :type (member nil :interrupted :terminated :deadline)) ; why not all calls were made
   (samples '() :type list)              ; SAMPLEs, evenly over the run, by time
   (rounds '() :type list))              ; RUNs, if this one is several together

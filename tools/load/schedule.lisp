@@ -3,9 +3,11 @@
 ;;;; of an open loop one by one: evenly spaced, or by chance as a Poisson process has them. Times
 ;;;; are the run's own plan and never depend on how calls fare, which is what makes the loop open.
 ;;;;
-;;;; Calls that are due within a GROUP, a millisecond unless the user says otherwise, are due
-;;;; together, at its end. At 5,000 a second that is five calls with one waking of the thread and
-;;;; one packet, for a third of the CPU time, and below 1,000 a second it changes nothing.
+;;;; Evenly spaced calls cost the tool a waking each, and a burst of calls costs it one. The server
+;;;; sees the difference: each call of a burst but the first waits for those before it. So calls are
+;;;; grouped only above a rate at which waking up for each would take too much of a core, or where
+;;;; the user says so: those that are due within a GROUP are due together, at its end. At 5,000 a
+;;;; second and a group of a millisecond these are five calls.
 ;;;;
 ;;;; Everything here is pure.
 
@@ -47,6 +49,7 @@
   (share 1d0 :type double-float)        ; of it that is this generator's
   (arrival :constant :type (member :constant :poisson)) ; how calls are spread
   (group-ns 0 :type (unsigned-byte 40)) ; within which calls are due together
+  (group-above 0d0 :type double-float)  ; at rates above this; those of all generators together
   (group 1 :type (and quantity (integer 1))) ; how many that are, if the rate is constant
   (interval-ns 0d0 :type double-float)  ; between two calls, if the rate is constant
   (offset-ns 0d0 :type double-float)    ; of this generator's calls among those of all generators
@@ -56,16 +59,20 @@
 
 (declaim (sb-ext:freeze-type pacer))
 
-(defun make-pacer (schedule &key (generators 1) (generator 0) (arrival :constant) (group-ns 1000000)
-                              (random (sb-ext:seed-random-state 1)))
-  "A pacer for the number GENERATOR of GENERATORS that share the rate SCHEDULE."
+(defun make-pacer (schedule &key (generators 1) (generator 0) (arrival :constant) (group-ns 0)
+                              (group-above 0) (random (sb-ext:seed-random-state 1)))
+  "A pacer for the number GENERATOR of GENERATORS that share the rate SCHEDULE. Calls within GROUP-NS
+are due together while the rate is above GROUP-ABOVE."
   (let* ((even (and (eq :constant arrival) (eq :const (schedule-kind schedule))))
          (rate (/ (schedule-start schedule) generators))
          (pacer (%make-pacer :schedule schedule :share (/ 1d0 generators) :arrival arrival
-                             :group-ns group-ns :random random)))
+                             :group-ns group-ns :group-above (float group-above 1d0)
+                             :random random)))
     (when even
       (setf (pacer-interval-ns pacer) (/ 1d9 rate)
-            (pacer-group pacer) (max 1 (floor (* rate group-ns) 1000000000))
+            (pacer-group pacer) (if (< group-above (schedule-start schedule))
+                                    (max 1 (floor (* rate group-ns) +ns-per-second+))
+                                    1)
             (pacer-offset-ns pacer) (* generator (/ 1d9 (schedule-start schedule)))))
     (when (eq :poisson arrival) (advance-pacer pacer))
     pacer))
@@ -96,10 +103,10 @@ many as an exponential distribution of mean 1 draws."
   (let ((count (pacer-count pacer)))
     (setf (pacer-count pacer) (1+ count))
     (if (plusp (pacer-interval-ns pacer))
-        (let ((first (- count (mod count (pacer-group pacer)))))
+        (let ((last (+ (- count (mod count (pacer-group pacer))) (1- (pacer-group pacer)))))
           (values (truncate (the (double-float 0d0 1d18)
                                  (+ (pacer-offset-ns pacer)
-                                    (* (pacer-interval-ns pacer) (float first 1d0)))))))
+                                    (* (pacer-interval-ns pacer) (float last 1d0)))))))
         (due-by-chance pacer))))
 
 (defun due-by-chance (pacer)
@@ -111,8 +118,8 @@ many as an exponential distribution of mean 1 draws."
     (when (eq :poisson (pacer-arrival pacer)) (advance-pacer pacer))
     (if (zerop group)
         ns
-        (if (< (* 1d-9 group (pacer-share pacer)
-                  (schedule-value (pacer-schedule pacer) (* 1d-9 ns)))
-               1d0)
-            ns
-            (* group (ceiling ns group))))))
+        (let ((rate (schedule-value (pacer-schedule pacer) (* 1d-9 ns))))
+          (if (or (<= rate (pacer-group-above pacer))
+                  (< (* 1d-9 group (pacer-share pacer) rate) 1d0))
+              ns
+              (* group (ceiling ns group)))))))

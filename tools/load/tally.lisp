@@ -4,11 +4,12 @@
 (in-package #:clgrpc.load)
 
 (defconstant +most-messages+ 50 "How many different status messages are kept of each status.")
-(defconstant +most-samples+ 4096 "How many calls a generator keeps one by one.")
 
 (defstruct (tally (:copier nil))
   "What one generator has seen of the calls that count."
   (count 0 :type quantity) ; calls that ended
+  (under-way 0 :type quantity)          ; calls that had not when the run was broken off
+  (oldest-under-way-ns 0 :type quantity) ; how long the oldest of these had been under way
   (statuses (make-array 17 :initial-element nil) :type (simple-vector 17)) ; STATUS-ROWs, by code
   (backends '() :type list)             ; BACKEND-ROWs
   (wait (make-histogram) :type histogram) ; from when a request was sent until its call ended
@@ -22,6 +23,7 @@
   (second-end-ns 0 :type nanoseconds)   ; when that ends
   (samples '() :type list)              ; SAMPLEs, the latest first
   (sample-count 0 :type index)          ; how many these are
+  (most-samples 4096 :type (and index (integer 2))) ; as many are kept
   (sample-every 1 :type (and quantity (integer 1))) ; of so many calls one is kept
   (messages-sent 0 :type quantity) ; requests
   (messages-received 0 :type quantity) ; responses
@@ -110,7 +112,7 @@
   (push (make-sample :unix-ns (+ intended-ns (tally-real-offset-ns tally))
                      :latency-ns latency-ns :status (aref *status-names* code) :error text)
         (tally-samples tally))
-  (when (= +most-samples+ (incf (tally-sample-count tally)))
+  (when (< (tally-most-samples tally) (incf (tally-sample-count tally)))
     (setf (tally-samples tally) (loop for (sample) on (tally-samples tally) by #'cddr
                                       collect sample)
           (tally-sample-count tally) (length (tally-samples tally))
@@ -178,6 +180,9 @@ if that is not OK, at NOW, at BACKEND."
                            collect (cons name histogram))))
       (setf (values (run-seconds run) (run-interval-seconds run)) (merge-seconds tallies)
             (run-count run) (sum #'tally-count)
+            (run-under-way run) (sum #'tally-under-way)
+            (run-oldest-under-way-ns run)
+            (reduce #'max tallies :key #'tally-oldest-under-way-ns)
             (run-latency run) (if ok (status-row-latency ok) (make-histogram))
             (run-all-latency run) (merge-histograms (mapcar #'status-row-latency statuses))
             (run-statuses run) statuses

@@ -1,77 +1,82 @@
-;;;; Two measurements compared: what has changed, by how much, and whether that is more than noise.
-;;;; Noise is known if each was made in several rounds: a difference of the means counts if Welch's
-;;;; interval of 99 % around it does not hold 0, and if it is at least 1 %, which is what histograms
-;;;; can tell apart. It is 99 and not 95 % since a dozen figures are compared at once. With a round
-;;;; on one side nothing is known of noise, and that is said.
+;;;; Two measurements compared: what has changed, by how much, and whether that is more than noise
+;;;; (significance.lisp), which is known if each was made in several rounds. What is shown of a
+;;;; figure is the median of its rounds. The verdict is
+;;;;
+;;;;   better, worse   the difference is beyond the noise, and at least 1 %, which is what
+;;;;                   histograms can tell apart
+;;;;   same            it is not, and the noise is small: a change of 5 % would have been seen
+;;;;   unclear         it is not, and the noise could hide a change of 5 %: nothing is known, but how
+;;;;                   many rounds would have told
+;;;;   unknown         one side has a single round, so that nothing is known of noise
+;;;;
+;;;; The level is 99 and not 95 % since a dozen figures are compared at once.
 
 (in-package #:clgrpc.report)
 
 (defparameter *least-difference* 1/100 "Changes below this share are none.")
-
-(defparameter *t-quantiles*
-  '((1 . 63.657) (2 . 9.925) (3 . 5.841) (4 . 4.604) (5 . 4.032) (6 . 3.707) (7 . 3.499)
-    (8 . 3.355) (9 . 3.250) (10 . 3.169) (12 . 3.055) (15 . 2.947) (20 . 2.845) (30 . 2.750)
-    (60 . 2.660) (120 . 2.617))
-  "The 99.5 % quantiles of Student's t by degrees of freedom.")
-
-(defun t-quantile (freedom)
-  "The quantile for FREEDOM, or for the next smaller number that is known."
-  (cdr (or (find freedom *t-quantiles* :key #'car :test #'>= :from-end t)
-           (first *t-quantiles*))))
-
-(defun mean (values)
-  (/ (reduce #'+ values) (length values)))
-
-(defun squared-error (values)
-  "The variance of the mean of VALUES, of which there are two at least."
-  (let ((mean (mean values)) (count (length values)))
-    (/ (reduce #'+ values :key (lambda (value) (expt (- value mean) 2)))
-       (* count (1- count)))))
-
-(defun noise (before after)
-  "By how much the means of BEFORE and AFTER, lists of two reals at least, differ at most if nothing
-has changed: half of Welch's interval."
-  (let* ((a (float (squared-error before) 1d0))
-         (b (float (squared-error after) 1d0))
-         (sum (+ a b)))
-    (if (zerop sum)
-        0d0
-        (* (sqrt sum)
-           (t-quantile (/ (expt sum 2)
-                          (+ (/ (expt a 2) (1- (length before)))
-                             (/ (expt b 2) (1- (length after))))))))))
+(defparameter *equivalence* 1/20 "Where the noise is below this share a figure is the same.")
+(defparameter *equivalent-share* 1/1000
+  "Where the noise of a share, such as the error ratio, is below this, it is the same.")
 
 (defstruct (comparison (:copier nil))
   "A figure before and after."
   (name "" :type string :read-only t)   ; of the figure
   (unit :time :type keyword :read-only t) ; what it counts, as FIGURE-UNIT
-  (before 0 :type real :read-only t)    ; its mean over the rounds
-  (after 0 :type real :read-only t)     ; its mean over the rounds
+  (before 0 :type real :read-only t)    ; the median of its rounds
+  (after 0 :type real :read-only t)     ; the median of its rounds
   (noise nil :type (or null real) :read-only t) ; a difference up to this is noise; NIL if unknown
-  (verdict :same :type (member :better :worse :same :unknown) :read-only t)) ; of the change
+  (verdict :same :type (member :better :worse :same :unclear :unknown) :read-only t) ; of the change
+  (rounds-needed nil :type (or null unsigned-byte) :read-only t) ; of :UNCLEAR; NIL if very many
+  ;; positions, from 0, of the rounds that stand apart from the others
+  (outliers-before '() :type list :read-only t)
+  (outliers-after '() :type list :read-only t))
 
 (document-functions
   comparison-name "The name of the figure that COMPARISON is about."
-  comparison-verdict "What COMPARISON says of the change: :better, :worse, :same, or :unknown if it
-is not known how much of it is noise.")
+  comparison-verdict "What COMPARISON says of the change: :better, :worse, :same, :unclear if the
+noise could hide a change of 5 %, or :unknown if there is only one round on a side.")
 
-(defun judge (better before after noise)
+(defun least-noise (unit before)
+  "The noise of a figure in UNIT, which is BEFORE, that is too small to hide anything."
+  (max (* *equivalence* (abs before)) (if (eq :share unit) *equivalent-share* 0)))
+
+(defun judge (unit better before after noise changed)
+  "The verdict on a figure in UNIT, whose medians are BEFORE and AFTER; CHANGED says whether it
+differs beyond NOISE."
   (let ((difference (- after before)))
-    (cond ((<= (abs difference) (* *least-difference* (abs before))) :same)
+    (cond ((and (zerop difference) (null noise)) :same)
           ((null noise) :unknown)
-          ((<= (abs difference) noise) :same)
-          ((eq (plusp difference) (eq better :more)) :better)
-          (t :worse))))
+          ((and changed (< (* *least-difference* (abs before)) (abs difference)))
+           (if (eq (plusp difference) (eq better :more)) :better :worse))
+          ((or changed (<= noise (least-noise unit before))) :same)
+          (t :unclear))))
 
 (defun compare-values (name unit better before after)
   "Compare the figure NAME, a string, which counts in UNIT (:time in ns, :count, :share or :rate)
 and of which :less or :more is BETTER. BEFORE and AFTER are its values in the rounds, lists of at
 least one real. Return a COMPARISON."
-  (let ((noise (and (rest before) (rest after) (noise before after)))
-        (before (mean before))
-        (after (mean after)))
-    (make-comparison :name name :unit unit :before before :after after :noise noise
-                     :verdict (judge better before after noise))))
+  (let* ((several (and (rest before) (rest after)))
+         (noise (and several (noise before after better)))
+         (was (median before))
+         (is (median after))
+         (verdict (judge unit better was is noise
+                         (and several (changed-p before after better)))))
+    (make-comparison :name name :unit unit :before was :after is :noise noise :verdict verdict
+                     :rounds-needed
+                     (and (eq :unclear verdict)
+                          (rounds-needed before after better
+                                         (max (abs (- is was)) (least-noise unit was) 1d-9)))
+                     :outliers-before (outliers before better)
+                     :outliers-after (outliers after better))))
+
+(defparameter *tail-figures* '("p99.9" "p99.99" "max")
+  "Figures that are a few calls, so that their being unclear is no reason to measure again.")
+
+(defun unclear-p (comparison)
+  "True if COMPARISON does not know, of a figure that a run of ordinary length has settled: more than
+the slowest calls in a thousand."
+  (and (eq :unclear (comparison-verdict comparison))
+       (not (member (comparison-name comparison) *tail-figures* :test #'string=))))
 
 ;;; In words
 
@@ -104,14 +109,30 @@ least one real. Return a COMPARISON."
          (name (comparison-name comparison))
          (difference (difference-text comparison)))
     (if (eq :same (comparison-verdict comparison))
-        (format nil "~A differs by no more than noise: ~A and ~A" name before after)
+        (format nil "~A differs by no more than noise, which is small: ~A and ~A" name before after)
         (format nil "~A ~:[rose~;fell~] from ~A to ~A~@[ (~A)~]: ~A" name
                 (< (comparison-after comparison) (comparison-before comparison)) before after
                 (and (plusp (length difference)) difference)
                 (ecase (comparison-verdict comparison)
                   (:better "better")
                   (:worse "worse")
+                  (:unclear (unclear-words comparison))
                   (:unknown "noise is unknown"))))))
+
+(defun unclear-words (comparison)
+  "Why COMPARISON does not know, and what would tell."
+  (format nil "unclear, the noise is ~A; ~:[more than ~D rounds~;about ~:*~D rounds~*~] would tell"
+          (noise-text comparison) (comparison-rounds-needed comparison) +most-rounds-told+))
+
+(defun outlier-words (comparison)
+  "Which rounds of COMPARISON's stand apart, a text; nil if none."
+  (flet ((rounds (positions) (mapcar #'1+ positions)))
+    (let ((before (rounds (comparison-outliers-before comparison)))
+          (after (rounds (comparison-outliers-after comparison))))
+      (and (or before after)
+           (format nil "~A was disturbed in ~@[~{round ~D~^, ~} before~]~:[~; and ~]~
+                        ~@[~{round ~D~^, ~} after~]"
+                   (comparison-name comparison) before (and before after) after)))))
 
 ;;; Runs
 
@@ -184,7 +205,12 @@ least one real. Return a COMPARISON."
           (list (cons "noise" (if (comparison-noise comparison)
                                   (json-number (comparison-noise comparison))
                                   :null)))
-          (object "verdict" (string-downcase (comparison-verdict comparison)))))
+          (object "verdict" (string-downcase (comparison-verdict comparison))
+                  "roundsNeeded" (comparison-rounds-needed comparison))
+          (list (cons "outliersBefore" (json-vector (mapcar #'1+ (comparison-outliers-before
+                                                                  comparison))))
+                (cons "outliersAfter" (json-vector (mapcar #'1+ (comparison-outliers-after
+                                                                 comparison)))))))
 
 (defun runs-comparison-json (before after)
   "How the runs BEFORE and AFTER differ, a JSON object: figures, each with its verdict, and in which
@@ -205,7 +231,9 @@ options they differ."
   "What is to be known of the noise of a comparison of the runs BEFORE and AFTER."
   (let ((old (length (rounds before))) (new (length (rounds after))))
     (if (and (< 1 old) (< 1 new))
-        (format nil "Means of ~D and ~D rounds; a difference counts beyond the 99 % interval of ~
-                     what rounds differ by (Welch), and from ~A on."
-                old new (page:share-text *least-difference*))
+        (format nil "Medians of ~D and ~D rounds. A difference counts if the calm halves of the ~
+                     rounds differ beyond what chance has in 99 of 100 comparisons, or the rounds ~
+                     do not overlap at all (Mann and Whitney, 99 %), and from ~A on. Where the ~
+                     noise could hide ~A, it is unclear whether there is one."
+                old new (page:share-text *least-difference*) (page:share-text *equivalence*))
         "How much of a difference is noise is unknown with one round; measure with --rounds 5.")))

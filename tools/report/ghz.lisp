@@ -155,7 +155,7 @@ value on whose last is the greatest, and more than the one before."
 (defun end-reason (run)
   (ecase (load:run-ended-early run)
     ((nil) "normal")
-    (:interrupted "cancel")
+    ((:interrupted :terminated) "cancel")
     (:deadline "timeout")))
 
 (defun ghz-fields (run)

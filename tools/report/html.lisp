@@ -436,7 +436,7 @@ that, until the answer is there (wait)."))))
 
 (defun verdict-class (comparison)
   (ecase (comparison-verdict comparison)
-    (:better "good") (:worse "bad") (:unknown "warn") (:same nil)))
+    (:better "good") (:worse "bad") ((:unknown :unclear) "warn") (:same nil)))
 
 (defun comparison-table (before after)
   "A card with the figures of the runs BEFORE and AFTER side by side."
@@ -456,6 +456,11 @@ that, until the answer is there (wait)."))))
                                     (list :cell class
                                           (verdict-text (comparison-verdict comparison)))))
                 :label "Figures before and after")
+    (let ((words (loop for comparison in (compare-runs before after)
+                       when (eq :unclear (comparison-verdict comparison))
+                         collect (comparison-words comparison)
+                       when (outlier-words comparison) collect (outlier-words comparison))))
+      (when words `(:ul () ,@(loop for text in words collect `(:li () ,text)))))
     (let ((differences (option-differences before after)))
       (when differences
         `(:p (:class "note warn")
@@ -488,8 +493,11 @@ that, until the answer is there (wait)."))))
 
 (defun warnings-of (run)
   (loop for text in (list (and (load:run-limited run)
-                               (format nil "The tool was the limit, not the server: ~A"
-                                       (load:run-limited run)))
+                               (format nil "What limited this run is not the server's speed alone: ~A."
+                                       (string-right-trim "." (load:run-limited run))))
+                          (and (under-way-words run)
+                               (format nil "Not in the latencies: ~A, under way at the end."
+                                       (under-way-words run)))
                           (and (ended-words run)
                                (format nil "This is not the whole run: ~A." (ended-words run))))
         when text collect `(:section (:class "card banner") (:strong () ,text))))

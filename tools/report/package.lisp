@@ -16,7 +16,7 @@
    #:parse-run #:read-run-file #:unreadable-run #:error-reason
    ;; comparison.lisp
    #:comparison #:compare-values #:compare-runs #:comparison-words #:comparison-name
-   #:comparison-verdict
+   #:comparison-verdict #:unclear-p
    #:write-comparison #:runs-comparison-json
    ;; report.lisp
    #:*formats* #:write-report))

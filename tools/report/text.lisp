@@ -101,6 +101,8 @@ that one slow call does not press all others into one, and the slowest."
                                          (princ-to-string (load:status-row-count row))
                                          "responses"))
                      :left '(0 2)))
+    (when (under-way-words run)
+      (format stream "~%Without an end:~%  [under way at the end]  ~A~%" (under-way-words run)))
     (when (error-rows run)
       (format stream "~%Error distribution:~%")
       (write-columns stream
@@ -112,11 +114,12 @@ that one slow call does not press all others into one, and the slowest."
 
 (defun loop-words (run)
   (if (eq :open (load:run-loop-kind run))
-      (let ((together (cdr (assoc "together" (load:run-options run) :test #'string=))))
-        (format nil "open~@[, ~A a second intended~]~@[, those within ~A at once~]; latency counts ~
-                     from the intended time"
+      (let ((waiting (1- (load:run-burst run))))
+        (format nil "open~@[, ~A a second intended~]; latency counts from the intended time~
+                     ~[~:;; in bursts of ~D: latencies have up to ~D time~:P of service in ~
+                     them, as calls of a burst wait for each other~]"
                 (and (load:run-intended-rps run) (page:digits-text (load:run-intended-rps run)))
-                (and (integerp together) (plusp together) (page:duration-text together))))
+                waiting (1+ waiting) waiting))
       "closed: each worker waits for the answer before the next call"))
 
 (defun sent-words (run octets)
@@ -146,7 +149,14 @@ that one slow call does not press all others into one, and the slowest."
   (ecase (load:run-ended-early run)
     ((nil) nil)
     (:interrupted "interrupted before all calls were made")
+    (:terminated "ended by SIGTERM before all calls were made")
     (:deadline "the time was over before all calls were made")))
+
+(defun under-way-words (run)
+  "How many calls of RUN had begun and not ended when it was broken off; nil if none."
+  (and (plusp (load:run-under-way run))
+       (format nil "~D call~:P, the oldest for ~A" (load:run-under-way run)
+               (page:duration-text (load:run-oldest-under-way-ns run)))))
 
 (defun given (count)
   "COUNT, or nil if it is 0."
@@ -169,8 +179,10 @@ that one slow call does not press all others into one, and the slowest."
                      (list "Received:" (sent-words run (load:run-octets-received run))))
                 (and (cpu-words run) (list "CPU of the tool:" (cpu-words run)))
                 (and (lateness-words run) (list "Tool was late by:" (lateness-words run)))
-                (list "Limited by the tool:" (or (load:run-limited run) "no"))
-                (and (ended-words run) (list "Ended early:" (ended-words run))))))
+                (list "Limited by:" (or (load:run-limited run)
+                                        "neither the tool nor streams or workers"))
+                (and (ended-words run) (list "Ended early:" (ended-words run)))
+                (and (under-way-words run) (list "Under way at the end:" (under-way-words run))))))
 
 (defparameter *row-percentiles* '("p50" "p90" "p99" "p99.9"))
 
@@ -239,7 +251,7 @@ that one slow call does not press all others into one, and the slowest."
 
 (defun verdict-text (verdict)
   "VERDICT of a comparison as a word for people."
-  (if (eq :same verdict) "within noise" (string-downcase verdict)))
+  (string-downcase verdict))
 
 (defun write-comparisons (comparisons stream)
   "Write COMPARISONS as a table, and what has changed in words."
@@ -258,9 +270,14 @@ that one slow call does not press all others into one, and the slowest."
   (dolist (comparison comparisons)
     (unless (eq :same (comparison-verdict comparison))
       (format stream "  ~A~%" (comparison-words comparison))))
-  (format stream "  ~:[Nothing else~;Nothing~] is beyond the noise; more rounds would show smaller ~
-                  differences.~%"
-          (every (lambda (comparison) (eq :same (comparison-verdict comparison))) comparisons)))
+  (dolist (comparison comparisons)
+    (when (outlier-words comparison) (format stream "  ~A.~%" (outlier-words comparison))))
+  (let ((same (loop for comparison in comparisons
+                    when (eq :same (comparison-verdict comparison))
+                      collect (comparison-name comparison))))
+    (when same
+      (format stream "  The same, within ~A: ~{~A~^, ~}.~%" (page:share-text *equivalence*)
+              same))))
 
 (defun write-comparison (before after stream)
   "Write to STREAM how the runs BEFORE and AFTER differ."

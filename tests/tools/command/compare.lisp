@@ -33,6 +33,32 @@ each of SEEDS, with latencies about MEDIAN-NS."
                                         180000 '(4 5 6)))
                     300000 '(1 2 3)))
 
+(test compare-does-not-pass-what-it-does-not-know
+  "Rounds that differ among themselves by half hide a change of 5 %, which has an exit code of its
+own."
+  (call-with-reports
+   '(200000 290000 350000) '(210000 280000 330000)
+   (lambda (before after)
+     (fails-p 5 "unclear, the noise is ±" "compare" before after "--fail-if-worse")
+     (multiple-value-bind (code output) (run-line "compare" before after)
+       (is (= 0 code))
+       (is (search "rounds would tell" output))))))
+
+(defun call-with-reports (before after function)
+  "Call FUNCTION with the paths of two reports, whose rounds have the medians BEFORE and AFTER."
+  (flet ((call-with (medians function)
+           (let ((rounds (loop for median in medians
+                               for seed from 1
+                               collect (clgrpc.tests.report:sample-run
+                                        :seconds 3 :median-ns median :seed seed))))
+             (uiop:with-temporary-file (:stream stream :pathname path :type "json"
+                                        :external-format :utf-8)
+               (clgrpc.report:write-report
+                :json (clgrpc.tests.report:sample-run :seconds 3 :rounds rounds) stream)
+               (close stream)
+               (funcall function (uiop:native-namestring path))))))
+    (call-with before (lambda (old) (call-with after (lambda (new) (funcall function old new)))))))
+
 (test compare-as-json
   (call-with-report
    (lambda (one)

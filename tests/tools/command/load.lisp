@@ -405,7 +405,7 @@ machine some take longer."
              (apply #'run-line (arguments "--rounds" "3" "--compare" file))
            (is (= 0 code))
            (is (search "Comparison:" output))
-           (is (search "Means of 3 and 3 rounds" output))
+           (is (search "Medians of 3 and 3 rounds" output))
            (is (not (search "They differ in" output)) "~A" output))
          (let ((json (base:parse-json
                       (nth-value 1 (apply #'run-line (arguments "--rounds" "2" "-O" "json"
@@ -450,6 +450,29 @@ machine some take longer."
         (is (eq :interrupted (load:run-ended-early run)))
         (is (< 10 (load:run-count run) 2000))
         (is (equal (list "OK" (load:run-count run)) (codes-of run)))))))
+
+(test load-ended-by-sigterm
+  "The run is reported, in time for who sends SIGKILL after it, and the exit code is not one of
+success: calls that hang are in the report."
+  (with-reflected (address :services (make-instance 'sleeper))
+    (support:with-program (loading (support:clgrpc-program) "load" address
+                                   "helloworld.Greeter/SayHello" "-z" "100s" "--rps" "20" "-O"
+                                   "json" "--rounds" "5" "--fail-if" "error-ratio > 0")
+      (sleep 1.5)
+      (support:signal-program loading sb-unix:sigterm)
+      (let* ((output (format nil "~{~A~%~}" (loop for line = (support:program-line loading)
+                                                  while line collect line)))
+             (run (clgrpc.report:parse-run output)))
+        (is (= 143 (support:program-exit-code loading)))
+        (is (eq :interrupted (load:run-ended-early run)))
+        (is (< 0 (load:run-under-way run) 100))
+        (is (<= 2000000000 (load:run-oldest-under-way-ns run)))))))
+
+(defclass sleeper (helloworld:greeter) ())
+
+(defmethod helloworld.greeter:say-hello ((service sleeper) request &key)
+  (declare (ignore request))
+  (sleep 60))
 
 (test load-interrupted-twice-at-once
   "As timeout(1) does: it is reported."

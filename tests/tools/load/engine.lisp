@@ -125,6 +125,13 @@
                         \"hi\":{\"latitude\":420000000,\"longitude\":-730000000}}")))
         (is (equal '("OK" 20) (statuses-of run)))
         (is (< 20 (load:run-messages-received run))))
+      ;; after its last message the stream is left, which is no failure
+      (let ((run (try 'routeguide.route-guide:list-features
+                      "{\"lo\":{\"latitude\":400000000,\"longitude\":-750000000},
+                        \"hi\":{\"latitude\":420000000,\"longitude\":-730000000}}"
+                      :messages 1)))
+        (is (equal '("OK" 20) (statuses-of run)))
+        (is (<= 20 (load:run-messages-received run))))
       (let ((run (try 'routeguide.route-guide:record-route "[{\"latitude\":1},{\"latitude\":2}]")))
         (is (equal '("OK" 20) (statuses-of run)))
         (is (= 40 (load:run-messages-sent run)))
@@ -137,6 +144,23 @@
       (let ((run (try 'routeguide.route-guide:route-chat "[]")))
         (is (equal '("OK" 20) (statuses-of run)))
         (is (zerop (load:run-messages-sent run)))))))
+
+(test every-call-can-be-told
+  (with-server (address (make-instance 'examples:route-guide))
+    (flet ((samples (count)
+             (length (load:run-samples (load:perform-run (plan-for address :total 300 :workers 4
+                                                                           :samples count))))))
+      (is (= 300 (samples 300)))
+      (is (<= 50 (samples 100) 100)))))
+
+(test bursts-are-counted
+  (with-server (address (make-instance 'examples:route-guide))
+    (flet ((burst (&rest arguments)
+             (load:run-burst (load:perform-run (apply #'plan-for address :rate 2000 :total 100
+                                                                 arguments)))))
+      (is (= 1 (burst)))
+      (is (= 10 (burst :group-ns 5000000)))
+      (is (= 1 (burst :group-ns 5000000 :group-above 2000))))))
 
 (test warm-up
   "What begins in the warm-up, or is to be skipped, does not count; the rest does."

@@ -63,6 +63,75 @@
                                                    :stop :ignore))))
       (is (<= 700000000 (load:run-duration-ns run))))))
 
+(test calls-without-an-end-are-told
+  "Of a run that is broken off, and of one that ignores what is under way at its end, the calls that
+had not ended are told, with the age of the oldest; the rate is over the time in which calls began."
+  (with-moody-server (address (number) (when (zerop (mod number 3)) (sleep 3)))
+    (flet ((check (run begun)
+             (is (< 0 (load:run-under-way run) begun))
+             (is (= begun (+ (load:run-count run) (load:run-under-way run))))
+             (is (consistent-p run))
+             (is (< 400000000 (load:run-oldest-under-way-ns run)))))
+      (let ((run (load:perform-run (plan-for address :rate 40 :duration-ns 500000000
+                                                     :stop :ignore))))
+        (check run 20)
+        (is (< 400000000 (load:run-duration-ns run) 2000000000)))
+      (let* ((begin (base:monotonic-ns)) (stopped nil)
+             (run (load:perform-run
+                   (plan-for address :rate 40 :duration-ns 60000000000)
+                   :on-progress (lambda (control)
+                                  (when (and (null stopped)
+                                             (< (+ begin 500000000) (base:monotonic-ns)))
+                                    (setf stopped t)
+                                    (load::note-termination control))))))
+        (is (eq :terminated (load:run-ended-early run)))
+        (check run (+ (load:run-count run) (load:run-under-way run)))
+        (is (< (load:run-duration-ns run) 2000000000) "without the time of grace")
+        (is (< 2000000000 (load:run-oldest-under-way-ns run)))))))
+
+(test streams-that-the-server-does-not-allow
+  "are the limit that is told, not the tool."
+  (with-server (address (make-instance 'moody :mood (lambda (number)
+                                                      (declare (ignore number))
+                                                      (sleep 0.01)))
+                        :max-concurrent-streams 2)
+    (let ((run (load:perform-run (plan-for address :rate 500 :total 200))))
+      (is (equal '("OK" 200) (statuses-of run)))
+      (is (eql 0 (search "the server's streams: " (load:run-limited run))))
+      (is (search "allows 2 at once on each of 1 connection;" (load:run-limited run))))))
+
+(test a-closed-loop-tells-when-the-tool-stood-still
+  (with-server (address (make-instance 'examples:route-guide))
+    (let* ((posted nil)
+           (run (load:perform-run
+                 (plan-for address :workers 4 :duration-ns 600000000)
+                 :on-progress (lambda (control)
+                                (unless posted
+                                  (setf posted t)
+                                  (load::post-all control #'stand-still))))))
+      (is-true posted)
+      (is (search "an event loop of it stood still for " (load:run-limited run))))))
+
+(test who-was-late
+  "The tool's lateness is compared with the latency: it is told where it is a tenth of that."
+  (flet ((limited (latency-ns late-ns &key (typical-late-ns late-ns))
+           (flet ((histogram-of (most few)
+                    (let ((histogram (load:make-histogram)))
+                      (loop repeat 95 do (load:record-value histogram most))
+                      (loop repeat 5 do (load:record-value histogram few))
+                      histogram)))
+             (load::why-limited (load:make-run :count 100 :duration-ns 1000000000
+                                               :all-latency (histogram-of latency-ns latency-ns)
+                                               :lateness (histogram-of typical-late-ns late-ns))
+                                (load:make-plan :rate (load:make-schedule :start 100d0))
+                                (list (load::make-generator :plan (load:make-plan)
+                                                            :loop (loop:make-event-loop)))))))
+    (is (null (limited 6000000 900000)))
+    (is (null (limited 600000000 8000000)) "it is lost in the latencies")
+    (is (search "in p99 and beyond, and not in p50" (limited 6000000 8000000
+                                                             :typical-late-ns 51000)))
+    (is (search "p50 has it too" (limited 6000000 8000000)))))
+
 (test a-run-that-is-given-up
   "Neither connects again nor complains when its loops are stopped while connections are up."
   (with-moody-server (address (number) (sleep 0.5))
@@ -231,6 +300,24 @@ WITH-EVIL-SERVER."
   (loop for (key value) on plist by #'cddr
         when (string= key name) return value
         finally (return 0)))
+
+(test a-deadline-that-the-server-sees-first
+  "A reset with CANCEL when the deadline has passed is that deadline, though our own timer has not
+rung."
+  (with-evil-server (address)
+      (lambda (id) (sleep 0.4) (frames-of-reset id))
+    (let ((run (load:perform-run
+                (plan-for address :total 1 :workers 1 :timeout-ns 300000000)
+                :on-progress (lambda (control)
+                               (load::post-all
+                                control
+                                (lambda (generator)
+                                  (base:cancel-timer (load::generator-wheel generator)
+                                                     (load::generator-expiry-timer generator))))))))
+      (is (equal '("DeadlineExceeded" 1) (statuses-of run))))))
+
+(defun frames-of-reset (id)
+  `((:rst-stream ,id 8)))
 
 (test goaways
   (let ((good (ok-and-then '("grpc-status" "0"))))

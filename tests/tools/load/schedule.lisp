@@ -35,11 +35,17 @@
     (is (< (abs (- (load:next-due pacer) (/ 1000000 999.7d-9))) 1000))))
 
 (test calls-due-together
-  "At a high rate those due within a millisecond are due together, unless each is to be alone."
+  "At a high rate those due within a group are due together, at its end, if that is asked for and
+the rate is above the one where it begins."
   (let ((schedule (load:make-schedule :start 5000d0)))
-    (is (equal '(0 0 0 0 0 1000000 1000000) (dues 7 (load:make-pacer schedule))))
-    (is (equal '(0 200000 400000) (dues 3 (load:make-pacer schedule :group-ns 0))))
-    (let ((times (dues 50000 (load:make-pacer schedule :arrival :poisson))))
+    (is (equal '(800000 800000 800000 800000 800000 1800000 1800000)
+               (dues 7 (load:make-pacer schedule :group-ns 1000000))))
+    (is (equal '(0 200000 400000) (dues 3 (load:make-pacer schedule))))
+    (is (equal '(0 200000 400000)
+               (dues 3 (load:make-pacer schedule :group-ns 1000000 :group-above 5000))))
+    (is (equal '(800000 800000)
+               (dues 2 (load:make-pacer schedule :group-ns 1000000 :group-above 4999))))
+    (let ((times (dues 50000 (load:make-pacer schedule :arrival :poisson :group-ns 1000000))))
       (is (every (lambda (time) (zerop (mod time 1000000))) times))
       (is (< 9.5d9 (first (last times)) 10.5d9)))))
 
@@ -60,12 +66,20 @@ of the generators."
   "On a line from 0 by 10 a second 500 calls are due in ten seconds; nothing is due while the rate
 is 0."
   (let ((times (dues 500 (load:make-pacer (load:make-schedule :kind :line :start 0d0
-                                                              :step 10d0)
-                                          :group-ns 0))))
+                                                              :step 10d0)))))
     (is (apply #'<= times))
     (is (< 9.7d9 (first (last times)) 10.3d9)))
-  (let ((pacer (load:make-pacer (load:make-schedule :kind :step :start 2d0 :step -2d0 :end 0d0)
-                                :group-ns 0)))
+  (let ((pacer (load:make-pacer (load:make-schedule :kind :step :start 2d0 :step -2d0 :end 0d0))))
     (is (equal '(0 500) (mapcar (lambda (ns) (round ns 1000000)) (dues 2 pacer))))
     (dues 1 pacer)
     (is (<= 1000000000000000000 (load:next-due pacer)))))
+
+(test a-line-is-grouped-where-it-is-steep
+  "Of a rate that rises calls are grouped from the rate on above which that pays."
+  (let ((times (dues 30000 (load:make-pacer (load:make-schedule :kind :line :start 0d0 :step 1000d0)
+                                            :group-ns 1000000 :group-above 4000))))
+    (flet ((grouped (from to)
+             (loop for (a b) on times
+                   when (and b (<= from a to)) count (= a b))))
+      (is (zerop (grouped 0 3900000000)))
+      (is (< 1000 (grouped 4100000000 7000000000))))))

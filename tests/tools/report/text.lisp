@@ -22,7 +22,7 @@
                  (format nil "~%Status code distribution:~%  [OK]           4970  responses~%")
                  (format nil "~%Error distribution:~%  [29]  rpc error: code = Unavailable desc = ")
                  "open, 500 a second intended" "205 kB, 41 B a call" "7.00 µs a call"
-                 "Limited by the tool:  no" (format nil "~%Stages of calls:~%")
+                 "  neither the tool nor streams or workers" (format nil "~%Stages of calls:~%")
                  "127.0.0.1:50052")
     (is (= 11 (count-if (lambda (line) (search "]" (subseq line 0 (or (search "|" line) 0))))
                         (lines text))))
@@ -30,13 +30,17 @@
 
 (test a-summary-says-what-was-wrong
   (let ((run (load:make-run :count 2 :duration-ns 1000000000 :limited "the core was full"
-                            :ended-early :interrupted
+                            :ended-early :interrupted :under-way 132
+                            :oldest-under-way-ns 5900000000 :burst 5
+                            :loop-kind :open
                             :statuses (list (load:make-status-row
                                              :name "Internal" :code 13 :count 2
                                              :messages `((,(format nil "a~Cb" #\Escape)
                                                           . 2)))))))
     (check-parts (report-text :summary run)
-                 "Limited by the tool:  the core was full" "interrupted before all calls"
+                 "  the core was full" "interrupted before all calls"
+                 "[under way at the end]  132 calls, the oldest for 5.90 s"
+                 "in bursts of 5: latencies have up to 4 times of service in them"
                  "[2]  rpc error: code = Internal desc = a?b")
     (is (null (search "Latency distribution" (report-text :summary run))))))
 
@@ -72,7 +76,7 @@
   (let ((text (report-text :summary (load:make-run :count 0 :duration-ns 1000 :octets-sent 3920
                                                    :connections 1))))
     (check-parts text "Slowest:       –" "Fastest:       –" "Average:       –" "1 asked for"
-                 (format nil "Sent:                 3.92 kB~%"))
+                 (format nil "Sent:         3.92 kB~%"))
     (is (null (search "a call" text)))
     (is (null (search "0 made" text)) "that is not known")
     (is (null (search "Received" text)))
@@ -87,17 +91,17 @@
   (let ((text (report-text :summary (rounds-of 180000 '(1 2 3))
                            :before (rounds-of 300000 '(4 5 6)))))
     (check-parts text (format nil "~%Comparison:~%  before:  127.0.0.1:50051")
-                 "p50 fell from " "): better" "Means of 3 and 3 rounds"))
+                 "p50 fell from " "): better" "Medians of 3 and 3 rounds"))
   (check-parts (with-output-to-string (stream)
                  (report:write-comparison (sample-run :seconds 2 :rate 100)
                                           (sample-run :seconds 2 :rate 200) stream))
                "They differ in rps: 100 and 200." "unknown with one round"))
 
 (test a-comparison-does-not-say-that-nothing-has-changed
-  "It says that nothing is beyond the noise, which is another thing."
+  "It says that it is unclear, which is another thing, and which round was disturbed."
   (let ((text (with-output-to-string (stream)
                 (report::write-comparisons
                  (list (report:compare-values "p50" :time :less '(100 300 90) '(50 280 40)))
                  stream))))
-    (check-parts text "within noise" "Nothing is beyond the noise")
+    (check-parts text "unclear" "rounds would tell")
     (is (null (search "changed" text)))))

@@ -1,0 +1,120 @@
+;;;; Whether a figure has changed between two measurements of several rounds each. A machine that
+;;;; does something else besides disturbs rounds in one direction: latencies grow, rates fall, by a
+;;;; little or tenfold. So the calm half of the rounds is compared, the better three of five: the
+;;;; difference of its means, in units of how much the rounds in it differ among themselves,
+;;;;
+;;;;   t = (mean b - mean a) / sqrt (var a / |a| + var b / |b|),    a, b: the calm halves
+;;;;
+;;;; Halves chosen so vary less than all rounds do, and Student's quantiles are not for them. How
+;;;; large t is in 99 of 100 comparisons without a change is found by a simulation of normally
+;;;; distributed rounds, from a fixed seed, so that the same rounds always have the same verdict. A
+;;;; second test needs no distribution at all (Mann and Whitney): with five rounds on both sides, the
+;;;; chance that each round of one side is above each of the other is 2 of 252.
+
+(in-package #:clgrpc.report)
+
+(defun mean (values)
+  (/ (reduce #'+ values) (length values)))
+
+(defun median (values)
+  (let* ((sorted (sort (copy-list values) #'<)) (half (floor (length values) 2)))
+    (if (oddp (length values))
+        (nth half sorted)
+        (mean (subseq sorted (1- half) (1+ half))))))
+
+(defun calm-half (values better)
+  "The better half of VALUES, of which :LESS or :MORE is BETTER; three at least, if there are so many."
+  (let ((count (length values)))
+    (subseq (sort (copy-list values) (if (eq :more better) #'> #'<))
+            0 (min count (max 3 (ceiling count 2))))))
+
+(defun squared-error (values)
+  "The variance of the mean of VALUES, of which there are two at least."
+  (let ((mean (mean values)) (count (length values)))
+    (/ (reduce #'+ values :key (lambda (value) (expt (- value mean) 2)))
+       (* count (1- count)))))
+
+(defun calm-difference (before after better)
+  "The difference of the means of the calm halves of BEFORE and AFTER, lists of two reals at least,
+and its standard error."
+  (let ((old (calm-half before better)) (new (calm-half after better)))
+    (values (- (mean new) (mean old))
+            (sqrt (float (+ (squared-error old) (squared-error new)) 1d0)))))
+
+(defconstant +simulated+ 20000 "How many comparisons without a change are simulated.")
+(defconstant +most-simulated-rounds+ 30 "More rounds than these have the quantile of so many.")
+
+(defun normal-value (random)
+  "A number of the standard normal distribution, by the state RANDOM."
+  (* (sqrt (* -2 (log (- 1d0 (random 1d0 random))))) (cos (* 2 pi (random 1d0 random)))))
+
+(defun simulate-quantile (before after)
+  "What the absolute value of t is below in 99 of 100 comparisons of BEFORE and AFTER rounds if
+nothing has changed."
+  (let ((random (sb-ext:seed-random-state 1))
+        (values (make-array +simulated+ :element-type 'double-float)))
+    (flet ((rounds (count) (loop repeat count collect (normal-value random))))
+      (dotimes (i +simulated+)
+        (multiple-value-bind (difference error)
+            (calm-difference (rounds before) (rounds after) :less)
+          (setf (aref values i) (/ (abs difference) error)))))
+    (aref (sort values #'<) (floor (* 99/100 +simulated+)))))
+
+(sb-ext:define-load-time-global **quantiles**
+  (make-hash-table :test 'equal :synchronized t))
+
+(defun t-quantile (before after)
+  "SIMULATE-QUANTILE of BEFORE and AFTER, or of the largest numbers that are simulated."
+  (let ((key (cons (min before +most-simulated-rounds+) (min after +most-simulated-rounds+))))
+    (or (gethash key **quantiles**)
+        (setf (gethash key **quantiles**) (simulate-quantile (car key) (cdr key))))))
+
+(defun noise (before after better)
+  "By how much the calm halves of BEFORE and AFTER, lists of two reals at least, differ at most if
+nothing has changed."
+  (let ((error (nth-value 1 (calm-difference before after better))))
+    (if (zerop error)
+        0d0
+        (* error (t-quantile (length before) (length after))))))
+
+(defun choose (n k)
+  "How many sets of K there are of N things."
+  (loop with result = 1 for i from 1 to k
+        do (setf result (/ (* result (- n (- k i))) i))
+        finally (return result)))
+
+(defun apart-p (before after)
+  "True if each of BEFORE is above each of AFTER, or each below, and chance has that only once in a
+hundred comparisons."
+  (and (or (< (reduce #'max before) (reduce #'min after))
+           (< (reduce #'max after) (reduce #'min before)))
+       (<= (/ 2 (choose (+ (length before) (length after)) (length before))) 1/100)))
+
+(defun changed-p (before after better)
+  "True if BEFORE and AFTER, the values of a figure in two rounds each at least, differ by more than
+chance has it."
+  (let ((difference (calm-difference before after better)))
+    (or (< (noise before after better) (abs difference))
+        (apart-p before after))))
+
+(defconstant +most-rounds-told+ 1000 "More rounds than these are not asked for.")
+
+(defun rounds-needed (before after better wanted)
+  "How many rounds on either side would tell a difference of WANTED, a real above 0, from the noise
+of BEFORE and AFTER, which shrinks with the root of their number; NIL if more than a thousand."
+  (let* ((count (min (length before) (length after)))
+         (needed (ceiling (* count (expt (/ (noise before after better) wanted) 2)))))
+    (and (<= needed +most-rounds-told+) (max needed (1+ count)))))
+
+(defun outliers (values better)
+  "The positions in VALUES of rounds that stand apart: worse than the median by a fifth of it, and by
+five times what the calm half spans."
+  (when (<= 4 (length values))
+    (let* ((calm (calm-half values better))
+           (median (median values))
+           (span (abs (- (first calm) (first (last calm)))))
+           (limit (max (* 1/5 (abs median)) (* 5 span))))
+      (loop for value in values
+            for position from 0
+            when (< limit (if (eq :more better) (- median value) (- value median)))
+              collect position))))
