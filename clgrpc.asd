@@ -412,7 +412,8 @@
                "clgrpc/otlp" "clgrpc/logs" "clgrpc/channelz")
   :pathname "src/program/"
   :serial t
-  :components ((:file "package") (:file "ending") (:file "credentials") (:file "telemetry")
+  :components ((:file "package") (:file "ending") (:file "perf-map") (:file "credentials")
+               (:file "telemetry")
                (:file "serve") (:file "run")))
 
 (defsystem "clgrpc/examples"

@@ -57,6 +57,7 @@
   (+sigchld+ "SIGCHLD" 17)
   (+sigcont+ "SIGCONT" 18)
   (+sigstop+ "SIGSTOP" 19)
+  (+sigurg+ "SIGURG" 23)
   (+sigwinch+ "SIGWINCH" 28)
   (+enosys+ "ENOSYS" 38))
 

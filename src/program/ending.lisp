@@ -74,6 +74,10 @@ returns, may take the ENDING-SECONDS."
   "Call FUNCTION, on the loop of ENDING, whenever the process gets SIGHUP."
   (call-at-signal ending os:+sighup+ function))
 
+(defun call-at-map (ending function)
+  "Call FUNCTION, on the loop of ENDING, whenever the process gets SIGURG."
+  (call-at-signal ending os:+sigurg+ function))
+
 (defun call-with-ending (function)
   "Call FUNCTION with an ENDING, for AWAIT-END and its like, while SIGTERM and SIGINT tell this
 process to end."

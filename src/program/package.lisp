@@ -14,6 +14,8 @@
    #:+ending-seconds+ #:ending-seconds #:call-with-ending #:await-end #:end #:call-at-report
    ;; credentials.lisp
    #:server-credentials
+   ;; perf-map.lisp
+   #:write-perf-map #:map-functions #:function-label
    ;; telemetry.lisp
    #:begin-logging #:call-with-web #:call-with-metrics-page #:make-tracing-as-asked
    #:begin-exporting

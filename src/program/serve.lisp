@@ -126,6 +126,7 @@ SIGUSR1. Once the process is told to end, by ENDING, let running calls end, and 
              (exporter nil))
          (unwind-protect
               (progn
+                (call-at-map ending #'begin-perf-map)
                 (when report (call-at-report ending (lambda () (funcall report server))))
                 (when binary-log
                   (call-at-hang-up ending (lambda () (logs:rotate-binary-log binary-log))))

@@ -103,7 +103,9 @@ many as an exponential distribution of mean 1 draws."
   (let ((count (pacer-count pacer)))
     (setf (pacer-count pacer) (1+ count))
     (if (plusp (pacer-interval-ns pacer))
-        (let ((last (+ (- count (mod count (pacer-group pacer))) (1- (pacer-group pacer)))))
+        (let ((last (logand most-positive-fixnum
+                            (+ (- count (mod count (pacer-group pacer)))
+                               (1- (pacer-group pacer))))))
           (values (truncate (the (double-float 0d0 1d18)
                                  (+ (pacer-offset-ns pacer)
                                     (* (pacer-interval-ns pacer) (float last 1d0)))))))

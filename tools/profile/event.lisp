@@ -11,7 +11,7 @@
   (count 0 :type unsigned-byte)
   (failed 0 :type unsigned-byte)        ; how many of these returned an error
   (ns 0 :type unsigned-byte)            ; how long they took together, waiting included
-  (longest-ns 0 :type unsigned-byte))
+  (longest-ns 0 :type (or null unsigned-byte))) ; nil if that is not known
 
 (defstruct (events (:copier nil))
   "What was counted of tracepoints."
@@ -188,6 +188,6 @@ calls, errors or nothing, name."
                     (name (first (last words))))
                (when (and count (string/= name "total"))
                  (setf (gethash name (events-calls events))
-                       (make-tally :name name :count count :ns ns
+                       (make-tally :name name :count count :ns ns :longest-ns nil
                                    :failed (if (sixth words) (parse-integer (fifth words)) 0))))))
     events))

@@ -5,11 +5,11 @@
 (defpackage #:clgrpc.profile
   (:use #:cl #:clgrpc.base)
   (:local-nicknames (#:grpc #:clgrpc) (#:loop #:clgrpc.loop) (#:server #:clgrpc.server)
-                    (#:page #:clgrpc.page)
+                    (#:page #:clgrpc.page) (#:os #:clgrpc.os)
                     (#:client #:clgrpc.client))
+  (:import-from #:clgrpc.program #:write-perf-map #:map-functions #:function-label)
   (:export
-   ;; symbol.lisp
-   #:write-perf-map
+   #:write-perf-map                     ; of clgrpc.program
    ;; agent.lisp
    #:start-agent-if-asked #:take-census #:kind-of
    ;; run.lisp

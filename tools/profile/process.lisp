@@ -131,38 +131,46 @@ within SECONDS, since WHAT has not come."
     (error () "thread")))
 
 (defun process-cpu-ns (pid)
-  "The CPU time of all threads of the process PID that live, as the kernel's scheduler has it."
-  (loop for tid in (thread-ids pid)
-        for words = (file-words (format nil "/proc/~D/task/~D/schedstat" pid tid))
-        when words sum (parse-integer (first words))))
+  "The CPU time of the process PID, threads that have ended included, by its clock
+(clock_getcpuclockid); 0 if it has ended."
+  (multiple-value-bind (seconds ns)
+      (ignore-errors (sb-unix:clock-gettime (logior (ash (lognot pid) 3) 2)))
+    (if seconds (+ ns (* +ns-per-second+ seconds)) 0)))
 
 (defun status-number (words name)
   (let ((place (member name words :test #'string=)))
     (if place (parse-integer (second place)) 0)))
 
-(defun process-switches (pid)
-  "How often threads of the process PID have slept, and as second value been preempted."
-  (let ((slept 0) (preempted 0))
-    (dolist (tid (thread-ids pid))
-      (let ((words (file-words (format nil "/proc/~D/task/~D/status" pid tid))))
-        (incf slept (status-number words "voluntary_ctxt_switches:"))
-        (incf preempted (status-number words "nonvoluntary_ctxt_switches:"))))
-    (values slept preempted)))
+(defun thread-switches (pid)
+  "How often each thread of the process PID has slept, and been preempted: lists (id slept
+preempted)."
+  (loop for tid in (thread-ids pid)
+        for words = (file-words (format nil "/proc/~D/task/~D/status" pid tid))
+        when words
+          collect (list tid (status-number words "voluntary_ctxt_switches:")
+                        (status-number words "nonvoluntary_ctxt_switches:"))))
+
+(defun switches-between (before after)
+  "How often threads slept between the READINGs BEFORE and AFTER, and as second value were preempted.
+Of a thread that ended between them nothing more is known, so these are at least as many."
+  (flet ((grown (reader)
+           (loop for row in (reading-switches after)
+                 for old = (find (first row) (reading-switches before) :key #'first)
+                 sum (max 0 (- (funcall reader row) (if old (funcall reader old) 0))))))
+    (values (grown #'second) (grown #'third))))
 
 (defstruct (reading (:copier nil))
   "What is known of a process at one time."
   (ns 0 :type unsigned-byte :read-only t)
   (cpu-ns 0 :type unsigned-byte :read-only t)
-  (slept 0 :type unsigned-byte :read-only t)
-  (preempted 0 :type unsigned-byte :read-only t)
+  (switches '() :type list :read-only t) ; of THREAD-SWITCHES
   (counters nil :type list :read-only t)) ; of the agent, or nil
 
 (defun take-reading (subject)
   (let ((pid (subject-pid subject))
         (counters (ask subject "counters")))
-    (multiple-value-bind (slept preempted) (process-switches pid)
-      (make-reading :cpu-ns (process-cpu-ns pid) :ns (monotonic-ns)
-                    :slept slept :preempted preempted :counters counters))))
+    (make-reading :cpu-ns (process-cpu-ns pid) :ns (monotonic-ns)
+                  :switches (thread-switches pid) :counters counters)))
 
 (defun counted (name before after)
   "By how much the counter NAME of the agent grew from BEFORE to AFTER, READINGs; nil without."

@@ -111,9 +111,9 @@ switched no sample of it can be taken."
 PID."
   (let* ((before (record-before record)) (after (record-after record))
          (calls (calls-between record))
-         (kernel-ns (- (reading-cpu-ns after) (reading-cpu-ns before)))
-         (slept (- (reading-slept after) (reading-slept before)))
-         (preempted (- (reading-preempted after) (reading-preempted before)))
+         (kernel-ns (max 0 (- (reading-cpu-ns after) (reading-cpu-ns before))))
+         (slept (switches-between before after))
+         (preempted (nth-value 1 (switches-between before after)))
          (sampled-ns (* (sums-samples sums) period-ns))
          (unsampled-ns (unsampled-ns kernel-ns sampled-ns (+ slept preempted))))
     (object
@@ -302,7 +302,7 @@ asked."
          (path (format nil "~A/map" directory))
          (map (if (subject-process subject)
                   (progn (ask subject (format nil "map ~A" path)) path)
-                  (format nil "/tmp/perf-~D.map" pid))))
+                  (asked-perf-map pid))))
     (make-symbolizer :program (or (program-path pid) "")
                      :functions (and (same-program-p pid) (program-functions))
                      :made (read-perf-map map)
@@ -390,6 +390,28 @@ followed with perf, if PERF is true and the kernel allows it, or else strace; ni
            (with-open-file (stream path :external-format :utf-8)
              (allocation-data (sum-allocation stream) answer))))))
 
+(defconstant +few-unknown+ 1/10 "More unknown frames than this share are told with what to do.")
+
+(defun unseen-lines (subject cpu events)
+  "What a profile of SUBJECT does not say, and why: a vector of texts. CPU and EVENTS are its data."
+  (let ((unknown (share (member-of cpu "unknownFrames") (member-of cpu "frames"))))
+    (coerce
+     (append
+      (when (< +few-unknown+ unknown)
+        (list (format nil "names of functions that were compiled in the process: it did not tell ~
+                           where they lie. A program whose main function is RUN-SERVER does when it ~
+                           is asked; in others call (clgrpc.program:write-perf-map) before")))
+      (cond ((null events)
+             (list "system calls, waits, switches of thread: perf's tracepoints and strace are missing"))
+            ((string= "strace" (member-of events "source"))
+             (list (format nil "waits on locks, switches of thread, how long the longest system call ~
+                                took: strace only counts. For these perf must run as root, with ~
+                                tracefs mounted (mount -t tracefs tracefs /sys/kernel/tracing)"))))
+      (unless (subject-process subject)
+        (list (format nil "figures a call, batons, turns, allocation, names of locks: a process says ~
+                           them only if profile has started it"))))
+     'vector)))
+
 (defun take-profile (subject seconds directory perf)
   "The profile of SUBJECT, which has its load, as data. CPU is sampled for SECONDS, with perf if
 PERF is true."
@@ -400,15 +422,18 @@ PERF is true."
          (allocation (allocation subject (min 1 seconds) directory))
          (census (ask subject "census 1000" :seconds 60))
          ;; last: code that was made meanwhile is in it
-         (symbolizer (subject-symbolizer subject directory)))
+         (symbolizer (subject-symbolizer subject directory))
+         (cpu (funcall cpu symbolizer))
+         (events (and events (funcall events symbolizer))))
     (object "clgrpcProfile" 1
             "version" **version**
             "pid" (subject-pid subject)
-            "cpu" (funcall cpu symbolizer)
-            "events" (and events (funcall events symbolizer))
+            "cpu" cpu
+            "events" events
             "counters" (agent-data begin end)
             "allocation" allocation
-            "census" (census-data census))))
+            "census" (census-data census)
+            "unseen" (unseen-lines subject cpu events))))
 
 (defun without-flame (profile)
   "PROFILE, a round of several, without its flame graph."

@@ -1,58 +1,10 @@
 ;;;; Names for addresses. Code of a saved core lies where it lay when it was saved, in the file as
 ;;;; in memory, and no collection moves it; so any process of the same program can tell the names of
 ;;;; another's functions by their place in the file. Code that was made since, such as CLOS's
-;;;; dispatch functions, is known to its own image only, which writes perf's table of it:
-;;;; /tmp/perf-PID.map, lines of `ADDRESS OCTETS NAME` in hexadecimal.
+;;;; dispatch functions, and all of another program's, is known to its own image only, which writes
+;;;; perf's table of it (src/program/perf-map.lisp) when it is asked.
 
 (in-package #:clgrpc.profile)
-
-(defun map-functions (function)
-  "Call FUNCTION with name, address and octets of each function of this image."
-  (declare (type function function))
-  (dolist (code (sb-vm::list-allocated-objects :all :type sb-vm:code-header-widetag))
-    (let* ((start (sb-sys:sap-int (sb-kernel:code-instructions code)))
-           (end (+ start (sb-kernel:%code-text-size code)))
-           (count (sb-kernel:code-n-entries code)))
-      (flet ((address (i)
-               (- (sb-kernel:get-lisp-obj-address (sb-kernel:%code-entry-point code i))
-                  sb-vm:fun-pointer-lowtag)))
-        (cond ((eq code sb-fasl:*assembler-routines*)
-               (map-assembler-routines function code end))
-              ((zerop count)
-               (funcall function (sb-kernel:%code-debug-info code) start (- end start)))
-              (t (dotimes (i count)
-                   (let ((from (if (zerop i) start (address i)))
-                         (to (if (< (1+ i) count) (address (1+ i)) end)))
-                     (funcall function
-                              (sb-kernel:%simple-fun-name (sb-kernel:%code-entry-point code i))
-                              from (- to from))))))))))
-
-(defun map-assembler-routines (function code end)
-  (let ((rows '())
-        (start (sb-sys:sap-int (sb-kernel:code-instructions code))))
-    (maphash (lambda (name place) (push (cons (+ start (first place)) name) rows))
-             (sb-kernel:%code-debug-info code))
-    (loop for ((address . name) . rest) on (sort rows #'< :key #'car)
-          do (funcall function name address (- (if rest (caar rest) end) address)))))
-
-(defun function-label (name)
-  "NAME, whatever it is, in one line of lower case, symbols with their packages but for those of
-COMMON-LISP."
-  (let ((*package* (find-package '#:common-lisp)) (*print-pretty* nil) (*print-length* 6)
-        (*print-level* 4))
-    (substitute #\Space #\Newline
-                (if (stringp name)
-                    (format nil "~S" name)
-                    (string-downcase (handler-case (prin1-to-string name)
-                                       (error () "?")))))))
-
-(defun write-perf-map (&optional (path (format nil "/tmp/perf-~D.map" (sb-unix:unix-getpid))))
-  "Write to PATH where each function of this image lies, as perf reads it, and return PATH. What is
-compiled or moved by a collection later is not in it."
-  (with-open-file (stream path :direction :output :if-exists :supersede :external-format :utf-8)
-    (map-functions (lambda (name address octets)
-                     (format stream "~(~X ~X~) ~A~%" address octets (function-label name)))))
-  path)
 
 ;;; Tables
 
@@ -79,6 +31,26 @@ compiled or moved by a collection later is not in it."
     (and (plusp low)
          (< place (svref (ranges-ends ranges) (1- low)))
          (svref (ranges-names ranges) (1- low)))))
+
+(defconstant +map-seconds+ 10 "How long a process may take to write its table.")
+
+(defun takes-signal-p (pid signal)
+  "True if the process PID has a handler for SIGNAL, a number."
+  (let ((word (second (member "SigCgt:" (file-words (format nil "/proc/~D/status" pid))
+                              :test #'string=))))
+    (and word (logbitp (1- signal) (parse-integer word :radix 16)))))
+
+(defun asked-perf-map (pid)
+  "The path of the table of the process PID, which is asked for it if it is one of RUN-SERVER's; else
+of the one that somebody has had it write, which need not be there."
+  (let ((path (format nil "/tmp/perf-~D.map" pid)))
+    (when (and (not (same-program-p pid)) (takes-signal-p pid os:+sigurg+))
+      (ignore-errors (delete-file path))
+      (sb-unix:unix-kill pid os:+sigurg+)
+      (loop repeat (* 20 +map-seconds+)
+            until (probe-file path)
+            do (sleep 1/20)))
+    path))
 
 (defun read-perf-map (path)
   "RANGES of the file at PATH, as WRITE-PERF-MAP writes it; nil if there is none."

@@ -148,6 +148,11 @@
         (format nil "Profile of clgrpc ~{~A~^ ~}" command)
         (format nil "Profile~@[ of process ~D~]" (member-of profile "pid")))))
 
+(defun write-unseen (stream lines)
+  "Write what a profile cannot say, LINES, a vector of texts or nil, and why."
+  (when (plusp (length lines))
+    (format stream "Not seen:~%~{  - ~A.~%~}" (coerce lines 'list))))
+
 (defun write-profile (profile stream)
   "Write PROFILE, what PROFILE returns, to STREAM as text."
   (format stream "~A~@[ under ~A~].~2%" (profile-title profile) (member-of profile "load"))
@@ -157,7 +162,8 @@
     (write-part "events" #'write-events)
     (write-part "counters" #'write-counters)
     (write-part "allocation" #'write-allocation)
-    (write-part "census" #'write-census)))
+    (write-part "census" #'write-census))
+  (write-unseen stream (member-of profile "unseen")))
 
 (defun parse-profile (text)
   "The profile that TEXT is in JSON. Each frame of a stack is two levels of it; perf's have 127 at

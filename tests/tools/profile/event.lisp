@@ -75,8 +75,8 @@
                          "100.00    0.100000           8     12000         3 total")))
          (calls (profile::events-calls events)))
     (is (= 2 (hash-table-count calls)))
-    (is (equal '(10000 3 60000000 0) (tally-list (gethash "epoll_wait" calls))))
-    (is (equal '(2000 0 40000000 0) (tally-list (gethash "sendto" calls))))))
+    (is (equal '(10000 3 60000000 nil) (tally-list (gethash "epoll_wait" calls))))
+    (is (equal '(2000 0 40000000 nil) (tally-list (gethash "sendto" calls))))))
 
 (test lines-that-are-no-events
   (dolist (line '("" "x" "12" "12 13" "12 13.5" "12 a.b: c: d" "	 37ecd08 [unknown] (/opt/clgrpc)"))

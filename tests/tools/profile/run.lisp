@@ -26,6 +26,59 @@
   (is (string= "h2load http://127.0.0.1:1/ 127.0.0.1:1"
                (profile::load-command "h2load http://{address}/ {address}" "127.0.0.1:1"))))
 
+(defun burn (ns)
+  "Take the processor for NS."
+  (let ((end (+ ns (base:thread-time-ns))))
+    (loop while (< (base:thread-time-ns) end))))
+
+(test threads-that-end-take-nothing-along
+  "What a thread used that has ended is the process's, and switches are never fewer than before."
+  (let* ((subject (profile::make-subject :pid (sb-unix:unix-getpid)))
+         (thread (sb-thread:make-thread (lambda () (burn 100000000) (sleep 0.3))))
+         (before (progn (sleep 0.2) (profile::take-reading subject))))
+    (sb-thread:join-thread thread)
+    (sb-thread:join-thread (sb-thread:make-thread #'burn :arguments '(200000000)))
+    (let* ((after (profile::take-reading subject))
+           (ns (- (profile::reading-cpu-ns after) (profile::reading-cpu-ns before))))
+      (is (<= 200000000 ns 60000000000))
+      (multiple-value-bind (slept preempted) (profile::switches-between before after)
+        (is (<= 0 slept))
+        (is (<= 0 preempted))))))
+
+(test switches-by-hand
+  (flet ((reading (&rest rows) (profile::make-reading :switches rows)))
+    (is (equal '(15 3)
+               (multiple-value-list
+                (profile::switches-between (reading '(1 10 1) '(2 1000 1000))
+                                           (reading '(1 20 2) '(3 5 2))))))))
+
+(test what-a-profile-does-not-see
+  "It says so, and why; nothing that is not known is 0."
+  (flet ((lines-of (subject unknown events)
+           (profile::unseen-lines subject (profile::object "unknownFrames" unknown "frames" 100)
+                                  events)))
+    (let ((lines (lines-of (profile::make-subject :pid 1) 87
+                           (profile::object "source" "strace"))))
+      (is (= 3 (length lines)))
+      (is (search "did not tell where they lie" (aref lines 0)))
+      (is (search "mount -t tracefs" (aref lines 1)))
+      (is (search "Not seen:" (with-output-to-string (stream)
+                                (profile::write-unseen stream lines)))))
+    (is (search "are missing" (aref (lines-of (profile::make-subject :pid 1) 1 nil) 0))))
+  (is (string= "-" (profile::milliseconds nil))))
+
+(test a-server-of-another-program-tells-where-its-functions-lie
+  (support:with-program (program (support:clgrpc-program) "serve" "greeter" "--listen"
+                                 "127.0.0.1:0")
+    (support:program-line program)      ; it listens
+    (let* ((pid (support:program-pid program))
+           (path (profile::asked-perf-map pid)))
+      (unwind-protect
+           (let ((names (profile::ranges-names (profile::read-perf-map path))))
+             (is (find "clgrpc.loop::make-turn" names :test #'equal))
+             (is (< 10000 (length names))))
+        (ignore-errors (delete-file path))))))
+
 (test processes-that-are-not-there
   (signals profile:profile-error (profile:profile :pid 4194303))
   (multiple-value-bind (output error-output code)

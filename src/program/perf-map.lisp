@@ -1,0 +1,62 @@
+;;;; Where the functions of this image lie, for perf and `clgrpc profile`: /tmp/perf-PID.map has
+;;;; lines of `ADDRESS OCTETS NAME` in hexadecimal. The names of functions in a Lisp image are known
+;;;; to that image alone. A program of RUN-SERVER writes the table at SIGURG, which is ignored by all
+;;;; others, so whoever may send signals to the process can have its functions' names.
+
+(in-package #:clgrpc.program)
+
+(defun map-functions (function)
+  "Call FUNCTION with name, address and octets of each function of this image."
+  (declare (type function function))
+  (dolist (code (sb-vm::list-allocated-objects :all :type sb-vm:code-header-widetag))
+    (let* ((start (sb-sys:sap-int (sb-kernel:code-instructions code)))
+           (end (+ start (sb-kernel:%code-text-size code)))
+           (count (sb-kernel:code-n-entries code)))
+      (flet ((address (i)
+               (- (sb-kernel:get-lisp-obj-address (sb-kernel:%code-entry-point code i))
+                  sb-vm:fun-pointer-lowtag)))
+        (cond ((eq code sb-fasl:*assembler-routines*)
+               (map-assembler-routines function code end))
+              ((zerop count)
+               (funcall function (sb-kernel:%code-debug-info code) start (- end start)))
+              (t (dotimes (i count)
+                   (let ((from (if (zerop i) start (address i)))
+                         (to (if (< (1+ i) count) (address (1+ i)) end)))
+                     (funcall function
+                              (sb-kernel:%simple-fun-name (sb-kernel:%code-entry-point code i))
+                              from (- to from))))))))))
+
+(defun map-assembler-routines (function code end)
+  (let ((rows '())
+        (start (sb-sys:sap-int (sb-kernel:code-instructions code))))
+    (maphash (lambda (name place) (push (cons (+ start (first place)) name) rows))
+             (sb-kernel:%code-debug-info code))
+    (loop for ((address . name) . rest) on (sort rows #'< :key #'car)
+          do (funcall function name address (- (if rest (caar rest) end) address)))))
+
+(defun function-label (name)
+  "NAME, whatever it is, in one line of lower case, symbols with their packages but for those of
+COMMON-LISP."
+  (let ((*package* (find-package '#:common-lisp)) (*print-pretty* nil) (*print-length* 6)
+        (*print-level* 4))
+    (substitute #\Space #\Newline
+                (if (stringp name)
+                    (format nil "~S" name)
+                    (string-downcase (handler-case (prin1-to-string name)
+                                       (error () "?")))))))
+
+(defun write-perf-map (&optional (path (format nil "/tmp/perf-~D.map" (sb-unix:unix-getpid))))
+  "Write to PATH, a string, where each function of this image lies, as perf reads it, and return
+PATH. What is compiled or moved by a collection later is not in it. From any thread."
+  (let ((new (format nil "~A.new" path)))
+    (with-open-file (stream new :direction :output :if-exists :supersede :external-format :utf-8)
+      (map-functions (lambda (name address octets)
+                       (format stream "~(~X ~X~) ~A~%" address octets (function-label name)))))
+    (rename-file new (sb-ext:parse-native-namestring path)) ; so it is never there in part
+    path))
+
+(defun begin-perf-map ()
+  "Write the table of this image, on a thread of its own; what keeps it from that goes to the log."
+  (sb-thread:make-thread (lambda ()
+                           (loop:guarding (:perf-map-failed) (write-perf-map)))
+                         :name "clgrpc perf map"))
