@@ -57,7 +57,10 @@ GRPC_BINARY_LOG_FILTER is for, all if it is not set."
                          binary-log-octets binary-log-files &allow-other-keys)
       given
     (let ((counted (or (first-of 'metrics:metrics own)
-                       (and (or otlp metrics) (metrics:make-metrics)))))
+                       (and (or otlp metrics)
+                            (metrics:make-metrics
+                             :exemplar (and (or otlp trace-sample) #'trace:trace-exemplar)
+                             :resource (otlp:resource-attributes '() #'sb-ext:posix-getenv))))))
       (remove-if (lambda (observer) (or (null observer) (member observer own)))
                  (list counted
                        (or (first-of 'trace:tracing own)

@@ -1,11 +1,12 @@
 ;;;; The log's tail: the last events, as text, for the console. Values become text when they are
 ;;;; logged, since they may change or hold much memory; how long they may get, and how many events a
-;;;; second are taken, is bounded.
+;;;; second are taken, is bounded. Events of calls, the access log's, are many; they have places and
+;;;; a rate of their own, so that they push nothing else out.
 
 (in-package #:clgrpc.console)
 
-(defconstant +tail-events+ 200 "How many events the tail has.")
-(defconstant +events-per-second+ 50 "How many events the tail takes in a second.")
+(defconstant +tail-events+ 200 "How many events the tail has, and how many events of calls beside.")
+(defconstant +events-per-second+ 50 "How many events the tail takes in a second, and how many of calls.")
 (defconstant +value-characters+ 300 "How long a value in the tail may be.")
 (defconstant +value-backtrace+ 4000 "How long a backtrace in the tail may be.")
 
@@ -17,17 +18,25 @@
   (event :event :type symbol :read-only t) ; its name
   (plist '() :type list :read-only t))  ; of keywords and texts
 
+(defstruct (ring (:copier nil))
+  "The last events of a kind."
+  (entries (make-array +tail-events+ :initial-element nil) :type simple-vector :read-only t)
+  (count 0 :type index)                 ; how many have been in it
+  (taken 0 :type index))                ; how many in this second
+
 (defstruct (tail (:copier nil))
   "The last events of the log."
   (lock (sb-thread:make-mutex :name "clgrpc console log") :read-only t) ; of the rest
-  ;; a ring
-  (entries (make-array +tail-events+ :initial-element nil) :type simple-vector :read-only t)
   (count 0 :type index)                 ; how many events have had an entry
-  (second-ns 0 :type (unsigned-byte 62)) ; when the second of TAKEN is over
-  (taken 0 :type index)                 ; how many events were taken in it
+  (others (make-ring) :type ring :read-only t) ; all but those of calls
+  (calls (make-ring) :type ring :read-only t) ; of calls
+  (second-ns 0 :type (unsigned-byte 62)) ; when the second in which rings take is over
   (dropped 0 :type index))              ; how many were not, ever
 
-(declaim (sb-ext:freeze-type entry tail))
+(declaim (sb-ext:freeze-type entry ring tail))
+
+(defmethod print-object ((ring ring) stream)
+  (print-unreadable-object (ring stream :type t) (format stream "~D events" (ring-count ring))))
 
 (defmethod print-object ((entry entry) stream)
   (print-unreadable-object (entry stream :type t)
@@ -43,29 +52,36 @@
       (subseq value 0 (min (length value) +value-backtrace+))
       (printable-text (log-value-text value) :limit +value-characters+)))
 
-(defun room-in-second-p (tail now)
-  "True if TAIL may take another event NOW; the lock is held."
+(defun ring-for (tail event)
+  "The ring of TAIL that EVENT goes to."
+  (if (eq :call event) (tail-calls tail) (tail-others tail)))
+
+(defun room-in-second-p (tail event now)
+  "True if TAIL may take another EVENT NOW; the lock is held."
   (when (>= now (tail-second-ns tail))
     (setf (tail-second-ns tail) (+ now +ns-per-second+)
-          (tail-taken tail) 0))
-  (if (< (tail-taken tail) +events-per-second+)
-      (incf (tail-taken tail))
-      (progn (incf (tail-dropped tail)) nil)))
+          (ring-taken (tail-calls tail)) 0
+          (ring-taken (tail-others tail)) 0))
+  (let ((ring (ring-for tail event)))
+    (if (< (ring-taken ring) +events-per-second+)
+        (incf (ring-taken ring))
+        (progn (incf (tail-dropped tail)) nil))))
 
 (defun add-event (tail level event plist)
   "Add EVENT, with its LEVEL and PLIST as log listeners get them, to TAIL. From any thread."
-  (when (sb-thread:with-mutex ((tail-lock tail)) (room-in-second-p tail (monotonic-ns)))
+  (when (sb-thread:with-mutex ((tail-lock tail)) (room-in-second-p tail event (monotonic-ns)))
     (let ((texts (loop for (key value) on plist by #'cddr
                        repeat 30
                        unless (null value) collect key and collect (entry-text key value))))
       (sb-thread:with-mutex ((tail-lock tail))
-        (let ((number (incf (tail-count tail))))
-          (setf (svref (tail-entries tail) (mod number +tail-events+))
+        (let ((number (incf (tail-count tail))) (ring (ring-for tail event)))
+          (setf (svref (ring-entries ring) (mod (1- (incf (ring-count ring))) +tail-events+))
                 (make-entry number (real-time-ns) level event texts)))))))
 
 (defun entries-after (tail number)
   "The entries of TAIL that have a higher number than NUMBER, the oldest first. From any thread."
   (sb-thread:with-mutex ((tail-lock tail))
-    (loop for i from (1+ (max number (- (tail-count tail) +tail-events+)))
-            to (tail-count tail)
-          collect (svref (tail-entries tail) (mod i +tail-events+)))))
+    (sort (loop for ring in (list (tail-others tail) (tail-calls tail))
+                append (loop for entry across (ring-entries ring)
+                             when (and entry (< number (entry-number entry))) collect entry))
+          #'< :key #'entry-number)))

@@ -99,6 +99,20 @@
                                        (third row) labels number))))))))
     (nreverse order)))
 
+(defparameter *process-metrics*
+  '("process_cpu_seconds_total" "process_start_time_seconds" "process_threads" "process_open_fds"
+    "clgrpc_heap_used_bytes" "clgrpc_heap_limit_bytes" "clgrpc_gc_collections_total")
+  "What is read of the process itself.")
+
+(defun read-figures (octets)
+  "An alist of those of *PROCESS-METRICS* that OCTETS, a text for Prometheus, have."
+  (with-input-from-string (stream (octets-string octets))
+    (loop for line = (read-line stream nil)
+          while line
+          for name = (subseq line 0 (position-if (lambda (char) (find char "{ ")) line))
+          when (member name *process-metrics* :test #'string=)
+            collect (cons name (nth-value 2 (parse-sample line))))))
+
 (defun buckets-since (new old)
   "The buckets of NEW, a METHOD-READING, less those of OLD, one or nil: pairs of bound and number,
 ascending, not cumulative."

@@ -22,7 +22,8 @@
   "All that was known at one time."
   (ns 0 :type integer :read-only t)     ; when
   (readings '() :type list :read-only t) ; of what there is
-  (methods '() :type list :read-only t)) ; METHOD-READINGs, if metrics are told
+  (methods '() :type list :read-only t) ; METHOD-READINGs, if metrics are told
+  (figures '() :type list :read-only t)) ; an alist of *PROCESS-METRICS*, likewise
 
 (defun server-reading (channel server)
   (let ((data (channelz:server-data server)))
@@ -49,28 +50,28 @@
   (append (mapcar (lambda (server) (server-reading channel server)) (ask-for-servers channel))
           (mapcar #'channel-reading (ask-for-channels channel))))
 
-(defun get-methods (url)
-  "The METHOD-READINGs of the metrics at URL, of PARSE-URL."
+(defun get-metrics (url)
+  "The METHOD-READINGs of the metrics at URL, of PARSE-URL, and what they say of the process."
   (multiple-value-bind (status octets)
       (get-over-http url :accept "text/plain;version=0.0.4")
     (unless (= 200 status) (fail-command "GET ~A is answered with ~D" (third url) status))
-    (read-methods octets)))
+    (values (read-methods octets) (read-figures octets))))
 
 (defun find-metrics (address)
   "The URL of the metrics at ADDRESS, or nil if it does not tell of any."
   (handler-case (let ((url (parse-url (format nil "http://~A/metrics" address))))
-                  (get-methods url)
+                  (get-metrics url)
                   url)
     ((or failure usage-error) () nil)))
 
 (defun take-look (channel url)
   "A look at the process that CHANNEL leads to and whose metrics are at URL, or nil. With metrics it
 need not serve channelz."
-  (make-look :ns (monotonic-ns)
-             :methods (and url (get-methods url))
-             :readings (handler-case (read-channelz channel)
-                         (grpc:unimplemented (error)
-                           (if url '() (error error))))))
+  (multiple-value-bind (methods figures) (if url (get-metrics url) (values '() '()))
+    (make-look :ns (monotonic-ns) :methods methods :figures figures
+               :readings (handler-case (read-channelz channel)
+                           (grpc:unimplemented (error)
+                             (if url '() (error error)))))))
 
 ;;; The table
 
@@ -81,8 +82,21 @@ need not serve channelz."
       (/ (- (funcall reader new) (funcall reader old)) seconds)
       0))
 
-(defun look-rows (new old)
-  "The rows of the table for NEW, a look, after OLD, another or nil; the busiest first."
+(defparameter *orders* '("calls" "failed" "p99" "running" "name")
+  "By what the tables may be sorted; what a table does not have leaves it by calls.")
+
+(defun sorted-rows (rows order)
+  "ROWS, lists of a sort key for each of *ORDERS* and then a row, by ORDER, one of those: names
+ascending, numbers from the largest on."
+  (let ((place (position order *orders* :test #'string=)))
+    (flet ((key (row) (nth place row)))
+      (mapcar (lambda (row) (nth (length *orders*) row))
+              (if (string= order "name")
+                  (stable-sort rows #'string< :key #'key)
+                  (stable-sort rows #'> :key (lambda (row) (or (key row) 0))))))))
+
+(defun look-rows (new old &optional (order "calls"))
+  "The rows of the table for NEW, a look, after OLD, another or nil, sorted by ORDER."
   (let* ((seconds (if old (/ (- (look-ns new) (look-ns old)) 1d9) 0))
          (rows (loop for reading in (look-readings new)
                      for before = (and old (find (reading-number reading) (look-readings old)
@@ -90,15 +104,18 @@ need not serve channelz."
                      collect (list (rate reading before seconds #'reading-started)
                                    (rate reading before seconds #'reading-failed)
                                    reading))))
-    (loop for (calls failures reading) in (stable-sort rows #'> :key #'first)
-          collect (list (reading-kind reading) (reading-number reading)
-                        (if old (format nil "~,1F" calls) "-")
-                        (if old (format nil "~,1F" failures) "-")
-                        (- (reading-started reading) (reading-succeeded reading)
-                           (reading-failed reading))
-                        (reading-started reading) (reading-failed reading)
-                        (reading-connections reading)
-                        (reading-state reading) (reading-name reading)))))
+    (sorted-rows
+     (loop for (calls failures reading) in rows
+           for running = (- (reading-started reading) (reading-succeeded reading)
+                            (reading-failed reading))
+           collect (list calls failures calls running (reading-name reading)
+                         (list (reading-kind reading) (reading-number reading)
+                               (if old (format nil "~,1F" calls) "-")
+                               (if old (format nil "~,1F" failures) "-")
+                               running (reading-started reading) (reading-failed reading)
+                               (reading-connections reading)
+                               (reading-state reading) (reading-name reading))))
+     order)))
 
 (defun shown-latency (seconds)
   "SECONDS, or nil, as milliseconds."
@@ -109,8 +126,8 @@ need not serve channelz."
        (string= (method-reading-role a) (method-reading-role b))
        (string= (method-reading-target a) (method-reading-target b))))
 
-(defun method-rows (new old)
-  "The rows of the table of methods for NEW, a look, after OLD, another or nil; the busiest first.
+(defun method-rows (new old &optional (order "calls"))
+  "The rows of the table of methods for NEW, a look, after OLD, another or nil, sorted by ORDER.
 Latencies are those of the calls between the two; or of all, if there was none."
   (let* ((seconds (if old (/ (- (look-ns new) (look-ns old)) 1d9) 0))
          (rows (loop for method in (look-methods new)
@@ -120,26 +137,58 @@ Latencies are those of the calls between the two; or of all, if there was none."
                                    (rate method before seconds #'method-reading-failed)
                                    (bucket-quantile 1/2 buckets) (bucket-quantile 99/100 buckets)
                                    method))))
-    (loop for (calls failures p50 p99 method) in (stable-sort rows #'> :key #'first)
-          for started = (method-reading-started method)
-          collect (list (method-reading-role method)
-                        (if old (format nil "~,1F" calls) "-")
-                        (if old (format nil "~,1F" failures) "-")
-                        (shown-latency p50) (shown-latency p99)
-                        (if started (- started (method-reading-ended method)) "-")
-                        (method-reading-ended method) (method-reading-failed method)
-                        (format nil "~A~@[ ~A~]" (method-reading-name method)
-                                (and (string/= "" (method-reading-target method))
-                                     (method-reading-target method)))))))
+    (sorted-rows
+     (loop for (calls failures p50 p99 method) in rows
+           for started = (method-reading-started method)
+           for running = (and started (- started (method-reading-ended method)))
+           collect (list calls failures p99 running (method-reading-name method)
+                         (list (method-reading-role method)
+                               (if old (format nil "~,1F" calls) "-")
+                               (if old (format nil "~,1F" failures) "-")
+                               (shown-latency p50) (shown-latency p99)
+                               (or running "-")
+                               (method-reading-ended method) (method-reading-failed method)
+                               (format nil "~A~@[ ~A~]" (method-reading-name method)
+                                       (and (string/= "" (method-reading-target method))
+                                            (method-reading-target method))))))
+     order)))
 
-(defun write-look (new old)
+(defun write-look (new old &optional (order "calls"))
   (when (look-methods new)
     (write-table '("KIND" "CALLS/S" "FAILED/S" "P50 MS" "P99 MS" "RUNNING" "CALLS" "FAILED"
                    "METHOD")
-                 (method-rows new old))
+                 (method-rows new old order))
     (terpri))
   (write-table '("KIND" "ID" "CALLS/S" "FAILED/S" "RUNNING" "CALLS" "FAILED" "PEERS" "STATE" "NAME")
-               (look-rows new old)))
+               (look-rows new old order)))
+
+;;; The head
+
+(defun head-line (new old)
+  "What NEW, a look, after OLD, another or nil, says of the process, a line; nil without metrics."
+  (flet ((figure (look name) (cdr (assoc name (look-figures look) :test #'string=))))
+    (let ((cpu (figure new "process_cpu_seconds_total"))
+          (before (and old (figure old "process_cpu_seconds_total")))
+          (used (figure new "clgrpc_heap_used_bytes"))
+          (limit (figure new "clgrpc_heap_limit_bytes"))
+          (began (figure new "process_start_time_seconds")))
+      (when cpu
+        (format nil "~@[CPU ~,1F %  ~]heap ~,1F of ~,1F MB  collections ~D  threads ~D  ~
+                     descriptors ~D~@[  up ~A~]"
+                (and before (* 100 (/ (- cpu before)
+                                      (max 1/1000 (/ (- (look-ns new) (look-ns old)) 1d9)))))
+                (/ (or used 0) 1d6) (/ (or limit 0) 1d6)
+                (floor (or (figure new "clgrpc_gc_collections_total") 0))
+                (floor (or (figure new "process_threads") 0))
+                (floor (or (figure new "process_open_fds") 0))
+                (and began (uptime-text (max 0 (- (/ (real-time-ns) 1d9) began)))))))))
+
+(defun uptime-text (seconds)
+  (multiple-value-bind (minutes seconds) (floor (floor seconds) 60)
+    (multiple-value-bind (hours minutes) (floor minutes 60)
+      (if (plusp hours)
+          (format nil "~D:~2,'0D:~2,'0D" hours minutes seconds)
+          (format nil "~D:~2,'0D" minutes seconds)))))
 
 ;;; The terminal
 
@@ -147,34 +196,82 @@ Latencies are those of the calls between the two; or of all, if there was none."
   "True if standard output is a terminal."
   (and (interactive-stream-p sb-sys:*stdout*) t))
 
-(defun quit-asked-p (seconds)
-  "Wait SECONDS for a key; true if it is q, or there is no more input."
-  (let ((ready (sb-sys:wait-until-fd-usable 0 :input seconds nil)))
-    (and ready
-         (let ((char (read-char *standard-input* nil nil)))
-           (or (null char) (char-equal #\q char))))))
+(defun stty (&rest arguments)
+  "What stty prints of the terminal, given ARGUMENTS; nil if it fails."
+  (ignore-errors (uiop:run-program (cons "stty" arguments) :input :interactive
+                                                           :output '(:string :stripped t))))
 
-(defun call-with-keys (function)
-  "Call FUNCTION while the terminal gives each key at once and does not show it."
-  (flet ((stty (&rest arguments)
-           (ignore-errors (uiop:run-program (cons "stty" arguments) :input :interactive))))
-    (stty "-icanon" "-echo" "min" "1")
-    (unwind-protect (funcall function)
-      (stty "icanon" "echo"))))
+(defun terminal-size ()
+  "How many lines and columns the terminal has; 24 and 80 if it does not say."
+  (let* ((words (uiop:split-string (or (stty "size") "") :separator " "))
+         (numbers (mapcar (lambda (word) (parse-integer word :junk-allowed t)) words)))
+    (if (and (= 2 (length numbers)) (every #'identity numbers) (every #'plusp numbers))
+        (values (first numbers) (second numbers))
+        (values 24 80))))
+
+(defun fit-lines (lines height width)
+  "The first of LINES, as many as HEIGHT, cut at WIDTH; the last says how many have no room."
+  (flet ((cut (line) (subseq line 0 (min width (length line)))))
+    (mapcar #'cut
+            (if (<= (length lines) height)
+                lines
+                (append (subseq lines 0 (max 0 (1- height)))
+                        (list (format nil "… ~D more" (- (length lines) (max 0 (1- height))))))))))
+
+(defun typed-key (seconds)
+  "The key that is typed within SECONDS, a character; :end if there is no more input, or nil."
+  (and (sb-sys:wait-until-fd-usable 0 :input seconds nil)
+       (or (read-char *standard-input* nil nil) :end)))
+
+(defun call-with-screen (function)
+  "Call FUNCTION while the terminal shows a screen of ours, gives each key at once and does not show
+it."
+  (stty "-icanon" "-echo" "min" "1")
+  (format t "~C[?1049h~:*~C[?25l" #\Escape)
+  (unwind-protect (funcall function)
+    (format t "~C[?25h~:*~C[?1049l" #\Escape)
+    (finish-output)
+    (stty "icanon" "echo")))
+
+(defun draw-lines (lines)
+  "Draw LINES, as far as the terminal has room for them."
+  (multiple-value-bind (height width) (terminal-size)
+    (format t "~C[H~:*~C[J~{~A~^~%~}" #\Escape (fit-lines lines height width))
+    (finish-output)))
+
+(defun text-lines (text)
+  (uiop:split-string (string-right-trim '(#\Newline) text) :separator '(#\Newline)))
+
+(defun screen-lines (title new old order)
+  "The lines of a screen below TITLE for NEW, a look, after OLD, another or nil."
+  (append (list title)
+          (let ((head (head-line new old))) (and head (list head)))
+          '("")
+          (text-lines (with-output-to-string (*standard-output*) (write-look new old order)))))
+
+(defun next-order (order)
+  (nth (mod (1+ (position order *orders* :test #'string=)) (length *orders*)) *orders*))
 
 (defun draw-looks (channel url address interval)
   "Draw a look at CHANNEL's process, at ADDRESS, whose metrics are at URL or nil, each INTERVAL
-seconds until somebody types q."
-  (call-with-keys
+seconds until somebody types q; s sorts by the next of *ORDERS*. While the process does not answer,
+that is said, and it is asked again."
+  (call-with-screen
    (lambda ()
-     (loop with old = nil
-           for new = (take-look channel url)
-           do (format t "~C[H~C[2J~A, each ~A s, q quits~2%" #\Escape #\Escape (shown address)
-                      (float interval))
-              (write-look new old)
-              (finish-output)
-              (setf old new)
-           until (quit-asked-p interval)))))
+     (loop with old = nil and order = "calls" and key = nil
+           for title = (format nil "~A, each ~A s, by ~A; s sorts, q quits" (shown address)
+                               (float interval) order)
+           do (handler-case
+                  (let ((new (take-look channel url)))
+                    (draw-lines (screen-lines title new old order))
+                    (setf old new))
+                ((or grpc:rpc-error failure) (error)
+                  ;; it is restarted, perhaps; what it had counted is gone then
+                  (setf old nil)
+                  (draw-lines (list title "" (format nil "no answer: ~A" error)))))
+              (setf key (typed-key interval))
+           until (member key '(:end #\q #\Q))
+           when (member key '(#\s #\S)) do (setf order (next-order order))))))
 
 (define-command "top"
     (((address "ADDRESS" (address-parser 1) "Where a server serves channelz."))

@@ -172,7 +172,8 @@ called on EVENT-LOOP; from any thread if that is nil."
         unless (or (member name *counted-stages*)
                    ;; attempts to connect, which the event's :attempts are not
                    (member name '(:total :attempts :remaining)))
-          append (list name value)))
+          ;; the log takes a list of keywords alone for a list, and this is an object always
+          append (list name (if (keywordp value) (string-downcase value) value))))
 
 (defun call-plist (call target exemplar)
   "What the event of CALL, which has just ended, says. TARGET is that of its channel, or nil;

@@ -181,7 +181,19 @@ true."
   (less (target-record-points metrics :server +accepted+)
         (target-record-points metrics :server +left+)))
 (define-reader connections-accepted (metrics) (target-record-points metrics :server +accepted+))
-(define-reader refusals (metrics) (label-points metrics :server :refusal "clgrpc.option"))
+(defparameter *refusing-options*
+  '("heap" "max-calls" "max-connections" "max-held-octets" "reserve-wait-seconds")
+  "The options by which servers refuse that are told of before they do, at 0: Prometheus sees no
+increase in a series that appears with all that was refused.")
+
+(define-reader refusals (metrics)
+  (let ((points (label-points metrics :server :refusal "clgrpc.option")))
+    (append points
+            (and (target-records metrics :server)
+                 (loop for option in *refusing-options*
+                       for attributes = (list (cons "clgrpc.option" option))
+                       unless (find attributes points :key #'point-attributes :test #'equal)
+                         collect (make-point :attributes attributes :value 0))))))
 
 ;;; Loops
 

@@ -18,6 +18,7 @@
    (keep-target :initarg :keep-target :reader metrics-keep-target) ; likewise
    (exemplar :initarg :exemplar :reader metrics-exemplar) ; likewise
    (optional-labels :initarg :optional-labels :reader metrics-optional-labels) ; likewise
+   (resource :initarg :resource :reader metrics-resource) ; likewise
    (started-ns :initform (real-time-ns) :reader metrics-started-ns) ; since when it counts
    (lock :initform (sb-thread:make-mutex :name "clgrpc metrics") :reader metrics-lock) ; of the rest
    (shards :initform '() :accessor metrics-shards) ; of loops, those that wait for one included
@@ -42,7 +43,7 @@
     (format stream "~D instruments"
             (+ (length (metrics-instruments metrics)) (length (metrics-customs metrics))))))
 
-(defun make-metrics (&key enable disable optional-labels methods targets exemplar)
+(defun make-metrics (&key enable disable optional-labels methods targets exemplar resource)
   "Return a metrics object, for :observer of START-SERVER, MAKE-CHANNEL and SERVER-CHANNEL, also in
 a list with others. It counts what the table of doc/monitoring.md says, for all that have it
 together: the calls, attempts and octets of gRFC A66 and what the process does. ENABLE names
@@ -54,9 +55,13 @@ and TARGETS say which names are told apart: functions of one, \"helloworld.Greet
 methods that no code was made for. EXEMPLAR is a function of a call that has ended, or of an
 attempt's call, which returns an alist of strings, such as ((\"trace_id\" . \"…\")), or nil; what it
 returns goes with the last call of each bucket of durations. It is called on the call's loop and
-must not wait. METRICS-TEXT and COLLECT read what was counted. Signal MISUSE for a wrong argument.
-From any thread."
+must not wait. RESOURCE is an alist of attributes that tell this process from others, such as
+((\"service.name\" . \"shop\")), for target_info in Prometheus. METRICS-TEXT and COLLECT read what was
+counted. Signal MISUSE for a wrong argument. From any thread."
   (check-type enable (or (eql t) list))
+  (unless (and (listp resource)
+               (every (lambda (row) (and (consp row) (name-p (car row)))) resource))
+    (misuse ":resource is an alist of names of attributes and their values, not ~S." resource))
   (dolist (label optional-labels)
     (unless (find label **instruments** :key #'instrument-optional
                                         :test (lambda (label labels)
@@ -72,7 +77,8 @@ From any thread."
                                         (not (member instrument off))))
                                  **instruments**)
                    :keep-method (keeper methods) :keep-target (keeper targets)
-                   :exemplar (check-function exemplar) :optional-labels optional-labels)))
+                   :exemplar (check-function exemplar) :optional-labels optional-labels
+                   :resource resource)))
 
 (defun check-function (function)
   "FUNCTION, a function or nil, as such; signal MISUSE if it is neither."

@@ -162,9 +162,23 @@ exponent if that is less than -4 or more than 5."
             (t (write-sample total (scoped (point-attributes point)) (point-value point) stream)
                (terpri stream))))))
 
-(defun families-text (families open)
-  "FAMILIES as text, in OpenMetrics if OPEN is true."
+(defun write-target (resource open stream)
+  "Write target_info, what RESOURCE, an alist of attributes, says of the process, if it says
+anything."
+  (when resource
+    (format stream "# HELP ~A Target metadata~%# TYPE ~:*~A ~:[gauge~;info~]~%"
+            (if open "target" "target_info") open)
+    (write-sample "target_info"
+                  (sort (loop for (name . value) in resource
+                              collect (cons name (value-text value)))
+                        #'string< :key #'car)
+                  1 stream)
+    (terpri stream)))
+
+(defun families-text (families open &key resource)
+  "FAMILIES as text, in OpenMetrics if OPEN is true, below what RESOURCE says of the process."
   (with-output-to-string (stream)
+    (write-target resource open stream)
     (dolist (family families) (write-family family open stream))
     (when open (format stream "# EOF~%"))))
 
@@ -173,7 +187,8 @@ exponent if that is less than -4 or more than 5."
 of that name of the request, a string or nil; if it asks for OpenMetrics, that is the format, and
 there are exemplars, else Prometheus's own. From any thread."
   (let ((open (open-metrics-wanted-p accept)))
-    (values (string-octets (families-text (collect metrics) open))
+    (values (string-octets (families-text (collect metrics) open
+                                          :resource (metrics-resource metrics)))
             (if open
                 "application/openmetrics-text; version=1.0.0; charset=utf-8"
                 "text/plain; version=0.0.4; charset=utf-8"))))

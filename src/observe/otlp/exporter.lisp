@@ -10,6 +10,7 @@
 
 (defclass otlp-exporter ()
   ((pipelines :initarg :pipelines :reader exporter-pipelines) ; one or two
+   (metrics :initarg :metrics :reader exporter-metrics) ; in which it counts, or nil
    (tracing :initarg :tracing :reader exporter-tracing)) ; whose spans are exported, or nil
   (:documentation "What tells a collector of metrics and spans: see MAKE-OTLP-EXPORTER."))
 
@@ -19,19 +20,61 @@
 
 ;;; The exporter's own metrics
 
+;; Each series is there from the begin, at 0: Prometheus sees no increase in a series that appears
+;; with all that was lost.
+
+(defun zeroed-counter (metrics name outcomes &rest options)
+  "A counter NAME of METRICS, by signal and one of OUTCOMES, at 0 for each."
+  (let ((counter (apply #'metrics:make-counter metrics name
+                        :attributes '("signal" "outcome") options)))
+    (dolist (signal '(:metrics :traces) counter)
+      (dolist (outcome outcomes) (metrics:add counter 0 signal outcome)))))
+
 (defun new-counter (metrics)
   "A counter of what exporters have done with points and spans, among METRICS."
-  (metrics:make-counter
-   metrics "clgrpc.otlp.items" :unit "{item}" :attributes '("signal" "outcome")
+  (zeroed-counter
+   metrics "clgrpc.otlp.items" '(:exported :rejected :dropped :overflowed) :unit "{item}"
    :text (format nil "Points of metrics and spans, by what has become of them: exported, rejected ~
                       by the collector, dropped with an export that failed for good, or ~
                       overflowed because too many waited.")))
 
+(defun new-export-counter (metrics)
+  "A counter of how exports have ended, among METRICS."
+  (zeroed-counter metrics "clgrpc.otlp.exports" '(:succeeded :failed) :unit "{export}"
+                  :text "Exports of metrics and spans to the collector that were tried, by outcome."))
+
+(defun new-board (metrics)
+  "A gauge of what waits for a collector, among METRICS: a list whose first element is the list of
+pipelines that it asks; atomic."
+  (let ((board (list '())))
+    (metrics:make-gauge
+     metrics "clgrpc.otlp.waiting" :unit "{item}" :attributes '("signal")
+     :function (lambda ()
+                 (loop for signal in '(:metrics :traces)
+                       collect (list (loop for pipeline in (car board)
+                                           when (eq signal (pipeline-signal pipeline))
+                                             sum (waiting-items pipeline))
+                                     signal)))
+     :text "Points of metrics and spans that wait to be exported.")
+    board))
+
+(defun watch-pipelines (metrics pipelines watched)
+  "Have the gauge of METRICS, or nil, ask PIPELINES if WATCHED is true, else no more."
+  (let ((board (metrics:ensure-instruments metrics 'board #'new-board)))
+    (when board
+      (sb-ext:atomic-update (car board)
+                            (lambda (others)
+                              (if watched
+                                  (append pipelines others)
+                                  (set-difference others pipelines)))))))
+
 (defun counting-function (metrics signal)
   "The function COUNT of a pipeline for SIGNAL: it counts in METRICS, if there are any."
-  (let ((counter (metrics:ensure-instruments metrics 'counter #'new-counter)))
+  (let ((counter (metrics:ensure-instruments metrics 'counter #'new-counter))
+        (exports (metrics:ensure-instruments metrics 'exports #'new-export-counter)))
     (if counter
-        (lambda (fate items) (metrics:add counter items signal fate))
+        (lambda (fate items)
+          (metrics:add (if (member fate '(:succeeded :failed)) exports counter) items signal fate))
         (constantly nil))))
 
 ;;; The pipelines
@@ -109,7 +152,7 @@ and SLOTS."
                            5)
      :take (lambda () (span-batches (trace:drain tracing) (min limit +most-batch-spans+)))
      :request (lambda (spans) (spans-request spans resource))
-     :export #'export-spans :keeps t
+     :export #'export-spans :keeps t :queued (lambda () (trace:spans-waiting tracing))
      :overflow (lambda () (trace:spans-dropped tracing)))))
 
 ;;; What users call
@@ -171,7 +214,9 @@ many. Signal MISUSE for a wrong argument, TLS-ERROR if CREDENTIALS cannot be use
                  (list (metrics-pipeline metrics target message options get-variable)))
             (and tracing (exported-p :traces get-variable)
                  (list (traces-pipeline tracing target message metrics options get-variable)))))
-         (exporter (make-instance 'otlp-exporter :pipelines pipelines :tracing tracing)))
+         (exporter (make-instance 'otlp-exporter :pipelines pipelines :tracing tracing
+                                                 :metrics metrics)))
+    (watch-pipelines metrics pipelines t)
     (loop:end-before-save exporter (lambda (exporter) (stop-exporter exporter :timeout 1)))
     (dolist (pipeline pipelines)
       (when (eq :traces (pipeline-signal pipeline))
@@ -196,6 +241,7 @@ stopped one stays stopped. Not on an event loop's thread."
     (loop:forget-ending exporter)
     (when (exporter-tracing exporter)
       (setf (trace:on-batch (exporter-tracing exporter)) nil))
+    (watch-pipelines (exporter-metrics exporter) (exporter-pipelines exporter) nil)
     (mapc #'stop-pipeline (exporter-pipelines exporter))))
 
 (defun exporter-statistics (exporter)

@@ -20,4 +20,4 @@
   (:import-from #:sb-ext #:defglobal)
   (:export
    ;; exporter.lisp
-   #:otlp-exporter #:make-otlp-exporter #:flush-exporter #:stop-exporter #:exporter-statistics))
+   #:otlp-exporter #:make-otlp-exporter #:resource-attributes #:flush-exporter #:stop-exporter #:exporter-statistics))

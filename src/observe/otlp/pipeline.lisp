@@ -53,6 +53,7 @@
   ;; of CHANNEL, a request and options of a stub, returns how many items were rejected, and why
   (export nil :type function :read-only t)
   (overflow nil :type function :read-only t) ; returns how many items found no room, ever
+  (queued (constantly 0) :type function :read-only t) ; returns how many items are to be taken
   ;; a function of what became of items, a word, and how many; for the metrics
   (count nil :type function :read-only t)
   (keeps nil :type boolean :read-only t) ; batches that could not be sent are sent again
@@ -115,6 +116,11 @@
         :items (batch-items batch) :reason why
         :total (tally-dropped (pipeline-tally pipeline))))
 
+(defun waiting-items (pipeline)
+  "How many items of PIPELINE wait to be sent, taken or not. From any thread."
+  (+ (reduce #'+ (pipeline-waiting pipeline) :key #'batch-items)
+     (funcall (pipeline-queued pipeline))))
+
 ;;; Sending
 
 (defun export-batch (pipeline batch)
@@ -138,7 +144,8 @@
 it may be tried again."
   (flet ((fail ()
            (incf (tally-failures (pipeline-tally pipeline)))
-           (incf (pipeline-failures pipeline))))
+           (incf (pipeline-failures pipeline))
+           (funcall (pipeline-count pipeline) :failed 1)))
     (handler-case (export-batch pipeline batch)
       (status:rpc-error (error)
         (fail)
@@ -159,6 +166,7 @@ it may be tried again."
         :done)
       (:no-error (&rest values)
         (declare (ignore values))
+        (funcall (pipeline-count pipeline) :succeeded 1)
         (when (plusp (shiftf (pipeline-failures pipeline) 0))
           (log-event :info :otlp-export-works :signal (pipeline-signal pipeline)
                                               :target (pipeline-target pipeline)))

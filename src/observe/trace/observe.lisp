@@ -33,6 +33,21 @@ it is not known."
       (put-status span :error (format nil "~A~@[: ~A~]" (status-name status)
                                       (and text (plusp (length text)) text)))))
 
+(defun put-semantic-attributes (span call)
+  "Tell of CALL what OpenTelemetry's conventions for gRPC have spans tell, at its begin."
+  (let* ((path (call-path call))
+         (slash (and path (position #\/ path :start 1)))
+         (peer (rpc:call-peer call))
+         (colon (and peer (position #\: peer :from-end t)))
+         (port (and colon (parse-integer peer :start (1+ colon) :junk-allowed t))))
+    (put-attribute span "rpc.system" "grpc")
+    (when slash
+      (put-attribute span "rpc.service" (subseq path 1 slash))
+      (put-attribute span "rpc.method" (subseq path (1+ slash))))
+    (when peer
+      (put-attribute span "network.peer.address" (if port (subseq peer 0 colon) peer))
+      (when port (put-attribute span "network.peer.port" port)))))
+
 (defun outcome-text (call)
   "The text of the status that CALL has ended with, or nil."
   (let ((outcome (rpc:call-outcome call)))
@@ -56,6 +71,10 @@ it is not known."
   "CALL has ended, and its span with it."
   (let ((record (known-record call)))
     (when (and (record-p record) (record-span record))
+      (when (tracing-semantic (record-tracing record))
+        (put-attribute (record-span record) "rpc.grpc.status_code"
+                       (status:status-code (call-status call)))
+        (when (rpc:client-p call) (put-semantic-attributes (record-span record) call)))
       (put-call-status (record-span record) (call-status call) (outcome-text call))
       (finish-span (record-tracing record) (record-queue record) (record-span record)))))
 
@@ -144,6 +163,7 @@ it is not known."
   (when sampled
     (let ((span (begin-record-span record (span-title "Recv" call) :server))
           (protocol (operate protocol call)))
+      (when (tracing-semantic (record-tracing record)) (put-semantic-attributes span call))
       ;; as in metrics: the spans of gRPC's calls are those of gRFC A72
       (unless (member protocol '(:grpc nil))
         (put-attribute span "clgrpc.protocol" (string-downcase protocol))))))
@@ -251,6 +271,7 @@ PLAIN is what TOLD-SIZE says of it."
 
 (defun make-tracing (&rest options &key (sampler '(:parent-based :always-on))
                                      (propagators '(:tracecontext)) on-batch
+                                     semantic-conventions
                      &allow-other-keys)
   "Return tracing, for :observer of START-SERVER, MAKE-CHANNEL and SERVER-CHANNEL, alone or in a
 list of observers: their calls get spans as gRFC A72 says, which wait for an exporter, and trace
@@ -261,17 +282,22 @@ what was decided for the parent and asks ROOT if there is none; or a function of
 context or nil) and the 16 octets of the trace id, called on the call's loop. PROPAGATORS are the
 forms in which contexts are sent and, the first that there is, read: :tracecontext (traceparent and
 tracestate of W3C Trace Context) and :grpc-trace-bin. ON-BATCH is a function without arguments that
-is called, on the loop, when as many spans wait as :batch-spans says; it must not wait. All other
+is called, on the loop, when as many spans wait as :batch-spans says; it must not wait. With
+SEMANTIC-CONVENTIONS spans of calls have the attributes of OpenTelemetry's conventions for gRPC as
+well, by which its backends group: rpc.system, rpc.service, rpc.method, rpc.grpc.status_code,
+network.peer.address and network.peer.port. All other
 OPTIONS are rows of the options table as keywords. Signal MISUSE for what is none of these. From any
 thread."
   (let* ((limits (apply #'make-tracing-options
                         (loop for (name value) on options by #'cddr
-                              unless (member name '(:sampler :propagators :on-batch))
+                              unless (member name '(:sampler :propagators :on-batch
+                                                    :semantic-conventions))
                                 append (list name value))))
          (tracing (%make-tracing :limits limits :sampler (find-sampler sampler)
                                  :bound (root-bound sampler)
                                  :propagators (check-propagators propagators)
                                  :on-batch (check-on-batch on-batch)
+                                 :semantic (and semantic-conventions t)
                                  :offset-ns (clock-offset))))
     (setf (tracing-shared tracing) (new-queue tracing nil)
           loop:**carrier** #'carry

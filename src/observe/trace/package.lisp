@@ -21,6 +21,6 @@
    #:span-status-text #:event-name #:event-ns #:event-attributes #:span-link-context
    #:span-link-attributes
    ;; tracing.lisp
-   #:tracing #:make-tracing #:on-batch #:drain #:spans-dropped
+   #:tracing #:make-tracing #:on-batch #:drain #:spans-dropped #:spans-waiting
    ;; current.lisp
    #:current-trace #:with-span #:set-span-attribute #:add-span-event #:trace-exemplar))

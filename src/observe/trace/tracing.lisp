@@ -11,6 +11,7 @@
   ;; what it does without a parent: see ROOT-BOUND
   (bound +no-bound+ :type sb-ext:word :read-only t)
   (propagators '() :type list :read-only t) ; :tracecontext, :grpc-trace-bin
+  (semantic nil :type boolean :read-only t) ; spans have OpenTelemetry's attributes as well
   (offset-ns 0 :type (signed-byte 64))  ; from the loops' clock to the time since 1970
   (shared nil :type (or null queue))    ; of the threads that run no loop
   (queues '() :type list)               ; of loops; atomic
@@ -102,6 +103,10 @@ oldest first; the exporter that calls this has them from now on. From any thread
 exporter. From any thread."
   (+ (tracing-gone tracing)
      (loop for queue in (all-queues tracing) sum (queue-dropped queue))))
+
+(defun spans-waiting (tracing)
+  "How many spans of TRACING wait for an exporter. From any thread."
+  (loop for queue in (all-queues tracing) sum (queue-length queue)))
 
 ;;; Spans begin and end
 

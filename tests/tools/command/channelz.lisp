@@ -77,6 +77,46 @@ once, and the channel that it was called on."
       (is (equal '("server" 7 "10.0" "3.0" 1 120 10) (subseq row 0 7))))
     (is (string= "-" (third (first (tools::look-rows (look 3 120 10) nil)))))))
 
+(test top-sorts
+  (flet ((look (&rest rows)
+           (tools::make-look :ns 1000000000
+                             :readings (loop for (name started succeeded failed) in rows
+                                             for number from 1
+                                             collect (tools::make-reading
+                                                      :kind "server" :number number :name name
+                                                      :started started :failed failed
+                                                      :succeeded succeeded)))))
+    (let ((look (look '("b" 10 9 1) '("c" 30 2 0) '("a" 20 20 0))))
+      (flet ((order (order) (mapcar (lambda (row) (first (last row)))
+                                    (tools::look-rows look nil order))))
+        (is (equal '("a" "b" "c") (order "name")))
+        (is (equal '("c" "b" "a") (order "running")))))
+    (is (equal '("failed" "calls") (list (tools::next-order "calls") (tools::next-order "name"))))))
+
+(test top-fits-the-terminal
+  "However many lines there are, and however long: the head stays, and what has no room is told."
+  (let ((lines (loop for i below 50 collect (format nil "~3D ~A" i (make-string 200)))))
+    (let ((fit (tools::fit-lines lines 12 60)))
+      (is (= 12 (length fit)))
+      (is (every (lambda (line) (<= (length line) 60)) fit))
+      (is (string= "… 39 more" (first (last fit)))))
+    (is (= 50 (length (tools::fit-lines lines 50 300))))))
+
+(test top-has-a-head
+  (flet ((look (seconds cpu)
+           (tools::make-look :ns (* seconds 1000000000)
+                             :figures `(("process_cpu_seconds_total" . ,cpu)
+                                        ("clgrpc_heap_used_bytes" . 25000000)
+                                        ("clgrpc_heap_limit_bytes" . 1000000000)
+                                        ("clgrpc_gc_collections_total" . 7)))))
+    (is (eql 0 (search "CPU 50.0 %  heap 25.0 of 1000.0 MB  collections 7"
+                       (tools::head-line (look 3 11) (look 1 10)))))
+    (is (null (tools::head-line (tools::make-look :ns 1) nil))))
+  (is (string= "1:02:03" (tools::uptime-text 3723.4d0)))
+  (is (equal '(("process_threads" . 12))
+             (tools::read-figures
+              (clgrpc.base:string-octets (format nil "# x~%process_threads{a=\"b\"} 12~%other 1~%"))))))
+
 (test serve-channelz
   (with-serve (program address "greeter" "--channelz")
     (is (string= (format nil "channelz on ~A" address) (support:program-line program)))

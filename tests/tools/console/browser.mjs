@@ -90,11 +90,34 @@ async function look() {
     + " + document.scripts.length - 1");
   seen.hacked = await value("'hacked' in window");
 
+  // a status leads to its calls, and back
+  const button = (id, text) => `[...document.querySelectorAll('#${id} tbody button')].find((one) => one.textContent === '${text}')`;
+  await value(`${button("statuses", "PERMISSION_DENIED")}.click()`);
+  await until("!document.getElementById('only').hidden", 5);
+  seen.onlyText = await value("document.getElementById('only-text').textContent");
+  seen.onlyStatuses = await value("[...new Set([...document.querySelectorAll('#calls tbody tr')].map((row) => row.children[1]?.textContent))]");
+  seen.fragment = await value("location.hash");
+  await value("document.getElementById('all-calls').click()");
+
+  // the log is searched, and a view has a link, which another page shows
+  await value("const find = document.getElementById('log-find'); find.value = 'example not'; find.dispatchEvent(new Event('input'))");
+  await until("location.hash.includes('words=example')", 5);
+  seen.found = await value("[...new Set([...document.querySelectorAll('#log tbody b')].map((one) => one.textContent))]");
+  await value("location.hash = '#level=error&span=60'");
+  await until("document.getElementById('level').value === 'error'", 5);
+  seen.recalled = await value("[document.querySelector('input[name=span]:checked').value, document.getElementById('log-find').value]");
+  await value("location.hash = ''");
+
   // the charts say in words what they show where the arrow keys point
   await value("document.getElementById('chart-rate').focus()");
   await page("Input.dispatchKeyEvent", { type: "keyDown", key: "ArrowLeft", code: "ArrowLeft", windowsVirtualKeyCode: 37 });
   await pause(200);
   seen.reading = await value("document.getElementById('read-rate').textContent");
+  for (const type of ["keyDown", "keyUp"])
+    await page("Input.dispatchKeyEvent", { type, key: "Enter", code: "Enter", windowsVirtualKeyCode: 13 });
+  await until("document.getElementById('only-text').textContent.includes('that ended from')", 5);
+  seen.moment = await value("document.getElementById('only-text').textContent");
+  await value("document.getElementById('all-calls').click()");
   await value("document.activeElement.blur()");
 
   await value("document.querySelector('#options summary').click()");
@@ -105,7 +128,7 @@ async function look() {
   const { nodes } = await page("Accessibility.getFullAXTree");
   const usable = ["button", "combobox", "checkbox", "radio", "searchbox", "textbox", "link", "image", "table", "region", "log"];
   seen.nameless = nodes.filter((node) => !node.ignored && usable.includes(node.role?.value) && !node.name?.value
-    && node.role.value !== "table").map((node) => node.role.value);
+    ).map((node) => node.role.value);
 
   // what is written can be read
   seen.faint = [];

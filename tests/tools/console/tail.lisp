@@ -47,3 +47,19 @@
     (is (equal (loop for i from 7 below count collect i) (tail-numbers tail)))
     (is (equal (loop for i from 7 below count collect i) (tail-numbers tail 3)))
     (is (equal (list (1- count)) (tail-numbers tail (1- count))))))
+
+(test calls-push-nothing-else-out
+  "However many calls the access log tells of, other events stay, and both are in order."
+  (let ((tail (console::make-tail)))
+    (say-number tail 1)
+    (loop for i below 1000
+          do (setf (console::tail-second-ns tail) 0)
+             (console::add-event tail :info :call (list :number i)))
+    (say-number tail 2)
+    (let ((entries (console::entries-after tail 0)))
+      (is (= (+ 2 console::+tail-events+) (length entries)))
+      (is (apply #'< (mapcar #'console::entry-number entries)))
+      (is (equal '(:number :call :number)
+                 (list (console::entry-event (first entries))
+                       (console::entry-event (second entries))
+                       (console::entry-event (first (last entries)))))))))

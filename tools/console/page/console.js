@@ -16,7 +16,11 @@ const state = {
   log: [],                // the newest first
   servers: [], threads: [],
   turns: new Map(),       // by loop: [{time, turns}, …] of the last seconds
-  role: "server", method: "", span: 300, which: "slow", level: "info",
+  role: "server", method: "", span: 300, which: "slow", level: "info", words: "",
+  // which calls are listed, beside role, method and span: of a status, a peer, a moment's
+  // {from, to} in ms, with durations {above, below} in s; all or nothing of each
+  only: {},
+  collections: undefined, // as the last frame that told them has them
   cursor: null,           // the time that the charts show the numbers of, or null
   paused: false,
 };
@@ -113,19 +117,25 @@ function dropCall() {
 }
 
 function addFrame(frame) {
+  const collections = frame.values?.["clgrpc.gc.collections"];
+  if (collections !== undefined) {
+    frame.collected = state.collections !== undefined && collections > state.collections;
+    state.collections = collections;
+  }
   state.frames.push({time: frame.time, seconds: frame.seconds || 1, counts: frame.counts ?? [],
-                     values: frame.values ?? {}});
+                     values: frame.values ?? {}, collected: frame.collected});
   if (state.frames.length > MOST_FRAMES) state.frames.shift();
 }
 
 function hello(data) {
   state.series.clear(); state.calls.clear();
-  Object.assign(state, {frames: [], log: [], values: {}, servers: [], threads: [],
+  Object.assign(state, {frames: [], log: [], values: {}, servers: [], threads: [], collections: undefined,
                         bounds: data.bounds, process: data.process, started: data.started});
   takeSeries(data.series);
   takeCounts(data.counts);
   // the first frame has all that was before anybody looked, which is no rate
   for (const frame of data.frames ?? []) if (frame.seconds) addFrame(frame);
+  state.collections = data.values?.["clgrpc.gc.collections"] ?? state.collections;
   takeRest(data);
   loadOptions();
   $("pages").replaceChildren(...data.pages.map(([name, title]) => element("a", {href: `${name}/`}, title)));
@@ -389,6 +399,7 @@ function chartHeat(digests) {
   const most = Math.max(1, ...digests.flatMap((one) => [...one.buckets.values()].map((calls) => calls / one.seconds)));
   draw($("chart-heat"), (context, area, x) => {
     const step = (area.bottom - area.top) / (last - first + 1);
+    $("chart-heat").bucketAt = (top) => first + Math.floor((area.bottom - top) / step);
     const top = (bucket) => area.bottom - (bucket - first + 1) * step;
     const ramp = heatColours();
     for (const one of digests) {
@@ -415,7 +426,7 @@ function chartHeat(digests) {
 }
 
 // Values of NAME at each frame, as far as they are known: frames have what has changed
-function history(frames, name) {
+function valuesOf(frames, name) {
   let value = null;
   const points = [];
   for (const frame of frames) {
@@ -426,21 +437,14 @@ function history(frames, name) {
 }
 
 function chartHeap(frames) {
-  const points = history(frames, "clgrpc.heap.used");
+  const points = valuesOf(frames, "clgrpc.heap.used");
   const limit = roundUp(Math.max(1e6, ...points.map((point) => point.value)));
   draw($("chart-heap"), (context, area, x) => {
     const y = (value) => area.bottom - (area.bottom - area.top) * value / limit;
     grid(context, area, [0, limit / 2, limit], y, octets);
     line(context, points.map((point) => [point.time, point.value]), x, y, palette.ok, area);
-    let before = null;
-    for (const frame of frames) {
-      const collections = frame.values["clgrpc.gc.collections"];
-      if (collections !== undefined && before !== null && collections > before) {
-        context.fillStyle = palette.bad;
-        context.fillRect(x(frame.time) - 1, area.top, 2, 10);
-      }
-      before = collections ?? before;
-    }
+    context.fillStyle = palette.bad;
+    for (const frame of frames) if (frame.collected) context.fillRect(x(frame.time) - 1, area.top, 2, 10);
   });
   const at = points.length && (state.cursor === null ? points.at(-1)
     : points.reduce((a, b) => Math.abs(a.time - state.cursor) <= Math.abs(b.time - state.cursor) ? a : b));
@@ -450,7 +454,7 @@ function chartHeap(frames) {
 
 // How fast the value NAME grows, by the last frames
 function speed(name) {
-  const points = history(state.frames, name).slice(-6);
+  const points = valuesOf(state.frames, name).slice(-6);
   if (points.length < 2) return null;
   const gone = points.slice(1).reduce((sum, point) => sum + point.seconds, 0);
   return (points.at(-1).value - points[0].value) / gone;
@@ -521,8 +525,12 @@ function showStatuses(frames) {
   rows($("statuses").tBodies[0], list, (one) => one.name, (row, one) => {
     row.dataset.total = one.total;
     const bad = failedStatus(one.name);
-    cells(row, [one.name, bad ? "status-bad" : ""],
-          [element("span", {class: bad ? "bar bad" : "bar",
+    if (!row.children.length)
+      row.append(element("td", {}, element("button", {type: "button", title: "List calls of this status only",
+                                                      class: bad ? "status-bad" : "",
+                                                      onclick: () => listOnly({status: one.name})}, one.name)));
+    cells(row, [row.children[0].firstChild],
+          [element("span", {class: bad ? "bar bad" : "bar", hidden: one.calls ? null : "",
                             style: {width: `${whole ? 100 * one.calls / whole : 0}%`}}), ""],
           [count(one.calls), "n"], [count(one.total), "n"]);
   });
@@ -554,11 +562,40 @@ function stageBar(call) {
 
 const shortMethod = (method) => (method ?? "unknown").replace(/^\//, "");
 
+// True if CALL is one of those that were asked for by a click
+function listed(call) {
+  const {status, peer, from, to, above, below} = state.only;
+  return (!status || call.status === status) && (!peer || call.peer === peer)
+    && (from === undefined || (call.time > from && call.time <= to))
+    && (above === undefined || (call.seconds > above && call.seconds <= below));
+}
+
+// List the calls that ONLY says, and go to the list
+function listOnly(only) {
+  state.only = only;
+  if (only.status) state.which = failedStatus(only.status) ? "failed" : "slow";
+  else if (only.from !== undefined) state.which = "slow";
+  showChoice();
+  render();
+  $("h-calls").scrollIntoView({block: "start", behavior: "smooth"});
+}
+
+function onlyText() {
+  const {status, peer, from, to, above, below} = state.only, parts = [];
+  if (status) parts.push(`with ${status}`);
+  if (peer) parts.push(`of ${peer}`);
+  if (from !== undefined) parts.push(`that ended from ${clock(from)} to ${clock(to)}`);
+  if (above !== undefined) parts.push(`that took ${mark(above)} to ${below === Infinity ? "…" : mark(below)}`);
+  return parts.length ? `Only calls ${parts.join(", ")}` : "";
+}
+
 function showCalls() {
   const failed = state.which === "failed", from = newestTime() - state.span * 1000;
+  $("only").hidden = !onlyText();
+  setText($("only-text"), onlyText());
   const list = [...state.calls.values()]
     .filter((call) => call.role === state.role && call.time > from && (!failed || failedStatus(call.status))
-            && (!state.method || shortMethod(call.method) === state.method))
+            && (!state.method || shortMethod(call.method) === state.method) && listed(call))
     .sort((a, b) => failed ? b.number - a.number : b.seconds - a.seconds).slice(0, MOST_ROWS);
   rows($("calls").tBodies[0], list, (call) => call.number, (row, call) => {
     if (!row.children.length) {
@@ -574,8 +611,16 @@ function showCalls() {
     setText(row.lastChild, ago(call.time));
   });
   if (!list.length)
-    $("calls").tBodies[0].replaceChildren(element("tr", {}, element("td", {colspan: 7}, failed ? "No call has failed." : "None yet.")));
+    $("calls").tBodies[0].replaceChildren(element("tr", {}, element("td", {colspan: 7},
+      onlyText() ? "None of them is kept: those are the slowest of each minute, and the last that failed."
+        : failed ? "No call has failed." : "None yet.")));
 }
+
+// A trace's id leads to what the log says of the trace
+const traceButton = (id) => element("button", {type: "button", title: "Find it in the log", onclick: () => {
+  $("life").close();
+  searchLog(id);
+}}, id);
 
 // A call's stages one behind the other, as they followed each other
 function showLife(call) {
@@ -595,7 +640,8 @@ function showLife(call) {
                  ["this end", call.role === "server" ? "served it" : "made it"]];
   if (typeof call.stages?.stage === "string") pairs.push(["it was at", call.stages.stage]);
   for (const [name, value] of Object.entries(call))
-    if (!skip.has(name) && value !== null) pairs.push([name.replaceAll("-", " "), String(value)]);
+    if (!skip.has(name) && value !== null)
+      pairs.push([name.replaceAll("-", " "), name === "trace-id" ? traceButton(String(value)) : String(value)]);
   $("life-title").replaceChildren(...breakable(shortMethod(call.method)));
   $("life-body").replaceChildren(
     life.length ? element("div", {class: "life"}, ...life) : element("p", {class: "note"}, "Its stages were too short to be measured."),
@@ -627,9 +673,13 @@ function showLoops() {
   const links = loops.flatMap((loop) => (loop.links ?? []).map((link) => ({...link, loop: loop.name, key: loop.key})));
   links.sort((a, b) => b.calls - a.calls);
   const shown = links.slice(0, MOST_ROWS);
-  rows($("connections").tBodies[0], shown, (link) => `${link.key} ${link.peer}`, (row, link) =>
-    cells(row, [link.peer ?? ""], [count(link.calls), "n"], [link.tls === true ? "yes" : "no"],
-          [duration(link.seconds), "n"], [link.loop, "wide"]));
+  rows($("connections").tBodies[0], shown, (link) => `${link.key} ${link.peer}`, (row, link) => {
+    if (!row.children.length)
+      row.append(element("td", {}, element("button", {type: "button", title: "List calls of this peer only",
+                                                      onclick: () => listOnly({peer: link.peer})}, link.peer ?? "")));
+    cells(row, [row.children[0].firstChild], [count(link.calls), "n"], [link.tls === true ? "yes" : "no"],
+          [duration(link.seconds), "n"], [link.loop, "wide"]);
+  });
   const all = loops.reduce((sum, loop) => sum + (loop.connections ?? 0), 0);
   setText($("more-connections"), all > shown.length ? `and ${count(all - shown.length)} more` : "");
   const names = state.threads.map(([name, number]) => (name || "unnamed") + (number > 1 ? ` × ${number}` : ""));
@@ -639,15 +689,34 @@ function showLoops() {
 
 // The log
 
+// What ENTRY says, for a search: its event, and names and values as they are shown
+function entryText(entry) {
+  entry.text ??= `${entry.event} ${entry.values.map(([name, text]) => `${name}=${text}`).join(" ")}`.toLowerCase();
+  return entry.text;
+}
+
+function searchLog(words) {
+  state.words = words;
+  showChoice();
+  render();
+  $("h-log").scrollIntoView({block: "start", behavior: "smooth"});
+}
+
+// TEXT, the value NAME of an event; times are in units that people read
+const valueText = (name, text) => name === "seconds" && Number.isFinite(Number(text)) ? seconds(Number(text)) : text;
+
 function showLog() {
   const least = LEVELS.indexOf(state.level);
-  const list = state.log.filter((entry) => LEVELS.indexOf(entry.level) >= least).slice(0, 200);
+  const words = state.words.toLowerCase().split(/\s+/).filter(Boolean);
+  const list = state.log.filter((entry) => LEVELS.indexOf(entry.level) >= least
+                                && words.every((word) => entryText(entry).includes(word))).slice(0, 200);
   $("no-log").hidden = list.length > 0;
   rows($("log").tBodies[0], list, (entry) => entry.number, (row, entry) => {
     if (row.children.length) return;
     row.append(element("td", {}, clock(entry.time)), element("td", {class: entry.level}, entry.level),
                element("td", {class: "text"}, element("b", {}, entry.event),
-                       ...entry.values.flatMap(([name, text]) => [element("span", {}, `${name}=`), `${text} `])));
+                       ...entry.values.flatMap(([name, text]) => [element("span", {}, `${name}=`),
+                                                                  `${valueText(name, text)} `])));
   });
 }
 
@@ -689,7 +758,8 @@ function showTiles(digests) {
   setText($("tile-p99"), seconds(percentile(last.buckets, 0.99)));
   const connections = Object.entries(state.values).filter(([name]) => name.startsWith("clgrpc.loop.connections/"));
   setText($("tile-connections"), count(connections.reduce((sum, [, value]) => sum + value, 0)));
-  setText($("tile-open"), count(underWay("")));
+  setText($("tile-open"), state.role === "server" ? count(underWay("")) : "–");
+  setText($("failed-of"), `Failed in ${state.span / 60} min`);
   const cpu = speed("process.cpu.time");
   setText($("tile-cpu"), cpu === null ? "–" : percent(cpu, 1));
   setText($("tile-heap"), octets(state.values["clgrpc.heap.used"] ?? 0));
@@ -708,7 +778,7 @@ function showChoices() {
   const have = [...$("method").options].map((option) => option.value);
   if (wanted.join("\n") !== have.join("\n")) {
     $("method").replaceChildren(...wanted.map((name) => element("option", {value: name}, name || "all")));
-    if (!methods.includes(state.method)) state.method = "";
+    if (methods.length && !methods.includes(state.method)) state.method = "";
   }
   $("method").value = state.method;
 }
@@ -734,7 +804,42 @@ function render() {
     showLoops();
     showLog();
     document.documentElement.dataset.frames = state.frames.length;
+    rememberView();
   });
+}
+
+// A view has a link: what was chosen stands in the fragment of the address
+
+const VIEW = {role: "server", method: "", span: 300, which: "slow", level: "info", words: ""};
+
+function rememberView() {
+  const view = new URLSearchParams();
+  for (const [name, usual] of Object.entries(VIEW)) if (state[name] !== usual) view.set(name, state[name]);
+  for (const name of ["status", "peer"]) if (state.only[name]) view.set(name, state.only[name]);
+  const fragment = view.toString();
+  if (fragment !== location.hash.slice(1))
+    history.replaceState(null, "", fragment ? `#${fragment}` : location.pathname + location.search);
+}
+
+function recallView() {
+  const view = new URLSearchParams(location.hash.slice(1));
+  const among = (name, allowed) => allowed.includes(view.get(name)) ? view.get(name) : VIEW[name];
+  state.role = among("role", ["server", "client"]);
+  state.which = among("which", ["slow", "failed"]);
+  state.level = among("level", LEVELS);
+  state.span = Number(among("span", ["60", "300"]));
+  state.method = view.get("method") ?? "";
+  state.words = view.get("words") ?? "";
+  state.only = {};
+  for (const name of ["status", "peer"]) if (view.get(name)) state.only[name] = view.get(name);
+}
+
+// Have the controls show what is chosen
+function showChoice() {
+  for (const name of ["role", "span", "which"])
+    document.querySelector(`input[name=${name}][value="${state[name]}"]`).checked = true;
+  $("level").value = state.level;
+  $("log-find").value = state.words;
 }
 
 // Choices
@@ -751,6 +856,9 @@ function chooseMethod(name) {
 
 function begin() {
   document.body.append(probe);
+  recallView();
+  showChoice();
+  addEventListener("hashchange", () => { recallView(); showChoice(); render(); });
   beginTheme(() => { readPalette(); render(); });
   $("pause").addEventListener("click", () => {
     state.paused = !state.paused;
@@ -761,12 +869,18 @@ function begin() {
     const {name, value, id} = event.target;
     if (id === "method") state.method = value;
     else if (name === "span") state.span = Number(value);
-    else if (name === "role") { state.role = value; state.method = ""; }
+    else if (name === "role") { state.role = value; state.method = ""; state.only = {}; }
     render();
   });
   for (const button of document.querySelectorAll("input[name=which]"))
     button.addEventListener("change", () => { state.which = button.value; render(); });
   $("level").addEventListener("change", () => { state.level = $("level").value; render(); });
+  $("log-find").addEventListener("input", () => { state.words = $("log-find").value.trim(); render(); });
+  $("all-calls").addEventListener("click", () => { state.only = {}; render(); });
+  $("to-failed").addEventListener("click", () => {
+    state.which = "failed";
+    listOnly({});
+  });
   $("close").addEventListener("click", () => $("life").close());
   $("options").addEventListener("toggle", () => { if ($("options").open) loadOptions(); });
   $("find").addEventListener("input", showOptions);
@@ -779,6 +893,16 @@ function begin() {
   openStream();
 }
 
+function callsAt(canvas, time, top) {
+  const around = state.span * 1000 / 60, only = {from: time - around, to: time + around};
+  const bucket = top < 0 ? undefined : canvas.bucketAt?.(top);
+  if (bucket >= 0 && bucket <= state.bounds.length) {
+    only.above = state.bounds[bucket - 1] ?? -1;
+    only.below = state.bounds[bucket] ?? Infinity;
+  }
+  return only;
+}
+
 // The pointer, or the arrow keys, move the cursor of all charts
 function readable(canvas) {
   const move = (time) => { state.cursor = time; render(); };
@@ -787,9 +911,15 @@ function readable(canvas) {
     const share = (event.clientX - box.left - MARGIN.left) / (box.width - MARGIN.left - MARGIN.right);
     move(share < 0 || share > 1 ? null : end - (1 - share) * state.span * 1000);
   });
+  // a click leads to the calls of that moment, and in the heat map to those of that duration
+  canvas.addEventListener("click", (event) => {
+    const box = canvas.getBoundingClientRect();
+    if (state.cursor !== null) listOnly(callsAt(canvas, state.cursor, event.clientY - box.top));
+  });
   canvas.addEventListener("pointerleave", () => move(null));
   canvas.addEventListener("blur", () => move(null));
   canvas.addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && state.cursor !== null) listOnly(callsAt(canvas, state.cursor, -1));
     const step = {ArrowLeft: -1, ArrowRight: 1}[event.key];
     if (!step) return;
     event.preventDefault();

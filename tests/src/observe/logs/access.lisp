@@ -275,3 +275,9 @@
                                     (getf theirs :span-id))
                               :test #'string=)))
                 "each is its own call's")))))))
+
+(test the-stages-of-an-event-are-an-object-always
+  "Also those of a call that ended while it was received, which are words alone: a search engine
+refuses a field that is an object once and a list another time."
+  (loop for stages in '((:stage :receive :total 1.5d0) (:queue 0.5d0 :stage :answer) (:stage :send))
+        do (is (clgrpc.base::plist-p (clgrpc.logs::stages-plist stages)) "~S" stages)))

@@ -96,3 +96,19 @@
           ;; 3 is advice about names, which are OpenTelemetry's
           (is (member status '(0 3)) "~A" error)
           (is-false (search "error while linting" error) "~A" error))))))
+
+(test the-target-is-told-of
+  "What tells the process from others, as OpenTelemetry's exporter for Prometheus has it."
+  (let ((metrics (grpc:make-metrics :resource '(("service.name" . "shop") ("a" . 1)))))
+    (is (member "target_info{a=\"1\",service_name=\"shop\"} 1" (lines-of metrics) :test #'string=))
+    (is (member "# TYPE target info"
+                (lines-of metrics "application/openmetrics-text;version=1.0.0")
+                :test #'string=))
+    (is (notany (lambda (line) (search "target_info" line)) (lines-of (grpc:make-metrics))))
+    (signals grpc:misuse (grpc:make-metrics :resource '(("service name" . 1))))))
+
+(test refusals-are-there-from-the-begin
+  "At 0, once there is a server, so that an alert sees the first."
+  (let ((metrics (grpc:make-metrics)))
+    (with-probe (channel :options (list :observer metrics)) (:ask #'double)
+      (is (member '("max-calls" 0) (points metrics "clgrpc.server.refusals") :test #'equal)))))

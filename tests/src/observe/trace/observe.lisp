@@ -405,3 +405,18 @@ that its handler sees."
                            content-length: 2|connection: close||{}"))
       (is (equal '(() (("clgrpc.protocol" . "connect")))
                  (sort (mapcar #'trace:span-attributes (drained tracing 2)) #'< :key #'length))))))
+
+(test semantic-attributes-if-they-are-asked-for
+  "Spans of calls have what OpenTelemetry's backends group by, and none of it otherwise."
+  (dolist (wanted '(t nil))
+    (with-traced (channel tracing :tracing-options (:semantic-conventions wanted)) (:ask #'double)
+      (ask channel (note 4))
+      (let* ((spans (drained tracing 3))
+             (received (named "Recv." spans)) (sent (named "Sent." spans)))
+        (dolist (span (list received sent))
+          (loop for (name value) in '(("rpc.system" "grpc") ("rpc.service" "lab.Bench")
+                                      ("rpc.method" "Ask") ("rpc.grpc.status_code" 0)
+                                      ("network.peer.address" "127.0.0.1"))
+                do (is (equal (and wanted value) (attribute span name)) "~A is ~S" name
+                       (attribute span name)))
+          (is (eq wanted (and (attribute span "network.peer.port") t))))))))
