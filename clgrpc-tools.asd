@@ -22,7 +22,8 @@
                (:file "inspect/binlog") (:file "worker/service") (:file "worker/figures")
                (:file "worker/client") (:file "worker/worker") (:file "worker/driver")
                (:file "command/profile") (:file "command/rehearsal") (:file "command/compare")
-               (:file "command/load-plan") (:file "command/load") (:file "command/cluster-node")
+               (:file "command/load-plan") (:file "command/knee") (:file "command/load")
+               (:file "command/cluster-node")
                (:file "command/cluster-workflow") (:file "command/cluster-schedule")
                (:file "command/cluster")
                (:file "command/main"))
@@ -57,7 +58,7 @@
   :serial t
   :components ((:file "package") (:file "area") (:file "symbol") (:file "sample") (:file "stack")
                (:file "event") (:file "agent") (:file "process") (:file "perf") (:file "run")
-               (:file "text") (:file "compare") (:file "flame") (:file "html")))
+               (:file "text") (:file "export") (:file "compare") (:file "flame") (:file "html")))
 
 (defsystem "clgrpc-tools/page"
   :description "Reports as web pages, with charts as SVG."

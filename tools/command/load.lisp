@@ -140,6 +140,41 @@ one; those that are left are not made once one was broken off."
                                    (lambda () (load:perform-run plan :on-progress progress)))
       (when progress (clear-progress)))))
 
+(defun load-to-knee (&rest options &key knee rps duration rounds &allow-other-keys)
+  "The RUN at the highest rate that the conditions KNEE allow."
+  (when (< 1 rounds) (refuse "--knee makes rounds of its own; --rounds does not go with it"))
+  (let ((options (list* :rps (or rps 100) :duration (or duration 5) options)))
+    (run-at-knee (apply #'make-load-plan options) knee (or rps 100))))
+
+(defun server-reading (url name)
+  "What the server with metrics at URL has counted of the method NAME, a METHOD-READING or nil."
+  (find-if (lambda (reading)
+             (and (string= "server" (method-reading-role reading))
+                  (string= name (method-reading-name reading))))
+           (get-metrics url)))
+
+(defun server-figures (before after)
+  "What a server counted between BEFORE, a METHOD-READING or nil, and AFTER, as RUN-SERVER has it."
+  (let ((buckets (buckets-since after before)))
+    (cons (cons "count" (- (method-reading-ended after)
+                           (if before (method-reading-ended before) 0)))
+          (loop for (name share) in '(("p50" 1/2) ("p90" 9/10) ("p99" 99/100))
+                for seconds = (bucket-quantile share buckets)
+                when seconds collect (cons name (round (* +ns-per-second+ seconds)))))))
+
+(defun call-beside-server (url method function)
+  "The RUN that FUNCTION, without arguments, returns, with what the server with metrics at URL, or
+nil, has counted of METHOD meanwhile."
+  (if (null url)
+      (funcall function)
+      (let* ((name (subseq (method-path method) 1))
+             (before (server-reading url name))
+             (run (funcall function))
+             (after (server-reading url name)))
+        (unless after (fail-command "~A has nothing about ~A" (third url) name))
+        (setf (load:run-server run) (server-figures before after))
+        run)))
+
 (defun count-errors-in (run)
   "Have the latencies that are told of RUN and its rounds be those of all calls."
   (dolist (one (cons run (load:run-rounds run)))
@@ -160,7 +195,12 @@ one; those that are left are not made once one was broken off."
       (when compare (refuse "csv has no place for --compare"))
       (when workers (refuse "csv tells calls one by one, and workers do not")))
     (when output (call-with-output (constantly nil) output)) ; rather now than after an hour
-    (let ((run (apply (if workers #'load-by-workers #'load-alone) options)))
+    (let ((run (call-beside-server
+                (getf options :server-metrics) (getf options :method)
+                (lambda () (apply (cond (workers #'load-by-workers)
+                                        ((getf options :knee) #'load-to-knee)
+                                        (t #'load-alone))
+                                  options)))))
       (when count-errors (count-errors-in run))
       (call-with-output (lambda (stream) (report:write-report format run stream :before compare))
                         output)
@@ -251,6 +291,12 @@ one; those that are left are not made once one was broken off."
       ((skip-first nil "--skipFirst") "N" (integer-parser 0 1000000000) 0
        "Do not count so many calls at the begin.")
       (warm-up "DURATION" #'parse-duration 0 "Do not count calls of so long a time before the run.")
+      (knee "CONDITIONS" #'parse-conditions nil
+            "Search the highest rate at which none of these holds, such as 'p99 > 10ms', by runs of
+      -z, 5s by default, from --rps on, 100 by default; report the run at that rate.")
+      (server-metrics "URL" #'parse-url nil
+                      "Where the server tells Prometheus of metrics, http://HOST:PORT/metrics: what
+      it counted itself of these calls is told beside what is seen here.")
       (rounds "N" (integer-parser 1 1000) 1
               "Make the run so many times, to tell change from noise.")
       (stream-call-count "N" (integer-parser 1 1000000000) nil

@@ -44,7 +44,9 @@ our own `load` for services of `serve`, else nil."
                            profile)
                        :stream stream)
      (terpri stream))
-    (:html (profile:write-profile-page profile stream :before before))))
+    (:html (profile:write-profile-page profile stream :before before))
+    (:folded (profile:write-folded profile stream))
+    (:pprof (profile:write-pprof profile))))
 
 (defun call-for-profile (function &rest arguments)
   "Call FUNCTION with ARGUMENTS; a PROFILE-ERROR is a FAILURE."
@@ -67,8 +69,11 @@ our own `load` for services of `serve`, else nil."
                "Who samples: perf, sbcl, which only goes for a command, or auto, perf if there.")
       (compare "FILE" #'identity nil
                "An earlier profile, JSON, to show the differences from.")
-      ((output nil "-O" "--format") "FORMAT" (choice-parser :text :json :html) :text
-              "How the report is written; html is one page, with a flame graph.")))
+      ((output nil "-O" "--format") "FORMAT" (choice-parser :text :json :html :folded :pprof)
+              :text
+              "How the report is written; html is one page, with a flame graph, and with --compare
+      one of the differences; folded are stacks for speedscope and its like, pprof is for `go tool
+      pprof`.")))
     "Show where the time of a process goes: CPU by subsystem, by phase of a call and by function,
 system calls, waits and switches of thread, batons, allocation and collections. Samples with perf."
   (let* ((pid (and (null (rest what)) (parse-integer (first what) :junk-allowed t)))

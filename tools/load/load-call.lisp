@@ -248,6 +248,7 @@ behind the last."
             (load-call-prefix load-call) 0
             (load-call-left load-call) 0
             (load-call-responses load-call) 0
+            (load-call-response-ns load-call) (load-call-begun-ns load-call)
             (load-call-encoded load-call) nil
             (connection-used connection) t)
       (incf (connection-slot-begun (the connection-slot (load-call-connection-slot load-call))))
@@ -357,6 +358,19 @@ how, or something else."
           (load-call-left load-call) left)
     sound))
 
+(define-hot note-responses ((load-call load-call) (count quantity)) null
+  "COUNT responses of LOAD-CALL, of a stream, have come with these octets: note how long after what
+came before them."
+  (let* ((generator (the generator (load-call-generator load-call)))
+         (now (generator-now generator)))
+    (when (and (plusp count) (load-call-counted load-call))
+      (let ((histogram (tally-message (generator-tally generator))))
+        (record-value histogram (max 0 (- now (load-call-response-ns load-call))))
+        ;; the others came at the same time
+        (loop repeat (1- count) do (record-value histogram 0)))
+      (setf (load-call-response-ns load-call) now))
+    nil))
+
 (define-hot take-data ((stream http2:stream) (octets octets) (start index) (end index)
                        (ended boolean))
     null
@@ -364,9 +378,15 @@ how, or something else."
   (let ((load-call (http2:stream-user stream)))
     (http2:consume-data stream (- end start))
     (when load-call
-      (let ((load-call load-call))
+      (let* ((load-call load-call)
+             (before (load-call-responses (the load-call load-call)))
+             (sound (count-responses load-call octets start end)))
         (declare (type load-call load-call))
-        (cond ((not (count-responses load-call octets start end))
+        (when (member (plan-kind (generator-plan (the generator (load-call-generator load-call))))
+                      '(:server-streaming :bidi))
+          (note-responses load-call (logand most-positive-fixnum
+                                            (- (load-call-responses load-call) before))))
+        (cond ((not sound)
                (end-load-call load-call +code-internal+
                               "a response is compressed though there is no grpc-encoding"))
               (ended (end-load-call load-call +code-internal+ "the response has no trailers"))

@@ -27,6 +27,7 @@
   (prefix 0 :type (integer 0 5))        ; octets seen of the prefix of a response under way
   (left 0 :type (unsigned-byte 32))     ; octets that this response still lacks
   (responses 0 :type quantity) ; whole ones
+  (response-ns 0 :type nanoseconds)     ; when the last of them came; before, when it was begun
   (encoded nil :type boolean)           ; its response has a grpc-encoding
   (timer nil :type (or null timer))     ; of a stream's pace or end; made when first needed
   (ended nil :type boolean)             ; it is used again once neither of the next two holds it

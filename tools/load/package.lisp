@@ -16,7 +16,7 @@
    ;; run.lisp
    #:run #:make-run #:run-name #:run-target #:run-method #:run-kind #:run-started-unix-ns
    #:run-duration-ns #:run-options #:run-tags #:run-loop-kind #:run-intended-rps #:run-count
-   #:run-burst #:run-under-way #:run-oldest-under-way-ns
+   #:run-message-latency #:run-server #:run-burst #:run-under-way #:run-oldest-under-way-ns
    #:run-latency #:run-all-latency #:run-statuses #:run-backends #:run-seconds
    #:run-interval-seconds #:run-stages
    #:run-lateness #:run-octets-sent #:run-octets-received #:run-messages-sent
@@ -39,7 +39,7 @@
    ;; payload.lisp
    #:json-payload #:binary-payload #:compress-payload #:compile-metadata
    ;; plan.lisp
-   #:plan #:make-plan #:plan-payload #:plan-method #:plan-total #:plan-duration-ns
+   #:plan #:make-plan #:plan-rate #:plan-payload #:plan-method #:plan-total #:plan-duration-ns
    #:plan-warm-up-ns #:request-fields
    ;; engine.lisp
    #:perform-run #:run-failed #:calls-ended #:single-targets))

@@ -59,6 +59,7 @@ rounds. Its seconds are theirs in their order, its duration is the sum."
                 (run-latency whole) (merged #'run-latency)
                 (run-all-latency whole) (merged #'run-all-latency)
                 (run-lateness whole) (merged #'run-lateness)
+                (run-message-latency whole) (merged #'run-message-latency)
                 (run-statuses whole)
                 (most-frequent (merge-rows runs #'run-statuses #'status-row-code
                                            #'merge-status-rows)

@@ -59,6 +59,11 @@ of the last, with those of a warm-up left out."
   (interval-seconds 1 :type (integer 1)) ; how long each of SECONDS is: more in a long run
   (stages '() :type list)               ; alist from "queue", "connect", "send", "wait" to HISTOGRAM
   (lateness (make-histogram) :type histogram) ; how late the tool began calls, of an open loop
+  ;; of streams of responses: from the begin to the first, and from each to the next
+  (message-latency (make-histogram) :type histogram)
+  ;; what the server itself counted of these calls meanwhile: an alist from "count", "p50", "p90",
+  ;; "p99" to a number, times in ns; nil if it was not asked
+  (server '() :type list)
   (octets-sent 0 :type quantity)   ; to the sockets
   (octets-received 0 :type quantity) ; from the sockets
   (messages-sent 0 :type quantity) ; requests, in streams too

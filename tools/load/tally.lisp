@@ -17,6 +17,7 @@
   (queue (make-histogram) :type histogram) ; from when it was due until it had one
   (connect (make-histogram) :type histogram) ; the same, of those that waited for a connection
   (lateness (make-histogram) :type histogram) ; how late calls were begun
+  (message (make-histogram) :type histogram) ; from one response of a stream to the next
   (seconds (make-array 64 :adjustable t :fill-pointer 0) :type vector) ; SECOND-ROWs, the last open
   (interval-seconds 1 :type (and quantity (integer 1))) ; how long each of them is
   (second (make-second-row) :type second-row) ; the last of them
@@ -193,6 +194,7 @@ if that is not OK, at NOW, at BACKEND."
                   #'> :key #'backend-row-count)
             (run-stages run) stages
             (run-lateness run) (merged #'tally-lateness)
+            (run-message-latency run) (merged #'tally-message)
             (run-octets-sent run) (- (sum #'tally-sent-octets) (sum #'tally-base-sent))
             (run-octets-received run) (- (sum #'tally-received-octets)
                                          (sum #'tally-base-received))

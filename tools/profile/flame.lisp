@@ -67,33 +67,60 @@
 (defun percent-attribute (share)
   (format nil "~,3F%" (* 100 share)))
 
-(defun frame-markup (node share left top)
-  "The element of NODE, JSON, which is SHARE of the width, from LEFT, another share, at TOP pixels."
-  (let ((hue (area-hue (member-of node "area")))
+(defun stack-shares (root)
+  "A hash table from each stack of the tree ROOT, JSON, a list of names from the inside, to its share
+of the time; stacks that are there twice are added up."
+  (let ((shares (make-hash-table :test 'equal)) (whole (max 1 (member-of root "ns"))))
+    (labels ((visit (node stack)
+               (let ((stack (cons (member-of node "name") stack)))
+                 (incf (gethash stack shares 0) (/ (member-of node "ns") whole))
+                 (map nil (lambda (child) (visit child stack))
+                      (or (member-of node "children") #())))))
+      (visit root '()))
+    shares))
+
+(defparameter *least-change* 1/200 "A share that has changed by less than this has no colour.")
+
+(defun change-hue (share before)
+  "The hue of a frame that has SHARE of the time and had BEFORE: red if it has grown, blue if it has
+shrunk; nil if it is as it was."
+  (cond ((< (abs (- share before)) *least-change*) nil)
+        ((< before share) 0)
+        (t 215)))
+
+(defun frame-markup (node share left top before)
+  "The element of NODE, JSON, which is SHARE of the width, from LEFT, another share, at TOP pixels.
+BEFORE is the share that it had in another profile, or nil: its colour is its change then."
+  (let ((hue (if before (change-hue share before) (area-hue (member-of node "area"))))
         (name (member-of node "name")))
     `(:svg (:class ,(if hue "f" "n") :style ,(and hue (format nil "--h:~D" hue))
             :x ,(percent-attribute left) :y ,top
             :width ,(percent-attribute share) :height ,+frame-height+)
       (:rect (:width "100%" :height ,+frame-height+))
       ,(when (> share 1/100) `(:text (:x 4 :y 12) ,name))
-      (:title () ,(format nil "~A~@[, ~A~]: ~A ms, ~A" name (member-of node "area")
-                          (milliseconds (member-of node "ns")) (percent share))))))
+      (:title () ,(format nil "~A~@[, ~A~]: ~A ms, ~A~@[; before ~A~]" name (member-of node "area")
+                          (milliseconds (member-of node "ns")) (percent share)
+                          (and before (percent before)))))))
 
-(defun flame-graph (root label)
-  "The flame graph of the tree ROOT, JSON, as an element, which LABEL says in words."
+(defun flame-graph (root label &key before)
+  "The flame graph of the tree ROOT, JSON, as an element, which LABEL says in words. With BEFORE, the
+tree of another profile, colours say what has grown and what has shrunk."
   (let* ((whole (member-of root "ns"))
+         (shares (and before (stack-shares before)))
          (least (* whole *least-share*))
          (height (* +frame-height+ (node-depth root least)))
          (elements '()))
-    (labels ((add (node left level)
-               (let ((share (/ (member-of node "ns") whole)))
-                 (push (frame-markup node share left (- height (* level +frame-height+)))
+    (labels ((add (node left level stack)
+               (let ((share (/ (member-of node "ns") whole))
+                     (stack (cons (member-of node "name") stack)))
+                 (push (frame-markup node share left (- height (* level +frame-height+))
+                                     (and shares (gethash stack shares 0)))
                        elements)
                  (let ((at left))
                    (loop for child across (or (member-of node "children") #())
                          when (>= (member-of child "ns") least)
-                           do (add child at (1+ level))
+                           do (add child at (1+ level) stack)
                               (incf at (/ (member-of child "ns") whole)))))))
-      (when (plusp whole) (add root 0 1)))
+      (when (plusp whole) (add root 0 1 '())))
     `(:svg (:class "flame" :role "img" :aria-label ,label :height ,height)
       ,@(nreverse elements))))

@@ -168,5 +168,15 @@ side."
                    (loop for (title . differences) in (all-differences before profile)
                          collect (difference-table title differences))
                    :note "What is neither more nor less is within the noise of sampling."))
+     ,(when (and before (member-of before "cpu" "flame"))
+        (page:card "What has changed"
+                   (list (flame-graph (member-of profile "cpu" "flame")
+                                      "flame graph, by what has changed"
+                                      :before (member-of before "cpu" "flame")))
+                   :note "As wide as the time spent now; red has a larger share than before, blue a
+smaller one."))
+     ,(let ((lines (member-of profile "unseen")))
+        (when (plusp (length lines))
+          (page:card "Not seen" `((:ul () ,@(map 'list (lambda (line) `(:li () ,line)) lines))))))
      ,@(profile-cards profile)
      (:script () ,*flame-script*))))

@@ -16,6 +16,8 @@
    #:profile #:profile-error
    ;; text.lisp
    #:write-profile #:read-profile
+   ;; export.lisp
+   #:write-folded #:write-pprof
    ;; compare.lisp
    #:write-difference #:difference-data
    ;; html.lisp

@@ -130,13 +130,6 @@ within SECONDS, since WHAT has not come."
                              (uiop:read-file-string (format nil "/proc/~D/task/~D/comm" pid tid)))
     (error () "thread")))
 
-(defun process-cpu-ns (pid)
-  "The CPU time of the process PID, threads that have ended included, by its clock
-(clock_getcpuclockid); 0 if it has ended."
-  (multiple-value-bind (seconds ns)
-      (ignore-errors (sb-unix:clock-gettime (logior (ash (lognot pid) 3) 2)))
-    (if seconds (+ ns (* +ns-per-second+ seconds)) 0)))
-
 (defun status-number (words name)
   (let ((place (member name words :test #'string=)))
     (if place (parse-integer (second place)) 0)))
@@ -150,6 +143,13 @@ preempted)."
           collect (list tid (status-number words "voluntary_ctxt_switches:")
                         (status-number words "nonvoluntary_ctxt_switches:"))))
 
+(defstruct (reading (:copier nil))
+  "What is known of a process at one time."
+  (ns 0 :type unsigned-byte :read-only t)
+  (cpu-ns 0 :type unsigned-byte :read-only t)
+  (switches '() :type list :read-only t) ; of THREAD-SWITCHES
+  (counters nil :type list :read-only t)) ; of the agent, or nil
+
 (defun switches-between (before after)
   "How often threads slept between the READINGs BEFORE and AFTER, and as second value were preempted.
 Of a thread that ended between them nothing more is known, so these are at least as many."
@@ -159,17 +159,10 @@ Of a thread that ended between them nothing more is known, so these are at least
                  sum (max 0 (- (funcall reader row) (if old (funcall reader old) 0))))))
     (values (grown #'second) (grown #'third))))
 
-(defstruct (reading (:copier nil))
-  "What is known of a process at one time."
-  (ns 0 :type unsigned-byte :read-only t)
-  (cpu-ns 0 :type unsigned-byte :read-only t)
-  (switches '() :type list :read-only t) ; of THREAD-SWITCHES
-  (counters nil :type list :read-only t)) ; of the agent, or nil
-
 (defun take-reading (subject)
   (let ((pid (subject-pid subject))
         (counters (ask subject "counters")))
-    (make-reading :cpu-ns (process-cpu-ns pid) :ns (monotonic-ns)
+    (make-reading :cpu-ns (process-time-ns pid) :ns (monotonic-ns)
                   :switches (thread-switches pid) :counters counters)))
 
 (defun counted (name before after)

@@ -134,16 +134,29 @@ that one slow call does not press all others into one, and the slowest."
          (format nil "~A a call, ~A of a core" (page:duration-text per-call)
                  (page:share-text (/ (load:run-cpu-ns run) (max 1 (load:run-duration-ns run))))))))
 
+(defun quantile-words (histogram)
+  "Three percentiles of HISTOGRAM and its maximum."
+  (format nil "~{~A ~A~^, ~}"
+          (append (loop for name in '("p50" "p99" "p99.9")
+                        append (list name (page:duration-text
+                                           (load:histogram-quantile histogram
+                                                                    (percentile name)))))
+                  (list "max" (page:duration-text (load:histogram-max histogram))))))
+
+(defun server-words (run)
+  "What the server counted itself of the calls of RUN, beside what the tool has seen."
+  (flet ((figure (name) (cdr (assoc name (load:run-server run) :test #'string=))))
+    (format nil "~D calls of the method~{, ~A ~A of ~A here~}, by its metrics' buckets"
+            (figure "count")
+            (loop for name in '("p50" "p90" "p99")
+                  when (and (figure name) (figure-value name run))
+                    append (list name (page:duration-text (figure name))
+                                 (page:duration-text (figure-value name run)))))))
+
 (defun lateness-words (run)
   "How late the tool itself was, or nil if it had no times to keep."
   (let ((lateness (load:run-lateness run)))
-    (and (plusp (load:histogram-count lateness))
-         (format nil "~{~A ~A~^, ~}"
-                 (append (loop for name in '("p50" "p99" "p99.9")
-                               append (list name (page:duration-text
-                                                  (load:histogram-quantile lateness
-                                                                           (percentile name)))))
-                         (list "max" (page:duration-text (load:histogram-max lateness))))))))
+    (and (plusp (load:histogram-count lateness)) (quantile-words lateness))))
 
 (defun ended-words (run)
   (ecase (load:run-ended-early run)
@@ -177,6 +190,9 @@ that one slow call does not press all others into one, and the slowest."
                      (list "Sent:" (sent-words run (load:run-octets-sent run))))
                 (and (given (load:run-octets-received run))
                      (list "Received:" (sent-words run (load:run-octets-received run))))
+                (and (plusp (load:histogram-count (load:run-message-latency run)))
+                     (list "Between responses:" (quantile-words (load:run-message-latency run))))
+                (and (load:run-server run) (list "By the server:" (server-words run)))
                 (and (cpu-words run) (list "CPU of the tool:" (cpu-words run)))
                 (and (lateness-words run) (list "Tool was late by:" (lateness-words run)))
                 (list "Limited by:" (or (load:run-limited run)

@@ -4,12 +4,12 @@
 (in-suite :clgrpc.tools)
 
 (defmacro with-reflected ((address &key (services '(make-instance 'clgrpc.examples:route-guide))
-                                     (reflection '(grpc:reflection-services)))
+                                     (reflection '(grpc:reflection-services)) observer)
                           &body body)
   "Run BODY while SERVICES listen at ADDRESS, with REFLECTION beside them."
   (let ((server (gensym "SERVER")))
     `(let* ((,server (grpc:start-server (append (list ,services) ,reflection)
-                                        :listen "127.0.0.1:0"))
+                                        :listen "127.0.0.1:0" :observer ,observer))
             (,address (grpc:server-address ,server)))
        (unwind-protect (progn ,@body)
          (grpc:stop-server ,server)))))

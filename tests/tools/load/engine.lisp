@@ -124,7 +124,10 @@
                       "{\"lo\":{\"latitude\":400000000,\"longitude\":-750000000},
                         \"hi\":{\"latitude\":420000000,\"longitude\":-730000000}}")))
         (is (equal '("OK" 20) (statuses-of run)))
-        (is (< 20 (load:run-messages-received run))))
+        (is (< 20 (load:run-messages-received run)))
+        (is (= (load:run-messages-received run)
+               (load:histogram-count (load:run-message-latency run)))
+            "each has a latency of its own"))
       ;; after its last message the stream is left, which is no failure
       (let ((run (try 'routeguide.route-guide:list-features
                       "{\"lo\":{\"latitude\":400000000,\"longitude\":-750000000},

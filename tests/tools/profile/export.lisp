@@ -1,0 +1,51 @@
+;;;; Stacks for other tools, and the difference of two flame graphs.
+
+(in-package #:clgrpc.tests.profile)
+(in-suite :clgrpc.profile)
+
+(defun tree (name ns &rest children)
+  (profile::object "name" name "ns" ns "children" (coerce children 'vector)))
+
+(defun profile-of (root)
+  (profile::object "cpu" (profile::object "flame" root "periodNs" 250000 "seconds" 2)))
+
+(defparameter *tree* (tree "all" 5000000
+                           (tree "main" 5000000
+                                 (tree "a;b" 3000000 (tree "leaf" 2000000))
+                                 (tree "leaf" 1000000))))
+
+(test folded-stacks
+  "Each stack once, callers first, with what is its own; they add up to the whole."
+  (is (string= (format nil "~{~A~%~}" '("main 1000" "main;a:b 1000" "main;a:b;leaf 2000"
+                                         "main;leaf 1000"))
+               (with-output-to-string (stream)
+                 (profile::write-folded (profile-of *tree*) stream)))))
+
+(test pprof-reads-it
+  "`go tool pprof` has the functions with their shares."
+  (support:need-program "go")
+  (uiop:with-temporary-file (:stream stream :pathname path :element-type '(unsigned-byte 8))
+    (write-sequence (profile::pprof-octets (profile-of *tree*)) stream)
+    (finish-output stream)
+    (let ((output (uiop:run-program (list "go" "tool" "pprof" "-top" "-sample_index=cpu"
+                                          (uiop:native-namestring path))
+                                    :output :string :error-output nil :ignore-error-status t)))
+      (is (search "Duration: 2s" output) "~A" output)
+      (loop for (name flat) in '(("leaf" "3ms") ("main" "1ms") ("a;b" "1ms"))
+            do (is (find-if (lambda (line)
+                              (and (search name line) (search flat line)))
+                            (uiop:split-string output :separator '(#\Newline)))
+                   "~A is not there with ~A: ~A" name flat output)))))
+
+(test flames-differ
+  "What takes a larger share than before is warm, what takes a smaller one cold, by its stack."
+  (let ((shares (profile::stack-shares (tree "all" 10 (tree "main" 10 (tree "a" 2) (tree "b" 8))))))
+    (is (= 1/5 (gethash '("a" "main" "all") shares)))
+    (is (= 0 (gethash '("c" "main" "all") shares 0))))
+  (is (= 0 (profile::change-hue 1/2 1/4)) "grown")
+  (is (= 215 (profile::change-hue 1/4 1/2)) "shrunk")
+  (is (null (profile::change-hue 1/4 1/4)))
+  (let ((markup (prin1-to-string
+                 (profile::flame-graph *tree* "x" :before (tree "all" 10 (tree "main" 10))))))
+    (is (search "--h:0" markup))
+    (is (search "before" markup))))

@@ -1,0 +1,109 @@
+;;;; A profile's stacks for other tools: folded, a line for each stack with its callers first
+;;;; (flamegraph.pl, speedscope, inferno), and as pprof has them, which `go tool pprof` reads:
+;;;; profile.proto, of which a sample is a stack of locations, the innermost first, with the number
+;;;; of samples and their nanoseconds. Both are made of the tree of the flame graph.
+
+(in-package #:clgrpc.profile)
+
+(defun map-stacks (function root)
+  "Call FUNCTION with each stack of the tree ROOT, JSON, a list of names from the inside, and the
+nanoseconds that are its own."
+  (declare (type function function))
+  (labels ((visit (node stack)
+             (let* ((children (or (member-of node "children") #()))
+                    (own (- (member-of node "ns") (total-ns children)))
+                    (stack (cons (member-of node "name") stack)))
+               (when (plusp own) (funcall function stack own))
+               (map nil (lambda (child) (visit child stack)) children))))
+    (map nil (lambda (child) (visit child '())) (or (member-of root "children") #()))))
+
+(defun write-folded (profile stream)
+  "Write the stacks of PROFILE to STREAM, folded, with the microseconds of each."
+  (map-stacks (lambda (stack ns)
+                (format stream "~{~A~^;~} ~D~%"
+                        (mapcar (lambda (name) (substitute #\: #\; name)) (reverse stack))
+                        (max 1 (round ns 1000))))
+              (member-of profile "cpu" "flame")))
+
+;;; profile.proto
+
+(defun add-varint (buffer number)
+  (loop while (<= 128 number)
+        do (append-octet buffer (logior 128 (ldb (byte 7 0) number)))
+           (setf number (ash number -7)))
+  (append-octet buffer number))
+
+(defun add-number (buffer field number)
+  (add-varint buffer (ash field 3))
+  (add-varint buffer number))
+
+(defun add-octets (buffer field octets)
+  (add-varint buffer (logior (ash field 3) 2))
+  (add-varint buffer (length octets))
+  (append-octets buffer octets))
+
+(defun message-octets (function)
+  "The octets of a message whose fields FUNCTION adds to a buffer."
+  (let ((buffer (make-buffer)))
+    (funcall function buffer)
+    (subseq (buffer-octets buffer) (buffer-start buffer) (buffer-end buffer))))
+
+(defun packed (numbers)
+  (message-octets (lambda (buffer) (dolist (number numbers) (add-varint buffer number)))))
+
+(defun pprof-octets (profile)
+  "PROFILE as a message perftools.profiles.Profile, octets. The number of a location, of its function
+and of the function's name are the same."
+  (let ((strings (make-hash-table :test 'equal)) (texts '(""))
+        (samples '()) (names '())
+        (period-ns (member-of profile "cpu" "periodNs")))
+    (setf (gethash "" strings) 0)
+    (labels ((text (string)
+               (or (gethash string strings)
+                   (prog1 (setf (gethash string strings) (length texts))
+                     (setf texts (append texts (list string))))))
+             (location (name)
+               (let ((number (text name)))
+                 (pushnew number names)
+                 number))
+             (value-type (type unit)
+               (message-octets (lambda (buffer)
+                                 (add-number buffer 1 (text type))
+                                 (add-number buffer 2 (text unit)))))
+             (sample (stack ns)
+               (push (message-octets
+                      (lambda (buffer)
+                        (add-octets buffer 1 (packed (mapcar #'location stack)))
+                        (add-octets buffer 2 (packed (list (max 1 (round ns period-ns))
+                                                           (round ns))))))
+                     samples)))
+      (message-octets
+       (lambda (buffer)
+         (add-octets buffer 1 (value-type "samples" "count"))
+         (add-octets buffer 1 (value-type "cpu" "nanoseconds"))
+         (map-stacks #'sample (member-of profile "cpu" "flame"))
+         (dolist (sample (nreverse samples)) (add-octets buffer 2 sample))
+         (dolist (name (sort names #'<))
+           (add-octets buffer 4 (message-octets
+                                 (lambda (buffer)
+                                   (add-number buffer 1 name)
+                                   (add-octets buffer 4 (message-octets
+                                                         (lambda (buffer)
+                                                           (add-number buffer 1 name)))))))
+           (add-octets buffer 5 (message-octets
+                                 (lambda (buffer)
+                                   (add-number buffer 1 name)
+                                   (add-number buffer 2 name)))))
+         (let ((period-type (value-type "cpu" "nanoseconds")))
+           (dolist (text texts) (add-octets buffer 6 (string-octets text)))
+           (add-number buffer 10 (round (* +ns-per-second+ (member-of profile "cpu" "seconds"))))
+           (add-octets buffer 11 period-type)
+           (add-number buffer 12 (round period-ns))))))))
+
+(defun write-pprof (profile)
+  "Write PROFILE as pprof has it to the standard output, octets."
+  (finish-output)
+  (let ((stream (sb-sys:make-fd-stream 1 :output t :element-type '(unsigned-byte 8)
+                                         :buffering :full)))
+    (write-sequence (pprof-octets profile) stream)
+    (finish-output stream)))
