@@ -100,7 +100,8 @@
    ;; base64.lisp
    #:encode-base64 #:decode-base64 #:base64-p #:invalid-base64 #:invalid-base64-position
    ;; clock.lisp
-   #:clock #:nanoseconds #:monotonic-ns #:suspended-ns #:thread-time-ns #:process-time-ns #:real-time-ns
+   #:clock #:nanoseconds #:monotonic-ns #:suspended-ns #:thread-time-ns
+   #:process-time-ns #:real-time-ns
    #:+ns-per-second+ #:seconds-ns #:ns-seconds #:time-after
    ;; number.lisp
    #:finite-p #:clamp

@@ -4,7 +4,8 @@
 
 (in-package #:clgrpc.tools)
 
-(defconstant +knee-ratio+ 21/20 "How near the lowest rate that is too high is to the highest good one.")
+(defconstant +knee-ratio+ 21/20
+  "How near the lowest rate that is too high is to the highest that is not.")
 (defconstant +most-steps+ 24 "How many runs a search may take.")
 
 (defun find-knee (good-p rate)
@@ -22,8 +23,8 @@ lowest is that was tried; and the lowest for which it was not, or nil. RATE is t
     (values good bad)))
 
 (defun knee-verdict (run conditions)
-  "Why RUN is not good enough, a text, or nil if it is: one of CONDITIONS holds, or fewer calls ended
-than were due."
+  "Why RUN is not good enough, a text, or nil if it is: one of CONDITIONS holds, or fewer calls
+ended than were due."
   (or (first (report:broken-conditions conditions run))
       (and (< (report:figure-value "rps" run) (* 9/10 (load:run-intended-rps run)))
            "the server does not keep up")
@@ -39,8 +40,8 @@ than were due."
     (finish-output *error-output*)))
 
 (defun run-at-knee (plan conditions rate)
-  "Search the knee of what PLAN calls by CONDITIONS, from RATE on; return the RUN of the highest rate
-that is good enough. A FAILURE if none is."
+  "Search the knee of what PLAN calls by CONDITIONS, from RATE on; return the RUN of the highest
+rate that is good enough. A FAILURE if none is."
   (let ((best nil))
     (multiple-value-bind (good bad)
         (find-knee (lambda (rate)
@@ -53,6 +54,7 @@ that is good enough. A FAILURE if none is."
                        (null verdict)))
                    rate)
       (unless good (fail-command "no rate is good enough, not even ~,1F a second" bad))
-      (format *error-output* "The knee is at ~,1F calls a second~@[; ~,1F are too many~].~%" good bad)
+      (format *error-output* "The knee is at ~,1F calls a second~@[; ~,1F are too many~].~%"
+              good bad)
       (finish-output *error-output*)
       best)))

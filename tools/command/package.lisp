@@ -7,6 +7,7 @@
                     (#:loop #:clgrpc.loop) (#:http1 #:clgrpc.http1) (#:exchange #:clgrpc.exchange)
                     (#:config #:clgrpc.config)
                     (#:load #:clgrpc.load) (#:report #:clgrpc.report)
+                    (#:page #:clgrpc.page)
                     (#:os #:clgrpc.os) (#:profile #:clgrpc.profile) (#:protobuf #:clgrpc.protobuf)
                     (#:etcd #:clgrpc.etcd) (#:discovery #:clgrpc.discovery)
                     (#:console #:clgrpc.console)

@@ -5,8 +5,10 @@
 
 (in-package #:clgrpc.console)
 
-(defconstant +tail-events+ 200 "How many events the tail has, and how many events of calls beside.")
-(defconstant +events-per-second+ 50 "How many events the tail takes in a second, and how many of calls.")
+(defconstant +tail-events+ 200
+  "How many events the tail has, and how many of calls beside.")
+(defconstant +events-per-second+ 50
+  "How many events the tail takes in a second, and how many of calls beside.")
 (defconstant +value-characters+ 300 "How long a value in the tail may be.")
 (defconstant +value-backtrace+ 4000 "How long a backtrace in the tail may be.")
 

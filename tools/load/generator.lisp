@@ -40,7 +40,8 @@
             (make-pacer (plan-rate plan) :generators (plan-generators plan) :generator number
                                                                      :arrival (plan-arrival plan)
                                                                      :group-ns (plan-group-ns plan)
-                                                                     :group-above (plan-group-above plan)
+                                                                     :group-above
+                                                                     (plan-group-above plan)
                                                                      :random random)))
     (setf (generator-pace-timer generator) (make-timer #'pace generator)
           (generator-tick-timer generator) (make-timer #'tick generator)

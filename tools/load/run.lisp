@@ -71,7 +71,8 @@ of the last, with those of a warm-up left out."
   (connections 0 :type quantity)   ; asked for
   (connects 0 :type quantity)      ; made; more than CONNECTIONS if some were lost
   (cpu-ns 0 :type quantity)        ; of this process
-  (limited nil :type (or null string))  ; what else than the server's speed set the limit, if that did
-  (ended-early nil :type (member nil :interrupted :terminated :deadline)) ; why not all calls were made
+  (limited nil :type (or null string))  ; what but the server's speed set the limit, if that did
+  ;; why not all calls were made
+  (ended-early nil :type (member nil :interrupted :terminated :deadline))
   (samples '() :type list)              ; SAMPLEs, evenly over the run, by time
   (rounds '() :type list))              ; RUNs, if this one is several together

@@ -61,8 +61,8 @@
 
 (defun make-pacer (schedule &key (generators 1) (generator 0) (arrival :constant) (group-ns 0)
                               (group-above 0) (random (sb-ext:seed-random-state 1)))
-  "A pacer for the number GENERATOR of GENERATORS that share the rate SCHEDULE. Calls within GROUP-NS
-are due together while the rate is above GROUP-ABOVE."
+  "A pacer for the number GENERATOR of GENERATORS that share the rate SCHEDULE. Calls within
+GROUP-NS are due together while the rate is above GROUP-ABOVE."
   (let* ((even (and (eq :constant arrival) (eq :const (schedule-kind schedule))))
          (rate (/ (schedule-start schedule) generators))
          (pacer (%make-pacer :schedule schedule :share (/ 1d0 generators) :arrival arrival

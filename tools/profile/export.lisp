@@ -51,20 +51,33 @@ nanoseconds that are its own."
 (defun packed (numbers)
   (message-octets (lambda (buffer) (dolist (number numbers) (add-varint buffer number)))))
 
+(defun location-octets (number)
+  "The Location with NUMBER, whose only line is in the function with the same number."
+  (let ((line (message-octets (lambda (buffer) (add-number buffer 1 number)))))
+    (message-octets (lambda (buffer)
+                      (add-number buffer 1 number)
+                      (add-octets buffer 4 line)))))
+
+(defun function-octets (number)
+  "The Function with NUMBER, whose name is the text with the same number."
+  (message-octets (lambda (buffer)
+                    (add-number buffer 1 number)
+                    (add-number buffer 2 number))))
+
 (defun pprof-octets (profile)
-  "PROFILE as a message perftools.profiles.Profile, octets. The number of a location, of its function
-and of the function's name are the same."
-  (let ((strings (make-hash-table :test 'equal)) (texts '(""))
-        (samples '()) (names '())
+  "PROFILE as a message perftools.profiles.Profile, octets. The numbers of a location, of its
+function and of the function's name are the same."
+  (let ((strings (make-hash-table :test 'equal))
+        (texts (make-array 16 :adjustable t :fill-pointer 0))
+        (locations (make-hash-table))
+        (samples '())
         (period-ns (member-of profile "cpu" "periodNs")))
-    (setf (gethash "" strings) 0)
     (labels ((text (string)
                (or (gethash string strings)
-                   (prog1 (setf (gethash string strings) (length texts))
-                     (setf texts (append texts (list string))))))
+                   (setf (gethash string strings) (vector-push-extend string texts))))
              (location (name)
                (let ((number (text name)))
-                 (pushnew number names)
+                 (setf (gethash number locations) t)
                  number))
              (value-type (type unit)
                (message-octets (lambda (buffer)
@@ -77,25 +90,18 @@ and of the function's name are the same."
                         (add-octets buffer 2 (packed (list (max 1 (round ns period-ns))
                                                            (round ns))))))
                      samples)))
+      (text "")                         ; the first is to be empty
       (message-octets
        (lambda (buffer)
          (add-octets buffer 1 (value-type "samples" "count"))
          (add-octets buffer 1 (value-type "cpu" "nanoseconds"))
          (map-stacks #'sample (member-of profile "cpu" "flame"))
          (dolist (sample (nreverse samples)) (add-octets buffer 2 sample))
-         (dolist (name (sort names #'<))
-           (add-octets buffer 4 (message-octets
-                                 (lambda (buffer)
-                                   (add-number buffer 1 name)
-                                   (add-octets buffer 4 (message-octets
-                                                         (lambda (buffer)
-                                                           (add-number buffer 1 name)))))))
-           (add-octets buffer 5 (message-octets
-                                 (lambda (buffer)
-                                   (add-number buffer 1 name)
-                                   (add-number buffer 2 name)))))
+         (loop for name being the hash-keys of locations
+               do (add-octets buffer 4 (location-octets name))
+                  (add-octets buffer 5 (function-octets name)))
          (let ((period-type (value-type "cpu" "nanoseconds")))
-           (dolist (text texts) (add-octets buffer 6 (string-octets text)))
+           (loop for text across texts do (add-octets buffer 6 (string-octets text)))
            (add-number buffer 10 (round (* +ns-per-second+ (member-of profile "cpu" "seconds"))))
            (add-octets buffer 11 period-type)
            (add-number buffer 12 (round period-ns))))))))

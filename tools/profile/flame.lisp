@@ -68,8 +68,8 @@
   (format nil "~,3F%" (* 100 share)))
 
 (defun stack-shares (root)
-  "A hash table from each stack of the tree ROOT, JSON, a list of names from the inside, to its share
-of the time; stacks that are there twice are added up."
+  "A hash table from each stack of the tree ROOT, JSON, a list of names from the inside, to its
+share of the time; stacks that are there twice are added up."
   (let ((shares (make-hash-table :test 'equal)) (whole (max 1 (member-of root "ns"))))
     (labels ((visit (node stack)
                (let ((stack (cons (member-of node "name") stack)))
@@ -103,8 +103,8 @@ BEFORE is the share that it had in another profile, or nil: its colour is its ch
                           (and before (percent before)))))))
 
 (defun flame-graph (root label &key before)
-  "The flame graph of the tree ROOT, JSON, as an element, which LABEL says in words. With BEFORE, the
-tree of another profile, colours say what has grown and what has shrunk."
+  "The flame graph of the tree ROOT, JSON, as an element, which LABEL says in words. With BEFORE,
+the tree of another profile, colours say what has grown and what has shrunk."
   (let* ((whole (member-of root "ns"))
          (shares (and before (stack-shares before)))
          (least (* whole *least-share*))

@@ -151,8 +151,9 @@ preempted)."
   (counters nil :type list :read-only t)) ; of the agent, or nil
 
 (defun switches-between (before after)
-  "How often threads slept between the READINGs BEFORE and AFTER, and as second value were preempted.
-Of a thread that ended between them nothing more is known, so these are at least as many."
+  "How often threads slept between the READINGs BEFORE and AFTER, and as second value were
+preempted. Of a thread that ended between them nothing more is known, so these are at least as
+many."
   (flet ((grown (reader)
            (loop for row in (reading-switches after)
                  for old = (find (first row) (reading-switches before) :key #'first)

@@ -398,18 +398,21 @@ followed with perf, if PERF is true and the kernel allows it, or else strace; ni
     (coerce
      (append
       (when (< +few-unknown+ unknown)
-        (list (format nil "names of functions that were compiled in the process: it did not tell ~
-                           where they lie. A program whose main function is RUN-SERVER does when it ~
-                           is asked; in others call (clgrpc.program:write-perf-map) before")))
+        (list (format nil "names of functions that were compiled in the process: it did not ~
+                           tell where they lie. A program whose main function is RUN-SERVER ~
+                           does when it is asked; in others call ~
+                           (clgrpc.program:write-perf-map) before")))
       (cond ((null events)
-             (list "system calls, waits, switches of thread: perf's tracepoints and strace are missing"))
+             (list (format nil "system calls, waits, switches of thread: perf's tracepoints and ~
+                                strace are missing")))
             ((string= "strace" (member-of events "source"))
-             (list (format nil "waits on locks, switches of thread, how long the longest system call ~
-                                took: strace only counts. For these perf must run as root, with ~
-                                tracefs mounted (mount -t tracefs tracefs /sys/kernel/tracing)"))))
+             (list (format nil "waits on locks, switches of thread, how long the longest system ~
+                                call took: strace only counts. For these perf must run as root, ~
+                                with tracefs mounted ~
+                                (mount -t tracefs tracefs /sys/kernel/tracing)"))))
       (unless (subject-process subject)
-        (list (format nil "figures a call, batons, turns, allocation, names of locks: a process says ~
-                           them only if profile has started it"))))
+        (list (format nil "figures a call, batons, turns, allocation, names of locks: a process ~
+                           says them only if profile has started it"))))
      'vector)))
 
 (defun take-profile (subject seconds directory perf)

@@ -5,8 +5,8 @@
 ;;;;   better, worse   the difference is beyond the noise, and at least 1 %, which is what
 ;;;;                   histograms can tell apart
 ;;;;   same            it is not, and the noise is small: a change of 5 % would have been seen
-;;;;   unclear         it is not, and the noise could hide a change of 5 %: nothing is known, but how
-;;;;                   many rounds would have told
+;;;;   unclear         it is not, and the noise could hide a change of 5 %: nothing is known, but
+;;;;                   how many rounds would have told
 ;;;;   unknown         one side has a single round, so that nothing is known of noise
 ;;;;
 ;;;; The level is 99 and not 95 % since a dozen figures are compared at once.
@@ -73,8 +73,8 @@ least one real. Return a COMPARISON."
   "Figures that are a few calls, so that their being unclear is no reason to measure again.")
 
 (defun unclear-p (comparison)
-  "True if COMPARISON does not know, of a figure that a run of ordinary length has settled: more than
-the slowest calls in a thousand."
+  "True if COMPARISON does not know, of a figure that a run of ordinary length has settled: more
+than the slowest calls in a thousand."
   (and (eq :unclear (comparison-verdict comparison))
        (not (member (comparison-name comparison) *tail-figures* :test #'string=))))
 

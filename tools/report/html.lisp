@@ -493,7 +493,8 @@ that, until the answer is there (wait)."))))
 
 (defun warnings-of (run)
   (loop for text in (list (and (load:run-limited run)
-                               (format nil "What limited this run is not the server's speed alone: ~A."
+                               (format nil "What limited this run is not the server's speed ~
+                                            alone: ~A."
                                        (string-right-trim "." (load:run-limited run))))
                           (and (under-way-words run)
                                (format nil "Not in the latencies: ~A, under way at the end."

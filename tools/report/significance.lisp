@@ -8,8 +8,8 @@
 ;;;; Halves chosen so vary less than all rounds do, and Student's quantiles are not for them. How
 ;;;; large t is in 99 of 100 comparisons without a change is found by a simulation of normally
 ;;;; distributed rounds, from a fixed seed, so that the same rounds always have the same verdict. A
-;;;; second test needs no distribution at all (Mann and Whitney): with five rounds on both sides, the
-;;;; chance that each round of one side is above each of the other is 2 of 252.
+;;;; second test needs no distribution at all (Mann and Whitney): with five rounds on both sides,
+;;;; the chance that each round of one side is above each of the other is 2 of 252.
 
 (in-package #:clgrpc.report)
 
@@ -23,7 +23,8 @@
         (mean (subseq sorted (1- half) (1+ half))))))
 
 (defun calm-half (values better)
-  "The better half of VALUES, of which :LESS or :MORE is BETTER; three at least, if there are so many."
+  "The better half of VALUES, of which :LESS or :MORE is BETTER; three at least, if there are so
+many."
   (let ((count (length values)))
     (subseq (sort (copy-list values) (if (eq :more better) #'> #'<))
             0 (min count (max 3 (ceiling count 2))))))
@@ -107,8 +108,8 @@ of BEFORE and AFTER, which shrinks with the root of their number; NIL if more th
     (and (<= needed +most-rounds-told+) (max needed (1+ count)))))
 
 (defun outliers (values better)
-  "The positions in VALUES of rounds that stand apart: worse than the median by a fifth of it, and by
-five times what the calm half spans."
+  "The positions in VALUES of rounds that stand apart: worse than the median by a fifth of it, and
+by five times what the calm half spans."
   (when (<= 4 (length values))
     (let* ((calm (calm-half values better))
            (median (median values))

@@ -56,8 +56,8 @@ methods that no code was made for. EXEMPLAR is a function of a call that has end
 attempt's call, which returns an alist of strings, such as ((\"trace_id\" . \"…\")), or nil; what it
 returns goes with the last call of each bucket of durations. It is called on the call's loop and
 must not wait. RESOURCE is an alist of attributes that tell this process from others, such as
-((\"service.name\" . \"shop\")), for target_info in Prometheus. METRICS-TEXT and COLLECT read what was
-counted. Signal MISUSE for a wrong argument. From any thread."
+((\"service.name\" . \"shop\")), for target_info in Prometheus. METRICS-TEXT and COLLECT read what
+was counted. Signal MISUSE for a wrong argument. From any thread."
   (check-type enable (or (eql t) list))
   (unless (and (listp resource)
                (every (lambda (row) (and (consp row) (name-p (car row)))) resource))

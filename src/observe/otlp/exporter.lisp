@@ -41,7 +41,7 @@
 (defun new-export-counter (metrics)
   "A counter of how exports have ended, among METRICS."
   (zeroed-counter metrics "clgrpc.otlp.exports" '(:succeeded :failed) :unit "{export}"
-                  :text "Exports of metrics and spans to the collector that were tried, by outcome."))
+                  :text "Exports to the collector that were tried, by how they ended."))
 
 (defun new-board (metrics)
   "A gauge of what waits for a collector, among METRICS: a list whose first element is the list of

@@ -20,4 +20,5 @@
   (:import-from #:sb-ext #:defglobal)
   (:export
    ;; exporter.lisp
-   #:otlp-exporter #:make-otlp-exporter #:resource-attributes #:flush-exporter #:stop-exporter #:exporter-statistics))
+   #:otlp-exporter #:make-otlp-exporter #:resource-attributes
+   #:flush-exporter #:stop-exporter #:exporter-statistics))

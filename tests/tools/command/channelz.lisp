@@ -115,7 +115,8 @@ once, and the channel that it was called on."
   (is (string= "1:02:03" (tools::uptime-text 3723.4d0)))
   (is (equal '(("process_threads" . 12))
              (tools::read-figures
-              (clgrpc.base:string-octets (format nil "# x~%process_threads{a=\"b\"} 12~%other 1~%"))))))
+              (clgrpc.base:string-octets
+              (format nil "# x~%process_threads{a=\"b\"} 12~%other 1~%"))))))
 
 (test serve-channelz
   (with-serve (program address "greeter" "--channelz")
