@@ -139,6 +139,14 @@
       (when (or (plusp rejected) (string/= "" why))
         (tell pipeline :warning :otlp-rejected :items rejected :reason why)))))
 
+(defun failure-reason (error channel)
+  "Why an export by CHANNEL failed with ERROR: if that is its deadline, why there was no connection
+meanwhile, as far as that is known."
+  (let ((trouble (and (eq :deadline-exceeded (status:rpc-error-status error))
+                      (loop for address in (calling:channel-addresses channel)
+                              thereis (getf address :trouble)))))
+    (format nil "~A~@[: ~A~]" (status:rpc-error-message error) trouble)))
+
 (defun try-batch (pipeline batch)
   "Send BATCH of PIPELINE. Return :done if that is over, well or not, or the seconds to wait until
 it may be tried again."
@@ -154,7 +162,7 @@ it may be tried again."
                                          (pipeline-random pipeline))))
                  (tell pipeline :warning :otlp-export-failed
                        :status (status:rpc-error-status error)
-                       :reason (status:rpc-error-message error))
+                       :reason (failure-reason error (pipeline-channel pipeline)))
                  delay))
               (t (drop-batch pipeline batch
                              (format nil "~(~A~): ~A" (status:rpc-error-status error)

@@ -226,26 +226,29 @@
             (is (zerop (fate :waiting)))))))))
 
 (test what-alerts-need-is-there-from-the-begin
-  "Each fate of each signal is a series at 0, and what waits is told while a collector is away."
-  (let* ((metrics (grpc:make-metrics)) (tracing (grpc:make-tracing))
-         (exporter (grpc:make-otlp-exporter "127.0.0.1:1" :metrics metrics :tracing tracing
-                                                          :timeout 1/10 :span-interval 1/10)))
-    (unwind-protect
-         (flet ((values-of (name)
-                  (let ((family (find name (metrics:collect metrics) :key #'metrics:family-name
-                                                                     :test #'string=)))
-                    (loop for point in (and family (metrics:family-points family))
-                          collect (cons (mapcar #'cdr (metrics:point-attributes point))
-                                        (metrics:point-value point))))))
-           (is (= 8 (length (values-of "clgrpc.otlp.items"))))
-           (is (= 4 (length (values-of "clgrpc.otlp.exports"))))
-           (is (equal 0 (cdr (assoc '("traces" "overflowed") (values-of "clgrpc.otlp.items")
-                                    :test #'equal))))
-           (grpc:with-span ("lost" :tracing tracing))
-           (is-true (wait-until
-                     (lambda ()
-                       (plusp (cdr (assoc '("traces" "failed") (values-of "clgrpc.otlp.exports")
-                                          :test #'equal))))))
-           (is (equal '(("traces") . 1) (assoc '("traces") (values-of "clgrpc.otlp.waiting")
-                                               :test #'equal))))
-      (grpc:stop-exporter exporter :timeout 0))))
+  "Each fate of each signal is a series at 0, and what waits is told while a collector is away, and
+why it is in the log."
+  (with-log ()
+    (let* ((metrics (grpc:make-metrics)) (tracing (grpc:make-tracing))
+           (exporter (grpc:make-otlp-exporter "127.0.0.1:1" :metrics metrics :tracing tracing
+                                                            :timeout 1/10 :span-interval 1/10)))
+      (unwind-protect
+           (flet ((values-of (name)
+                    (let ((family (find name (metrics:collect metrics) :key #'metrics:family-name
+                                                                       :test #'string=)))
+                      (loop for point in (and family (metrics:family-points family))
+                            collect (cons (mapcar #'cdr (metrics:point-attributes point))
+                                          (metrics:point-value point))))))
+             (is (= 8 (length (values-of "clgrpc.otlp.items"))))
+             (is (= 4 (length (values-of "clgrpc.otlp.exports"))))
+             (is (equal 0 (cdr (assoc '("traces" "overflowed") (values-of "clgrpc.otlp.items")
+                                      :test #'equal))))
+             (grpc:with-span ("lost" :tracing tracing))
+             (is-true (wait-until
+                       (lambda ()
+                         (plusp (cdr (assoc '("traces" "failed") (values-of "clgrpc.otlp.exports")
+                                            :test #'equal))))))
+             (is (equal '(("traces") . 1) (assoc '("traces") (values-of "clgrpc.otlp.waiting")
+                                                 :test #'equal)))
+             (is (search "refused" (getf (first (events-of :otlp-export-failed)) :reason))))
+        (grpc:stop-exporter exporter :timeout 0)))))
