@@ -20,7 +20,7 @@
   (event :event :type symbol :read-only t) ; its name
   (plist '() :type list :read-only t))  ; of keywords and texts
 
-(defstruct (ring (:copier nil))
+(defstruct (event-ring (:copier nil))
   "The last events of a kind."
   (entries (make-array +tail-events+ :initial-element nil) :type simple-vector :read-only t)
   (count 0 :type index)                 ; how many have been in it
@@ -30,15 +30,15 @@
   "The last events of the log."
   (lock (sb-thread:make-mutex :name "clgrpc console log") :read-only t) ; of the rest
   (count 0 :type index)                 ; how many events have had an entry
-  (others (make-ring) :type ring :read-only t) ; all but those of calls
-  (calls (make-ring) :type ring :read-only t) ; of calls
+  (others (make-event-ring) :type event-ring :read-only t) ; all but those of calls
+  (calls (make-event-ring) :type event-ring :read-only t) ; of calls
   (second-ns 0 :type (unsigned-byte 62)) ; when the second in which rings take is over
   (dropped 0 :type index))              ; how many were not, ever
 
-(declaim (sb-ext:freeze-type entry ring tail))
+(declaim (sb-ext:freeze-type entry event-ring tail))
 
-(defmethod print-object ((ring ring) stream)
-  (print-unreadable-object (ring stream :type t) (format stream "~D events" (ring-count ring))))
+(defmethod print-object ((ring event-ring) stream)
+  (print-unreadable-object (ring stream :type t) (format stream "~D events" (event-ring-count ring))))
 
 (defmethod print-object ((entry entry) stream)
   (print-unreadable-object (entry stream :type t)
@@ -62,11 +62,11 @@
   "True if TAIL may take another EVENT NOW; the lock is held."
   (when (>= now (tail-second-ns tail))
     (setf (tail-second-ns tail) (+ now +ns-per-second+)
-          (ring-taken (tail-calls tail)) 0
-          (ring-taken (tail-others tail)) 0))
+          (event-ring-taken (tail-calls tail)) 0
+          (event-ring-taken (tail-others tail)) 0))
   (let ((ring (ring-for tail event)))
-    (if (< (ring-taken ring) +events-per-second+)
-        (incf (ring-taken ring))
+    (if (< (event-ring-taken ring) +events-per-second+)
+        (incf (event-ring-taken ring))
         (progn (incf (tail-dropped tail)) nil))))
 
 (defun add-event (tail level event plist)
@@ -77,13 +77,13 @@
                        unless (null value) collect key and collect (entry-text key value))))
       (sb-thread:with-mutex ((tail-lock tail))
         (let ((number (incf (tail-count tail))) (ring (ring-for tail event)))
-          (setf (svref (ring-entries ring) (mod (1- (incf (ring-count ring))) +tail-events+))
+          (setf (svref (event-ring-entries ring) (mod (1- (incf (event-ring-count ring))) +tail-events+))
                 (make-entry number (real-time-ns) level event texts)))))))
 
 (defun entries-after (tail number)
   "The entries of TAIL that have a higher number than NUMBER, the oldest first. From any thread."
   (sb-thread:with-mutex ((tail-lock tail))
     (sort (loop for ring in (list (tail-others tail) (tail-calls tail))
-                append (loop for entry across (ring-entries ring)
+                append (loop for entry across (event-ring-entries ring)
                              when (and entry (< number (entry-number entry))) collect entry))
           #'< :key #'entry-number)))
