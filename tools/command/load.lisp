@@ -146,7 +146,7 @@ one; those that are left are not made once one was broken off."
   (let ((options (list* :rps (or rps 100) :duration (or duration 5) options)))
     (run-at-knee (apply #'make-load-plan options) knee (or rps 100))))
 
-(defun server-reading (url name)
+(defun counted-reading (url name)
   "What the server with metrics at URL has counted of the method NAME, a METHOD-READING or nil."
   (find-if (lambda (reading)
              (and (string= "server" (method-reading-role reading))
@@ -168,9 +168,9 @@ nil, has counted of METHOD meanwhile."
   (if (null url)
       (funcall function)
       (let* ((name (subseq (method-path method) 1))
-             (before (server-reading url name))
+             (before (counted-reading url name))
              (run (funcall function))
-             (after (server-reading url name)))
+             (after (counted-reading url name)))
         (unless after (fail-command "~A has nothing about ~A" (third url) name))
         (setf (load:run-server run) (server-figures before after))
         run)))

@@ -38,7 +38,8 @@
 (declaim (sb-ext:freeze-type entry event-ring tail))
 
 (defmethod print-object ((ring event-ring) stream)
-  (print-unreadable-object (ring stream :type t) (format stream "~D events" (event-ring-count ring))))
+  (print-unreadable-object (ring stream :type t)
+    (format stream "~D events" (event-ring-count ring))))
 
 (defmethod print-object ((entry entry) stream)
   (print-unreadable-object (entry stream :type t)
@@ -77,7 +78,8 @@
                        unless (null value) collect key and collect (entry-text key value))))
       (sb-thread:with-mutex ((tail-lock tail))
         (let ((number (incf (tail-count tail))) (ring (ring-for tail event)))
-          (setf (svref (event-ring-entries ring) (mod (1- (incf (event-ring-count ring))) +tail-events+))
+          (setf (svref (event-ring-entries ring)
+                       (mod (1- (incf (event-ring-count ring))) +tail-events+))
                 (make-entry number (real-time-ns) level event texts)))))))
 
 (defun entries-after (tail number)
