@@ -79,7 +79,7 @@
     ("src/rpc/method/method.lisp" "sb-pcl" "only SBCL's CLOS knows what a generic function would call")
     ("src/rpc/method/method.lisp" "sb-c" "the lock CLOS holds to define methods has no exported name")
     ("src/protobuf/codec/wire.lisp" "sb-c" "sign extension of a machine word has no exported name")
-    ("src/program/perf-map.lisp" "sb-vm" "the functions of the image are listed by no exported name")
+    ("src/program/perf-map.lisp" "sb-vm" "no exported name lists the functions of the image")
     ("src/program/perf-map.lisp" "sb-unix" "a table of perf's is named by the process id"))
   "Files that may use a package which the rules below forbid, each with the reason.")
 
