@@ -15,7 +15,8 @@
    #:+econnrefused+ #:+econnreset+ #:+econnaborted+ #:+eaddrinuse+ #:+etimedout+
    #:+epipe+ #:+ebadf+ #:+eperm+ #:+eproto+ #:+enoprotoopt+ #:+eopnotsupp+ #:+enonet+ #:+enetdown+
    #:+enetunreach+ #:+ehostdown+ #:+ehostunreach+
-   #:+sighup+ #:+sigint+ #:+sigquit+ #:+sigusr1+ #:+sigusr2+ #:+sigterm+ #:+sigurg+ #:+sigchld+ #:+sigcont+
+   #:+sighup+ #:+sigint+ #:+sigquit+ #:+sigusr1+ #:+sigusr2+ #:+sigterm+ #:+sigurg+
+   #:+sigchld+ #:+sigcont+
    #:+sigkill+ #:+sigstop+
    #:+sigwinch+
    ;; socket.lisp
