@@ -16,7 +16,7 @@
   (is (< 100000 (tools::find-knee (constantly t) 1))))
 
 (test load-finds-the-knee-of-a-server
-  (with-greeter (address)
+  (with-reflected (address :services (make-instance 'clgrpc.examples:greeter))
     (multiple-value-bind (code output error-output)
         (run-line "load" address "helloworld.Greeter/SayHello" "--knee" "p50 > 1ns" "-z" "50ms"
                   "--rps" "50")
