@@ -58,7 +58,7 @@
   :serial t
   :components ((:file "package") (:file "area") (:file "symbol") (:file "sample") (:file "stack")
                (:file "event") (:file "agent") (:file "process") (:file "perf") (:file "run")
-               (:file "text") (:file "export") (:file "compare") (:file "flame") (:file "html")))
+               (:file "text") (:file "pprof") (:file "compare") (:file "flame") (:file "html")))
 
 (defsystem "clgrpc-tools/page"
   :description "Reports as web pages, with charts as SVG."

@@ -16,7 +16,7 @@
    #:profile #:profile-error
    ;; text.lisp
    #:write-profile #:read-profile
-   ;; export.lisp
+   ;; pprof.lisp
    #:write-folded #:write-pprof
    ;; compare.lisp
    #:write-difference #:difference-data
