@@ -4,7 +4,6 @@
 
 (in-package #:clgrpc.workflow)
 
-(defconstant +most-operations+ 120 "Of one transaction; etcd takes 128.")
 (defconstant +bulk-octets+ 1000000 "Of states that one transaction puts; etcd takes 1.5 MB.")
 (defconstant +bulk-page+ 100 "States that are fetched at once.")
 

@@ -30,8 +30,7 @@
 
 (defun fetch-entry (node id)
   "The entry of the workflow ID, or nil if there is none."
-  (etcd:fetch (node-etcd node)
-              (state-key (node-root node) (check-name id "the id of a workflow"))))
+  (fetch-together node (state-key (node-root node) (check-name id "the id of a workflow"))))
 
 (defun fetch-state (node id)
   "The entry of the workflow ID. Signal WORKFLOW-NOT-FOUND if there is none."
@@ -77,10 +76,9 @@
 (defun fetch-states (node ids)
   "The entries of the workflows IDS, a list of as many, nil for those that are not there."
   (and ids
-       (nth-value 1 (etcd:transact (node-etcd node)
-                                   :then (loop for id in ids
-                                               collect (list :get (state-key (node-root node)
-                                                                             id)))))))
+       (nth-value 1 (transact node '()
+                              :then (loop for id in ids
+                                          collect (list :get (state-key (node-root node) id)))))))
 
 (defun unchanged-p (node draft)
   "The comparison that the state of which DRAFT was made is as it was, or not there if it was not."
@@ -98,18 +96,19 @@
   (note-added node (reduce #'+ drafts :key #'put-octets))
   (dolist (draft drafts)
     (count-draft node draft)
+    (note-ready-state (node-ready-list node) (draft-state draft) revision)
     (remember-state node (draft-state draft) revision)))
 
 (defun put-draft (node draft &key when)
   "Put DRAFT, a finished one, into the store if its workflow is as it was and the comparisons WHEN
 are so. Return whether they were; the revision of the store; and the entry of the state as it is if
 they were not."
-  (let ((state-key (state-key (node-root node) (pb:workflow-state-id (draft-state draft)))))
+  (let ((id (pb:workflow-state-id (draft-state draft))))
     (multiple-value-bind (done results now)
-        (etcd:transact (node-etcd node)
-                       :when (cons (unchanged-p node draft) when)
-                       :then (draft-operations (node-root node) draft)
-                       :else (list (list :get state-key)))
+        (transact node (list id)
+                  :when (cons (unchanged-p node draft) when)
+                  :then (draft-operations (node-root node) draft)
+                  :else (list (list :get (state-key (node-root node) id))))
       (cond (done (note-put node (list draft) now)
                   (values t now nil))
             (t (note-conflict node (list draft))
@@ -156,7 +155,7 @@ when they are not so, ON-REFUSAL is called, before all is tried again."
   "The payload of the workflow ID at KEY, below data/ID/; no octets if KEY is empty, or nothing is
 there."
   (let ((entry (and (string/= "" key)
-                    (etcd:fetch (node-etcd node) (data-key (node-root node) id key)))))
+                    (fetch-together node (data-key (node-root node) id key)))))
     (if entry (etcd:entry-value entry) (make-octets 0))))
 
 (defun draft-input (node state draft)

@@ -1,5 +1,5 @@
-;;;; Claims: a worker asks for tasks of some kinds. Those that are ready are found by their keys,
-;;;; beginning at a shard of the node's own choice, a few more than are wanted; of these some are
+;;;; Claims: a worker asks for tasks of some kinds. Of those that are ready, as far as the node knows,
+;;;; it looks at a few more than are wanted; of these some are
 ;;;; taken at random and claimed in one transaction, or, if another node was faster with one of
 ;;;; them, each in its own. A node does not try for one task twice at once.
 ;;;;
@@ -26,8 +26,16 @@
 
 ;;; Looking for tasks
 
-(defun find-ready (node kind count)
-  "Ids of tasks of KIND that can be claimed, the oldest of each shard first; COUNT at most."
+(defun find-ready (node kind count ask)
+  "Ids of tasks of KIND that can be claimed, the oldest of each shard first; COUNT at most. If NODE
+knows of none, the store is asked if ASK is true, or if it may have some."
+  (multiple-value-bind (ids all) (known-ready node kind count)
+    (if (or ids (and all (not ask)))
+        ids
+        (fetch-ready node kind count))))
+
+(defun fetch-ready (node kind count)
+  "As FIND-READY, of those in the store."
   (let* ((prefix (node-key node "index/ready" kind ""))
          (start (format nil "~A~(~X~)" prefix (below node +shards+)))
          (ids '()))
@@ -78,25 +86,24 @@ claim it instead."
       (multiple-value-bind (kind about) (gethash id (task-queue-taken task-queue))
         (and about (null kind))))))
 
-(defun candidates-of (node kind count)
+(defun candidates-of (node kind count ask)
   "Ids of tasks of KIND to be claimed, COUNT at most, taken. If others are about to claim all that a
-look has found, there may be more behind them."
-  (loop with seen = (arrivals-now (node-task-queue node) (list kind))
-        for most = (+ count +spare-candidates+) then (* 4 most)
-        for ids = (find-ready node kind most)
+look has found, there may be more behind them. ASK is as for FIND-READY."
+  (loop for most = (+ count +spare-candidates+) then (* 4 most)
+        for ids = (find-ready node kind most ask)
         for taken = (take-ids node kind ids count)
         until (or taken (< (length ids) most))
-        finally (unless ids (note-absence (node-task-queue node) kind seen))
-                (return taken)))
+        finally (return taken)))
 
-(defun candidates (node kinds count)
-  "Ids of tasks of KINDS to be claimed, COUNT at most, taken; LEAVE-IDS leaves them."
+(defun candidates (node kinds count ask)
+  "Ids of tasks of KINDS to be claimed, COUNT at most, taken; LEAVE-IDS leaves them. ASK is as for
+FIND-READY."
   (let ((found '()) (done nil))
     (unwind-protect
          (dolist (kind (shuffled node kinds) (progn (setf done t) found))
            (let ((missing (- count (length found))))
              (when (plusp missing)
-               (setf found (append (candidates-of node kind missing) found)))))
+               (setf found (append (candidates-of node kind missing ask) found)))))
       ;; the store has failed with a later kind
       (unless done (leave-ids node found '())))))
 
@@ -133,8 +140,16 @@ or, if that does not lead to a claim, of one of now."
     (loop for draft in drafts
           collect (or draft
                       (let ((entry (pop entries)))
-                        (claim-draft node session kinds (entry-state entry)
-                                     (entry-revision entry)))))))
+                        (or (claim-draft node session kinds (entry-state entry)
+                                         (entry-revision entry))
+                            (note-not-ready node entry)))))))
+
+(defun note-not-ready (node entry)
+  "The state in ENTRY, or nil, has nothing that can be claimed. Return false."
+  (when entry
+    (remove-ready (node-ready-list node) (pb:workflow-state-id (entry-state entry))
+                  (1+ (entry-revision entry))))
+  nil)
 
 (defun claim-drafts (node session kinds ids)
   "Drafts in which SESSION claims the tasks of IDS, those that it can and that fit into one answer."
@@ -189,18 +204,17 @@ workflow that has failed by its last change gives none."
 Tasks. Signal SESSION-LOST if it has ended."
   (let ((root (node-root node)) (session-key (session-key node session)))
     (multiple-value-bind (done results revision)
-        (etcd:transact (node-etcd node)
-                       :when (cons (list :present session-key)
-                                   (mapcar (lambda (draft) (unchanged-p node draft)) drafts))
-                       :then (append
-                              (loop for draft in drafts append (draft-operations root draft))
-                              (loop for draft in drafts
-                                    for state = (draft-state draft)
-                                    when (wants-input-p draft)
-                                      collect (list :get (data-key root
-                                                                   (pb:workflow-state-id state)
-                                                                   (input-key state)))))
-                       :else (list (list :get session-key)))
+        (transact node (mapcar (lambda (draft) (pb:workflow-state-id (draft-state draft))) drafts)
+                  :when (cons (list :present session-key)
+                              (mapcar (lambda (draft) (unchanged-p node draft)) drafts))
+                  :then (append
+                         (loop for draft in drafts append (draft-operations root draft))
+                         (loop for draft in drafts
+                               for state = (draft-state draft)
+                               when (wants-input-p draft)
+                                 collect (list :get (data-key root (pb:workflow-state-id state)
+                                                              (input-key state)))))
+                  :else (list (list :get session-key)))
       (cond (done (note-put node drafts revision)
                   (note-granted node session (length drafts))
                   (values t (claimed-tasks drafts results)))
@@ -251,10 +265,11 @@ list of it, or an empty one."
         (leave-ids node (list id) (mapcar #'pb:task-id tasks)))
       tasks)))
 
-(defun claim-tasks (node session kinds count)
-  "Claim up to COUNT tasks of KINDS for SESSION. Return them, a list, empty if there are none."
+(defun claim-tasks (node session kinds count &key ask)
+  "Claim up to COUNT tasks of KINDS for SESSION. Return them, a list, empty if there are none. ASK is
+as for FIND-READY."
   (loop repeat +claim-rounds+
-        do (let ((ids (candidates node kinds count)) (tasks '()))
+        do (let ((ids (candidates node kinds count ask)) (tasks '()))
              (when (null ids) (return '()))
              (unwind-protect (setf tasks (claim-ids node session kinds ids))
                (leave-ids node ids (mapcar #'pb:task-id tasks)))
@@ -286,23 +301,6 @@ vain."
 
 (defun arrivals-now (task-queue kinds)
   (sb-thread:with-mutex ((task-queue-lock task-queue)) (arrivals task-queue kinds)))
-
-(defun note-absence (task-queue kind seen)
-  "The store has had no task of KIND that can be claimed since ARRIVALS were SEEN."
-  (sb-thread:with-mutex ((task-queue-lock task-queue))
-    (setf (svref (task-queue-absences task-queue) (arrival-place kind)) (cons kind seen))))
-
-(defun absent-p (node kinds)
-  "True if there is no task of KINDS that can be claimed, as far as NODE's watch of the index tells,
-which it does as soon as there is one."
-  (let ((task-queue (node-task-queue node)))
-    (and (not (wakeup-lost-watch (node-wakeup node)))
-         (sb-thread:with-mutex ((task-queue-lock task-queue))
-           (loop for kind in kinds
-                 always (equal (svref (task-queue-absences task-queue) (arrival-place kind))
-                               (cons kind (arrivals task-queue (list kind)))))))))
-
-;;; The queues; the lock is held
 
 (defun task-queue-queue-entry (task-queue waiting &optional name table)
   "A place of WAITING behind others in the queue of NAME in TABLE, or in that of all of TASK-QUEUE."

@@ -22,17 +22,25 @@
 
 ;;; The watch of the index
 
-(defun note-index-change (node change)
-  "CHANGE is one of the index."
+(defun note-ready-change (node parts put revision)
+  "The key of a task, PARTS below index/ready, was PUT or removed at REVISION."
+  (let ((list (node-ready-list node)) (kind (first parts)) (id (fourth parts)))
+    (cond ((null id))                   ; none of ours
+          (put (note-ready-entry list kind (rest parts) revision)
+               (note-ready node kind id))
+          (t (remove-ready list id revision)))))
+
+(defun note-index-change (node change revision)
+  "CHANGE is one of the index, made at REVISION."
   (let* ((put (eq :put (etcd:change-kind change)))
          (parts (rest (key-parts (node-root node) (etcd:entry-key (etcd:change-entry change)))))
-         (name (first parts)) (what (second parts)) (id (first (last parts))))
+         (name (first parts)) (what (second parts)))
     (cond ((null what))                 ; none of ours
-          ((and put (string= "ready" name)) (note-ready node what id))
+          ((string= "ready" name) (note-ready-change node (rest parts) put revision))
           ((and put (string= "due" name))
-           (let ((shard (parse-integer what :radix 16 :junk-allowed t))
+           (let ((shard (shard-number what))
                  (time (and (third parts) (text-time (third parts)))))
-             (when (and shard time (< -1 shard +shards+)) (note-due node shard time))))
+             (when (and shard time) (note-due node shard time))))
           ((string= "nodes" name) (note-node node what (and put (etcd:change-entry change))))
           ((string/= "sessions" name))
           (put (note-session node what))
@@ -65,16 +73,18 @@
   ;; the store may have gone back
   (forget-states node)
   (note-nodes node)
-  (setf (node-index-watch node)
-        (etcd:watch (node-etcd node)
-                    (lambda (changes revision)
-                      (declare (ignore revision))
-                      (dolist (change changes) (note-index-change node change)))
-                    :prefix (node-key node "index/") :after (note-sessions node)
-                    :on-end (lambda (condition)
-                              (declare (ignore condition))
-                              (wake-keeper node (lambda (wakeup)
-                                                       (setf (wakeup-lost-watch wakeup) t)))))))
+  (let ((after (note-sessions node)))
+    (fill-ready-list node)
+    (setf (node-index-watch node)
+          (etcd:watch (node-etcd node)
+                      (lambda (changes revision)
+                        (dolist (change changes) (note-index-change node change revision)))
+                      :prefix (node-key node "index/") :after after
+                      :on-end (lambda (condition)
+                                (declare (ignore condition))
+                                (end-ready-list (node-ready-list node))
+                                (wake-keeper node (lambda (wakeup)
+                                                    (setf (wakeup-lost-watch wakeup) t))))))))
 
 (defun ensure-index-watch (node)
   "Watch the index unless it is watched. Return true if it was not."
@@ -238,7 +248,9 @@ passed since it was last so."
     (do-ended-sessions node)
     (keep-membership node)
     (when new (look-at-all-timers node))
-    (when (or new (funcall due :sweep +sweep-seconds+)) (sweep-sessions node))
+    (when (or new (funcall due :sweep +sweep-seconds+))
+      (sweep-sessions node)
+      (refill-ready-list node))
     (when (or new (funcall due :count (count-seconds node))) (count-node node))))
 
 (defun make-due ()
@@ -272,7 +284,8 @@ store does not do now is done when it is back."
 (defun begin-jobs (node)
   "Have NODE do what nobody calls for."
   (let ((etcd (node-etcd node)) (due (make-due)))
-    (setf (task-queue-idle (node-task-queue node)) (loop repeat +claimers+
+    (setf (node-commits node) (make-commit-group)
+          (task-queue-idle (node-task-queue node)) (loop repeat +claimers+
                                                          collect (new-claimer node))
           (node-timers node) (loop repeat +timer-jobs+
                                    collect (etcd:add-job etcd (lambda () (run-timers node))))

@@ -36,6 +36,7 @@
 (declaim (sb-ext:freeze-type limits))
 
 (defconstant +default-store-quota+ 2147483648 "The quota that etcd has unless it is told another.")
+(defconstant +most-operations+ 120 "Of one transaction; etcd takes 128.")
 (defconstant +most-payloads+ 100
   "Payloads of one change; etcd takes 128 operations in a transaction.")
 (defconstant +longest-name+ 128 "Octets of an id, a kind, a name.")

@@ -199,10 +199,7 @@ anything is done with them: a message has room for a million."
     (check-owner call session)
     (check-held node session)
     (let* ((seen (arrivals-now (node-task-queue node) kinds))
-           ;; whoever waits is woken by the watch, which may be a little late
-           (tasks (if (and (plusp wait) (absent-p node kinds))
-                      '()
-                      (claim-tasks node session kinds count))))
+           (tasks (claim-tasks node session kinds count :ask (<= wait 0))))
       (cond ((or tasks (<= wait 0))
              (unless tasks (check-session node session))
              (pb:make-claim-reply :tasks tasks))

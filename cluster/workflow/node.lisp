@@ -27,8 +27,6 @@ its kinds, so that the first of a kind is found, and one that waits no more is t
   (retries (make-fifo) :type fifo :read-only t) ; claims for which there may be a task now
   ;; how often tasks of some kinds could be claimed, by ARRIVAL-PLACE of the kind
   (arrivals (make-array 256 :initial-element 0) :type simple-vector :read-only t)
-  ;; likewise: a kind of which the store had no task that can be claimed, and ARRIVALS before that
-  (absences (make-array 256 :initial-element nil) :type simple-vector :read-only t)
   ;; ids that this node is about to claim, and the kind of each; nil once it can be claimed no more
   (taken (make-hash-table :test 'equal) :read-only t)
   (closed nil :type boolean))           ; nothing is to wait here any more
@@ -54,6 +52,29 @@ its kinds, so that the first of a kind is found, and one that waits no more is t
   (lease nil :type (or null etcd:lease)) ; of its entry, once it has one
   (told-ms nil :type (or null integer)) ; what its machine's date was when it last told it,
   (told-steady-ms 0 :type integer))     ; and when that was
+
+(defstruct (commit-group (:copier nil))
+  "What waits to be put into the store, see commit.lisp. LOCK guards the rest."
+  (lock (sb-thread:make-mutex :name "clgrpc workflow commits") :read-only t) ; of all below
+  (queue (make-fifo) :type fifo :read-only t) ; COMMITs
+  (flying 0 :type index))               ; requests that are under way
+
+(defstruct (ready-task (:include ring) (:constructor make-ready-task (id kind shard revision))
+                       (:copier nil))
+  "A task that can be claimed."
+  (id "" :type string :read-only t)     ; of its workflow
+  (kind "" :type string :read-only t)   ; of the task
+  (shard 0 :type index :read-only t) ; of the workflow
+  (revision 0 :type (integer 0) :read-only t)) ; since which it can be claimed
+
+(defstruct (ready-list (:copier nil))
+  "The tasks that can be claimed. LOCK guards the rest."
+  (lock (sb-thread:make-mutex :name "clgrpc workflow ready") :read-only t) ; of all below
+  ;; from kinds to vectors that have, by shard, the head of a ring of READY-TASKs
+  (kinds (make-hash-table :test 'equal) :type hash-table :read-only t)
+  (tasks (make-hash-table :test 'equal) :type hash-table :read-only t) ; the same by ID
+  (watched nil :type boolean)           ; the watch of the index tells what comes
+  (partial nil :type boolean))          ; there are more than are here
 
 (defstruct (usage (:copier nil))
   "How much of the store is in use, as far as a node knows. LOCK guards the rest."
@@ -93,6 +114,8 @@ its kinds, so that the first of a kind is found, and one that waits no more is t
    (ready :initform 0 :accessor node-ready) ; tasks nobody has claimed, likewise
    (count-seconds :initform 0 :accessor node-count-seconds) ; that this took
    (usage :initform (make-usage) :reader node-usage) ; in the store
+   (commits :initform nil :accessor node-commits) ; a COMMIT-GROUP, once it has jobs
+   (ready-list :initform (make-ready-list) :reader node-ready-list) ; of tasks that can be claimed
    ;; from names of those that are open, as the watch of the index tells, to :open, and of those
    ;; that are being opened here to :reserved; under the lock
    (sessions :initform (make-hash-table :test 'equal) :reader node-session-names)

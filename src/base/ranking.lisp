@@ -38,10 +38,11 @@
   (let ((last (ring-before head)))
     (unless (eq last head) last)))
 
-(defun ring-list (head)
-  "The links of the list with HEAD, in their order, as a new list."
+(defun ring-list (head &optional (count most-positive-fixnum))
+  "The links of the list with HEAD, in their order, the first COUNT at most, as a new list."
   (loop for ring = (ring-after head) then (ring-after ring)
         until (eq ring head)
+        repeat count
         collect ring))
 
 (defun enter-ring (ring head)

@@ -1,0 +1,131 @@
+;;;; Commits: what several threads of a node want of the store at one time goes there as one request.
+;;;; Each transaction is one of its own within the request, so it is done or not whatever becomes of
+;;;; the others, and each thread gets what it would have got alone.
+;;;;
+;;;; 1. A transaction that comes while fewer requests than +MOST-FLYING+ are under way is sent at once,
+;;;;    by the thread that brings it.
+;;;; 2. What comes meanwhile queues. When a request is answered, a job sends the first of the queue,
+;;;;    as many as fit into one request, and so on until the queue is empty.
+;;;; 3. Two transactions about one workflow never go into one request: etcd changes a key once in each.
+;;;;
+;;;; So a node that has little to do waits for nobody, and one that has much makes fewer requests.
+
+(in-package #:clgrpc.workflow)
+
+(defconstant +most-flying+ 2 "Requests of a node's commits that are under way.")
+(defconstant +most-together+ 32 "Transactions of one request; each may have 96 operations, of 128.")
+(defconstant +commit-octets+ 1000000 "Octets that one request puts; etcd takes 1.5 MB.")
+(defconstant +longest-commit-seconds+ 60 "By then a request has ended, or nobody will make it.")
+
+(defstruct (commit (:constructor make-commit (ids transaction octets)) (:copier nil))
+  "A transaction that is to be done."
+  (ids '() :type list :read-only t)     ; of the workflows that it is about
+  (transaction '() :type list :read-only t) ; the arguments of TRANSACT
+  (octets 0 :type index :read-only t)   ; that it puts
+  (future (loop:make-future) :read-only t)) ; of what TRANSACT returns
+
+(declaim (sb-ext:freeze-type commit))
+
+(defun transaction-octets (operations)
+  "The octets that OPERATIONS put."
+  (loop for (verb nil value) in operations
+        when (eq :put verb) sum (length (the vector value))))
+
+(defun own-request-p (commit)
+  "True if COMMIT is too large to be with others in a request."
+  (or (< +commit-octets+ (* 2 (commit-octets commit)))
+      (loop for (nil operations) on (commit-transaction commit) by #'cddr
+              thereis (< (- +most-operations+ +most-together+) (length operations)))))
+
+(defun take-commits (group)
+  "The first commits of GROUP's queue that fit into one request, in their order; they are no longer
+there. Its lock is held."
+  (let ((taken '()) (left '()) (octets 0) (ids (make-hash-table :test 'equal)) (full nil))
+    (dolist (commit (clear-fifo (commit-group-queue group)))
+      (cond ((or full
+                 (some (lambda (id) (gethash id ids)) (commit-ids commit))
+                 (and taken
+                      (or (own-request-p commit)
+                          (< +commit-octets+ (+ octets (commit-octets commit))))))
+             (push commit left)
+             ;; what comes later about the same workflows does not overtake it
+             (dolist (id (commit-ids commit)) (setf (gethash id ids) t)))
+            (t (push commit taken)
+               (incf octets (commit-octets commit))
+               (dolist (id (commit-ids commit)) (setf (gethash id ids) t))
+               (setf full (or (own-request-p commit) (= +most-together+ (length taken)))))))
+    (dolist (commit (reverse left)) (enqueue commit (commit-group-queue group)))
+    (nreverse taken)))
+
+(defun settle-commit (etcd commit)
+  "Do COMMIT alone."
+  (handler-case (multiple-value-call #'loop:resolve-future (commit-future commit)
+                  (apply #'etcd:transact etcd (commit-transaction commit)))
+    (error (condition) (loop:reject-future (commit-future commit) condition))))
+
+(defun settle-commits (etcd commits)
+  "Do COMMITS in one request."
+  (handler-case
+      (multiple-value-bind (done results revision)
+          (etcd:transact etcd :then (loop for commit in commits
+                                          collect (cons :transact (commit-transaction commit))))
+        (declare (ignore done))
+        (loop for commit in commits
+              for (done . results) in results
+              do (loop:resolve-future (commit-future commit) done results revision)))
+    ;; one of them is wrong, and spoils no other
+    (etcd:invalid-request () (dolist (commit commits) (settle-commit etcd commit)))
+    (error (condition)
+      (dolist (commit commits) (loop:reject-future (commit-future commit) condition)))))
+
+(defun more-to-send-p (group)
+  "A request of GROUP is over. True if there is something to be sent in its place."
+  (sb-thread:with-mutex ((commit-group-lock group))
+    (cond ((fifo-items (commit-group-queue group)) t)
+          (t (decf (commit-group-flying group))
+             nil))))
+
+(defun await-commit (commit)
+  "Wait for COMMIT, and return what TRANSACT does."
+  (handler-case (loop:await (commit-future commit) :timeout +longest-commit-seconds+)
+    ;; the store's client was closed meanwhile
+    (loop:await-timeout ()
+      (error 'etcd:unavailable :perhaps-done t :text "a transaction was not answered"))))
+
+(defun send-commits (node)
+  "Send what is first in the queue of NODE's commits; a job sends the rest. A thread that is left by
+a non-local exit, as of WITH-TIMEOUT, does so, too."
+  (let* ((group (node-commits node)) (etcd (node-etcd node))
+         (commits (sb-thread:with-mutex ((commit-group-lock group)) (take-commits group))))
+    (unwind-protect
+         (if (rest commits)
+             (settle-commits etcd commits)
+             (dolist (commit commits) (settle-commit etcd commit)))
+      (dolist (commit commits)
+        (unless (loop:future-done-p (commit-future commit))
+          (loop:reject-future (commit-future commit)
+                              (make-condition 'etcd:unavailable :perhaps-done t
+                                                                :text "its sender was left"))))
+      (when (more-to-send-p group)
+        (etcd:run-in-background etcd (lambda () (send-commits node)))))))
+
+(defun transact (node ids &key when then else)
+  "As ETCD:TRANSACT in the store of NODE, with what else comes at this time; it is about the
+workflows IDS."
+  (let ((group (node-commits node)))
+    (if (null group)                    ; one that has no jobs is alone
+        (etcd:transact (node-etcd node) :when when :then then :else else)
+        (let* ((commit (make-commit ids (list :when when :then then :else else)
+                                    (transaction-octets then)))
+               (at-once (sb-thread:with-mutex ((commit-group-lock group))
+                          (enqueue commit (commit-group-queue group))
+                          (when (< (commit-group-flying group) +most-flying+)
+                            (incf (commit-group-flying group))))))
+          (when at-once (send-commits node))
+          (await-commit commit)))))
+
+(defun fetch-together (node key)
+  "The entry of KEY, or nil, as ETCD:FETCH has it."
+  (if (node-commits node)
+      (first (nth-value 1 (transact node '() :then (list (list :get key)))))
+      (etcd:fetch (node-etcd node) key)))

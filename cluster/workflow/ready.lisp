@@ -1,0 +1,115 @@
+;;;; The tasks that can be claimed, as the watch of the index tells a node of them: so a claim finds
+;;;; one, or finds that there is none, without a request to the store. What is here may be gone in
+;;;; the store; who claims it sees that.
+;;;;
+;;;; - An entry is as new as the revision that made it, and only something newer removes it. So the
+;;;;   watch may tell again what the list that it began with has told, and a node may remove at once
+;;;;   what it has claimed itself.
+;;;; - While there is no watch, and if there are more tasks than are kept here, the store is asked.
+;;;; - The shards are looked at by turns, beginning with those whose timers are the node's, so that
+;;;;   nodes do not try for the same tasks; within a shard the oldest comes first.
+
+(in-package #:clgrpc.workflow)
+
+(defconstant +most-ready+ 50000 "Tasks that a node knows of.")
+
+(defun drop-task (list task)
+  "TASK is in LIST, whose lock is held, no more."
+  (let* ((kind (ready-task-kind task)) (rings (gethash kind (ready-list-kinds list))))
+    (quit-ring task)
+    (remhash (ready-task-id task) (ready-list-tasks list))
+    (unless (some #'ring-first rings) (remhash kind (ready-list-kinds list)))))
+
+(defun forget-ready-before (list id revision)
+  "Forget what could be claimed of ID before REVISION. LIST's lock is held. Return false if
+something newer is known."
+  (let ((task (gethash id (ready-list-tasks list))))
+    (cond ((null task) t)
+          ((< (ready-task-revision task) revision)
+           (drop-task list task)
+           t))))
+
+(defun shard-rings (list kind)
+  "The rings of the tasks of KIND, by shard."
+  (or (gethash kind (ready-list-kinds list))
+      (setf (gethash kind (ready-list-kinds list))
+            (coerce (loop repeat +shards+ collect (make-ring)) 'simple-vector))))
+
+(defun add-ready (list kind shard id revision)
+  "The task of ID, of KIND, in SHARD, can be claimed since REVISION."
+  (sb-thread:with-mutex ((ready-list-lock list))
+    (when (forget-ready-before list id revision)
+      (if (<= +most-ready+ (hash-table-count (ready-list-tasks list)))
+          (setf (ready-list-partial list) t)
+          (let ((task (make-ready-task id kind shard revision)))
+            (isolate-ring task)
+            (enter-ring task (svref (shard-rings list kind) shard))
+            (setf (gethash id (ready-list-tasks list)) task))))))
+
+(defun remove-ready (list id revision)
+  "The task of ID cannot be claimed any more since REVISION."
+  (sb-thread:with-mutex ((ready-list-lock list)) (forget-ready-before list id revision)))
+
+(defun shard-number (text)
+  "The shard that keys have as TEXT, or nil if it is none."
+  (let ((shard (and text (parse-integer text :radix 16 :junk-allowed t))))
+    (and shard (< -1 shard +shards+) shard)))
+
+(defun note-ready-entry (list kind parts revision)
+  "The store has the key of a task of KIND since REVISION; PARTS are those of the key after that."
+  (let ((shard (shard-number (first parts))))
+    (when (and shard (third parts)) (add-ready list kind shard (third parts) revision))))
+
+(defun end-ready-list (list)
+  "Nobody tells LIST what comes any more."
+  (sb-thread:with-mutex ((ready-list-lock list)) (setf (ready-list-watched list) nil)))
+
+(defun fill-ready-list (node)
+  "Have NODE know all tasks that can be claimed now, as many as it may; its watch tells what comes."
+  (let ((list (node-ready-list node)) (prefix (node-key node "index/ready" "")))
+    (sb-thread:with-mutex ((ready-list-lock list))
+      (clrhash (ready-list-kinds list))
+      (clrhash (ready-list-tasks list))
+      (setf (ready-list-partial list) nil
+            (ready-list-watched list) nil))
+    (etcd:map-entries (lambda (entry)
+                        (let ((parts (key-parts prefix (etcd:entry-key entry))))
+                          (note-ready-entry list (first parts) (rest parts)
+                                            (etcd:entry-changed entry))))
+                      (node-etcd node) :prefix prefix :keys-only t :limit (1+ +most-ready+))
+    (sb-thread:with-mutex ((ready-list-lock list)) (setf (ready-list-watched list) t))))
+
+(defun refill-ready-list (node)
+  "Have NODE know all tasks again that can be claimed, if it has not and there is room for more."
+  (let ((list (node-ready-list node)))
+    (when (and (ready-list-partial list)
+               (< (* 2 (hash-table-count (ready-list-tasks list))) +most-ready+))
+      (fill-ready-list node))))
+
+(defun shards-by-turns (node)
+  "All shards, first those that are NODE's, each beginning at random."
+  (let ((own (timer-queue-own (node-timer-queue node))) (start (below node +shards+)))
+    (stable-sort (loop for i below +shards+ collect (mod (+ start i) +shards+))
+                 #'> :key (lambda (shard) (if (member shard own) 1 0)))))
+
+(defun known-ready (node kind count)
+  "Ids of tasks of KIND that can be claimed as far as NODE knows, COUNT at most; as second value
+false if the store may have more."
+  (let ((list (node-ready-list node)) (shards (shards-by-turns node)) (ids '()))
+    (sb-thread:with-mutex ((ready-list-lock list))
+      (let ((rings (gethash kind (ready-list-kinds list))))
+        (loop for shard in shards
+              while (and rings (plusp count))
+              do (loop for task in (ring-list (svref rings shard) count)
+                       do (push (ready-task-id task) ids)
+                          (decf count))))
+      (values (nreverse ids)
+              (and (ready-list-watched list) (not (ready-list-partial list)))))))
+
+(defun note-ready-state (list state revision)
+  "STATE is that of a workflow since REVISION, by a change of this node's."
+  (let ((id (pb:workflow-state-id state)) (step (and (running-p state) (state-step state))))
+    (if (and step (eq :ready (pb:step-state-status step)))
+        (add-ready list (pb:step-task (pb:step-state-step step))
+                   (shard-number (shard-of id)) id revision)
+        (remove-ready list id revision))))

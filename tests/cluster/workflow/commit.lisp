@@ -1,0 +1,92 @@
+;;;; Commits: which transactions go together, and that none is any other's; tasks that can be claimed,
+;;;; as a node knows them.
+
+(in-package #:clgrpc.tests.workflow)
+(in-suite :clgrpc.workflow)
+
+(defun commit-of (ids &key (octets 10) (operations 1) (when '()))
+  "A commit about the workflows IDS."
+  (workflow::make-commit ids (list :when when
+                                   :then (loop for i below operations
+                                               collect (list :put (format nil "~A/~D" ids i) "x")))
+                         octets))
+
+(defun batches (&rest commits)
+  "The places of COMMITS, which queue, in the requests that they go into."
+  (let ((group (workflow::make-commit-group)))
+    (dolist (commit commits) (base:enqueue commit (workflow::commit-group-queue group)))
+    (loop for taken = (workflow::take-commits group)
+          while taken
+          collect (loop for commit in taken collect (position commit commits)))))
+
+(test transactions-go-together
+  (is (equal '((0 1 2)) (batches (commit-of '("a")) (commit-of '()) (commit-of '("b" "c")))))
+  ;; those of one workflow follow each other, and others do not wait for them
+  (is (equal '((0 2) (1 3)) (batches (commit-of '("a")) (commit-of '("a" "b")) (commit-of '("c"))
+                                     (commit-of '("b")))))
+  ;; what is large goes alone
+  (is (equal '((0) (1) (2)) (batches (commit-of '("a")) (commit-of '("b") :octets 600000)
+                                     (commit-of '("c")))))
+  (is (equal '((0) (1)) (batches (commit-of '("a") :operations 100) (commit-of '("b")))))
+  (is (equal '((0 1) (2)) (batches (commit-of '("a") :octets 400000)
+                                   (commit-of '("b") :octets 400000)
+                                   (commit-of '("c") :octets 400000))))
+  (is (equal '(32 1) (mapcar #'length (apply #'batches
+                                             (loop repeat 33 collect (commit-of '())))))))
+
+(test transactions-together-are-each-their-own
+  "One whose comparison does not hold, or that the store refuses, spoils no other."
+  (with-memory-node (node)
+    (flet ((outcomes (commits)
+             (workflow::settle-commits (workflow::node-etcd node) commits)
+             (loop for commit in commits
+                   collect (handler-case
+                               (values (clgrpc.loop:await (workflow::commit-future commit)))
+                             (etcd:invalid-request () :refused)))))
+      (is (equal '(t nil t)
+                 (outcomes (list (commit-of '("a")) (commit-of '("b") :when '((:present "none")))
+                                 (commit-of '("c"))))))
+      (is (equal '(t :refused t)
+                 (outcomes (list (commit-of '("d")) (commit-of '("e") :operations 129)
+                                 (commit-of '("f"))))))
+      (is (equal '(1 0 1 1 0 1)
+                 (loop for id in '("a" "b" "c" "d" "e" "f")
+                       collect (etcd:count-entries (workflow::node-etcd node)
+                                                   :prefix (format nil "(~A)/" id))))))))
+
+(test a-node-knows-what-can-be-claimed
+  "What is newer counts, whatever is told first."
+  (let* ((node (node-with-task-queue)) (list (workflow::node-ready-list node)))
+    (flet ((known (kind count) (workflow::known-ready node kind count)))
+      (is (equal '(() nil) (multiple-value-list (known "a" 5))) "nothing is known without a watch")
+      (setf (workflow::ready-list-watched list) t)
+      (is (equal '(() t) (multiple-value-list (known "a" 5))))
+      (workflow::add-ready list "a" 3 "w1" 10)
+      (workflow::add-ready list "a" 3 "w2" 11)
+      (workflow::add-ready list "b" 4 "w3" 12)
+      (is (equal '("w1" "w2") (known "a" 5)))
+      (is (equal '("w1") (known "a" 1)))
+      (workflow::remove-ready list "w1" 10)
+      (is (equal '("w1") (known "a" 1)) "that is what made it")
+      (workflow::remove-ready list "w1" 11)
+      (workflow::add-ready list "a" 3 "w1" 14)
+      (workflow::remove-ready list "w1" 13)
+      (is (equal '("w2" "w1") (known "a" 5)) "it came again, later than it went")
+      (workflow::remove-ready list "w3" 20)
+      (is (= 1 (hash-table-count (workflow::ready-list-kinds list))) "nothing is left of a kind"))))
+
+(test claims-that-find-nothing-ask-nobody
+  "A claim that waits, of a session that the node knows, makes no request to the store."
+  (with-memory-node (node)
+    (let ((session (open-a-session node)) (requests 0))
+      (is-true (wait-until (lambda () (workflow::ready-list-watched (workflow::node-ready-list node)))))
+      (sb-int:encapsulate 'workflow::fetch-ready 'count
+                          (lambda (function &rest arguments)
+                            (incf requests)
+                            (apply function arguments)))
+      (unwind-protect
+           (progn (is (null (claim node session '("a") :wait 0.1)))
+                  (is (zerop requests))
+                  (is (null (claim node session '("a"))))
+                  (is (= 1 requests) "one that does not wait asks the store"))
+        (sb-int:unencapsulate 'workflow::fetch-ready 'count)))))
