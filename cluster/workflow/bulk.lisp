@@ -9,8 +9,10 @@
 
 (defun bulk-draft (node entry decision)
   "The draft that DECISION makes of the state in ENTRY, or nil if it changes nothing."
-  (multiple-value-bind (draft changes) (decide node (entry-cached-state entry) decision)
-    (and changes draft)))
+  (let ((cached-state (entry-cached-state node entry)))
+    (when cached-state
+      (multiple-value-bind (draft changes) (decide node cached-state decision)
+        (and changes draft)))))
 
 (defun bulk-drafts (node ids entries decision)
   "The drafts that DECISION makes of ENTRIES, the states of the workflows IDS, an alist by id."

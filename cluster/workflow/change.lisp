@@ -25,8 +25,28 @@
 
 (declaim (sb-ext:freeze-type cached-state))
 
-(defun entry-cached-state (entry)
-  (make-cached-state (entry-state entry) (etcd:entry-changed entry)))
+(defun fetch-whole (node id)
+  "What the workflow ID is now, a cached state whose state is whole, or nil if there is none. Head and
+chunks are of one moment."
+  (destructuring-bind (entry chunks)
+      (nth-value 1 (transact node '()
+                             :then (list (list :get (state-key (node-root node) id))
+                                         (list :get-all :prefix (node-key node "steps" id "")))))
+    (and entry
+         (make-cached-state (join-state (entry-state entry)
+                                        (loop for chunk in chunks
+                                              collect (protobuf:parse-message
+                                                       'pb:stored-steps
+                                                       (etcd:entry-value chunk))))
+                            (etcd:entry-changed entry)))))
+
+(defun entry-cached-state (node entry)
+  "The state in ENTRY as a cached state, which is whole; or nil if ENTRY is. If its steps are not all
+in ENTRY, it is as it is now."
+  (let ((head (entry-state entry)))
+    (cond ((null head) nil)
+          ((whole-p head) (make-cached-state head (etcd:entry-changed entry)))
+          (t (fetch-whole node (pb:workflow-state-id head))))))
 
 (defun fetch-entry (node id)
   "The entry of the workflow ID, or nil if there is none."
@@ -38,7 +58,8 @@
 
 (defun see-state (node id)
   "What the workflow ID is now, a cached state. Signal WORKFLOW-NOT-FOUND if there is none."
-  (entry-cached-state (fetch-state node id)))
+  (or (entry-cached-state node (fetch-state node id))
+      (refuse :workflow-not-found "there is no workflow ~A" id)))
 
 ;;; What a node has put it has seen. The next change often comes to the same node, which then need
 ;;; not read the state: its transaction sees whether that is as it was. Nobody is refused anything
@@ -149,20 +170,24 @@ when they are not so, ON-REFUSAL is called, before all is tried again."
                  (funcall on-refusal))
                (when (= tries +most-tries+)
                  (refuse :store-unavailable "too many changes of ~A at once" id))
-               (setf (values draft changes) (decide node (entry-cached-state now) decision))))))
+               (setf (values draft changes)
+                     (decide node (or (entry-cached-state node now) (see-state node id))
+                             decision))))))
 
-(defun fetch-payload (node id key)
-  "The payload of the workflow ID at KEY, below data/ID/; no octets if KEY is empty, or nothing is
-there."
-  (let ((entry (and (string/= "" key)
-                    (fetch-together node (data-key (node-root node) id key)))))
-    (if entry (etcd:entry-value entry) (make-octets 0))))
+(defun fetch-payload (node state key)
+  "The payload of STATE, or of its head, at KEY, below data/ID/; no octets if KEY is empty, or nothing
+is there."
+  (or (small-payload state key)
+      (let ((entry (and (string/= "" key)
+                        (fetch-together node (data-key (node-root node)
+                                                       (pb:workflow-state-id state) key)))))
+        (if entry (etcd:entry-value entry) (make-octets 0)))))
 
 (defun draft-input (node state draft)
   "The input of the task that is under way in STATE: of DRAFT's payloads, or out of the store."
   (let ((key (input-key state)))
     (or (cdr (assoc key (draft-payloads draft) :test #'string=))
-        (fetch-payload node (pb:workflow-state-id state) key))))
+        (fetch-payload node state key))))
 
 (defun result-key (state)
   "Where the last result of STATE is, below data/ID/; empty if nowhere."

@@ -139,16 +139,16 @@ or, if that does not lead to a claim, of one of now."
                                            unless draft collect id))))
     (loop for draft in drafts
           collect (or draft
-                      (let ((entry (pop entries)))
-                        (or (claim-draft node session kinds (entry-state entry)
-                                         (entry-revision entry))
-                            (note-not-ready node entry)))))))
+                      (let ((now (entry-cached-state node (pop entries))))
+                        (and now
+                             (or (claim-draft node session kinds (cached-state-state now)
+                                              (cached-state-revision now))
+                                 (note-not-ready node now))))))))
 
-(defun note-not-ready (node entry)
-  "The state in ENTRY, or nil, has nothing that can be claimed. Return false."
-  (when entry
-    (remove-ready (node-ready-list node) (pb:workflow-state-id (entry-state entry))
-                  (1+ (entry-revision entry))))
+(defun note-not-ready (node cached-state)
+  "CACHED-STATE has nothing that can be claimed. Return false."
+  (remove-ready (node-ready-list node) (pb:workflow-state-id (cached-state-state cached-state))
+                (1+ (cached-state-revision cached-state)))
   nil)
 
 (defun claim-drafts (node session kinds ids)
@@ -173,11 +173,16 @@ workflow that has failed by its last change gives none."
           for entry = (and (wants-input-p draft) (pop inputs))
           when (running-p (draft-state draft))
             collect (task-of (draft-state draft)
-                             (if entry (etcd:entry-value entry) (make-octets 0))
+                             (cond (entry (etcd:entry-value entry))
+                                   ((small-payload (draft-state draft)
+                                                   (input-key (draft-state draft))))
+                                   (t (make-octets 0)))
                              (draft-now draft)))))
 
 (defun wants-input-p (draft)
-  (string/= "" (input-key (draft-state draft))))
+  "True if the input of the task of DRAFT has a key of its own."
+  (let* ((state (draft-state draft)) (key (input-key state)))
+    (and (string/= "" key) (not (small-payload state key)))))
 
 (defun session-key (node session)
   (node-key node "index/sessions" (check-name session "a session")))

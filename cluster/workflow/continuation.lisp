@@ -55,6 +55,8 @@ it go unless a step may wait for one of them."
     (setf (pb:workflow-state-former-reports state) (last-reports state)
           (pb:workflow-state-former-changes state) (pb:workflow-state-version state)
           (pb:workflow-state-steps state) '()
+          (pb:workflow-state-payloads state) '()
+          (pb:workflow-state-changes state) '()
           (pb:workflow-state-current state) 0
           (pb:workflow-state-deadline-unix-ms state) (if (plusp timeout)
                                                          (later (draft-now draft) timeout)
@@ -64,7 +66,7 @@ it go unless a step may wait for one of them."
           (pb:workflow-state-data-octets state) (length input))
     (add-steps draft steps 0)
     (check-draft-payloads draft "the inputs of a continuation")
-    (check-state draft (protobuf:serialize state))
+    (check-state draft)
     (add-event draft :continued :text (format nil "run ~D" (pb:workflow-state-run state)))
     (advance draft)))
 

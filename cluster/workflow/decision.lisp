@@ -173,13 +173,15 @@ left, the workflow is completed."
                                          :input-octets (length input)
                                          :input-key (if input input-key ""))))
     (pb:clear-step-input (pb:step-state-step step-state))
-    (when input (push (cons input-key input) (draft-payloads draft)))
+    (cond ((null input))
+          ((zerop (length input)) (push (cons input-key input) (draft-payloads draft)))
+          (t (setf (pb:step-state-input-key step-state) (add-payload draft input-key input))))
     (when (eq :children (pb:step-action-case step)) (keep-children draft step-state))
     step-state))
 
 (defun check-draft-payloads (draft what)
   "Signal TOO-LARGE unless the payloads of DRAFT, those of WHAT, fit into one change."
-  (let ((payloads (draft-payloads draft)))
+  (let ((payloads (append (draft-small draft) (draft-payloads draft))))
     (when (> (length payloads) +most-payloads+)
       (refuse-size :too-large :inputs +most-payloads+ (length payloads) "~A: too many inputs" what))
     (check-payload (draft-limits draft)
@@ -370,7 +372,7 @@ it is one of KINDS."
                               :octets (length result))
         (add-steps draft then (pb:workflow-state-current (draft-state draft)))
         (check-draft-payloads draft "a result")
-        (when (plusp (length then)) (check-state draft (protobuf:serialize (draft-state draft))))
+        (when (plusp (length then)) (check-state draft))
         (add-event draft :step-done :step step :fence fence)
         (advance draft)
         t))))
@@ -515,11 +517,12 @@ is to come then."
 
 ;;; The end of a draft
 
-(defun check-state (draft octets)
-  "Signal TOO-LARGE if OCTETS, the state of DRAFT, are more than may be kept of a workflow."
-  (let ((most (limits-max-state-octets (draft-limits draft))))
-    (when (> (length octets) most)
-      (refuse-size :too-large :max-state-octets most (length octets)
+(defun check-state (draft)
+  "Signal TOO-LARGE if the state of DRAFT is more than may be kept of a workflow."
+  (let ((most (limits-max-state-octets (draft-limits draft)))
+        (octets (state-octets (draft-state draft))))
+    (when (> octets most)
+      (refuse-size :too-large :max-state-octets most octets
                    "the steps of a workflow and what is known of them"))))
 
 (defun finish-draft (draft)
@@ -528,17 +531,15 @@ does one whose state has grown too large. Return DRAFT."
   (let* ((state (draft-state draft)) (most (limits-max-changes (draft-limits draft)))
          (count (- (1+ (pb:workflow-state-version state))
                    (pb:workflow-state-former-changes state))))
-    (flet ((state-octets () (protobuf:serialize state)))
-      (when (and (running-p state) (<= most count))
-        (fail-at-step draft (draft-step draft) (format nil "more than ~D changes" most)))
-      (incf (pb:workflow-state-version state))
-      (let ((octets (state-octets)))
-        (when (running-p state)
-          (handler-case (check-state draft octets)
-            (too-large (condition)
-              ;; nothing is there yet that could fail
-              (unless (draft-old draft) (error condition))
-              (fail-at-step draft (draft-step draft) (princ-to-string condition))
-              (setf octets (state-octets)))))
-        (setf (draft-octets draft) octets)))
+    (when (and (running-p state) (<= most count))
+      (fail-at-step draft (draft-step draft) (format nil "more than ~D changes" most)))
+    (incf (pb:workflow-state-version state))
+    (when (running-p state)
+      (handler-case (check-state draft)
+        (too-large (condition)
+          ;; nothing is there yet that could fail
+          (unless (draft-old draft) (error condition))
+          (fail-at-step draft (draft-step draft) (princ-to-string condition)))))
+    (note-change-made draft)
+    (setf (draft-octets draft) (protobuf:serialize (state-head state)))
     draft))

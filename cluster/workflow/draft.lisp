@@ -13,6 +13,8 @@
   (limits nil :type limits :read-only t) ; of the node that makes it
   (events '() :type list)               ; Events, the last one first
   (payloads '() :type list)             ; an alist of keys below data/ID/ and octets
+  (small '() :type list)                ; likewise, of the payloads that STATE has itself
+  (history '() :type list)              ; Changes that are to have a key of their own
   ;; (from . to) of ranges of keys below the root that go with it; what it puts is in none of them
   (removals '() :type list)
   (octets nil :type (or null octets))   ; what STATE is in the store, once the draft is finished
@@ -39,9 +41,26 @@ random; REVISION is that of the store at which STATE has come to be."
                        :fence fence :worker worker :text (short-text text))
         (draft-events draft)))
 
+(defun add-small-payload (draft key octets)
+  "As ADD-PAYLOAD, of few OCTETS, which STATE has itself: once, if a step has brought the same."
+  (let* ((state (draft-state draft)) (payloads (pb:workflow-state-payloads state))
+         ;; by the workflow's input one can tell that nothing was brought yet
+         (input (payload-key state "input"))
+         (same (find-if (lambda (payload)
+                          (and (equalp octets (pb:payload-octets payload))
+                               (string/= input (pb:payload-key payload))))
+                        payloads)))
+    (cond (same (pb:payload-key same))
+          (t (push (cons key octets) (draft-small draft))
+             (setf (pb:workflow-state-payloads state)
+                   (concatenate 'vector payloads (list (pb:make-payload :key key :octets octets))))
+             key))))
+
 (defun add-payload (draft key octets)
-  "OCTETS are to be put at KEY, below data/ID/, unless there are none. Return KEY, or \"\"."
+  "OCTETS are to be put at KEY, below data/ID/, or where the same are, unless there are none. Return
+where they are, or \"\"."
   (cond ((zerop (length octets)) "")
+        ((<= (length octets) +small-octets+) (add-small-payload draft key octets))
         (t (push (cons key octets) (draft-payloads draft))
            key)))
 
@@ -64,8 +83,9 @@ a slash, go with DRAFT."
 
 (defun state-step (state)
   "The StepState of STATE that is under way, or nil."
-  (let ((steps (pb:workflow-state-steps state)) (current (pb:workflow-state-current state)))
-    (and (< current (length steps)) (elt steps current))))
+  (let ((steps (pb:workflow-state-steps state))
+        (place (- (pb:workflow-state-current state) (pb:workflow-state-steps-before state))))
+    (and (< place (length steps)) (elt steps place))))
 
 (defun draft-step (draft)
   (state-step (draft-state draft)))
@@ -80,6 +100,16 @@ a slash, go with DRAFT."
 (defun draft-change (draft)
   "The Change that DRAFT makes, for the history."
   (let ((state (draft-state draft)))
-    (pb:make-change :id (pb:workflow-state-id state) :number (pb:workflow-state-version state)
+    (pb:make-change :number (pb:workflow-state-version state)
                     :unix-ms (draft-now draft) :events (reverse (draft-events draft))
                     :status (pb:workflow-state-status state))))
+
+(defun note-change-made (draft)
+  "The Change that DRAFT makes is the last of its state's. Those before it get a key of their own if
+they are many enough. By now it is known at which revision the one before it was made."
+  (let* ((state (draft-state draft)) (changes (coerce (pb:workflow-state-changes state) 'list)))
+    (when changes
+      (setf (pb:change-revision (first (last changes))) (draft-revision draft)))
+    (when (<= +history-chunk+ (length changes))
+      (setf (draft-history draft) (shiftf changes '())))
+    (setf (pb:workflow-state-changes state) (append changes (list (draft-change draft))))))

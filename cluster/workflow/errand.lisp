@@ -83,18 +83,19 @@ there is another workflow of such an id."
 (defun start-children (node id)
   "Begin the children that a step of the workflow ID is to start, if it is at such a step. Where one
 cannot be begun the step fails."
-  (loop for entry = (fetch-entry node id)
-        for state = (entry-state entry)
+  (loop for cached-state = (entry-cached-state node (fetch-entry node id))
+        for state = (and cached-state (cached-state-state cached-state))
         for step = (and state (starting-step state))
         while step
-        do (let ((number (pb:step-state-number step)) (revision (etcd:entry-changed entry)))
+        do (let ((number (pb:step-state-number step))
+                 (revision (cached-state-revision cached-state)))
              (handler-case
                  (let ((children (protobuf:parse-message
                                   'pb:children
-                                  (fetch-payload node id (children-key state number))))
-                       (input (fetch-payload node id (input-key state))))
+                                  (fetch-payload node state (children-key state number))))
+                       (input (fetch-payload node state (input-key state))))
                    (check-child-inputs children input)
-                   (begin-children node (entry-cached-state entry)
+                   (begin-children node cached-state
                                    (next-children node state revision children input)))
                ((or too-large workflow-exists etcd:invalid-request) (condition)
                  (change-workflow node id
@@ -112,7 +113,7 @@ cannot be begun the step fails."
     (if (and state (not (running-p state)) (pb:workflow-state-parent state)
              (protobuf:message= parent (pb:workflow-state-parent state)))
         (pb:make-child-result :id id :status (pb:workflow-state-status state)
-                              :result (fetch-payload node id (result-key state))
+                              :result (fetch-payload node state (result-key state))
                               :reason (pb:workflow-state-reason state))
         (pb:make-child-result :id id :status :cancelled
                               :reason "it was deleted before its parent was told of its end"))))

@@ -49,8 +49,19 @@
   (let ((id (pb:workflow-state-id state)))
     (append (mapcar (lambda (key) (list :remove key))
                     (cons (state-key root id) (state-keys root state)))
-            (list (list :remove-all :prefix (key root "history" id ""))
+            (list (list :remove-all :prefix (key root "steps" id ""))
+                  (list :remove-all :prefix (key root "history" id ""))
                   (list :remove-all :prefix (key root "data" id ""))))))
+
+(defun history-key (root id number)
+  "The key of those changes of the workflow ID of which NUMBER is the last."
+  (key root "history" id (number-text number)))
+
+(defun history-operations (root id changes)
+  "What puts CHANGES, of the workflow ID, into the store, if there are any."
+  (and changes
+       (list (list :put (history-key root id (pb:change-number (first (last changes))))
+                   (protobuf:serialize (pb:make-stored-changes :changes changes))))))
 
 (defun draft-operations (root draft)
   "What DRAFT, a finished one, is in the store: operations of TRANSACT."
@@ -60,10 +71,9 @@
              (id (pb:workflow-state-id state))
              (before (state-keys root (draft-old draft)))
              (after (state-keys root state)))
-        (append (list (list :put (state-key root id) (draft-octets draft))
-                      (list :put (key root "history" id
-                                      (number-text (pb:workflow-state-version state)))
-                            (protobuf:serialize (draft-change draft))))
+        (append (list (list :put (state-key root id) (draft-octets draft)))
+                (history-operations root id (draft-history draft))
+                (chunk-operations root (draft-old draft) state)
                 (loop for key in (set-difference before after :test #'string=)
                       collect (list :remove key))
                 (loop for key in (set-difference after before :test #'string=)

@@ -1,8 +1,10 @@
 ;;;; Keys of the store. All of a namespace begin with its root; below it are
 ;;;;
-;;;;   state/ID                          a WorkflowState: what is true of the workflow
-;;;;   history/ID/NUMBER                 a Change, for each version of the state
-;;;;   data/ID/…                         inputs, results and signals, which never change
+;;;;   state/ID                          the head of a WorkflowState, see layout.lisp
+;;;;   steps/ID/RUN-CHUNK                StoredSteps, which the head has not
+;;;;   history/ID/NUMBER                 StoredChanges, which the head has no more; the last's number
+;;;;   data/ID/…                         inputs and results that are not small, and signals; these
+;;;;                                     never change
 ;;;;   by/STATUS/AGE/ID                  for lists: when it has ended, and its type
 ;;;;   schedules/ID                      a ScheduleState
 ;;;;   scheduled/ID                      a StartRequest, what the schedule starts
@@ -71,3 +73,7 @@
 (defun key-parts (root key)
   "The parts of KEY, which is below ROOT."
   (uiop:split-string (subseq key (length root)) :separator "/"))
+
+(defun key-id (key)
+  "The last part of KEY: the id of a workflow."
+  (subseq key (1+ (position #\/ key :from-end t))))

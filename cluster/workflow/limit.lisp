@@ -37,8 +37,10 @@
 
 (defconstant +default-store-quota+ 2147483648 "The quota that etcd has unless it is told another.")
 (defconstant +most-operations+ 120 "Of one transaction; etcd takes 128.")
-(defconstant +most-payloads+ 100
+(defconstant +most-payloads+ 90
   "Payloads of one change; etcd takes 128 operations in a transaction.")
+(defconstant +small-octets+ 256 "A payload of so many goes with the state, a larger one has a key.")
+(defconstant +history-chunk+ 16 "Changes of a history in a key of their own.")
 (defconstant +longest-name+ 128 "Octets of an id, a kind, a name.")
 (defconstant +longest-text+ 2000 "Octets of a reason or an error that are kept.")
 (defconstant +most-held+ 10000 "Tasks that a worker's heartbeat may tell of.")

@@ -29,11 +29,12 @@ statuses."
   (let ((context (trace:current-trace)))
     (if context (trace:traceparent context) "")))
 
-(defun started-reply (state request)
-  "The answer to REQUEST, whose workflow there is, with STATE. Signal WORKFLOW-EXISTS if that is
-another one."
-  (begun-alike-p state request)
-  (pb:make-start-reply :state state :began nil))
+(defun started-reply (node entry request)
+  "The answer to REQUEST, whose workflow there is, in ENTRY. Signal WORKFLOW-EXISTS if that is another
+one."
+  (begun-alike-p (entry-state entry) request)
+  (let ((now (see-state node (pb:start-request-id request))))
+    (pb:make-start-reply :state (told-state (cached-state-state now)) :began nil)))
 
 (defun start-anew (node request)
   "Start what REQUEST asks for, unless there is such a workflow."
@@ -41,34 +42,34 @@ another one."
                                              :traceparent (current-traceparent)))))
     (multiple-value-bind (done revision entry) (put-draft node draft)
       (declare (ignore revision))
-      (cond (done (pb:make-start-reply :state (draft-state draft) :began t))
-            (entry (started-reply (entry-state entry) request))
+      (cond (done (pb:make-start-reply :state (told-state (draft-state draft)) :began t))
+            (entry (started-reply node entry request))
             (t (refuse :store-unavailable "~A was forgotten just now"
                        (pb:start-request-id request)))))))
 
 (define-answer methods:start :start (node request)
   (let ((entry (and (backlog-full-p node) (fetch-entry node (pb:start-request-id request)))))
     ;; what was begun before there were so many is answered alike again
-    (cond (entry (started-reply (entry-state entry) request))
+    (cond (entry (started-reply node entry request))
           (t (check-backlog node)
              (start-anew node request)))))
 
 (define-answer methods:get-workflow-state :read (node request)
   (let* ((id (pb:get-workflow-state-request-id request))
-         (entry (fetch-state node id))
-         (state (entry-state entry))
-         (reply (pb:make-get-workflow-state-reply :state state
-                                                  :revision (etcd:entry-changed entry))))
+         (now (see-state node id))
+         (state (cached-state-state now))
+         (reply (pb:make-get-workflow-state-reply :state (told-state state)
+                                                  :revision (cached-state-revision now))))
     (when (pb:get-workflow-state-request-history request)
       (let ((changes '()))
         (fetch-history node id :function (lambda (change) (push change changes)))
         (setf (pb:get-workflow-state-reply-history reply) (nreverse changes))))
     (when (pb:get-workflow-state-request-result request)
       (setf (pb:get-workflow-state-reply-result reply)
-            (fetch-payload node id (result-key state))))
+            (fetch-payload node state (result-key state))))
     (when (pb:get-workflow-state-request-input request)
       (setf (pb:get-workflow-state-reply-input reply)
-            (fetch-payload node id (payload-key state "input"))))
+            (fetch-payload node state (payload-key state "input"))))
     reply))
 
 (defun new-signal-id (node)

@@ -135,7 +135,8 @@ on, or \"\"."
      :started-unix-ms (pb:workflow-state-started-unix-ms state)
      :ended-unix-ms (pb:workflow-state-ended-unix-ms state)
      :current (pb:workflow-state-current state)
-     :steps (length (pb:workflow-state-steps state))
+     :steps (+ (length (pb:workflow-state-steps state)) (pb:workflow-state-steps-before state)
+               (pb:workflow-state-steps-after state))
      :step (if step (step-text step) "") :reason (pb:workflow-state-reason state))))
 
 (defun search-workflows (node request)

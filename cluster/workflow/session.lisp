@@ -31,9 +31,8 @@
     (refuse :access-denied "the session ~A is another's" session)))
 
 (defun check-session (node session)
-  "Signal SESSION-LOST unless there is SESSION, as far as the watch of the index or the store says."
-  (unless (or (session-known-p node session)
-              (etcd:fetch (node-etcd node) (session-key node session)))
+  "Signal SESSION-LOST unless there is SESSION."
+  (unless (etcd:fetch (node-etcd node) (session-key node session))
     (refuse :session-lost "there is no session ~A" session)))
 
 (defun check-session-seconds (node seconds)

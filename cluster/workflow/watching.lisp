@@ -39,20 +39,39 @@
             (subscription-waiting subscription) (subscription-live subscription)
             (subscription-ended subscription))))
 
-(defun change-of (entry)
-  "The Change in ENTRY, of a history."
-  (let ((change (protobuf:parse-message 'pb:change (etcd:entry-value entry))))
-    (setf (pb:change-revision change) (etcd:entry-changed entry))
-    change))
+(defun newest-change (entry)
+  "The Change that has made the state in ENTRY."
+  (let* ((state (entry-state entry)) (changes (pb:workflow-state-changes state)))
+    (told-change state (elt changes (1- (length changes))) (etcd:entry-changed entry))))
+
+(defun told-change (state change revision)
+  "CHANGE, of the history of STATE, as users are told it; REVISION is that of STATE."
+  (setf (pb:change-id change) (pb:workflow-state-id state))
+  (when (zerop (pb:change-revision change)) (setf (pb:change-revision change) revision))
+  change)
+
+(defun map-stored-changes (function node id after before)
+  "Call FUNCTION with the Changes of the workflow ID that have keys of their own, from that with a
+number above AFTER on to before BEFORE."
+  (etcd:map-entries (lambda (entry)
+                      (map nil function
+                           (pb:stored-changes-changes
+                            (protobuf:parse-message 'pb:stored-changes
+                                                    (etcd:entry-value entry)))))
+                    (node-etcd node) :from (history-key (node-root node) id (1+ after))
+                                     :to (history-key (node-root node) id before) :page 100))
 
 (defun fetch-history (node id &key (after 0) function)
-  "Call FUNCTION with each Change of the workflow ID behind the number AFTER. Return the revision of
-the store that they are of."
-  (etcd:map-entries (lambda (entry) (funcall function (change-of entry)))
-                    (node-etcd node)
-                    :from (node-key node "history" id (number-text (1+ after)))
-                    :to (node-key node "history" id "b")
-                    :page 200))
+  "Call FUNCTION with each Change of the workflow ID behind the number AFTER."
+  (let ((entry (fetch-entry node id)))
+    (when entry
+      (let* ((state (entry-state entry)) (newest (pb:workflow-state-changes state))
+             (first (pb:change-number (elt newest 0))))
+        (flet ((tell (change)
+                 (when (< after (pb:change-number change))
+                   (funcall function (told-change state change (etcd:entry-changed entry))))))
+          (when (< (1+ after) first) (map-stored-changes #'tell node id after first))
+          (map nil #'tell newest))))))
 
 (defun end-call (call condition)
   "End CALL, which watches: with CONDITION, or well if that is nil."
@@ -77,12 +96,17 @@ whose history goes on."
            (lost "the store is another one, or has lost its data"))
           (t (make-condition 'store-unavailable :text (princ-to-string condition))))))
 
+(defun message-of (entry others revision)
+  "What a watch tells of ENTRY, a state that has come at REVISION, as have those in OTHERS that are
+told after it."
+  (let ((change (newest-change entry)))
+    (setf (pb:change-resume-revision change) (if others revision (1+ revision)))
+    change))
+
 (defun messages-of (changes revision)
-  "What a watch tells of CHANGES, of the history, which have come at REVISION, one by one."
-  (loop for (item . others) on changes
-        collect (let ((change (change-of (etcd:change-entry item))))
-                  (setf (pb:change-resume-revision change) (if others revision (1+ revision)))
-                  change)))
+  "What a watch tells of CHANGES, of states, which have come at REVISION, one by one."
+  (loop for (change . others) on changes
+        collect (message-of (etcd:change-entry change) others revision)))
 
 ;;; A subscription
 
@@ -161,15 +185,18 @@ since its workflow does. Its lock is held."
           append subscriptions)))
 
 (defun tell-subscriptions (hub changes revision)
-  "CHANGES, of the history, have come at REVISION: queue them for those that want them."
+  "CHANGES, of states, have come at REVISION: queue them for those that want them."
   (let ((told '()))                     ; (subscription . its changes, the last one first)
     (sb-thread:with-mutex ((hub-lock hub))
-      (dolist (message (messages-of changes revision))
-        (dolist (subscription (subscriptions-for hub (pb:change-id message)))
-          (let ((item (assoc subscription told)))
-            (if item
-                (push message (cdr item))
-                (push (list subscription message) told))))))
+      (loop for (change . others) on changes
+            for entry = (etcd:change-entry change)
+            for subscriptions = (subscriptions-for hub (key-id (etcd:entry-key entry)))
+            for message = (and subscriptions (message-of entry others revision))
+            do (dolist (subscription subscriptions)
+                 (let ((item (assoc subscription told)))
+                   (if item
+                       (push message (cdr item))
+                       (push (list subscription message) told))))))
     (loop for (subscription . messages) in told
           do (queue-changes subscription (reverse messages)))))
 
@@ -190,7 +217,7 @@ since its workflow does. Its lock is held."
           (setf watch (etcd:watch (node-etcd node)
                                   (lambda (changes revision)
                                     (tell-subscriptions hub changes revision))
-                                  :prefix (node-key node "history" "") :only :puts
+                                  :prefix (node-key node "state" "") :only :puts
                                   :after (store-revision node)
                                   :on-end (lambda (condition) (end-hub hub watch condition))))
           (sb-thread:with-mutex ((hub-lock hub)) (setf (hub-watch hub) watch)))))))
@@ -284,7 +311,7 @@ until there is one at or behind NOW, since when the hub has queued them."
                (etcd:run-in-background (node-etcd node)
                                        (lambda () (when watch (etcd:cancel-watch watch))))))
       (setf watch (etcd:watch (node-etcd node) #'tell
-                              :prefix (node-key node "history" "") :only :puts :revision from
+                              :prefix (node-key node "state" "") :only :puts :revision from
                               :on-end (lambda (condition)
                                         (unless over
                                           (end-subscription subscription

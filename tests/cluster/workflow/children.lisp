@@ -63,7 +63,7 @@
       (is (equal '(:child-ended :step-done) (kinds-of draft)))
       (is (equal '("A" "B")
                  (mapcar (lambda (result) (octets-string (pb:child-result-result result)))
-                         (child-results (cdr (first (workflow::draft-payloads draft)))))))
+                         (child-results (cdr (first (workflow::draft-small draft)))))))
       (is (equal '(("data/w/child/1/" . "data/w/child/10")) (workflow::draft-removals draft))))
     (is (equal '(:done :ready) (loop for i below 2 collect (status-at state i))))
     (is (string= "out/1" (workflow::input-key state)))))

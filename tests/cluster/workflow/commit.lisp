@@ -22,10 +22,10 @@
 (test transactions-go-together
   (is (equal '((0 1 2)) (batches (commit-of '("a")) (commit-of '()) (commit-of '("b" "c")))))
   ;; those of one workflow follow each other, and others do not wait for them
-  (is (equal '((0 2) (1 3)) (batches (commit-of '("a")) (commit-of '("a" "b")) (commit-of '("c"))
-                                     (commit-of '("b")))))
+  (is (equal '((0 2) (1) (3)) (batches (commit-of '("a")) (commit-of '("a" "b")) (commit-of '("c"))
+                                       (commit-of '("b")))))
   ;; what is large goes alone
-  (is (equal '((0) (1) (2)) (batches (commit-of '("a")) (commit-of '("b") :octets 600000)
+  (is (equal '((0 2) (1)) (batches (commit-of '("a")) (commit-of '("b") :octets 600000)
                                      (commit-of '("c")))))
   (is (equal '((0) (1)) (batches (commit-of '("a") :operations 100) (commit-of '("b")))))
   (is (equal '((0 1) (2)) (batches (commit-of '("a") :octets 400000)

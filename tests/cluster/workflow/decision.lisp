@@ -36,7 +36,8 @@ nil if it changes nothing."
   (mapcar #'pb:event-kind (reverse (workflow::draft-events draft))))
 
 (defun payload-texts (draft)
-  (loop for (key . octets) in (reverse (workflow::draft-payloads draft))
+  (loop for (key . octets) in (reverse (append (workflow::draft-small draft)
+                                               (workflow::draft-payloads draft)))
         collect (cons key (octets-string octets))))
 
 (test a-workflow-goes-from-step-to-step

@@ -430,9 +430,9 @@ ago."
 
 ;;; The watch of all workflows, whose calls are broken off
 
-(defun history-changes (affair revision)
-  "The changes of the history at REVISION, as a watch of the store tells them."
-  (let ((prefix (workflow::key (workflow::root-of "case") "history" "")))
+(defun state-changes (affair revision)
+  "The changes of states at REVISION, as a watch of the store tells them."
+  (let ((prefix (workflow::key (workflow::root-of "case") "state" "")))
     (loop for change across (memory::record-changes
                              (memory::record-at (place-store (affair-place affair)) revision))
           for item = (memory::change-item change)
@@ -444,7 +444,7 @@ ago."
   (let ((watcher (affair-watcher affair)))
     (loop for revision from (workflow::watcher-revision watcher)
             to (memory::store-revision (place-store (affair-place affair)))
-          do (dolist (message (workflow::messages-of (history-changes affair revision) revision))
+          do (dolist (message (workflow::messages-of (state-changes affair revision) revision))
                (when (and (not (affair-quiet affair)) (luck affair 10)) (return-from watch-some))
                (workflow::note-change watcher (protobuf:copy-message message))))))
 
@@ -482,7 +482,7 @@ ago."
 have."
   (let ((there (loop for key in (keys-below affair "")
                      unless (or (some (lambda (prefix) (eql 0 (search prefix key)))
-                                      '("state/" "history/" "data/" "index/sessions/"))
+                                      '("state/" "steps/" "history/" "data/" "index/sessions/"))
                                 (end-errand-p key))
                        collect key))
         (wanted (loop for id in (ids-stored affair)

@@ -31,28 +31,50 @@
   (unless (world-trouble world)
     (setf (world-trouble world) (apply #'format nil control arguments))))
 
+(defun stored-chunks (world prefix type)
+  "The messages of TYPE in the store below PREFIX, in the order of their keys."
+  (loop for key in (sort (loop for key being the hash-keys of (world-store world)
+                               when (eql 0 (search prefix key)) collect key)
+                         #'string<)
+        collect (protobuf:parse-message type (gethash key (world-store world)))))
+
 (defun stored-state (world id)
   (let ((octets (gethash (workflow::state-key "" id) (world-store world))))
-    (and octets (protobuf:parse-message 'pb:workflow-state octets))))
+    (and octets
+         (workflow::join-state (protobuf:parse-message 'pb:workflow-state octets)
+                               (stored-chunks world (format nil "steps/~A/" id)
+                                              'pb:stored-steps)))))
+
+(defun stored-history (world id)
+  "The changes of the workflow ID that are in the store."
+  (append (loop for chunk in (stored-chunks world (format nil "history/~A/" id)
+                                            'pb:stored-changes)
+                append (coerce (pb:stored-changes-changes chunk) 'list))
+          (coerce (pb:workflow-state-changes (stored-state world id)) 'list)))
+
+(defun stored-payload (world state key)
+  (or (workflow::small-payload state key)
+      (gethash (workflow::data-key "" (pb:workflow-state-id state) key) (world-store world))))
 
 (defun apply-operations (world operations)
-  "Do OPERATIONS. Payloads and histories are put once."
+  "Do OPERATIONS. Payloads, histories and steps with keys of their own are put once."
   (let ((store (world-store world)))
     (loop for (verb key value) in operations
           do (ecase verb
                (:put (when (and (gethash key store)
-                                (or (eql 0 (search "data/" key)) (eql 0 (search "history/" key))))
+                                (some (lambda (part) (eql 0 (search part key)))
+                                      '("data/" "history/" "steps/")))
                        (trouble world "~A is put twice" key))
                 (setf (gethash key store) value))
                (:remove (unless (gethash key store) (trouble world "~A is not there" key))
                 (remhash key store))))))
 
 (defun keys-of (world id)
-  "The keys of the workflow ID that are not its state, history or data."
+  "The keys of the workflow ID that are not its state, steps, history or data."
   (sort (loop for key being the hash-keys of (world-store world)
               when (and (string= id (first (last (uiop:split-string key :separator "/"))))
                         (not (member (first (uiop:split-string key :separator "/"))
-                                     '("state" "history" "data") :test #'string=)))
+                                     '("state" "steps" "history" "data") :test #'string=)))
                 collect key)
         #'string<))
 
@@ -61,6 +83,9 @@
   (let* ((after (workflow::draft-state draft)) (id (pb:workflow-state-id after)))
     (unless (equal (sort (workflow::state-keys "" after) #'string<) (keys-of world id))
       (trouble world "the keys of ~A are ~S" id (keys-of world id)))
+    (unless (protobuf:message= (workflow::told-state after)
+                               (workflow::told-state (stored-state world id)))
+      (trouble world "the state of ~A is another one in the store" id))
     (when before
       (unless (= (pb:workflow-state-version after) (1+ (pb:workflow-state-version before)))
         (trouble world "~A goes from version ~D to ~D" id (pb:workflow-state-version before)
@@ -107,7 +132,7 @@ is so now refuses it."
 (defparameter *kinds* '("a" "b" "c"))
 
 (defun some-steps (world)
-  (loop repeat (1+ (random 5 (world-random world)))
+  (loop repeat (+ 1 (random 5 (world-random world)) (if (chance-p world 10) 45 0))
         collect (let ((kind (any world *kinds*)))
                   (case (random 6 (world-random world))
                     (0 `(:wait ,(/ (random 5000 (world-random world)) 1000)))
@@ -228,12 +253,11 @@ is so now refuses it."
   "Each workflow has ended, and has what was acknowledged, once."
   (dolist (id ids)
     (let* ((state (stored-state world id))
-           (changes (loop for number from 1 to (pb:workflow-state-version state)
-                          for octets = (gethash (format nil "history/~A/~8,'0D" id number)
-                                                (world-store world))
-                          do (unless octets (trouble world "~A lacks the change ~D" id number))
-                          when octets collect (protobuf:parse-message 'pb:change octets)))
+           (changes (stored-history world id))
            (events (loop for change in changes append (coerce (pb:change-events change) 'list))))
+      (unless (equal (mapcar #'pb:change-number changes)
+                     (loop for number from 1 to (pb:workflow-state-version state) collect number))
+        (trouble world "~A has the changes ~S" id (mapcar #'pb:change-number changes)))
       (when (workflow::running-p state) (trouble world "~A has not ended" id))
       (let ((keys (remove "" (map 'list #'pb:step-state-result-key (pb:workflow-state-steps state))
                           :test #'string=)))
@@ -251,9 +275,8 @@ is so now refuses it."
                                          :key #'pb:step-state-number))))
                    (unless (and (= 1 (length done))
                                 (equalp result
-                                        (gethash (format nil "data/~A/~A" id
-                                                         (pb:step-state-result-key step))
-                                                 (world-store world))))
+                                        (stored-payload world state
+                                                        (pb:step-state-result-key step))))
                      (trouble world "~A: the result of ~D is there ~D times" id fence
                               (length done)))))
       (loop for step across (pb:workflow-state-steps state)

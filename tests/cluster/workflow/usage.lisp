@@ -65,7 +65,7 @@ makes room."
     (is-true (start-workflow node "w" '("a" "b")))
     (cancel-workflow node "w")
     (is-true (delete-workflow node "w"))
-    (dolist (part '("state" "history" "data" "by" "index/due" "index/ready" "claims"))
+    (dolist (part '("state" "steps" "history" "data" "by" "index/due" "index/ready" "claims"))
       (is (zerop (etcd:count-entries (workflow::node-etcd node)
                                      :prefix (workflow::node-key node part "")))
           "~A is left" part))))

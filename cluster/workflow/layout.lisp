@@ -1,0 +1,154 @@
+;;;; How a state is in the store: as its head, and what changes no more in keys of its own, so that a
+;;;; change costs what it changes, however many steps there are. All of this is a function of states,
+;;;; and knows no store.
+;;;;
+;;;; - The head is the state with the step that is under way and its neighbours, the small payloads
+;;;;   that these need, and the newest changes of the history. A workflow of few steps is nothing else.
+;;;; - Steps that are done are in chunks of +DONE-CHUNK+, by their places, which do not change any more.
+;;;; - Steps that are far from being under way are in chunks of +LEFT-CHUNK+, by how many come behind
+;;;;   them, since steps are only ever added before all that are left.
+;;;; - A change of the history goes with the head until +HISTORY-CHUNK+ of them are one key.
+;;;;
+;;;; For example, of 100 steps of which 30 are done the head has those from the 24th to the 68th: the
+;;;; places 0 to 23 are three chunks, the last 32 are one.
+
+(in-package #:clgrpc.workflow)
+
+(defconstant +done-chunk+ 8 "Steps that are done, in a key of their own.")
+(defconstant +left-chunk+ 32 "Steps that are far from being under way, likewise.")
+(defconstant +near-steps+ 4 "So many on each side of the step under way are in the head at least.")
+
+;;; Which steps are where
+
+(defun chunked (count size)
+  "How many of COUNT steps, in the order from those that are far, are in chunks of SIZE."
+  (* size (floor (max 0 (- count +near-steps+)) size)))
+
+(defun head-range (state)
+  "Where the steps of the head of STATE, a whole one, begin and end."
+  (let ((count (length (pb:workflow-state-steps state)))
+        (current (pb:workflow-state-current state)))
+    (values (chunked current +done-chunk+)
+            (- count (chunked (max 0 (- count current 1)) +left-chunk+)))))
+
+(defun chunk-name (prefix number)
+  (format nil "~A~5,'0D" prefix number))
+
+(defun step-chunks (state)
+  "The chunks of steps of STATE, a whole one, in the order of the steps: lists of a name, by which they
+are in order, too, and where its steps begin and end. None for nil."
+  (when state
+    (multiple-value-bind (begin end) (head-range state)
+      (let ((count (length (pb:workflow-state-steps state))))
+        (append (loop for from from 0 below begin by +done-chunk+
+                      collect (list (chunk-name "done" from) from (+ from +done-chunk+)))
+                (loop for from from end below count by +left-chunk+
+                      collect (list (chunk-name "left" (- 99999 (- count from)))
+                                    from (+ from +left-chunk+))))))))
+
+(defun steps-key (root state name)
+  "The key of the chunk NAME of what STATE runs now. Another run has other steps."
+  (key root "steps" (pb:workflow-state-id state)
+       (format nil "~8,'0D-~A" (pb:workflow-state-run state) name)))
+
+;;; Payloads
+
+(defun small-payload (state key)
+  "The payload of STATE at KEY, below data/ID/, if it is a small one, which has no key of its own."
+  (let ((payload (find key (pb:workflow-state-payloads state) :key #'pb:payload-key
+                                                              :test #'string=)))
+    (and payload (pb:payload-octets payload))))
+
+(defun payload-keys (state begin end)
+  "A table of the keys of the payloads that the steps of STATE from BEGIN to before END have."
+  (let ((keys (make-hash-table :test 'equal)))
+    (loop for i from begin below end
+          for step = (elt (pb:workflow-state-steps state) i)
+          do (setf (gethash (pb:step-state-input-key step) keys) t
+                   (gethash (pb:step-state-result-key step) keys) t))
+    keys))
+
+(defun payloads-of (state keys)
+  "The small payloads of STATE whose keys are in the table KEYS."
+  (remove-if-not (lambda (payload) (gethash (pb:payload-key payload) keys))
+                 (pb:workflow-state-payloads state)))
+
+(defun head-payloads (state begin end)
+  "The small payloads of STATE that its head has, whose steps are those from BEGIN to before END: all
+that no chunk has, and those that its own steps and the next task have."
+  (let ((count (length (pb:workflow-state-steps state))))
+    (if (and (zerop begin) (= end count))
+        (pb:workflow-state-payloads state)
+        (let ((own (payload-keys state begin end))
+              (done (payload-keys state 0 begin)) (left (payload-keys state end count)))
+          (setf (gethash (pb:workflow-state-data-key state) own) t)
+          (remove-if (lambda (payload)
+                       (let ((key (pb:payload-key payload)))
+                         (and (or (gethash key done) (gethash key left))
+                              (not (gethash key own)))))
+                     (pb:workflow-state-payloads state))))))
+
+;;; Apart, and together again
+
+(defun state-head (state)
+  "The head of STATE, a whole one, with which it shares what it has."
+  (multiple-value-bind (begin end) (head-range state)
+    (let ((head (copy-structure state)) (steps (pb:workflow-state-steps state)))
+      (setf (pb:workflow-state-payloads head) (head-payloads state begin end)
+            (pb:workflow-state-steps head) (subseq steps begin end)
+            (pb:workflow-state-steps-before head) begin
+            (pb:workflow-state-steps-after head) (- (length steps) end))
+      head)))
+
+(defun stored-steps (state begin end)
+  "What the chunk of the steps of STATE from BEGIN to before END has."
+  (pb:make-stored-steps :steps (subseq (pb:workflow-state-steps state) begin end)
+                        :payloads (payloads-of state (payload-keys state begin end))))
+
+(defun chunk-operations (root old state)
+  "What becomes of the chunks of steps as OLD, a whole state or nil, comes to be STATE: operations of
+TRANSACT. A chunk is put once."
+  (flet ((names (state)
+           (loop for (name) in (step-chunks state) collect (steps-key root state name))))
+    (let ((before (names old)) (after (names state)))
+      (append (loop for key in (set-difference before after :test #'string=)
+                    collect (list :remove key))
+              (loop for key in after
+                    for (nil begin end) in (step-chunks state)
+                    unless (member key before :test #'string=)
+                      collect (list :put key (protobuf:serialize
+                                              (stored-steps state begin end))))))))
+
+(defun whole-p (head)
+  "True if HEAD has all steps."
+  (and (zerop (pb:workflow-state-steps-before head)) (zerop (pb:workflow-state-steps-after head))))
+
+(defun join-state (head chunks)
+  "The whole state of HEAD, which is changed, and CHUNKS, StoredSteps in the order of their keys."
+  (let ((done (floor (pb:workflow-state-steps-before head) +done-chunk+)))
+    (flet ((steps (chunks)
+             (loop for chunk in chunks append (coerce (pb:stored-steps-steps chunk) 'list))))
+      (setf (pb:workflow-state-steps head)
+            (concatenate 'vector (steps (subseq chunks 0 done)) (pb:workflow-state-steps head)
+                         (steps (subseq chunks done)))
+            (pb:workflow-state-payloads head)
+            (remove-duplicates (concatenate 'vector
+                                            (loop for chunk in chunks
+                                                  append (coerce (pb:stored-steps-payloads chunk)
+                                                                 'list))
+                                            (pb:workflow-state-payloads head))
+                               :key #'pb:payload-key :test #'string=)
+            (pb:workflow-state-steps-before head) 0
+            (pb:workflow-state-steps-after head) 0)
+      head)))
+
+(defun told-state (state)
+  "STATE as users are told it: without what is in it for the store alone."
+  (let ((told (copy-structure state)))
+    (setf (pb:workflow-state-changes told) '()
+          (pb:workflow-state-payloads told) '())
+    told))
+
+(defun state-octets (state)
+  "How many octets the steps of STATE are and what is known of them."
+  (protobuf:serialized-size (told-state state)))
