@@ -109,14 +109,15 @@ FIND-READY."
 
 ;;; Claiming them
 
-(defun task-of (state input now)
+(defun task-of (node state input now)
   "The Task that STATE's step is, which has been claimed, with INPUT, octets."
   (let* ((step (state-step state)) (definition (pb:step-state-step step))
-         (due (pb:step-state-due-unix-ms step)))
+         (end (attempt-end state (node-limits node))))
     (pb:make-task :id (pb:workflow-state-id state) :fence (pb:workflow-state-fence state)
                   :kind (pb:step-task definition) :name (step-text step)
                   :step (pb:step-state-number step) :attempt (pb:step-state-attempts step)
-                  :input input :timeout-ms (if (plusp due) (max 1 (- due now)) 0)
+                  :input input :timeout-ms (if end (max 1 (- end now)) 0)
+                  :losses (pb:step-state-losses step)
                   :traceparent (pb:workflow-state-traceparent state))))
 
 (defun claim-draft (node session kinds state revision)
@@ -165,14 +166,14 @@ or, if that does not lead to a claim, of one of now."
                       (push draft claims))))
     claims))
 
-(defun claimed-tasks (drafts results)
-  "The Tasks that DRAFTS have claimed; RESULTS are what the transaction fetched, the inputs last. A
+(defun claimed-tasks (node drafts results)
+  "The Tasks that DRAFTS have claimed at NODE; RESULTS are what the transaction fetched, the inputs last. A
 workflow that has failed by its last change gives none."
   (let ((inputs (last results (count-if #'wants-input-p drafts))))
     (loop for draft in drafts
           for entry = (and (wants-input-p draft) (pop inputs))
           when (running-p (draft-state draft))
-            collect (task-of (draft-state draft)
+            collect (task-of node (draft-state draft)
                              (cond (entry (etcd:entry-value entry))
                                    ((small-payload (draft-state draft)
                                                    (input-key (draft-state draft))))
@@ -222,7 +223,7 @@ Tasks. Signal SESSION-LOST if it has ended."
                   :else (list (list :get session-key)))
       (cond (done (note-put node drafts revision)
                   (note-granted node session (length drafts))
-                  (values t (claimed-tasks drafts results)))
+                  (values t (claimed-tasks node drafts results)))
             ((null (first results)) (refuse :session-lost "the session ~A has ended" session))
             (t (note-conflict node drafts)
                nil)))))

@@ -56,6 +56,7 @@ it go unless a step may wait for one of them."
           (pb:workflow-state-former-changes state) (pb:workflow-state-version state)
           (pb:workflow-state-steps state) '()
           (pb:workflow-state-payloads state) '()
+          (pb:workflow-state-payload-octets state) 0
           (pb:workflow-state-changes state) '()
           (pb:workflow-state-current state) 0
           (pb:workflow-state-deadline-unix-ms state) (if (plusp timeout)

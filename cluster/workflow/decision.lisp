@@ -421,6 +421,28 @@ is lost again and again fails, since it may be what ends its workers."
                                              (pb:step-state-losses step)))))
       t)))
 
+(defun attempt-limit-ms (step limits)
+  "How long an attempt of STEP, a StepState, may take: as the step says, or as LIMITS do; or nil."
+  (let ((own (pb:step-attempt-timeout-ms (pb:step-state-step step)))
+        (seconds (limits-attempt-seconds limits)))
+    (cond ((plusp own) own)
+          (seconds (ceiling (* 1000 seconds))))))
+
+(defun attempt-end (state limits)
+  "When the attempt under way in STATE has taken as long as it may, or nil."
+  (let ((ms (attempt-limit-ms (state-step state) limits)))
+    (and ms (later (pb:workflow-state-claimed-unix-ms state) ms))))
+
+(defun end-long-attempt (draft session fence)
+  "The claim FENCE of SESSION has failed if it has taken as long as it may. Steps that say how long
+that is have a timer; others are looked at when their worker is heard of."
+  (let* ((state (draft-state draft)) (step (draft-step draft))
+         (end (and (held-by-p state session) (= fence (pb:workflow-state-fence state))
+                   (attempt-end state (draft-limits draft)))))
+    (when (and end (<= end (draft-now draft)))
+      (retry-step draft step :attempt-lost "the time of the attempt was over")
+      t)))
+
 ;;; What its users say
 
 (defun note-signalled-run (state)
@@ -540,6 +562,8 @@ does one whose state has grown too large. Return DRAFT."
           ;; nothing is there yet that could fail
           (unless (draft-old draft) (error condition))
           (fail-at-step draft (draft-step draft) (princ-to-string condition)))))
+    (incf (pb:workflow-state-payload-octets state)
+          (loop for (nil . octets) in (draft-payloads draft) sum (length octets)))
     (note-change-made draft)
     (setf (draft-octets draft) (protobuf:serialize (state-head state)))
     draft))

@@ -117,7 +117,7 @@ or
    worker does; a string alone is a task of that kind. INPUT, a string, is what it gets instead of
    what the step before it has brought. It is tried ATTEMPTS times (10), with pauses of BACKOFF
    seconds (1), then FACTOR (2) times as long each, up to MAX-BACKOFF (60); an attempt may take
-   ATTEMPT-TIMEOUT seconds;
+   ATTEMPT-TIMEOUT seconds, by default as many as the nodes let it (an hour);
  (:wait SECONDS &key name), from when it begins, or (:until UNIX-SECONDS &key name);
  (:signal NAME &key name timeout), until SIGNAL-WORKFLOW gives it one of NAME, whose payload it
    brings;

@@ -22,8 +22,9 @@
        (age-text (pb:workflow-state-started-unix-ms state)) (pb:workflow-state-id state)))
 
 (defun list-text (state)
-  "What the store has at the LIST-KEY of STATE, by which searches choose."
-  (format nil "~D ~A" (pb:workflow-state-ended-unix-ms state) (pb:workflow-state-type state)))
+  "What the store has at the LIST-KEY of STATE: by what searches and retention choose."
+  (format nil "~D ~D ~A" (pb:workflow-state-ended-unix-ms state)
+          (if (running-p state) 0 (kept-octets state)) (pb:workflow-state-type state)))
 
 (defun due-key (root time id)
   (key root "index/due" (shard-of id) (time-text time) id))

@@ -60,6 +60,13 @@ that was opened last, and the namespace."
              #'store-counts #'node-ready)
       (gauge "clgrpc.workflow.waiting_claims" "{call}" "Claims that wait for a task here."
              #'namespace-sums (lambda (node) (task-queue-parked (node-task-queue node))))
+      (gauge "clgrpc.workflow.stuck" "{workflow}" "Workflows that this process cannot change."
+             #'namespace-sums #'count-stuck)
+      (gauge "clgrpc.workflow.store" "By" "Octets of the store that are in use."
+             #'store-counts (lambda (node) (or (room-used node) 0)))
+      (gauge "clgrpc.workflow.store_limit" "By"
+             "Octets of the store with which no workflow is started."
+             #'store-counts (lambda (node) (nth-value 1 (room-used node))))
       instruments)))
 
 (defun begin-counting (node metrics)

@@ -9,6 +9,7 @@
 (in-package #:clgrpc.workflow)
 
 (defconstant +sweep-seconds+ 30 "How often claims of sessions are looked for that have ended.")
+(defconstant +retention-seconds+ 60 "How often the octets of what has ended are looked at.")
 (defconstant +count-seconds+ 2 "How often workflows and ready tasks are counted,")
 (defconstant +longest-count-seconds+ 60 "and how often at least, where they are many.")
 (defconstant +node-lease-seconds+ 4 "The timers of a node that hangs are others' after this time.")
@@ -251,6 +252,7 @@ passed since it was last so."
     (when (or new (funcall due :sweep +sweep-seconds+))
       (sweep-sessions node)
       (refill-ready-list node))
+    (when (funcall due :retention +retention-seconds+) (limit-retention node))
     (when (or new (funcall due :count (count-seconds node))) (count-node node))))
 
 (defun make-due ()
@@ -319,8 +321,10 @@ started; :max-sessions (100000), and :max-sessions-per-identity (1000) of one ce
 :max-session-seconds (120) that one lasts unheard of; :max-held (1000) tasks of a session;
 :max-waiting-claims (10000), :max-waiting-claims-per-session (1000), and
 :max-waiting-claims-per-identity (5000); :max-watches (20000), and
-:max-watches-per-peer (10000) of one address; :max-tasks (16) of a claim;
-:retention-seconds (a week; nil for ever) for which a workflow that has ended is kept.
+:max-watches-per-peer (10000) of one address; :max-tasks (16) of a claim; :attempt-seconds (an hour; nil for ever), which an attempt may take
+whose step does not say, to some seconds;
+:retention-seconds (a week; nil for ever) for which a workflow that has ended is kept, and
+:retention-octets (nil) that all of these take at most, about; the oldest are deleted first.
 It has threads from now on; end them with CLOSE-WORKFLOW-SERVICE, or by stopping its server. ETCD
 need not be reachable yet. Signal MISUSE for a wrong namespace. From any thread."
   (let* ((node (make-instance 'workflow-service

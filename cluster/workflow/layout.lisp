@@ -152,3 +152,9 @@ TRANSACT. A chunk is put once."
 (defun state-octets (state)
   "How many octets the steps of STATE are and what is known of them."
   (protobuf:serialized-size (told-state state)))
+
+(defconstant +key-octets+ 500 "What the keys of a workflow that has ended, and etcd's index, take.")
+
+(defun kept-octets (state)
+  "About how many octets of the store STATE and all that belongs to it take."
+  (+ +key-octets+ (pb:workflow-state-payload-octets state) (protobuf:serialized-size state)))

@@ -31,9 +31,24 @@
   (max-watches 20000 :type (integer 1) :read-only t) ; of a node
   (max-watches-per-peer 10000 :type (integer 1) :read-only t) ; of one address
   (max-tasks 16 :type (integer 1 16) :read-only t) ; of one claim
+  ;; that an attempt may take whose step does not say; nil: as long as it likes
+  (attempt-seconds 3600 :type (or null (real (0))) :read-only t)
+  ;; of all that has ended, beyond which the oldest is deleted; nil: as many as there are
+  (retention-octets nil :type (or null (integer 1)) :read-only t)
   (retention-seconds 604800 :type (or null (real 0)) :read-only t)) ; of what has ended; nil: ever
 
 (declaim (sb-ext:freeze-type limits))
+
+(defun limit-names ()
+  "Return the names of the limits of MAKE-WORKFLOW-SERVICE, keywords."
+  (loop for slot in (sb-mop:class-slots (find-class 'limits))
+        collect (intern (symbol-name (sb-mop:slot-definition-name slot)) '#:keyword)))
+
+(defun check-limit (name value)
+  "Return VALUE if the limit NAME, a keyword, can be that; signal MISUSE if not."
+  (unless (member name (limit-names)) (misuse "~(~A~) is not a limit of workflows." name))
+  (handler-case (progn (make-limits name value) value)
+    (type-error () (misuse "The limit ~(~A~) cannot be ~A." name value))))
 
 (defconstant +default-store-quota+ 2147483648 "The quota that etcd has unless it is told another.")
 (defconstant +most-operations+ 120 "Of one transaction; etcd takes 128.")

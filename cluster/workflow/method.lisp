@@ -265,7 +265,7 @@ somebody else than CALL's peer."
     (when claims (note-granted node session 1))
     (pb:make-report-reply
      :next (and wants-next (next-claimed-p state request)
-                (task-of state (draft-input node state draft) (node-now node))))))
+                (task-of node state (draft-input node state draft) (node-now node))))))
 
 (defmethod server:note-server-started ((node workflow-service) server)
   (let ((warning (authority:authority-warning (node-authority node)

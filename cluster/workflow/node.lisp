@@ -270,6 +270,12 @@ lock need not be held."
          (or (< (loop:world-now) until)
              (progn (remhash id (node-stuck node)) nil)))))
 
+(defun count-stuck (node)
+  "How many workflows NODE leaves alone."
+  (let ((stuck (node-stuck node)) (now (loop:world-now)))
+    (sb-ext:with-locked-hash-table (stuck)
+      (loop for until being the hash-values of stuck count (< now until)))))
+
 (deftype trouble-of-one ()
   "Conditions that say that one workflow cannot be changed, not that the store takes no change, or
 none of this session."

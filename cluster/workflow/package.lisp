@@ -30,8 +30,8 @@
    #:changes-compacted #:access-denied #:store-full #:store-forbids
    ;; definition.lisp
    #:define-workflow #:find-workflow-steps
-   ;; node.lisp, keeper.lisp
-   #:workflow-service #:make-workflow-service #:close-workflow-service
+   ;; limit.lisp, node.lisp, keeper.lisp
+   #:limit-names #:check-limit #:workflow-service #:make-workflow-service #:close-workflow-service
    ;; router.lisp
    #:router #:router-p #:make-router #:router-channels #:route
    ;; client.lisp
@@ -42,6 +42,7 @@
    #:delete-schedule
    ;; task.lisp
    #:task #:task-id #:task-kind #:task-name #:task-input #:task-text #:task-fence #:task-attempt
+   #:task-losses
    #:task-held-p #:task-results #:child-results #:continue-as-new #:fail-step #:define-step
    ;; worker.lisp
    #:worker #:start-worker #:stop-worker #:worker-running #:worker-open-p))

@@ -18,7 +18,8 @@
   "What the index has of a workflow."
   (position "" :type string :read-only t) ; AGE/ID
   (type "" :type string :read-only t)   ; of the workflow
-  (ended 0 :type (integer 0) :read-only t)) ; when, in milliseconds since 1970; 0: it runs
+  (ended 0 :type (integer 0) :read-only t) ; when, in milliseconds since 1970; 0: it runs
+  (octets 0 :type (integer 0) :read-only t)) ; about what it takes in the store, once it has ended
 
 (declaim (sb-ext:freeze-type index-entry))
 
@@ -28,10 +29,11 @@
 
 (defun entry-index-entry (entry prefix)
   "The index-entry in ENTRY of the store, whose key begins with PREFIX."
-  (let* ((text (octets-string (etcd:entry-value entry))) (space (position #\Space text)))
-    (make-index-entry :position (subseq (etcd:entry-key entry) (length prefix))
-                      :ended (parse-integer text :end space)
-                      :type (subseq text (1+ space)))))
+  (let ((text (octets-string (etcd:entry-value entry))))
+    (multiple-value-bind (ended space) (parse-integer text :junk-allowed t)
+      (multiple-value-bind (octets end) (parse-integer text :start space :junk-allowed t)
+        (make-index-entry :position (subseq (etcd:entry-key entry) (length prefix))
+                          :ended ended :octets octets :type (subseq text (1+ end)))))))
 
 ;;; What a request asks for
 

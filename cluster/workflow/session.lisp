@@ -129,6 +129,20 @@ the keeper has found none."
             (setf (gethash session (node-grants node)) (+ (length claims) (max 0 (- now before))))))
         (values claims times)))))
 
+(defun end-long-attempts (node session claims times)
+  "End those of CLAIMS, claimed by SESSION at TIMES, that have taken as long as they may. Return
+them."
+  (let ((seconds (limits-attempt-seconds (node-limits node))) (now (node-now node)))
+    (loop for claim in claims
+          for (id . fence) = claim
+          for time in times
+          when (and seconds (<= (+ time (* 1000 seconds)) now)
+                    (for-one (node id)
+                      (nth-value 1 (change-workflow node id
+                                                    (lambda (draft)
+                                                      (end-long-attempt draft session fence))))))
+            collect claim)))
+
 (defun note-heartbeat (node session held)
   "SESSION lives, and has HELD. Return what of that is no longer its own."
   (when (> (length held) +most-held+)
@@ -139,7 +153,8 @@ the keeper has found none."
       (map nil (lambda (held) (setf (gethash (claim-of held) known) t)) held)
       (when (or (plusp (length held)) (may-have-claims-p node session))
         (multiple-value-bind (claims times) (look-at-claims node session)
-          (dolist (claim claims) (setf (gethash claim current) t))
+          (dolist (claim (set-difference claims (end-long-attempts node session claims times)))
+            (setf (gethash claim current) t))
           (drop-unheld node session (lambda (claim) (gethash claim known)) seconds claims times)))
       (remove-if (lambda (held) (gethash (claim-of held) current)) held))))
 

@@ -59,6 +59,11 @@ What a step changes outside can take it along, and refuse what comes with a lowe
   "Return how often the step was tried with this attempt, from 1."
   (pb:task-attempt (task-message task)))
 
+(defun task-losses (task)
+  "Return how often in a row TASK was lost with its worker, from 0. From three on it is done alone:
+it may be what ends its workers."
+  (pb:task-losses (task-message task)))
+
 (defun task-held-p (task)
   "True as far as this worker knows that TASK is still its own. When it is false, a report would be
 refused, and there is no use in going on. From any thread."

@@ -20,6 +20,7 @@
   (functions nil :read-only t)          ; (kind . function or nil), those that it does
   (seconds 10 :type (integer 2) :read-only t) ; of its sessions
   (on-refused nil :type (or null function) :read-only t) ; of a task and a workflow error
+  (on-task-lost nil :type (or null function) :read-only t) ; of a task
   (lock (sb-thread:make-mutex :name "clgrpc worker") :read-only t) ; of all below
   (bell (sb-thread:make-waitqueue :name "clgrpc worker") :read-only t) ; something has changed
   ;; of its heart
@@ -27,6 +28,9 @@
   (session nil :type (or null string))  ; its own, while it has one
   (held '() :type list)                 ; tasks that it does
   (calls '() :type list)                ; claims that wait
+  (attempts 0 :type index)              ; under way, of tasks that are done beside others
+  (suspects 0 :type index)              ; tasks that are to be done alone, or are
+  (alone nil :type boolean)             ; one of these is under way
   (state :open :type (member :open :draining :closed)) ; draining: it claims no more
   ;; where its jobs run
   (background nil :read-only t)
@@ -65,13 +69,27 @@
 
 ;;; Sessions
 
+(defun note-tasks-lost (worker lost-p)
+  "Those of WORKER's tasks for which LOST-P, a function, is true are others': their functions can see
+it, and ON-TASK-LOST is called."
+  (let ((lost (with-worker (worker)
+                (loop for task in (worker-held worker)
+                      when (and (not (task-lost task)) (funcall lost-p task))
+                        do (setf (task-lost task) t)
+                        and collect task))))
+    (when (worker-on-task-lost worker)
+      (dolist (task lost)
+        (loop:guarding (:workflow-worker-error)
+          (funcall (worker-on-task-lost worker) task))))))
+
 (defun lose-session (worker session)
   "SESSION has ended: what WORKER does is others'."
-  (with-worker (worker)
-    (when (equal session (worker-session worker))
-      (setf (worker-session worker) nil)
-      (dolist (task (worker-held worker)) (setf (task-lost task) t))
-      (loop:wake-job (worker-heart worker)))))
+  (when (with-worker (worker)
+          (when (equal session (worker-session worker))
+            (setf (worker-session worker) nil)
+            t))
+    (note-tasks-lost worker (constantly t))
+    (loop:wake-job (worker-heart worker))))
 
 (defun open-own-session (worker)
   "Open a session of WORKER, unless it has one. Return it. Signal a workflow error."
@@ -86,7 +104,9 @@
 (defun await-session (worker)
   "Wait for a session of WORKER. Return it, or nil if it is being stopped."
   (loop until (await-worker worker 60 (lambda ()
-                                        (or (worker-session worker) (not (worker-open-p worker))))))
+                                        (or (not (worker-open-p worker))
+                                            (and (worker-session worker)
+                                                 (zerop (worker-suspects worker)))))))
   (and (worker-open-p worker) (worker-session worker)))
 
 (defun held-messages (worker)
@@ -94,11 +114,14 @@
         collect (pb:make-held :id (task-id task) :fence (task-fence task))))
 
 (defun note-lost (worker held)
-  "HELD, a Held, is others'."
-  (dolist (task (worker-running worker))
-    (when (and (string= (task-id task) (pb:held-id held))
-               (= (task-fence task) (pb:held-fence held)))
-      (setf (task-lost task) t))))
+  "HELD, a sequence of Helds, are others', and so is what has taken as long as it may."
+  (note-tasks-lost worker
+                   (lambda (task)
+                     (or (find-if (lambda (held)
+                                    (and (string= (task-id task) (pb:held-id held))
+                                         (= (task-fence task) (pb:held-fence held))))
+                                  held)
+                         (not (task-held-p task))))))
 
 (defun beat (worker)
   "Say that WORKER lives."
@@ -108,7 +131,7 @@
                           (pb:make-heartbeat-request :session session
                                                      :held (held-messages worker))
                           (max 1 (floor (worker-seconds worker) 2)))))
-          (map nil (lambda (held) (note-lost worker held)) (pb:heartbeat-reply-lost reply)))
+          (note-lost worker (pb:heartbeat-reply-lost reply)))
       (session-lost () (lose-session worker session)))))
 
 (defun keep-session (worker)
@@ -181,7 +204,9 @@ that there is no use in another attempt."
       (with-worker (worker)
         (setf (pb:report-request-session request) (or (worker-session worker) "")
               (pb:report-request-next-kinds request)
-              (if (worker-open-p worker) (mapcar #'car (worker-functions worker)) '())))
+              (if (and (worker-open-p worker) (zerop (worker-suspects worker)))
+                  (mapcar #'car (worker-functions worker))
+                  '())))
       (handler-case
           (return (pb:report-reply-next
                    (ask-once #'methods:report (worker-channel worker) request nil)))
@@ -209,6 +234,46 @@ that there is no use in another attempt."
       (funcall (worker-on-refused worker) task condition)))
   nil)
 
+;;; What was lost with its worker again and again may be what ends it. It is done alone: when the
+;;; other attempts have ended, while no more is claimed, and what has come meanwhile is given back.
+
+(defun suspect-p (task)
+  (<= +free-losses+ (task-losses task)))
+
+(defun enter-alone (worker)
+  "Wait until nothing else is under way at WORKER. Return true, or false if it is closed."
+  (with-worker (worker) (incf (worker-suspects worker)))
+  (loop until (await-worker worker 60
+                            (lambda ()
+                              (or (closed-p worker)
+                                  (and (zerop (worker-attempts worker))
+                                       (not (worker-alone worker))
+                                       (setf (worker-alone worker) t))))))
+  (worker-alone worker))
+
+(defun leave-alone (worker)
+  (with-worker (worker)
+    (setf (worker-alone worker) nil)
+    (decf (worker-suspects worker))))
+
+(defun attempt-alone (worker task)
+  "As ATTEMPT-TASK, when nothing else is under way."
+  (unwind-protect (progn (enter-alone worker) (attempt-or-give-back worker task))
+    (leave-alone worker)))
+
+(defun attempt-beside (worker task)
+  "As ATTEMPT-TASK, unless a task is to be done alone: then TASK is given back."
+  (if (with-worker (worker)
+        (when (zerop (worker-suspects worker)) (incf (worker-attempts worker))))
+      (unwind-protect (attempt-or-give-back worker task)
+        (with-worker (worker) (decf (worker-attempts worker))))
+      (give-back-request task)))
+
+(defun attempt-or-give-back (worker task)
+  (if (or (closed-p worker) (task-lost task))
+      (give-back-request task)
+      (attempt-task worker task)))
+
 (defun do-task (worker message)
   "Do the task of MESSAGE, report it, and do those that follow from that."
   (loop while message
@@ -219,9 +284,9 @@ that there is no use in another attempt."
              (setf message
                    (unwind-protect
                         (send-report worker task
-                                     (if (closed-p worker)
-                                         (give-back-request task)
-                                         (attempt-task worker task)))
+                                     (if (suspect-p task)
+                                         (attempt-alone worker task)
+                                         (attempt-beside worker task)))
                      (with-worker (worker)
                        (setf (worker-held worker) (remove task (worker-held worker)))))))))
 
@@ -287,19 +352,25 @@ stopped. PAUSES are its own."
                        item)
                       (t (misuse "~S is neither a kind of tasks nor one with a function." item)))))
 
-(defun start-worker (channel &key (name "") kinds (concurrency 4) (session-seconds 10) on-refused)
+(defun start-worker (channel &key (name "") kinds (concurrency 4) (session-seconds 10) on-refused
+                               on-task-lost)
   "Start a worker, and return it. At the service that CHANNEL leads to it claims tasks of KINDS, a
 list of strings, each of which DEFINE-STEP has defined, or of (KIND . FUNCTION) with a function of a
 task as DEFINE-STEP defines them; and does CONCURRENCY of them at once at most, each on a thread of
 its own. If it is not heard of for SESSION-SECONDS, 2 to 3600, others get its tasks. NAME, a string,
-is for people. ON-REFUSED, a function of a task and a WORKFLOW-ERROR, is called when a report is
-refused, since the task was others'. Nodes need not be reachable yet. Signal MISUSE for what is no
+is for people. ON-TASK-LOST, a function of a task, is called when the worker learns that one under
+way is others', or has taken as long as it may, so that the work for it can be stopped; it must not
+wait, since it runs where the worker is kept alive. ON-REFUSED, a function of a task and a
+WORKFLOW-ERROR, is called when a report is
+refused, since the task was others'. A task that was lost three times in a row with its worker is
+done alone. Nodes need not be reachable yet. Signal MISUSE for what is no
 kind. From any thread; end it with STOP-WORKER."
   (check-type concurrency (integer 1 1000))
   (check-type session-seconds (integer 2 3600))
   (let* ((functions (or (kinds-alist kinds) (misuse "A worker has kinds of tasks.")))
          (worker (make-worker :name name :channel channel :functions functions
                               :seconds session-seconds :on-refused on-refused
+                              :on-task-lost on-task-lost
                               :background (loop:make-background "clgrpc worker"
                                                                 :threads (1+ concurrency)))))
     (setf (worker-heart worker) (loop:add-job (worker-background worker)

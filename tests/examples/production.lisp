@@ -121,6 +121,7 @@ print(len(list(yaml.safe_load_all(open(sys.argv[1])))))"
 (test the-clusters-rules-ask-for-what-there-is
   (let ((metrics (grpc:make-metrics)))
     (clgrpc.cluster::meters-of metrics)
+    (clgrpc.workflow::new-instruments metrics)
     (let ((told (loop for custom in (clgrpc.metrics::metrics-customs metrics)
                       for family = (clgrpc.metrics::custom-family custom)
                       for name = (clgrpc.metrics::prometheus-name family)
@@ -129,7 +130,9 @@ print(len(list(yaml.safe_load_all(open(sys.argv[1])))))"
                                   name)))
           (text (production-text "rules.yml")))
       (dolist (name '("clgrpc_cluster_joined" "clgrpc_cluster_members"
-                      "clgrpc_cluster_lease_losses_total"))
+                      "clgrpc_cluster_lease_losses_total" "clgrpc_workflow_ready"
+                      "clgrpc_workflow_steps_total" "clgrpc_workflow_stuck"
+                      "clgrpc_workflow_store_bytes" "clgrpc_workflow_store_limit_bytes"))
         (is (search name text))
         (is (member name told :test #'string=) "~A is not among ~S" name told)))))
 

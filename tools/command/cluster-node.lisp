@@ -25,6 +25,19 @@
                            (subseq string (1+ equals))))
         (misuse (condition) (refuse "~A" (string-right-trim "." (princ-to-string condition))))))))
 
+(defun parse-limit (string)
+  "The limit of workflows, a list of its name and value, that STRING, NAME=VALUE, gives."
+  (let* ((equals (or (position #\= string) (refuse "NAME=VALUE is wanted, not ~S" string)))
+         (name (find (subseq string 0 equals) (workflow:limit-names) :test #'string-equal))
+         (value (subseq string (1+ equals))))
+    (unless name
+      (refuse "~S is not a limit; they are ~{~(~A~)~^, ~}" (subseq string 0 equals)
+              (workflow:limit-names)))
+    (handler-case (list name (workflow:check-limit name (if (string= "none" value)
+                                                            nil
+                                                            (parse-decimal value "a number is wanted, or none"))))
+      (misuse (condition) (refuse "~A" (string-right-trim "." (princ-to-string condition)))))))
+
 (defun parse-store (string)
   "STRING, which names a store."
   (unless (string= "memory" string)
@@ -109,12 +122,13 @@ alone otherwise and takes no options."
 
 (defconstant +longest-own-session-seconds+ 120 "Of the node's own worker.")
 
-(defun call-with-workflows (function store namespace allow metrics health worker-name seconds)
-  "Call FUNCTION with a service of workflows in STORE for peers that ALLOW, permissions, gives
-roles, and a worker of its own called WORKER-NAME, whose sessions last SECONDS; or nil, if that is.
+(defun call-with-workflows (function store namespace limits allow metrics health worker-name
+                            seconds)
+  "Call FUNCTION with a service of workflows in STORE, with LIMITS, a plist, for peers that ALLOW,
+permissions, gives roles, and a worker of its own called WORKER-NAME, whose sessions last SECONDS; or nil, if that is.
 FUNCTION stops the worker."
-  (let ((service (workflow:make-workflow-service store :namespace namespace :allow allow
-                                                      :metrics metrics :health health))
+  (let ((service (apply #'workflow:make-workflow-service store
+                        :namespace namespace :allow allow :metrics metrics :health health limits))
         (seconds (min seconds +longest-own-session-seconds+)))
     (unwind-protect
          (funcall function service
@@ -204,6 +218,10 @@ printed once it is a member. Return the exit code."
       one label or one segment, and for join {name} is the member's name; * alone is any
       certificate; anyone is without one, too.")
       (namespace "NAME" #'identity "default" "Whose workflows it serves.")
+      ((limits "--limit") "NAME=VALUE" #'parse-limit '()
+       "A limit of its workflows, such as max-running=100000, retention-seconds=86400,
+      retention-octets=500000000, store-quota=8000000000 or max-store-share=0.6; none is no limit.
+      May be given several times; doc/cluster/workflows.md has all of them.")
       (worker "[true|false]" #'parse-boolean nil
               "Work on workflows as well, with steps to try: echo returns its input, sleep does so
       after as many seconds as that says, fail fails.")
@@ -260,6 +278,7 @@ if another process has taken its name. See doc/cluster/cluster.md."
                                                         ;; these ask nobody for a role
                                                         (append (if (or tls allow) '() engines)
                                                                 (grpc:reflection-services))))))
-                     store namespace allow counted health (and worker name) lease-seconds))
+                     store namespace (apply #'append limits) allow counted health
+                     (and worker name) lease-seconds))
                   store options))))))
       (program:end-exporting exporter))))

@@ -518,7 +518,8 @@ when there is no task; a worker that had a task is looked at until it has none."
              (progn
                (is (= 0 (asked-by #'beat)))
                (is (null (claim node session '("a") :wait 0.01)))
-               (is (wait-until (lambda () (workflow::absent-p node '("a")))))
+               (is (wait-until (lambda ()
+                                 (workflow::ready-list-watched (workflow::node-ready-list node)))))
                (is (= 0 (asked-by (lambda () (claim node session '("a") :wait 0.01)))))
                (start-workflow node "w" '("a"))
                (let ((task (first (claim node session '("a") :wait 5))))

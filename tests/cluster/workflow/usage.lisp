@@ -69,3 +69,36 @@ makes room."
       (is (zerop (etcd:count-entries (workflow::node-etcd node)
                                      :prefix (workflow::node-key node part "")))
           "~A is left" part))))
+
+(test the-oldest-of-what-has-ended-goes-first
+  (let ((ahead 0))
+    (with-memory-node (node :retention-octets 50000
+                            :clock (lambda () (+ (loop:unix-ns) (* ahead 1000000))))
+      (flet ((ids (status)
+               (let ((ids '()))
+                 (map-workflows (lambda (summary) (push (pb:workflow-summary-id summary) ids)) node
+                                :status status)
+                 ids)))
+        (dotimes (i 20)
+          (incf ahead 10)
+          (start-workflow node (format nil "w~2,'0D" i) '((:signal "x")))
+          (signal-workflow node (format nil "w~2,'0D" i) "x" (make-octets 5000)))
+        (start-workflow node "runs" '((:signal "x")))
+        (is (= 20 (length (ids :completed))))
+        (is-true (wait-until (lambda () (workflow::timer-queue-own (workflow::node-timer-queue node)))))
+        (workflow::limit-retention node)
+        (let ((kept (ids :completed)))
+          (is (<= 6 (length kept) 9) "~D are kept" (length kept))
+          (is (equal kept (loop for i from (- 20 (length kept)) below 20
+                                collect (format nil "w~2,'0D" i)))
+              "the newest"))
+        (is (equal '("runs") (ids :running)))
+        (workflow::limit-retention node)
+        (is (<= 6 (length (ids :completed))))))))
+
+(test limits-have-names
+  (is (member :retention-octets (limit-names)))
+  (is (= 5 (check-limit :max-running 5)))
+  (is (null (check-limit :retention-seconds nil)))
+  (signals misuse (check-limit :max-running 0))
+  (signals misuse (check-limit :max-rubbish 5)))
