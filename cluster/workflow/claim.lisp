@@ -112,11 +112,13 @@ FIND-READY."
 (defun task-of (node state input now)
   "The Task that STATE's step is, which has been claimed, with INPUT, octets."
   (let* ((step (state-step state)) (definition (pb:step-state-step step))
-         (end (attempt-end state (node-limits node))))
+         (due (pb:step-state-due-unix-ms step)))
     (pb:make-task :id (pb:workflow-state-id state) :fence (pb:workflow-state-fence state)
                   :kind (pb:step-task definition) :name (step-text step)
                   :step (pb:step-state-number step) :attempt (pb:step-state-attempts step)
-                  :input input :timeout-ms (if end (max 1 (- end now)) 0)
+                  :input input :timeout-ms (if (plusp due)
+                                                 (max 1 (- due now))
+                                                 (or (attempt-limit-ms step (node-limits node)) 0))
                   :losses (pb:step-state-losses step)
                   :traceparent (pb:workflow-state-traceparent state))))
 
