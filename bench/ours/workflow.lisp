@@ -1,8 +1,8 @@
-;;;; Workflows of echo steps, done by two nodes and two workers of 16 tasks each, on an etcd. Loaded
-;;;; behind scripts/load.lisp by bench/workflows with the arguments: etcd's endpoint, a namespace, how
-;;;; many workflows, how many steps each has, and the octets of the input. Prints "ready" once nodes
-;;;; and workers are there, waits for a line, does the workflows, and prints the seconds that took and
-;;;; the requests that were made to see how far they are.
+;;;; Workflows of echo steps, done by two nodes and two workers of 16 tasks each, on an etcd.
+;;;; Loaded behind scripts/load.lisp by bench/workflows with the arguments: etcd's endpoint, a
+;;;; namespace, how many workflows, how many steps each has, and the octets of the input. Prints
+;;;; "ready" once nodes and workers are there, waits for a line, does the workflows, and prints the
+;;;; seconds that took and the requests that were made to see how far they are.
 
 (in-package #:clgrpc.scripts)
 
@@ -20,7 +20,8 @@
 (defun start-all (channel count steps octets)
   "Start COUNT workflows of STEPS echo steps, with an input of OCTETS."
   (let ((next -1) (lock (sb-thread:make-mutex))
-        (steps (loop repeat steps collect "echo")) (input (make-string octets :initial-element #\x)))
+        (steps (loop repeat steps collect "echo"))
+        (input (make-string octets :initial-element #\x)))
     (flet ((next () (sb-thread:with-mutex (lock) (incf next))))
       (mapc #'sb-thread:join-thread
             (loop repeat +callers+

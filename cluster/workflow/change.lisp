@@ -26,8 +26,8 @@
 (declaim (sb-ext:freeze-type cached-state))
 
 (defun fetch-whole (node id)
-  "What the workflow ID is now, a cached state whose state is whole, or nil if there is none. Head and
-chunks are of one moment."
+  "What the workflow ID is now, a cached state whose state is whole, or nil if there is none. Head
+and chunks are of one moment."
   (destructuring-bind (entry chunks)
       (nth-value 1 (transact node '()
                              :then (list (list :get (state-key (node-root node) id))
@@ -41,8 +41,8 @@ chunks are of one moment."
                             (etcd:entry-changed entry)))))
 
 (defun entry-cached-state (node entry)
-  "The state in ENTRY as a cached state, which is whole; or nil if ENTRY is. If its steps are not all
-in ENTRY, it is as it is now."
+  "The state in ENTRY as a cached state, which is whole; or nil if ENTRY is. If its steps are not
+all in ENTRY, it is as it is now."
   (let ((head (entry-state entry)))
     (cond ((null head) nil)
           ((whole-p head) (make-cached-state head (etcd:entry-changed entry)))
@@ -175,8 +175,8 @@ when they are not so, ON-REFUSAL is called, before all is tried again."
                              decision))))))
 
 (defun fetch-payload (node state key)
-  "The payload of STATE, or of its head, at KEY, below data/ID/; no octets if KEY is empty, or nothing
-is there."
+  "The payload of STATE, or of its head, at KEY, below data/ID/; no octets if KEY is empty, or
+nothing is there."
   (or (small-payload state key)
       (let ((entry (and (string/= "" key)
                         (fetch-together node (data-key (node-root node)
@@ -191,8 +191,7 @@ is there."
 
 (defun result-key (state)
   "Where the last result of STATE is, below data/ID/; empty if nowhere."
-  (let ((key (pb:workflow-state-data-key state)))
-    (if (string= key (payload-key state "input")) "" key)))
+  (if (pb:workflow-state-brought state) (pb:workflow-state-data-key state) ""))
 
 (defun input-key (state)
   "Where the input of the task is that is under way in STATE, below data/ID/; empty if nowhere."

@@ -1,7 +1,7 @@
-;;;; Claims: a worker asks for tasks of some kinds. Of those that are ready, as far as the node knows,
-;;;; it looks at a few more than are wanted; of these some are
-;;;; taken at random and claimed in one transaction, or, if another node was faster with one of
-;;;; them, each in its own. A node does not try for one task twice at once.
+;;;; Claims: a worker asks for tasks of some kinds. Of those that are ready, as far as the node
+;;;; knows, it looks at a few more than are wanted; of these some are taken at random and claimed
+;;;; in one transaction, or, if another node was faster with one of them, each in its own. A node
+;;;; does not try for one task twice at once.
 ;;;;
 ;;;; A claim that finds nothing waits at the task queue, without a thread. The watch of the index
 ;;;; tells when a task becomes ready; then the first claim of its kind is woken for it, and tried
@@ -169,8 +169,8 @@ or, if that does not lead to a claim, of one of now."
     claims))
 
 (defun claimed-tasks (node drafts results)
-  "The Tasks that DRAFTS have claimed at NODE; RESULTS are what the transaction fetched, the inputs last. A
-workflow that has failed by its last change gives none."
+  "The Tasks that DRAFTS have claimed at NODE; RESULTS are what the transaction fetched, the inputs
+last. A workflow that has failed by its last change gives none."
   (let ((inputs (last results (count-if #'wants-input-p drafts))))
     (loop for draft in drafts
           for entry = (and (wants-input-p draft) (pop inputs))
@@ -274,8 +274,8 @@ list of it, or an empty one."
       tasks)))
 
 (defun claim-tasks (node session kinds count &key ask)
-  "Claim up to COUNT tasks of KINDS for SESSION. Return them, a list, empty if there are none. ASK is
-as for FIND-READY."
+  "Claim up to COUNT tasks of KINDS for SESSION. Return them, a list, empty if there are none. ASK
+is as for FIND-READY."
   (loop repeat +claim-rounds+
         do (let ((ids (candidates node kinds count ask)) (tasks '()))
              (when (null ids) (return '()))

@@ -1,12 +1,13 @@
-;;;; Commits: what several threads of a node want of the store at one time goes there as one request.
-;;;; Each transaction is one of its own within the request, so it is done or not whatever becomes of
-;;;; the others, and each thread gets what it would have got alone.
+;;;; Commits: what several threads of a node want of the store at one time goes there as one
+;;;; request. Each transaction is one of its own within the request, so it is done or not whatever
+;;;; becomes of the others, and each thread gets what it would have got alone.
 ;;;;
-;;;; 1. A transaction that comes while fewer requests than +MOST-FLYING+ are under way is sent at once,
-;;;;    by the thread that brings it.
-;;;; 2. What comes meanwhile queues. When a request is answered, a job sends the first of the queue,
-;;;;    as many as fit into one request, and so on until the queue is empty.
-;;;; 3. Two transactions about one workflow never go into one request: etcd changes a key once in each.
+;;;; 1. A transaction that comes while fewer requests than +MOST-FLYING+ are under way is sent at
+;;;;    once, by the thread that brings it.
+;;;; 2. What comes meanwhile queues. When a request is answered, a job sends the first of the
+;;;;    queue, as many as fit into one request, and so on until the queue is empty.
+;;;; 3. Two transactions about one workflow never go into one request: etcd changes a key once in
+;;;;    each.
 ;;;;
 ;;;; So a node that has little to do waits for nobody, and one that has much makes fewer requests.
 

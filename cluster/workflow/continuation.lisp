@@ -57,6 +57,7 @@ it go unless a step may wait for one of them."
           (pb:workflow-state-steps state) '()
           (pb:workflow-state-payloads state) '()
           (pb:workflow-state-payload-octets state) 0
+          (pb:workflow-state-brought state) nil
           (pb:workflow-state-changes state) '()
           (pb:workflow-state-current state) 0
           (pb:workflow-state-deadline-unix-ms state) (if (plusp timeout)

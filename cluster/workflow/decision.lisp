@@ -73,6 +73,7 @@ payload at KEY, OCTETS long, which the next task gets."
     (when bringing
       (setf (pb:step-state-result-key step) key
             (pb:workflow-state-data-key state) key
+            (pb:workflow-state-brought state) t
             (pb:workflow-state-data-octets state) octets))
     (incf (pb:workflow-state-current state))))
 

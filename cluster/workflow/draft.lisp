@@ -42,14 +42,9 @@ random; REVISION is that of the store at which STATE has come to be."
         (draft-events draft)))
 
 (defun add-small-payload (draft key octets)
-  "As ADD-PAYLOAD, of few OCTETS, which STATE has itself: once, if a step has brought the same."
+  "As ADD-PAYLOAD, of few OCTETS, which STATE has itself, and once if it has the same."
   (let* ((state (draft-state draft)) (payloads (pb:workflow-state-payloads state))
-         ;; by the workflow's input one can tell that nothing was brought yet
-         (input (payload-key state "input"))
-         (same (find-if (lambda (payload)
-                          (and (equalp octets (pb:payload-octets payload))
-                               (string/= input (pb:payload-key payload))))
-                        payloads)))
+         (same (find octets payloads :key #'pb:payload-octets :test #'equalp)))
     (cond (same (pb:payload-key same))
           (t (push (cons key octets) (draft-small draft))
              (setf (pb:workflow-state-payloads state)

@@ -321,7 +321,8 @@ started; :max-sessions (100000), and :max-sessions-per-identity (1000) of one ce
 :max-session-seconds (120) that one lasts unheard of; :max-held (1000) tasks of a session;
 :max-waiting-claims (10000), :max-waiting-claims-per-session (1000), and
 :max-waiting-claims-per-identity (5000); :max-watches (20000), and
-:max-watches-per-peer (10000) of one address; :max-tasks (16) of a claim; :attempt-seconds (an hour; nil for ever), which an attempt may take
+:max-watches-per-peer (10000) of one address;
+:max-tasks (16) of a claim; :attempt-seconds (an hour; nil for ever), which an attempt may take
 whose step does not say, to some seconds;
 :retention-seconds (a week; nil for ever) for which a workflow that has ended is kept, and
 :retention-octets (nil) that all of these take at most, about; the oldest are deleted first.

@@ -2,7 +2,7 @@
 ;;;;
 ;;;;   state/ID                          the head of a WorkflowState, see layout.lisp
 ;;;;   steps/ID/RUN-CHUNK                StoredSteps, which the head has not
-;;;;   history/ID/NUMBER                 StoredChanges, which the head has no more; the last's number
+;;;;   history/ID/NUMBER                 StoredChanges, which the head has not; the last number
 ;;;;   data/ID/…                         inputs and results that are not small, and signals; these
 ;;;;                                     never change
 ;;;;   by/STATUS/AGE/ID                  for lists: when it has ended, and its type

@@ -1,16 +1,18 @@
-;;;; How a state is in the store: as its head, and what changes no more in keys of its own, so that a
-;;;; change costs what it changes, however many steps there are. All of this is a function of states,
-;;;; and knows no store.
+;;;; How a state is in the store: as its head, and what changes no more in keys of its own, so that
+;;;; a change costs what it changes, however many steps there are. All of this is a function of
+;;;; states, and knows no store.
 ;;;;
 ;;;; - The head is the state with the step that is under way and its neighbours, the small payloads
-;;;;   that these need, and the newest changes of the history. A workflow of few steps is nothing else.
-;;;; - Steps that are done are in chunks of +DONE-CHUNK+, by their places, which do not change any more.
-;;;; - Steps that are far from being under way are in chunks of +LEFT-CHUNK+, by how many come behind
-;;;;   them, since steps are only ever added before all that are left.
+;;;;   that these need, and the newest changes of the history. A workflow of few steps is nothing
+;;;;   else.
+;;;; - Steps that are done are in chunks of +DONE-CHUNK+, by their places, which do not change any
+;;;;   more.
+;;;; - Steps that are far from being under way are in chunks of +LEFT-CHUNK+, by how many come
+;;;;   behind them, since steps are only ever added before all that are left.
 ;;;; - A change of the history goes with the head until +HISTORY-CHUNK+ of them are one key.
 ;;;;
-;;;; For example, of 100 steps of which 30 are done the head has those from the 24th to the 68th: the
-;;;; places 0 to 23 are three chunks, the last 32 are one.
+;;;; For example, of 100 steps of which 30 are done the head has those from the 24th to the 68th:
+;;;; the places 0 to 23 are three chunks, the last 32 are one.
 
 (in-package #:clgrpc.workflow)
 
@@ -35,8 +37,8 @@
   (format nil "~A~5,'0D" prefix number))
 
 (defun step-chunks (state)
-  "The chunks of steps of STATE, a whole one, in the order of the steps: lists of a name, by which they
-are in order, too, and where its steps begin and end. None for nil."
+  "The chunks of steps of STATE, a whole one, in the order of the steps: lists of a name, by which
+they are in order, too, and where its steps begin and end. None for nil."
   (when state
     (multiple-value-bind (begin end) (head-range state)
       (let ((count (length (pb:workflow-state-steps state))))
@@ -74,8 +76,8 @@ are in order, too, and where its steps begin and end. None for nil."
                  (pb:workflow-state-payloads state)))
 
 (defun head-payloads (state begin end)
-  "The small payloads of STATE that its head has, whose steps are those from BEGIN to before END: all
-that no chunk has, and those that its own steps and the next task have."
+  "The small payloads of STATE that its head has, whose steps are those from BEGIN to before END:
+all that no chunk has, and those that its own steps and the next task have."
   (let ((count (length (pb:workflow-state-steps state))))
     (if (and (zerop begin) (= end count))
         (pb:workflow-state-payloads state)
@@ -106,8 +108,8 @@ that no chunk has, and those that its own steps and the next task have."
                         :payloads (payloads-of state (payload-keys state begin end))))
 
 (defun chunk-operations (root old state)
-  "What becomes of the chunks of steps as OLD, a whole state or nil, comes to be STATE: operations of
-TRANSACT. A chunk is put once."
+  "What becomes of the chunks of steps as OLD, a whole state or nil, comes to be STATE: operations
+of TRANSACT. A chunk is put once."
   (flet ((names (state)
            (loop for (name) in (step-chunks state) collect (steps-key root state name))))
     (let ((before (names old)) (after (names state)))

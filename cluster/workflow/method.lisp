@@ -30,8 +30,8 @@ statuses."
     (if context (trace:traceparent context) "")))
 
 (defun started-reply (node entry request)
-  "The answer to REQUEST, whose workflow there is, in ENTRY. Signal WORKFLOW-EXISTS if that is another
-one."
+  "The answer to REQUEST, whose workflow there is, in ENTRY. Signal WORKFLOW-EXISTS if that is
+another one."
   (begun-alike-p (entry-state entry) request)
   (let ((now (see-state node (pb:start-request-id request))))
     (pb:make-start-reply :state (told-state (cached-state-state now)) :began nil)))

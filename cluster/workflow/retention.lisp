@@ -1,7 +1,8 @@
-;;;; What has ended is kept for a time, see next-time, and, if there is a limit, as long as all of it
-;;;; takes no more octets than that: then the oldest is deleted. The index of lists has it from the
-;;;; newest to the oldest, each with its octets; so what is behind the place where the sum of these
-;;;; passes the limit is too much. One node looks, now and then: the one that has the first shard.
+;;;; What has ended is kept for a time, see next-time, and, if there is a limit, as long as all of
+;;;; it takes no more octets than that: then the oldest is deleted. The index of lists has it from
+;;;; the newest to the oldest, each with its octets; so what is behind the place where the sum of
+;;;; these passes the limit is too much. One node looks, now and then: the one that has the first
+;;;; shard.
 
 (in-package #:clgrpc.workflow)
 

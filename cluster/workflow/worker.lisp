@@ -70,8 +70,8 @@
 ;;; Sessions
 
 (defun note-tasks-lost (worker lost-p)
-  "Those of WORKER's tasks for which LOST-P, a function, is true are others': their functions can see
-it, and ON-TASK-LOST is called."
+  "Those of WORKER's tasks for which LOST-P, a function, is true are others': their functions can
+see it, and ON-TASK-LOST is called."
   (let ((lost (with-worker (worker)
                 (loop for task in (worker-held worker)
                       when (and (not (task-lost task)) (funcall lost-p task))

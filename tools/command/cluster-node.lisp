@@ -33,9 +33,11 @@
     (unless name
       (refuse "~S is not a limit; they are ~{~(~A~)~^, ~}" (subseq string 0 equals)
               (workflow:limit-names)))
-    (handler-case (list name (workflow:check-limit name (if (string= "none" value)
-                                                            nil
-                                                            (parse-decimal value "a number is wanted, or none"))))
+    (handler-case
+        (list name
+              (workflow:check-limit name
+                                    (and (string/= "none" value)
+                                         (parse-decimal value "a number is wanted, or none"))))
       (misuse (condition) (refuse "~A" (string-right-trim "." (princ-to-string condition)))))))
 
 (defun parse-store (string)
@@ -125,8 +127,8 @@ alone otherwise and takes no options."
 (defun call-with-workflows (function store namespace limits allow metrics health worker-name
                             seconds)
   "Call FUNCTION with a service of workflows in STORE, with LIMITS, a plist, for peers that ALLOW,
-permissions, gives roles, and a worker of its own called WORKER-NAME, whose sessions last SECONDS; or nil, if that is.
-FUNCTION stops the worker."
+permissions, gives roles, and a worker of its own called WORKER-NAME, whose sessions last SECONDS;
+or nil, if that is. FUNCTION stops the worker."
   (let ((service (apply #'workflow:make-workflow-service store
                         :namespace namespace :allow allow :metrics metrics :health health limits))
         (seconds (min seconds +longest-own-session-seconds+)))

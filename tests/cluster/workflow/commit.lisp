@@ -1,5 +1,5 @@
-;;;; Commits: which transactions go together, and that none is any other's; tasks that can be claimed,
-;;;; as a node knows them.
+;;;; Commits: which transactions go together, and that none is any other's; tasks that can be
+;;;; claimed, as a node knows them.
 
 (in-package #:clgrpc.tests.workflow)
 (in-suite :clgrpc.workflow)
@@ -79,7 +79,8 @@
   "A claim that waits, of a session that the node knows, makes no request to the store."
   (with-memory-node (node)
     (let ((session (open-a-session node)) (requests 0))
-      (is-true (wait-until (lambda () (workflow::ready-list-watched (workflow::node-ready-list node)))))
+      (is-true (wait-until (lambda ()
+                             (workflow::ready-list-watched (workflow::node-ready-list node)))))
       (sb-int:encapsulate 'workflow::fetch-ready 'count
                           (lambda (function &rest arguments)
                             (incf requests)

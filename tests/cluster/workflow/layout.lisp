@@ -17,8 +17,8 @@
 (defun do-a-step (state text now)
   "Do the task that STATE is at. Return the operations that this is in the store."
   (let ((fence (1+ (pb:workflow-state-fence state))))
-    (setf state (workflow::draft-state (decided state now (lambda (draft)
-                                                            (workflow::claim-step draft "s" '("a"))))))
+    (setf state (workflow::draft-state
+                 (decided state now (lambda (draft) (workflow::claim-step draft "s" '("a"))))))
     (let ((draft (decided state now (lambda (draft)
                                       (workflow::report-result draft fence (string-octets text)
                                                                '())))))
@@ -28,7 +28,8 @@
   "At each of its steps a state is in the store as it is; the head has a bounded part of the steps."
   (let ((state (workflow::draft-state
                 (begun (loop for i below 100
-                             collect (if (zerop (mod i 7)) `(:task "a" :input ,(format nil "own ~D" i))
+                             collect (if (zerop (mod i 7))
+                                         `(:task "a" :input ,(format nil "own ~D" i))
                                          "a"))))))
     (loop for i below 100
           do (is (<= (length (pb:workflow-state-steps (workflow::state-head state))) 49))
@@ -60,10 +61,11 @@
 (test the-same-small-payload-is-kept-once
   (let ((state (workflow::draft-state (begun '("a" "a" "a")))))
     (dotimes (i 3) (setf state (do-a-step state "in" 1)))
-    (is (equal '("input" "out/1") (map 'list #'pb:payload-key (pb:workflow-state-payloads state))))
-    (is (equal '("out/1" "out/1" "out/1")
+    (is (equal '("input") (map 'list #'pb:payload-key (pb:workflow-state-payloads state))))
+    (is (equal '("input" "input" "input")
                (map 'list #'pb:step-state-result-key (pb:workflow-state-steps state))))
-    (is (string= "out/1" (workflow::result-key state)))))
+    (is (string= "input" (workflow::result-key state)))
+    (is (string= "" (workflow::result-key (workflow::draft-state (begun '("a"))))))))
 
 (test histories-are-whole-however-long
   "What has a key of its own by now and what has not, from any number on."
@@ -76,9 +78,8 @@
           do (let ((numbers '()) (revisions '()))
                (workflow::fetch-history node "w" :after after
                                                  :function (lambda (change)
-                                                             (push (pb:change-number change) numbers)
-                                                             (push (pb:change-revision change)
-                                                                   revisions)))
+                                                   (push (pb:change-number change) numbers)
+                                                   (push (pb:change-revision change) revisions)))
                (is (equal (loop for number from 51 above after collect number) numbers))
                (is (equal revisions (remove-duplicates (sort (copy-list revisions) #'>))))))
     (delete-workflow node "w" :cancel t)
