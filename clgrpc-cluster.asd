@@ -47,7 +47,7 @@
 <<<<<<< HEAD
                (:file "definition") (:file "draft") (:file "layout") (:file "decision")
                (:file "children") (:file "continuation") (:file "cron") (:file "workflow-schedule")
-               (:file "index") (:file "date") (:file "node") (:file "usage") (:file "instrument")
+               (:file "index") (:file "date") (:file "node") (:file "store-usage") (:file "instrument")
                (:file "commit") (:file "ready") (:file "change") (:file "claim") (:file "bulk")
                (:file "session") (:file "errand") (:file "scheduler") (:file "timer-queue")
                (:file "search") (:file "retention") (:file "keeper") (:file "watching")
