@@ -44,15 +44,15 @@
   :serial t
   :components ((:static-file "../../proto/cluster/workflow.proto") (:file "proto")
                (:file "package") (:file "workflow-condition") (:file "limit") (:file "key")
-<<<<<<< HEAD
                (:file "definition") (:file "draft") (:file "layout") (:file "decision")
                (:file "children") (:file "continuation") (:file "cron") (:file "workflow-schedule")
-               (:file "index") (:file "date") (:file "node") (:file "store-usage") (:file "instrument")
-               (:file "commit") (:file "ready") (:file "change") (:file "claim") (:file "bulk")
-               (:file "session") (:file "errand") (:file "scheduler") (:file "timer-queue")
-               (:file "search") (:file "retention") (:file "keeper") (:file "watching")
-               (:file "method") (:file "schedule-method") (:file "router") (:file "client")
-               (:file "schedule-client") (:file "task") (:file "worker")))
+               (:file "index") (:file "date") (:file "node") (:file "store-usage")
+               (:file "instrument") (:file "commit") (:file "ready") (:file "change")
+               (:file "claim") (:file "bulk") (:file "session") (:file "errand")
+               (:file "scheduler") (:file "timer-queue") (:file "search") (:file "retention")
+               (:file "keeper") (:file "watching") (:file "method") (:file "schedule-method")
+               (:file "router") (:file "client") (:file "schedule-client") (:file "task")
+               (:file "worker")))
 
 (defsystem "clgrpc-cluster/raft-example"
   :description "An example of Raft on clgrpc-cluster/raft: a replicated store."
