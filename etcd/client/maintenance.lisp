@@ -7,7 +7,8 @@
   "Return how the member at ENDPOINT, \"HOST:PORT\", is, or any if that is nil: a plist of :MEMBER
 and :LEADER, numbers of members, the latter nil if it knows of no leader; :VERSION, a string;
 :OCTETS, the size of its file; :OCTETS-IN-USE, what defragmenting would leave; :QUOTA, the octets
-that the file may have, nil if it does not say (before etcd 3.6); :REVISION of the store; :TERM, :INDEX and :APPLIED of Raft's log; :LEARNER, true if it has no vote; and :ERRORS,
+that the file may have, nil if it does not say (before etcd 3.6); :REVISION of the store; :TERM,
+:INDEX and :APPLIED of Raft's log; :LEARNER, true if it has no vote; and :ERRORS,
 texts. Signal an ETCD-ERROR. From any thread."
   (with-endpoint (etcd etcd endpoint)
     (let* ((response (ask etcd #'maintenance:status (pb:make-status-request) timeout
