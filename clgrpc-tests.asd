@@ -138,7 +138,7 @@ that is not loaded (:DATA)."
   ("src/observe/trace" ("clgrpc-tests/client") :first ("context" "observe"))
   ("whole/transports" ("clgrpc-tests/server") :first ("support" "retry"))
   ("src/inproc" ("clgrpc-tests/server"))
-  ("src/web" ("clgrpc/rest" "clgrpc-tests/server" "alexandria") :first ("support") :rooms ("connect" "grpc-web"))
+  ("src/web" ("clgrpc/rest" "clgrpc-tests/server" "alexandria") :first ("support" "frames" "attack") :rooms ("connect" "grpc-web"))
   ("src/services" ("clgrpc-tests/server" "clgrpc-tests/exchange"))
   ("src/gateway" ("clgrpc-tests/server"))
   ("src/observe/logs" ("clgrpc-tests/client" "sb-posix"))

@@ -128,7 +128,8 @@
   :pathname "src/http/exchange/"
   :serial t
   :components ((:file "package") (:file "http-version") (:file "content") (:file "router")
-               (:file "exchange") (:file "chunked") (:file "over-http2") (:file "over-http1")))
+               (:file "exchange") (:file "answer-date") (:file "chunked") (:file "over-http2")
+               (:file "over-http1")))
 
 (defsystem "clgrpc/metrics"
   :description "What servers, channels and the process do, counted, and read by Prometheus."

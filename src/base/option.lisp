@@ -399,6 +399,10 @@ keep theirs for 60 seconds, most of them.")
    (http1-send-timeout-seconds 60 0.1 86400 "seconds"
     "How long the peer of an HTTP/1.1 connection may take nothing of an answer that waits for it.
 Then the connection is closed.")
+   (stream-head-seconds 1 0.01 86400 "seconds"
+    "How long the handler of a stream over gRPC-Web, Connect or REST may send nothing before the
+head of its answer goes out, for clients and proxies that wait for that. Until then an error of REST
+has its HTTP status; later it is in the body.")
    (max-running-handlers 1000 1 1000000 "handlers"
     "Handlers of one connection that run on reserve threads or wait for one, including those of
 calls that were reset while they ran. More calls end with :resource-exhausted. The default equals

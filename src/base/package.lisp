@@ -60,7 +60,7 @@
    #:options-http1 #:options-max-http1-head-octets #:options-max-http1-target-octets
    #:options-max-http1-fields #:options-max-http1-requests #:options-http1-head-timeout-seconds
    #:options-http1-body-timeout-seconds #:options-http1-idle-seconds
-   #:options-http1-send-timeout-seconds
+   #:options-http1-send-timeout-seconds #:options-stream-head-seconds
    #:options-backlog #:options-reuse-port #:options-unix-socket-mode #:options-reserve-threads
    #:options-reserve-queue #:options-spare-descriptors #:options-raise-descriptor-limit
    #:options-max-queued-octets #:options-reserve-idle-seconds

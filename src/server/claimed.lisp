@@ -37,6 +37,8 @@ long as its user wants. All others hear of it when they have sent that, as their
 (define-hot start-claimed ((call server-call) (claim claim)) null
   "CALL may begin. A handler of both streams starts at the headers, since it may speak first."
   (wire:start-deadline call)
+  (let ((begun (manner-begun (claim-manner claim))))
+    (when begun (funcall begun call)))
   (when (eq :bidi (rpc-method-kind (the rpc-method (route-method (claim-route claim)))))
     (start-call call))
   nil)

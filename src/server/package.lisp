@@ -41,6 +41,7 @@
    #:server-call #:call-claim #:call-notes #:call-protocol #:call-http-request #:server-origins
    #:server-call-request #:server-call-undecoded #:keep-request #:unended-p #:route-method
    #:server-finish #:finish-with-condition #:note-answering #:deliver-to-stream
-   #:half-close-stream #:status-http-status #:**request-operations** #:write-trailers
+   #:half-close-stream #:handler-began-ns #:status-http-status #:**request-operations**
+   #:write-trailers
    ;; survey.lisp
    #:report-connections #:server-speaks-tls-p))

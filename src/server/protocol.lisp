@@ -31,6 +31,7 @@ POST-REPLY."
   ;; false, with nothing done: then POST-REPLY is to be called with the baton lent
   (reply nil :type function :read-only t)
   (post-reply nil :type function :read-only t) ; (call message): the same from any thread
+  (begun nil :type (or null function) :read-only t) ; (call): it has been admitted
   (finish nil :type function :read-only t) ; (call): it has ended: write the end of its answer
   (writable nil :type function :read-only t)) ; (call): over HTTP/1.1 the peer has taken output
 

@@ -19,6 +19,28 @@ pages of another origin are told."
                 headers)
         headers)))
 
+;;; A handler that sends nothing for long
+
+(defun head-wait-ns (call)
+  "How much longer the handler of CALL, which has sent nothing, may be silent. All of the time if it
+has not begun."
+  (let ((began (server:handler-began-ns call)))
+    (- (seconds-ns (options-stream-head-seconds (wire:wire-call-options call)))
+       (if began (max 0 (- (operate now call) began)) 0))))
+
+(defun head-due (call)
+  "Send the head of CALL's answer if its handler has been silent for too long, or look again."
+  (unless (or (call-status call) (wire:wire-call-headers-sent call))
+    (if (plusp (head-wait-ns call))
+        (await-head call)
+        (wire:ensure-headers call))))
+
+(defun await-head (call)
+  "The BEGUN of styles: if the handler of CALL, which answers with a stream, sends nothing for long,
+the head of the answer goes out. Pages and proxies wait for that."
+  (unless (rpc:answers-once-p call)
+    (operate after call (ns-seconds (head-wait-ns call)) (lambda () (head-due call)))))
+
 (defun write-stream-head (call)
   "The operation WRITE-HEAD of calls whose answer is a stream."
   (let ((claim (call-web-claim call)))

@@ -11,6 +11,7 @@ loop."
   (receive nil :type function :read-only t)
   ;; (call): the body is whole
   (whole nil :type function :read-only t)
+  (begun nil :type (or null function) :read-only t) ; as of a manner: AWAIT-HEAD, its own, or nil
   ;; (call encoded): write a message of a streamed answer, whose head is written
   (part nil :type function :read-only t)
   ;; (call): the call has ended: write what is left of its answer. PENDING has the only answer
@@ -68,11 +69,22 @@ loop."
                  (or (char= #\: (char name 0)) (gethash name *protocol-headers*))))
              (the simple-vector fields)))
 
+(defun content-coding (octets)
+  "The name by which we know the content coding OCTETS (RFC 9110 section 8.4.1), octets."
+  (let ((name (string-downcase (map 'string #'code-char octets))))
+    (if (string= "x-gzip" name)
+        (ascii-octets "gzip")
+        (map 'octets #'char-code name))))
+
 (defun head-encoding (fields name)
   "How messages are compressed as the header NAME of FIELDS says: an encoding, nil for none. The
 second value is a rejection if we cannot read that."
   (let* ((field (header fields name))
-         (encoding (and field (wire:parse-encoding (hpack:field-value field)))))
+         (value (and field (hpack:field-value field)))
+         (encoding (and field
+                        (wire:parse-encoding (if (string= "content-encoding" name)
+                                                 (content-coding value)
+                                                 value)))))
     (if (eq :unknown encoding)
         (values nil (list :unimplemented
                           (format nil "~A ~A is not supported; supported are gzip, deflate and ~

@@ -16,7 +16,8 @@ nil, and trailers, an alist."
     (values (call-status call)
             (if outcome (rpc:outcome-message outcome) "")
             (and outcome (rpc:outcome-details outcome))
-            (if ending (rpc:ending-trailers ending) '()))))
+            (append (notes-late (call-web-notes call))
+                    (if ending (rpc:ending-trailers ending) '())))))
 
 (defun call-end-in-head (call)
   "As CALL-END, of a call whose trailers go into the head of its answer: they are returned as
@@ -32,7 +33,9 @@ compressed as it says is the client's mistake here."
           (setf status :resource-exhausted
                 text "the call's trailers are larger than its client takes"
                 details nil))))
-    (values (if (wire:broken-compression-p status text) :invalid-argument status)
+    (values (if (wire:inflation-outcome-p '(:corrupt :truncated) status text)
+                :invalid-argument
+                status)
             text details (metadata-headers trailers *trailer-prefix*))))
 
 (defun any-name (any)

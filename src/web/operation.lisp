@@ -30,9 +30,13 @@
     (misuse "The headers of ~A were sent before." call))
   (wire:post-in-turn call 1
                      (lambda ()
-                       (unless (or (call-status call) (wire:wire-call-headers-sent call))
-                         (setf (rpc:intent-metadata (rpc:ensure-intent call)) metadata)
-                         (unless (rpc:answers-once-p call) (wire:ensure-headers call))))))
+                       (cond ((call-status call))
+                             ;; AWAIT-HEAD has sent it
+                             ((wire:wire-call-headers-sent call)
+                              (setf (notes-late (call-web-notes call)) metadata))
+                             (t
+                              (setf (rpc:intent-metadata (rpc:ensure-intent call)) metadata)
+                              (unless (rpc:answers-once-p call) (wire:ensure-headers call)))))))
 
 (defun write-web-head (call)
   "The operation WRITE-HEAD."
@@ -69,6 +73,7 @@
   (setf (style-manner style)
         (server:make-manner :name (style-name style)
                             :receive (style-receive style) :whole (style-whole style)
+                            :begun (style-begun style)
                             :reply #'web-reply :post-reply #'web-post-reply
                             :finish (style-finish style) :writable #'web-writable))
   style)

@@ -15,6 +15,7 @@
   (too-long nil :type boolean)          ; the bare body is longer than messages may be
   (carry '() :type list)                ; digits of base64 that do not fill a group
   (paused nil :type boolean)            ; no more of the body is read over HTTP/1.1
+  (late '() :type list)                 ; metadata that was sent after the head: trailers
   (answer nil :type (or null octets wire:parcel)) ; the only answer, encoded, until it is written
   (sent 0 :type (unsigned-byte 62))     ; octets of messages, as observers are told
   (received 0 :type (unsigned-byte 62))) ; the same of the peer's

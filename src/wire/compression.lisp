@@ -119,10 +119,10 @@ honest."
     (:truncated (values :internal "compressed message is cut short"))
     (:no-memory (values :resource-exhausted "no memory to decompress a message"))))
 
-(defun broken-compression-p (status text)
-  "True if STATUS and TEXT are INFLATION-PROBLEM's for octets that are not compressed as is said."
-  (loop for outcome in '(:corrupt :truncated)
-          thereis (multiple-value-bind (its-status its-text) (inflation-problem outcome 0)
+(defun inflation-outcome-p (outcomes status text &key (limit 0))
+  "True if STATUS and TEXT are INFLATION-PROBLEM's for one of OUTCOMES and LIMIT."
+  (loop for outcome in outcomes
+          thereis (multiple-value-bind (its-status its-text) (inflation-problem outcome limit)
                     (and (eq its-status status) (string= its-text text)))))
 
 ;;; If the peer of a call may compress, its messages wait wrapped, with a mark whether they are

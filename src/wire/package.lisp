@@ -62,7 +62,7 @@
    #:link-silent-p #:lose-link
    #:give-window #:packed
    ;; for protocols beside gRPC
-   #:parcel-p #:unpacked #:broken-compression-p #:deliver-alone #:receive-messages
+   #:parcel-p #:unpacked #:inflation-outcome-p #:deliver-alone #:receive-messages
    #:receive-limit #:seal-arrivals
    #:note-written #:note-spoken #:encode-text #:sendable-p #:refuse-to-send #:wire-taken
    #:queue-limit #:enough-taken-p #:encoded-octets #:parse-accepted-encodings #:end-undecodable))

@@ -137,33 +137,12 @@
 
 ;;; The head of an answer
 
-(sb-ext:define-load-time-global **date** (cons 0 ""))
-(declaim (type cons **date**))
-
-(defun date-text (unix-seconds)
-  "UNIX-SECONDS as HTTP writes a date (RFC 9110 section 5.6.7)."
-  (multiple-value-bind (second minute hour date month year day)
-      (decode-universal-time (+ unix-seconds #.(encode-universal-time 0 0 0 1 1 1970 0)) 0)
-    (format nil "~A, ~2,'0D ~A ~D ~2,'0D:~2,'0D:~2,'0D GMT"
-            (nth day '("Mon" "Tue" "Wed" "Thu" "Fri" "Sat" "Sun"))
-            date
-            (nth (1- month) '("Jan" "Feb" "Mar" "Apr" "May" "Jun" "Jul" "Aug" "Sep" "Oct" "Nov"
-                              "Dec"))
-            year hour minute second)))
-
-(defun current-date ()
-  "The date now as HTTP writes it, or nil where there is none."
-  (let ((now (loop:unix-seconds)) (last **date**))
-    (cond ((null now) nil)
-          ((eql now (car last)) (cdr last))
-          (t (cdr (setf **date** (cons now (date-text now))))))))
-
 (defconstant +date-look-ns+ 20000000
   "How long a loop takes the date to be the same.")
 
 (defun look-at-date (http now)
   "Have the DATE-LINES of HTTP say the date at NOW, the time of its loop."
-  (let ((date (current-date)))
+  (let ((date (current-date-text)))
     (setf (http-loop-date-due-ns http) (+ now +date-look-ns+)
           (http-loop-date-lines http) (http1:last-head-octets (and date `(("date" . ,date)))))))
 
@@ -193,7 +172,7 @@
   "As WRITE-ANSWER-HEAD, of an answer whose head is not there yet, or not with what it is to say of
 the connection."
   (let ((headers (plain-answer-headers answer))
-        (date (current-date)))
+        (date (current-date-text)))
     (http1:write-response-head
      (state-output state) (plain-answer-http-status answer)
      (if (and date (null (find-header "date" headers)))
@@ -585,11 +564,8 @@ the sink get."
   (let ((message (state-message state)))
     (+ +http1-octets+
        (http1:parser-octets (state-parser state))
-       (if message
-           ;; its strings, and the headers of the request, which are made of the fields
-           (+ (* 8 (length (http1:message-target message)))
-              (* 2 (hpack:fields-octets (http1:message-fields message))))
-           0))))
+       ;; twice, since the headers of the request are made of the fields
+       (if message (* 2 (http1:message-octets message)) 0))))
 
 (defun drain-http1 (state)
   "The answer under way on STATE is the last."

@@ -11,6 +11,13 @@
 
 ;;; The responder
 
+(define-hot write-http2-date ((encoder hpack:encoder) (buffer buffer)) null
+  "Append the date of an answer to the header block in BUFFER."
+  (let ((date (current-date)))
+    (when date
+      (hpack:encode-field encoder buffer (answer-date-field (the answer-date date)) :index)))
+  nil)
+
 (defun write-http2-head (request stream answer length)
   "Write the headers of ANSWER on STREAM, whose body has LENGTH, nil if that is not known; return
 true if they end it."
@@ -24,6 +31,8 @@ true if they end it."
         (write-field ":status" (format nil "~D" http-status))
         (loop for (name . value) in (plain-answer-headers answer)
               do (write-field name value))
+        (unless (find-header "date" (plain-answer-headers answer))
+          (write-http2-date encoder buffer))
         (unless (or bodiless (null length))
           (write-field "content-length" (format nil "~D" length))))
       (http2:end-headers stream ends))
@@ -78,6 +87,7 @@ true if they end it."
         (loop for (name . value) in more
               do (hpack:encode-literal encoder buffer (ascii-octets name) (ascii-octets value)
                                        :plain))
+        (write-http2-date encoder buffer)
         (http2:end-headers stream (or (eql 0 length)
                                       (http1:bodiless-p (http-request-method request)
                                                         (answer-head-http-status head)))))))

@@ -4,7 +4,7 @@
 ;;;; handlers, counts them and bounds what they keep is the owner, by the functions of a SINK.
 ;;;;
 ;;;; The files in their order: http-version (what a connection speaks); content (answers); router;
-;;;; exchange (requests); chunked (answers in parts); over-http2; over-http1.
+;;;; exchange (requests); answer-date; chunked (answers in parts); over-http2; over-http1.
 
 (defpackage #:clgrpc.exchange
   (:use #:cl #:clgrpc.base)

@@ -109,10 +109,11 @@ most LIMIT fields."
   (let ((line-end (line-end octets start end)))
     (multiple-value-bind (http-method target minor) (request-line octets start line-end)
       (multiple-value-bind (authority path) (split-target http-method target)
-        (let ((fields (read-fields octets (+ 2 line-end) end limit)))
+        (let* ((fields (read-fields octets (+ 2 line-end) end limit))
+               (kept (message-fields-of fields (host fields minor authority))))
           (make-message
-           :http-method http-method :target path :minor minor
-           :fields (message-fields-of fields (host fields minor authority))
+           :http-method http-method :target path :minor minor :fields kept
+           :octets (+ (* 8 (length path)) (hpack:fields-octets kept))
            :body (request-body fields minor)
            :persistent-p (persistent-p fields minor)
            :expects-p (and (plusp minor) (expects-p fields))))))))

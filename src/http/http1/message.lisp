@@ -20,6 +20,7 @@ what follows is HTTP/1.1 no more."
   (body 0 :type framing :read-only t)   ; where the body ends; 0 if there is none
   (persistent-p nil :type boolean :read-only t) ; the connection goes on after this message
   (expects-p nil :type boolean :read-only t) ; the peer waits for 100 before it sends the body
+  (octets 0 :type index :read-only t)   ; of memory that its strings take, about
   (memo nil))                           ; whatever is above has made of it
 
 (declaim (freeze-type message))
@@ -36,6 +37,7 @@ request's host is \":authority\". Fields about the connection are not among them
 :until-close, or :tunnel if what follows is HTTP/1.1 no more."
   message-persistent-p "True if the connection may be used for another message after this one."
   message-expects-p "True if the client waits for the status 100 before it sends the body."
+  message-octets "How much memory the target and the fields take, about."
   message-memo "Whatever the layer above remembers of the message; NIL at first. SETFable. The same
 head, octet for octet, has the same message.")
 

@@ -26,7 +26,7 @@
    ;; message.lisp
    #:message #:message-http-method #:message-target #:message-status #:message-reason
    #:message-minor #:message-fields #:message-body #:message-persistent-p #:message-expects-p
-   #:message-memo #:find-field
+   #:message-octets #:message-memo #:find-field
    ;; parser.lisp
    #:parser #:make-parser #:parse #:parse-end #:next-message #:expect-response #:parser-message
    #:parser-body-start #:parser-body-end #:parser-trailers #:parser-begun-p #:parser-octets

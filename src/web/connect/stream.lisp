@@ -28,4 +28,5 @@
 (define-load-time-global **stream**
     (web:complete-style
      (web:make-style :name :connect :receive #'web:receive-enveloped :whole #'identity
+                     :begun #'web:await-head
                      :part #'web:write-enveloped :finish #'finish-stream)))

@@ -33,6 +33,7 @@
 (define-load-time-global **binary**
     (web:complete-style
      (web:make-style :name :grpc-web :receive #'web:receive-enveloped :whole #'identity
+                     :begun #'web:await-head
                      :part #'web:write-enveloped :finish #'finish)))
 
 ;;; Text
@@ -84,4 +85,5 @@ of them count. Padding may be at the end of each group."
 (define-load-time-global **text**
     (web:complete-style
      (web:make-style :name :grpc-web :receive #'receive-text :whole #'text-whole
+                     :begun #'web:await-head
                      :part #'web:write-enveloped :finish #'finish)))

@@ -141,11 +141,19 @@
 (rpc:define-transport-end **raw-stream-operations** (:server :like web:**web-stream-operations**)
   :write-head #'write-no-head)
 
+(defun raw-stream-p (route)
+  "True if calls by ROUTE are answered with a stream of google.api.HttpBody."
+  (and (route-raw-answer route)
+       (protobuf:method-descriptor-server-streaming-p (route-method route))))
+
+(defun await-head (call)
+  "The BEGUN of the styles."
+  (unless (raw-stream-p (rest-claim-rule (call-rest-claim call))) (web:await-head call)))
+
 (defun operations-of (route)
   "The operations of calls by ROUTE."
   (let ((streamed (protobuf:method-descriptor-client-streaming-p (route-method route))))
-    (cond ((not (and (route-raw-answer route)
-                     (protobuf:method-descriptor-server-streaming-p (route-method route))))
+    (cond ((not (raw-stream-p route))
            (if streamed web:**web-stream-operations** web:**web-request-operations**))
           (streamed **raw-stream-operations**)
           (t **raw-request-operations**))))
@@ -154,9 +162,12 @@
   "What says that a call has ended with STATUS, TEXT and DETAILS, octets or nil."
   (status-answer (status:sent-code status details) text details))
 
-(defun http-status-of (call status)
-  "The status of HTTP of an answer that says that CALL has ended with STATUS."
-  (if (web:notes-too-long (web:call-web-notes call))
+(defun http-status-of (call status text)
+  "The status of HTTP of an answer that says that CALL has ended with STATUS and TEXT. A body that
+is too long is 413, also if it is so only once it is decompressed."
+  (if (or (web:notes-too-long (web:call-web-notes call))
+          (wire:inflation-outcome-p '(:too-long) status text
+                                    :limit (wire:receive-limit call)))
       413
       (server:status-http-status status)))
 
@@ -165,7 +176,8 @@
   (let ((body (status-octets status text details)))
     (exchange:write-head (server:call-http-request call)
                          (web:other-head (web:web-claim-heads (web:call-web-claim call))
-                                         (http-status-of call status) "application/json")
+                                         (http-status-of call status text)
+                                         "application/json")
                          (web:answer-headers call headers)
                          (length body))
     (web:write-octets call body t)))
@@ -224,9 +236,11 @@
 (sb-ext:define-load-time-global **single**
     (web:complete-style
      (web:make-style :name :rest :receive #'web:receive-bare :whole #'web:body-whole
+                     :begun #'await-head
                      :part #'write-part :finish #'finish-call)))
 
 (sb-ext:define-load-time-global **several**
     (web:complete-style
      (web:make-style :name :rest :receive #'collect-part :whole #'deliver-parts
+                     :begun #'await-head
                      :part #'write-part :finish #'finish-call)))

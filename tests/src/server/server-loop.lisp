@@ -49,15 +49,17 @@
     (is (= 2 (server::server-loop-calls server-loop)))))
 
 (test a-plain-request-says-what-came
-  "The pseudo-fields of a plain request become its method, its path and its host."
+  "The pseudo-fields of a plain request become its method, its path and its host. A date that its
+handler gives is the only one."
   (with-server-loop (server-loop) (:ask #'double)
     (let ((told '()))
-      (answer-http server-loop (lambda (&rest request) (push request told) 204))
+      (answer-http server-loop (lambda (&rest request) (push request told)
+                                 (values 204 '(("date" . "never")))))
       (comes server-loop)
       (memory:hears '(:headers 1 ((":method" "GET") (":scheme" "http") (":path" "/x?y")
                                   (":authority" "here:1") ("x-a" "b") ("content-type" "text/x"))
                       :end-stream))
-      (memory:says '(:headers 1 ((":status" "204")) :end-stream))
+      (memory:says '(:headers 1 ((":status" "204") ("date" "never")) :end-stream))
       (destructuring-bind ((http-method path headers body)) told
         (is (string= "GET" http-method))
         (is (string= "/x?y" path))

@@ -33,6 +33,20 @@ holds nothing afterwards."
         ,@body
         (is-true (wait-until (lambda () (nothing-left-p ,server))))))))
 
+(defmacro with-counted-protocols ((server calls &rest options) &body body)
+  "Evaluate BODY with SERVER, of all protocols, and CALLS how often a handler was called."
+  `(let ((,calls 0))
+     (with-all-protocols (,server ,@options)
+         (:ask (lambda (request call) (declare (ignore call)) (incf ,calls) request)
+          :watch (lambda (request call) (declare (ignore request call)) (incf ,calls) nil)
+          :collect (lambda (stream call)
+                     (declare (ignore call))
+                     (grpc:do-messages (message stream) message)
+                     (incf ,calls)
+                     (note 1))
+          :peek (lambda (request call) (declare (ignore call)) (incf ,calls) request))
+       ,@body)))
+
 (defparameter *good-requests*
   `((:connect "POST /lab.Bench/Ask" "application/json" "{\"number\":21}")
     (:connect-stream "POST /lab.Bench/Collect" "application/connect+json"
@@ -162,7 +176,8 @@ it pretends to be; and such a page can read no answer."
         (:ask (lambda (request call) (declare (ignore call)) (incf calls) request)
          :watch (lambda (request call) (declare (ignore request call)) (incf calls) nil))
       (dolist (path '("/lab.Bench/Ask" "/lab.Bench/Watch" "/v1/ask" "/v1/watch"))
-        (dolist (type '("text/plain" "text/plain; application/json" "multipart/form-data; boundary=x"
+        (dolist (type '("text/plain" "text/plain; application/json"
+                        "multipart/form-data; boundary=x"
                         "application/x-www-form-urlencoded" "TEXT/PLAIN;charset=utf-8" nil))
           (dolist (body '("{}" ""))
             (dolist (origin '("https://b.example" "null" "https://a.example.b.example"
@@ -297,11 +312,22 @@ listed origin depend on it, good ones, errors and those to requests that nothing
                    (is (> 1000 (length text)))))))
     (is (zerop calls))))
 
+(defun answers-octets (server text)
+  "As ANSWERS, of TEXT whose characters are octets."
+  (with-plain-socket (socket (grpc:server-address server))
+    (say-text socket text)
+    (hear-all socket)))
+
+(defun gzipped (octets)
+  "OCTETS as a message, compressed, with its prefix."
+  (let ((parcel (clgrpc.wire::compress-octets (clgrpc.wire:find-encoding :gzip) 9
+                                              (concatenate 'octets (make-octets 5) octets)
+                                              (+ 5 (length octets)))))
+    (subseq-octets (clgrpc.wire:encoded-octets parcel) 0 (clgrpc.wire:encoded-length parcel))))
+
 (defun bomb (octets)
   "A message of OCTETS octets, compressed, with its prefix."
-  (let ((parcel (clgrpc.wire::compress-octets (clgrpc.wire:find-encoding :gzip) 9
-                                              (make-octets (+ 5 octets)) (+ 5 octets))))
-    (subseq-octets (clgrpc.wire:encoded-octets parcel) 0 (clgrpc.wire:encoded-length parcel))))
+  (gzipped (make-octets octets)))
 
 (test bombs
   "A short body that is long when it is decompressed is refused, in unary calls and in streams, and
@@ -314,24 +340,40 @@ so is one that is not compressed as it says."
                     (grpc:do-messages (message stream) (incf calls))
                     (note 1)))
       (flet ((post (row header body)
-               (with-plain-socket (socket (grpc:server-address server))
-                 (say-text socket (request-text row (format nil "~A|Content-Length: ~D|~
-                                                                 Connection: close|"
-                                                            header (length body))
-                                                (map 'string #'code-char body)))
-                 (hear-all socket))))
-        (loop for (name header envelope) in '((:connect "Content-Encoding: gzip")
-                                              (:rest "Content-Encoding: gzip")
-                                              (:connect-stream "Connect-Content-Encoding: gzip" t)
-                                              (:grpc-web "Grpc-Encoding: gzip" t))
+               (answers-octets server
+                               (request-text row (format nil "~A|Content-Length: ~D|~
+                                                              Connection: close|"
+                                                         header (length body))
+                                             (map 'string #'code-char body)))))
+        (loop for (name header status) in '((:connect "Content-Encoding: gzip" 429)
+                                            (:rest "Content-Encoding: gzip" 413)
+                                            (:connect-stream "Connect-Content-Encoding: gzip" 200)
+                                            (:grpc-web "Grpc-Encoding: gzip" 200))
               for row = (assoc name *good-requests*)
+              for envelope = (= 200 status)
               do (let ((text (post row header (if envelope long (subseq long 5)))))
-                   (is (equal (if envelope '(200) '(429)) (heard-statuses text)) "~A: ~S" name text)
+                   (is (equal (list status) (heard-statuses text)) "~A: ~S" name text)
                    (is (search "compressed message of more than 100000 octets" text)))
                  (unless envelope
                    (is (equal '(400) (heard-statuses (post row header (subseq (bomb 999) 5 20))))
                        "~A" name)))))
     (is (zerop calls))))
+
+(test content-codings-have-names
+  "Their case does not matter, and x-gzip is gzip (RFC 9110 section 8.4.1); others are refused."
+  (with-all-protocols (server) (:ask #'double)
+    (dolist (row (list (assoc :connect *good-requests*) (assoc :rest *good-requests*)))
+      (let ((body (subseq (gzipped (ascii-octets (fourth row))) 5)))
+        (loop for (coding . statuses) in '(("gzip" 200) ("GZIP" 200) ("x-gzip" 200) ("X-GZip" 200)
+                                           ("br" 415 501) ("gzip2" 415 501) ("gzip, gzip" 415 501))
+              do (let ((text (answers-octets
+                              server
+                              (request-text row (format nil "Content-Encoding: ~A|Connection: ~
+                                                             close|Content-Length: ~D|"
+                                                        coding (length body))
+                                            (map 'string #'code-char body)))))
+                   (is (member (first (heard-statuses text)) statuses) "~A ~A: ~S" (first row)
+                       coding text)))))))
 
 (test streams-that-are-left
   "Many clients that leave their streams at once: each call is cancelled, and nothing is held."

@@ -1,0 +1,45 @@
+;;;; The date of an answer (RFC 9110 section 6.6.1), as text and as a field of HPACK: made once a
+;;;; second for all connections.
+
+(in-package #:clgrpc.exchange)
+
+(defstruct (answer-date (:constructor make-answer-date (seconds text field)) (:copier nil))
+  "A second as answers have it."
+  (seconds 0 :type fixnum :read-only t) ; since 1970
+  (text "" :type string :read-only t)   ; as HTTP writes it
+  (field nil :type hpack:field :read-only t)) ; the same, with its name
+
+(declaim (sb-ext:freeze-type answer-date))
+
+(defmethod print-object ((date answer-date) stream)
+  (print-unreadable-object (date stream :type t) (write-string (answer-date-text date) stream)))
+
+(defun date-text (unix-seconds)
+  "UNIX-SECONDS as HTTP writes a date (RFC 9110 section 5.6.7)."
+  (multiple-value-bind (second minute hour date month year day)
+      (decode-universal-time (+ unix-seconds #.(encode-universal-time 0 0 0 1 1 1970 0)) 0)
+    (format nil "~A, ~2,'0D ~A ~D ~2,'0D:~2,'0D:~2,'0D GMT"
+            (nth day '("Mon" "Tue" "Wed" "Thu" "Fri" "Sat" "Sun"))
+            date
+            (nth (1- month) '("Jan" "Feb" "Mar" "Apr" "May" "Jun" "Jul" "Aug" "Sep" "Oct" "Nov"
+                              "Dec"))
+            year hour minute second)))
+
+(defun date-of (unix-seconds)
+  (let ((text (date-text unix-seconds)))
+    (make-answer-date unix-seconds text (hpack:string-field "date" text))))
+
+(declaim (type answer-date **date**))
+(sb-ext:define-load-time-global **date** (date-of 0))
+
+(defun current-date ()
+  "The ANSWER-DATE now, or nil where there is no date."
+  (let ((now (loop:unix-seconds)) (last **date**))
+    (cond ((null now) nil)
+          ((eql now (answer-date-seconds last)) last)
+          (t (setf **date** (date-of now))))))
+
+(defun current-date-text ()
+  "The date now as HTTP writes it, or nil where there is none."
+  (let ((date (current-date)))
+    (and date (answer-date-text date))))
