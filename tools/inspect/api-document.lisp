@@ -25,7 +25,9 @@
   "The OpenAPI document of the services called NAMES of POOL, as text."
   (let ((methods (pool-methods pool names)) (index (pool-index pool)))
     (octets-string
-     (rest:openapi-document (rest:make-routes methods :rules rules)
+     ;; a router, since that finds shadows
+     (rest:openapi-document (rest:router-routes
+                             (rest:make-router (rest:make-routes methods :rules rules)))
                             :title title :version version :methods (and connect methods)
                             :find-descriptor (lambda (name)
                                                (or (gethash name index)

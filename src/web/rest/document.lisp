@@ -12,7 +12,8 @@
 
 (defun services-document (services title version connect)
   (let ((methods (service-entries services)))
-    (openapi-document (make-routes methods :rules (rules-for methods))
+    ;; a router, since that finds shadows
+    (openapi-document (router-routes (make-router (make-routes methods :rules (rules-for methods))))
                       :title title :version version :methods (and connect methods))))
 
 (defun openapi-handler (path services &key (title "API") (version "1") connect)

@@ -63,12 +63,15 @@
       (let ((document (protobuf:parse-json-message 'google.protobuf:struct output)))
         (is (search "\"/v1/features/{latitude}\"" (protobuf:message-json document)))
         (is (search "\"title\":\"Routes\"" (protobuf:message-json document))))))
-  (uiop:with-temporary-file (:stream stream :pathname path :direction :output)
-    (format stream "http:~% rules:~% - selector: routeguide.RouteGuide.GetFeature~%   ~
-                    get: /v1/features/{altitude}~%")
-    :close-stream
-    (fails-p 1 "altitude" "openapi" "--proto" *route-guide-proto*
-             "--rules" (uiop:native-namestring path))))
+  (loop for (path-end more word)
+          in `(("{altitude}" "" "altitude")
+               ("x" ,(format nil "additional_bindings:~%   - get: /v1/features/x") "same requests"))
+        do (uiop:with-temporary-file (:stream stream :pathname path :direction :output)
+             (format stream "http:~% rules:~% - selector: routeguide.RouteGuide.GetFeature~%   ~
+                             get: /v1/features/~A~%   ~A~%" path-end more)
+             :close-stream
+             (fails-p 1 word "openapi" "--proto" *route-guide-proto*
+                      "--rules" (uiop:native-namestring path)))))
 
 (defun described (&rest arguments)
   "The lines that `describe ARGUMENTS` prints, but for comments."

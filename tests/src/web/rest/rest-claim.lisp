@@ -106,6 +106,8 @@ status, for each version of HTTP, at a server of the library with OPTIONS."
       (is (search "|allow: GET, HEAD, PUT|" answer))
       (is (search " 204" answer)))
     (is (search " 415" (ask "/v1/books/b" "-X" "PUT" "-d" "{}" "-H" "content-type: text/xml")))
+    (is (search " 415" (ask "/v1/books/b" "-X" "PUT" "-d" "{}" "-H"
+                            "content-type: application/json; charset=latin1")))
     (is (search " 415" (ask "/v1/books/b" "-X" "PUT" "-d" "{}" "@json" "-H"
                             "content-encoding: br")))
     (is (search " 400" (ask "/v1/books/b" "-X" "PUT" "-d" "{}" "@json" "-H"
@@ -187,7 +189,9 @@ status, for each version of HTTP, at a server of the library with OPTIONS."
            (is (search "|allow: PUT|" (ask "/v1/books/b" "-i"))))
          (use-http-rules '((:selector "clgrpc.tests.library.Library.Get"
                             :get "/v1/{name=files/**}")))
-         (signals misuse (with-library (ask) (ask "/"))))
+         (signals misuse (with-library (ask) (ask "/")))
+         (signals rule-error (openapi-handler "/openapi.json"
+                                              (list (make-instance 'library-service)))))
     (use-http-rules nil))
   (signals rule-error (use-http-rules '((:selector "clgrpc.tests.library.Library.No" :get "/v1")))))
 
