@@ -1,6 +1,6 @@
-;;;; Base64 (RFC 4648 section 4). gRPC carries binary metadata (names in -bin) and status details
-;;;; this way: it sends them without padding and must accept either form ("Binary headers" in the
-;;;; gRPC over HTTP/2 document).
+;;;; Base64 (RFC 4648 sections 4 and 5). gRPC carries binary metadata (names in -bin) and status
+;;;; details this way: it sends them without padding and must accept either form ("Binary headers"
+;;;; in the gRPC over HTTP/2 document).
 ;;;;
 ;;;; Invariants: nothing outside the alphabet is skipped, not even white space; padding is all there
 ;;;; or all missing; the spare bits of a last group are ignored, as the RFC leaves to the decoder
@@ -19,7 +19,7 @@ character, or the length of a text that ends too early."))
   invalid-base64-position "The offset of the first character that is not base64.")
 
 (declaim (type (simple-base-string 64) **base64-digits**)
-         (type (simple-array (unsigned-byte 8) (256)) **base64-values**))
+         (type (simple-array (unsigned-byte 8) (256)) **base64-values** **any-base64-values**))
 (defglobal **base64-digits**
   (coerce "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/" 'simple-base-string))
 (defglobal **base64-values**
@@ -27,6 +27,12 @@ character, or the length of a text that ends too early."))
     (loop for digit across **base64-digits**
           for value from 0
           do (setf (aref values (char-code digit)) value))
+    values))
+
+(defglobal **any-base64-values**
+  (let ((values (copy-seq **base64-values**)))
+    (setf (aref values (char-code #\-)) 62
+          (aref values (char-code #\_)) 63)
     values))
 
 (define-hot encode-base64 ((octets octets) &key (start index 0) (end (or null index) nil)
@@ -75,7 +81,9 @@ padding that does not fill up a group, and for a lone digit."
             never (= 255 (aref **base64-values** (aref octets i))))
     (invalid-base64 () nil)))
 
-(define-hot decode-base64-octets ((octets octets) (start index) (end index)) octets
+(define-hot decode-base64-octets ((octets octets) (start index) (end index)
+                                  (digit-values (simple-array octet (256))))
+    octets
   (let* ((digits-end (base64-end octets start end))
          (decoded (make-array (floor (* 3 (- digits-end start)) 4) :element-type 'octet))
          (bits 0)
@@ -83,7 +91,7 @@ padding that does not fill up a group, and for a lone digit."
          (at 0))
     (declare (type (unsigned-byte 16) bits) (type (integer 0 14) bit-count) (type index at))
     (loop for i of-type index from start below digits-end
-          for value = (aref **base64-values** (aref octets i))
+          for value = (aref digit-values (aref octets i))
           do (when (= value 255)
                (error 'invalid-base64 :position (- i start)))
              (setf bits (logior (ldb (byte 16 0) (ash (ldb (byte 8 0) bits) 6)) value))
@@ -94,15 +102,21 @@ padding that does not fill up a group, and for a lone digit."
                (incf at)))
     decoded))
 
-(defun decode-base64 (text &key (start 0) (end (length text)))
+(define-hot text-codes ((text (simple-array character (*))) (start index) (end index)) octets
+  "The codes of TEXT from START to END. Any code outside the alphabet will do for a character that
+no octet can hold."
+  (let ((octets (make-octets (- end start))))
+    (loop for i of-type index from start below end
+          do (setf (aref octets (- i start)) (min 255 (char-code (schar text i)))))
+    octets))
+
+(defun decode-base64 (text &key (start 0) (end (length text)) any-alphabet)
   "Return the octets that TEXT, a string or octets, holds in base64 from START to END, with or
-without padding. Signal INVALID-BASE64 if it is not base64."
+without padding. With ANY-ALPHABET digits may also be those of URLs (RFC 4648 section 5). Signal
+INVALID-BASE64 if it is not base64."
   (declare (type (or string octets) text))
-  (if (stringp text)
-      (let ((octets (make-octets (- end start))))
-        (loop for i from start below end
-              for code = (char-code (char text i))
-              ;; any code outside the alphabet will do for a character that no octet can hold
-              do (setf (aref octets (- i start)) (if (< code 256) code 255)))
-        (decode-base64-octets octets 0 (length octets)))
-      (decode-base64-octets text start end)))
+  (let ((digit-values (if any-alphabet **any-base64-values** **base64-values**)))
+    (if (stringp text)
+        (decode-base64-octets (text-codes (coerce text '(simple-array character (*))) start end)
+                              0 (- end start) digit-values)
+        (decode-base64-octets text start end digit-values))))

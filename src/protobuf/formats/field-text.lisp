@@ -80,7 +80,7 @@ ends. All fields but the last are singular messages."
 
 (defun base64-text-octets (text)
   "The octets that TEXT is in base64, of either alphabet; nil if it is not."
-  (handler-case (decode-base64 (substitute #\+ #\- (substitute #\/ #\_ text)))
+  (handler-case (decode-base64 text :any-alphabet t)
     (invalid-base64 () nil)))
 
 (defun text-enum (slot text)

@@ -17,11 +17,12 @@
   "Signal MESSAGE-TEXT-ERROR where INPUT stands."
   (apply #'fail-input input (json-reader-position (json-input-reader input)) control arguments))
 
-(defun want-json (input kind title)
-  "Make sure that a value of KIND, as NEXT-JSON tells, comes next."
+(defun want-json (input kind control &rest arguments)
+  "Make sure that a value of KIND, as NEXT-JSON tells, comes next; CONTROL and ARGUMENTS name it."
+  (declare (dynamic-extent arguments))
   (let ((next (next-json (json-input-reader input))))
     (unless (eq next kind)
-      (json-wrong input "~A expected, not ~(~A~)" title next))))
+      (json-wrong input "~? expected, not ~(~A~)" control (copy-list arguments) next))))
 
 ;;; Scalars
 
@@ -60,7 +61,7 @@ sign."
             (unless digits (json-wrong input "a number for ~(~A~) expected, not ~S" kind text))
             (funcall function digits exponent negative)))
         (progn
-          (want-json input :number (format nil "number for ~(~A~)" kind))
+          (want-json input :number "number for ~(~A~)" kind)
           (multiple-value-bind (digits exponent negative) (scan-json-number reader)
             (funcall function digits exponent negative))))))
 
@@ -118,7 +119,7 @@ sign."
   "Read octets in base64, of either alphabet."
   (want-json input :string "string in base64")
   (let ((text (read-json-string (json-input-reader input))))
-    (handler-case (decode-base64 (substitute #\+ #\- (substitute #\/ #\_ text)))
+    (handler-case (decode-base64 text :any-alphabet t)
       (invalid-base64 (condition)
         (json-wrong input "invalid base64 at character ~D" (invalid-base64-position condition))))))
 

@@ -149,6 +149,10 @@ number."
 for."
   (unless (typep message symbol)
     (error 'type-error :datum message :expected-type symbol))
+  (latest-message message))
+
+(defun latest-message (message)
+  "Return the message of the current layout that MESSAGE is or stands for."
   (loop
     (let* ((layout (message-layout message))
            (current (message-type-layout (layout-type layout)))
@@ -254,10 +258,9 @@ no forwarder was measured by its own layout, also if the type has another one by
 ;;; For users
 
 (defun current (message)
-  (if (dynamic-message-p message) message (current-other message)))
-
-(defun current-other (message)
-  (current-message message (message-type-symbol (message-type-of message))))
+  (cond ((dynamic-message-p message) message)
+        ((message-p message) (latest-message message))
+        (t (error 'type-error :datum message :expected-type 'message))))
 
 (defun need-slot (message field)
   "The slot of MESSAGE that FIELD, as FIELD-VALUE takes it, means."

@@ -105,7 +105,7 @@
   (let ((text (or (exchange:query-parameter query "message") "")))
     (if (equal "1" (exchange:query-parameter query "base64"))
         (handler-case
-            (decode-base64 (string-right-trim "=" (substitute #\+ #\- (substitute #\/ #\_ text))))
+            (decode-base64 (string-right-trim "=" text) :any-alphabet t)
           (invalid-base64 () nil))
         (string-octets text))))
 

@@ -50,8 +50,7 @@ to each.")
         (empty (zerop (length octets))))
     (cond ((null body) (protobuf:make-message type))
           ((not (route-raw-body route))
-           ;; that of a stream may have types of its own, and is checked once, with the head
-           (unless (or empty (streamed-p route)) (check-json-type content-type))
+           ;; CHECK-JSON-TYPE was called for the head
            (reading-json ()
              (cond ((eq :all body)
                     (if empty

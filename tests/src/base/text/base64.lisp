@@ -52,3 +52,13 @@
     (refused-at 0 "-_-_")               ; the other alphabet (RFC 4648 section 5)
     (refused-at 3 (format nil "Zm9~C" #\Newline))
     (refused-at 1 (format nil "Z~C9v" (code-char #x3BB)))))
+
+(test base64-of-any-alphabet
+  "Digits of both alphabets, also in one text, if asked for; all else is refused as ever."
+  (dolist (text '("+/8=" "-_8=" "-/8" "+_8"))
+    (is (equalp #(251 255) (decode-base64 text :any-alphabet t)) "~S" text)
+    (is (equalp #(251 255) (decode-base64 (ascii-octets text) :any-alphabet t)) "~S" text))
+  (dolist (text '("-_8" "-_8="))
+    (signals invalid-base64 (decode-base64 text)))
+  (dolist (text '("-,8" "-_=8" "-"))
+    (signals invalid-base64 (decode-base64 text :any-alphabet t))))
