@@ -13,6 +13,7 @@ import loops
 import protobuf
 import streams
 import unary
+import web
 
 MORE_IS_BETTER = {"requests_per_second", "calls_per_second", "messages_per_second"}
 
@@ -196,6 +197,20 @@ def http_goals(results):
                ratio(row, "cpu_ns_per_request", "nginx"))
 
 
+def web_goals(results):
+    cpu = "cpu_us_per_call"
+    for row in results["rows"]:
+        rest = row["protocol"] == "REST"
+        for peer in (name for name in row["sides"] if name != "clgrpc"):
+            yield ("server CPU of %s, to %s" % (web.describe(row), peer),
+                   0.15 if rest or row["http"] == "HTTP/2" else 0.3, ratio(row, cpu, peer))
+    for row in results["gateway"]:
+        yield ("CPU of the gateway, %s, to Envoy" % web.describe(row), 0.4, ratio(row, cpu, "Envoy"))
+    for row in results["plain"]:
+        yield ("server CPU of gRPC at %s with all protocols, to without" % unary.describe(row), 1.01,
+               ratio(row, cpu, "without"))
+
+
 def observed_goals(results):
     sides = results["rows"][0]["sides"]
     for name, bound in [("metrics", 1.05), ("metrics, 1 % traced and logged", 1.1)]:
@@ -220,6 +235,6 @@ GOALS = {"unary": unary_goals, "streams": streams_goals, "client": client_goals,
          "allocation": allocation_goals, "protobuf": protobuf_goals,
          "tls": tls_goals, "inproc": inproc_goals,
          "connections": connections_goals, "live": live_goals, "echo": echo_goals,
-         "http": http_goals, "cluster": cluster_goals,
+         "http": http_goals, "web": web_goals, "cluster": cluster_goals,
          "services": services_goals, "scale": scale_goals,
          "loops": loops_goals, "observed": observed_goals}
