@@ -51,7 +51,7 @@
                (:file "claim") (:file "bulk") (:file "session") (:file "errand")
                (:file "scheduler") (:file "timer-queue") (:file "search") (:file "retention")
                (:file "keeper") (:file "watching") (:file "method") (:file "schedule-method")
-               (:file "router") (:file "client") (:file "schedule-client") (:file "task")
+               (:file "group-router") (:file "client") (:file "schedule-client") (:file "task")
                (:file "worker")))
 
 (defsystem "clgrpc-cluster/raft-example"

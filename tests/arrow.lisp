@@ -19,7 +19,7 @@
 (defparameter *cycle-limit* 3
   "How many files of a folder may form one cycle if *CYCLE-LIMITS* does not name the folder.")
 
-(defparameter *export-limits* '(("rpc" 158) ("calling" 90) ("wire" 178) ("http2" 86) ("base" 385))
+(defparameter *export-limits* '(("rpc" 158) ("calling" 90) ("wire" 178) ("http2" 86) ("base" 387))
   "How many symbols the package of a folder may export. The goal for rpc is 150; LATE-VALUE saves
 a traced server the records of calls that it does not record. Wire has 16 for calls that come over
 HTTP by another protocol than gRPC's: they take and make the same octets.")
@@ -284,10 +284,11 @@ returns them, define to the names of the files that do."
     ("hpack" "base" 30)
     ("http1" "base" 20) ("http1" "hpack" 10)
     ("http2" "base" 50) ("http2" "hpack" 30)
-    ("exchange" "base" 50) ("exchange" "loop" 30) ("exchange" "hpack" 15) ("exchange" "http1" 30)
+    ("exchange" "base" 50) ("exchange" "loop" 30) ("exchange" "hpack" 15) ("exchange" "http1" 31)
     ("exchange" "http2" 20)
     ("protobuf" "kernel" 20) ("protobuf" "base" 95)
-    ("rest" "base" 40) ("rest" "protobuf" 65) ("rest" "http1" 5) ("rest" "exchange" 10) ("rest" "method" 10)
+    ("rest" "base" 40) ("rest" "protobuf" 65) ("rest" "http1" 5) ("rest" "exchange" 10)
+    ("rest" "method" 10)
     ("rest" "rpc" 15) ("rest" "serving" 5) ("rest" "server" 15) ("rest" "status" 10)
     ("rest" "web" 50) ("rest" "wire" 15)
     ("gateway" "base" 5) ("gateway" "loop" 10) ("gateway" "rpc" 20) ("gateway" "method" 10)
@@ -297,7 +298,7 @@ returns them, define to the names of the files that do."
     ("rpc" "base" 30) ("rpc" "os" 10) ("rpc" "loop" 10) ("rpc" "protobuf" 10) ("rpc" "status" 20)
     ("rpc" "method" 10)
     ("trace" "base" 30) ("trace" "loop" 20) ("trace" "hpack" 10) ("trace" "rpc" 20)
-    ("trace" "method" 10) ("trace" "calling" 10) ("trace" "client" 10)
+    ("trace" "method" 10) ("trace" "status" 5) ("trace" "calling" 10) ("trace" "client" 10)
     ("calling" "base" 20) ("calling" "os" 10) ("calling" "loop" 30) ("calling" "status" 10)
     ("calling" "method" 10) ("calling" "rpc" 30) ("calling" "config" 20)
     ("serving" "base" 10) ("serving" "loop" 10) ("serving" "protobuf" 10) ("serving" "status" 10)
@@ -351,7 +352,7 @@ returns them, define to the names of the files that do."
     ("raft" "protobuf" 10) ("raft" "server" 5)
     ("authority" "base" 10) ("authority" "os" 5) ("authority" "loop" 5) ("authority" "rpc" 5)
     ("workflow" "authority" 5) ("cluster" "authority" 5) ("raft" "authority" 5)
-    ("workflow" "base" 35) ("workflow" "loop" 25) ("workflow" "status" 10) ("workflow" "rpc" 15)
+    ("workflow" "base" 35) ("workflow" "loop" 27) ("workflow" "status" 10) ("workflow" "rpc" 15)
     ("workflow" "protobuf" 10) ("workflow" "calling" 5) ("workflow" "balance" 5)
     ("workflow" "server" 5) ("workflow" "method" 5) ("workflow" "services" 5)
     ("workflow" "metrics" 5)

@@ -1,6 +1,6 @@
 ;;;; What users of a workflow service call. Where a CHANNEL is asked for, the service object itself
-;;;; will do within its image, and so does a router (router.lisp). What is refused is a workflow
-;;;; error. A call that no answer came to can be made again as it is.
+;;;; will do within its image, and so does a router (group-router.lisp). What is refused is a
+;;;; workflow error. A call that no answer came to can be made again as it is.
 
 (in-package #:clgrpc.workflow)
 

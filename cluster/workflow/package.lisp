@@ -32,7 +32,7 @@
    #:define-workflow #:find-workflow-steps
    ;; limit.lisp, node.lisp, keeper.lisp
    #:limit-names #:check-limit #:workflow-service #:make-workflow-service #:close-workflow-service
-   ;; router.lisp
+   ;; group-router.lisp
    #:router #:router-p #:make-router #:router-channels #:route
    ;; client.lisp
    #:start-workflow #:workflow-state #:signal-workflow #:cancel-workflow #:delete-workflow

@@ -22,6 +22,7 @@
 
 (defstruct (event-ring (:copier nil))
   "The last events of a kind."
+  ;; ENTRYs or nil, each at its number in the ring modulo the length
   (entries (make-array +tail-events+ :initial-element nil) :type simple-vector :read-only t)
   (count 0 :type index)                 ; how many have been in it
   (taken 0 :type index))                ; how many in this second

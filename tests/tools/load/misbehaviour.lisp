@@ -120,12 +120,16 @@ had not ended are told, with the age of the oldest; the rate is over the time in
                       (loop repeat 95 do (load:record-value histogram most))
                       (loop repeat 5 do (load:record-value histogram few))
                       histogram)))
-             (load::why-limited (load:make-run :count 100 :duration-ns 1000000000
-                                               :all-latency (histogram-of latency-ns latency-ns)
-                                               :lateness (histogram-of typical-late-ns late-ns))
-                                (load:make-plan :rate (load:make-schedule :start 100d0))
-                                (list (load::make-generator :plan (load:make-plan)
-                                                            :loop (loop:make-event-loop)))))))
+             (let ((event-loop (loop:make-event-loop)))
+               (unwind-protect
+                    (load::why-limited
+                     (load:make-run :count 100 :duration-ns 1000000000
+                                    :all-latency (histogram-of latency-ns latency-ns)
+                                    :lateness (histogram-of typical-late-ns late-ns))
+                     (load:make-plan :rate (load:make-schedule :start 100d0))
+                     (list (load::make-generator :plan (load:make-plan) :loop event-loop)))
+                 (loop:stop-event-loop event-loop)
+                 (loop:join-event-loop event-loop))))))
     (is (null (limited 6000000 900000)))
     (is (null (limited 600000000 8000000)) "it is lost in the latencies")
     (is (search "in p99 and beyond, and not in p50" (limited 6000000 8000000

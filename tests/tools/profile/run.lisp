@@ -75,7 +75,7 @@
            (path (profile::asked-perf-map pid)))
       (unwind-protect
            (let ((names (profile::ranges-names (profile::read-perf-map path))))
-             (is (find "clgrpc.loop::make-turn" names :test #'equal))
+             (is (find "clgrpc.loop:make-turn" names :test #'equal))
              (is (< 10000 (length names))))
         (ignore-errors (delete-file path))))))
 
