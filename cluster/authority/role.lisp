@@ -1,8 +1,8 @@
-;;;; Roles, and who has them. A role is given by a permission, (ROLE . PATTERN): whoever has an
+;;;; Roles, and the callers that have them. A role is given by a permission, (ROLE . PATTERN): an
 ;;;; identity of that pattern has that role.
 ;;;;
-;;;; Whoever calls within the image has all roles. Without TLS, and if no permission is given at
-;;;; all, so has whoever can connect, but for :join. Else nobody has a role that was not given.
+;;;; A caller within the image has all roles. Without TLS, and if no permission is given at all,
+;;;; every caller has them, but for :join. Else nobody has a role that was not given.
 
 (in-package #:clgrpc.authority)
 
@@ -64,7 +64,7 @@ Signal MISUSE. From any thread."
              (some (lambda (identity) (matches-p pattern identity name)) identities)))))
 
 (defun open-p (authority role call)
-  "True if whoever can connect has ROLE: no permissions were given, and there is no TLS."
+  "True if everybody who can connect has ROLE: no permissions were given, and there is no TLS."
   (and (null (authority-permissions authority))
        (not (eq :join role))
        (null (rpc:call-security call))))
@@ -98,7 +98,7 @@ ROLES, a text such as \"read\", a string; or nil. From any thread."
     (cond ((and (null permissions) credentials)
            (format nil "with TLS and without permissions nobody may ~A by a call" roles))
           ((null permissions)
-           (format nil "without TLS whoever can connect may ~A" roles))
+           (format nil "without TLS everybody who can connect may ~A" roles))
           ((and (not (certificates-asked-p credentials))
                 (notevery (lambda (permission) (eq :anyone (permission-pattern permission)))
                           permissions))

@@ -15,8 +15,8 @@
   "About how long one waits before the second try, so that of many that write at once each does.")
 (defconstant +longest-try-pause-seconds+ 1/2 "The longest such wait.")
 
-(defun call-deciding-anew (what function)
-  "What FUNCTION returns, which is called until that is true, see DECIDING-ANEW."
+(defun call-deciding-again (what function)
+  "What FUNCTION returns, which is called until that is true, see DECIDING-AGAIN."
   (loop with pauses = (loop:make-pauses +first-try-pause-seconds+ +longest-try-pause-seconds+)
         repeat +most-tries+
         do (let ((result (funcall function)))
@@ -25,10 +25,10 @@
         finally (error 'etcd:overloaded
                        :text (format nil "others write all the time where ~A" what))))
 
-(defmacro deciding-anew ((what) &body body)
+(defmacro deciding-again ((what) &body body)
   "Evaluate BODY until it returns true, at most +MOST-TRIES+ times, with pauses. WHAT says in the
 condition what could not be done."
-  `(call-deciding-anew ,what (lambda () ,@body)))
+  `(call-deciding-again ,what (lambda () ,@body)))
 
 (defun fetch-entry (store cluster name &key timeout)
   "The entry of the member NAME, or nil; the member; and the revision of the store."
@@ -117,7 +117,7 @@ perhaps nil, has; if it is not known whether that was done, look."
 is, the revision, and whether it was that already."
   (let ((name (member-name asked)) (already nil) (at 0))
     (values
-     (deciding-anew (name)
+     (deciding-again (name)
        (multiple-value-bind (entry existing revision) (fetch-entry store cluster name)
          (ecase (decide-join existing asked if-taken known)
            (:taken (refuse-membership 'name-taken "there is a member ~A, of generation ~D, at ~A"
@@ -177,7 +177,7 @@ Signal NOT-A-MEMBER, SUPERSEDED or an ETCD-ERROR. From any thread."
   "Have the member NAME of GENERATION be in STATE. Return its entry as it was before, nil if there
 is no such member. Each request to the store may take TIMEOUT seconds."
   (block nil
-    (deciding-anew (name)
+    (deciding-again (name)
       (multiple-value-bind (entry existing) (fetch-entry store cluster name :timeout timeout)
         (cond ((not (eq :alive (decide-life existing generation))) (return nil))
               ((eq state (member-state existing)) entry)
@@ -199,7 +199,7 @@ From any thread."
 
 (defun remove-member (store cluster name generation)
   "Remove the member NAME of GENERATION, whose entry somebody has put without a lease."
-  (deciding-anew (name)
+  (deciding-again (name)
     (multiple-value-bind (entry existing) (fetch-entry store cluster name)
       (or (not (eq :alive (decide-life existing generation)))
           (etcd:transact store :when (list (unchanged (member-key cluster name) entry))

@@ -315,8 +315,8 @@ LISTEN and serves clgrpc.cluster.v1.Cluster, health and SERVICES, a list of serv
 other keywords are for START-SERVER. Others are told that it serves at ADDRESS, by default where it
 listens, which must then be an address of its own, not 0.0.0.0, and has LABELS, an alist of strings.
 The node stays a member while its lease of LEASE-SECONDS, from 2 to 3600, is renewed, which a thread
-sees to; if it dies, or is cut off from the store, it is none any more within these and a second,
-or within twice these if etcd has a new leader meanwhile.
+sees to; if it dies, or is cut off from the store, it is no longer a member within these and a
+second, or within twice these if etcd has a new leader meanwhile.
 IF-TAKEN says what becomes of it if there is a member of its name: :take-over, the later wins, or
 :refuse. When the lease was lost the node joins again, as a new generation, unless REJOIN is nil.
 ON-CHANGE is called with all members that there are, as changes, then with each list of changes of

@@ -11,7 +11,7 @@
 (defclass raft-service (v1:raft)
   (;; who may send as which member, see MAKE-RAFT-SERVICE
    (authority :initarg :authority :reader service-authority)
-   ;; without TLS whoever can connect may send
+   ;; without TLS everybody who can connect may send
    (open :initarg :open :reader service-open-p)
    ;; the longest snapshot that is received, in octets
    (max-snapshot-octets :initarg :max-snapshot-octets :reader service-max-snapshot-octets)
@@ -31,7 +31,7 @@
 CLGRPC.AUTHORITY:CHECK-PERMISSION takes each, whose role is :raft: a peer with an identity of the
 pattern may send as any member, or, if the pattern has {name} in it, as the member of that name. The
 default is that with TLS the sender's name is one of the peer's certificate, and that without TLS
-whoever can connect may send as anybody. A snapshot that is longer than MAX-SNAPSHOT-OCTETS is
+everybody who can connect may send as anybody. A snapshot that is longer than MAX-SNAPSHOT-OCTETS is
 refused with :resource-exhausted. A stream that brings no part of its snapshot for CHUNK-SECONDS
 ends with :aborted. Signal MISUSE for a wrong permission. From any thread."
   (check-type max-snapshot-octets (integer 0))
@@ -74,7 +74,7 @@ From any thread."
 (defmethod server:note-server-started ((service raft-service) server)
   (let* ((credentials (server:server-credentials server))
          (warning (if (and (service-open-p service) (null credentials))
-                      "without TLS whoever can connect may send as any member"
+                      "without TLS everybody who can connect may send as any member"
                       (authority:authority-warning (service-authority service) credentials
                                                    "send Raft's messages"))))
     (when warning (log-event :warning :raft-access :condition warning))))

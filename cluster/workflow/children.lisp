@@ -13,7 +13,7 @@
 ;;;; parent know the child's origin: the revision at which the state of the parent had come to be
 ;;;; that has started it. Every later workflow of the parent's id has later ones.
 ;;;;
-;;;; What the children are to do is no part of the state but a payload, children/STEP; what one has
+;;;; What the children are to do is not in the state but in a payload, children/STEP; what one has
 ;;;; brought is child/STEP/PLACE until the step is done.
 
 (in-package #:clgrpc.workflow)

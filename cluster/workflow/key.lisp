@@ -46,7 +46,7 @@
   (time-text (- +last-ms+ ms)))
 
 (defun text-time (text)
-  "The time that TIME-TEXT has written as TEXT, or nil if it is none."
+  "The time that TIME-TEXT has written as TEXT, or nil if TEXT is not a time."
   (ignore-errors (parse-integer text :radix 16)))
 
 (defun shard-text (shard)

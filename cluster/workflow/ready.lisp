@@ -51,7 +51,7 @@ something newer is known."
   (sb-thread:with-mutex ((ready-list-lock list)) (forget-ready-before list id revision)))
 
 (defun shard-number (text)
-  "The shard that keys have as TEXT, or nil if it is none."
+  "The shard that keys have as TEXT, or nil if TEXT names no shard."
   (let ((shard (and text (parse-integer text :radix 16 :junk-allowed t))))
     (and shard (< -1 shard +shards+) shard)))
 

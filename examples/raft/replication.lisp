@@ -44,7 +44,7 @@
 ;;; Requests
 
 (defun send-entries (node progress entries)
-  "A function that sends ENTRIES, which begin at the NEXT of PROGRESS, or are none."
+  "A function that sends ENTRIES, an empty list or those from the NEXT of PROGRESS on."
   (let* ((log (node-log node)) (previous (1- (progress-next progress)))
          (known (term-at log previous))
          (request (v1:make-append-entries-request
@@ -139,7 +139,7 @@
       (setf (node-reads node) (remove-if #'ready-p (node-reads node))))))
 
 (defun check-majority (node)
-  "A leader that a majority does not answer is none: clients look for another."
+  "A leader that a majority does not answer steps down: clients look for another."
   (let ((heard-ns (reached node #'progress-heard-ns (now node))))
     (when (> (- (now node) heard-ns) (timing-ns node :abdication))
       (follow node (node-term node)))))

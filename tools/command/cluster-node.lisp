@@ -234,7 +234,7 @@ printed once it is a member. Return the exit code."
     "Be a node of a cluster: serve clgrpc.cluster.v1.Cluster, clgrpc.workflow.v1.Workflow, health
 and reflection, and be a member until SIGTERM or SIGINT. Prints `listening on ADDRESS` when it is
 one. With --tls-cert nobody has a role that --allow does not give; without it, and without --allow,
-whoever can connect has all roles but join, and its log says so when it starts. Exits with
+everybody who can connect has all roles but join, and its log says so when it starts. Exits with
 0 when it was told to end, with 1 if it could not start, with 2 if the arguments are wrong, with 3
 if another process has taken its name. See doc/cluster/cluster.md."
   (unless name (refuse "--name is missing"))

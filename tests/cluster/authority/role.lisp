@@ -62,7 +62,7 @@
         do (signals misuse (check-permission permission))))
 
 (test who-starts-is-warned
-  "If whoever can connect has the roles, or nobody has; and of names that nobody proves."
+  "If everybody who can connect has the roles, or nobody has; and of names that nobody proves."
   (flet ((credentials (&rest asked)
            (apply #'loop:tls-credentials
                   :certificate (namestring (support:certificate-file "server.pem"))
@@ -71,7 +71,7 @@
     (let ((none (make-authority '())) (anyone (make-authority '((:read . "anyone"))))
           (named (make-authority '((:read . "anyone") (:work . "*.example"))))
           (mutual (credentials :asked)))
-      (is (search "whoever can connect may read" (authority-warning none nil "read")))
+      (is (search "everybody who can connect may read" (authority-warning none nil "read")))
       (is (search "nobody may read" (authority-warning none mutual "read")))
       (is (null (authority-warning anyone nil "read")))
       (is (null (authority-warning anyone (credentials) "read")))

@@ -34,7 +34,7 @@
                                     :test #'string=)
                               "index/due/start"
                               ""))))
-    ;; what they do is no part of the state
+    ;; the state does not have what they do
     (is (assoc "children/1" (workflow::draft-payloads draft) :test #'string=))
     (is (zerop (length (pb:children-children (pb:step-children (pb:step-state-step step))))))
     (is (equal '(:child-started) (kinds-of (becomes state 1000 (workflow::note-children-begun 1)))))

@@ -2,30 +2,12 @@
 // Chromium, the address of the site's folder, a directory for pictures or "", and the pages.
 import { writeFileSync } from "node:fs";
 import { join } from "node:path";
-import { openPage, startBrowser } from "../../support/programs/browser.mjs";
+import { faintTexts, openPage, startBrowser } from "../../support/programs/browser.mjs";
 
 const [chromium, root, pictures, ...pages] = process.argv.slice(2);
 const browser = startBrowser(chromium);
 const seen = { errors: [], wide: [], faint: [], requests: [], found: "", foundSection: "" };
 const PICTURED = ["index.html", "reference/servers.html", "chapters/calls.html"];
-
-// texts with a contrast below 4.5 to what is behind them (WCAG)
-const faint = `(() => {
-  const numbers = (text) => text.match(/[\\d.]+/g).map(Number);
-  const light = ([r, g, b]) => [r, g, b].map((v) => v / 255)
-    .map((v) => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
-    .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
-  const back = (node) => { for (; node; node = node.parentElement) {
-    const c = numbers(getComputedStyle(node).backgroundColor); if (c.length < 4 || c[3] > 0.99) return c; } return [255, 255, 255]; };
-  const colours = new Map();
-  for (const node of document.querySelectorAll("main *, nav *")) {
-    if (!node.getClientRects().length || ![...node.childNodes].some((child) => child.nodeType === 3 && child.data.trim())) continue;
-    const ground = back(node), text = getComputedStyle(node).color;
-    colours.set(text + ground, [numbers(text), ground, node.textContent.slice(0, 30)]);
-  }
-  return [...colours.values()].filter(([text, ground]) => {
-    const a = light(text), b = light(ground);
-    return (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05) < 4.5; }).map(([, , text]) => text); })()`;
 
 async function look() {
   const { page, value, until } = await openPage(browser, root + pages[0], seen.errors);
@@ -42,7 +24,7 @@ async function look() {
       await until(`location.href === ${JSON.stringify(root + name)} && document.readyState === "complete"`);
       const how = `${name} ${width} ${kind}`;
       if (await value("document.documentElement.scrollWidth - innerWidth") > 0) seen.wide.push(how);
-      seen.faint.push(...(await value(faint)).map((text) => `${how}: ${text}`));
+      seen.faint.push(...(await value(faintTexts)).map((text) => `${how}: ${text}`));
       if (pictures && PICTURED.includes(name)) {
         const { data } = await page("Page.captureScreenshot", { format: "png" });
         writeFileSync(join(pictures, `manual-${name.replaceAll("/", "-")}-${kind}-${width}.png`), Buffer.from(data, "base64"));
