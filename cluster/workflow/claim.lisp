@@ -28,9 +28,10 @@
 
 (defun find-ready (node kind count ask)
   "Ids of tasks of KIND that can be claimed, the oldest of each shard first; COUNT at most. If NODE
-knows of none, the store is asked if ASK is true, or if it may have some."
+knows of none, and the store may have some, the store is asked; with ASK also if it knows of fewer
+than COUNT, since what has just come to be may not have been told yet."
   (multiple-value-bind (ids all) (known-ready node kind count)
-    (if (or ids (and all (not ask)))
+    (if (if ask (<= count (length ids)) (or ids all))
         ids
         (fetch-ready node kind count))))
 

@@ -500,6 +500,15 @@ and sessions are looked after all the same."
               (is (equal (list (pb:task-id again)) (beat (second tasks))))
               (is (null (beat again))))))))))
 
+(part claims-that-do-not-wait-ask
+  "A claim that does not wait asks the store if its node knows of fewer tasks than it may get."
+  (with-nodes (node) ()
+    (let ((session (open-a-session node)))
+      (start-workflow node "w1" '("a"))
+      (start-workflow node "w2" '("a"))
+      (workflow::remove-ready (workflow::node-ready-list node) "w2" most-positive-fixnum)
+      (is (= 2 (length (claim node session '("a") :count 2)))))))
+
 (part heartbeats-cost-little
   "One of a worker without tasks renews its lease and asks etcd nothing, nor does a claim that waits
 when there is no task; a worker that had a task is looked at until it has none."
