@@ -86,7 +86,9 @@ BATCH-OCTETS, how many entries, and octets of their data, are put in one request
 MAX-OCTETS, how much it takes altogether until there are answers. With METRICS, what is sent is
 counted there, by the peer's NAME. All else is as for MAKE-CHANNEL, such as :credentials. Signal
 MISUSE for wrong arguments. From any thread; end it with CLOSE-PEER."
-  (check-names name group sender)
+  (setf name (checked-name name)
+        group (checked-name group)
+        sender (checked-name sender))
   (check-type timeout (real (0)))
   (check-type window (integer 1 10000))
   (check-type batch-entries (integer 1))

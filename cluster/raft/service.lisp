@@ -19,6 +19,8 @@
    (chunk-seconds :initarg :chunk-seconds :reader service-chunk-seconds)
    ;; from the name of a group to its local member
    (groups :initform (make-hash-table :test 'equal) :reader service-groups)
+   ;; the local member that a request was for last, or nil; it may have been removed
+   (recent :initform nil :accessor service-recent)
    (lock :initform (sb-thread:make-mutex :name "clgrpc raft groups") :reader service-lock)) ; of it
   (:documentation "Raft's service, for START-SERVER: see MAKE-RAFT-SERVICE."))
 
@@ -49,11 +51,11 @@ ends with :aborted. Signal MISUSE for a wrong permission. From any thread."
   "Have SERVICE answer Raft's messages of GROUP that are for the member NAME, both strings, by the
 methods of HANDLE-APPEND-ENTRIES and so on for STATE, any object of the user's. Return SERVICE.
 Signal MISUSE if it has a member of GROUP. From any thread."
-  (check-names group name)
-  (sb-thread:with-mutex ((service-lock service))
-    (when (gethash group (service-groups service))
-      (misuse "There is a member of the group ~A here." group))
-    (setf (gethash group (service-groups service)) (make-local-member group name state)))
+  (let ((member (make-local-member (checked-name group) (checked-name name) state)))
+    (sb-thread:with-mutex ((service-lock service))
+      (when (gethash group (service-groups service))
+        (misuse "There is a member of the group ~A here." group))
+      (setf (gethash group (service-groups service)) member)))
   service)
 
 (defun remove-group (service group)
@@ -81,20 +83,30 @@ From any thread."
 
 ;;; Admission
 
+(defun member-of-group (service group)
+  "The local member of GROUP at SERVICE, or nil."
+  (let ((recent (service-recent service)))
+    (if (and recent
+             (not (local-member-removed recent))
+             (same-name-p group (local-member-group recent)))
+        recent
+        (setf (service-recent service)
+              (sb-thread:with-mutex ((service-lock service))
+                (gethash group (service-groups service)))))))
+
 (defun find-local-member (service group sender receiver)
   "The local member of GROUP that is called RECEIVER. Refuse the request if there is none, or if
 SENDER cannot be another member."
   (declare (type string group sender receiver))
-  (let ((member (sb-thread:with-mutex ((service-lock service))
-                  (gethash group (service-groups service)))))
+  (let ((member (member-of-group service group)))
     (cond ((null member)
            (refuse-address :not-found :group-unknown group sender receiver
                            "there is no member of the group ~S here" (printable-text group)))
-          ((not (equal receiver (local-member-name member)))
+          ((not (same-name-p receiver (local-member-name member)))
            (refuse-address :not-found :receiver-differs group sender receiver
                            "the member of the group ~S here is ~S, not ~S" (printable-text group)
                            (local-member-name member) (printable-text receiver)))
-          ((or (equal "" sender) (equal sender receiver))
+          ((or (string= "" sender) (same-name-p sender receiver))
            (refuse-address :invalid-argument :sender-missing group sender receiver
                            "the request says ~:[that it comes from its receiver~;not who sends it~]"
                            (string= "" sender)))
@@ -130,9 +142,9 @@ or if the peer may not send as SENDER."
 MEMBER, and MEMBER is still there."
   (and member
        (not (local-member-removed member))
-       (equal (v1:append-entries-request-group request) (local-member-group member))
-       (equal (v1:append-entries-request-receiver request) (local-member-name member))
-       (equal (v1:append-entries-request-sender request) sender)))
+       (same-name-p (v1:append-entries-request-group request) (local-member-group member))
+       (same-name-p (v1:append-entries-request-receiver request) (local-member-name member))
+       (same-name-p (v1:append-entries-request-sender request) sender)))
 
 ;;; The methods
 
