@@ -48,9 +48,13 @@ all in ENTRY, it is as it is now."
           ((whole-p head) (make-cached-state head (etcd:entry-changed entry)))
           (t (fetch-whole node (pb:workflow-state-id head))))))
 
+(defun check-id (id)
+  "Return ID if it can be that of a workflow."
+  (check-name id "the id of a workflow"))
+
 (defun fetch-entry (node id)
   "The entry of the workflow ID, or nil if there is none."
-  (fetch-together node (state-key (node-root node) (check-name id "the id of a workflow"))))
+  (fetch-together node (state-key (node-root node) (check-id id))))
 
 (defun fetch-state (node id)
   "The entry of the workflow ID. Signal WORKFLOW-NOT-FOUND if there is none."
@@ -93,6 +97,11 @@ all in ENTRY, it is as it is now."
           (forget-states node))
         (setf (gethash id recent) (make-cached-state state revision octets))
         (incf (node-recent-octets node) octets)))))
+
+(defun read-stale-states (node ids)
+  "As FETCH-STATES, by a stale read; nil for all if NODE has no jobs."
+  (or (read-stale node (loop for id in ids collect (state-key (node-root node) id)))
+      (make-list (length ids))))
 
 (defun fetch-states (node ids)
   "The entries of the workflows IDS, a list of as many, nil for those that are not there."
@@ -144,15 +153,22 @@ nothing."
         (values (finish-draft draft) t)
         (values draft nil))))
 
+(defun likely-states (node id)
+  "What the workflow ID may be now: functions that return a cached state or nil, the cheapest
+first."
+  (list (lambda () (gethash id (node-recent node)))
+        (lambda ()
+          (entry-cached-state node (first (read-stale-states node (list (check-id id))))))))
+
 (defun first-draft (node id decision)
-  "The draft that DECISION makes of the workflow ID, and whether it changes anything: of a cached
-state of before, or of one of now if that does not lead to a change."
-  (let ((recent (gethash id (node-recent node))))
-    (when recent
-      (multiple-value-bind (draft changes) (handler-case (decide node recent decision)
-                                             (workflow-error () nil))
-        (when changes (return-from first-draft (values draft t)))))
-    (decide node (see-state node id) decision)))
+  "The draft that DECISION makes of the workflow ID, and whether it changes anything: of a state
+that is likely or, if that does not lead to a change, of the one of now."
+  (dolist (state (likely-states node id) (decide node (see-state node id) decision))
+    (let ((cached-state (funcall state)))
+      (when cached-state
+        (multiple-value-bind (draft changes) (handler-case (decide node cached-state decision)
+                                               (workflow-error () nil))
+          (when changes (return (values draft t))))))))
 
 (defun change-workflow (node id decision &key conditions on-refusal)
   "Have DECISION, a function of a draft, decide about the workflow ID, and put into the store what

@@ -130,14 +130,24 @@ nil if it cannot, or STATE is."
                     (draft-of state (node-now node) (node-limits node) :revision revision))))
     (and draft (claim-step draft session kinds) (finish-draft draft))))
 
-(defun possible-drafts (node session kinds ids)
+(defun likely-drafts (node session kinds ids)
   "For each of IDS the draft in which SESSION claims its task, or nil: of a cached state of before
-or, if that does not lead to a claim, of one of now."
-  (let* ((drafts (loop for id in ids
-                       for recent = (gethash id (node-recent node))
-                       collect (and recent
-                                    (claim-draft node session kinds (cached-state-state recent)
-                                                 (cached-state-revision recent)))))
+or, if that does not lead to a claim, of a stale read."
+  (flet ((draft-of-cached (cached-state)
+           (and cached-state
+                (claim-draft node session kinds (cached-state-state cached-state)
+                             (cached-state-revision cached-state)))))
+    (let* ((drafts (loop for id in ids collect (draft-of-cached (gethash id (node-recent node)))))
+           (entries (read-stale-states node (loop for id in ids
+                                              for draft in drafts
+                                              unless draft collect id))))
+      (loop for draft in drafts
+            collect (or draft (draft-of-cached (entry-cached-state node (pop entries))))))))
+
+(defun possible-drafts (node session kinds ids)
+  "For each of IDS the draft in which SESSION claims its task, or nil: of a state that is likely or,
+if that does not lead to a claim, of the one of now."
+  (let* ((drafts (likely-drafts node session kinds ids))
          (entries (fetch-states node (loop for id in ids
                                            for draft in drafts
                                            unless draft collect id))))

@@ -10,6 +10,11 @@
 ;;;;    each.
 ;;;;
 ;;;; So a node that has little to do waits for nobody, and one that has much makes fewer requests.
+;;;;
+;;;; Stale reads (etcd's serializable ones) are put together likewise, in a group of their own. They
+;;;; return what a member of etcd has at this moment, and wait for no disk and no other member. What
+;;;; is made of one is put only if the state is still so; what it refuses is looked at again by a
+;;;; commit.
 
 (in-package #:clgrpc.workflow)
 
@@ -93,37 +98,70 @@ there. Its lock is held."
     (loop:await-timeout ()
       (error 'etcd:unavailable :perhaps-done t :text "a transaction was not answered"))))
 
-(defun send-commits (node)
-  "Send what is first in the queue of NODE's commits; a job sends the rest. A thread that is left by
+(defun read-together (etcd operations)
+  "What OPERATIONS, which only read, return, in as few requests as may be."
+  (loop for from from 0 below (length operations) by +most-operations+
+        append (nth-value 1 (etcd:transact
+                             etcd :then (subseq operations from
+                                                (min (length operations)
+                                                     (+ from +most-operations+)))))))
+
+(defun settle-stale-reads (etcd commits)
+  "Do COMMITS, which are stale reads, together."
+  (flet ((operations (commit) (getf (commit-transaction commit) :then)))
+    (handler-case
+        (let ((results (read-together etcd (mapcan (lambda (commit) (copy-list (operations commit)))
+                                                   commits))))
+          (dolist (commit commits)
+            (loop:resolve-future (commit-future commit) t
+                                 (loop repeat (length (operations commit)) collect (pop results)))))
+      (error (condition)
+        (dolist (commit commits) (loop:reject-future (commit-future commit) condition))))))
+
+(defun send-commits (node group)
+  "Send what is first in the queue of GROUP, of NODE; a job sends the rest. A thread that is left by
 a non-local exit, as of WITH-TIMEOUT, does so, too."
-  (let* ((group (node-commits node)) (etcd (node-etcd node))
+  (let* ((etcd (node-etcd node))
          (commits (sb-thread:with-mutex ((commit-group-lock group)) (take-commits group))))
     (unwind-protect
-         (if (rest commits)
-             (settle-commits etcd commits)
-             (dolist (commit commits) (settle-commit etcd commit)))
+         (cond ((eq group (node-stale-reads node)) (settle-stale-reads etcd commits))
+               ((rest commits) (settle-commits etcd commits))
+               (t (dolist (commit commits) (settle-commit etcd commit))))
       (dolist (commit commits)
         (unless (loop:future-done-p (commit-future commit))
           (loop:reject-future (commit-future commit)
                               (make-condition 'etcd:unavailable :perhaps-done t
                                                                 :text "its sender was left"))))
       (when (more-to-send-p group)
-        (etcd:run-in-background etcd (lambda () (send-commits node)))))))
+        (etcd:run-in-background etcd (lambda () (send-commits node group)))))))
+
+(defun do-commit (node group commit)
+  "Do COMMIT with what else comes to GROUP, of NODE, at this time. Return what TRANSACT does."
+  (when (sb-thread:with-mutex ((commit-group-lock group))
+          (enqueue commit (commit-group-queue group))
+          (when (< (commit-group-flying group) +most-flying+)
+            (incf (commit-group-flying group))))
+    (send-commits node group))
+  (await-commit commit))
 
 (defun transact (node ids &key when then else)
   "As ETCD:TRANSACT in the store of NODE, with what else comes at this time; it is about the
 workflows IDS."
-  (let ((group (node-commits node)))
-    (if (null group)                    ; one that has no jobs is alone
-        (etcd:transact (node-etcd node) :when when :then then :else else)
-        (let* ((commit (make-commit ids (list :when when :then then :else else)
-                                    (transaction-octets then)))
-               (at-once (sb-thread:with-mutex ((commit-group-lock group))
-                          (enqueue commit (commit-group-queue group))
-                          (when (< (commit-group-flying group) +most-flying+)
-                            (incf (commit-group-flying group))))))
-          (when at-once (send-commits node))
-          (await-commit commit)))))
+  (if (node-commits node)
+      (do-commit node (node-commits node)
+        (make-commit ids (list :when when :then then :else else) (transaction-octets then)))
+      ;; one that has no jobs is alone
+      (etcd:transact (node-etcd node) :when when :then then :else else)))
+
+(defun read-stale (node keys)
+  "The entries of KEYS, nil for those that are not there, as they are or were shortly before; nil if
+NODE has no jobs."
+  (and keys
+       (node-stale-reads node)
+       (nth-value 1 (do-commit node (node-stale-reads node)
+                      (make-commit '() (list :then (loop for key in keys
+                                                         collect (list :get key :stale t)))
+                                   0)))))
 
 (defun fetch-together (node key)
   "The entry of KEY, or nil, as ETCD:FETCH has it."

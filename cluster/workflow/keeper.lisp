@@ -287,6 +287,7 @@ store does not do now is done when it is back."
   "Have NODE do what nobody calls for."
   (let ((etcd (node-etcd node)) (due (make-due)))
     (setf (node-commits node) (make-commit-group)
+          (node-stale-reads node) (make-commit-group)
           (task-queue-idle (node-task-queue node)) (loop repeat +claimers+
                                                          collect (new-claimer node))
           (node-timers node) (loop repeat +timer-jobs+

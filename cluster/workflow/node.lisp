@@ -54,7 +54,7 @@ its kinds, so that the first of a kind is found, and one that waits no more is t
   (told-steady-ms 0 :type integer))     ; and when that was
 
 (defstruct (commit-group (:copier nil))
-  "What waits to be put into the store, see commit.lisp. LOCK guards the rest."
+  "What waits to be put into the store, or to be read, see commit.lisp. LOCK guards the rest."
   (lock (sb-thread:make-mutex :name "clgrpc workflow commits") :read-only t) ; of all below
   (queue (make-fifo) :type fifo :read-only t) ; COMMITs
   (flying 0 :type index))               ; requests that are under way
@@ -115,6 +115,7 @@ its kinds, so that the first of a kind is found, and one that waits no more is t
    (count-seconds :initform 0 :accessor node-count-seconds) ; that this took
    (usage :initform (make-usage) :reader node-usage) ; in the store
    (commits :initform nil :accessor node-commits) ; a COMMIT-GROUP, once it has jobs
+   (stale-reads :initform nil :accessor node-stale-reads) ; likewise
    (ready-list :initform (make-ready-list) :reader node-ready-list) ; of tasks that can be claimed
    ;; from names of those that are open, as the watch of the index tells, to :open, and of those
    ;; that are being opened here to :reserved; under the lock

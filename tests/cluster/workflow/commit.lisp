@@ -54,6 +54,64 @@
                        collect (etcd:count-entries (workflow::node-etcd node)
                                                    :prefix (format nil "(~A)/" id))))))))
 
+(test stale-reads-go-together
+  "Each gets what is at its keys, in their order, however many there are in all."
+  (with-memory-node (node)
+    (let ((etcd (workflow::node-etcd node)))
+      (dotimes (i 150) (etcd:put etcd (format nil "k~D" i) (format nil "v~D" i)))
+      (flet ((texts (entries)
+               (loop for entry in entries
+                     collect (and entry (base:octets-string (etcd:entry-value entry)))))
+             (read-of (&rest numbers)
+               (workflow::make-commit
+                '() (list :then (loop for i in numbers
+                                      collect (list :get (format nil "k~D" i) :stale t)))
+                0)))
+        (is (equal '("v3" nil "v1") (texts (workflow::read-stale node '("k3" "k200" "k1")))))
+        (is (null (workflow::read-stale node '())))
+        (let ((reads (append (list (read-of 7 500) (read-of))
+                               (loop for i below 30
+                                     collect (apply #'read-of (loop for k below 5
+                                                                      collect (+ k (* 5 i))))))))
+          (workflow::settle-stale-reads etcd reads)
+          (is (equal (list* '("v7" nil) '()
+                            (loop for i below 30
+                                  collect (loop for k below 5
+                                                collect (format nil "v~D" (+ k (* 5 i))))))
+                     (loop for read in reads
+                           collect (texts (nth-value 1 (clgrpc.loop:await
+                                                        (workflow::commit-future read))))))))))))
+
+(test what-a-stale-read-refuses-is-looked-at-again
+  "A state that was read before it has changed neither refuses what is right nor is put over what
+has come."
+  (with-memory-node (node)
+    (workflow:start-workflow node "w" '((:signal "go") (:signal "on")))
+    (let ((early (workflow::fetch-entry node "w")))
+      (workflow:signal-workflow node "w" "go" "x" :signal-id "1")
+      (sb-int:encapsulate 'workflow::read-stale 'early
+                          (lambda (function &rest arguments)
+                            (declare (ignore function arguments))
+                            (list early)))
+      (unwind-protect
+           (flet ((change (decision)
+                    (workflow::forget-states node)
+                    (workflow::change-workflow node "w" decision)))
+             ;; refused by what was: the first signal had not come
+             (is (= 3 (pb:workflow-state-version
+                       (workflow::draft-state
+                        (change (lambda (draft)
+                                  (if (= 1 (pb:workflow-state-version
+                                            (workflow::draft-state draft)))
+                                      (workflow::refuse :claim-lost "not yet")
+                                      (workflow::cancel-state draft "over"))))))))
+             ;; what was says that it runs, and is not put
+             (signals workflow:workflow-closed
+               (change (lambda (draft) (workflow::note-signal draft "on" "" 0))))
+             (is (eq :cancelled (pb:workflow-state-status
+                                 (workflow::entry-state (workflow::fetch-entry node "w"))))))
+        (sb-int:unencapsulate 'workflow::read-stale 'early)))))
+
 (test a-node-knows-what-can-be-claimed
   "What is newer counts, whatever is told first."
   (let* ((node (node-with-task-queue)) (list (workflow::node-ready-list node)))
