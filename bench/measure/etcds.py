@@ -10,6 +10,11 @@ import urllib.request
 import support
 
 
+def version():
+    words = subprocess.run(["etcd", "--version"], capture_output=True, text=True).stdout.split()
+    return "etcd " + words[2]
+
+
 class Etcd:
     """An etcd, alive inside the `with` block."""
 
@@ -31,10 +36,6 @@ class Etcd:
         return {name: float(value) for name, value in
                 (line.rsplit(" ", 1) for line in self.page("metrics").splitlines()
                  if line and not line.startswith("#"))}
-
-    def version(self):
-        words = subprocess.run(["etcd", "--version"], capture_output=True, text=True).stdout.split()
-        return "etcd " + words[2]
 
     def __enter__(self):
         self.process = subprocess.Popen(self.command, stdin=subprocess.DEVNULL,

@@ -230,11 +230,16 @@ def scale_goals(results):
            last["watches"] / first["watches"])
 
 
+def capacity_goals(results):
+    yield ("octets that an ended workflow of five steps keeps", 1500, results["rows"][0]["kept"])
+    yield ("seconds until 20,000 timers of one moment are done", 5, results["timers"][0]["late"])
+
+
 GOALS = {"unary": unary_goals, "streams": streams_goals, "client": client_goals,
          "matrix": matrix_goals, "openloop": openloop_goals, "bulk": bulk_goals,
          "allocation": allocation_goals, "protobuf": protobuf_goals,
          "tls": tls_goals, "inproc": inproc_goals,
          "connections": connections_goals, "live": live_goals, "echo": echo_goals,
          "http": http_goals, "web": web_goals, "cluster": cluster_goals,
-         "services": services_goals, "scale": scale_goals,
+         "services": services_goals, "scale": scale_goals, "capacity": capacity_goals,
          "loops": loops_goals, "observed": observed_goals}

@@ -90,7 +90,7 @@ def measure(options):
         return {"commands": {"nodes": "bin/clgrpc " + " ".join(NODE[1:]) + " --store etcd:…",
                              "workers and watchers": " ".join(LISP)},
                 "absent": [], "rows": rows, "told": crowd.ask(do="told", count=200),
-                "failures": crowd.ask(do="failures")["failures"], "etcd": etcd.version()}
+                "failures": crowd.ask(do="failures")["failures"], "etcd": etcds.version()}
 
 
 def comparisons(_):

@@ -39,7 +39,7 @@ def measure(options):
                                   lambda row, side: side.measure(row, milliseconds),
                                   lambda row, side: side.measure(row, milliseconds))
         return {"commands": {"clgrpc": " ".join(LISP), "etcd": " ".join(etcd.command[:1])},
-                "absent": [], "rows": rows, "etcd": etcd.version()}
+                "absent": [], "rows": rows, "etcd": etcds.version()}
 
 
 def comparisons(_):
