@@ -34,12 +34,17 @@
 
 (defun save-core (file)
   "Save a core with what is loaded here in FILE."
-  (uiop:run-program
-   (list sb-ext:*runtime-pathname* "--noinform" "--non-interactive" "--no-sysinit" "--no-userinit"
-         "--load" "scripts/load.lisp"
-         "--eval" "(clgrpc.scripts::load-strictly \"clgrpc-tests/faults\")"
-         "--eval" (format nil "(sb-ext:save-lisp-and-die ~S)" file))
-   :error-output *error-output*))
+  (let ((program (uiop:launch-program
+                  (list sb-ext:*runtime-pathname* "--noinform" "--non-interactive" "--no-sysinit"
+                        "--no-userinit" "--load" "scripts/load.lisp"
+                        "--eval" "(clgrpc.scripts::load-strictly \"clgrpc-tests/faults\")"
+                        "--eval" (format nil "(sb-ext:save-lisp-and-die ~S)" file))
+                  :error-output *error-output*)))
+    (unwind-protect
+         (unless (zerop (uiop:wait-process program)) (error "No core could be saved in ~A." file))
+      (when (uiop:process-alive-p program)
+        (uiop:terminate-process program :urgent t)
+        (uiop:wait-process program)))))
 
 (defun tell-end (complaints summary)
   "Say what there is to say; return true if COMPLAINTS are none."
@@ -78,21 +83,27 @@
   (call-faults '#:list-faults *standard-output*)
   (quit 0))
 
-(defun end-at-signals ()
-  "Have SIGTERM, as SIGINT does, end this process once all it has started is taken down."
-  (sb-sys:enable-interrupt sb-unix:sigterm
+(defvar *ending* nil "True once a signal has asked this process to end.")
+
+(defun end-in-order (code)
+  "Leave whatever the main thread does, so that all it has started is taken down, and end with CODE.
+A second signal waits for that."
+  (unless (shiftf *ending* t) (throw 'end code)))
+
+(defun end-at (signal code)
+  "Have SIGNAL end this process with CODE once all it has started is taken down."
+  (sb-sys:enable-interrupt signal
                            (lambda (&rest arguments)
                              (declare (ignore arguments))
                              (sb-thread:interrupt-thread (sb-thread:main-thread)
-                                                         (lambda () (quit 143))))))
+                                                         (lambda () (end-in-order code))))))
 
-(end-at-signals)
-(handler-bind ((sb-sys:interactive-interrupt (lambda (interrupt)
-                                               (declare (ignore interrupt))
-                                               (quit 130))))
-  (let ((well (run-all (faults-to-run)
-                       (* 60 (environment-number "CLGRPC_FAULTS_MINUTES"))
-                       (environment-number "CLGRPC_FAULTS_PAUSE")
-                       (environment-number "CLGRPC_FAULTS_WORKFLOWS"))))
-    (tell (if well "all was well" "something was wrong"))
-    (quit (if well 0 1))))
+(quit (catch 'end
+        (end-at sb-unix:sigterm 143)
+        (end-at sb-unix:sigint 130)
+        (let ((well (run-all (faults-to-run)
+                             (* 60 (environment-number "CLGRPC_FAULTS_MINUTES"))
+                             (environment-number "CLGRPC_FAULTS_PAUSE")
+                             (environment-number "CLGRPC_FAULTS_WORKFLOWS"))))
+          (tell (if well "all was well" "something was wrong"))
+          (if well 0 1))))

@@ -63,7 +63,14 @@ value, or nil and the condition."
             (sleep ,pause)))
 
 (defun note (user item)
-  (vector-push-extend item (user-notes user)))
+  (sb-thread:with-recursive-lock ((trial-lock (user-trial user)))
+    (vector-push-extend item (user-notes user))))
+
+(defun last-note (user)
+  "What USER has noted last, or nil."
+  (sb-thread:with-recursive-lock ((trial-lock (user-trial user)))
+    (let ((count (length (user-notes user))))
+      (and (plusp count) (aref (user-notes user) (1- count))))))
 
 (defun numbered (name i) (format nil "~A ~D" name i))
 
@@ -245,9 +252,8 @@ perhaps what they perhaps have."
       (dolist (user (users-named trial "watcher"))
         (unless (shared:wait-until
                  (lambda ()
-                   (let ((count (length (user-notes user))))
-                     (and (plusp count)
-                          (= last (first (aref (user-notes user) (1- count)))))))
+                   (let ((note (last-note user)))
+                     (and note (= last (first note)))))
                  :seconds 60)
           (complain trial "~A was not told the last change within a minute" (user-name user))))
       (check-history trial (history-of etcd last))

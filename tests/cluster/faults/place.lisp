@@ -16,7 +16,9 @@
   (address '())                         ; where clients connect, HOST:PORTs, or an engine in memory
   (random (make-random-state t) :type random-state)) ; what is done when
 
-(defconstant +disk-megabytes+ 192 "For a member of etcd, which sets 128 MB aside for its log.")
+(defconstant +disk-megabytes+ 448
+  "For a member of etcd, which sets 128 MB aside for its log, and more as that grows: 10,000
+workflows write 130 MB, to the log and again to its file.")
 
 (defun run-quietly (&rest command)
   "Run COMMAND; return true if it ends with 0, and what it has printed."

@@ -64,6 +64,38 @@ tell what happens. Return a list of complaints, texts, and a text of what was do
                   :longest 1)
     (is (null complaints) "~A~{~%~A~}" summary complaints)))
 
+(defun folders-of-faults ()
+  "The files and folders that runs of faults have made and not removed, names."
+  (mapcar #'uiop:native-namestring (directory "/tmp/clgrpc-faults-*" :resolve-symlinks nil)))
+
+(defun programs-in (folders)
+  "The ids of processes whose command names one of FOLDERS."
+  (loop for file in (directory "/proc/*/cmdline" :resolve-symlinks nil)
+        for command = (ignore-errors
+                       (uiop:read-file-string file :external-format :latin-1))
+        when (some (lambda (folder) (search (string-right-trim "/" folder) command)) folders)
+          collect (uiop:native-namestring file)))
+
+(test faults-that-are-ended-leave-nothing
+  "scripts/faults that gets SIGTERM takes down what it has started, and ends with 143."
+  (shared:need-etcd)
+  (let ((before (folders-of-faults)))
+    (support:with-program (program "/usr/bin/env"
+                                   "CLGRPC_FAULTS_MINUTES=5" "CLGRPC_FAULTS_PAUSE=0.1"
+                                   "CLGRPC_FAULTS_WORKFLOWS=0" "CLGRPC_FAULTS=stopped"
+                                   (uiop:native-namestring sb-ext:*runtime-pathname*)
+                                   "--noinform" "--dynamic-space-size" "2048"
+                                   "--non-interactive" "--no-sysinit" "--no-userinit"
+                                   "--load" (support:root-file "scripts/faults.lisp"))
+      ;; "users of an etcd of one member", then what goes wrong
+      (loop for line = (support:program-line program)
+            until (or (null line) (search "stopped:" line)))
+      (let ((new (set-difference (folders-of-faults) before :test #'string=)))
+        (is (plusp (length (programs-in new))))
+        (is (eql 143 (support:terminate-program program)))
+        (is (equal '() (programs-in new)))
+        (is (equal '() (intersection new (folders-of-faults) :test #'string=)))))))
+
 (test what-is-wrong-is-noticed
   "A change that a watcher was not told, was told twice or too late, and a write that is not there."
   (flet ((complaints (told written)
