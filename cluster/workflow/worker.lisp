@@ -28,6 +28,7 @@
   (session nil :type (or null string))  ; its own, while it has one
   (held '() :type list)                 ; tasks that it does
   (calls '() :type list)                ; claims that wait
+  (heart-call nil)                      ; that its heart makes at this moment, or nil
   (attempts 0 :type index)              ; under way, of tasks that are done beside others
   (suspects 0 :type index)              ; tasks that are to be done alone, or are
   (alone nil :type boolean)             ; one of these is under way
@@ -91,11 +92,21 @@ see it, and ON-TASK-LOST is called."
     (note-tasks-lost worker (constantly t))
     (loop:wake-job (worker-heart worker))))
 
+(defun heart-stub (worker stub)
+  "A function as STUB, for the heart of WORKER: its call is cancelled when WORKER closes."
+  (lambda (channel request &key timeout)
+    (let ((call (calling:call-async stub channel request :timeout timeout)))
+      (unwind-protect
+           (progn (with-worker (worker) (setf (worker-heart-call worker) call))
+                  (when (closed-p worker) (rpc:cancel call))
+                  (loop:await call))
+        (with-worker (worker) (setf (worker-heart-call worker) nil))))))
+
 (defun open-own-session (worker)
   "Open a session of WORKER, unless it has one. Return it. Signal a workflow error."
   (or (worker-session worker)
       (let ((session (pb:open-session-reply-session
-                      (ask #'methods:open-session (worker-channel worker)
+                      (ask (heart-stub worker #'methods:open-session) (worker-channel worker)
                            (pb:make-open-session-request :worker (worker-name worker)
                                                          :seconds (worker-seconds worker))
                            nil))))
@@ -127,7 +138,7 @@ see it, and ON-TASK-LOST is called."
   "Say that WORKER lives."
   (let ((session (open-own-session worker)))
     (handler-case
-        (let ((reply (ask #'methods:heartbeat (worker-channel worker)
+        (let ((reply (ask (heart-stub worker #'methods:heartbeat) (worker-channel worker)
                           (pb:make-heartbeat-request :session session
                                                      :held (held-messages worker))
                           (max 1 (floor (worker-seconds worker) 2)))))
@@ -140,8 +151,9 @@ to again."
   (handler-case (progn (beat worker)
                        (if (worker-session worker) (/ (worker-seconds worker) 3) 0))
     (workflow-error (condition)
-      (log-event :warning :workflow-heartbeat :worker (worker-name worker)
-                                              :condition (princ-to-string condition))
+      (unless (closed-p worker)
+        (log-event :warning :workflow-heartbeat :worker (worker-name worker)
+                                                :condition (princ-to-string condition)))
       (loop:next-pause (worker-pauses worker)))))
 
 ;;; What is done
@@ -393,7 +405,8 @@ by then goes on, and its report is refused. From any thread but the worker's own
                      finally (return (zerop left)))))
     (with-worker (worker)
       (setf (worker-state worker) :closed)
-      (dolist (task (worker-held worker)) (setf (task-lost task) t)))
+      (dolist (task (worker-held worker)) (setf (task-lost task) t))
+      (when (worker-heart-call worker) (rpc:cancel (worker-heart-call worker))))
     (when (worker-session worker)
       (handler-case (ask-once #'methods:close-session (worker-channel worker)
                               (pb:make-close-session-request :session (worker-session worker))

@@ -117,6 +117,26 @@ is asked."
                        ("start" "w" "--request" "{")))
         (apply #'said 2 wrong)))))
 
+(test limits-by-the-command-line
+  "What a node's --limit says, given several times, is a limit of its workflows."
+  (with-cluster-node (ada address "ada" "memory" "--worker" "--limit" "max-running=1"
+                          "--limit" "max-steps=2" "--limit" "retention-seconds=none")
+    (flet ((start (id &rest tasks)
+             (multiple-value-bind (code output errors)
+                 (apply #'run-line "cluster" "start" address id "--input" "3600"
+                        (loop for task in tasks collect "--task" collect task))
+               (list code (concatenate 'string output errors)))))
+      (destructuring-bind (code said) (start "w0" "sleep" "echo" "echo")
+        (is (= 1 code))
+        (is (search "too many steps" said) "~A" said))
+      (destructuring-bind (code said) (start "w1" "sleep" "echo")
+        (is (= 0 code) "~A" said))
+      ;; what runs is counted now and then
+      (is-true (wait-until (let ((i 1))
+                             (lambda ()
+                               (search "too many workflows"
+                                       (second (start (format nil "w~D" (incf i)) "sleep"))))))))))
+
 (test schedules-by-the-command-line
   (with-cluster-node (ada address "ada" "memory" "--worker")
     (flet ((said (code what &rest arguments)
@@ -168,6 +188,30 @@ generation."
         (support:signal-program grace sb-unix:sigcont)
         (is-true (await-shown address "ada" "grace"))
         (is (< generation (shown-generation address "grace")))))))
+
+(defun end-while-store-hangs (&rest arguments)
+  "Have a node of ARGUMENTS, which may drain for six seconds, get SIGTERM while its store does not
+answer. Return its exit code and how many seconds it took to end."
+  (with-cluster-node (ada address "ada" "memory")
+    (support:call-with-program
+     (lambda (grace)
+       (support:server-address grace)
+       (is-true (await-shown address "ada" "grace"))
+       (support:signal-program ada sb-unix:sigstop)
+       (let ((begin (base:monotonic-ns)))
+         (values (support:terminate-program grace)
+                 (base:ns-seconds (- (base:monotonic-ns) begin)))))
+     (support:clgrpc-program)
+     (list* "cluster-node" "--name" "grace" "--store" (format nil "etcd:~A" address)
+            "--drain" "6" arguments))))
+
+(test nodes-end-though-their-store-hangs
+  "SIGTERM ends a node, with a worker and without, though its store does not answer: within what it
+may drain and the ten seconds that the chapter leaves for the rest."
+  (dolist (arguments '(() ("--worker")))
+    (multiple-value-bind (code seconds) (apply #'end-while-store-hangs arguments)
+      (is (eql 0 code))
+      (is (< seconds (support:patient-seconds 16)) "~A: ~,1F s" arguments seconds))))
 
 (test nodes-tell-a-collector
   "Metrics and the spans of calls, of the node's server and of its client of etcd, as `serve` does."
@@ -238,6 +282,10 @@ generation."
     (is-true (refused-p "cluster-node" "--name" "a/b" "--store" "memory"))
     (is-true (refused-p "cluster-node" "--name" "a" "--store" "memory" "--label" "zone"))
     (is-true (refused-p "cluster-node" "--name" "a" "--store" "memory" "--lease-seconds" "1"))
+    (dolist (limit '("max-running" "max-walking=1" "max-running=-1" "max-running=many"
+                     "max-running=none" "max-store-share=2"))
+      (is-true (refused-p "cluster-node" "--name" "a" "--store" "memory" "--limit" limit)
+               "~A" limit))
     (is-true (refused-p "cluster-node" "--name" "a" "--store" "memory" "--trace-sample" "2"))
     (is-true (refused-p "cluster-node" "--name" "a" "--store" "memory" "--listen" "0.0.0.0:0"))
     (is-true (refused-p "cluster-node" "--name" "a" "--store" "etcd:127.0.0.1:1"
