@@ -30,7 +30,7 @@
 (defvar *addresses* '())
 (defvar *channels* '() "All channels for what waits, with how many calls each has.")
 (sb-ext:defglobal **failures** 0)
-(declaim (type sb-ext:word **failures**))
+(declaim (type fixnum **failures**))
 (defvar *ended* (make-hash-table :test 'equal :synchronized t)
   "From ids of watched workflows to when their end was told.")
 
