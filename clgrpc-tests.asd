@@ -93,7 +93,7 @@ that is not loaded (:DATA)."
                (:file "walk")))
 
 (define-layers
-  ("src/base" ("clgrpc/base") :rooms ("log" "memory" "text"))
+  ("src/base" ("clgrpc/option") :rooms ("log" "memory" "option" "text"))
   ("src/os" ("clgrpc/os" "sb-posix") :first ("socket"))
   ("src/loop" ("clgrpc/loop" "sb-bsd-sockets" "sb-posix")
    :first ("support" "interleaving" "memory") :rooms ("io" "names" "threads"))

@@ -43,19 +43,26 @@
   :components ((:file "package") (:file "instruction") (:file "kernel") (:file "processor")))
 
 (defsystem "clgrpc/base"
-  :description "Octets, policy, options, conditions, clock, timers, queues, log, JSON."
+  :description "Octets, policy, conditions, clock, timers, queues, log, JSON."
   :depends-on ("clgrpc/kernel" "sb-concurrency")
   :pathname "src/base/"
   :serial t
   :components ((:file "package") (:file "version") (:file "policy") (:file "interrupt")
                (:file "clock") (:file "number") (:file "memory/heap") (:file "memory/raw")
                (:file "copy-kernel") (:file "octets") (:file "memory/store")
-               (:file "memory/collector") (:file "condition") (:file "suggestion") (:file "option")
+               (:file "memory/collector") (:file "condition") (:file "suggestion")
                (:file "seed") (:file "text/split") (:file "text/utf8-kernel") (:file "text/utf8") (:file "text/base64")
-               (:file "timer") (:file "ranking") (:file "memory/account") (:file "replay")
-               (:file "queue") (:file "fifo") (:file "log/printable") (:file "log/channel-trace")
+               (:file "timer") (:file "ring") (:file "memory/account") (:file "replay")
+               (:file "fifo") (:file "log/printable") (:file "log/channel-trace")
                (:file "log/log") (:file "log/tracer") (:file "text/decimal") (:file "text/json")
                (:file "log/journal")))
+
+(defsystem "clgrpc/option"
+  :description "The options of servers, channels and tracing."
+  :depends-on ("clgrpc/base")
+  :pathname "src/base/option/"
+  :serial t
+  :components ((:file "package") (:file "option")))
 
 (defsystem "clgrpc/os"
   :description "The only code that touches the kernel: sockets, epoll, eventfd, signals."
@@ -69,11 +76,12 @@
 
 (defsystem "clgrpc/loop"
   :description "The event loop, usable on its own."
-  :depends-on ("clgrpc/os")
+  :depends-on ("clgrpc/os" "clgrpc/option")
   :pathname "src/loop/"
   :serial t
   :components ((:file "package") (:file "world") (:file "threads/guard") (:file "saved-image")
-               (:file "loop-condition") (:file "threads/share") (:file "threads/reserve")
+               (:file "loop-condition") (:file "threads/inbox") (:file "threads/share")
+               (:file "threads/reserve")
                (:file "io/poller") (:file "io/byte-channel") (:file "io/spinning")
                (:file "loop-structure") (:file "io/credentials") (:file "io/handshake")
                (:file "io/tls") (:file "io/bell")
@@ -113,7 +121,7 @@
 
 (defsystem "clgrpc/http2"
   :description "RFC 9113: an HTTP/2 connection as a state machine without I/O."
-  :depends-on ("clgrpc/hpack")
+  :depends-on ("clgrpc/hpack" "clgrpc/option")
   :pathname "src/http/http2/"
   :serial t
   :components ((:file "package") (:file "error") (:file "state") (:file "frame")
@@ -142,7 +150,7 @@
 
 (defsystem "clgrpc/protobuf"
   :description "Protocol Buffers: .proto source to native code."
-  :depends-on ("clgrpc/base" "clgrpc/kernel" "sb-introspect")
+  :depends-on ("clgrpc/option" "clgrpc/kernel" "sb-introspect")
   :pathname "src/protobuf/"
   :serial t
   :components ((:file "package") (:file "protobuf-condition") (:file "source/descriptor")
@@ -259,7 +267,8 @@
                (:file "wait-clock") (:file "channel-structure") (:file "picking/stream-queue")
                (:file "attempts/compression") (:file "attempts/ending") (:file "attempts/head")
                (:file "attempts/request") (:file "naming/service-config") (:file "picking/veto")
-               (:file "connection-set") (:file "subchannel") (:file "picking/guard") (:file "core")
+               (:file "connection-set") (:file "client-keepalive") (:file "connect-round")
+               (:file "subchannel") (:file "picking/guard") (:file "core")
                (:file "attempts/attempt") (:file "picking/switch") (:file "picking/pick-first")
                (:file "attempts/dropped") (:file "attempts/response") (:file "call")
                (:file "client-operations") (:file "internal-call") (:file "channel") (:file "description")
@@ -291,7 +300,8 @@
   :pathname "src/server/"
   :serial t
   :components ((:file "package") (:file "route") (:file "server-structure") (:file "request")
-               (:file "server-loop") (:file "refusal") (:file "peer") (:file "valve") (:file "limit")
+               (:file "server-loop") (:file "refusal") (:file "ranking") (:file "peer")
+               (:file "valve") (:file "limit")
                (:file "protocol") (:file "call") (:file "reply-room") (:file "compression")
                (:file "reply") (:file "answer") (:file "execution") (:file "claimed")
                (:file "delivery") (:file "server-operations") (:file "drain") (:file "open-call")

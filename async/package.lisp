@@ -4,7 +4,7 @@
 ;;;; program on a loop uses this package alone. Nothing else of clgrpc uses it.
 
 (defpackage #:clgrpc.async
-  (:use #:cl #:clgrpc.base)
+  (:use #:cl #:clgrpc.base #:clgrpc.option)
   (:local-nicknames (#:loop #:clgrpc.loop) (#:os #:clgrpc.os))
   (:import-from #:sb-ext #:define-load-time-global #:compare-and-swap)
   (:import-from #:clgrpc.os

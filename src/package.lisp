@@ -5,10 +5,11 @@
   (:use)
   (:import-from #:clgrpc.base
                 #:clgrpc-error #:misuse #:limit-exceeded #:limit-exceeded-option
-                #:limit-exceeded-limit #:limit-exceeded-actual #:option-table #:*log-function*
+                #:limit-exceeded-limit #:limit-exceeded-actual #:*log-function*
                 #:add-log-listener #:remove-log-listener
                 #:log-writer #:log-errors #:log-in-background #:flush-log #:tracers #:tracer-table
                 #:tracer-name #:tracer-text #:tracer-aliases #:tracer-meaning #:tune-collector)
+  (:import-from #:clgrpc.option #:option-table)
   (:import-from #:clgrpc.loop
                 #:future #:make-future #:future-done-p #:resolve-future #:reject-future #:await
                 #:attach #:all #:any #:future-cancelled #:future-cancelled-text #:await-timeout

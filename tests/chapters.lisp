@@ -4,7 +4,7 @@
 
 (defpackage #:clgrpc.tests.chapters
   (:use #:cl #:fiveam)
-  (:import-from #:clgrpc.base
+  (:import-from #:clgrpc.option
                 #:option-row-name #:option-row-scope #:option-row-only #:option-row-default
                 #:option-row-minimum #:option-row-maximum #:option-row-unit #:option-row-reason)
   (:local-nicknames (#:grpc #:clgrpc) (#:support #:clgrpc.tests.support)

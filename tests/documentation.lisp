@@ -11,7 +11,8 @@
 (in-suite :clgrpc.documentation)
 
 (defparameter *packages*
-  '(#:clgrpc #:clgrpc.kernel #:clgrpc.base #:clgrpc.loop #:clgrpc.async #:clgrpc.http2
+  '(#:clgrpc #:clgrpc.kernel #:clgrpc.base #:clgrpc.option #:clgrpc.loop #:clgrpc.async
+    #:clgrpc.http2
     #:clgrpc.hpack #:clgrpc.http1 #:clgrpc.protobuf #:clgrpc.sim #:clgrpc.etcd #:clgrpc.workflow
     #:clgrpc.discovery #:clgrpc.memory #:clgrpc.raft
     #:clgrpc.cluster #:clgrpc.authority)

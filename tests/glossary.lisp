@@ -165,7 +165,7 @@ and the folder that may define it."
     ("option" . 2) ("orca" . 2) ("page" . 2) ("parser" . 3) ("part" . 2)
     ("payload" . 2) ("peer" . 3) ("pipeline" . 2) ("plan" . 2) ("policy" . 4)
     ("process" . 2) ("processor" . 2) ("program" . 3) ("proto" . 10) ("protos" . 2)
-    ("query" . 2) ("queue" . 4) ("range" . 2) ("record" . 2) ("reflection" . 2) ("request" . 2)
+    ("query" . 2) ("queue" . 3) ("range" . 2) ("record" . 2) ("reflection" . 2) ("request" . 2)
     ("resolver" . 3) ("retry" . 2) ("route" . 3) ("router" . 2)
     ("run" . 3) ("runtime" . 2) ("schedule" . 2) ("seed" . 2) ("serve" . 2)
     ("server" . 3) ("service" . 5) ("service-config" . 2) ("socket" . 3) ("span" . 2)

@@ -36,11 +36,6 @@ as for its JSON. From any thread."
                  (t :updated))
                (message-member (or (pb:change-member message) (pb:make-member)))))
 
-(defun tell-or-fail (function response)
-  "As TAKE-RESPONSE. Signal FUNCTION-FAILED for what FUNCTION's own calls have signalled."
-  (handler-case (take-response function response)
-    (status:rpc-error (condition) (error 'function-failed :cause condition))))
-
 (defun await-answer (call end-ns)
   "Wait for the headers of CALL. If they are not there by END-NS, CALL is cancelled: nobody else
 would end it while its node hangs."
@@ -71,7 +66,9 @@ keepalive-seconds of CHANNEL tell. From any thread but a loop's."
             (unless (rpc:call-status call) (setf end nil))
             (loop for response = (rpc:receive call)
                   while response
-                  do (setf revision (tell-or-fail function response)
+                  ;; what FUNCTION's own calls signal is not of CALL
+                  do (setf revision (with-function-failed (status:rpc-error)
+                                      (take-response function response))
                            end nil)))
         (function-failed (failure) (error (function-failed-cause failure)))
         (status:out-of-range (condition)

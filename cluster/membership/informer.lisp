@@ -316,10 +316,10 @@ compacted that were not told, or the store has lost its data or has older ones."
                          (:entries (take-entries informer items revision))
                          (:changes (take-changes informer items revision))))
                      :prefix (members-prefix (informer-cluster informer))
-                     :on-trouble (lambda (condition)
-                                   (log-event :warning :cluster-watch-ended
-                                              :cluster (informer-cluster informer)
-                                              :condition (princ-to-string condition)))))
+                     :on-error (lambda (condition)
+                                 (log-event :warning :cluster-watch-ended
+                                            :cluster (informer-cluster informer)
+                                            :condition (princ-to-string condition)))))
   informer)
 
 (defun make-informer (store cluster)

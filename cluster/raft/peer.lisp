@@ -28,7 +28,7 @@
   (rung nil :type boolean)              ; the stream had room since the last batch was tried
   (full nil :type boolean)              ; HELD is not to be tried again until the stream has room
   (ending nil :type boolean)            ; what was in it is being told that the stream has broken
-  (trouble nil :type (or null condition)) ; why the stream was given up, if that was here
+  (error nil :type (or null condition)) ; why the stream was given up, if that was here
   (closed nil :type boolean))           ; takes nothing any more
 
 (declaim (sb-ext:freeze-type pipe))

@@ -66,12 +66,12 @@ them."
 
 ;;; Streams
 
-(defun give-up-stream (peer call trouble)
+(defun give-up-stream (peer call reason)
   "End CALL, the stream of PEER, by TROUBLE, a condition."
   (let ((pipe (peer-pipe peer)))
     (sb-thread:with-mutex ((pipe-lock pipe))
-      (when (and (eq call (pipe-call pipe)) (null (pipe-trouble pipe)))
-        (setf (pipe-trouble pipe) trouble))))
+      (when (and (eq call (pipe-call pipe)) (null (pipe-error pipe)))
+        (setf (pipe-error pipe) reason))))
   (loop:cancel call))
 
 (defun local-error (status control &rest arguments)
@@ -93,9 +93,9 @@ them."
                              (local-error :internal "~A answers what it was not asked"
                                           (peer-name peer)))))))
 
-(defun end-error (peer call trouble)
+(defun end-error (peer call reason)
   "What those are told whose requests were on CALL, which has ended."
-  (or trouble
+  (or reason
       (and (not (eq :ok (rpc:call-status call))) (rpc:call-condition call))
       (local-error :unavailable "~A has ended the stream" (peer-name peer))))
 
@@ -106,24 +106,24 @@ requests that were not, and what gave the stream up, if anything. Its lock is he
                                 (append (and (pipe-held pipe)
                                              (batch-queued-requests (pipe-held pipe)))
                                         (fifo-items (pipe-waiting pipe)))
-                                (pipe-trouble pipe))
+                                (pipe-error pipe))
     (setf (pipe-sent pipe) (make-fifo)
           (pipe-held pipe) nil
           (pipe-waiting pipe) (make-fifo)
           (pipe-sent-count pipe) 0
           (pipe-full pipe) nil
-          (pipe-trouble pipe) nil
+          (pipe-error pipe) nil
           (pipe-call pipe) nil
           (pipe-ending pipe) t)))
 
 (defun end-stream (peer call)
   "CALL, a stream of PEER, has ended."
   (let ((pipe (peer-pipe peer)))
-    (multiple-value-bind (batches queued-requests trouble)
+    (multiple-value-bind (batches queued-requests reason)
         (sb-thread:with-mutex ((pipe-lock pipe))
           (unless (eq call (pipe-call pipe)) (return-from end-stream))
           (empty-pipe pipe))
-      (let ((error (end-error peer call trouble)))
+      (let ((error (end-error peer call reason)))
         (unwind-protect
              (progn (dolist (batch batches)
                       (note-batch peer batch (error-status error))
@@ -183,7 +183,7 @@ requests that were not, and what gave the stream up, if anything. Its lock is he
   "The batch that is to be sent to PEER now, or nil. The lock of its pipe is held."
   (let ((pipe (peer-pipe peer)))
     (and (pipe-call pipe)
-         (null (pipe-trouble pipe))
+         (null (pipe-error pipe))
          (not (pipe-full pipe))
          (< (pipe-sent-count pipe) (peer-window peer))
          (or (shiftf (pipe-held pipe) nil)
@@ -264,7 +264,7 @@ stream; :OPEN; :CLOSE; or nil, and then it is pumping no longer."
 (defun stop-pumping (peer claim)
   "The thread that was pumping by CLAIM was unwound, and nobody knows what it has sent."
   (let ((pipe (peer-pipe peer))
-        (trouble (local-error :aborted "the thread that sent to ~A was ended" (peer-name peer))))
+        (reason (local-error :aborted "the thread that sent to ~A was ended" (peer-name peer))))
     (multiple-value-bind (call queued-requests)
         (sb-thread:with-mutex ((pipe-lock pipe))
           ;; it may not have begun, or have ended
@@ -274,8 +274,8 @@ stream; :OPEN; :CLOSE; or nil, and then it is pumping no longer."
           (if (pipe-call pipe)
               (pipe-call pipe)
               (values nil (take-waiting pipe))))
-      (cond (call (give-up-stream peer call trouble))
-            (t (tell-waiting peer queued-requests trouble)
+      (cond (call (give-up-stream peer call reason))
+            (t (tell-waiting peer queued-requests reason)
                (pump peer))))))         ; what was given while they were told
 
 (defun pump-on (peer)

@@ -50,7 +50,7 @@ as it was."
 (defun put-batch (node drafts operations)
   "As PUT-DRAFTS, but false as well if the store does not take them together."
   (handler-case (put-drafts node drafts operations)
-    (trouble-of-one () nil)))
+    (workflow-refusal () nil)))
 
 (defun change-some (node ids decision)
   "As CHANGE-TOGETHER, of +BULK-PAGE+ at most."

@@ -269,7 +269,7 @@ could be: none of them is forgotten because of an error with a later one."
   (multiple-value-bind (done tasks)
       (and (rest ids)
            (handler-case (claim-together node session kinds ids)
-             (trouble-of-one () nil)))
+             (workflow-refusal () nil)))
     (if done tasks (claim-singly node session kinds ids))))
 
 (defun claim-one-task (node session kinds kind id)

@@ -133,6 +133,7 @@ router those of one group come after those of the other. Signal a WORKFLOW-ERROR
   (call nil)                            ; while there is one
   (pauses (loop:make-pauses 1/5 1/5) :read-only t) ; between two of them
   (ended nil :type boolean)             ; nothing more is to be told
+  (failure nil :type (or null workflow-error)) ; why, unless its workflow or its user has ended
   (lock (sb-thread:make-mutex :name "clgrpc workflow watcher") :read-only t) ; see below
   ;; CALL and ENDED are changed under the lock, and waiters told of ENDED and of the first REVISION
   (bell (sb-thread:make-waitqueue :name "clgrpc workflow watcher") :read-only t)
@@ -174,10 +175,6 @@ router those of one group come after those of the other. Signal a WORKFLOW-ERROR
          (setf (watcher-after watcher) (pb:change-number change))
          (funcall (watcher-function watcher) change))))
 
-(defun tell-or-fail (watcher change)
-  (handler-case (note-change watcher change)
-    (serious-condition (condition) (error 'function-failed :cause condition))))
-
 (defun follow-call (watcher)
   "Tell what one call brings. It ends well with the workflow. Signal a WORKFLOW-ERROR, or
 FUNCTION-FAILED."
@@ -191,7 +188,7 @@ FUNCTION-FAILED."
         (when (watcher-ended watcher) (rpc:cancel call)))
       (loop for change = (rpc:receive call)
             while (and change (not (watcher-ended watcher)))
-            do (tell-or-fail watcher change)))))
+            do (with-function-failed () (note-change watcher change))))))
 
 (defun passing-p (condition)
   "True if what ended with CONDITION can be tried again."
@@ -205,7 +202,9 @@ FUNCTION-FAILED."
 (defun finish-watcher (watcher condition)
   (let ((first (sb-thread:with-mutex ((watcher-lock watcher))
                  (sb-thread:condition-broadcast (watcher-bell watcher))
-                 (not (shiftf (watcher-ended watcher) t)))))
+                 (unless (shiftf (watcher-ended watcher) t)
+                   (setf (watcher-failure watcher) condition)
+                   t))))
     (when (and first (watcher-end-function watcher))
       (loop:guarding (:workflow-watch-error)
         (funcall (watcher-end-function watcher) condition)))
@@ -230,10 +229,10 @@ FUNCTION-FAILED."
       nil
       (loop:next-pause (watcher-pauses watcher))))
 
-(defun await-beginning (watcher timeout)
-  "Wait until WATCHER, of all, knows where it goes on, or has ended; TIMEOUT seconds at most."
+(defun await-watcher (watcher timeout &optional (begun-p (constantly nil)))
+  "Wait until WATCHER has ended, or BEGUN-P is true of it; TIMEOUT seconds at most."
   (loop:await-until (watcher-bell watcher) (watcher-lock watcher) (loop:notice-end timeout)
-                    (lambda () (or (plusp (watcher-revision watcher)) (watcher-ended watcher)))))
+                    (lambda () (or (watcher-ended watcher) (funcall begun-p watcher)))))
 
 (defun watch-workflow (function channel id &key (after 0) (revision 0) on-end
                                              (timeout +call-seconds+))
@@ -252,7 +251,9 @@ own. From any thread."
                                :end-function on-end)))
     (loop:wake-job (loop:add-job (watcher-background watcher)
                                  (lambda () (attend-watcher watcher))))
-    (when (of-all-p watcher) (await-beginning watcher timeout))
+    ;; until it knows where it goes on
+    (when (of-all-p watcher)
+      (await-watcher watcher timeout (lambda (watcher) (plusp (watcher-revision watcher)))))
     watcher))
 
 (defun end-watching (watcher)
@@ -267,26 +268,21 @@ thread; in its function, that call is the last."
 (defun await-end (channel id timeout)
   "Wait until the workflow ID has ended, TIMEOUT seconds at most. Return what was wrong, a workflow
 error, or nil."
-  (let* ((ended (sb-thread:make-semaphore))
-         (trouble nil)
-         (watcher (watch-workflow (constantly nil) channel id
-                                  :on-end (lambda (condition)
-                                            (setf trouble condition)
-                                            (sb-thread:signal-semaphore ended)))))
-    (unwind-protect (loop:await-semaphore ended :timeout-seconds timeout)
+  (let ((watcher (watch-workflow (constantly nil) channel id)))
+    (unwind-protect (await-watcher watcher timeout)
       (end-watching watcher))
-    trouble))
+    (watcher-failure watcher)))
 
 (defun await-workflow (channel id &key (timeout 60))
   "Wait until the workflow ID has ended. Return its status, :completed, :failed or :cancelled, the
 last result, octets, and why it has failed or was cancelled, a string; nil if it runs after TIMEOUT
 seconds. Signal WORKFLOW-NOT-FOUND or another WORKFLOW-ERROR. From any thread."
   (let ((end (loop:notice-end timeout)) (pauses (loop:make-pauses 1/2 5)))
-    (loop for trouble = (await-end channel id (loop:seconds-until end))
+    (loop for failure = (await-end channel id (loop:seconds-until end))
           for next = (loop:notice-end (loop:next-pause pauses))
-          while trouble
+          while failure
           ;; too many watch: there may be room soon, or at another node
-          do (unless (and (typep trouble 'backlog-full) (< next end)) (error trouble))
+          do (unless (and (typep failure 'backlog-full) (< next end)) (error failure))
              (loop:world-sleep (loop:seconds-until next)))
     (let* ((reply (workflow-state channel id :result t))
            (state (pb:get-workflow-state-reply-state reply)))

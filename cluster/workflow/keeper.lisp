@@ -271,7 +271,7 @@ store does not do now is done when it is back."
                        (loop:tell-recovery (node-keeper node) :workflow-store-back)
                        (report-health node :serving))
     ((or etcd:etcd-error workflow-error) (condition)
-      (loop:tell-failure (node-keeper node) :workflow-store-trouble condition)
+      (loop:tell-failure (node-keeper node) :workflow-store-failed condition)
       (report-health node :not-serving))
     (error (condition)
       (log-event :error :workflow-clock-error :condition (princ-to-string condition))))

@@ -277,7 +277,7 @@ lock need not be held."
     (sb-ext:with-locked-hash-table (stuck)
       (loop for until being the hash-values of stuck count (< now until)))))
 
-(deftype trouble-of-one ()
+(deftype workflow-refusal ()
   "Conditions that say that one workflow cannot be changed, not that the store takes no change, or
 none of this session."
   '(or etcd:invalid-request (and error (not (or etcd:etcd-error session-lost)))))
@@ -289,7 +289,7 @@ with it is told, and nil returned; an error of the store is signalled."
     `(unless (stuck-p ,node ,id)
        (handler-case (progn ,@body)
          (workflow-not-found () nil)
-         (trouble-of-one (condition) (note-stuck ,node ,id condition) nil)))))
+         (workflow-refusal (condition) (note-stuck ,node ,id condition) nil)))))
 
 (defmacro while-open ((node) &body body)
   "Evaluate BODY unless NODE is closed; then signal STORE-UNAVAILABLE."

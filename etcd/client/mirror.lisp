@@ -14,7 +14,7 @@
 (defconstant +mirror-page+ 100 "So many entries are fetched at a time.")
 (defconstant +shortest-mirror-page+ 4 "So many after failures, since each entry may have 1.5 MB.")
 
-(defstruct (mirror (:constructor %make-mirror (etcd function range most on-end on-trouble))
+(defstruct (mirror (:constructor %make-mirror (etcd function range most on-end on-error))
                    (:copier nil))
   "What MIRROR returns."
   (etcd nil :type etcd :read-only t)    ; whose
@@ -22,7 +22,7 @@
   (range '() :type list :read-only t)   ; which keys, a plist
   (most nil :type (or null index) :read-only t) ; so many entries are told at most
   (on-end nil :type (or null function) :read-only t) ; of the condition that has ended it
-  (on-trouble nil :type (or null function) :read-only t) ; of a condition that has not
+  (on-error nil :type (or null function) :read-only t) ; of a condition that has not
   ;; what it waits for while it fetches
   (cancellation-token (make-cancellation-token) :type cancellation-token :read-only t)
   (job nil :type (or null loop:job))    ; that fetches
@@ -33,7 +33,7 @@
   (ending nil :type (or null function)) ; ends it
   (lock (sb-thread:make-mutex :name "clgrpc mirror") :read-only t) ; of what follows
   (watch nil :type (or null watch))     ; its present one
-  (trouble nil :type (or null condition)) ; that its watch has ended with
+  (failure nil :type (or null condition)) ; that its watch has ended with
   (ended nil :type boolean))            ; it was cancelled, or has failed
 
 (declaim (sb-ext:freeze-type mirror))
@@ -53,8 +53,7 @@ is none.")
   "Call the function of MIRROR. Signal FUNCTION-FAILED for what it signals: whatever that is, it
 says nothing of etcd."
   (unless (mirror-ended mirror)
-    (handler-case (funcall (mirror-function mirror) kind items revision)
-      (serious-condition (condition) (error 'function-failed :cause condition)))))
+    (with-function-failed () (funcall (mirror-function mirror) kind items revision))))
 
 (defun newest-entry (entries)
   "That of ENTRIES which was changed last, or nil."
@@ -67,7 +66,7 @@ says nothing of etcd."
   (with-mirror (mirror)
     (when (eq watch (mirror-watch mirror))
       (setf (mirror-watch mirror) nil
-            (mirror-trouble mirror) condition)))
+            (mirror-failure mirror) condition)))
   (loop:wake-job (mirror-job mirror)))
 
 (defun watch-mirror (mirror entries revision timeout)
@@ -90,7 +89,7 @@ that has not begun within TIMEOUT seconds."
 (defun begin-mirror (mirror timeout)
   "Tell all entries of MIRROR and watch them, within TIMEOUT seconds for each request. Signal an
 ETCD-ERROR, or FUNCTION-FAILED."
-  (when (mirror-on-trouble mirror)
+  (when (mirror-on-error mirror)
     ;; a fetch would wait for etcd until its own deadline, and the user would not learn why
     (reach (mirror-etcd mirror) :timeout +mirror-reach-seconds+))
   (multiple-value-bind (entries revision)
@@ -109,12 +108,12 @@ ETCD-ERROR, or FUNCTION-FAILED."
     (end-cancellation-token (mirror-cancellation-token mirror))
     (remove-ending (mirror-etcd mirror) (mirror-ending mirror))))
 
-(defun meet-mirror-trouble (mirror condition)
+(defun meet-mirror-failure (mirror condition)
   "MIRROR cannot go on because of CONDITION. Return the seconds until it tries to, nil if it has
 ended by that."
   (let ((cause (if (typep condition 'function-failed) (function-failed-cause condition) condition)))
     (setf (mirror-page mirror) (max +shortest-mirror-page+ (floor (mirror-page mirror) 8)))
-    (cond ((mirror-on-trouble mirror) (funcall (mirror-on-trouble mirror) cause))
+    (cond ((mirror-on-error mirror) (funcall (mirror-on-error mirror) cause))
           ((or (typep condition '(or compacted future-revision)) (passing-p condition)))
           ((and (end-mirror mirror) (mirror-on-end mirror)) (funcall (mirror-on-end mirror) cause)))
     (and (not (mirror-ended mirror)) (loop:next-pause (mirror-pauses mirror)))))
@@ -122,17 +121,17 @@ ended by that."
 (defun attend-mirror (mirror)
   "What the job of MIRROR does: begin again if there is no watch. Return the seconds until it is to
 try that again, or nil."
-  (let ((trouble (with-mirror (mirror) (shiftf (mirror-trouble mirror) nil))))
+  (let ((failure (with-mirror (mirror) (shiftf (mirror-failure mirror) nil))))
     (handler-case
         (cond ((or (mirror-ended mirror) (mirror-watch mirror)) nil)
-              ((typep trouble '(or null compacted future-revision))
+              ((typep failure '(or null compacted future-revision))
                (begin-mirror mirror nil)
                (setf (mirror-page mirror) +mirror-page+)
                nil)
-              (t (meet-mirror-trouble mirror trouble)))
-      (error (condition) (meet-mirror-trouble mirror condition)))))
+              (t (meet-mirror-failure mirror failure)))
+      (error (condition) (meet-mirror-failure mirror condition)))))
 
-(defun mirror (etcd function &key key prefix from to most on-end on-trouble timeout)
+(defun mirror (etcd function &key key prefix from to most on-end on-error timeout)
   "Have FUNCTION called with :entries, a list of all entries of a range (see MAP-ENTRIES), or of KEY
 alone, MOST of them at most, and the revision that they are of; then for each revision that changes
 some of them with :changes, the list of these, and the revision. If changes that were to be told are
@@ -141,8 +140,8 @@ again from :entries on. Return the mirror; the first call of FUNCTION has return
 come one at a time on a thread of its own. If it ends but by CANCEL-MIRROR or CLOSE-ETCD, since
 FUNCTION has failed or the rights are gone, ON-END is called there with the condition. Signal an
 ETCD-ERROR if it cannot begin within TIMEOUT seconds for each request, by default those of ETCD.
-With ON-TROUBLE, a function of a condition, this returns at once: the mirror begins when it can, and
-goes on whatever happens, which ON-TROUBLE is told. From any thread."
+With ON-ERROR, a function of a condition, this returns at once: the mirror begins when it can, and
+goes on whatever happens, which ON-ERROR is told. From any thread."
   (let ((mirror (%make-mirror etcd function
                               (append (when key
                                         (let ((octets (key-octets key)))
@@ -150,12 +149,12 @@ goes on whatever happens, which ON-TROUBLE is told. From any thread."
                                       (when prefix (list :prefix prefix))
                                       (when from (list :from from))
                                       (when to (list :to to)))
-                              most on-end on-trouble))
+                              most on-end on-error))
         (begun nil))
     (setf (mirror-ending mirror) (lambda () (cancel-mirror mirror))
           (mirror-job mirror) (add-job etcd (lambda () (attend-mirror mirror))))
     (add-ending etcd (mirror-ending mirror))
-    (if on-trouble
+    (if on-error
         (loop:wake-job (mirror-job mirror))
         (unwind-protect
              (handler-case (progn (begin-mirror mirror timeout)

@@ -221,20 +221,20 @@ that is so. Signal OWNERSHIP-LOST if WAITER's own is gone, NOT-OBTAINED if it wa
 lost. Signal an ETCD-ERROR if that cannot be watched; what was compacted meanwhile is to be looked
 at again, since it may be the removal."
   (setf (waiter-stirred waiter) nil)
-  (let* ((trouble nil)
+  (let* ((failure nil)
          (watch (watch (waiter-etcd waiter)
                        (lambda (changes revision)
                          (declare (ignore changes revision))
                          (notify-waiter waiter))
                        :key key :after revision :only :removals
                        :on-end (lambda (condition)
-                                 (setf trouble condition)
+                                 (setf failure condition)
                                  (notify-waiter waiter))
                        :timeout (step-timeout waiter end-ns))))
     (unwind-protect
          (pause-waiter waiter (min end-ns (lease-end-ns (waiter-lease waiter))))
       (cancel-watch watch))
-    (unless (typep trouble '(or null compacted future-revision)) (error trouble))))
+    (unless (typep failure '(or null compacted future-revision)) (error failure))))
 
 (defun hold-waiter (waiter)
   "WAITER is at the head of its queue."

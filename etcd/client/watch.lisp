@@ -73,7 +73,7 @@ compacted; nil if it was not there.")
   (begun nil :type boolean)             ; etcd has begun it once
   (progress 0 :type (signed-byte 64))   ; the revision that the last progress is of
   (progress-count 0 :type (integer 0))  ; how often progress was told
-  (trouble nil :type (or null condition)) ; what has ended it, or keeps it from being opened
+  (failure nil :type (or null condition)) ; what has ended it, or keeps it from being opened
   (call nil))                           ; the stream, while it has one
 
 (declaim (sb-ext:freeze-type watch))
@@ -189,7 +189,7 @@ ended, and return false."
   "WATCH has ended, by CONDITION, or by its user if that is nil. Return false if it had."
   (set-watch watch (lambda ()
                      (setf (watch-state watch) :ended
-                           (watch-trouble watch) condition))))
+                           (watch-failure watch) condition))))
 
 (defun tell-changes (watch changes)
   "Call WATCH's function for the CHANGES of each revision."
@@ -269,10 +269,6 @@ goes on with a response that has HEADER."
             (watch-term watch) (max (pb:response-header-raft-term header) (watch-term watch))
             (watch-cluster watch) (pb:response-header-cluster-id header)))))
 
-(defun tell-or-fail (watch changes)
-  (handler-case (tell-changes watch changes)
-    (serious-condition (condition) (error 'function-failed :cause condition))))
-
 (defun take-response (watch response)
   "Tell what RESPONSE brings. Signal an ETCD-ERROR if WATCH cannot go on with what follows it."
   (note-store watch response)
@@ -281,9 +277,9 @@ goes on with a response that has HEADER."
     (setf (watch-denied watch) nil)
     (set-watch watch (lambda () (setf (watch-state watch) :open
                                       (watch-begun watch) t)))
-    (tell-or-fail watch changes)))
+    (with-function-failed () (tell-changes watch changes))))
 
-(defun trouble-of (watch condition)
+(defun failure-of (watch condition)
   "What CONDITION, which the stream of WATCH has ended with, means: a condition, or nil if WATCH may
 go on at once, since it has a new token."
   (let ((etcd (watch-etcd watch)))
@@ -307,15 +303,15 @@ AWAIT-OPENING does."
       (loop:guarding (:etcd-watch-error)
         (funcall (watch-on-end watch) condition)))))
 
-(defun meet-trouble (watch condition)
+(defun meet-failure (watch condition)
   "CONDITION keeps WATCH from going on with its stream, which it has left. Return the seconds until
 it goes on with another, nil if that is at once or WATCH has ended."
-  (let ((trouble (trouble-of watch condition)))
-    (cond ((null trouble) nil)
-          ((passing-p trouble)
-           (set-watch watch (lambda () (setf (watch-trouble watch) trouble)))
+  (let ((failure (failure-of watch condition)))
+    (cond ((null failure) nil)
+          ((passing-p failure)
+           (set-watch watch (lambda () (setf (watch-failure watch) failure)))
            (loop:next-pause (watch-pauses watch)))
-          (t (fail-watch watch trouble)
+          (t (fail-watch watch failure)
              nil))))
 
 (defun go-on (watch)
@@ -335,7 +331,7 @@ waits for a response."
           (fail-watch watch condition)))
       (error (condition)
         (leave-stream watch)
-        (return-from go-on (or (meet-trouble watch condition) :at-once))))
+        (return-from go-on (or (meet-failure watch condition) :at-once))))
     :at-once))
 
 (defun attend-watch (watch)
@@ -347,19 +343,19 @@ waits for a response."
 (defun await-opening (watch seconds)
   "Wait until etcd has begun WATCH, which may have ended since. If it has not within SECONDS, or
 WATCH ends before, cancel it and signal why."
-  (let ((end (loop:notice-end seconds)) (trouble nil))
+  (let ((end (loop:notice-end seconds)) (failure nil))
     (sb-thread:with-mutex ((watch-lock watch))
       (loop while (and (eq :opening (watch-state watch)) (< (loop:world-now) end))
             do (loop:await-notice (watch-bell watch) (watch-lock watch) end))
       (unless (watch-begun watch)
         (setf (watch-state watch) :ended ; so that it is not begun after all
-              trouble (or (watch-trouble watch)
+              failure (or (watch-failure watch)
                           (make-condition 'unavailable
                                           :text "no member has begun the watch in time")))
         (sb-thread:condition-broadcast (watch-bell watch))))
-    (when trouble
+    (when failure
       (cancel-watch watch)
-      (error trouble))))
+      (error failure))))
 
 (defun start-watch (watch timeout)
   "Have etcd begin WATCH, and wait until it has, see AWAIT-OPENING."

@@ -47,7 +47,7 @@
   (leases 0 :type (integer 0))          ; how many it has asked for
   (own '() :type list)                  ; numbers of the leases that the key may stand under, if it
                                         ; is ours; () before the first put that has succeeded
-  (trouble nil :type (or null condition)) ; why the last attempt to write has failed
+  (failure nil :type (or null condition)) ; why the last attempt to write has failed
   (standing nil :type boolean)          ; it is counted among those that stand in the store
   (ended nil :type boolean))            ; it is to be kept no longer
 
@@ -105,7 +105,7 @@ kept no longer, or it is END-NS. Return what PREDICATE does."
       (note (registration-meter registration) #'meter-losses 1 (registration-name registration))
       (setf (registration-lease registration) nil
             (registration-written registration) 0
-            (registration-trouble registration) condition))))
+            (registration-failure registration) condition))))
 
 (defun lose-lease (registration number condition)
   "As DROP-LEASE, and have another be granted."
@@ -188,7 +188,7 @@ since it was gone; :left if somebody else has it; nil if REGISTRATION is to be k
     (when (eq lease (registration-lease registration))
       (count-standing registration (not (or (eq :left outcome) (registration-ended registration))))
       (setf (registration-written registration) version
-            (registration-trouble registration) nil))))
+            (registration-failure registration) nil))))
 
 (defun write-registration (registration)
   "Have the store say what REGISTRATION is to say. Signal an ETCD-ERROR."
@@ -219,7 +219,7 @@ since it was gone; :left if somebody else has it; nil if REGISTRATION is to be k
                        (registration-seconds registration))
     (etcd:etcd-error (condition)
       (with-registration (registration)
-        (setf (registration-trouble registration) condition))
+        (setf (registration-failure registration) condition))
       (note (registration-meter registration) #'meter-writes 1
             (registration-name registration) "failed")
       (loop:tell-failure (registration-job registration) :server-not-registered condition
@@ -341,7 +341,7 @@ else when the lease ends. Return in three seconds at most. From any thread."
     (multiple-value-bind (lease seconds)
         (sb-thread:with-mutex ((registration-lock registration))
           (values (shiftf (registration-lease registration) nil)
-                  (if (registration-trouble registration) +last-seconds+ +write-seconds+)))
+                  (if (registration-failure registration) +last-seconds+ +write-seconds+)))
       (when lease
         (handler-case (etcd:revoke-lease lease :timeout (min seconds
                                                          ;; so that something can be asked

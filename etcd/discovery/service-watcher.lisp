@@ -192,7 +192,7 @@ known then."
                    (and items (entry-of (first (last items)))))))
   (when (eq :changes kind) (count-change service-watcher "service_config")))
 
-(defun note-trouble (service-watcher condition)
+(defun note-read-failure (service-watcher condition)
   "What SERVICE-WATCHER needs cannot be read because of CONDITION."
   (note (service-watcher-meter service-watcher) #'meter-failures 1
         (service-watcher-name service-watcher) "read")
@@ -203,12 +203,13 @@ known then."
 
 (defun begin-following (service-watcher)
   "Have the store say what SERVICE-WATCHER's name is."
-  (flet ((mirror (function trouble-p &rest range)
+  (flet ((mirror (function wanted-p &rest range)
            (apply #'etcd:mirror (service-watcher-etcd service-watcher)
                   (lambda (kind items revision)
                     (funcall function service-watcher kind items revision))
-                  :on-trouble (lambda (condition)
-                                (when (funcall trouble-p) (note-trouble service-watcher condition)))
+                  :on-error (lambda (condition)
+                              (when (funcall wanted-p)
+                                (note-read-failure service-watcher condition)))
                   range)))
     (setf (service-watcher-config service-watcher)
           (mirror #'take-config

@@ -29,6 +29,12 @@ what handles the stream's conditions."))
 (document-functions
   function-failed-cause "The condition that the function has signalled.")
 
+(defmacro with-function-failed ((&optional (type 'serious-condition)) &body body)
+  "Evaluate BODY, which calls a function of a user's. Signal FUNCTION-FAILED for a condition of TYPE
+that it signals, so that nobody takes that for what it would say of the caller's own work."
+  `(handler-case (progn ,@body)
+     (,type (condition) (error 'function-failed :cause condition))))
+
 (define-condition limit-exceeded (clgrpc-error)
   (;; the name of the row of the options table
    (option :initarg :option :reader limit-exceeded-option)

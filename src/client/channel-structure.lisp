@@ -39,11 +39,48 @@
     (format stream "~D connection sets"
             (hash-table-count (subchannel-pool-connection-sets subchannel-pool)))))
 
+(defstruct (resolution (:constructor make-resolution (resolver)) (:copier nil))
+  "How a channel's target is resolved to backends; see core.lisp."
+  (resolver nil :type (or null resolver)) ; that finds them
+  (begun nil :type boolean)             ; the resolver has begun
+  (done nil :type boolean)              ; it has told of backends
+  (backends '() :type list)             ; those of them that were used last
+  (keys '() :type list)                 ; of all that it last told of, sorted; for channelz
+  (awaited nil :type boolean)           ; its next answer is to be connected to
+  (back-off (make-back-off) :type back-off :read-only t)) ; of a resolver that fails
+
+(defmethod print-object ((resolution resolution) stream)
+  (print-unreadable-object (resolution stream :type t)
+    (format stream "~A, ~D backends" (resolution-resolver resolution)
+            (length (resolution-backends resolution)))))
+
+(defstruct (stream-queue (:copier nil))
+  "The calls of a channel that wait for a stream: heads of rings of QUEUED-ATTEMPTs, and how many
+there are; see stream-queue.lisp."
+  (waiting (make-ring) :type ring :read-only t) ; those that any stream will do for
+  (patient (make-ring) :type ring :read-only t) ; those that wait for another picker
+  (scattered nil :type boolean)         ; some queued attempt is not in WAITING
+  (count 0 :type index)                 ; of all, those of subchannels too
+  (unpicked-count 0 :type index)        ; of those that no server was picked for
+  (next-number 0 :type (unsigned-byte 62))) ; that the next one gets
+
+(defstruct (idle-watch (:copier nil))
+  "Since when a channel has had no calls; see core.lisp."
+  (timer nil :type (or null timer))     ; while the channel may go idle
+  (picks 0 :type index)                 ; how many streams it had had when it was last seen busy
+  (since-ns 0 :type nanoseconds))       ; when that was
+
+(declaim (sb-ext:freeze-type resolution stream-queue idle-watch))
+
+(defmethod print-object ((stream-queue stream-queue) stream)
+  (print-unreadable-object (stream-queue stream :type t)
+    (format stream "~D wait" (stream-queue-count stream-queue))))
+
 (defstruct (core (:include wire:endpoint)
                  (:constructor make-core
                      (&key name client-loop loop options observer sink sender on-stream
                         subchannel-pool credentials call-credentials plaintext-credentials
-                        authority encoding resolver balancing default-config receive-limit
+                        authority encoding resolution balancing default-config receive-limit
                         attempt-interceptors channel-trace))
                  (:copier nil))
   "What a channel is on its loop."
@@ -63,12 +100,7 @@
   (encoding nil :type (or null wire:encoding) :read-only t) ; of requests, if nobody says otherwise
   (refused '() :type list)              ; the encodings that no server is known to read, as one is
                                         ; known not to; changed by one store
-  (resolver nil :type (or null resolver)) ; that finds the backends
-  (resolving nil :type boolean)         ; the resolver has begun
-  (resolved nil :type boolean)          ; it has told of backends, and
-  (backends '() :type list)             ; which of them were used last
-  (awaiting nil :type boolean)          ; its next answer is to be connected to
-  (back-off (make-back-off) :type back-off :read-only t) ; of a resolver that fails
+  (resolution (make-resolution nil) :type resolution :read-only t) ; how its target is resolved
   (config nil :type (or null config:service-config)) ; in force, once the resolver has answered
   (default-config nil :type (or null config:service-config) :read-only t) ; if the resolver has none
   (receive-limit nil :type (or null index) :read-only t) ; max-receive-octets, if the user gave it
@@ -76,24 +108,16 @@
   (balancing nil :type (or null config:policy-config)) ; as the user says, before CONFIG
   (balancer nil :type (or null balancer)) ; that chooses among them, a SWITCH
   (picker nil)                          ; see balancer.lisp; changed by one store
-  ;; of a guarded channel, see guard.lisp: from calls in flight to the subchannels picked for them
-  (admitted nil :type (or null hash-table))
-  (idle-timer nil :type (or null timer)) ; while it may go idle
-  (idle-picks 0 :type index)            ; how many streams it had had when it was last seen busy,
-  (idle-since-ns 0 :type nanoseconds)   ; and when that was
+  ;; of what the balancer publishes: the picker that calls have; see guard.lisp
+  (picker-wrapper #'identity :type function)
+  (idle-watch (make-idle-watch) :type idle-watch :read-only t) ; whether it may go idle
   (state :idle :type connectivity)      ; of the channel
   (subchannels '() :type list)          ; those in use, and those that have calls still
   (subchannel-count 0 :type index)      ; how many these are
   (crowded nil :type boolean)           ; there was no room for another, since the last update
   ;; what it shares with channels that are alike, if it does; see connection-set.lisp
   (subchannel-pool nil :type (or null subchannel-pool) :read-only t)
-  ;; calls without a stream, see stream-queue.lisp: heads of lists of PLACEs,
-  (waiting (make-ring) :type ring :read-only t) ; of those that any stream will do for
-  (patient (make-ring) :type ring :read-only t) ; of those that wait for another picker
-  (scattered nil :type boolean)         ; some place is not in WAITING, and
-  (waiting-count 0 :type index)         ; how many places there are, be it with subchannels, and
-  (unpicked-count 0 :type index)        ; how many of these no server was picked for
-  (next-place 0 :type (unsigned-byte 62)) ; the number of the next place
+  (stream-queue (make-stream-queue) :type stream-queue :read-only t) ; calls without a stream
   (on-stream nil :type (or null function)) ; called with it and a subchannel of it of which a stream
                                         ; may be free, see core.lisp
   (clock (make-wait-clock) :type wait-clock :read-only t) ; of what its calls wait for
@@ -110,7 +134,6 @@
   ;; for channelz
   ;; its number and its last events
   (channel-trace (make-channel-trace 0) :type channel-trace :read-only t)
-  (backend-keys '() :type list)         ; of the backends that the resolver last told of, sorted
   (calls-begun 0 :type (unsigned-byte 62)) ; of users
   (calls-succeeded 0 :type (unsigned-byte 62)) ; that have ended with OK
   (calls-failed 0 :type (unsigned-byte 62)) ; that have ended otherwise
@@ -186,13 +209,20 @@ wait for the outcome of one hear of that."
 (defun answer-comes-p (core)
   "True if ASK-RESOLVER has the resolver of CORE answer soon. One that has just failed is not asked
 before its back-off has ended."
-  (and (null (back-off-timer (core-back-off core)))
-       (answers-p (core-resolver core))))
+  (let ((resolution (core-resolution core)))
+    (and (null (back-off-timer (resolution-back-off resolution)))
+         (answers-p (resolution-resolver resolution)))))
 
 (defun ask-resolver (core)
   "Servers of CORE have gone or cannot be reached: their addresses may have changed. A resolver that
 has just failed is asked later in any case."
-  (unless (back-off-timer (core-back-off core)) (resolve-again (core-resolver core))))
+  (let ((resolution (core-resolution core)))
+    (unless (back-off-timer (resolution-back-off resolution))
+      (resolve-again (resolution-resolver resolution)))))
+
+(defun resolved-p (core)
+  "True if the resolver of CORE has told of backends."
+  (resolution-done (core-resolution core)))
 
 (defstruct (client-link (:include link) (:constructor make-client-link (loop options owner))
                         (:copier nil))
@@ -342,6 +372,10 @@ several that are under way the oldest."
   (completions '() :type loop:completions)) ; of a call that is its own future (future.lisp)
 
 (declaim (sb-ext:freeze-type client-call))
+
+(define-hot (unattended-p :inline t) ((call client-call)) boolean
+  "True if CALL is its own future: no stub waits for it."
+  (logtest wire:+unattended+ (wire:wire-call-marks call)))
 
 (defstruct (attempt (:constructor make-attempt (stream)) (:copier nil))
   "One try of a call, on one stream. It is made once for the object that stands for streams, and

@@ -111,7 +111,8 @@ if CREDENTIALS cannot be used. From any thread."
                                                        :loop (client-loop-loop client-loop))
                            :credentials credentials :call-credentials call-credentials
                            :plaintext-credentials (and plaintext-credentials t)
-                           :encoding encoding :authority authority :resolver resolver
+                           :encoding encoding :authority authority
+                           :resolution (make-resolution resolver)
                            :balancing balancing :default-config config
                            :receive-limit (getf arguments :max-receive-octets)
                            :attempt-interceptors attempt-interceptors

@@ -9,7 +9,7 @@
   :drive #'client-drive :park #'client-park
   :observer #'client-observer :elapsed-ns #'client-elapsed-ns :repeats #'client-repeats
   :particulars #'client-particulars :last-error #'client-last-error
-  :future-p #'wire-call-unattended :reply-of-future #'reply-of-future
+  :future-p #'unattended-p :reply-of-future #'reply-of-future
   :reserve-of-future #'reserve-of-future)
 
 (rpc:define-transport-end **stream-operations** (:client :like **single-operations**)

@@ -23,10 +23,18 @@
         (funcall (picker-function picker) call)
         picker)))
 
-(defun eager-p (core)
-  "True if calls of CORE are picked for when they come, whatever others wait: each is placed for
-itself, or may be refused."
-  (or (core-admitted core) (choosy-p core)))
+(defun pick-again (core call subchannel)
+  "What the picker of CORE gives for CALL, which waits for a stream of SUBCHANNEL: that, or a
+FAILURE."
+  (let* ((picker (core-picker core))
+         (again (and (picker-p picker) (picker-again picker))))
+    (if again (funcall again subchannel call) subchannel)))
+
+(defun waiting-refusal (core queued-attempt)
+  "The FAILURE with which the picker of CORE refuses to have QUEUED-ATTEMPT wait, or nil."
+  (let* ((picker (core-picker core))
+         (waiting (and (picker-p picker) (picker-waiting picker))))
+    (and waiting (funcall waiting queued-attempt))))
 
 (define-hot (find-stream :inline t) ((core core) (call client-call))
     (values (or null http2:stream) (or null link) t)
@@ -49,7 +57,7 @@ picked for CALL, nil if nothing was."
   (begin-waiting core call)
   (trace-event :channel :call-waits :target (core-name core)
                :method (rpc:call-path call) :state (core-state core)
-               :before (core-waiting-count core))
+               :before (stream-queue-count (core-stream-queue core)))
   (add-queued-attempt call picked taker))
 
 (defun deny (call taker failure)
@@ -70,7 +78,7 @@ nil twice, and an ATTEMPT-FAILURE."
         (:ready (let ((queued-attempt (begin-place core call picked taker)))
                   (cond ((not (choosy-p core)) (start-first core))
                         ((subchannel-p picked) (serve-waiting core picked)))
-                  (let ((failure (and (core-admitted core) (refuse-to-wait core queued-attempt))))
+                  (let ((failure (waiting-refusal core queued-attempt)))
                     (when failure (deny call taker failure)))))
         (:idle (begin-place core call picked taker)
          (unless (core-picker core) (wake core)))
@@ -136,7 +144,7 @@ waits there no more."
 (defun start-first (core)
   "Pick for the calls that wait for any stream, the oldest first, until one finds none. Those that
 outlast a failure that is picked for them wait for another picker."
-  (loop for queued-attempt = (ring-first (core-waiting core))
+  (loop for queued-attempt = (ring-first (stream-queue-waiting (core-stream-queue core)))
         for wanted = (and queued-attempt (wanted-p (queued-attempt-call queued-attempt)))
         for picked = (and wanted (pick core (queued-attempt-call queued-attempt)))
         while queued-attempt
@@ -156,10 +164,7 @@ no stream."
         while queued-attempt
         do (cond ((not wanted) (leave-place queued-attempt))
                  ((start-at core queued-attempt
-                            (or (and (core-admitted core)
-                                     (breaker-refusal subchannel
-                                                      (queued-attempt-call queued-attempt)))
-                                subchannel)))
+                            (pick-again core (queued-attempt-call queued-attempt) subchannel)))
                  (t (ask-for-some-link core (queued-attempt-call queued-attempt) subchannel)
                     (return))))
   (leave-full-links (subchannel-connection-set subchannel)))
@@ -216,7 +221,7 @@ if they hold up others only until one finds no stream."
 (defun change-picker (core state picker)
   "CORE's channel is in STATE, and its calls are picked for by PICKER from now on."
   (unless (eq :shutdown (core-state core))
-    (setf (core-picker core) (guarded-picker core picker))
+    (setf (core-picker core) (funcall (core-picker-wrapper core) picker))
     (unless (eq state (core-state core)) (change-core-state core state))
     (when (waiting-p core)
       (cond (picker (place-anew core))
@@ -241,18 +246,30 @@ if they hold up others only until one finds no stream."
   (begin-idle-watch core)
   (change-picker core :connecting nil)
   (enter-stage core :resolve)
-  (cond ((not (core-resolving core))
-         (setf (core-resolving core) t
-               (core-awaiting core) t)
-         (run-resolver (core-resolver core) (core-loop core)
-                       (lambda (backends failure config)
-                         (if failure
-                             (receive-failure core failure)
-                             (receive-backends core backends config)))))
-        (t (setf (core-awaiting core)
-                 (or (answer-comes-p core) (not (core-resolved core))))
-           (ask-resolver core)
-           (unless (core-awaiting core) (exit-idle (core-balancer core))))))
+  (let ((resolution (core-resolution core)))
+    (cond ((not (resolution-begun resolution))
+           (setf (resolution-begun resolution) t
+                 (resolution-awaited resolution) t)
+           (run-resolver (resolution-resolver resolution) (core-loop core)
+                         (lambda (backends failure config)
+                           (if failure
+                               (receive-failure core failure)
+                               (receive-backends core backends config)))))
+          (t (setf (resolution-awaited resolution)
+                   (or (answer-comes-p core) (not (resolution-done resolution))))
+             (ask-resolver core)
+             (unless (resolution-awaited resolution) (exit-idle (core-balancer core)))))))
+
+(defun awaited-p (core)
+  "True, once, if the answer of CORE's resolver that has come is to be connected to."
+  (shiftf (resolution-awaited (core-resolution core)) nil))
+
+(defun end-resolver-wait (core)
+  "The resolver of CORE waits no more to be asked again; if it was to, return true."
+  (let ((back-off (resolution-back-off (core-resolution core))))
+    (prog1 (back-off-timer back-off)
+      (stop-back-off back-off (core-loop core))
+      (forget-failures back-off))))
 
 ;;; What the resolver says
 
@@ -271,7 +288,7 @@ if they hold up others only until one finds no stream."
 (defun note-backends (core backends)
   "The resolver of CORE has told of BACKENDS: note that if they are others than before."
   (let ((keys (sort (mapcar #'backend-key backends) #'string<)))
-    (unless (equal keys (core-backend-keys core))
+    (unless (equal keys (resolution-keys (core-resolution core)))
       (let ((more (- (length keys) +told-backends+)))
         (note-core-event core :info "the resolver tells of ~[no servers~:;~:*~D server~:P: ~
                                      ~{~A~^, ~}~@[ and ~D more~]~]"
@@ -282,7 +299,7 @@ if they hold up others only until one finds no stream."
           (log-event :warning :too-many-addresses :target (core-name core) :used used
                                                   :left-out (- (length backends) used))
           (note-core-event core :warning "only ~D of these servers are used (max-addresses)" used)))
-      (setf (core-backend-keys core) keys))))
+      (setf (resolution-keys (core-resolution core)) keys))))
 
 (defun receive-backends (core backends pushed)
   "The resolver of CORE has told of BACKENDS, and has PUSHED a service config, as SELECTED-CONFIG
@@ -299,16 +316,14 @@ takes it."
 
 (defun use-backends (core backends)
   "CORE's servers are BACKENDS from now on."
-  (when backends
-    (stop-back-off (core-back-off core) (core-loop core))
-    (forget-failures (core-back-off core)))
-  (setf (core-resolved core) (and backends t)
-        (core-backends core) backends)
+  (when backends (end-resolver-wait core))
+  (setf (resolution-done (core-resolution core)) (and backends t)
+        (resolution-backends (core-resolution core)) backends)
   (update-backends (core-balancer core) backends (core-policy core))
   (cond ((null backends)
          (fail-resolving core (format nil "~A has no servers" (core-name core)))
          (await-resolver core))
-        ((or (shiftf (core-awaiting core) nil)
+        ((or (awaited-p core)
              (eq :transient-failure (core-state core)))
          (exit-idle (core-balancer core))))
   (when (eq :ready (core-state core)) (serve-all core))) ; they may have more connections
@@ -317,26 +332,26 @@ takes it."
   "The resolver of CORE has no backends because of TEXT. Those that there are stay in use."
   (log-event :info :resolving-failed :target (core-name core) :reason text)
   (note-core-event core :warning "resolving failed: ~A" text)
-  (cond ((not (core-resolved core)) (fail-resolving core text))
-        ((shiftf (core-awaiting core) nil)
-         (exit-idle (core-balancer core))))
+  (cond ((not (resolved-p core)) (fail-resolving core text))
+        ((awaited-p core) (exit-idle (core-balancer core))))
   (await-resolver core))
 
 (defun fail-resolving (core text)
   "CORE has no backends because of TEXT."
   (setf (core-last-error core) text
-        (core-awaiting core) nil)
+        (resolution-awaited (core-resolution core)) nil)
   (tell-failed-attempt core)
   (change-picker core :transient-failure (make-failure text)))
 
 (defun await-resolver (core)
   "Ask CORE's resolver, which has failed or has told of no server, again after a while."
-  (unless (core-resolved core) (enter-stage core :back-off))
-  (stop-back-off (core-back-off core) (core-loop core))
-  (start-back-off (core-back-off core) (core-loop core) (core-options core)
-                  (lambda ()
-                    (unless (core-resolved core) (enter-stage core :resolve))
-                    (resolve-again (core-resolver core)))))
+  (unless (resolved-p core) (enter-stage core :back-off))
+  (let* ((resolution (core-resolution core)) (back-off (resolution-back-off resolution)))
+    (stop-back-off back-off (core-loop core))
+    (start-back-off back-off (core-loop core) (core-options core)
+                    (lambda ()
+                      (unless (resolution-done resolution) (enter-stage core :resolve))
+                      (resolve-again (resolution-resolver resolution))))))
 
 ;;; Idleness. A timer looks from time to time whether the channel has calls, or has had some since
 ;;; it looked last; calls pay nothing for it.
@@ -362,45 +377,48 @@ takes it."
 
 (defun begin-idle-watch (core)
   "CORE leaves its idle state; have it go back there when it has had no calls for long enough."
-  (let ((limit (idle-limit-ns core)))
-    (when (and (plusp limit) (null (core-idle-timer core)))
-      (setf (core-idle-timer core) (loop:make-lasting-timer (core-loop core) #'watch-idleness core)
-            (core-idle-since-ns core) (core-now core))
+  (let ((watch (core-idle-watch core)))
+    (when (and (plusp (idle-limit-ns core)) (null (idle-watch-timer watch)))
+      (setf (idle-watch-timer watch)
+            (loop:make-lasting-timer (core-loop core) #'watch-idleness core)
+            (idle-watch-since-ns watch) (core-now core))
       (watch-idleness core))))
 
 (defun watch-idleness (core)
   "Look whether CORE has been without calls for long enough, now or else later; or, if not all of
 it, which of its connections beyond the first to a server have."
-  (let ((now (core-now core))
+  (let ((watch (core-idle-watch core))
+        (now (core-now core))
         (limit (idle-limit-ns core))
         (picks (core-picks core)))
     (dolist (subchannel (core-subchannels core))
       (leave-spare-links (subchannel-connection-set subchannel) (max 0 (- now limit))))
     (flet ((look-again (due)
-             (schedule-timer (loop:event-loop-wheel (core-loop core)) (core-idle-timer core) due)))
-      (cond ((or (busy-p core) (/= picks (core-idle-picks core)))
-             (setf (core-idle-picks core) picks
-                   (core-idle-since-ns core) now)
+             (schedule-timer (loop:event-loop-wheel (core-loop core)) (idle-watch-timer watch)
+                             due)))
+      (cond ((or (busy-p core) (/= picks (idle-watch-picks watch)))
+             (setf (idle-watch-picks watch) picks
+                   (idle-watch-since-ns watch) now)
              (look-again (+ now (ceiling limit 8))))
-            ((< now (+ limit (core-idle-since-ns core)))
-             (look-again (+ limit (core-idle-since-ns core))))
+            ((< now (+ limit (idle-watch-since-ns watch)))
+             (look-again (+ limit (idle-watch-since-ns watch))))
             (t (go-idle core))))))
 
 (defun stop-idle-watch (core)
-  (let ((timer (shiftf (core-idle-timer core) nil)))
+  (let ((timer (shiftf (idle-watch-timer (core-idle-watch core)) nil)))
     (when timer (cancel-timer (loop:event-loop-wheel (core-loop core)) timer))))
 
 (defun go-idle (core)
   "End the balancer and the resolver of CORE, which has no calls, until it has one."
   (trace-event :channel :channel-idle :target (core-name core))
   (stop-idle-watch core)
-  (stop-back-off (core-back-off core) (core-loop core))
-  (forget-failures (core-back-off core))
-  (quit-resolver (core-resolver core))
-  (setf (core-resolving core) nil
-        (core-resolved core) nil
-        (core-backends core) '()
-        (core-awaiting core) nil)
+  (end-resolver-wait core)
+  (let ((resolution (core-resolution core)))
+    (quit-resolver (resolution-resolver resolution))
+    (setf (resolution-begun resolution) nil
+          (resolution-done resolution) nil
+          (resolution-backends resolution) '()
+          (resolution-awaited resolution) nil))
   (close-balancer (core-balancer core))
   (setf (core-balancer core) (make-instance 'switch :parent core))
   (change-picker core :idle nil))
@@ -408,10 +426,7 @@ it, which of its connections beyond the first to a server have."
 (defun end-back-off (core)
   "Have what CORE waits to try again, its resolver and its servers, be tried now, and later waits be
 as after the first failure."
-  (let ((waits (back-off-timer (core-back-off core))))
-    (stop-back-off (core-back-off core) (core-loop core))
-    (forget-failures (core-back-off core))
-    (when waits (resolve-again (core-resolver core))))
+  (when (end-resolver-wait core) (resolve-again (resolution-resolver (core-resolution core))))
   (dolist (subchannel (copy-list (core-subchannels core)))
     (let ((back-off (connection-set-back-off (subchannel-connection-set subchannel))))
       (forget-failures back-off)
@@ -428,8 +443,8 @@ as after the first failure."
   (change-core-state core :shutdown)
   (setf (core-picker core) nil)
   (stop-idle-watch core)
-  (stop-back-off (core-back-off core) (core-loop core))
-  (quit-resolver (core-resolver core))
+  (end-resolver-wait core)
+  (quit-resolver (resolution-resolver (core-resolution core)))
   (dolist (call (waiting-calls core))
     (end-client-call-as call :channel-closed :ended-by :local :sent nil))
   (dolist (call (alexandria:hash-table-keys (core-retrying core)))

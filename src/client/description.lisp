@@ -65,7 +65,7 @@ children's, such as a weight, for people. On its channel's loop.")
                                     when (eq :ready (subchannel-link-state subchannel))
                                       return (veto-text veto))
                               (connection-set-failure connection-set))))
-                (when text (list :trouble text))))
+                (when text (list :last-error text))))
             (when wait (list :next-attempt wait))
             (when (subchannel-breaker subchannel)
               (list :breaker (breaker-state (subchannel-breaker subchannel))))
@@ -82,10 +82,10 @@ children's, such as a weight, for people. On its channel's loop.")
           (let ((picker (core-picker core)))
             (typecase picker
               (picker (list :picker (picker-text picker)))
-              (failure (list :trouble (failure-text picker)))))
+              (failure (list :last-error (failure-text picker)))))
           (when (core-throttle core)
             (list :retry-tokens (nth-value 1 (throttled-p (core-throttle core)))))
-          (list :waiting (core-waiting-count core))))
+          (list :waiting (stream-queue-count (core-stream-queue core)))))
 
 (defun look-at (core function)
   "What FUNCTION returns, called on the loop of CORE; here, if that has stopped."
@@ -109,18 +109,18 @@ children's, such as a weight, for people. On its channel's loop.")
 
 (defun address-line (facts)
   "FACTS, a plist that DESCRIBE-ADDRESS returns, for people."
-  (destructuring-bind (&key address state connections calls picks failures failed-connects trouble
-                         next-attempt attributes shared-by &allow-other-keys)
+  (destructuring-bind (&key address state connections calls picks failures failed-connects
+                         last-error next-attempt attributes shared-by &allow-other-keys)
       facts
     (let ((*print-pretty* nil)
-          (known '(:address :state :connections :calls :picks :failures :failed-connects :trouble
+          (known '(:address :state :connections :calls :picks :failures :failed-connects :last-error
                    :next-attempt :attributes :shared-by)))
       (format nil "~A ~(~A~), ~D connection~:P~@[ shared by ~D channel~:P~], ~D call~:P, ~
                    ~D picked, ~D failed~
                    ~[~:;, ~:*~D attempt~:P to connect failed~]~@[, the next in ~,1F s~]~
                    ~@[: ~A~]~@[ ~S~]~@[ ~S~]"
               address state connections shared-by calls picks failures failed-connects
-              next-attempt trouble attributes
+              next-attempt last-error attributes
               (loop for (name value) on facts by #'cddr
                     unless (member name known) append (list name value))))))
 
@@ -135,12 +135,12 @@ children's, such as a weight, for people. On its channel's loop.")
 
 (defmethod describe-object ((channel wire-channel) stream)
   (multiple-value-bind (addresses facts) (channel-addresses channel)
-    (destructuring-bind (&key target state picker trouble waiting retry-tokens &allow-other-keys)
+    (destructuring-bind (&key target state picker last-error waiting retry-tokens &allow-other-keys)
         facts
       (format stream "~&~S~%  a channel to ~A, ~(~A~)~@[: ~A~]~@[: ~A~], ~D call~:P waiting~
                       ~@[, ~,3F tokens left for retries~]~%"
-              channel target state picker trouble waiting retry-tokens)
-      (write-policy (alexandria:remove-from-plist facts :target :state :picker :trouble :waiting
+              channel target state picker last-error waiting retry-tokens)
+      (write-policy (alexandria:remove-from-plist facts :target :state :picker :last-error :waiting
                                                         :retry-tokens)
                     stream 2)
       (if addresses

@@ -1,7 +1,7 @@
 ;;;; The client: channels over the network, connections with back-off, calls.
 
 (defpackage #:clgrpc.client
-  (:use #:cl #:clgrpc.base)
+  (:use #:cl #:clgrpc.base #:clgrpc.option)
   (:local-nicknames (#:os #:clgrpc.os) (#:loop #:clgrpc.loop) (#:dns #:clgrpc.dns)
                     (#:hpack #:clgrpc.hpack) (#:http2 #:clgrpc.http2)
                     (#:protobuf #:clgrpc.protobuf) (#:rpc #:clgrpc.rpc)
@@ -38,7 +38,7 @@
   (:import-from #:clgrpc.wire
                   #:link #:link-loop #:link-owner #:wire-call #:wire-call-link #:wire-call-loop
                 #:wire-call-stream #:wire-call-send-closed #:wire-call-endpoint
-                #:wire-call-unattended #:wire-call-options)
+                #:wire-call-options)
   (:export
    ;; ending.lisp
    #:waited-p

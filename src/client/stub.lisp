@@ -95,8 +95,8 @@ loop has just stopped, since the channel was closed, end CALL."
       (when request (wire:close-sending call))
       (setf (client-call-request call) encoded)
       (sb-sys:without-interrupts        ; what is counted can be left
-        (loop:enter-call loop (wire-call-unattended call))
-        (unless (wire-call-unattended call) (rpc:note-opened call))
+        (loop:enter-call loop (unattended-p call))
+        (unless (unattended-p call) (rpc:note-opened call))
         (unwind-protect
              (sb-sys:with-local-interrupts
                (setf submitted (or (loop:run-now loop #'begin-here)

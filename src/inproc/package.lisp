@@ -2,7 +2,7 @@
 ;;;; object, with no octets between, and with the semantics of the wire.
 
 (defpackage #:clgrpc.inproc
-  (:use #:cl #:clgrpc.base)
+  (:use #:cl #:clgrpc.base #:clgrpc.option)
   (:local-nicknames (#:os #:clgrpc.os) (#:loop #:clgrpc.loop) (#:protobuf #:clgrpc.protobuf)
                     (#:rpc #:clgrpc.rpc) (#:method #:clgrpc.method) (#:calling #:clgrpc.calling)
                     (#:status #:clgrpc.status) (#:serving #:clgrpc.serving)

@@ -4,7 +4,7 @@
 ;;;; their own.
 
 (defpackage #:clgrpc.loop
-  (:use #:cl #:clgrpc.base)
+  (:use #:cl #:clgrpc.base #:clgrpc.option)
   (:local-nicknames (#:os #:clgrpc.os))
   (:import-from #:sb-ext #:defglobal #:define-load-time-global #:compare-and-swap #:atomic-incf
                 #:atomic-decf)

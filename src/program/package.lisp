@@ -3,7 +3,7 @@
 ;;;; parts.
 
 (defpackage #:clgrpc.program
-  (:use #:cl #:clgrpc.base #:clgrpc.command)
+  (:use #:cl #:clgrpc.base #:clgrpc.option #:clgrpc.command)
   (:local-nicknames (#:loop #:clgrpc.loop) (#:os #:clgrpc.os) (#:serving #:clgrpc.serving)
                     (#:server #:clgrpc.server)
                     (#:services #:clgrpc.services) (#:metrics #:clgrpc.metrics)

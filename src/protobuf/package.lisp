@@ -3,7 +3,7 @@
 ;;;; follows serves the layers above (rpc, reflection) and the code that DEFINE-PROTO generates.
 
 (defpackage #:clgrpc.protobuf
-  (:use #:cl #:clgrpc.base)
+  (:use #:cl #:clgrpc.base #:clgrpc.option)
   (:import-from #:clgrpc.kernel #:define-kernel #:with-kernel-parts #:inst #:memory #:inst512
                 #:instx #:broadcast #:masked #:+octets-data+ #:+kernels-p+
                 #:avx2-p #:fast-bits-p #:avx512-p)

@@ -1,7 +1,7 @@
 ;;;; What both ends of a call share.
 
 (defpackage #:clgrpc.rpc
-  (:use #:cl #:clgrpc.base)
+  (:use #:cl #:clgrpc.base #:clgrpc.option)
   (:local-nicknames (#:os #:clgrpc.os) (#:loop #:clgrpc.loop)
                     (#:protobuf #:clgrpc.protobuf))
   (:import-from #:sb-ext #:defglobal)

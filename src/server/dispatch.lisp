@@ -281,13 +281,21 @@ the claim."
     (when (and call (not (call-status call)))
       (lose-call call (format nil "~A from ~(~A~)" (http2:error-code-name error-code) source)))))
 
+(define-hot (release-stream-charge :inline t) ((link server-link) (stream http2:stream)) null
+  "Take what STREAM, which is closed, is charged with off LINK."
+  (let ((charge (http2:stream-charge stream)))
+    (unless (zerop charge)
+      (setf (http2:stream-charge stream) 0)
+      (charge-own (wire:link-account link) (- charge))))
+  nil)
+
 (defun server-stream-closed (stream)
   "The sink's on-stream-closed: the core says nothing more of STREAM after this."
   (let ((call (http2:stream-user stream)))
     (when call
       (let ((link (wire-call-link call)))
         (setf (wire-call-stream call) nil)
-        (wire:release-stream-charge link stream)
+        (release-stream-charge link stream)
         (retire-call call link)
         (http2:release-stream stream)
         (let ((plain (call-http-request call)))
@@ -297,10 +305,15 @@ the claim."
         (when (and (zerop (wire:link-calls link)) (wire:link-draining link))
           (wire:close-link link "drained"))))))
 
+(defun server-writable (stream)
+  "The sink's on-writable."
+  (let ((call (http2:stream-user stream)))
+    (when call (wire:tell-writable call))))
+
 (define-load-time-global **server-sink**
     (http2:make-sink :on-output #'wire:link-output :on-headers #'server-headers
                      :on-data #'server-data :on-trailers #'server-trailers
-                     :on-reset #'server-reset :on-writable #'wire:wire-writable
+                     :on-reset #'server-reset :on-writable #'server-writable
                      :on-stream-closed #'server-stream-closed
                      :on-settings #'link-ready :on-ping-ack #'server-ping-ack
                      :on-close #'wire:link-http2-closed))

@@ -1,7 +1,7 @@
 ;;;; The server: listeners, routes, calls as handlers see them, drain.
 
 (defpackage #:clgrpc.server
-  (:use #:cl #:clgrpc.base)
+  (:use #:cl #:clgrpc.base #:clgrpc.option)
   (:local-nicknames (#:loop #:clgrpc.loop) (#:hpack #:clgrpc.hpack) (#:http2 #:clgrpc.http2)
                     (#:exchange #:clgrpc.exchange)
                     (#:protobuf #:clgrpc.protobuf) (#:rpc #:clgrpc.rpc) (#:status #:clgrpc.status)

@@ -98,11 +98,17 @@
     (note-part call encoded)
     (funcall (style-part (web-claim-style (call-web-claim call))) call encoded)))
 
+(defun note-spoken (call)
+  "CALL's user sends a message."
+  (let ((outlet (wire:ensure-wire-outlet call)))
+    (setf (wire:wire-outlet-begun outlet) t)
+    (incf (wire:wire-outlet-spoken outlet))))
+
 (defun web-send-message (call message compress)
   "Send MESSAGE from user code."
   (let* ((encoded (encode call message compress))
          (posted (not (wire:in-turn-p call))))
-    (wire:note-spoken call)
+    (note-spoken call)
     (wire:post-in-turn call (wire:encoded-length encoded)
                        (lambda ()
                          (write-sent call encoded)

@@ -115,10 +115,6 @@ count it and tell the observer, if CALL has one."
   "True once our side of CALL has sent its last message. On its loop."
   (logtest +closed+ (wire-call-marks call)))
 
-(define-hot (wire-call-unattended :inline t) ((call wire-call)) boolean
-  "True of a client's call that is its own future: no stub waits for it."
-  (logtest +unattended+ (wire-call-marks call)))
-
 (define-hot (close-sending :inline t) ((call wire-call)) null
   "Note that our side of CALL sends no more. On its loop, or before the loop begins it."
   (setf (wire-call-marks call) (logior +closed+ (wire-call-marks call)))

@@ -173,14 +173,6 @@ stream is charged with."
     (when inlet (release-inlet call inlet)))
   nil)
 
-(define-hot (release-stream-charge :inline t) ((link link) (stream http2:stream)) null
-  "Take what STREAM, which is closed, is charged with off LINK."
-  (let ((charge (http2:stream-charge stream)))
-    (unless (zerop charge)
-      (setf (http2:stream-charge stream) 0)
-      (charge-own (link-account link) (- charge))))
-  nil)
-
 ;;; The metadata of the call before
 
 (defconstant +shared-octets+ 4096

@@ -187,12 +187,6 @@ stream's."
   (let ((outlet (call-wire-outlet call)))
     (may-send-p call (and outlet (wire-outlet-over outlet)))))
 
-(defun note-spoken (call)
-  "CALL's user sends a message."
-  (let ((outlet (ensure-wire-outlet call)))
-    (setf (wire-outlet-begun outlet) t)
-    (incf (wire-outlet-spoken outlet))))
-
 (define-hot wire-send ((call wire-call) message wait-p compress) boolean
   "The operation SEND."
   (cond ((not (sendable-p call)) nil)
@@ -294,8 +288,3 @@ until then."
   "The queue of CALL's stream has fallen under half its budget."
   (notify call)
   (when (callbacks-p call) (wire-schedule call)))
-
-(defun wire-writable (stream)
-  "The sink's on-writable where the user of STREAM is a call."
-  (let ((call (http2:stream-user stream)))
-    (when call (tell-writable call))))

@@ -1,7 +1,7 @@
 ;;;; What both ends of a call share over HTTP: links, calls on streams, framing, compression.
 
 (defpackage #:clgrpc.wire
-  (:use #:cl #:clgrpc.base)
+  (:use #:cl #:clgrpc.base #:clgrpc.option)
   (:local-nicknames (#:os #:clgrpc.os) (#:loop #:clgrpc.loop) (#:hpack #:clgrpc.hpack)
                     (#:http2 #:clgrpc.http2) (#:protobuf #:clgrpc.protobuf))
   (:import-from #:sb-ext #:defglobal #:define-load-time-global)
@@ -49,20 +49,18 @@
    #:link-messages-received #:link-received-ns #:link-keepalives #:list-custom-fields
    #:mark-call #:marked-p #:metadata-fields #:metadata-octets #:open-link #:parcel
    #:parcel-end #:parcel-octets #:parcel-taken #:parse-encoding #:parse-incoming #:queue-incoming
-   #:quoted-octets #:read-enough-p #:receive-data #:release-call #:release-stream-charge
+   #:quoted-octets #:read-enough-p #:receive-data #:release-call
    #:charge-call #:pressed-p #:link-account #:seal-batch #:sound-metadata-p #:start-deadline
    #:status-number #:stop-timers #:to-keep-p #:total-held-limit #:measure-link
    #:unknown-encoding-text #:unmarked #:unparsable-condition #:wake-callbacks #:wire-call
    #:wire-call-born-ns #:wire-call-endpoint #:wire-call-headers-sent #:wire-call-link
    #:wire-call-loop #:wire-call-marks #:wire-call-options #:wire-call-partial
-   #:wire-call-send-closed #:wire-call-stream #:wire-call-unattended #:wire-decode #:wire-now
-   #:wire-schedule #:in-turn-p #:posted-octets #:post-in-turn #:wire-writable
-   #:write-encoded #:write-message
+   #:wire-call-send-closed #:wire-call-stream #:wire-decode #:wire-now
+   #:wire-schedule #:in-turn-p #:posted-octets #:post-in-turn #:write-encoded #:write-message
    #:dialect #:make-dialect #:dialect-drain #:link-dialect #:speak-http2 #:end-link
-   #:link-silent-p #:lose-link
-   #:give-window #:packed
+   #:link-silent-p #:lose-link #:give-window #:packed
    ;; for protocols beside gRPC
    #:parcel-p #:unpacked #:inflation-outcome-p #:deliver-alone #:receive-messages
    #:receive-limit #:seal-arrivals
-   #:note-written #:note-spoken #:encode-text #:sendable-p #:refuse-to-send #:wire-taken
+   #:note-written #:encode-text #:sendable-p #:refuse-to-send #:wire-taken
    #:queue-limit #:enough-taken-p #:encoded-octets #:parse-accepted-encodings #:end-undecodable))

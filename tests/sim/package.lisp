@@ -2,7 +2,7 @@
 ;;;; thousand seeds here, and for as many as one likes with scripts/simulate.
 
 (defpackage #:clgrpc.tests.sim
-  (:use #:cl #:clgrpc.base #:fiveam)
+  (:use #:cl #:clgrpc.base #:clgrpc.option #:fiveam)
   (:local-nicknames (#:grpc #:clgrpc) (#:sim #:clgrpc.sim) (#:rpc #:clgrpc.rpc)
                     (#:status #:clgrpc.status)
                     (#:server #:clgrpc.server) (#:client #:clgrpc.client) (#:loop #:clgrpc.loop)

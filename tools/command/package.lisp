@@ -1,7 +1,7 @@
 ;;;; The command `clgrpc`.
 
 (defpackage #:clgrpc.tools
-  (:use #:cl #:clgrpc.base #:clgrpc.command)
+  (:use #:cl #:clgrpc.base #:clgrpc.option #:clgrpc.command)
   (:local-nicknames (#:grpc #:clgrpc) (#:program #:clgrpc.program)
                     (#:command #:clgrpc.command) (#:rpc #:clgrpc.rpc) (#:method #:clgrpc.method)
                     (#:loop #:clgrpc.loop) (#:http1 #:clgrpc.http1) (#:exchange #:clgrpc.exchange)

@@ -4,7 +4,7 @@
 ;;;; may; the page; the option of command lines.
 
 (defpackage #:clgrpc.console
-  (:use #:cl #:clgrpc.base)
+  (:use #:cl #:clgrpc.base #:clgrpc.option)
   (:local-nicknames (#:loop #:clgrpc.loop) (#:rpc #:clgrpc.rpc) (#:serving #:clgrpc.serving)
                     (#:server #:clgrpc.server) (#:exchange #:clgrpc.exchange)
                     (#:metrics #:clgrpc.metrics)

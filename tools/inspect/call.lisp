@@ -127,7 +127,7 @@ read, but of a number or word the character behind it. Whether it is valid is no
   (options '() :type list)
   (requests nil :type stream)
   (defaults nil)
-  (trouble nil))                        ; what was wrong with a request of a stream
+  (error nil))                        ; what was wrong with a request of a stream
 
 (defun print-response (caller message)
   (format t "~A~%" (protobuf:message-json message :indent 2 :defaults (caller-defaults caller)
@@ -146,7 +146,7 @@ read, but of a number or word the character behind it. Whether it is valid is no
     ;; who receives sees how the call has ended
     (grpc:rpc-error ())
     ((or clgrpc-error stream-error) (error)
-      (setf (caller-trouble caller) error)
+      (setf (caller-error caller) error)
       (grpc:cancel call))))
 
 (defun print-stream (caller call)
@@ -170,7 +170,7 @@ read, but of a number or word the character behind it. Whether it is valid is no
            ;; it may be left reading from a terminal when the call is over, until the process is
            (sb-thread:make-thread (lambda () (feed-requests caller call)) :name "clgrpc call")
            (handler-case (print-stream caller call)
-             (grpc:rpc-error (error) (error (or (caller-trouble caller) error))))))))))
+             (grpc:rpc-error (error) (error (or (caller-error caller) error))))))))))
 
 (defun detail-text (detail)
   "DETAIL, a message, in JSON; as it prints if it has no form there, such as an Any of a type that

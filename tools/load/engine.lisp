@@ -238,9 +238,9 @@ that begins with the limit's name, or nil."
     (multiple-value-bind (cpu interrupted)
         (call-terminable control
                          (lambda () (await-run control begin-ns measure-ns on-progress)))
-      (let ((trouble (some #'generator-trouble (control-generators control))))
-        (when trouble
-          (error 'run-failed :text (string-right-trim "." (princ-to-string trouble)))))
+      (let ((error (some #'generator-error (control-generators control))))
+        (when error
+          (error 'run-failed :text (string-right-trim "." (princ-to-string error)))))
       (finish-run control plan measure-ns cpu interrupted))))
 
 (defun perform-run (plan &key on-progress)

@@ -323,7 +323,7 @@ the run says how many they were, and has lasted only until calls ceased to begin
 
 (defun give-generator-up (generator condition)
   "An error of ours, CONDITION, ends the run."
-  (unless (generator-trouble generator) (setf (generator-trouble generator) condition))
+  (unless (generator-error generator) (setf (generator-error generator) condition))
   (setf (generator-stopping generator) t))
 
 (define-hot after-event ((generator generator)) null

@@ -129,13 +129,3 @@ not exceed, with an error of at most one part in 256; 0 if there are none."
 (defun histogram-mean (histogram)
   "The mean of the values of HISTOGRAM, a rational, exact; 0 if there are none."
   (/ (histogram-sum histogram) (max 1 (histogram-count histogram))))
-
-(defun histogram-deviation (histogram)
-  "The standard deviation of the values of HISTOGRAM, a double float, each taken for the middle of
-its bucket; 0 if there are none."
-  (let ((mean (float (histogram-mean histogram) 1d0)) (squares 0d0))
-    (loop for count across (histogram-buckets histogram)
-          for bucket from (histogram-first histogram)
-          when (plusp count)
-            do (incf squares (* count (expt (- (bucket-middle bucket) mean) 2))))
-    (sqrt (/ squares (max 1 (histogram-count histogram))))))

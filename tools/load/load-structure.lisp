@@ -111,7 +111,7 @@
   (stopping nil :type boolean)          ; no more calls are made
   (dropping nil :type boolean)          ; what ends now does not count
   (done nil :type boolean)              ; all has ended
-  (trouble nil :type (or null condition)) ; an error of ours that has ended the run
+  (error nil :type (or null condition)) ; an error of ours that has ended the run
   (on-event nil :type (or null function))) ; (generator) is called when READY-P or DONE becomes true
 
 (declaim (sb-ext:freeze-type load-call connection connection-slot generator))

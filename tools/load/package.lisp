@@ -3,7 +3,7 @@
 ;;;; compares them.
 
 (defpackage #:clgrpc.load
-  (:use #:cl #:clgrpc.base)
+  (:use #:cl #:clgrpc.base #:clgrpc.option)
   (:local-nicknames (#:os #:clgrpc.os) (#:loop #:clgrpc.loop) (#:hpack #:clgrpc.hpack)
                     (#:http2 #:clgrpc.http2) (#:protobuf #:clgrpc.protobuf)
                     (#:status #:clgrpc.status) (#:method #:clgrpc.method)
@@ -11,7 +11,7 @@
   (:export
    ;; histogram.lisp
    #:histogram #:make-histogram #:record-value #:merge-histograms #:histogram-count
-   #:histogram-sum #:histogram-min #:histogram-max #:histogram-mean #:histogram-deviation
+   #:histogram-sum #:histogram-min #:histogram-max #:histogram-mean
    #:histogram-quantile #:map-histogram #:restore-histogram
    ;; run.lisp
    #:run #:make-run #:run-name #:run-target #:run-method #:run-kind #:run-started-unix-ns

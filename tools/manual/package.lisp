@@ -2,7 +2,7 @@
 ;;;; made from docstrings. scripts/manual writes it into a folder that needs no server.
 
 (defpackage #:clgrpc.manual
-  (:use #:cl #:clgrpc.base)
+  (:use #:cl #:clgrpc.base #:clgrpc.option)
   (:local-nicknames (#:page #:clgrpc.page) (#:ppcre #:cl-ppcre))
   (:export
    ;; docstring.lisp

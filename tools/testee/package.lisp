@@ -3,7 +3,7 @@
 ;;;; bin/clgrpc-testee is the command with these.
 
 (defpackage #:clgrpc.testee
-  (:use #:cl #:clgrpc.base #:clgrpc.command)
+  (:use #:cl #:clgrpc.base #:clgrpc.option #:clgrpc.command)
   (:local-nicknames (#:grpc #:clgrpc) (#:program #:clgrpc.program) (#:rpc #:clgrpc.rpc)
                     (#:loop #:clgrpc.loop) (#:load #:clgrpc.load) (#:os #:clgrpc.os)
                     (#:protobuf #:clgrpc.protobuf) (#:config #:clgrpc.config)

@@ -305,23 +305,23 @@ for SEND-POLICY-RUNNER-REQUESTS."
          (interval-ms (op-integer op "intervalMs" 0))
          (one (remove "intervalMs" op :key #'car :test #'string=))
          (lock (sb-thread:make-mutex :name "clgrpc lab calls"))
-         (next 0) (results '()) (trouble nil))
+         (next 0) (results '()) (failure nil))
     (unless (<= workers +most-ops+)
       (misuse "There are at most ~D workers, not ~D." +most-ops+ workers))
     (flet ((work ()
              (handler-case
                  (loop for first = t then nil
                        for index = (sb-thread:with-mutex (lock)
-                                     (and (< next count) (null trouble) (1- (incf next))))
+                                     (and (< next count) (null failure) (1- (incf next))))
                        while index
                        do (unless first (pause-ms interval-ms))
                           (let ((result (perform-policy-runner-call channel one index)))
                             (sb-thread:with-mutex (lock) (push result results))))
-               (error (error) (setf trouble error)))))
+               (error (error) (setf failure error)))))
       (mapc #'sb-thread:join-thread
             (loop repeat (min workers (max 1 count))
                   collect (sb-thread:make-thread #'work :name "clgrpc lab worker")))
-      (when trouble (error trouble))
+      (when failure (error failure))
       (policy-runner-summary results))))
 
 ;;; Answers

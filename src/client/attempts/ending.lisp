@@ -101,7 +101,7 @@ queued still."
 servers are not known there are none (gRFC A66)."
   (let ((core (client-call-core call))
         (retries (call-retries call)))
-    (when (or (core-resolved core) (eq :transient-failure (core-state core)))
+    (when (or (resolved-p core) (eq :transient-failure (core-state core)))
       (cond ((null retries)
              (unless (wire-call-stream call)
                (tell-lost-attempt call status (wire:wire-call-born-ns call))))
@@ -128,7 +128,7 @@ deadline is that of the deadline, and what was said of it its cause."
     (wire:stop-timers call)
     (unless (internal-call-p call)
       (note-call-ended (client-call-core call) status)
-      (loop:leave-call (wire-call-loop call) (wire-call-unattended call)))
+      (loop:leave-call (wire-call-loop call) (unattended-p call)))
     (when (zerop (wire:wire-call-born-ns call)) ; it never began
       (setf (wire:wire-call-born-ns call) (loop:event-loop-now (wire-call-loop call))))
     (wire:mark-call call wire:+end+)
@@ -138,7 +138,7 @@ deadline is that of the deadline, and what was said of it its cause."
       (count-success (core-throttle (client-call-core call))))
     (when (core-observer (client-call-core call)) (tell-lost-attempts call status))
     (apply #'end-call call status :message message :observer (client-observer call) how)
-    (when (and (wire-call-unattended call)
+    (when (and (unattended-p call)
                (compare-and-swap (client-call-completions call) '() :done)) ; true if there are any
       (loop:run-completions call))
     (when (call-retries call) (end-attempts call))

@@ -15,7 +15,7 @@
 
 (define-hot (waited-for-p :inline t) ((call client-call)) boolean
   "True if the caller waits for CALL, and so cannot change its request meanwhile. From any thread."
-  (and (not (wire-call-unattended call))
+  (and (not (unattended-p call))
        (eq :unary (rpc-method-kind (the rpc-method (call-rpc-method call))))))
 
 (defun other-attempts (call)

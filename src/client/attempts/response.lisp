@@ -191,7 +191,7 @@ should be."
   (let ((flaw (rpc:flaw call (if (client-call-reply call) 1 0) (wire:wire-call-partial call))))
     (cond (flaw (end-client-call-as call flaw))
           (t (when (and (eq :client-streaming (rpc-method-kind (call-rpc-method call)))
-                        (not (wire-call-unattended call)))
+                        (not (unattended-p call)))
                ;; where RECEIVE looks
                (wire:queue-incoming call (shiftf (client-call-reply call) nil) 0))
              (end-client-call call :ok "")))))

@@ -33,7 +33,7 @@
              :documentation "True if its state is to be published after this turn.")
    (closed :initform nil :accessor leaf-policy-closed
            :documentation "True once it has been closed.")
-   (trouble :initform "no server can be reached" :accessor leaf-policy-last-error
+   (last-error :initform "no server can be reached" :accessor leaf-policy-last-error
             :documentation "Why the last member failed that did.")
    (health :initform nil :accessor leaf-policy-health
            :documentation "The service that servers are asked whether they serve, or nil."))

@@ -1,7 +1,7 @@
 ;;;; Balancing policies, one a file, on the balancers of clgrpc.client.
 
 (defpackage #:clgrpc.balance
-  (:use #:cl #:clgrpc.base)
+  (:use #:cl #:clgrpc.base #:clgrpc.option)
   (:local-nicknames (#:loop #:clgrpc.loop) (#:protobuf #:clgrpc.protobuf) (#:rpc #:clgrpc.rpc)
                     (#:status #:clgrpc.status)
                     (#:hpack #:clgrpc.hpack) (#:method #:clgrpc.method)

@@ -34,11 +34,19 @@ at once, and is not made again. A STATUS that only applications give, such as :n
   (multiple-value-bind (status text) (status:control-status status text)
     (%make-failure text status drop)))
 
-(defstruct (picker (:constructor new-picker (function text &key choosy)) (:copier nil))
+(defstruct (picker (:constructor new-picker
+                       (function text &key choosy (eager choosy) again waiting))
+                   (:copier nil))
   "What picks a subchannel, a FAILURE or nil, which is to wait, for each call."
   (function nil :type function :read-only t) ; of the call; on the loop
   (text "" :type string :read-only t)   ; what it does, for people
-  (choosy nil :type boolean :read-only t)) ; what it gives is for that call: others need not wait
+  (choosy nil :type boolean :read-only t) ; what it gives is for that call: others need not wait
+  (eager nil :type boolean :read-only t) ; calls are picked for when they come, whatever others wait
+  ;; of a subchannel that was picked before for a call, which waits for it, and the call: what is
+  ;; picked now; nil: the same
+  (again nil :type (or null function) :read-only t)
+  ;; of a QUEUED-ATTEMPT that has begun to wait: nil, or a FAILURE with which it has left its queue
+  (waiting nil :type (or null function) :read-only t))
 
 (declaim (sb-ext:freeze-type picker))
 

@@ -102,10 +102,10 @@ to the breaker by itself."
   (when (and (subchannel-breaker subchannel) (null (wire-call-stream call)))
     (forget-trial (subchannel-breaker subchannel) call)))
 
-(defun admit (core picker call)
-  "What is picked by PICKER for CALL of CORE's channel, if CALL may go."
-  (let ((admitted (core-admitted core))
-        (most (options-max-concurrent-requests (core-options core))))
+(defun admit (core admitted picker call)
+  "What is picked by PICKER for CALL of CORE's channel, if CALL may go. ADMITTED is a table from
+calls in flight to the subchannels picked for them."
+  (let ((most (options-max-concurrent-requests (core-options core))))
     (if (and (plusp most)
              (not (gethash call admitted))
              (>= (hash-table-count admitted) most))
@@ -116,33 +116,37 @@ to the breaker by itself."
               (when (and before (not (eq before picked))) (give-trial-back before call))))
           picked))))
 
-(defun guarded-picker (core picker)
-  "PICKER, behind the guard of CORE's channel if it has one."
-  (if (and (core-admitted core) (typep picker '(or subchannel picker)))
-      (make-picker (lambda (call) (admit core picker call))
-                   (format nil "guarded, ~A" (if (picker-p picker)
-                                                 (picker-text picker)
-                                                 (server-text picker)))
-                   :choosy (and (picker-p picker) (picker-choosy picker)))
+(defun guarded-picker (core admitted picker)
+  "PICKER behind the guard of CORE's channel, whose calls in flight are in ADMITTED."
+  (if (typep picker '(or subchannel picker))
+      (new-picker (lambda (call) (admit core admitted picker call))
+                  (format nil "guarded, ~A" (if (picker-p picker)
+                                                (picker-text picker)
+                                                (server-text picker)))
+                  :choosy (and (picker-p picker) (picker-choosy picker))
+                  :eager t
+                  :again (lambda (subchannel call)
+                           (or (breaker-refusal subchannel call) subchannel))
+                  :waiting (lambda (queued-attempt) (refuse-to-wait core queued-attempt)))
       picker))
 
-(defun dismiss-call (core call)
+(defun dismiss-call (admitted call)
   "CALL has ended: it is in flight no more."
-  (let ((subchannel (gethash call (core-admitted core))))
+  (let ((subchannel (gethash call admitted)))
     (when subchannel
-      (remhash call (core-admitted core))
+      (remhash call admitted)
       (give-trial-back subchannel call))))
 
-(defun guard-observer (core)
-  "The observer of CORE, which the guard hears of ended calls by, and the user's if there is one."
-  (rpc:join-observers (rpc:make-observer :call-ended (lambda (call) (dismiss-call core call)))
-                      (core-observer core)))
-
 (defun add-guard (core)
-  "Have CORE, a new one, guarded if its options ask for it."
+  "Have CORE, a new one, guarded if its options ask for it. The guard hears of ended calls as an
+observer beside the user's, if there is one."
   (when (guard-wanted-p (core-options core))
-    (setf (core-admitted core) (make-hash-table :test #'eq)
-          (core-observer core) (guard-observer core))))
+    (let ((admitted (make-hash-table :test #'eq)))
+      (setf (core-picker-wrapper core) (lambda (picker) (guarded-picker core admitted picker))
+            (core-observer core)
+            (rpc:join-observers
+             (rpc:make-observer :call-ended (lambda (call) (dismiss-call admitted call)))
+             (core-observer core))))))
 
 (defun refuse-to-wait (core queued-attempt)
   "The FAILURE for the call of QUEUED-ATTEMPT, which has begun to wait for a stream, if too many
@@ -151,7 +155,10 @@ wait that the same server was picked for, or as for that none; it waits no more 
         (server (queued-attempt-server queued-attempt)))
     (when (and (plusp most)
                (queued-p queued-attempt)
-               (> (if server (subchannel-waiting-count server) (core-unpicked-count core)) most))
+               (> (if server
+                      (subchannel-waiting-count server)
+                      (stream-queue-unpicked-count (core-stream-queue core)))
+                  most))
       (leave-place queued-attempt)
       (refusal "~D calls wait for a stream~@[ of ~A~] (breaker-max-waiting)" most
                (and server (server-text server))))))

@@ -1,10 +1,10 @@
 ;;;; The calls of a channel that wait for a stream. Each attempt of a call that finds none has a
 ;;;; QUEUED-ATTEMPT in one of these queues, by what it waits for:
 ;;;;
-;;;;   CORE-WAITING        a stream of any server, if the picker is not choosy: then the oldest is
-;;;;                       picked for, and while it finds no stream the others behind it are not
-;;;;   SUBCHANNEL-WAITING  a stream of the server that a choosy picker has picked for it
-;;;;   CORE-PATIENT        another picker: this one has none for it, or a failure that it outlasts
+;;;;   STREAM-QUEUE-WAITING  a stream of any server, if the picker is not choosy: then the oldest is
+;;;;                         picked for, and while it finds no stream the others behind it are not
+;;;;   SUBCHANNEL-WAITING    a stream of the server that a choosy picker has picked for it
+;;;;   STREAM-QUEUE-PATIENT  another picker: this one has none for it, or a failure that it outlasts
 ;;;;
 ;;;; So the end of a stream concerns as many calls as that frees streams for. Only when a picker
 ;;;; takes the place of another are all calls looked at, in the order in which they came.
@@ -37,6 +37,12 @@ others."
   (let ((picker (core-picker core)))
     (and (picker-p picker) (picker-choosy picker))))
 
+(defun eager-p (core)
+  "True if calls of CORE are picked for when they come, whatever others wait: each is placed for
+itself, or may be refused."
+  (let ((picker (core-picker core)))
+    (and (picker-p picker) (picker-eager picker))))
+
 ;;; Places in queues
 
 (defun queued-p (queued-attempt)
@@ -45,20 +51,22 @@ others."
 
 (defun count-waiting (core server change)
   "CHANGE more calls of CORE wait, for which SERVER, or nil, was picked."
-  (incf (core-waiting-count core) change)
+  (incf (stream-queue-count (core-stream-queue core)) change)
   (when (core-subchannel-pool core)
         (incf (subchannel-pool-waiting-count (core-subchannel-pool core)) change))
   (if server
       (incf (subchannel-waiting-count server) change)
-      (incf (core-unpicked-count core) change)))
+      (incf (stream-queue-unpicked-count (core-stream-queue core)) change)))
 
 (defun enter-queue (queued-attempt queue server)
   "Put QUEUED-ATTEMPT, which is in no queue, at the end of QUEUE; SERVER, or nil, was picked for its
 call."
-  (let ((core (client-call-core (queued-attempt-call queued-attempt))))
+  (let* ((core (client-call-core (queued-attempt-call queued-attempt)))
+         (stream-queue (core-stream-queue core)))
     (setf (queued-attempt-server queued-attempt) server)
     (count-waiting core server 1)
-    (unless (eq queue (core-waiting core)) (setf (core-scattered core) t))
+    (unless (eq queue (stream-queue-waiting stream-queue))
+      (setf (stream-queue-scattered stream-queue) t))
     (enter-ring queued-attempt queue)))
 
 (defun quit-queue (queued-attempt)
@@ -69,10 +77,10 @@ call."
 
 (defun queue-for (core picked)
   "The queue that a call of CORE waits in for which PICKED was picked."
-  (cond ((failure-p picked) (core-patient core))
-        ((not (choosy-p core)) (core-waiting core))
+  (cond ((failure-p picked) (stream-queue-patient (core-stream-queue core)))
+        ((not (choosy-p core)) (stream-queue-waiting (core-stream-queue core)))
         ((subchannel-p picked) (subchannel-waiting picked))
-        (t (core-patient core))))
+        (t (stream-queue-patient (core-stream-queue core)))))
 
 (defun move-place (queued-attempt picked)
   "PICKED was picked for the call of QUEUED-ATTEMPT, which waits for any stream: there, or where
@@ -80,7 +88,7 @@ else that makes it wait."
   (let* ((core (client-call-core (queued-attempt-call queued-attempt)))
          (queue (queue-for core picked))
          (server (and (subchannel-p picked) picked)))
-    (cond ((eq queue (core-waiting core))
+    (cond ((eq queue (stream-queue-waiting (core-stream-queue core)))
            (count-waiting core (shiftf (queued-attempt-server queued-attempt) server) -1)
            (count-waiting core server 1))
           (t (quit-queue queued-attempt)
@@ -92,8 +100,10 @@ else that makes it wait."
   "Give CALL, for which PICKED was picked, a new place for TAKER, and return that."
   (let* ((parts (ensure-client-parts call))
          (core (client-call-core call))
-         (queued-attempt (isolate-ring (make-queued-attempt call (core-next-place core) taker))))
-    (incf (core-next-place core))
+         (stream-queue (core-stream-queue core))
+         (queued-attempt (isolate-ring (make-queued-attempt
+                                        call (stream-queue-next-number stream-queue) taker))))
+    (incf (stream-queue-next-number stream-queue))
     (setf (queued-attempt-sibling queued-attempt) (client-parts-queued-attempt parts)
           (client-parts-queued-attempt parts) queued-attempt)
     (enter-queue queued-attempt (queue-for core picked) (and (subchannel-p picked) picked))
@@ -122,17 +132,17 @@ else that makes it wait."
 
 (define-hot (waiting-p :inline t) ((core core)) boolean
   "True if calls of CORE wait for a stream."
-  (plusp (core-waiting-count core)))
+  (plusp (stream-queue-count (core-stream-queue core))))
 
 (defun waiting-places (core)
   "The places of CORE's calls, a list in the order in which they came."
-  (if (core-scattered core)
-      (sort (append (ring-list (core-waiting core))
-                    (ring-list (core-patient core))
+  (if (stream-queue-scattered (core-stream-queue core))
+      (sort (append (ring-list (stream-queue-waiting (core-stream-queue core)))
+                    (ring-list (stream-queue-patient (core-stream-queue core)))
                     (loop for subchannel in (core-subchannels core)
                           nconc (ring-list (subchannel-waiting subchannel))))
             #'< :key #'queued-attempt-number)
-      (ring-list (core-waiting core))))
+      (ring-list (stream-queue-waiting (core-stream-queue core)))))
 
 (defun waiting-calls (core)
   "The calls of CORE that wait for a stream, oldest first."
@@ -140,15 +150,18 @@ else that makes it wait."
 
 (defun gather-places (core)
   "Put all places of CORE back into one queue, in the order in which they came."
-  (when (core-scattered core)
-    (let ((queued-attempts (waiting-places core)))
-      (mapc #'quit-queue queued-attempts)
-      (dolist (queued-attempt queued-attempts) (enter-queue queued-attempt (core-waiting core) nil))
-      (setf (core-scattered core) nil))))
+  (let ((stream-queue (core-stream-queue core)))
+    (when (stream-queue-scattered stream-queue)
+      (let ((queued-attempts (waiting-places core)))
+        (mapc #'quit-queue queued-attempts)
+        (dolist (queued-attempt queued-attempts)
+          (enter-queue queued-attempt (stream-queue-waiting stream-queue) nil))
+        (setf (stream-queue-scattered stream-queue) nil)))))
 
 (defun release-places (subchannel)
   "SUBCHANNEL is given up: who waits for a stream of it waits for another picker."
-  (loop for queued-attempt = (ring-first (subchannel-waiting subchannel))
+  (loop with stream-queue = (core-stream-queue (subchannel-core subchannel))
+        for queued-attempt = (ring-first (subchannel-waiting subchannel))
         while queued-attempt
         do (quit-queue queued-attempt)
-           (enter-queue queued-attempt (core-patient (subchannel-core subchannel)) nil)))
+           (enter-queue queued-attempt (stream-queue-patient stream-queue) nil)))

@@ -168,6 +168,11 @@
           (t (write-new-head state answer body))))
   nil)
 
+(defun connection-option (state)
+  "What an answer of STATE says of the connection, nil if nothing."
+  (cond ((not (stays-p state)) "close")
+        ((zerop (http1:message-minor (state-message state))) "keep-alive")))
+
 (defun write-new-head (state answer body)
   "As WRITE-ANSWER-HEAD, of an answer whose head is not there yet, or not with what it is to say of
 the connection."
@@ -179,8 +184,7 @@ the connection."
          (acons "date" date headers)
          headers)
      body
-     :connection (cond ((not (stays-p state)) "close")
-                       ((zerop (http1:message-minor (state-message state))) "keep-alive")))))
+     :connection (connection-option state))))
 
 ;;; Answers
 
@@ -262,7 +266,6 @@ the connection."
   "The responder's HEAD. HTTP/1.0 has no chunks: a body of unknown length ends with the connection."
   (let* ((state (http1-request-connection request))
          (output (state-output state))
-         (message (the http1:message (state-message state)))
          (chunked (and (null length) (chunked-answer-p state))))
     (setf (http1-request-chunked request)
           (and chunked (not (http1:bodiless-p (http-request-method request)
@@ -270,13 +273,11 @@ the connection."
           (http1-request-begun request) t)
     (unless (or length chunked) (setf (state-last state) t))
     (append-octets output (answer-head-lines head))
-    (http1:append-fields output more)
-    (http1:append-framing output (cond ((http1:bodiless-p "GET" (answer-head-http-status head)) nil)
-                                       (chunked :chunked)
-                                       (t length)))
-    (cond ((not (stays-p state)) (http1:append-fields output '(("connection" . "close"))))
-          ((zerop (http1:message-minor message))
-           (http1:append-fields output '(("connection" . "keep-alive")))))
+    (http1:append-framed-fields output more
+                                (cond ((http1:bodiless-p "GET" (answer-head-http-status head)) nil)
+                                      (chunked :chunked)
+                                      (t length))
+                                (connection-option state))
     (append-octets output (date-lines state)))
   nil)
 

@@ -7,7 +7,7 @@
 ;;;; exchange (requests); answer-date; chunked (answers in parts); over-http2; over-http1.
 
 (defpackage #:clgrpc.exchange
-  (:use #:cl #:clgrpc.base)
+  (:use #:cl #:clgrpc.base #:clgrpc.option)
   (:local-nicknames (#:loop #:clgrpc.loop) (#:hpack #:clgrpc.hpack) (#:http1 #:clgrpc.http1)
                     (#:http2 #:clgrpc.http2))
   (:import-from #:sb-ext #:define-load-time-global)

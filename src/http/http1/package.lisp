@@ -32,4 +32,4 @@
    #:parser-body-start #:parser-body-end #:parser-trailers #:parser-begun-p #:parser-octets
    ;; writer.lisp
    #:write-request-head #:write-response-head #:response-head-octets #:last-head-octets
-   #:append-fields #:append-framing #:write-chunk #:write-last-chunk))
+   #:append-framed-fields #:write-chunk #:write-last-chunk))

@@ -62,6 +62,13 @@ line."
     ((eql :chunked) (append-field buffer "transfer-encoding" "chunked"))
     (null)))
 
+(defun append-framed-fields (buffer fields body &optional connection)
+  "Append FIELDS, an alist of strings, and what says that a body is BODY, as WRITE-RESPONSE-HEAD has
+it, and that the connection is CONNECTION, \"close\" or \"keep-alive\", unless that is nil."
+  (append-fields buffer fields)
+  (append-framing buffer body)
+  (when connection (append-field buffer "connection" connection)))
+
 (defun write-request-head (buffer http-method target fields body)
   "Append to BUFFER the head of a request with HTTP-METHOD and TARGET, strings, and FIELDS, an alist
 of strings with host among them. BODY is the length of its body, :chunked, or nil for none."
@@ -70,8 +77,7 @@ of strings with host among them. BODY is the length of its body, :chunked, or ni
   (append-text buffer target)
   (append-text buffer " HTTP/1.1")
   (append-line-end buffer)
-  (append-fields buffer fields)
-  (append-framing buffer body)
+  (append-framed-fields buffer fields body)
   (append-line-end buffer))
 
 (defun reason-text (status)
@@ -89,15 +95,14 @@ of strings with host among them. BODY is the length of its body, :chunked, or ni
     (503 "Service Unavailable") (504 "Gateway Timeout") (505 "HTTP Version Not Supported")
     (t "")))
 
-(defun append-response-lines (buffer status fields body)
+(defun append-response-lines (buffer status fields body &optional connection)
   "Append the head of a response but for its empty line."
   (append-text buffer "HTTP/1.1 ")
   (append-number buffer status 10)
   (append-text buffer " ")
   (append-text buffer (reason-text status))
   (append-line-end buffer)
-  (append-fields buffer fields)
-  (append-framing buffer body))
+  (append-framed-fields buffer fields body connection))
 
 (defun written-octets (append &rest arguments)
   "What APPEND, called with a buffer and ARGUMENTS, appends to the buffer."
@@ -120,8 +125,7 @@ written more than once. LAST-HEAD-OCTETS is to follow."
   "Append to BUFFER the head of a response with STATUS and FIELDS, an alist of strings. BODY is the
 length of its body, :chunked, or nil if there can be none (1xx, 204, 304) or the head says nothing
 of it. CONNECTION, \"close\" or \"keep-alive\", is what it says of the connection, if anything."
-  (append-response-lines buffer status fields body)
-  (when connection (append-field buffer "connection" connection))
+  (append-response-lines buffer status fields body connection)
   (append-line-end buffer))
 
 (defun write-chunk (buffer octets start end)

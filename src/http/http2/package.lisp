@@ -6,7 +6,7 @@
 ;;;; into the same connection (but not RECEIVE-OCTETS).
 
 (defpackage #:clgrpc.http2
-  (:use #:cl #:clgrpc.base)
+  (:use #:cl #:clgrpc.base #:clgrpc.option)
   (:local-nicknames (#:hpack #:clgrpc.hpack))
   (:shadow #:stream)
   (:export

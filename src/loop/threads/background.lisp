@@ -192,7 +192,7 @@ waits for nothing."
     (close-reserve (background-reserve background) seconds))
   nil)
 
-;;; Trouble
+;;; Failures
 
 (defun tell-failure (job event condition &rest plist)
   "JOB cannot do what it should, because of CONDITION: log EVENT with PLIST, unless that was logged
@@ -202,7 +202,7 @@ and has gone on since. From the function of JOB."
   nil)
 
 (defun tell-recovery (job event &rest plist)
-  "JOB does what it should: log EVENT with PLIST if trouble was logged and is over."
+  "JOB does what it should: log EVENT with PLIST if a failure was logged and is over."
   (when (shiftf (job-failure job) nil)
     (apply #'log-event :info event plist))
   nil)

@@ -112,7 +112,7 @@ function that is added twice is called once for each. On the loop, or before it 
   "Call ITEM on LOOP: a function without arguments, or an object with a method for RUN-POSTED. Items
 that one thread posts are called in order. Return false if LOOP has stopped and ITEM will not be
 called. From any thread."
-  (sb-sys:without-interrupts            ; see base/queue.lisp
+  (sb-sys:without-interrupts            ; see inbox.lisp
     (let* ((inbox (event-loop-inbox loop))
            (answer (push-inbox inbox item)))
       (when (eq t answer)

@@ -94,10 +94,6 @@ was counted. Signal MISUSE for a wrong argument. From any thread."
     (cons (lambda (name) (member name names :test #'string=)))
     (t (check-function names))))
 
-(defun on-p (metrics name)
-  "True if METRICS has the instrument NAME on."
-  (find name (metrics-instruments metrics) :key #'instrument-name :test #'string=))
-
 ;;; Shards of loops
 
 (defun shard-of-loop (metrics loop)

@@ -14,7 +14,7 @@
 (in-package #:clgrpc.otlp)
 
 (defconstant +silence-seconds+ 60
-  "The log tells the same trouble of a pipeline once in so many seconds.")
+  "The log tells the same failure of a pipeline once in so many seconds.")
 
 (defstruct (batch (:constructor make-batch (contents items)) (:copier nil))
   "What goes in one request."
@@ -142,10 +142,10 @@
 (defun failure-reason (error channel)
   "Why an export by CHANNEL failed with ERROR: if that is its deadline, why there was no connection
 meanwhile, as far as that is known."
-  (let ((trouble (and (eq :deadline-exceeded (status:rpc-error-status error))
+  (let ((reason (and (eq :deadline-exceeded (status:rpc-error-status error))
                       (loop for address in (calling:channel-addresses channel)
-                              thereis (getf address :trouble)))))
-    (format nil "~A~@[: ~A~]" (status:rpc-error-message error) trouble)))
+                              thereis (getf address :last-error)))))
+    (format nil "~A~@[: ~A~]" (status:rpc-error-message error) reason)))
 
 (defun try-batch (pipeline batch)
   "Send BATCH of PIPELINE. Return :done if that is over, well or not, or the seconds to wait until

@@ -98,11 +98,6 @@ thread."
       (put-status span :error (bounded-text error :limit 1000))))
   (finish-span tracing queue span))
 
-(defun span-loop ()
-  "The loop that this thread runs, or nil."
-  (let ((loop loop:*event-loop*))
-    (and loop (loop:holds-baton-p loop) loop)))
-
 (defun call-with-recorded-span (record name kind attributes links function)
   "CALL-WITH-SPAN, of a span that is recorded."
   (let* ((tracing (record-tracing record))

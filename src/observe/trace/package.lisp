@@ -2,7 +2,7 @@
 ;;;; between processes; what is finished waits for an exporter.
 
 (defpackage #:clgrpc.trace
-  (:use #:cl #:clgrpc.base)
+  (:use #:cl #:clgrpc.base #:clgrpc.option)
   (:local-nicknames (#:loop #:clgrpc.loop) (#:hpack #:clgrpc.hpack) (#:rpc #:clgrpc.rpc)
                     (#:status #:clgrpc.status) (#:method #:clgrpc.method)
                     (#:calling #:clgrpc.calling)

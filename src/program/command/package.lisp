@@ -3,7 +3,7 @@
 ;;;; A wrong argument is a USAGE-ERROR: a line on the standard error and exit code 2.
 
 (defpackage #:clgrpc.command
-  (:use #:cl #:clgrpc.base)
+  (:use #:cl #:clgrpc.base #:clgrpc.option)
   (:import-from #:sb-ext #:defglobal)
   (:local-nicknames (#:loop #:clgrpc.loop))
   (:export

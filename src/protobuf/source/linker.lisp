@@ -377,33 +377,33 @@ in RANGES; each range that overlaps with another one is in a pair."
 
 ;;; Declarations that are set aside
 
-(defun needs-troubled-p (descriptor owner)
+(defun needs-faulty-p (descriptor owner)
   "True if DESCRIPTOR, which has the OWNER of MAP-NAMES, cannot be checked without something that
 has errors."
-  (flet ((troubled (full-name)
-           (and full-name (troubled-p (find-thing full-name)))))
-    (or (troubled-p owner)
-        (troubled (scope-of descriptor))
+  (flet ((faulty-name-p (full-name)
+           (and full-name (faulty-p (find-thing full-name)))))
+    (or (faulty-p owner)
+        (faulty-name-p (scope-of descriptor))
         (typecase descriptor
-          (field-descriptor (or (troubled (field-descriptor-type-name descriptor))
-                                (troubled (field-descriptor-extendee descriptor))))
+          (field-descriptor (or (faulty-name-p (field-descriptor-type-name descriptor))
+                                (faulty-name-p (field-descriptor-extendee descriptor))))
           (message-descriptor (and (message-descriptor-map-entry-p descriptor)
-                                   (some #'troubled-p (message-descriptor-fields descriptor))))
-          (enum-descriptor (every #'troubled-p (enum-descriptor-values descriptor)))))))
+                                   (some #'faulty-p (message-descriptor-fields descriptor))))
+          (enum-descriptor (every #'faulty-p (enum-descriptor-values descriptor)))))))
 
 (defun set-aside (file)
   "Take out of FILE the declarations that have errors and those that need them."
   (loop while (let ((found nil))
                 (map-names (lambda (descriptor owner)
-                             (when (and (not (troubled-p descriptor))
-                                        (needs-troubled-p descriptor owner))
-                               (note-trouble descriptor)
+                             (when (and (not (faulty-p descriptor))
+                                        (needs-faulty-p descriptor owner))
+                               (note-faulty descriptor)
                                (setf found t)))
                            file)
                 found))
   (macrolet ((keep (&rest places)
                `(setf ,@(loop for place in places
-                              append `(,place (remove-if #'troubled-p ,place))))))
+                              append `(,place (remove-if #'faulty-p ,place))))))
     (labels ((keep-in-enum (enum) (keep (enum-descriptor-values enum)))
              (keep-in-message (message)
                (keep (message-descriptor-messages message) (message-descriptor-enums message)

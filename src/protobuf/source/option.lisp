@@ -105,7 +105,7 @@ its options' names are meant, in the order in which protoc interprets them."
             for field = (if (consp part)
                             (extension-in-sight (first part) inside message)
                             (field-inside message part))
-            do (cond ((and field (troubled-p field)) (return-from option-path nil))
+            do (cond ((and field (faulty-p field)) (return-from option-path nil))
                      ((or (null field) (equal part "uninterpreted_option"))
                       (refuse-unknown-option option message part))
                      ((and (equal "features" (first parts)) (of-this-file-p field))
@@ -174,7 +174,7 @@ its options' names are meant, in the order in which protoc interprets them."
      (dolist (option (descriptor-options descriptor))
        (when (eq custom (consp (first (option-name option))))
          (unless (interpret-option option descriptor inside)
-           (note-trouble descriptor)))))
+           (note-faulty descriptor)))))
    file))
 
 ;;; Values
@@ -240,7 +240,7 @@ its options' names are meant, in the order in which protoc interprets them."
           do (if (and (consp name) (find #\/ (first name)))
                  (add-any record (first name) value)
                  (let ((field (text-field message name)))
-                   (unless (or (null field) (troubled-p field))
+                   (unless (or (null field) (faulty-p field))
                      (add-text-field record field value)))))
     record))
 

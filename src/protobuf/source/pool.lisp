@@ -51,7 +51,7 @@ public imports, of which N can put N × N files in sight.")
   (records (make-hash-table :test 'eq) :type hash-table) ; descriptor to the RECORD of its options
   (problems '() :type list)             ; what is wrong so far, the latest first
   (problem-count 0 :type index)         ; how many there were, also those not kept
-  (troubled (make-hash-table :test 'eq) :type hash-table) ; what has an error, or needs what has one
+  (faulty (make-hash-table :test 'eq) :type hash-table) ; what has an error, or needs what has one
   (missing-p nil :type boolean)         ; an import is not found, so what it declares is not known
   (read-p nil :type boolean)            ; whether the file comes from a descriptor set
   ;; of the last look-up that failed: the file that has the name but is not imported
@@ -82,17 +82,17 @@ public imports, of which N can put N × N files in sight.")
 (defconstant +most-problems+ 100
   "The errors of one file read from octets that are reported.")
 
-(defun troubled-p (thing)
+(defun faulty-p (thing)
   "True if THING has an error or needs what has one."
-  (values (gethash thing (linker-troubled *linker*))))
+  (values (gethash thing (linker-faulty *linker*))))
 
-(defun note-trouble (thing)
-  (setf (gethash thing (linker-troubled *linker*)) t)
+(defun note-faulty (thing)
+  (setf (gethash thing (linker-faulty *linker*)) t)
   nil)
 
 (defun complain (thing kind control &rest arguments)
   "Note an error at the part KIND of THING; see PLACE-OF. Return nil."
-  (note-trouble thing)
+  (note-faulty thing)
   (when (and (> (incf (linker-problem-count *linker*)) +most-problems+)
              (linker-read-p *linker*))
     (return-from complain nil))
@@ -347,7 +347,7 @@ counts if ACCEPT is true of what it names."
 (defun complain-unknown (thing kind name)
   "Note that NAME, for which RESOLVE-NAME found nothing, is not declared."
   (let ((hidden (linker-hidden *linker*)) (nearest (linker-nearest *linker*)))
-    (cond ((linker-missing-p *linker*) (note-trouble thing))
+    (cond ((linker-missing-p *linker*) (note-faulty thing))
           (hidden
            (complain thing kind "\"~A\" is declared in ~A, which is not imported" name
                      (descriptor-name hidden)))

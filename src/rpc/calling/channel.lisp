@@ -15,7 +15,7 @@
 :CONNECTIONS, how many are ready; :CALLS, how many attempts of calls are under way; :PICKS, how
 many attempts it was picked for; :FAILURES, how many of them ended with another status than :ok and
 :cancelled; :FAILED-CONNECTS, how often no connection came about. Where there are any, these
-follow: :TROUBLE, a text that says why it is not ready, :NEXT-ATTEMPT, the seconds until the next
+follow: :LAST-ERROR, a text that says why it is not ready, :NEXT-ATTEMPT, the seconds until the next
 attempt to connect, :SHARED-BY, how many channels use its connections if this one shares them (calls
 and picks are its own), :ATTRIBUTES, what a resolver says of it, and what the policy adds. The
 second value is a plist of the channel: :TARGET, :STATE, :POLICY, its name as in a service config,

@@ -1,7 +1,7 @@
 ;;;; What channels of all transports share: stubs, futures, interceptors, client loops.
 
 (defpackage #:clgrpc.calling
-  (:use #:cl #:clgrpc.base)
+  (:use #:cl #:clgrpc.base #:clgrpc.option)
   (:local-nicknames (#:os #:clgrpc.os) (#:loop #:clgrpc.loop) (#:protobuf #:clgrpc.protobuf)
                     (#:config #:clgrpc.config) (#:status #:clgrpc.status))
   (:import-from #:sb-ext #:defglobal #:compare-and-swap)

@@ -1,7 +1,7 @@
 ;;;; What servers of all transports share: services, routes, acceptors, how handlers are called.
 
 (defpackage #:clgrpc.serving
-  (:use #:cl #:clgrpc.base)
+  (:use #:cl #:clgrpc.base #:clgrpc.option)
   (:local-nicknames (#:os #:clgrpc.os) (#:loop #:clgrpc.loop) (#:protobuf #:clgrpc.protobuf))
   (:import-from #:sb-ext #:defglobal #:compare-and-swap)
   (:import-from #:clgrpc.rpc

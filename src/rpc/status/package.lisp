@@ -2,7 +2,7 @@
 ;;;; carries it.
 
 (defpackage #:clgrpc.status
-  (:use #:cl #:clgrpc.base)
+  (:use #:cl #:clgrpc.base #:clgrpc.option)
   (:local-nicknames (#:protobuf #:clgrpc.protobuf))
   (:import-from #:sb-ext #:defglobal)
   (:export

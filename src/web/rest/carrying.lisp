@@ -24,7 +24,7 @@
 
 ;;; Messages
 
-(defun request-trouble (condition)
+(defun error-line (condition)
   "The text that says what CONDITION, a REQUEST-ERROR, does."
   (remove #\Newline (princ-to-string condition)))
 
@@ -37,7 +37,7 @@
                                  (rest-claim-query claim) (subseq-octets octets start end)
                                  (rest-claim-content-type claim)))
       (request-error (condition)
-        (error 'protobuf:protobuf-error :text (request-trouble condition))))))
+        (error 'protobuf:protobuf-error :text (error-line condition))))))
 
 (defconstant +type-octets+ 2 "The octets of the length of the type before a raw answer.")
 
@@ -89,7 +89,7 @@
                                 (rest-claim-query claim) body end))
       (request-error (condition)
         (rpc:abort-with call (status:make-rpc-error
-                              :invalid-argument :message (request-trouble condition) :call call
+                              :invalid-argument :message (error-line condition) :call call
                               :peer (rpc:call-peer call) :ended-by :local)))
       (:no-error (parts)
         (dolist (part parts)

@@ -9,7 +9,7 @@
 ;;;; server); document.
 
 (defpackage #:clgrpc.rest
-  (:use #:cl #:clgrpc.base)
+  (:use #:cl #:clgrpc.base #:clgrpc.option)
   (:local-nicknames (#:protobuf #:clgrpc.protobuf) (#:status #:clgrpc.status)
                     (#:method #:clgrpc.method) (#:rpc #:clgrpc.rpc) (#:serving #:clgrpc.serving)
                     (#:wire #:clgrpc.wire) (#:http1 #:clgrpc.http1)

@@ -61,7 +61,7 @@ RULE-ERROR if a rule is wrong in itself or selects no method that is loaded. Fro
 (defun refusal (condition headers)
   "The answer that CONDITION, a REQUEST-ERROR, stands for, with HEADERS."
   (error-answer (request-error-http-status condition) (request-error-status condition)
-                (request-trouble condition) (append (request-error-headers condition) headers)))
+                (error-line condition) (append (request-error-headers condition) headers)))
 
 (defun allow (verbs)
   (list (cons "allow" (format nil "~{~A~^, ~}" verbs))))

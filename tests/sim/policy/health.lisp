@@ -104,4 +104,4 @@
       (sim:wait-for 30)
       (is (null (internal-calls "/grpc.health.v1.Health/Watch")))
       (is (search "UNAUTHENTICATED"
-                  (getf (first (grpc:channel-addresses channel)) :trouble))))))
+                  (getf (first (grpc:channel-addresses channel)) :last-error))))))

@@ -1,7 +1,7 @@
 ;;;; Tests of clgrpc.base, one file per source file.
 
 (defpackage #:clgrpc.tests.base
-  (:use #:cl #:clgrpc.base #:fiveam))
+  (:use #:cl #:clgrpc.base #:clgrpc.option #:fiveam))
 
 (in-package #:clgrpc.tests.base)
 

@@ -281,7 +281,7 @@ none is passed by for ever."
              (make-instance 'puppet :target "puppet:x" :name "x" :authority "x" :host "x"))
            (core (puppet)
              (let ((core (client::new-core
-                          :name "puppet:x" :loop loop :resolver puppet
+                          :name "puppet:x" :loop loop :resolution (client::make-resolution puppet)
                           :subchannel-pool subchannel-pool
                           :options (make-channel-options)
                           :authority (hpack:string-field ":authority" "x"))))

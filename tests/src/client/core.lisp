@@ -48,7 +48,8 @@
       (is (= 1 (puppet-asked puppet)))
       (is (wait-until (lambda ()
                         (run-loop-of core)
-                        (null (client::back-off-timer (client::core-back-off core))))))
+                        (null (client::back-off-timer
+                               (client::resolution-back-off (client::core-resolution core)))))))
       (is (eq :transient-failure (client::core-state core)))
       (is (= 2 (puppet-asked puppet))))))
 
@@ -56,7 +57,7 @@
   "As one that has failed; each time it takes longer, until there is a server."
   (with-core (core puppet :pick-first :options (:backoff-initial-seconds 0.01
                                                 :backoff-jitter 0))
-    (let ((back-off (client::core-back-off core)))
+    (let ((back-off (client::resolution-back-off (client::core-resolution core))))
       (client::wake core)
       (tell-backends puppet)
       (is (eq :transient-failure (client::core-state core)))

@@ -50,10 +50,10 @@
     (multiple-value-bind (addresses facts) (grpc:channel-addresses channel)
       (is (equal '(:transient-failure :transient-failure) (facts-of addresses :state)))
       (is (every (lambda (seconds) (< 20 seconds 40)) (facts-of addresses :next-attempt)))
-      (is (every (lambda (text) (search "refused" text)) (facts-of addresses :trouble)))
+      (is (every (lambda (text) (search "refused" text)) (facts-of addresses :last-error)))
       (is (equal '(0 0) (facts-of addresses :connections)))
       (is (string= "round_robin" (getf facts :policy)))
-      (is (search "refused" (getf facts :trouble))))
+      (is (search "refused" (getf facts :last-error))))
     (let ((text (with-output-to-string (stream) (describe channel stream))))
       (is (search "transient-failure, 0 connections" text))
       (is (search ", 1 attempt to connect failed, the next in " text) "~A" text))))
@@ -65,7 +65,7 @@
       (client::impose-veto subchannel 'test :transient-failure "it says so")
       (let ((facts (client::describe-address subchannel)))
         (is (eq :transient-failure (getf facts :state)))
-        (is (string= "it says so" (getf facts :trouble)))))))
+        (is (string= "it says so" (getf facts :last-error)))))))
 
 (test what-a-resolver-says-is-told
   (with-core (core puppet :round-robin)

@@ -10,7 +10,8 @@
 
 (test a-channel-without-calls-goes-idle
   (with-core (core puppet :pick-first :options (:idle-seconds 10))
-    (is (null (client::core-idle-timer core)) "nobody looks before it is used")
+    (is (null (client::idle-watch-timer (client::core-idle-watch core)))
+        "nobody looks before it is used")
     (client::wake core)
     (push-config puppet nil)
     (let ((subchannel (first (client::core-subchannels core))))
@@ -22,7 +23,7 @@
       (is (eq :shutdown (client::subchannel-state subchannel)))
       (is (null (client::core-subchannels core)))
       (is-true (puppet-ended puppet))
-      (is (null (client::core-idle-timer core)) "nobody looks any more")
+      (is (null (client::idle-watch-timer (client::core-idle-watch core))) "nobody looks any more")
       (let ((call (begin-ask core)))
         (is (eq :connecting (client::core-state core)))
         (is (= 2 (puppet-asked puppet)) "the resolver begins anew")
@@ -36,7 +37,7 @@
       (look-for-idleness core 100)
       (is (eq :connecting (client::core-state core)) "a call waits")
       (client::end-client-call call :cancelled "of a test")
-      (setf (client::core-idle-since-ns core) (client::core-now core))
+      (setf (client::idle-watch-since-ns (client::core-idle-watch core)) (client::core-now core))
       (look-for-idleness core 9)
       (is (eq :connecting (client::core-state core)))
       (look-for-idleness core 1)
@@ -45,7 +46,7 @@
 (test zero-is-never-idle
   (with-core (core puppet :pick-first :options (:idle-seconds 0))
     (client::wake core)
-    (is (null (client::core-idle-timer core))))
+    (is (null (client::idle-watch-timer (client::core-idle-watch core)))))
   (with-core (core puppet :pick-first :options (:idle-seconds 0.1))
     (is (= +ns-per-second+ (client::idle-limit-ns core)) "a second is the least")))
 
@@ -79,6 +80,7 @@
     (let ((asked (puppet-asked puppet)))
       (client::end-back-off core)
       (is (= (1+ asked) (puppet-asked puppet)))
-      (is (null (client::back-off-timer (client::core-back-off core))))
+      (is (null (client::back-off-timer
+                 (client::resolution-back-off (client::core-resolution core)))))
       (client::end-back-off core)
       (is (= (1+ asked) (puppet-asked puppet)) "it does not wait"))))

@@ -63,7 +63,8 @@
   (let* ((loop (loop:make-event-loop :name "nobody runs it"))
          (puppet (make-instance 'puppet :target "puppet:x" :name "x" :authority "x" :host "x"
                                         :answers answers))
-         (core (client::new-core :name "puppet:x" :loop loop :resolver puppet
+         (core (client::new-core :name "puppet:x" :loop loop
+                                 :resolution (client::make-resolution puppet)
                                  :options (apply #'make-channel-options options)
                                  :balancing (and policy (config:default-policy-config policy))
                                  :default-config (and default

@@ -190,11 +190,11 @@ Return how many states there are."
 
 ;;; From sources to programs
 
-(defun read-definitions (file package &optional (system "clgrpc/loop"))
-  "The DEFINE-HOT and DEFUN forms of FILE, the name of a source of SYSTEM, in PACKAGE."
-  (with-open-file (stream (find file (support:system-sources system)
+(defun read-definitions (file)
+  "The DEFINE-HOT and DEFUN forms of FILE, the name of a source of the loop."
+  (with-open-file (stream (find file (support:system-sources "clgrpc/loop")
                                 :key #'pathname-name :test #'string=))
-    (let ((*package* (find-package package)) (end (list nil)))
+    (let ((*package* (find-package '#:clgrpc.loop)) (end (list nil)))
       (loop for form = (read stream nil end)
             until (eq form end)
             when (and (consp form) (member (first form) '(define-hot defun)))

@@ -3,10 +3,12 @@
 ;;;; poller.lisp have is for the tests of clgrpc.async, too.
 
 (defpackage #:clgrpc.tests.loop
-  (:use #:cl #:clgrpc.base #:clgrpc.loop #:fiveam)
+  (:use #:cl #:clgrpc.base #:clgrpc.option #:clgrpc.loop #:fiveam)
   (:shadow #:await)
   (:import-from #:clgrpc.loop #:take #:overtake #:lend #:resume #:hand-over #:retire
-                #:connection-output-pending-p)
+                #:connection-output-pending-p
+                #:make-inbox #:push-inbox #:drain-inbox #:inbox-empty-p #:doze-inbox #:rouse-inbox
+                #:inbox-asleep-p #:confirm-wake #:close-inbox #:no-waker-left-p #:become-waker)
   (:local-nicknames (#:loop #:clgrpc.loop) (#:os #:clgrpc.os) (#:support #:clgrpc.tests.support))
   (:export #:*patience-seconds* #:await #:on-loop #:settle #:threads-left #:with-loops #:with-events
            #:check-gone #:shiftable-clock #:mishap #:with-directory #:client-credentials

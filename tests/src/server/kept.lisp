@@ -8,7 +8,8 @@
 (defparameter *others*
   '(loop:event-loop server::server-loop server:wire-server options http2:sink http2:pool
                     loop:handler timer
-    owner-usage server::peer-entry server::peer-view loop:share account function symbol package
+    server::owner-usage server::peer-entry server::peer-view loop:share account function symbol
+    package
     class
     method:rpc-method server::server-route wire:dialect
     rpc:observer loop:tls-credentials sb-thread:mutex rpc:operations server::route-table

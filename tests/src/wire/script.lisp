@@ -88,7 +88,10 @@
                                (declare (ignore code))
                                (rpc:end-call (http2:stream-user stream) :cancelled
                                              :message (string-downcase source)))
-                   :on-writable #'wire:wire-writable :on-close #'wire:link-http2-closed))
+                   :on-writable (lambda (stream)
+                                  (let ((call (http2:stream-user stream)))
+                                    (when call (wire:tell-writable call))))
+                   :on-close #'wire:link-http2-closed))
 
 ;;; Beginning
 

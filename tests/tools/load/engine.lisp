@@ -9,7 +9,7 @@
 (defun plan-for (address &rest arguments
                  &key (method 'routeguide.route-guide:get-feature) (data "{}") rate workers
                    (timeout-ns 5000000000)
-                   (options-of-http2 (base:make-channel-options)) &allow-other-keys)
+                   (options-of-http2 (clgrpc.option:make-channel-options)) &allow-other-keys)
   (let* ((method (route-method method))
          (target (loop:parse-target address)))
     (apply #'load:make-plan

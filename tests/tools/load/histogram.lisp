@@ -49,17 +49,15 @@ extremes are exact."
                  (is (= 50000 (load:histogram-count histogram)))
                  (is (= (reduce #'+ values) (load:histogram-sum histogram))))))))
 
-(test histogram-moments
+(test histogram-means
   (let ((histogram (histogram-of '(2000000 4000000 4000000 4000000 5000000 5000000 7000000
                                    9000000))))
-    (is (= 5000000 (load:histogram-mean histogram)))
-    (is (< 1990000 (load:histogram-deviation histogram) 2010000))))
+    (is (= 5000000 (load:histogram-mean histogram)))))
 
 (test no-values
   (let ((histogram (load:make-histogram)))
     (is (= 0 (load:histogram-count histogram) (load:histogram-min histogram)
            (load:histogram-quantile histogram 1/2) (load:histogram-mean histogram)))
-    (is (= 0 (load:histogram-deviation histogram)))
     (is (= 0 (load:histogram-count (load:merge-histograms (list histogram)))))))
 
 (defun contents (histogram)

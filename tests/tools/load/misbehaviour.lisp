@@ -409,7 +409,7 @@ rung."
                (is (search text complaint) "~A: ~A" text complaint)
                (is (search address complaint)))))
   (with-evil-server (address :opening (base:octets-of)) nil
-    (let ((options (base:make-channel-options :preface-timeout-seconds 1/5)))
+    (let ((options (clgrpc.option:make-channel-options :preface-timeout-seconds 1/5)))
       (is (< (seconds-of (lambda ()
                            (signals load:run-failed
                              (load:perform-run (plan-for address :total 1 :workers 1

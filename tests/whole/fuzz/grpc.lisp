@@ -103,7 +103,8 @@
       (found "a connection counts")))
   (unless (zerop (account-sum (server::server-account server)))
     (found "~D octets are charged" (account-sum (server::server-account server))))
-  (unless (zerop (ranking-total (server::admission-handshakes (server::server-admission server))))
+  (unless (zerop (server::ranking-total
+                  (server::admission-handshakes (server::server-admission server))))
     (found "a link counts as unready")))
 
 (defun run-grpc-server (kind octets)

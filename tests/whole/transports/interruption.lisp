@@ -169,7 +169,7 @@ CHANNEL are answered."
                  "~A: ~D" what (funcall function))))
       (when loop
         (check "wakers" (lambda ()
-                          (clgrpc.base::inbox-wakers (clgrpc.loop::event-loop-inbox loop))))
+                          (clgrpc.loop::inbox-wakers (clgrpc.loop::event-loop-inbox loop))))
         (let ((driving (clgrpc.loop::event-loop-driving loop)))
           (check "calls" (lambda () (clgrpc.loop::driving-calls driving)))
           (check "waiters" (lambda () (clgrpc.loop::driving-waiters driving)))))

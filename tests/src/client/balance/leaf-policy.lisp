@@ -133,8 +133,9 @@ servers go there is room for others."
         (is (eq :ready (client::core-state core)))
         (let ((round-robin (parse "[{\"round_robin\":{}}]")))
           ;; the targets are used until there is another, which has no room while they are
-          (setf (client::core-resolved core) t
-                (client::core-backends core) (mapcar #'backend '(1 2))
+          (setf (client::resolution-done (client::core-resolution core)) t
+                (client::resolution-backends (client::core-resolution core))
+                (mapcar #'backend '(1 2))
                 (client::core-balancing core) (parse "[{\"round_robin\":{}}]"))
           (update round-robin 1 2)
           (settle core)

@@ -7,7 +7,7 @@
   (with-probe (channel) (:ask #'double)
     (ask channel (note 1))
     (let ((core (client::channel-core channel)))
-      (is (null (client::core-admitted core)))
+      (is (eq #'identity (client::core-picker-wrapper core)))
       (is (null (client::core-observer core)))
       (is (client::subchannel-p (client::core-picker core)) "the picker is the subchannel"))))
 

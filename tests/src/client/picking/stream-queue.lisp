@@ -32,8 +32,8 @@
 (defun places-left (core)
   "How many places there are in all queues of CORE, as they are and as they are counted."
   (list (length (client::waiting-calls core))
-        (client::core-waiting-count core)
-        (+ (client::core-unpicked-count core)
+        (client::stream-queue-count (client::core-stream-queue core))
+        (+ (client::stream-queue-unpicked-count (client::core-stream-queue core))
            (reduce #'+ (client::core-subchannels core) :key #'client::subchannel-waiting-count))))
 
 (test calls-that-end-leave-the-queue

@@ -36,8 +36,8 @@
     (leave () (section) (hand-over loop))))
 
 (defun baton-definitions ()
-  (append (read-definitions "baton" '#:clgrpc.loop)
-          (read-definitions "loop-structure" '#:clgrpc.loop)))
+  (append (read-definitions "baton")
+          (read-definitions "loop-structure")))
 
 (defun without (form name definitions)
   "DEFINITIONS without FORM in that of NAME."

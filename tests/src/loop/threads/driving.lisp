@@ -17,8 +17,8 @@
             (clgrpc.loop::event-loop-stopping . :never)
             (clgrpc.loop::event-loop-inbox . :ignored)
             (clgrpc.loop::event-loop-poller . :ignored)
-            (clgrpc.base::inbox-asleep . :dozing)
-            (clgrpc.base::inbox-wakers . :wakers))
+            (clgrpc.loop::inbox-asleep . :dozing)
+            (clgrpc.loop::inbox-wakers . :wakers))
           *baton-places*))
 
 (defparameter *driving-stubs*
@@ -37,7 +37,7 @@
             (push-inbox (inbox item)
              (declare (ignore item))
              (ask-value :add :items 1)
-             (and (= 1 (ask-value :read :dozing)) (clgrpc.base::become-waker inbox)))
+             (and (= 1 (ask-value :read :dozing)) (become-waker inbox)))
             (await-request () (ask-value :await :requested #'identity)))
           *baton-stubs*))
 
@@ -58,16 +58,16 @@
                                        clgrpc.loop::request-runner-if-free
                                        clgrpc.loop::waited-for-p clgrpc.loop::wake-loop post
                                        confirm-wake doze-inbox rouse-inbox
-                                       clgrpc.base::become-waker))
+                                       become-waker))
                              *driving-places* *driving-stubs* programs)
            (lambda (memory done)
              (unless (every #'identity done) (error "Somebody waits forever: ~S" memory)))))
 
 (defun driving-definitions ()
   (append (baton-definitions)
-          (read-definitions "driving" '#:clgrpc.loop)
-          (read-definitions "task" '#:clgrpc.loop)
-          (read-definitions "queue" '#:clgrpc.base "clgrpc/base")))
+          (read-definitions "driving")
+          (read-definitions "task")
+          (read-definitions "inbox")))
 
 (defparameter *driver* '(progn (section) (clgrpc.loop::step-back loop)))
 

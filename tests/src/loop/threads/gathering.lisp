@@ -36,7 +36,7 @@
                  (error "Nobody sweeps: ~S" memory))))))
 
 (defun gather-definitions ()
-  (read-definitions "gathering" '#:clgrpc.loop))
+  (read-definitions "gathering"))
 
 (test nothing-gathered-is-forgotten
   (dolist (reserve '(t nil))

@@ -116,7 +116,7 @@ who is about to wake it."
                                           (sb-thread:signal-semaphore inside)
                                           (loop until released)
                                           (setf woken t)))))
-      (clgrpc.base:doze-inbox (clgrpc.loop::event-loop-inbox loop))
+      (doze-inbox (clgrpc.loop::event-loop-inbox loop))
       (setf thread (sb-thread:make-thread (lambda ()
                                             (catch 'out
                                               (loop until thread)
@@ -128,7 +128,7 @@ who is about to wake it."
       (setf released t)
       (sb-thread:join-thread thread)
       (is-true woken)
-      (is (zerop (clgrpc.base::inbox-wakers (clgrpc.loop::event-loop-inbox loop)))))))
+      (is (zerop (clgrpc.loop::inbox-wakers (clgrpc.loop::event-loop-inbox loop)))))))
 
 (test a-stopped-loop-takes-no-posts
   (let ((loop (make-event-loop :name "stopped" :poller (still-poller #'identity))))

@@ -22,13 +22,13 @@
              (list (1- (option-row-minimum row)) (1+ (option-row-maximum row)) nil t))))
 
 (defun option-value (options row)
-  (slot-value options (find-symbol (string (option-row-name row)) '#:clgrpc.base)))
+  (slot-value options (find-symbol (string (option-row-name row)) '#:clgrpc.option)))
 
 (test each-row-takes-its-values-where-it-belongs
   (dolist (row (option-table))
     (let ((name (option-row-name row)))
       (loop for (taker make) in *makers*
-            do (cond ((clgrpc.base::takes-option-p taker row)
+            do (cond ((takes-option-p taker row)
                       (is (eql (option-row-default row) (option-value (funcall make) row)))
                       (dolist (value (good-values row))
                         (is (eql value (option-value (funcall make name value) row))))
@@ -40,7 +40,7 @@
 (test scopes-say-who-takes-an-option
   (flet ((takers (name)
            (loop for (taker) in *makers*
-                 when (clgrpc.base::takes-option-p taker (find-option-row name)) collect taker)))
+                 when (takes-option-p taker (find-option-row name)) collect taker)))
     (is (equal '(:connection :server :channel :inproc) (takers :max-receive-octets)))
     (is (equal '(:connection :server :channel) (takers :stream-window-octets)))
     (is (equal '(:connection :server) (takers :max-reset-burst)))

@@ -1,8 +1,8 @@
 ;;;; The inbox: order, one wake-up per sleep, nothing lost and nobody left asleep with many
 ;;;; producers, closing.
 
-(in-package #:clgrpc.tests.base)
-(in-suite :clgrpc.base)
+(in-package #:clgrpc.tests.loop)
+(in-suite :clgrpc.loop)
 
 (defun drained (inbox)
   (let ((items '()))

@@ -11,7 +11,7 @@
 ;;;;
 ;;;; A reason is shown alone, so it must be understood without its neighbours.
 
-(in-package #:clgrpc.base)
+(in-package #:clgrpc.option)
 
 (deftype option-scope ()
   '(member :method :stream :connection :listener :server :reserve :channel :tracing))
@@ -168,11 +168,11 @@ takes.")
                                               reason)
                            row
                          (declare (ignore scope only reason))
-                         `(,(intern (string name) '#:clgrpc.base) ,default
+                         `(,(intern (string name) '#:clgrpc.option) ,default
                            :type ,(option-type default minimum maximum unit)))))
      (document-functions
        ,@(loop for row in rows
-               collect (intern (format nil "OPTIONS-~A" (getf row :name)) '#:clgrpc.base)
+               collect (intern (format nil "OPTIONS-~A" (getf row :name)) '#:clgrpc.option)
                collect (getf row :reason)))))
 
 (defmacro define-options (&body sections)
@@ -548,7 +548,7 @@ OpenTelemetry's.")))
 
 (defun option-slot (name)
   "The slot of the option NAME, a keyword."
-  (find-symbol (string name) '#:clgrpc.base))
+  (find-symbol (string name) '#:clgrpc.option))
 
 (defun fill-options (options arguments)
   "Give OPTIONS, new ones, the values of the keyword ARGUMENTS, which CHECK-OPTIONS has passed; of

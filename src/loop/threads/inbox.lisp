@@ -14,7 +14,7 @@
 ;;;; 4. CLOSE-INBOX waits until WAKERS is 0, for +LONGEST-WAKE-NS+ at most. If it is, the means to
 ;;;;    wake the consumer, such as an eventfd, can be closed.
 
-(in-package #:clgrpc.base)
+(in-package #:clgrpc.loop)
 
 (defconstant +longest-wake-ns+ +ns-per-second+
   "For so long NO-WAKER-LEFT-P waits for threads that may be about to wake the consumer.")

@@ -1,0 +1,56 @@
+;;;; Rings: doubly linked lists that go round. A link leaves its list without a search.
+
+(in-package #:clgrpc.base)
+
+(defstruct (ring (:constructor %make-ring) (:copier nil))
+  "A link of a list, or its head; in no list it is alone, both its neighbours are itself."
+  (before nil :type (or null ring))     ; the link before it
+  (after nil :type (or null ring)))     ; the link behind it
+
+(document-functions
+  ring-p "True of a link of a list, or its head.")
+
+(defun isolate-ring (ring)
+  "Make RING, which is new, a list of its own; return it."
+  (setf (ring-before ring) ring
+        (ring-after ring) ring))
+
+(defun make-ring ()
+  "Return the head of an empty list."
+  (isolate-ring (%make-ring)))
+
+(defun ring-first (head)
+  "The first of the list with HEAD, or nil if it is empty."
+  (let ((first (ring-after head)))
+    (unless (eq first head) first)))
+
+(defun ring-last (head)
+  "The last of the list with HEAD, or nil if it is empty."
+  (let ((last (ring-before head)))
+    (unless (eq last head) last)))
+
+(defun ring-list (head &optional (count most-positive-fixnum))
+  "The links of the list with HEAD, in their order, the first COUNT at most, as a new list."
+  (loop for ring = (ring-after head) then (ring-after ring)
+        until (eq ring head)
+        repeat count
+        collect ring))
+
+(defun enter-ring (ring head)
+  "Put RING, which is alone, at the end of the list with HEAD."
+  (let ((last (ring-before head)))
+    (setf (ring-before ring) last
+          (ring-after ring) head
+          (ring-after last) ring
+          (ring-before head) ring))
+  nil)
+
+(defun quit-ring (ring)
+  "Take RING, if it is not alone, out of its list."
+  (setf (ring-after (ring-before ring)) (ring-after ring)
+        (ring-before (ring-after ring)) (ring-before ring))
+  (isolate-ring ring)
+  nil)
+
+(defmethod print-object ((ring ring) stream)
+  (print-unreadable-object (ring stream :type t :identity t)))
