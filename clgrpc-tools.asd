@@ -85,7 +85,7 @@
   :pathname "tools/console/"
   :serial t
   :components ((:file "package") (:file "sample-set") (:file "tail") (:file "console") (:file "update")
-               (:file "access") (:file "viewer") (:static-file "page/console.html")
+               (:file "hour") (:file "access") (:file "viewer") (:static-file "page/console.html")
                (:static-file "page/console.css") (:static-file "page/common.js")
                (:static-file "page/console.js") (:file "page") (:file "program")))
 

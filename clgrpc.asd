@@ -52,6 +52,7 @@
                (:file "copy-kernel") (:file "octets") (:file "memory/store")
                (:file "memory/collector") (:file "condition") (:file "suggestion")
                (:file "seed") (:file "text/split") (:file "text/utf8-kernel") (:file "text/utf8") (:file "text/base64")
+               (:file "text/percent-encoding")
                (:file "timer") (:file "ring") (:file "memory/account") (:file "replay")
                (:file "fifo") (:file "log/printable") (:file "log/channel-trace")
                (:file "log/log") (:file "log/tracer") (:file "text/decimal") (:file "text/json")
@@ -279,7 +280,8 @@
   :depends-on ("clgrpc/client")
   :pathname "src/observe/trace/"
   :serial t
-  :components ((:file "package") (:file "id") (:file "context") (:file "state") (:file "sampler")
+  :components ((:file "package") (:file "id") (:file "context") (:file "state") (:file "baggage")
+               (:file "sampler")
                (:file "span") (:file "queue") (:file "tracing") (:file "record") (:file "current")
                (:file "header") (:file "observe")))
 

@@ -119,7 +119,8 @@
   (:import-from #:clgrpc.trace
                 #:tracing #:make-tracing #:trace-context #:current-trace #:trace-id #:span-id
                 #:trace-sampled-p #:trace-state #:traceparent #:parse-traceparent #:with-span
-                #:set-span-attribute #:add-span-event #:trace-exemplar)
+                #:with-baggage #:current-baggage #:set-span-attribute #:add-span-event
+                #:trace-exemplar)
   (:import-from #:clgrpc.inproc #:server-channel #:service-channel)
   (:import-from #:clgrpc.metrics
                 #:metrics #:make-metrics #:metrics-text #:make-counter #:make-up-down-counter

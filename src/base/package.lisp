@@ -30,6 +30,8 @@
    #:limit-exceeded #:limit-exceeded-option #:limit-exceeded-limit #:limit-exceeded-actual
    ;; text/split.lisp
    #:split-list
+   ;; text/percent-encoding.lisp
+   #:percent-decoded #:percent-decoded-text
    ;; seed.lisp
    #:hash-seed #:+golden-step+ #:+signed-golden-step+ #:mixed-word
    ;; heap.lisp
@@ -87,7 +89,7 @@
    #:tracers #:tracer-table #:tracer #:tracer-name #:tracer-text #:tracer-aliases #:tracer-meaning
    #:tracing-p #:trace-event
    #:log-writer #:log-value-text #:log-errors #:log-in-background #:flush-log #:read-environment
-   #:open-journal #:add-to-journal #:call-when-written
+   #:note-lost-entries #:lost-entries #:open-journal #:add-to-journal #:call-when-written
    ;; decimal.lisp
    #:digits-double #:digits-single #:rational-double #:rational-single
    #:decimal-digits #:float-decimal

@@ -42,5 +42,6 @@
    #:reactions-on-writable #:reactions-scheduled #:reactions-timers #:receivable-p #:receive
    #:receive-by #:receive-each #:received-compressed-p #:reply #:retry-call #:retry-handler
    #:return-status #:room-p #:rpc-error-attempts #:rpc-error-stages #:send #:send-metadata
-   #:sends-one-p #:stage-text #:takes-one-p #:time-remaining #:try-send #:uncharge #:verdict
+   #:sends-one-p #:stage-text #:takes-one-p #:time-remaining #:try-send #:uncharge
+   #:unknown-method-verdict #:verdict
    #:values-of-attempt #:verdict-error #:wait-for-call #:whole-call #:with-call #:with-user-code))

@@ -30,7 +30,6 @@
   (:channel-closed :cancelled "the channel was closed")
   (:server-stopping :unavailable "the server is stopping")
   ;; a request or a response that is none
-  (:unknown-method :unimplemented "unknown service or method")
   (:no-request :unimplemented "no request message")
   (:second-request :unimplemented "more than one request message")
   (:unfinished-request :internal "the request ends within a message")
@@ -85,6 +84,12 @@ control."
 INITARGS as for MAKE-RPC-ERROR."
   (multiple-value-bind (status text) (apply #'verdict name arguments)
     (apply #'make-rpc-error status :message text :ended-by :local initargs)))
+
+(defun unknown-method-verdict (path)
+  "The status and the text, a list, of a call of PATH, which no service has. A stranger may have
+written that, so 200 characters of it are shown."
+  (list :unimplemented
+        (concatenate 'string "unknown service or method " (printable-text path :limit 200))))
 
 ;;; Rules
 

@@ -28,6 +28,10 @@ it."
              for char across text
              always (= octet (char-code char)))))
 
+(defun list-target (list)
+  "The :path of LIST, the headers of a request."
+  (hpack:field-value-string (hpack:find-field list ":path")))
+
 (define-hot read-request ((request request) (table route-table) (list hpack:field-list)) null
   "Fill REQUEST, which has its metadata, from the fields of LIST."
   (setf (request-table request) table
@@ -63,7 +67,7 @@ it."
           ((request-rejection request))
           ((null (request-route request)))
           ((null (route-method (request-route request)))
-           (setf (request-rejection request) (multiple-value-list (rpc:verdict :unknown-method))))
+           (setf (request-rejection request) (rpc:unknown-method-verdict (list-target list))))
           ((not (wire:sound-metadata-p (request-fields request)))
            (setf (request-rejection request)
                  '(:internal "metadata whose name ends in -bin is not base64")))

@@ -22,7 +22,8 @@
    (thread :initform nil :accessor console-thread) ; that makes updates while somebody looks
    (bell :initform (sb-thread:make-semaphore :name "clgrpc console") :reader console-bell) ; for it
    ;; the UPDATE-STREAM of the last minutes, or nil; its thread's
-   (update-stream :initform nil :accessor console-update-stream))
+   (update-stream :initform nil :accessor console-update-stream)
+   (hour :initform (make-hour) :reader console-hour)) ; see hour.lisp
   (:documentation "What a console in the browser shows: see MAKE-CONSOLE."))
 
 (defmethod print-object ((console console) stream)
@@ -134,4 +135,5 @@ their channel, or nil."
   (list (console-metrics source) source))
 
 (defmethod rpc:observer-for ((source console) &key target loop &allow-other-keys)
+  (ensure-looks source loop)
   (keeping-observer source target loop))

@@ -1,7 +1,7 @@
 ;;;; Which calls the console keeps to be looked at: the slowest of this minute and of the one
-;;;; before, and the last that failed. There is a sample set for each loop, written with its baton
-;;;; held, and one for the threads without a loop, written under a lock. Anybody reads: what is kept
-;;;; never changes, and takes its place by one store.
+;;;; before, two of each minute of the hour, and the last that failed. There is a sample set for each
+;;;; loop, written with its baton held, and one for the threads without a loop, written under a lock.
+;;;; Anybody reads: what is kept never changes, and takes its place by one store.
 ;;;;
 ;;;; Most calls cost two comparisons. A call is looked at closely only if it is slower than the
 ;;;; fastest of the slow ones, which is so for some 16 × ln(n / 16) of a minute's n calls, or if it
@@ -10,6 +10,9 @@
 (in-package #:clgrpc.console)
 
 (defconstant +slow-calls+ 16 "How many slow calls of a minute a sample set keeps.")
+(defconstant +remembered-calls+ 120
+  "How many slow calls of minutes before a sample set remembers: an hour of them.")
+(defconstant +remembered-a-minute+ 2 "How many of a minute.")
 (defconstant +failed-calls+ 32 "How many failed calls a sample set keeps.")
 (defconstant +failures-per-second+ 10 "How many failed calls a sample set takes in a second.")
 (defconstant +minute-ns+ 60000000000 "How long the slowest calls are collected together.")
@@ -30,6 +33,9 @@
   (lock nil :type (or null sb-thread:mutex) :read-only t)
   (slow (empty-places +slow-calls+) :type simple-vector) ; KEPTs or nil, of this minute, in no order
   (before (empty-places +slow-calls+) :type simple-vector) ; what SLOW was a minute ago
+  ;; the slowest of each minute before that, a ring
+  (remembered (empty-places +remembered-calls+) :type simple-vector :read-only t)
+  (remembered-next 0 :type index)       ; the place in REMEMBERED of the next
   (least-ns 0 :type (unsigned-byte 62)) ; a call must take longer to be among the slow ones
   (turn-ns 0 :type (unsigned-byte 62))  ; when the minute is over, by the loop's clock
   (failed (empty-places +failed-calls+) :type simple-vector :read-only t) ; KEPTs or nil, a ring
@@ -59,8 +65,20 @@
     ;; what readers find is whole
     (sb-thread:barrier (:write))))
 
+(defun remember-slowest (sample-set samples)
+  "Of SAMPLES, a vector with KEPTs or nil, SAMPLE-SET remembers the slowest."
+  (let ((slowest (sort (remove nil samples) #'> :key #'sample-ns)))
+    (loop for sample across slowest
+          repeat +remembered-a-minute+
+          do (setf (svref (sample-set-remembered sample-set)
+                          (sample-set-remembered-next sample-set))
+                   sample
+                   (sample-set-remembered-next sample-set)
+                   (mod (1+ (sample-set-remembered-next sample-set)) +remembered-calls+)))))
+
 (defun turn-page (sample-set now)
   "A minute of SAMPLE-SET is over NOW."
+  (remember-slowest sample-set (sample-set-before sample-set))
   (setf (sample-set-before sample-set) (sample-set-slow sample-set)
         (sample-set-slow sample-set) (empty-places +slow-calls+)
         (sample-set-least-ns sample-set) 0
@@ -100,4 +118,4 @@ time of SAMPLE-SET's loop. DESCRIBE returns what is to be known of it."
 (defun sample-set-calls (sample-set)
   "The calls that SAMPLE-SET has, a list of KEPTs, in no order. From any thread."
   (remove nil (concatenate 'list (sample-set-slow sample-set) (sample-set-before sample-set)
-                           (sample-set-failed sample-set))))
+                           (sample-set-remembered sample-set) (sample-set-failed sample-set))))

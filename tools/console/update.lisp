@@ -15,6 +15,8 @@
 ;;;;   "calls"    calls that are kept since; "log": events since
 ;;;;   "servers"  their loops and some connections; "threads": [[name, how many], …]
 ;;;;
+;;;;   "hour"     what hour.lisp has seen since
+;;;;
 ;;;; :hello has the same members, with totals in "counts", "process" and "started", which never
 ;;;; change, and "frames", the last ones.
 
@@ -246,11 +248,18 @@ values."
 (defun bounds-vector (update-stream)
   (json-list (mapcar #'json-number (update-stream-bounds update-stream))))
 
+(defun timed-members (update-stream now &rest names-and-values)
+  "As MEMBERS, of an update that UPDATE-STREAM takes NOW, with when that is and how long after the
+update before."
+  (let ((before-ns (shiftf (update-stream-taken-ns update-stream) now)))
+    (apply #'members "time" (unix-ms (real-time-ns))
+           "seconds" (ns-seconds (if (zerop before-ns) 0 (- now before-ns)))
+           names-and-values)))
+
 (defun take-update (console update-stream now)
   "Look at CONSOLE at NOW of the monotonic clock; note it in UPDATE-STREAM, and return what has
 changed since the update before, an object for WRITE-JSON."
   (let* ((first-new (hash-table-count (update-stream-series update-stream)))
-         (before-ns (shiftf (update-stream-taken-ns update-stream) now))
          (calls (samples-after console (update-stream-call update-stream)))
          (entries (entries-after (console-tail console) (update-stream-entry update-stream)))
          (bounds (update-stream-bounds update-stream))
@@ -262,17 +271,17 @@ changed since the update before, an object for WRITE-JSON."
       (when calls (setf (update-stream-call update-stream) (sample-number (first (last calls)))))
       (when entries
             (setf (update-stream-entry update-stream) (entry-number (first (last entries)))))
-      (members "time" (unix-ms (real-time-ns))
-               "seconds" (ns-seconds (if (zerop before-ns) 0 (- now before-ns)))
-               "bounds" (and (null bounds) (bounds-vector update-stream))
-               "series" (json-list (mapcar #'series-row (all-series update-stream :from first-new)))
-               "counts" (json-list counts)
-               "values" values
-               "calls" (json-list (mapcar #'sample-object calls))
-               "log" (json-list (mapcar #'entry-object entries))
-               "servers" (changed (shiftf (update-stream-servers update-stream) servers) servers)
-               "threads"
-               (changed (shiftf (update-stream-threads update-stream) threads) threads)))))
+      (timed-members
+       update-stream now
+       "bounds" (and (null bounds) (bounds-vector update-stream))
+       "series" (json-list (mapcar #'series-row (all-series update-stream :from first-new)))
+       "counts" (json-list counts)
+       "values" values
+       "calls" (json-list (mapcar #'sample-object calls))
+       "log" (json-list (mapcar #'entry-object entries))
+       "servers" (changed (shiftf (update-stream-servers update-stream) servers) servers)
+       "threads" (changed (shiftf (update-stream-threads update-stream) threads) threads)
+       "hour" (hour-news (console-hour console))))))
 
 (defun chart-members (update)
   "What of UPDATE who comes later gets as well: what charts are made of."
@@ -302,6 +311,7 @@ changed since the update before, an object for WRITE-JSON."
            (cons "pages" (json-list (loop for (name title) in (console-pages console)
                                           collect (vector name title))))
            (cons "frames" (json-list (fifo-items (update-stream-updates update-stream))))
+           (cons "hour" (whole-hour (console-hour console)))
            (members "time" (unix-ms (real-time-ns))
                     "series" (json-list (mapcar #'series-row series))
                     "counts" (json-list

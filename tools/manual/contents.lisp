@@ -29,7 +29,7 @@
    (make-chapter-list "Looking things up" "Details, and how it works inside."
               '("compression.md" "http.md" "transports.md" "observers.md" "event-loop.md"
                 "simulation.md" "etcd/etcd.md" "etcd/memory.md" "cluster/raft.md"
-                "performance.md" "architecture.md" "decisions.md" "glossary.md")))
+                "performance.md" "platforms.md" "architecture.md" "decisions.md" "glossary.md")))
   "The chapters, for three readers.")
 
 (defparameter *subjects*

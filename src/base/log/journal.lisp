@@ -43,6 +43,25 @@ wake it for each would cost more than the entries.")
     (format stream "~D entries wait, ~D dropped" (journal-count journal)
             (journal-dropped journal))))
 
+;;; What is lost
+
+(declaim (type (simple-array sb-ext:word (2)) **lost-entries**))
+(defglobal **lost-entries** (make-array 2 :element-type 'sb-ext:word :initial-element 0)
+  "How many entries of logs were lost since the process began, of each of *LOGS*. Atomic.")
+
+(defparameter *logs* '(:events :binary)
+  "What loses entries: functions for *LOG-FUNCTION*, and binary logs.")
+
+(defun note-lost-entries (log count)
+  "COUNT entries of LOG, one of *LOGS*, are lost."
+  (sb-ext:atomic-incf (aref **lost-entries** (position log *logs*)) count)
+  nil)
+
+(defun lost-entries (log)
+  "How many entries of LOG, one of *LOGS*, this process has lost: too many waited, or they could not
+be written. From any thread."
+  (aref **lost-entries** (position log *logs*)))
+
 (defglobal **journals** (make-hash-table :test 'eq :weakness :key :synchronized t)
   "All journals, for FLUSH-LOG.")
 
@@ -187,6 +206,7 @@ them; those that come meanwhile are dropped, and FUNCTION is told how many by th
                                           (handler-case (apply function event)
                                             (serious-condition () nil))))
                                    (when (plusp dropped)
+                                     (note-lost-entries :events dropped)
                                      (tell (list :warning :events-dropped :count dropped)))
                                    (mapc #'tell entries)))
                                limit)))
@@ -386,6 +406,7 @@ move a cursor or look like another line are escaped. See FLUSH-LOG."
          (journal (open-journal
                    (lambda (entries dropped)
                      (when (plusp dropped)
+                       (note-lost-entries :events dropped)
                        (write-string (funcall line :warning :events-dropped (list :count dropped))
                                      stream))
                      (dolist (line entries) (write-string line stream))

@@ -56,24 +56,13 @@ it if that does not begin with two slashes."
         (values (subseq text (+ start 2) slash) (subseq text (or slash (length text)))))
       (values nil (subseq text start))))
 
-(defun decode-percents (text path)
+(defun decoded-octets (text path)
   "The octets of PATH, a part of TEXT, with each %XX decoded."
-  (let ((octets (string-octets path))
-        (decoded (make-buffer :size 64)))
-    (flet ((digit (at)
-             (or (and (< at (length octets)) (digit-char-p (code-char (aref octets at)) 16))
-                 (no-target text "two hexadecimal digits follow a %"))))
-      (loop with at = 0
-            while (< at (length octets))
-            do (let ((escaped (= #x25 (aref octets at))))
-                 (append-octet decoded (if escaped
-                                           (+ (* 16 (digit (1+ at))) (digit (+ at 2)))
-                                           (aref octets at)))
-                 (incf at (if escaped 3 1)))))
-    (subseq (buffer-octets decoded) (buffer-start decoded) (buffer-end decoded))))
+  (or (percent-decoded path)
+      (no-target text "two hexadecimal digits follow a %")))
 
 (defun decoded-string (text path)
-  (handler-case (octets-string (decode-percents text path))
+  (handler-case (octets-string (decoded-octets text path))
     (invalid-utf8 () (no-target text "it is not UTF-8"))))
 
 (defun parse-port (text port smallest)
@@ -156,11 +145,11 @@ there is none; or nil, if one must be given."
 
 (defun parse-path-target (text path smallest-port)
   (declare (ignore smallest-port))
-  (make-unix-target text (decode-percents text path)))
+  (make-unix-target text (decoded-octets text path)))
 
 (defun parse-abstract-target (text path smallest-port)
   (declare (ignore smallest-port))
-  (make-unix-target text (decode-percents text path) :abstract t))
+  (make-unix-target text (decoded-octets text path) :abstract t))
 
 (register-scheme "dns" :parse #'parse-name-target)
 (register-scheme "passthrough" :parse #'parse-name-target)

@@ -53,6 +53,7 @@
   "COUNT entries of LOG were lost because of WHY, a text or condition: count them, and log that, but
 not again and again."
   (sb-ext:atomic-incf (aref (the (simple-array sb-ext:word (2)) (binary-log-counts log)) 1) count)
+  (note-lost-entries :binary count)
   (let ((now (monotonic-ns)))
     (when (<= (binary-log-quiet-until-ns log) now)
       (setf (binary-log-quiet-until-ns log) (+ now +quiet-ns+))

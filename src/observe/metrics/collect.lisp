@@ -224,6 +224,13 @@ increase in a series that appears with all that was refused.")
                                                             (getf statistics key))))))
       (and reserves (list (point "busy" :busy-threads) (point "idle" :idle-threads))))))
 
+;;; Logs
+
+(define-reader lost-log-entries (metrics)
+  (loop for log in '(:events :binary)
+        collect (make-point :attributes (list (cons "clgrpc.log" (string-downcase log)))
+                            :value (lost-entries log))))
+
 ;;; The process
 
 (defun one-point (number)

@@ -162,6 +162,10 @@ have weight 0.")
   ("clgrpc.reserve.threads" :up-down-counter "{thread}" ("clgrpc.state")
    (:source reserve-threads)
    "Reserve threads that there are, busy and idle.")
+  ;; logs
+  ("clgrpc.log.lost" :counter "{entry}" ("clgrpc.log")
+   (:source lost-log-entries)
+   "Entries of logs that were lost, since too many waited or they could not be written.")
   ;; the process
   ("clgrpc.gc.collections" :counter "{collection}" ()
    (:source collections)

@@ -50,24 +50,6 @@ none."
 
 ;;; Lists of keys and values: headers, attributes of the resource
 
-(defun decode-percents (text)
-  "TEXT with each %XX decoded, as UTF-8; nil if that cannot be."
-  (let ((octets (string-octets text))
-        (decoded (make-buffer :size (max 16 (length text)))))
-    (flet ((digit (at)
-             (or (and (< at (length octets)) (digit-char-p (code-char (aref octets at)) 16))
-                 (return-from decode-percents nil))))
-      (loop with at = 0
-            while (< at (length octets))
-            do (cond ((= #x25 (aref octets at))
-                      (append-octet decoded (+ (* 16 (digit (+ at 1))) (digit (+ at 2))))
-                      (incf at 3))
-                     (t (append-octet decoded (aref octets at))
-                        (incf at)))))
-    (handler-case (octets-string (subseq (buffer-octets decoded) (buffer-start decoded)
-                                         (buffer-end decoded)))
-      (invalid-utf8 () nil))))
-
 (defun parse-pairs (text)
   "The alist that TEXT, \"key=value,key=value\" with escapes as in URLs, means; :invalid if it is
 not of that form."
@@ -75,8 +57,9 @@ not of that form."
         for item in (uiop:split-string text :separator ",")
         for trimmed = (string-trim space item)
         for equals = (position #\= trimmed)
-        for key = (and equals (decode-percents (string-trim space (subseq trimmed 0 equals))))
-        for value = (and equals (decode-percents (string-trim space (subseq trimmed (1+ equals)))))
+        for key = (and equals (percent-decoded-text (string-trim space (subseq trimmed 0 equals))))
+        for value = (and equals
+                         (percent-decoded-text (string-trim space (subseq trimmed (1+ equals)))))
         unless (string= "" trimmed)
           if (and key value (string/= "" key))
             collect (cons key value)

@@ -23,10 +23,12 @@
 
 (declaim (inline make-trace-context))   ; so that ids stay words
 (defstruct (trace-context (:include span-context) (:conc-name context-) (:copier nil))
-  "The place of a span in its trace, and what goes with that from process to process."
+  "The place of a span in its trace, and what goes with that from process to process. One that has
+a baggage alone is BARE-P: it is in no trace."
   (sampled nil :type boolean :read-only t) ; the trace is recorded
   (remote nil :type boolean :read-only t) ; it came from another process
-  (state "" :type simple-string :read-only t)) ; the tracestate, as it goes on; empty: none
+  (state "" :type simple-string :read-only t) ; the tracestate, as it goes on; empty: none
+  (baggage "" :type simple-string :read-only t)) ; likewise
 
 (defconstant +traceparent-octets+ 55
   "How long a traceparent of version 00 is.")
@@ -35,6 +37,19 @@
 
 (document-functions
   context-state "The tracestate of CONTEXT as text, empty if it has none.")
+
+(define-hot (bare-p :inline t) ((context trace-context)) boolean
+  "True if CONTEXT is in no trace."
+  (and (zerop (context-low context)) (zerop (context-high context))))
+
+(defun with-other-baggage (context text)
+  "CONTEXT, or a bare one if that is nil, with the baggage TEXT."
+  (if context
+      (make-trace-context :high (context-high context) :low (context-low context)
+                          :id (context-id context) :sampled (context-sampled context)
+                          :remote (context-remote context) :state (context-state context)
+                          :baggage text)
+      (make-trace-context :baggage text)))
 
 (defun trace-id (context)
   "The trace id of CONTEXT, what CURRENT-TRACE returns, as 32 hexadecimal digits. From any thread."

@@ -43,11 +43,8 @@ not begun."
                     (and other
                      (call-record (rpc:whole-call other)))))))))
 
-(defun current-trace ()
-  "The context of what this thread does: of the innermost WITH-SPAN, or of the call whose handler or
-callback runs. Nil if there is none, or nothing traces it. TRACE-ID, SPAN-ID, TRACE-SAMPLED-P and
-TRACE-STATE say what is in it; :parent of WITH-SPAN takes it, such as on another thread. From any
-thread."
+(defun current-context ()
+  "As CURRENT-TRACE, but the context may be bare."
   (let ((scope (scope-here)))
     (if scope
         (scope-context scope)
@@ -56,6 +53,14 @@ thread."
                 ((and (eq record (call-record method:*call*)) (rpc:client-p method:*call*))
                  (or (record-parent record) (record-context record)))
                 (t (record-context record)))))))
+
+(defun current-trace ()
+  "The context of what this thread does: of the innermost WITH-SPAN, or of the call whose handler or
+callback runs. Nil if there is none, or nothing traces it. TRACE-ID, SPAN-ID, TRACE-SAMPLED-P and
+TRACE-STATE say what is in it; :parent of WITH-SPAN takes it, such as on another thread. From any
+thread."
+  (let ((context (current-context)))
+    (if (and context (bare-p context)) nil context)))
 
 (defun current-tracing ()
   "The tracing that what this thread does belongs to, or nil."
@@ -76,7 +81,7 @@ thread."
 (defun carry (function)
   "FUNCTION of two arguments, which is to run later and elsewhere, with what is current now."
   (declare (type function function))
-  (let ((context (current-trace)))
+  (let ((context (current-context)))
     (if (null context)
         function
         (let ((tracing (current-tracing)) (span (current-span)))
@@ -115,7 +120,7 @@ thread."
       (end-user-span tracing queue span (if done nil failure)))))
 
 (defun call-with-span (function name &key (kind :internal) attributes links
-                                       (parent (current-trace)) tracing)
+                                       (parent (current-context)) tracing)
   "See WITH-SPAN."
   (declare (type function function))
   (let ((tracing (or tracing (current-tracing) **tracing**)))
@@ -159,6 +164,47 @@ thread."
       (add-event span (short-text name (span-limits span))
                  (attribute-alist attributes (span-limits span))))
     nil))
+
+;;; Baggage
+
+(defun current-baggage ()
+  "The baggage of what this thread does (W3C Baggage): an alist of names and values, strings, that
+WITH-BAGGAGE around gave it, or that came with the call whose handler runs. It goes on with calls
+that begin here if the :propagators of their tracing have :baggage. From any thread."
+  (let ((context (current-context)))
+    (and context (baggage-alist (context-baggage context)))))
+
+(defun check-baggage-entry (name value)
+  "Signal MISUSE unless NAME and VALUE may be a member of a baggage."
+  (unless (and (stringp name) (baggage-name-p name))
+    (misuse "A name in a baggage is a token of ASCII, not ~S." name))
+  (unless (typep value '(or null string))
+    (misuse "The value of ~A in a baggage is a string, or nil to leave it out, not ~S."
+            name value)))
+
+(defun call-with-baggage (entries function)
+  "See WITH-BAGGAGE; ENTRIES are names and values by turns."
+  (declare (type function function))
+  (let* ((context (current-context))
+         (text (if context (context-baggage context) "")))
+    (loop for (name value) on entries by #'cddr
+          do (check-baggage-entry name value)
+             (setf text (baggage-with text name value)))
+    (let ((*scope* (make-scope method:*call* (with-other-baggage context text)
+                               (current-tracing) (current-span))))
+      (funcall function))))
+
+(defmacro with-baggage ((&rest entries) &body body)
+  "Evaluate BODY with a baggage (W3C Baggage) that has ENTRIES, names and values by turns, before
+what it had: each name a string that is a token, each value a string, or nil to leave it out. The
+calls and spans that begin there carry it, whether they are recorded or not; channels send it if
+the :propagators of their tracing have :baggage, and servers read it then: see CURRENT-BAGGAGE.
+Anybody whom a call reaches can read it, and no more than 64 members and 8,192 octets of it go on.
+Signal MISUSE for other entries. From any thread."
+  (let ((function (gensym "BODY")))
+    `(flet ((,function () ,@body))
+       (declare (dynamic-extent #',function))
+       (call-with-baggage (list ,@entries) #',function))))
 
 ;;; Ids for logs and exemplars
 

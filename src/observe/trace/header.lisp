@@ -1,12 +1,13 @@
-;;;; Contexts in the metadata of calls: traceparent, tracestate and grpc-trace-bin. On the wire the
-;;;; metadata that has come are header fields, within the image pairs of strings.
+;;;; Contexts in the metadata of calls: traceparent, tracestate, grpc-trace-bin and baggage. On the
+;;;; wire the metadata that has come are header fields, within the image pairs of strings.
 
 (in-package #:clgrpc.trace)
 
 (defglobal **traceparent** (ascii-octets "traceparent"))
 (defglobal **tracestate** (ascii-octets "tracestate"))
 (defglobal **trace-bin** (ascii-octets "grpc-trace-bin"))
-(declaim (type octets **traceparent** **tracestate** **trace-bin**))
+(defglobal **baggage** (ascii-octets "baggage"))
+(declaim (type octets **traceparent** **tracestate** **trace-bin** **baggage**))
 
 (define-hot (same-octets-p :inline t) ((a octets) (b octets)) boolean
   "True if A and B have the same octets; the last are compared first."
@@ -73,34 +74,55 @@ it read once."
 (define-hot extract ((propagators list) (fields (or null simple-vector)))
     (or null trace-context)
   "The context that FIELDS, the metadata of a call, say in the first of the forms PROPAGATORS that
-says one; nil if there is none."
+says one, with their baggage if PROPAGATORS have that; nil if there is none."
   (when (and fields (plusp (length fields)))
-    (dolist (propagator propagators nil)
-      (let ((context
-              (ecase propagator
-                (:tracecontext
-                 (let ((field (field-of fields **traceparent**)))
-                   (and field (read-traceparent (field-octets field) (state-of fields)))))
-                (:grpc-trace-bin
-                 (let* ((field (field-of fields **trace-bin**))
-                        (octets (and field (bin-octets field))))
-                   (and octets (read-trace-bin octets)))))))
-        (when context (return context))))))
+    (let ((context (extract-place propagators fields)))
+      (if (member :baggage propagators)
+          (with-extracted-baggage context fields)
+          context))))
+
+(defun with-extracted-baggage (context fields)
+  "CONTEXT, or nil, with the baggage that FIELDS say; a bare one if they say only that."
+  (let ((texts (loop for field across (the simple-vector fields)
+                     when (field-named-p field **baggage**) collect (field-text field))))
+    (if texts
+        (let ((baggage (read-baggage texts)))
+          (if (string= "" baggage) context (with-other-baggage context baggage)))
+        context)))
+
+(define-hot extract-place ((propagators list) (fields simple-vector)) (or null trace-context)
+  "As EXTRACT, without baggage."
+  (dolist (propagator propagators nil)
+    (let ((context
+            (ecase propagator
+              (:baggage nil)
+              (:tracecontext
+               (let ((field (field-of fields **traceparent**)))
+                 (and field (read-traceparent (field-octets field) (state-of fields)))))
+              (:grpc-trace-bin
+               (let* ((field (field-of fields **trace-bin**))
+                      (octets (and field (bin-octets field))))
+                 (and octets (read-trace-bin octets)))))))
+      (when context (return context)))))
 
 (defun ours-p (entry)
   "True if ENTRY, of an alist of metadata, is a context's."
   (member (car entry) '("traceparent" "tracestate" "grpc-trace-bin") :test #'string=))
 
 (define-hot inject ((propagators list) (metadata list) (high id) (low id) (span id)
-                    (sampled boolean) (state simple-string))
+                    (sampled boolean) (state simple-string) (baggage simple-string))
     list
   "METADATA, an alist, with the context of SPAN in the forms PROPAGATORS in place of what it has of
-them."
+them. A user's own header baggage stays if BAGGAGE is empty."
   (let ((metadata (if (and metadata (some #'ours-p metadata))
                       (remove-if #'ours-p metadata)
                       metadata)))
     (dolist (propagator propagators metadata)
       (ecase propagator
+        (:baggage
+         (unless (string= "" baggage)
+           (setf metadata (acons "baggage" baggage
+                                 (remove "baggage" metadata :key #'car :test #'string=)))))
         (:tracecontext
          (unless (string= "" state) (push (cons "tracestate" state) metadata))
          (push (cons "traceparent" (write-traceparent high low span sampled)) metadata))

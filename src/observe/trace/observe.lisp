@@ -57,7 +57,7 @@ it is not known."
 
 (defun note-parent (call)
   "CALL, a client's, is made on this thread: what is current here is its parent."
-  (let ((parent (current-trace)))
+  (let ((parent (current-context)))
     (when parent (setf (call-value call 'record) parent))))
 
 (defun begin-client-record (tracing queue call)
@@ -127,7 +127,8 @@ it is not known."
          (inject (tracing-propagators (record-tracing record))
                  (calling:attempt-request-metadata attempt)
                  (record-high record) (record-low record) id
-                 (and (record-span record) t) (record-state record)))))))
+                 (and (record-span record) t) (record-state record)
+                 (record-baggage record)))))))
 
 (defun begin-inner-attempt (call peer stream)
   "An attempt of CALL, within the image, begins."
@@ -281,7 +282,8 @@ remote-parent-not-sampled local-parent-sampled local-parent-not-sampled), each a
 what was decided for the parent and asks ROOT if there is none; or a function of the parent (a
 context or nil) and the 16 octets of the trace id, called on the call's loop. PROPAGATORS are the
 forms in which contexts are sent and, the first that there is, read: :tracecontext (traceparent and
-tracestate of W3C Trace Context) and :grpc-trace-bin. ON-BATCH is a function without arguments that
+tracestate of W3C Trace Context) and :grpc-trace-bin; beside them :baggage has WITH-BAGGAGE's
+entries sent and read (W3C Baggage). ON-BATCH is a function without arguments that
 is called, on the loop, when as many spans wait as :batch-spans says; it must not wait. With
 SEMANTIC-CONVENTIONS spans of calls have the attributes of OpenTelemetry's conventions for gRPC as
 well, by which its backends group: rpc.system, rpc.service, rpc.method, rpc.grpc.status_code,
@@ -307,6 +309,7 @@ thread."
 
 (defun check-propagators (propagators)
   (unless (and (listp propagators)
-               (subsetp propagators '(:tracecontext :grpc-trace-bin)))
-    (misuse "Propagators are a list of :tracecontext and :grpc-trace-bin, not ~S." propagators))
+               (subsetp propagators '(:tracecontext :grpc-trace-bin :baggage)))
+    (misuse "Propagators are a list of :tracecontext, :grpc-trace-bin and :baggage, not ~S."
+            propagators))
   propagators)

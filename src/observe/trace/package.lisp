@@ -23,4 +23,5 @@
    ;; tracing.lisp
    #:tracing #:make-tracing #:on-batch #:drain #:spans-dropped #:spans-waiting
    ;; current.lisp
-   #:current-trace #:with-span #:set-span-attribute #:add-span-event #:trace-exemplar))
+   #:current-trace #:current-baggage #:with-baggage #:with-span #:set-span-attribute
+   #:add-span-event #:trace-exemplar))

@@ -13,6 +13,7 @@
   (tracing nil :type tracing :read-only t) ; whose calls these are
   (queue nil :type queue :read-only t)  ; of the call's loop
   (parent nil :type (or null trace-context) :read-only t) ; of the call's span
+  (baggage "" :type simple-string :read-only t) ; what goes on with the call
   (span nil :type (or null span))       ; nil if the trace is not recorded
   (made nil :type (or null trace-context)) ; the context, once somebody has asked for it
   (tries '() :type list)                ; (KEY . SPAN) of the attempts under way, newest first, if
@@ -35,7 +36,8 @@
       (setf (record-made record)
             (make-trace-context :high (record-high record) :low (record-low record)
                                 :id (record-id record) :sampled (and (record-span record) t)
-                                :state (record-state record)))))
+                                :state (record-state record)
+                                :baggage (record-baggage record)))))
 
 (define-hot (known-record :inline t) ((call call)) t
   "What is noted of CALL: its RECORD; the parent's context while it has not begun; nil if it is not
@@ -57,14 +59,16 @@ any thread."
 (define-hot begin-record ((tracing tracing) (queue queue) (parent (or null trace-context)) low)
     record
   "A record of TRACING for a call on QUEUE's loop with PARENT, or nil; it has no span. Without
-PARENT its trace is new, and LOW, unless that is nil, is the lower half of its id."
+PARENT, or if that is bare, its trace is new, and LOW, unless that is nil, is the lower half of its
+id."
   (let* ((shared (null (queue-loop queue)))
-         (ids (if shared (queue-ids queue) (seeded-ids queue))))
-    (if parent
-        (make-record :tracing tracing :queue queue :parent parent
+         (ids (if shared (queue-ids queue) (seeded-ids queue)))
+         (baggage (if parent (context-baggage parent) "")))
+    (if (and parent (not (bare-p parent)))
+        (make-record :tracing tracing :queue queue :parent parent :baggage baggage
                      :high (context-high parent) :low (context-low parent)
                      :id (next-id ids shared))
-        (make-record :tracing tracing :queue queue
+        (make-record :tracing tracing :queue queue :baggage baggage
                      :high (next-id ids shared) :low (or low (next-id ids shared))
                      :id (next-id ids shared)))))
 
@@ -76,7 +80,8 @@ PARENT its trace is new, and LOW, unless that is nil, is the lower half of its i
   "Give RECORD's call its span, and return it."
   (setf (record-made record)
         (make-trace-context :high (record-high record) :low (record-low record)
-                            :id (record-id record) :sampled t :state (record-state record))
+                            :id (record-id record) :sampled t :state (record-state record)
+                            :baggage (record-baggage record))
         (record-span record)
         (begin-span (record-tracing record) (record-queue record) name kind
                     (record-made record) (record-parent record))))
@@ -86,4 +91,5 @@ PARENT its trace is new, and LOW, unless that is nil, is the lower half of its i
   (let ((queue (record-queue record)))
     (make-trace-context :high (record-high record) :low (record-low record)
                         :id (next-id (queue-ids queue) (null (queue-loop queue)))
-                        :sampled t :state (record-state record))))
+                        :sampled t :state (record-state record)
+                        :baggage (record-baggage record))))

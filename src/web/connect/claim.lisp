@@ -203,7 +203,8 @@
     (cond ((and (string= "OPTIONS" http-method) (member asked '("GET" "POST") :test #'equal))
            (web:preflight origins fields '("GET" "POST")))
           ((own-request-p http-method target fields)
-           (multiple-value-bind (status text) (rpc:verdict :unknown-method)
+           (destructuring-bind (status text)
+               (rpc:unknown-method-verdict (subseq target 0 (position #\? target)))
              (exchange:make-plain-answer
               404 (acons "content-type" "application/json"
                          (append (web:origin-headers origins fields) (web:vary-headers origins)))

@@ -23,8 +23,8 @@
 (define-load-time-global **heads**
     (web:make-heads "application/grpc+json" "grpc-encoding" '()))
 
-(defun make-claim (route fields)
-  "The claim of a request with FIELDS for ROUTE, or nil."
+(defun make-claim (route target fields)
+  "The claim of a request for TARGET with FIELDS, which leads to ROUTE, or nil."
   (let ((metadata (web:metadata-fields fields)))
     (multiple-value-bind (incoming unreadable) (web:head-encoding fields "grpc-encoding")
       (multiple-value-bind (timeout late) (web:grpc-timeout fields)
@@ -34,7 +34,7 @@
          :operations (web:operations-for (and route (server:route-method route)))
          :route route :fields metadata :timeout timeout :incoming incoming
          :accepted (web:head-accepted fields "grpc-accept-encoding" nil)
-         :rejection (or (and (null route) (multiple-value-list (rpc:verdict :unknown-method)))
+         :rejection (or (and (null route) (rpc:unknown-method-verdict target))
                         unreadable late (web:metadata-rejection metadata)))))))
 
 (defun prepare (server table)
@@ -45,6 +45,6 @@
       (and type (string= "POST" http-method)
            (string= "application/grpc+json" (web:media-type type))
            (web:header fields ":method") ; HTTP/1.1 has no trailers that clients read
-           (make-claim (web:find-web-route table target) fields)))))
+           (make-claim (web:find-web-route table target) target fields)))))
 
 (server:register-protocol (server:make-protocol :name :grpc-json :prepare #'prepare))

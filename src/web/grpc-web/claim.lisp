@@ -14,8 +14,8 @@
 (defun text-p (form)
   (eq :text (web:form-kind form)))
 
-(defun make-claim (form route fields origins)
-  "The claim of a POST with FIELDS for ROUTE, or nil, whose content type is FORM."
+(defun make-claim (form route target fields origins)
+  "The claim of a POST to TARGET with FIELDS, of the content type FORM, for ROUTE, or nil."
   (let ((style (if (text-p form) **text** **binary**))
         (metadata (web:metadata-fields fields)))
     (multiple-value-bind (incoming unreadable) (web:head-encoding fields "grpc-encoding")
@@ -28,7 +28,7 @@
          :incoming incoming
          :accepted (web:head-accepted fields "grpc-accept-encoding" nil)
          :cors (web:origin-headers origins fields)
-         :rejection (or (and (null route) (multiple-value-list (rpc:verdict :unknown-method)))
+         :rejection (or (and (null route) (rpc:unknown-method-verdict target))
                         unreadable late (web:metadata-rejection metadata)))))))
 
 (defun claim-of (forms table origins http-method target fields)
@@ -41,7 +41,7 @@
                     (eq :bidi (method:rpc-method-kind (server:route-method route)))
                     (null (web:header fields ":method")))
                (exchange:text-answer 505 "streams in both directions need HTTP/2")
-               (make-claim form route fields origins)))
+               (make-claim form route target fields origins)))
           (form (exchange:text-answer 405 "gRPC-Web requests use POST"))
           ((and route (string= "OPTIONS" http-method))
            (web:preflight origins fields '("POST"))))))

@@ -250,7 +250,7 @@ listed origin depend on it, good ones, errors and those to requests that nothing
                           (answers server (format nil "GET /x.Y/Z?connect=v1 HTTP/1.1|Host: a|~
                                                        Connection: close||"))))
         (is (search "404 Not Found|" text))
-        (is (search "||{\"code\":\"unimplemented\",\"message\":\"unknown service or method\"}" text)
+        (is (search "||{\"code\":\"unimplemented\",\"message\":\"unknown service or method /" text)
             "~S" text))
       (let ((text (post "/none" "application/json")))
         (is (search "404 Not Found|content-type: application/json|" text))

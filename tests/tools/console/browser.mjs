@@ -120,6 +120,16 @@ async function look() {
   await value("document.getElementById('all-calls').click()");
   await value("document.activeElement.blur()");
 
+  // the last hour
+  await value("document.querySelector('input[name=span][value=\"3600\"]').click()");
+  await until("document.getElementById('failed-of').textContent === 'Failed in an hour'", 5);
+  seen.hourTile = await value("document.getElementById('failed-of').textContent");
+  seen.hour = await value("Number(document.documentElement.dataset.hour)");
+  seen.hourReading = await value("document.getElementById('read-rate').textContent");
+  seen.hourStatuses = await value("Object.fromEntries([...document.querySelectorAll('#statuses tbody tr')]"
+    + ".map((row) => [row.dataset.key, Number(row.dataset.total)]))");
+  await value("document.querySelector('input[name=span][value=\"300\"]').click()");
+
   await value("document.querySelector('#options summary').click()");
   seen.options = await until("document.querySelectorAll('#option-table tbody tr').length > 20", 10);
   await value("document.querySelector('#options summary').click()");

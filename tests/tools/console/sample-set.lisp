@@ -27,15 +27,23 @@ closely."
     (is (zerop (car described)) "a fast call is not looked at")))
 
 (test the-minute-before-is-kept-too
+  "And the two slowest of each minute before that, for an hour."
   (let ((sample-set (console::make-sample-set)) (minute console::+minute-ns+))
     (offer sample-set 1 1000000 :now 1)
     (dotimes (i 20) (offer sample-set 2 10 :now (+ minute 1)))
     (is (equal (cons 1 (loop repeat 16 collect 2)) (kept-names sample-set)))
     (offer sample-set 3 5 :now (+ 1 (* 2 minute)))
-    (is (equal (append (loop repeat 16 collect 2) '(3)) (kept-names sample-set)))
+    (is (equal (append '(1) (loop repeat 16 collect 2) '(3)) (kept-names sample-set)))
     (offer sample-set 4 5 :now (+ 1 (* 4 minute)))
     (offer sample-set 5 5 :now (+ 2 (* 5 minute)))
-    (is (equal '(4 5) (kept-names sample-set)))))
+    (is (equal '(1 2 2 3 4 5) (kept-names sample-set)))
+    (loop for i from 6 below 200
+          do (dotimes (j 4) (offer sample-set i (+ 5 j) :now (+ i (* i minute)))))
+    (let ((names (kept-names sample-set)))
+      (is (= 138 (first names)) "an hour of them, and two minutes")
+      (is (= (+ console::+remembered-calls+ 8) (length names)))
+      (is (= 2 (count 150 names)))
+      (is (= 4 (count 198 names))))))
 
 (test failures-are-kept-within-bounds
   (let ((sample-set (console::make-sample-set)) (described (list 0)))

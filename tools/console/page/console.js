@@ -5,13 +5,15 @@ const STAGES = ["resolve", "connect", "handshake", "back-off", "retry", "queue",
                 "answer", "send"];
 const LEVELS = ["trace", "debug", "info", "warning", "error"];
 const STARTED = "grpc.server.call.started/";
-const MOST_CALLS = 300, MOST_EVENTS = 500, MOST_FRAMES = 300, MOST_ROWS = 30;
+const MOST_CALLS = 600, MOST_EVENTS = 500, MOST_FRAMES = 300, MOST_ROWS = 30;
+const MINUTES = 300; // the longest span, in seconds, whose frames are those of viewers
 
 const state = {
   series: new Map(),      // by number: {role, method, status, target, calls, seconds}
   bounds: [],             // of buckets, in seconds
   values: {},             // by name
   frames: [],             // {time, seconds, counts, values}, the oldest first
+  hour: [],               // the same, of the last hour, further apart; its series have numbers below 0
   calls: new Map(),       // by number
   log: [],                // the newest first
   servers: [], threads: [],
@@ -20,7 +22,7 @@ const state = {
   // which calls are listed, beside role, method and span: of a status, a peer, a moment's
   // {from, to} in ms, with durations {above, below} in s; all or nothing of each
   only: {},
-  collections: undefined, // as the last frame that told them has them
+  collections: {},        // as the last frame, or the last of the hour, that told them has them
   cursor: null,           // the time that the charts show the numbers of, or null
   paused: false,
 };
@@ -116,26 +118,42 @@ function dropCall() {
   state.calls.delete(victim.number);
 }
 
-function addFrame(frame) {
-  const collections = frame.values?.["clgrpc.gc.collections"];
+// Add FRAME to WHICH of the state's lists, frames or hour
+function addFrame(frame, which = "frames") {
+  const collections = frame.values?.["clgrpc.gc.collections"], list = state[which];
   if (collections !== undefined) {
-    frame.collected = state.collections !== undefined && collections > state.collections;
-    state.collections = collections;
+    frame.collected = state.collections[which] !== undefined && collections > state.collections[which];
+    state.collections[which] = collections;
   }
-  state.frames.push({time: frame.time, seconds: frame.seconds || 1, counts: frame.counts ?? [],
-                     values: frame.values ?? {}, collected: frame.collected});
-  if (state.frames.length > MOST_FRAMES) state.frames.shift();
+  list.push({time: frame.time, seconds: frame.seconds || 1, counts: frame.counts ?? [],
+             values: frame.values ?? {}, collected: frame.collected});
+  if (list.length > MOST_FRAMES) list.shift();
+}
+
+// Its series are told as others are; their numbers here must not be those of others
+const hourNumber = (number) => -1 - number;
+
+function takeHour(hour) {
+  if (!hour) return;
+  takeSeries(hour.series.map(([number, ...rest]) => [hourNumber(number), ...rest]));
+  for (const frame of hour.frames) {
+    // the first look has all that was before it, which is no rate; one that is known may be told again
+    if (!frame.seconds || frame.time <= (state.hour.at(-1)?.time ?? 0)) continue;
+    frame.counts = (frame.counts ?? []).map(([number, ...rest]) => [hourNumber(number), ...rest]);
+    addFrame(frame, "hour");
+  }
 }
 
 function hello(data) {
   state.series.clear(); state.calls.clear();
-  Object.assign(state, {frames: [], log: [], values: {}, servers: [], threads: [], collections: undefined,
-                        bounds: data.bounds, process: data.process, started: data.started});
+  Object.assign(state, {frames: [], hour: [], log: [], values: {}, servers: [], threads: [],
+                        collections: {}, bounds: data.bounds, process: data.process, started: data.started});
   takeSeries(data.series);
   takeCounts(data.counts);
   // the first frame has all that was before anybody looked, which is no rate
   for (const frame of data.frames ?? []) if (frame.seconds) addFrame(frame);
-  state.collections = data.values?.["clgrpc.gc.collections"] ?? state.collections;
+  state.collections.frames = data.values?.["clgrpc.gc.collections"] ?? state.collections.frames;
+  takeHour(data.hour);
   takeRest(data);
   loadOptions();
   $("pages").replaceChildren(...data.pages.map(([name, title]) => element("a", {href: `${name}/`}, title)));
@@ -153,6 +171,7 @@ function nextFrame(data) {
   takeSeries(data.series);
   takeCounts(data.counts);
   addFrame(data);
+  takeHour(data.hour);
   takeRest(data);
   render();
 }
@@ -196,7 +215,7 @@ const chosen = (series) => series && series.role === state.role
 
 function shownFrames() {
   const from = newestTime() - state.span * 1000;
-  return state.frames.filter((frame) => frame.time > from);
+  return (state.span > MINUTES ? state.hour : state.frames).filter((frame) => frame.time > from);
 }
 
 // {calls, failed, buckets} of FRAME; remembered in it until another choice is made
@@ -281,7 +300,8 @@ function draw(canvas, paint) {
   paint(context, area, x);
   context.fillStyle = palette.dim;
   context.textBaseline = "alphabetic";
-  const steps = state.span > 60 ? [4, 3, 2, 1, 0].map((m) => [m * 60, m ? `−${m} min` : "now"])
+  const steps = state.span > MINUTES ? [60, 45, 30, 15, 0].map((m) => [m * 60, m ? `−${m} min` : "now"])
+    : state.span > 60 ? [4, 3, 2, 1, 0].map((m) => [m * 60, m ? `−${m} min` : "now"])
                                 : [45, 30, 15, 0].map((s) => [s, s ? `−${s} s` : "now"]);
   for (const [before, text] of steps) {
     context.textAlign = before ? "center" : "right";
@@ -312,14 +332,14 @@ function grid(context, area, marks, y, text) {
   }
 }
 
-// POINTS are [time, value or null]; a null, and a gap of more than five seconds, interrupt the line.
+// POINTS are [time, value or null]; a null, and a gap of some frames, interrupt the line.
 // With AREA what is below it is coloured
 function line(context, points, x, y, ink, area) {
-  const parts = [];
+  const parts = [], gap = state.span > MINUTES ? 60000 : 5000;
   let before = null;
   for (const [time, value] of points) {
     if (value !== null) {
-      if (before === null || time - before > 5000) parts.push([]);
+      if (before === null || time - before > gap) parts.push([]);
       parts.at(-1).push([x(time), y(value)]);
       before = time;
     } else { before = null; }
@@ -749,7 +769,7 @@ function showOptions() {
 // All of it
 
 function showTiles(digests) {
-  const last = together(digests.slice(-5));
+  const last = together(state.frames.slice(-5).map(digest));
   setText($("tile-rate"), count(last.calls / (last.seconds || 1)));
   const failed = together(digests);
   setText($("tile-failed"), percent(failed.failed, failed.calls));
@@ -759,7 +779,7 @@ function showTiles(digests) {
   const connections = Object.entries(state.values).filter(([name]) => name.startsWith("clgrpc.loop.connections/"));
   setText($("tile-connections"), count(connections.reduce((sum, [, value]) => sum + value, 0)));
   setText($("tile-open"), state.role === "server" ? count(underWay("")) : "–");
-  setText($("failed-of"), `Failed in ${state.span / 60} min`);
+  setText($("failed-of"), state.span > MINUTES ? "Failed in an hour" : `Failed in ${state.span / 60} min`);
   const cpu = speed("process.cpu.time");
   setText($("tile-cpu"), cpu === null ? "–" : percent(cpu, 1));
   setText($("tile-heap"), octets(state.values["clgrpc.heap.used"] ?? 0));
@@ -804,6 +824,7 @@ function render() {
     showLoops();
     showLog();
     document.documentElement.dataset.frames = state.frames.length;
+    document.documentElement.dataset.hour = state.hour.length;
     rememberView();
   });
 }
@@ -827,7 +848,7 @@ function recallView() {
   state.role = among("role", ["server", "client"]);
   state.which = among("which", ["slow", "failed"]);
   state.level = among("level", LEVELS);
-  state.span = Number(among("span", ["60", "300"]));
+  state.span = Number(among("span", ["60", "300", "3600"]));
   state.method = view.get("method") ?? "";
   state.words = view.get("words") ?? "";
   state.only = {};

@@ -134,7 +134,8 @@
 
 (test logging-does-not-wait
   "A function that does not return holds up nobody; what is too much is dropped, and that is told."
-  (let* ((go-on (sb-thread:make-semaphore)) (entered (sb-thread:make-semaphore)) (events '())
+  (let* ((lost (lost-entries :events))
+         (go-on (sb-thread:make-semaphore)) (entered (sb-thread:make-semaphore)) (events '())
          (*log-function* (log-in-background (lambda (&rest event)
                                               (sb-thread:signal-semaphore entered)
                                               (sb-thread:wait-on-semaphore go-on :timeout 20)
@@ -149,6 +150,7 @@
     (setf events (reverse events))
     (is (equal '(:info :first) (pop events)))
     (is (equal '(:warning :events-dropped :count 90) (pop events)))
+    (is (<= 90 (- (lost-entries :events) lost)) "and counted")
     (is (equal (loop for i below 10 collect (list :info :event :number i)) events))))
 
 (test errors-in-the-background-are-contained

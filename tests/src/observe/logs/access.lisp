@@ -110,7 +110,11 @@
                  (some-of (first (logged :server 1)) :status :message :ended-by)))
       ;; a method that the server does not have
       (is-true (caught (numbers (watch channel (note 4)))))
-      (is (equal "UNIMPLEMENTED" (getf (second (logged :server 2)) :status))))))
+      (is (equal "UNIMPLEMENTED" (getf (second (logged :server 2)) :status)))
+      ;; one that it does not know is no method, but one sees which it was
+      (is-true (caught (lab.absent:ask channel (note 4))))
+      (is (equal '(nil "UNIMPLEMENTED" "unknown service or method /lab.Absent/Ask")
+                 (some-of (third (logged :server 3)) :method :status :message))))))
 
 (test attempts-are-counted
   (let* ((log (grpc:make-access-log))

@@ -365,7 +365,13 @@ them."
       (signal-it gate)
       (loop repeat 40 do (signal-it gate))
       ;; 30 entries; 3 may wait while one is written
-      (is-true (wait-until (lambda () (<= 20 (grpc:binary-log-dropped log) 29)))))
+      (is-true (wait-until (lambda () (<= 20 (grpc:binary-log-dropped log) 29))))
+      (let ((told (find "clgrpc.log.lost" (metrics:collect (grpc:make-metrics))
+                        :key #'metrics:family-name :test #'string=)))
+        (is (<= 20 (loop for point in (metrics:family-points told)
+                         when (equal '(("clgrpc.log" . "binary")) (metrics:point-attributes point))
+                           sum (metrics:point-value point)))
+            "a metric tells of it")))
     (grpc:close-binary-log log)))
 
 (test a-log-that-is-empty-observes-nothing

@@ -3,7 +3,8 @@
 (defpackage #:clgrpc.tests.logs
   (:use #:cl #:clgrpc.base #:fiveam #:clgrpc.tests.server)
   (:local-nicknames (#:grpc #:clgrpc) (#:logs #:clgrpc.logs) (#:loop #:clgrpc.loop)
-                    (#:os #:clgrpc.os) (#:binlog #:grpc.binarylog.v1))
+                    (#:os #:clgrpc.os) (#:binlog #:grpc.binarylog.v1)
+                    (#:metrics #:clgrpc.metrics))
   (:import-from #:clgrpc.tests.server #:double #:count-up #:add-up #:echo))
 
 (in-package #:clgrpc.tests.logs)

@@ -1,0 +1,96 @@
+;;;; Baggage (W3C Baggage): its text, what users see of it, and how far it goes.
+
+(in-package #:clgrpc.tests.trace)
+(in-suite :clgrpc.trace)
+
+(defun told (&rest texts)
+  "What headers baggage with TEXTS tell."
+  (trace::baggage-alist (trace::read-baggage texts)))
+
+(test baggage-that-is-right
+  (is (equal '(("a" . "1") ("b" . "two words")) (told "a=1,b=two%20words")))
+  (is (equal '(("a" . "1") ("b" . "2")) (told "a=1" "b=2")))
+  (is (equal '(("a" . "1") ("b" . "2")) (told (format nil " a = 1 ;p ;q=3,~Cb=2" #\Tab))))
+  (is (equal '(("a" . "x=y")) (told "a=x=y")))
+  (is (equal '(("a" . "é")) (told "a=%C3%A9")))
+  (is (null (told)))
+  (is (string= "a=1;p;q=3,b=2" (trace::read-baggage '("a=1;p;q=3 , b=2")))
+      "properties go on"))
+
+(test members-of-a-baggage-that-are-wrong-are-left-out
+  (dolist (wrong (list "a" "=1" "a b=1" "é=1" "a=é" "a=b c" "a=\"1\"" "" ","
+                       (format nil "a=1~Cb" (code-char 10))))
+    (is (equal '(("z" . "1")) (told (concatenate 'string wrong ",z=1"))) "~S" wrong))
+  (is (null (told "a=%ff")) "not UTF-8"))
+
+(test no-more-of-a-baggage-goes-on-than-is-due
+  (flet ((list-of (count value)
+           (format nil "~{~A~^,~}" (loop for i below count collect (format nil "n~D=~A" i value)))))
+    (is (= 64 (length (told (list-of 65 "x")))))
+    (is (= 64 (length (told (list-of 64 "x")))))
+    (let ((long (list-of 9 (repeated 1000 #\x))))
+      (is (= 8 (length (told long))))
+      (is (>= 8192 (length (trace::read-baggage (list long))))))
+    (is (null (told (format nil "a=~A" (repeated 8192 #\x)))))
+    (is (= 1 (length (told (format nil "a=~A" (repeated 8190 #\x))))))))
+
+(defun carrying (place function &key (sampler :always-on))
+  "What FUNCTION returns, called with a channel to a server at PLACE that answers with how many
+entries of baggage it has, and a function that returns the last baggage that a handler had."
+  (let ((seen '()))
+    (with-traced (channel tracing :place place
+                                  :tracing-options (:propagators '(:tracecontext :baggage)
+                                                    :sampler sampler))
+        (:ask (lambda (request call)
+                (declare (ignore request call))
+                (setf seen (grpc:current-baggage))
+                (note (length seen))))
+      (funcall function channel (lambda () seen)))))
+
+(test baggage-goes-with-calls
+  "Over the wire and within the image, recorded or not, with a span around or without."
+  (dolist (place '(:wire :image))
+    (dolist (sampler '(:always-on :always-off (:trace-id-ratio 0)))
+      (carrying place
+                (lambda (channel seen)
+                  (is (= 0 (number-of (ask channel (note 1)))))
+                  (grpc:with-baggage ("user" "Ada, 7" "tier" "gold")
+                    (is (= 2 (number-of (ask channel (note 1)))))
+                    (is (equal "Ada, 7" (cdr (assoc "user" (funcall seen) :test #'string=))))
+                    (is (null (grpc:current-trace)) "no trace has begun by that")
+                    (grpc:with-span ("work")
+                      (grpc:with-baggage ("tier" nil "user" "Bo")
+                        (is (equal '(("user" . "Bo")) (grpc:current-baggage)))
+                        (ask channel (note 1))
+                        (is (equal '(("user" . "Bo")) (funcall seen))))
+                      (is (= 2 (length (grpc:current-baggage))))))
+                  (is (null (grpc:current-baggage))))
+                :sampler sampler))))
+
+(test baggage-begins-no-trace-of-its-own
+  "A call made with baggage alone is the root of its trace."
+  (dolist (place '(:wire :image))
+    (with-traced (channel tracing :place place
+                                  :tracing-options (:propagators '(:tracecontext :baggage)))
+        (:ask #'double)
+      (grpc:with-baggage ("a" "1") (ask channel (note 4)))
+      (let* ((spans (drained tracing 3)) (sent (named "Sent." spans)))
+        (is (null (parent-of sent)))
+        (is-false (zerop (parse-integer (trace-of sent) :radix 16)))
+        (is-true (child-p (named "Attempt." spans) sent))))))
+
+(test baggage-is-neither-sent-nor-read-unless-asked-for
+  (let ((seen :nothing))
+    (with-traced (channel tracing) (:ask (lambda (request call)
+                                           (declare (ignore call))
+                                           (setf seen (grpc:current-baggage))
+                                           request))
+      (grpc:with-baggage ("a" "1") (ask channel (note 1)))
+      (is (null seen))
+      (ask channel (note 1) :metadata '(("baggage" . "a=1")))
+      (is (null seen)))))
+
+(test entries-that-no-baggage-takes
+  (signals misuse (grpc:with-baggage ("two words" "1")))
+  (signals misuse (grpc:with-baggage ("a" 1)))
+  (signals misuse (grpc:with-baggage (:a "1"))))

@@ -1,0 +1,87 @@
+;;;; The last hour: the counts and values of a console are looked at every twelve seconds, whether
+;;;; somebody looks at the page or not. So one who comes after an incident still sees it.
+;;;;
+;;;; The looks are an update stream like that of viewers, with its own series; the lock guards it,
+;;;; since threads of loops' reserves take them and the viewers' thread reads them. :hello has all
+;;;; of them as "hour", {"series": …, "frames": […]}, and a :frame has those that have come since.
+
+(in-package #:clgrpc.console)
+
+(defconstant +look-seconds+ 12
+  "How far apart looks are: as many as an update stream has are an hour.")
+
+(defstruct (hour (:copier nil))
+  "The looks of the last hour."
+  (lock (sb-thread:make-mutex :name "clgrpc console hour") :read-only t) ; for all below
+  (update-stream (make-update-stream) :type update-stream :read-only t) ; of them
+  (looks 0 :type index)                 ; how many there have been
+  (told-looks 0 :type index)            ; how many of these viewers know of
+  (told-series 0 :type index))          ; and how many series
+
+(declaim (sb-ext:freeze-type hour))
+
+(defmethod print-object ((hour hour) stream)
+  (print-unreadable-object (hour stream :type t)
+    (format stream "~D looks" (hour-looks hour))))
+
+(defun take-look (hour metrics now)
+  "Look at METRICS at NOW of the monotonic clock, for HOUR."
+  (sb-thread:with-mutex ((hour-lock hour))
+    (let ((update-stream (hour-update-stream hour)))
+      (multiple-value-bind (counts values)
+          (note-families update-stream (metrics:collect metrics :names (shown-instruments)))
+        (keep-update update-stream (timed-members update-stream now
+                                                  "counts" (json-list counts) "values" values))
+        (incf (hour-looks hour))))
+    nil))
+
+(defun hour-object (hour looks series)
+  "The last LOOKS of HOUR, and its series from the number SERIES on. The lock is held."
+  (let* ((update-stream (hour-update-stream hour))
+         (updates (fifo-items (update-stream-updates update-stream))))
+    (list (cons "series" (json-list (mapcar #'series-row (all-series update-stream :from series))))
+          (cons "frames" (json-list (last updates looks))))))
+
+(defun whole-hour (hour)
+  "All of HOUR, for a viewer who has seen nothing."
+  (sb-thread:with-mutex ((hour-lock hour))
+    (hour-object hour +updates+ 0)))
+
+(defun hour-news (hour)
+  "What of HOUR viewers do not know yet, or nil."
+  (sb-thread:with-mutex ((hour-lock hour))
+    (let* ((looks (- (hour-looks hour) (shiftf (hour-told-looks hour) (hour-looks hour))))
+           (count (hash-table-count (update-stream-series (hour-update-stream hour))))
+           (series (shiftf (hour-told-series hour) count)))
+      (and (plusp looks) (hour-object hour looks series)))))
+
+;;; Looking
+
+(defun look-if-due (console)
+  "Look at CONSOLE, unless another of its loops has had that done."
+  (let* ((hour (console-hour console))
+         (now (monotonic-ns))
+         (taken-ns (update-stream-taken-ns (hour-update-stream hour))))
+    (when (or (zerop taken-ns)
+              (<= (+ taken-ns (seconds-ns (floor +look-seconds+ 2))) now))
+      (take-look hour (console-metrics console) now))))
+
+(defun begin-looks (loop console)
+  "Have a thread of LOOP's reserve look at CONSOLE every now and then, until it is garbage or LOOP
+has stopped. On LOOP."
+  (let ((pointer (sb-ext:make-weak-pointer console)) (timer nil))
+    (flet ((ring (pointer)
+             (let ((console (sb-ext:weak-pointer-value pointer)))
+               (when console
+                 (schedule-timer (loop:event-loop-wheel loop) timer
+                                 (+ (loop:event-loop-now loop) (seconds-ns +look-seconds+)))
+                 (loop:run-on-reserve (loop:event-loop-reserve loop)
+                                      (lambda () (look-if-due console)))))))
+      (setf timer (loop:make-lasting-timer loop #'ring pointer))
+      (ring pointer)))
+  nil)
+
+(defun ensure-looks (console loop)
+  "LOOP is observed by CONSOLE: see to it that the last hour is kept."
+  (when (and loop (not (loop:simulated-p)))
+    (loop:post loop (lambda () (begin-looks loop console)))))
