@@ -1,7 +1,7 @@
 ;;;; Which calls the console keeps to be looked at: the slowest of this minute and of the one
-;;;; before, two of each minute of the hour, and the last that failed. There is a sample set for each
-;;;; loop, written with its baton held, and one for the threads without a loop, written under a lock.
-;;;; Anybody reads: what is kept never changes, and takes its place by one store.
+;;;; before, two of each minute of the hour, and the last that failed. There is a sample set for
+;;;; each loop, written with its baton held, and one for the threads without a loop, written under a
+;;;; lock. Anybody reads: what is kept never changes, and takes its place by one store.
 ;;;;
 ;;;; Most calls cost two comparisons. A call is looked at closely only if it is slower than the
 ;;;; fastest of the slow ones, which is so for some 16 × ln(n / 16) of a minute's n calls, or if it
