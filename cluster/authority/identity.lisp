@@ -1,13 +1,44 @@
-;;;; The identities of a peer, as its certificate has them: SPIFFE identities, which are URIs with a
-;;;; trust domain and a path, whole; names of kind DNS; and the common name of the subject if there
-;;;; is neither. A certificate with several SPIFFE identities proves none of them, as X.509-SVID has
-;;;; it (section 5.1). Upper and lower case differ, since "a" and "A" are two members.
+;;;; The identities of a peer, as its certificate has them: a SPIFFE identity, which is a URI with a
+;;;; trust domain and a path, whole; names of kind DNS; and the common name of the subject if the
+;;;; certificate has neither, valid or not. A certificate with several URIs proves no SPIFFE
+;;;; identity, as X.509-SVID has it (sections 2 and 5.1), and one that is not written as SPIFFE-ID
+;;;; has it (section 2) is none: a segment of its path cannot hide others. Upper and lower case
+;;;; differ, since "a" and "A" are two members.
 
 (in-package #:clgrpc.authority)
 
+(defparameter *spiffe-scheme* "spiffe://" "What a SPIFFE identity begins with.")
+
 (defun spiffe-p (text)
-  "True if TEXT is a SPIFFE identity, or a pattern of them."
-  (uiop:string-prefix-p "spiffe://" text))
+  "True if TEXT is meant as a SPIFFE identity, or a pattern of them."
+  (uiop:string-prefix-p *spiffe-scheme* text))
+
+(defconstant +longest-identity+ 2048 "Octets of a SPIFFE identity.")
+
+(defun spiffe-identity-p (text)
+  "True if TEXT is a SPIFFE identity with a path (SPIFFE-ID, sections 2.1 to 2.3): no port, query or
+fragment, nothing percent-encoded, no segment that is empty, a dot or two."
+  (flet ((of-p (characters start end)
+           (loop for i from start below end
+                 for char = (char text i)
+                 always (or (char<= #\a char #\z) (char<= #\0 char #\9) (find char characters)))))
+    (and (spiffe-p text)
+         (<= (length text) +longest-identity+)
+         (let* ((start (length *spiffe-scheme*)) (path (position #\/ text :start start)))
+           (and path
+                (< start path (1- (length text)))
+                (of-p ".-_" start path)
+                (loop for segment in (uiop:split-string (subseq text (1+ path)) :separator "/")
+                      always (segment-p segment)))))))
+
+(defun segment-p (text)
+  "True if TEXT may be a segment of the path of a SPIFFE identity."
+  (and (string/= "" text)
+       (not (member text '("." "..") :test #'string=))
+       (every (lambda (char)
+                (or (char<= #\a char #\z) (char<= #\A char #\Z) (char<= #\0 char #\9)
+                    (find char ".-_")))
+              text)))
 
 (defun common-name (subject)
   "The common name in SUBJECT, a name as RFC 2253 writes it, or nil. A subject with an escaped or a
@@ -18,15 +49,17 @@ quoted character anywhere has none: what stands behind that character may look l
 
 (defun certificate-identities (names subject)
   "Return the identities of a certificate with NAMES, as CERTIFICATE-NAMES returns them, and
-SUBJECT, as CERTIFICATE-SUBJECT does: a list of strings, SPIFFE identities first. From any thread."
-  (flet ((texts (kind accepted-p)
+SUBJECT, as CERTIFICATE-SUBJECT does: a list of strings, the SPIFFE identity first. From any
+thread."
+  (flet ((texts (kind)
            (loop for (actual text) in names
-                 when (and (eq kind actual) (funcall accepted-p text)) collect text))
+                 when (eq kind actual) collect text))
          (plain-p (text) (and (string/= "" text) (not (find #\/ text)))))
-    (or (let ((spiffe (texts :uri #'spiffe-p)))
-          (append (if (rest spiffe) '() spiffe) (texts :dns #'plain-p)))
-        (let ((name (common-name subject)))
-          (and name (plain-p name) (list name))))))
+    (let ((uris (texts :uri)) (hosts (texts :dns)) (name (common-name subject)))
+      (cond ((or hosts (some (lambda (uri) (spiffe-p (string-downcase uri))) uris))
+             (append (and (null (rest uris)) (remove-if-not #'spiffe-identity-p uris))
+                     (remove-if-not #'plain-p hosts)))
+            ((and name (plain-p name)) (list name))))))
 
 (defun call-identities (call)
   "The identities of CALL's peer; none if it has shown no certificate."

@@ -72,6 +72,7 @@
   (let ((spiffe-p (spiffe-p identity)))
     (or (string= "*" (pattern-text pattern))
         (and (eq (and spiffe-p t) (pattern-spiffe-p pattern))
-             (or name (not (find :name (pattern-parts pattern))))
+             (or (not (find :name (pattern-parts pattern)))
+                 (and name (or (not spiffe-p) (segment-p name))))
              (parts-match-p (pattern-parts pattern) (pattern-separator spiffe-p) identity 0
                             name)))))

@@ -7,19 +7,38 @@
   "A SPIFFE identity counts with its trust domain and path; the common name only without others."
   (is (equal '("spiffe://example/nodes/b" "a.example")
              (certificate-identities '((:dns "a.example") (:ip "1.2.3.4")
-                                       (:uri "spiffe://example/nodes/b") (:uri "https://x/c"))
+                                       (:uri "spiffe://example/nodes/b"))
                                      "CN=d")))
+  (is (equal '("d") (certificate-identities '((:uri "https://x/c")) "CN=d")))
   (is (equal '("d") (certificate-identities '((:ip "1.2.3.4")) "O=x,CN=d")))
   ;; of several SPIFFE identities none is proved
   (is (equal '("a.example") (certificate-identities '((:uri "spiffe://example/a") (:dns "a.example")
                                                       (:uri "spiffe://example/b"))
                                                     "CN=d")))
+  (is (equal '() (certificate-identities '((:uri "spiffe://example/a") (:uri "spiffe://example/b"))
+                                         "CN=d"))
+      "nor is the common name then")
+  (is (equal '() (certificate-identities '((:uri "spiffe://example/a") (:uri "https://x/c"))
+                                         "CN=d")))
+  (is (equal '() (certificate-identities '((:dns "")) "CN=d")))
   (is (equal '() (certificate-identities '() "O=x")))
   ;; what only looks like a name
   (is (equal '() (certificate-identities '() "O=x\\,XCN=d")))
   (is (equal '() (certificate-identities '() "O=x\\,CN=d,CN=e")))
   (is (equal '() (certificate-identities '() "O=\"x,CN=d\",CN=e")))
   (is (equal '() (certificate-identities '((:dns "spiffe://example/a")) "CN=spiffe://example/a"))))
+
+(test what-is-no-spiffe-identity
+  "A URI that is not written as a SPIFFE identity proves nothing, and the common name nothing more."
+  (loop for text in '("spiffe://d.example/a" "spiffe://d-1_2/A/b.c/D-e_f/...")
+        do (is (equal (list text) (certificate-identities (list (list :uri text)) "CN=d")) text))
+  (loop for text in (list "spiffe://d" "spiffe://d/" "spiffe:///a" "spiffe://D/a" "SPIFFE://d/a"
+                          "spiffe://d:1/a" "spiffe://u@d/a" "spiffe://d/a/" "spiffe://d//a"
+                          "spiffe://d/a/../b" "spiffe://d/./b" "spiffe://d/a?b" "spiffe://d/a#b"
+                          "spiffe://d/a%2Fb" "spiffe://d/a b" "spiffe://d/*"
+                          (format nil "spiffe://d/a~Cb" (code-char 0))
+                          (format nil "spiffe://d/~A" (make-string 2040 :initial-element #\a)))
+        do (is (equal '() (certificate-identities (list (list :uri text)) "CN=d")) text)))
 
 (defun matched-p (pattern identity &optional name)
   (authority::matches-p (authority::make-pattern pattern) identity name))
@@ -47,6 +66,8 @@
                                          ("{name}" "n1" "n2") ("{name}" "n1")
                                          ("{name}" "spiffe://d/n1" "n1")
                                          ("spiffe://d/{name}" "spiffe://d/x/n1" "n1")
+                                         ("spiffe://d/{name}" "spiffe://d/x/n1" "x/n1")
+                                         ("spiffe://d/{name}" "spiffe://d/.." "..")
                                          ("spiffe://d/{name}" "spiffe://e/n1" "n1"))
         do (is-false (matched-p pattern identity name) "~A ~A ~A" pattern identity name)))
 
