@@ -10,11 +10,19 @@
 
 (in-package #:clgrpc.workflow)
 
+(defun step-reports (step)
+  "The reports that are recorded of STEP, a StepState, as they are kept without it: a list."
+  (map 'list (lambda (recorded)
+               (let ((copy (protobuf:copy-message recorded)))
+                 (setf (pb:recorded-kind copy) (pb:step-task (pb:step-state-step step)))
+                 copy))
+       (pb:step-state-recorded step)))
+
 (defun last-reports (state)
-  "The last reports that are recorded in STATE, as many as are kept."
+  "The last reports that are recorded in STATE, as many as are kept, with the kinds of their tasks."
   (let ((recorded (sort (concatenate 'list (pb:workflow-state-former-reports state)
                                      (loop for step across (pb:workflow-state-steps state)
-                                           append (coerce (pb:step-state-recorded step) 'list)))
+                                           append (step-reports step)))
                         #'> :key #'pb:recorded-fence)))
     (subseq recorded 0 (min +most-recorded+ (length recorded)))))
 

@@ -270,6 +270,16 @@ another one."
             thereis (find fence (pb:step-state-recorded step) :key #'pb:recorded-fence))
       (find fence (pb:workflow-state-former-reports state) :key #'pb:recorded-fence)))
 
+(defun recorded-kind (state fence)
+  "The kind of the task of which a report with FENCE is recorded in STATE; nil if there is none, or
+it is not known any more."
+  (flet ((with-fence (reports) (find fence reports :key #'pb:recorded-fence)))
+    (let ((step (find-if (lambda (step) (with-fence (pb:step-state-recorded step)))
+                         (pb:workflow-state-steps state)))
+          (former (with-fence (pb:workflow-state-former-reports state))))
+      (cond (step (pb:step-task (pb:step-state-step step)))
+            ((and former (string/= "" (pb:recorded-kind former))) (pb:recorded-kind former))))))
+
 (defun leave-claim (draft step status &key (due 0))
   "The claim of STEP is over, and it gets STATUS."
   (setf (pb:workflow-state-session (draft-state draft)) ""

@@ -229,11 +229,14 @@ it, and has it still."
        (next-claim state (pb:report-request-fence request))
        (string= (pb:report-request-session request) (pb:workflow-state-session state))))
 
-(defun check-reporter (call draft request)
+(defun check-reporter (node call draft request)
   "Signal ACCESS-DENIED if the task that REQUEST, the ReportRequest of CALL, reports was claimed by
-somebody else than CALL's peer."
-  (let ((state (draft-state draft)))
-    (when (and (= (pb:report-request-fence request) (pb:workflow-state-fence state))
+somebody else than CALL's peer; or, if such a report is recorded already, is one for which that peer
+may not work at NODE."
+  (let* ((state (draft-state draft)) (fence (pb:report-request-fence request))
+         (kind (recorded-kind state fence)))
+    (when kind (check-access node :work call kind))
+    (when (and (= fence (pb:workflow-state-fence state))
                (string/= "" (pb:workflow-state-session state)))
       (check-owner call (pb:workflow-state-session state)))))
 
@@ -250,7 +253,7 @@ somebody else than CALL's peer."
                  node (pb:report-request-id request)
                  (lambda (draft)
                    (setf claims nil)
-                   (check-reporter call draft request)
+                   (check-reporter node call draft request)
                    (when (report-outcome draft request)
                      (when wants-next
                        (setf claims (claim-next draft (pb:report-request-fence request) session

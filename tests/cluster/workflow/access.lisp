@@ -148,6 +148,33 @@ resumes and deletes it."
                      (nth-value 1 (await-workflow client "w" :timeout +patience+))))))
      node)))
 
+(test a-report-is-known-again-by-who-may-work-on-it
+  "Who may work on other tasks is not told that a report was recorded, though it is the same."
+  (with-memory-node (node :allow '((:start . "client.test.example") (:read . "*")
+                                   ((:work "charge") . "spiffe://test.example/worker/1")
+                                   ((:work "ship") . "spiffe://test.example/worker/2")))
+    (call-with-peers
+     (lambda (peer)
+       (let* ((client (funcall peer "client")) (worker (funcall peer "worker-1"))
+              (stranger (funcall peer "worker-2")) (session (open-a-session worker)))
+         (start-workflow client "w" '((:task "charge") (:signal "go")))
+         (let ((task (first (claim worker session '("charge")))))
+           (report worker task "paid")
+           (finishes (report worker task "paid"))
+           (signals access-denied (report stranger task "paid"))
+           (signals access-denied (report stranger task "stolen")))
+         ;; nor of a run before this one
+         (start-workflow client "x" '((:task "charge")))
+         (let* ((task (first (claim worker session '("charge"))))
+                (request (pb:make-report-request
+                          :id "x" :fence (pb:task-fence task)
+                          :continue-as-new (continue-as-new '((:signal "go"))))))
+           (flet ((tell (channel) (workflow::ask #'methods:report channel request 10)))
+             (tell worker)
+             (finishes (tell worker))
+             (signals access-denied (tell stranger))))))
+     node)))
+
 (test a-session-has-bounds
   "It lasts so long, and has so many tasks and waiting claims; what is reported makes room."
   (with-memory-node (node :max-session-seconds 30 :max-held 2 :max-waiting-claims-per-session 2)
