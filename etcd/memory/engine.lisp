@@ -50,7 +50,7 @@ CONNECT; START-SERVER takes an engine as a service, for other programs, etcdctl 
                       (max-watches 10000) (progress-seconds 600))
   "Return a new engine, which is empty. It refuses, as etcd does when it is full, to keep more than
 MAX-OCTETS, of keys, values and 128 for each; it keeps the last MAX-REVISIONS, or up to a quarter
-more, and compacts what is older, or all but the newest if it needs the room. It has MAX-LEASES and
+more, and compacts what is older, or newer ones too if it needs the room. It has MAX-LEASES and
 MAX-WATCHES at most; a stream may have another watch if it has fewer than are free. Watches that
 ask for that are told each PROGRESS-SECONDS how far they are. Its clock is that of
 CLGRPC.LOOP:*WORLD*. It is not durable, and logs that. From any thread; end it with

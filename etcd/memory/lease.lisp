@@ -74,7 +74,7 @@ then."
       (let ((most (limits-revisions (store-limits store))))
         ;; seldom, since the vector of records is moved then
         (when (> (length (store-records store)) (+ most (ceiling most 4)))
-          (forget-before store (- (store-revision store) most -1)))))
+          (forget-some store (- (store-revision store) most -1)))))
     (store-revision store)))
 
 (defun new-lease-number (store)

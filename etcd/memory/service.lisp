@@ -24,7 +24,10 @@
   (on-store (engine store) (answer-transaction store request)))
 
 (defmethod kv:compact ((engine engine) request &key)
-  (on-store (engine store) (answer-compaction store request)))
+  (let ((revision (pb:compaction-request-revision request)))
+    (on-store (engine store) (begin-compaction store revision))
+    (loop until (on-store (engine store) (forget-some store revision)))
+    (pb:make-compaction-response :header (header (engine-revision engine)))))
 
 ;;; Leases
 

@@ -135,19 +135,35 @@
         (setf (store-first store) revision)))
     (setf (store-compacted store) revision)))
 
-(defun compact-store (store revision)
-  "Forget what STORE had before REVISION. Refuse what is compacted, or not there yet."
+(defconstant +forgotten-at-once+ 10000
+  "So many changes are forgotten in one go, unless a single revision has more.")
+
+(defun forget-some (store revision)
+  "Compact STORE up to REVISION, which it has, or up to one before that if that is much. Return true
+once it is compacted up to REVISION: the lock need not be held until then."
+  (when (< (store-compacted store) revision)
+    (loop with first = (max (store-first store) (1+ (store-compacted store)))
+          for last from first to revision
+          sum (length (record-changes (record-at store last))) into changes
+          when (or (= last revision) (<= +forgotten-at-once+ changes))
+            do (forget-before store last)
+               (return)))
+  (<= revision (store-compacted store)))
+
+(defun begin-compaction (store revision)
+  "See that STORE may be compacted up to REVISION by FORGET-SOME. Refuse what is compacted, or not
+there yet."
   (cond ((<= revision (store-compacted store)) (refuse :compacted))
         ((> revision (store-revision store)) (refuse :future-revision))
-        ((< revision 1) (setf (store-compacted store) revision))
-        (t (forget-before store revision))))
+        ((< revision 1) (setf (store-compacted store) revision))))
 
 (defun make-room (store octets)
-  "See that STORE has room for OCTETS more: if it must, by compaction. Refuse it if there is none."
+  "See that STORE has room for OCTETS more: if it must, by compaction of what is oldest. Refuse it
+if there is none."
   (let ((most (limits-octets (store-limits store))))
-    (when (and (> (+ octets (store-octets store)) most)
-               (< (store-compacted store) (store-revision store)))
-      (forget-before store (store-revision store)))
+    (loop while (and (> (+ octets (store-octets store)) most)
+                     (< (store-compacted store) (store-revision store)))
+          do (forget-some store (store-revision store)))
     (when (> (+ octets (store-octets store)) most) (refuse :no-space))))
 
 ;;; Drafts

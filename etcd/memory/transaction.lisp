@@ -355,7 +355,3 @@ needs no lock for that."
            (response (do-plan write-batch plan 0)))
       (setf (pb:txn-response-header response) (header (commit write-batch)))
       response)))
-
-(defun answer-compaction (store request)
-  (compact-store store (pb:compaction-request-revision request))
-  (pb:make-compaction-response :header (header (store-revision store))))
