@@ -173,7 +173,7 @@ ASCII; return whether they are."
 (define-leaf (%encode-run :inline t)
     ((string wide-string) (from index) (octets octets) (start index))
     (values index index)
-  "Put characters of STRING from FROM into OCTETS from START as far as %NARROW-LANES does; return
+  "Put characters of STRING from FROM into OCTETS from START as far as %ENCODE-EIGHTS does; return
 the positions in both."
   (with-sap ((chars string) (base octets) (layouts **narrow-layouts**))
     (multiple-value-bind (done here)

@@ -278,8 +278,8 @@ written behind it is overwritten by what comes next."
 (defconstant +few+ 8
   "How many elements a packed field has at most whose size is not worth a call.")
 (defconstant +few-to-write+ 48
-  "How many elements a packed field has at most that PUT-FEW writes: with more, the lanes of
-lane.lisp make up for the time that they take to begin.")
+  "How many elements a packed field has at most that PUT-FEW writes: with more, the kernels of
+varint-kernel.lisp make up for the time that they take to begin.")
 
 (define-leaf (%count-ends-of-word :inline t) ((word (unsigned-byte 64)) (count (integer 1 8)))
     (integer 0 8)
@@ -291,7 +291,7 @@ lane.lisp make up for the time that they take to begin.")
                (ash (ldb (byte 64 0) (* (ash ends -7) #x0101010101010101)) -56))))
 
 (defmacro define-few-kernels (element size put)
-  "Define the two kernels of ELEMENT, as lane.lisp names it, for a few of them."
+  "Define the two kernels of ELEMENT, as varint-kernel.lisp names it, for a few of them."
   (let ((width (element-width element)))
     `(progn
        (define-kernel ,size ((from :sap) (count :count)) (total)

@@ -1,5 +1,6 @@
 ;;;; Packed varints of every kind and length, beside what the definition says octet by octet; and
-;;;; what is no such field. Fields are long enough for the kernels of lane.lisp, and shorter.
+;;;; what is no such field. Fields are long enough for the kernels of varint-kernel.lisp, and
+;;;; shorter.
 
 (in-package #:clgrpc.tests.protobuf)
 (in-suite :clgrpc.protobuf)
