@@ -53,7 +53,7 @@
    #:type-pool #:make-type-pool #:find-pool-type #:type-pool-files
    ;; raw-message.lisp
    #:raw-type #:raw-type-p #:raw-type-decoded #:raw-type-finder #:make-raw-type #:**raw-type**
-   #:make-raw-message #:raw-message #:raw-message-p #:raw-message-octets
+   #:make-raw-message #:raw-message #:raw-message-p #:raw-message-octets #:decoded-room
    ;; reflection.lisp
    #:field-value #:field-present-p #:clear-field
    #:present-fields #:do-fields #:ensure-field #:append-to-field #:oneof-field

@@ -49,11 +49,12 @@ sleep: call it in user code."
                    (t (setf turn (sb-thread:grab-mutex **room-turn** :timeout 0.1)))))
         (when turn (sb-thread:release-mutex **room-turn**))))))
 
-(defun call-with-room (call octets options function)
-  "Wait for room, for as long as OPTIONS say; then call FUNCTION, which makes a message of CALL that
-is OCTETS long."
+(defun call-with-room (call octets options function &key (long octets))
+  "Wait for room, for as long as OPTIONS say; then call FUNCTION, which takes OCTETS of the heap to
+make a message of CALL: one that counts as LONG octets for the calls of its method to come, unless
+that is nil."
   (declare (type function function))
-  (operate note-long-message call octets)
+  (when long (operate note-long-message call long))
   (let ((promised nil))
     (with-undoing (nil (when promised (settle-octets octets)))
       (sb-sys:without-interrupts        ; but where it waits

@@ -6,7 +6,8 @@
 (defstruct (codec (:copier nil))
   "How messages are octets."
   (name nil :type keyword :read-only t) ; :proto or :json
-  ;; (call octets start end): return the message; signal a PROTOBUF-ERROR. From any thread
+  ;; (call octets start end): return the message, and how much memory the messages inside it take,
+  ;; about; signal a PROTOBUF-ERROR. From any thread; in user code if DECODES-AT-ONCE-P is false
   (decode nil :type function :read-only t)
   ;; (call message compress): return what WIRE:ENCODE-MESSAGE does. From any thread
   (encode nil :type function :read-only t)
@@ -20,9 +21,12 @@
   (print-unreadable-object (codec stream :type t)
     (format stream "~(~A~)" (codec-name codec))))
 
-(define-hot decode-proto ((call wire:wire-call) (octets octets) (start index) (end index)) t
+(define-hot decode-proto ((call wire:wire-call) (octets octets) (start index) (end index))
+    (values t fixnum)
   "The message of CALL that OCTETS are from START to END."
-  (values (wire:parse-incoming call octets start end nil)))
+  (multiple-value-bind (message kept inside) (wire:parse-incoming call octets start end nil)
+    (declare (ignore kept))
+    (values message inside)))
 
 (defun decoded-type (type)
   "The message type that JSON has for messages of TYPE, which may be a raw one."
@@ -58,31 +62,79 @@ takes."
               (protobuf:raw-type-finder (protobuf:message-type-of message)))
       (values message #'protobuf:find-message-type)))
 
-(defun decode-json (call octets start end)
-  "The message of CALL that OCTETS are from START to END in JSON."
+(defun reading-limits (call)
+  "The keywords that reading JSON of CALL's messages takes: the limits, and where types are found."
   (let ((options (wire:wire-call-options call))
         (declared (rpc:incoming-type call)))
-    (as-received
-     call
-     (protobuf:parse-json-message (decoded-type declared) (subseq-octets octets start end)
-                                  :ignore-unknown t
-                                  :finder (or (and (protobuf:raw-type-p declared)
-                                                   (protobuf:raw-type-finder declared))
-                                              #'protobuf:find-message-type)
-                                  :max-octets (max 1 (- end start))
-                                  :max-message-depth (options-max-message-depth options)
-                                  :max-decoded-octets (options-max-decoded-octets options)))))
+    (list :finder (or (and (protobuf:raw-type-p declared) (protobuf:raw-type-finder declared))
+                      #'protobuf:find-message-type)
+          :max-message-depth (options-max-message-depth options)
+          :max-decoded-octets (options-max-decoded-octets options))))
+
+(defun decode-json (call octets start end)
+  "The message of CALL that OCTETS are from START to END in JSON, and what the messages inside it
+take."
+  (receive-as-text call (- end start)
+                   (lambda ()
+                     (apply #'protobuf:parse-json-message (decoded-type (rpc:incoming-type call))
+                            (subseq-octets octets start end)
+                            :ignore-unknown t :max-octets (max 1 (- end start))
+                            (reading-limits call)))))
+
+;;; Room in the heap. A message in JSON that its handler gives or takes decoded is bounded as one of
+;;; gRPC is. A raw one is decoded on the way, which may take hundreds of times its octets; so the
+;;; room for that is promised (rpc/room.lisp), unless it is little.
+
+(defconstant +unpromised-octets+ (* 6 rpc:+long-octets+)
+  "So much room needs no promise: what JSON of the longest message takes that needs none.")
+
+(defun text-room (call type size)
+  "How many octets of the heap it takes to make JSON of a message of CALL of TYPE and SIZE, or the
+message of JSON of that size."
+  (if (and (protobuf:raw-type-p type) (protobuf:raw-type-decoded type))
+      (protobuf:decoded-room type size
+                             (options-max-decoded-octets (wire:wire-call-options call)))
+      (* 6 size)))
+
+(defun decodes-at-once-p (call size)
+  "True if a text of SIZE that CALL has received is decoded without a promise of room."
+  (let ((type (rpc:incoming-type call)))
+    (or (not (protobuf:raw-type-p type))
+        (<= (text-room call type size) +unpromised-octets+))))
+
+(defun receive-as-text (call size function)
+  "The message of CALL that FUNCTION makes of a text of SIZE, as its handler takes it, and what the
+messages inside it take."
+  (flet ((receive ()
+           (multiple-value-bind (message inside) (funcall function)
+             (let ((received (as-received call message)))
+               (values received (if (eq received message) inside 0))))))
+    (if (decodes-at-once-p call size)
+        (receive)
+        (rpc:call-with-room call (text-room call (rpc:incoming-type call) size)
+                            (wire:wire-call-options call) #'receive :long nil))))
+
+(defun encodes-at-once-p (call message size)
+  "True if MESSAGE, an answer of CALL of SIZE, becomes text without a promise of room."
+  (<= (text-room call (protobuf:message-type-of message) size) +unpromised-octets+))
+
+(defun send-as-text (call message function)
+  "What FUNCTION makes of MESSAGE, an answer of CALL, for which there is room then."
+  (let* ((size (protobuf:measure (rpc:outgoing-type call) message))
+         (room (text-room call (protobuf:message-type-of message) size)))
+    (if (<= room +unpromised-octets+)
+        (funcall function)
+        (rpc:call-with-room call room (wire:wire-call-options call) function
+                            :long (and (< rpc:+long-octets+ size) (* 6 size))))))
 
 (defun encode-json (call message compress)
   "MESSAGE, which CALL sends, in JSON, as WIRE:ENCODE-MESSAGE returns it."
-  (let ((size (protobuf:measure (rpc:outgoing-type call) message)))
-    (flet ((encode ()
-             (multiple-value-bind (message finder) (as-sent call message)
-               (wire:encode-text call (protobuf:message-json message :as :octets :finder finder)
-                                 compress))))
-      (if (<= size rpc:+long-octets+)
-          (encode)
-          (rpc:call-with-room call (* 6 size) (wire:wire-call-options call) #'encode)))))
+  (send-as-text call message
+                (lambda ()
+                  (multiple-value-bind (message finder) (as-sent call message)
+                    (wire:encode-text call (protobuf:message-json message :as :octets
+                                                                          :finder finder)
+                                      compress)))))
 
 (define-load-time-global **proto**
     (make-codec :name :proto :decode #'decode-proto :encode #'wire:encode-message)

@@ -20,7 +20,7 @@
   (:export
    ;; codec.lisp
    #:codec #:make-codec #:decode-proto #:decode-json #:encode-json #:**proto** #:**json**
-   #:decoded-type #:as-received #:as-sent
+   #:decoded-type #:as-sent #:reading-limits #:receive-as-text #:send-as-text
    ;; claim.lisp
    #:web-claim #:make-web-claim #:web-claim-codec #:web-claim-heads
    #:web-claim-cors #:web-claim-text #:call-web-claim #:style #:make-style #:style-manner

@@ -149,9 +149,13 @@ many wait."
                                           (error-path error) (protobuf:protobuf-error-text error))
                          :call call :peer (rpc:call-peer call) :ended-by :local :cause error))
 
-(define-hot decoded ((call server:server-call) (octets octets) (start index) (end index)) t
-  "The message of CALL that OCTETS are from START to END. Signal a PROTOBUF-ERROR if they are none."
-  (values (funcall (codec-decode (web-claim-codec (call-web-claim call))) call octets start end)))
+(define-hot decoded ((call server:server-call) (octets octets) (start index) (end index))
+    (values t fixnum)
+  "The message of CALL that OCTETS are from START to END, and how much memory the messages inside it
+take. Signal a PROTOBUF-ERROR if they are none."
+  (multiple-value-bind (message inside)
+      (funcall (codec-decode (web-claim-codec (call-web-claim call))) call octets start end)
+    (values message (the fixnum inside))))
 
 (defconstant +short-text-octets+ 2048
   "The loop decodes no longer texts.")
@@ -167,15 +171,19 @@ many wait."
     (cond ((or (server:server-call-request call) (server:server-call-undecoded call))
            (rpc:abort-as call (rpc:flaw call 2 nil)))
           ((or (wire:to-keep-p call size) (server:unended-p call)
-               (and (< +short-text-octets+ size)
-                    (codec-text (web-claim-codec (call-web-claim call)))))
+               (and (codec-text (web-claim-codec (call-web-claim call)))
+                    (or (< +short-text-octets+ size) (not (decodes-at-once-p call size)))))
            (server:keep-request call octets start end))
-          ((or (<= (* 4 size) +free-octets+) (wire:hold call (* 4 size)))
-           (let ((message (handler-case (decoded call octets start end)
-                            (protobuf:protobuf-error (error) (undecodable call error)))))
-             (if (status:failure-p message)
-                 (rpc:abort-with call message)
-                 (setf (server:server-call-request call) message))))))
+          (t
+           (multiple-value-bind (message inside)
+               (handler-case (decoded call octets start end)
+                 (protobuf:protobuf-error (error) (values (undecodable call error) 0)))
+             (declare (type fixnum inside))
+             (let ((memory (+ inside (* 4 size))))
+               (declare (type index memory))
+               (cond ((status:failure-p message) (rpc:abort-with call message))
+                     ((or (<= memory +free-octets+) (wire:hold call memory))
+                      (setf (server:server-call-request call) message))))))))
   nil)
 
 (define-hot deliver-to-web-stream ((call server:server-call) (octets octets) (start index)
@@ -188,7 +196,7 @@ many wait."
 
 (define-hot decode-message ((call server:server-call) (octets octets) (start index) (end index)) t
   "As DECODED, but signal an RPC-ERROR, which ends CALL as well."
-  (handler-case (decoded call octets start end)
+  (handler-case (values (decoded call octets start end))
     (protobuf:protobuf-error (error) (wire:end-undecodable call (undecodable call error)))))
 
 (define-hot web-decode ((call server:server-call) item (start index) (end index)) t

@@ -38,9 +38,10 @@
               (let ((size (protobuf:measure (rpc:outgoing-type call) message)))
                 (declare (type index size))
                 (if (or (wire:compresses-p call :auto)
-                        (> size (if (codec-text (web-claim-codec (call-web-claim call)))
-                                    +short-answer-octets+
-                                    wire:+parcel-octets+)))
+                        (if (codec-text (web-claim-codec (call-web-claim call)))
+                            (not (and (<= size +short-answer-octets+)
+                                      (encodes-at-once-p call message size)))
+                            (> size wire:+parcel-octets+)))
                     nil
                     (encode call message nil)))
             ((or error storage-condition) (error)

@@ -196,18 +196,19 @@ FIELD-TEXT-ERROR if a text does not fit, or another field of the same oneof is t
                                                 (finder #'find-message-type))
   "Give FIELD of MESSAGE, as FIELD-VALUE takes it, the value that SOURCE, a string or octets in
 UTF-8, is in JSON, and return MESSAGE. Null leaves it absent, but where it is a value. The keywords
-are those of PARSE-JSON-MESSAGE, and the errors, but that required fields may be missing."
+are those of PARSE-JSON-MESSAGE, and the errors, but that required fields may be missing. Second
+value: how much memory the messages inside the value take, about."
   (let* ((current (current message))
          (slot (need-slot current field))
          (source (if (stringp source) source (coerce source 'octets)))
+         (allowance (+ max-decoded-octets (* 8 (length source))))
          (input (make-json-input :ignore-unknown ignore-unknown :partial t :finder finder
                                  :type-name (message-type-name (message-type-of current))
-                                 :max-depth max-message-depth
-                                 :allowance (+ max-decoded-octets (* 8 (length source))))))
+                                 :max-depth max-message-depth :allowance allowance)))
     (call-with-json-source input source max-octets
                            (lambda ()
                              (with-step (input slot) (read-json-field input current slot))))
-    message))
+    (values message (- allowance (input-allowance input)))))
 
 (defun object-field-p (slot)
   "True if SLOT's values are messages that JSON has as objects with a member per field."

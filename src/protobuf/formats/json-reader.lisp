@@ -394,14 +394,15 @@ IGNORE-UNKNOWN, members that are no fields and names that are no enum values are
 maps the full name of the type in an Any to its message type, or to nil. Signal MESSAGE-TEXT-ERROR
 with line, column and path if SOURCE is no such message or has more than MAX-OCTETS, and
 REQUIRED-FIELD-MISSING unless PARTIAL; MAX-MESSAGE-DEPTH and MAX-DECODED-OCTETS are as in
-PARSE-MESSAGE. Source: protobuf.dev, ProtoJSON format."
+PARSE-MESSAGE. Second value: how much memory it and the messages inside it take, about. Source:
+protobuf.dev, ProtoJSON format."
   (let* ((type (need-message-type type))
          (source (if (stringp source) source (coerce source 'octets)))
+         (allowance (+ max-decoded-octets (* 8 (length source))))
          (input (make-json-input :ignore-unknown ignore-unknown :partial partial :finder finder
                                  :type-name (message-type-name type)
-                                 :max-depth max-message-depth
-                                 :allowance (+ max-decoded-octets (* 8 (length source))))))
+                                 :max-depth max-message-depth :allowance allowance)))
     (let ((message (call-with-json-source input source max-octets
                                           (lambda () (read-json-message input type)))))
       (unless partial (check-required type message))
-      message)))
+      (values message (- allowance (input-allowance input))))))

@@ -4,16 +4,79 @@
 
 (in-package #:clgrpc.protobuf)
 
+(defstruct (memory-bound (:copier nil))
+  "How much the messages of a type, and those inside them, may take."
+  (octets 0 :type index)                ; of memory, each at most
+  (name-octets 0 :type index)           ; of the longest name of a field in JSON
+  (value-octets 0 :type index))         ; of the longest name of a value of an enum
+
 (defstruct (raw-type (:include message-type) (:copier nil) (:predicate raw-type-p)
                      (:constructor %make-raw-type (name decoded finder)))
   "A type of messages that are not decoded."
   (decoded nil :type (or null message-type) :read-only t) ; what the octets are of, if it is known
-  (finder nil :type (or null function) :read-only t)) ; finds types by name, for JSON
+  (finder nil :type (or null function) :read-only t) ; finds types by name, for JSON
+  (memory-bound nil :type (or null memory-bound))) ; of DECODED, found when needed
 
 (document-functions
   raw-type-p "True if OBJECT is a type of messages that are not decoded."
   raw-type-decoded "The message type whose messages the octets of TYPE, a raw type, are; or nil."
   raw-type-finder "The :FINDER for JSON of messages of TYPE, a raw type, or nil.")
+
+;;; How much memory a raw message would take if it were decoded, and its JSON
+
+(defconstant +any-octets+ 4096
+  "A message inside an Any, which may be of any type, is taken to need no more memory.")
+
+(defun find-memory-bound (type)
+  "The MEMORY-BOUND of TYPE, a message type."
+  (let ((bound (make-memory-bound)) (seen (make-hash-table :test 'eq)) (open (list type)))
+    (flet ((see-slot (slot)
+             (dolist (slot (list slot (slot-entry-key slot) (slot-entry-value slot)))
+               (when (and slot (slot-field slot))
+                 (let ((name (field-descriptor-json-name (slot-field slot))))
+                   (setf (memory-bound-name-octets bound)
+                         (max (utf8-length name) (memory-bound-name-octets bound))))
+                 (case (slot-kind slot)
+                   (:message (push (slot-type-object slot) open))
+                   (:enum
+                    (dolist (value (enum-descriptor-values
+                                    (enum-type-descriptor (slot-type-object slot))))
+                      (setf (memory-bound-value-octets bound)
+                            (max (utf8-length (descriptor-name value))
+                                 (memory-bound-value-octets bound))))))))))
+      (loop for type = (pop open)
+            while type
+            do (unless (gethash type seen)
+                 (setf (gethash type seen) t)
+                 (let ((slots (layout-slots (layout-of-type type)))
+                       (extensions (message-type-extensions type)))
+                   (map nil #'see-slot slots)
+                   (when extensions
+                     (loop for slot being the hash-values of extensions do (see-slot slot)))
+                   (setf (memory-bound-octets bound)
+                         (max (* 8 (+ 8 (length slots))) (memory-bound-octets bound)
+                              (if (string= "google.protobuf.Any" (message-type-name type))
+                                  +any-octets+
+                                  0)))))))
+    bound))
+
+(defconstant +value-octets+ 32
+  "How much memory values that are no messages take, with what finds them, for each octet.")
+
+(defun decoded-room (type octets max-decoded-octets)
+  "Return how many octets of memory a message of TYPE, a raw type that knows what it would be
+decoded as, takes at most, about, together with its JSON, if it is OCTETS long as it came, in
+Protocol Buffers or in JSON, and the messages inside it may take MAX-DECODED-OCTETS. From any
+thread."
+  (let ((bound (or (raw-type-memory-bound type)
+                   (setf (raw-type-memory-bound type)
+                         (find-memory-bound (raw-type-decoded type))))))
+    (+ (min (+ max-decoded-octets (* 8 octets))
+            (* (memory-bound-octets bound) (ceiling octets 2))) ; each has two octets at least
+       (* octets (+ +value-octets+
+                    ;; of a string, a number in a list, or a field, with what stands around it
+                    (max 6 (+ 3 (memory-bound-value-octets bound))
+                         (ceiling (+ 8 (memory-bound-name-octets bound)) 2)))))))
 
 (declaim (inline raw-message-octets))
 (defun raw-message-octets (message)

@@ -44,8 +44,9 @@ to each.")
 (defun http-body (content-type octets)
   (google.api:make-http-body :content-type (or content-type "") :data octets))
 
-(defun body-message (route octets content-type)
-  "A message of ROUTE's request with what its body, OCTETS of CONTENT-TYPE, says."
+(defun body-message (route octets content-type limits)
+  "A message of ROUTE's request with what its body, OCTETS of CONTENT-TYPE, says, and how much the
+messages inside it take, or nil. LIMITS are keywords of PARSE-JSON-MESSAGE."
   (let ((type (route-request-type route)) (body (route-body route))
         (empty (zerop (length octets))))
     (cond ((null body) (protobuf:make-message type))
@@ -55,9 +56,10 @@ to each.")
              (cond ((eq :all body)
                     (if empty
                         (protobuf:make-message type)
-                        (protobuf:parse-json-message type octets :partial t)))
+                        (apply #'protobuf:parse-json-message type octets :partial t limits)))
                    (empty (protobuf:make-message type))
-                   (t (protobuf:parse-json-field (protobuf:make-message type) body octets)))))
+                   (t (apply #'protobuf:parse-json-field (protobuf:make-message type) body octets
+                             limits)))))
           ((eq :all body) (http-body content-type octets))
           (t (let ((message (protobuf:make-message type)))
                (setf (protobuf:field-value message body) (http-body content-type octets))
@@ -68,15 +70,17 @@ to each.")
     (protobuf:required-field-missing (condition)
       (refuse-field (protobuf:required-field-missing-path condition) "is required"))))
 
-(defun bind-message (route match query octets content-type)
+(defun bind-message (route match query octets content-type &rest limits)
   "Return the message that a request of ROUTE is, or for a method to which clients stream one of
-them. MATCH is FIND-ROUTE's, QUERY the query as it came or nil, OCTETS the body or a part of
-BODY-PARTS, CONTENT-TYPE that header or nil. Signal REQUEST-ERROR if they do not make one."
-  (let ((message (body-message route octets content-type)))
+them, and how much memory the messages inside its body take, about. MATCH is FIND-ROUTE's, QUERY the
+query as it came or nil, OCTETS the body or a part of BODY-PARTS, CONTENT-TYPE that header or nil,
+LIMITS the keywords for reading it that PARSE-JSON-MESSAGE has. Signal REQUEST-ERROR if they do not
+make one."
+  (multiple-value-bind (message inside) (body-message route octets content-type limits)
     (bind-query route message query)
     (bind-path route match message)
     (check-complete route message)
-    message))
+    (values message (or inside 0))))
 
 ;;; Streams of clients
 

@@ -31,11 +31,12 @@
 (defun decode-request (call octets start end)
   "The message of CALL whose body, or part of it, is OCTETS from START to END."
   (let ((claim (call-rest-claim call)))
-    (handler-case (web:as-received
-                   call
-                   (bind-message (rest-claim-rule claim) (rest-claim-match claim)
-                                 (rest-claim-query claim) (subseq-octets octets start end)
-                                 (rest-claim-content-type claim)))
+    (handler-case (web:receive-as-text
+                   call (- end start)
+                   (lambda ()
+                     (apply #'bind-message (rest-claim-rule claim) (rest-claim-match claim)
+                            (rest-claim-query claim) (subseq-octets octets start end)
+                            (rest-claim-content-type claim) (web:reading-limits call))))
       (request-error (condition)
         (error 'protobuf:protobuf-error :text (error-line condition))))))
 
@@ -56,19 +57,17 @@
   "MESSAGE, an answer of CALL, as WIRE:ENCODE-MESSAGE returns it."
   (let* ((claim (call-rest-claim call))
          (rule (rest-claim-rule claim))
-         (form (rest-claim-form claim))
-         (size (protobuf:measure (rpc:outgoing-type call) message)))
-    (flet ((encode ()
-             (multiple-value-bind (type octets)
-                 (message-answer rule (values (web:as-sent call message)))
-               (cond ((route-raw-answer rule)
-                      (wire:encode-text call (typed-octets type octets) nil))
-                     ((member form '(:lines :events))
-                      (wire:encode-text call (stream-item form octets nil) nil))
-                     (t (wire:encode-text call octets (and (null form) compress)))))))
-      (if (<= size rpc:+long-octets+)
-          (encode)
-          (rpc:call-with-room call (* 6 size) (wire:wire-call-options call) #'encode)))))
+         (form (rest-claim-form claim)))
+    (web:send-as-text
+     call message
+     (lambda ()
+       (multiple-value-bind (type octets)
+           (multiple-value-call #'message-answer rule (web:as-sent call message))
+         (cond ((route-raw-answer rule)
+                (wire:encode-text call (typed-octets type octets) nil))
+               ((member form '(:lines :events))
+                (wire:encode-text call (stream-item form octets nil) nil))
+               (t (wire:encode-text call octets (and (null form) compress)))))))))
 
 (sb-ext:define-load-time-global **codec**
     (web:make-codec :name :rest :decode #'decode-request :encode #'encode-answer :text t

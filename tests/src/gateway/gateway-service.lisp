@@ -209,3 +209,50 @@ server's mistake; none of it is an error of the gateway, whose log they could fi
     (is (= 42 (number-of (ask channel (note 21)))) "gRPC needs no types")
     (setf (grpc:generic-service-methods service) (bench-methods))
     (is (string= "{\"number\":\"42\"}" (post-json server "Ask" "{\"number\": 21}")))))
+
+(defun call-with-heap-promised (function)
+  "Call FUNCTION while nothing more of the heap can be promised."
+  (let ((octets (clgrpc.base::heap-size)))
+    (sb-ext:atomic-incf (car clgrpc.base::**promised**) octets)
+    (unwind-protect (funcall function)
+      (settle-octets octets))))
+
+(test raw-messages-have-their-room-promised
+  "One that becomes JSON, or is made of it, is decoded on the way, which may take many times its
+octets: so only where the heap has room for that, however short it is. What takes little goes on."
+  (let ((behind (start-probe (list :ask (lambda (request call)
+                                          (declare (ignore call))
+                                          (note 1 :body (number-of request)))))))
+    (grpc:with-channel (inner (grpc:server-address behind))
+      (let* ((server (grpc:start-server (grpc:make-gateway-service inner :methods (bench-methods))
+                                        :protocols '(:connect) :room-wait-seconds 0))
+             (long (make-string 20000 :initial-element #\x)))
+        (flet ((answered (number &optional (text ""))
+                 (let ((answer (post-json server "Ask" (format nil "{\"number\":~D,\"text\":\"~A\"}"
+                                                               number text))))
+                   (cond ((search "\"body\":" answer) :body)
+                         ((search "\"resource_exhausted\"" answer) :exhausted)
+                         (t answer)))))
+          (is (eq :body (answered 20000)))
+          (is (eq :body (answered 10 long)))
+          (call-with-heap-promised
+           (lambda ()
+             (is (eq :exhausted (answered 20000)) "of an answer")
+             (is (eq :exhausted (answered 10 long)) "of a request")
+             (is (eq :body (answered 10)))))
+          (is (eq :body (answered 20000)))
+          (grpc:stop-server server :drain 5))))
+    (grpc:stop-server behind :drain 5)))
+
+(test room-for-raw-messages
+  "What is estimated for a message that is not decoded bounds what it takes when it is."
+  (let* ((type (protobuf:make-raw-type "lab.Note" (protobuf:find-message-type "lab.Note")))
+         (octets (coerce (loop repeat 5000 collect #x22 collect 0) 'octets)))
+    (flet ((wanted (count) (protobuf:decoded-room type count 100000000)))
+      (multiple-value-bind (message inside)
+          (protobuf:parse-json-message "lab.Note" (protobuf:message-json
+                                                   (protobuf:parse-message "lab.Note" octets)))
+        (is (= 5000 (length (lab:note-parts message))))
+        (is (< (* 5000 50) inside (wanted (length octets)))))
+      (is (< (wanted 100) 20000))
+      (is (< (- (protobuf:decoded-room type 10000 0) 80000) (* 100 10000))))))

@@ -200,6 +200,22 @@ it pretends to be; and such a page can read no answer."
                                          http-method path)))))))))
     (is (zerop calls))))
 
+(test messages-have-their-limits-in-json
+  "What a server says of the memory of messages holds for JSON as well, by whatever protocol."
+  (with-all-protocols (server :max-decoded-octets 1000) (:ask #'double)
+    (dolist (name '(:connect :rest))
+      (loop for (count status) in '((3 200) (200 400))
+            do (let ((body (format nil "{\"parts\":[~{~A~^,~}]}" (loop repeat count collect "{}"))))
+                 (is (equal (list status)
+                            (heard-statuses
+                             (answers server
+                                      (request-text (find name *good-requests* :key #'first)
+                                                    (format nil "Connection: close|~
+                                                                 Content-Length: ~D|"
+                                                            (length body))
+                                                    body))))
+                     "~A, ~D" name count))))))
+
 (defparameter *foreign-origins*
   '("null" "https://a.example.b.example" "https://ba.example" "https://a.exampl"
     "https://a.example/" "https://a.example:443" "HTTPS://a.example" "http://a.example"

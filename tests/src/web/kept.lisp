@@ -7,10 +7,11 @@
 (defun speak-all (server-loop)
   "SERVER-LOOP, in memory, speaks all protocols."
   (let* ((server (server::server-loop-server server-loop))
-         (claimers (server::prepare-claimers
-                    server (server::find-protocols '(:grpc :grpc-web :connect :rest))
-                    (server::server-loop-routes server-loop))))
-    (setf (server::server-claimers server) claimers
+         (protocols (server::find-protocols '(:grpc :grpc-web :connect :rest)))
+         (claimers (server::prepare-claimers server protocols
+                                             (server::server-loop-routes server-loop))))
+    (setf (slot-value server 'server::protocols) protocols
+          (server::server-claimers server) claimers
           (server::server-loop-claimers server-loop) claimers)
     (answer-http server-loop)))
 
@@ -25,11 +26,22 @@ has such, and how long it says that it is."
          (envelope (map 'string #'code-char
                         (list 0 0 0 (ash (length json) -8) (logand 255 (length json)))))
          (messages (ecase (first row)
-                     ((:connect-stream :grpc-web)
-                      (loop repeat 30 collect envelope collect json))
+                     (:connect-stream (loop repeat 30 collect envelope collect json))
+                     (:grpc-web (list envelope json)) ; a second one would be an error
                      ((:connect :rest) (list (subseq json 0 900)))
                      (:rest-stream (loop repeat 30 collect json)))))
     (apply #'concatenate 'string messages)))
+
+(defun nested-rows ()
+  "Rows as *GOOD-REQUESTS* has them whose bodies are short, and messages with many others inside."
+  (let ((octets (loop repeat 4000 collect #x22 collect 0)) ; 4: {}
+        (json (format nil "{\"parts\":[~{~A~^,~}]}" (loop repeat 600 collect "{}"))))
+    (flet ((envelope (length)
+             (map 'string #'code-char (list 0 0 0 (ash length -8) (logand 255 length)))))
+      (list (list :grpc-web-proto "POST /lab.Bench/Ask" "application/grpc-web+proto"
+                  (concatenate 'string (envelope (length octets)) (map 'string #'code-char octets)))
+            (list :grpc-web-json "POST /lab.Bench/Ask" "application/grpc-web+json"
+                  (concatenate 'string (envelope (length json)) json))))))
 
 (defparameter *shared*
   '(server:manner web::style web::codec web::heads web::form rest::route rest::node
@@ -53,3 +65,19 @@ has such, and how long it says that it is."
                (memory:say memory:*world* memory:*end* (subseq request 0 end))
                (is (null (wire:link-failure link)))
                (check-kept link (format nil "~(~A~), ~D octets" (first row) end))))))))))
+
+(test messages-inside-a-request-are-charged
+  "A request that is decoded before its body has ended counts with the messages inside it, which
+take many times their octets."
+  (call-with-rules
+   (lambda (&aux (*others* (append *shared* *others*)))
+     (dolist (row (nested-rows))
+       (with-server-loop (server-loop) (:ask #'double)
+         (speak-all server-loop)
+         (let ((link (connects server-loop)))
+           (memory:say memory:*world* memory:*end*
+                       (octets-of-text (request-text row "Content-Length: 200000|" (fourth row))))
+           (is (null (wire:link-failure link)))
+           (is (< 20000 (support:walk-octets link #'clgrpc.tests.server::other-p))
+               "~A was not decoded" (first row))
+           (check-kept link (first row))))))))
