@@ -12,6 +12,10 @@ than this.")
   "After so many frames of a read we look how much output there is and what time it is. What a peer
 can make us do in between takes a fraction of a millisecond.")
 
+(defconstant +frames-at-first+ 4
+  "After so many frames of a read we look for the first time. A peer may have a thousand connections
+that all send; however long the turn is by then, this is what each of them gets in it.")
+
 (defconstant +reading-ns+ 2000000
   "A link takes what its peer sends only while the turn is younger than that. A read may hold 7,000
 requests, and the peers of other links should not wait for all of them.")
@@ -49,23 +53,24 @@ the rest of OCTETS is left for the next turn."
          (http2 (link-http2 (the link link)))
          (now (loop:event-loop-now (link-loop link)))
          (enough (most-streams http2 now))
+         (frames +frames-at-first+)
          (at start))
-    (declare (type index at))
+    (declare (type index frames at))
     (multiple-value-prog1
         (loop
-          (let ((frames +frames-per-look+))
-            (when (tracing-p :http :flowctl :http-keepalive)
-              (setf frames 1)
-              (tap-input link octets at end))
-            (multiple-value-bind (consumed more)
-                (http2:receive-octets http2 octets at end now frames)
-              (setf at consumed)
-              (cond ((not more)
-                     (return (values at nil)))
-                    ((or (not (http2:connection-writable-p http2))
-                         (<= enough (streams-opened http2))
-                         (read-enough-p link))
-                     (return (values at t)))))))
+          (when (tracing-p :http :flowctl :http-keepalive)
+            (setf frames 1)
+            (tap-input link octets at end))
+          (multiple-value-bind (consumed more)
+              (http2:receive-octets http2 octets at end now frames)
+            (setf at consumed)
+            (cond ((not more)
+                   (return (values at nil)))
+                  ((or (not (http2:connection-writable-p http2))
+                       (<= enough (streams-opened http2))
+                       (read-enough-p link))
+                   (return (values at t)))))
+          (setf frames +frames-per-look+))
       (seal-arrivals link)
       (when (or (< start at) (not (loop:connection-unread-p socket)))
         (setf (link-taken-ns link) now))

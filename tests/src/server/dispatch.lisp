@@ -277,3 +277,21 @@ that, however handlers run."
       (dolist (exchange exchanges) (await-answer peer exchange))
       (is (every (lambda (exchange) (or (exchange-reset exchange) (status-of exchange)))
                  exchanges)))))
+
+(test long-turns-take-little-of-each-connection
+  "A peer may have a thousand connections that all send: in a turn that has taken long already, each
+gets a few frames, and has its rest in the next one."
+  (with-server-loop (server-loop) (:ask #'double)
+    (comes server-loop)
+    (let* ((socket (wire:link-socket (link-of memory:*end* server-loop)))
+           (frame (dialogue:frames-octets (dialogue:make-peer) '((:priority 3 1))))
+           (frames (apply #'concatenate 'octets (loop repeat 20 collect frame))))
+      (flet ((taken (turn-ns)
+               (memory:call-in-world
+                memory:*world*
+                (lambda ()
+                  (incf (memory::world-now memory:*world*) turn-ns) ; since the turn began
+                  (multiple-value-bind (end more) (wire::link-input socket frames 0 (length frames))
+                    (list (floor end (length frame)) more))))))
+        (is (equal '(20 nil) (taken 0)))
+        (is (equal (list wire::+frames-at-first+ t) (taken (1+ wire::+reading-ns+))))))))
