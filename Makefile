@@ -46,11 +46,13 @@ bin/tests.core: bin/clgrpc scripts/test.lisp $(TESTS) | install-test
 	@mv bin/tests.new $@
 
 test: bin/tests.core
-	@CLGRPC_SUITES="$(SUITES)" CLGRPC_PROGRAM=$${CLGRPC_PROGRAM:-$(CURDIR)/bin/clgrpc} \
+	@CLGRPC_SUITES="$(SUITES)" CLGRPC_SLOWEST="$(SLOWEST)" \
+	  CLGRPC_PROGRAM=$${CLGRPC_PROGRAM:-$(CURDIR)/bin/clgrpc} \
 	  $(SBCL) --core bin/tests.core --noinform --dynamic-space-size $(HEAP_MB) </dev/null
 
 endurance: export CLGRPC_ENDURANCE = 1
-endurance: SUITES = promise.memory abuse abuse.heap transports
+endurance: SUITES = promise.memory abuse abuse.heap transports \
+  simulation.seeds sim.seeds workflow.seeds raft-example.seeds
 endurance: test
 
 demo: bin/clgrpc
@@ -108,8 +110,9 @@ help:
 	@echo 'make demo         run a RouteGuide server and client, and show what they say'
 	@echo 'make demo-cluster run a cluster of three nodes on etcd, kill one, and show what is seen'
 	@echo 'make test         run all tests; SUITES="hpack http2" runs some'
-	@echo 'make endurance    run the tests that take long at their full length: the soak, the abuse'
-	@echo '                  and threads that are interrupted in calls'
+	@echo '                  SLOWEST=20 names the twenty tests that took longest'
+	@echo 'make endurance    run the tests that take long at their full length: the soak, the abuse,'
+	@echo '                  threads that are interrupted in calls, and seeds'
 	@echo 'make conformance  fetch and run h2spec, the interop programs of grpc-go, grpcurl, ConnectRPC (need Go)'
 	@echo '                  and the protobuf conformance runner, compare with protoc, and run the policy'
 	@echo '                  scenarios of ../shared/policy if they are there;'

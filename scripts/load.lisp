@@ -39,15 +39,22 @@
       (visit name))
     names))
 
+(defparameter *start* (get-universal-time) "When this process began.")
+
+(defun compiled-now-p (path)
+  "True if the file at PATH is there and this process has written it."
+  (and (probe-file path) (<= *start* (file-write-date path))))
+
 (defun forget-fasls (systems)
-  "Delete the fasls of SYSTEMS, so that the next load compiles, and warns, again."
+  "Delete the fasls of SYSTEMS that were made now: the next load compiles, and warns, again."
   (dolist (system systems)
     (labels ((visit (component)
                (typecase component
                  (asdf:parent-component (mapc #'visit (asdf:component-children component)))
                  (asdf:cl-source-file
-                  (mapc #'uiop:delete-file-if-exists
-                        (asdf:output-files 'asdf:compile-op component))))))
+                  (mapc #'delete-file
+                        (remove-if-not #'compiled-now-p
+                                       (asdf:output-files 'asdf:compile-op component)))))))
       (visit (asdf:find-system system)))))
 
 (defun warning-text (warning)

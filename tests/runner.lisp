@@ -2,13 +2,17 @@
 ;;;; skip with its reason, each failure with its details, and last `N passed, N failed, N skipped`,
 ;;;; which counts tests, not checks. A layer's tests need no registration but to be loaded.
 ;;;;
+;;;; SLOWEST=20 names at the end the twenty tests that took longest, and says of each suite when it
+;;;; ran and how much of the processor's time it took.
+;;;;
 ;;;; A suite fails as well if it leaves threads or file descriptors behind. A test that takes longer
 ;;;; than *SLOW-SECONDS* is named with its time; one that takes longer than *TEST-LIMIT-SECONDS*
 ;;;; ends its process, since nothing can stop it safely.
 ;;;;
-;;;; Given several processors, three suites run at once, each in a process of its own, forked when
-;;;; all is loaded: two that mostly wait beside one that computes, as long as there are both. What a
-;;;; process prints is kept and printed when it ends. A process that dies is a failure of its suite.
+;;;; Given several processors, five suites run at once, each in a process of its own, forked when
+;;;; all is loaded: three that mostly wait beside two that compute, as long as there are both. What
+;;;; a process prints is kept and printed when it ends. A process that dies is a failure of its
+;;;; suite.
 
 (in-package #:clgrpc.tests)
 
@@ -23,7 +27,15 @@
   (failed 0)
   (skipped 0)
   (checks 0)
+  (costs '() :type list)                ; a COST of each test, newest first
   (remarks '() :type list))             ; texts for below the suite's line, newest first
+
+(defstruct (cost (:type list) (:copier nil))
+  "What a test, or a suite, took. It is printed and read."
+  (name "" :type string)
+  (start 0 :type real)                  ; the internal real time at which it began
+  (seconds 0 :type real)
+  (processor-seconds 0 :type real))     ; of this process and of programs that it ran to their end
 
 (defun remark (tally control &rest arguments)
   (push (format nil "~?" control arguments) (tally-remarks tally)))
@@ -89,11 +101,22 @@ character for each check, then the backtrace of an error."
               ;; below RUN-IT are the frames of FiveAM and of this file
               (subseq trace start (search "FIVEAM::RUN-IT" trace :start2 start))))))
 
+(defun seconds-since (start)
+  "How many seconds have passed since START, an internal real time."
+  (/ (- (get-internal-real-time) start) internal-time-units-per-second))
+
+(defun processor-seconds ()
+  "Processor time of this process, and of the programs that it started and that have ended."
+  (flet ((spent (who)
+           (multiple-value-bind (ok user system) (sb-unix:unix-getrusage who)
+             (if ok (/ (+ user system) 1000000) 0))))
+    (+ (spent sb-unix:rusage_self) (spent sb-unix:rusage_children))))
+
 (defun run-one (test tally)
   "Run TEST and add what came of it to TALLY."
   (let* ((results '())
          (start (get-internal-real-time))
-         (cpu (get-internal-run-time))
+         (cpu (processor-seconds))
          (trace (with-output-to-string (fiveam:*test-dribble*)
                   (let ((fiveam:*on-error* :backtrace)
                         (fiveam:*print-names* nil))
@@ -101,10 +124,14 @@ character for each check, then the backtrace of an error."
                                                         (fiveam::name test))))))
          (failures (remove-if-not #'fiveam::test-failure-p results))
          (skip (find-if #'fiveam::test-skipped-p results))
-         (seconds (/ (- (get-internal-real-time) start) internal-time-units-per-second)))
+         (seconds (seconds-since start))
+         (processor-seconds (- (processor-seconds) cpu)))
+    (push (make-cost :name (string-downcase (fiveam::name test)) :start start :seconds seconds
+                     :processor-seconds processor-seconds)
+          (tally-costs tally))
     (when (< *slow-seconds* seconds)
       (remark tally "~A took ~,1F s, ~,1F of them the processor's" (fiveam::name test) seconds
-              (/ (- (get-internal-run-time) cpu) internal-time-units-per-second)))
+              processor-seconds))
     (incf (tally-checks tally) (length results))
     (cond (failures
            (incf (tally-failed tally))
@@ -189,24 +216,28 @@ of programs that are started, too: other runs of tests choose the same names."
     (format t "~&~24A ~4D passed  ~3D failed  ~3D skipped  ~7D checks  ~6,2F s~%"
             (string-downcase (fiveam::name suite)) (tally-passed tally) (tally-failed tally)
             (tally-skipped tally) (tally-checks tally)
-            (/ (- (get-internal-real-time) start) internal-time-units-per-second))
+            (seconds-since start))
     (format t "~{  ~A~%~}" (reverse (tally-remarks tally)))
     (finish-output)
     tally))
 
 ;;; Processes
 
+(defparameter *most-computing* 2 "So many suites that compute run at once.")
+
 (defparameter *waiting-suites*
-  '("abuse" "discovery" "etcd" "workflow" "faults" "loop" "base" "cluster" "loop.poll" "console"
-    "abuse.heap" "promise.memory" "memory" "channelz" "logs" "program")
+  '("abuse" "tools" "etcd" "transports" "workflow" "discovery" "client" "faults" "loop" "console"
+    "interop" "cluster" "server" "program" "loop.poll" "load.misbehaviour" "web" "memory" "channelz"
+    "abuse.heap" "base" "promise.idle" "logs" "dns")
   "The suites that mostly wait, those that take longest first.")
 
 (defparameter *long-suites*
-  '("tools" "client" "protobuf" "chapters" "interop" "transports" "server" "fuzz" "balance" "sim"
-    "simulation" "promise.image" "report")
+  '("architecture" "manual" "protobuf" "chapters" "fuzz" "workflow.seeds" "simulation.seeds"
+    "report" "promise.memory" "promise.image" "examples" "profile" "balance" "sim"
+    "raft-example.seeds" "sim.seeds")
   "Of the suites that compute those that take longest, and begin before the others.")
 
-(defparameter *lonely-suites* '("profile" "load" "promise")
+(defparameter *lonely-suites* '("promise" "profile.server" "load")
   "The suites that nothing runs beside, since it would be seen in what they measure.")
 
 (defun waits-p (suite)
@@ -223,15 +254,15 @@ of programs that are started, too: other runs of tests choose the same names."
                           most-positive-fixnum))))
 
 (defun next-suite (left running)
-  "Which of the suites LEFT to start beside those RUNNING, or nil if it is better to wait: one at a
-time computes while others wait, and two when none is left that does."
+  "Which of the suites LEFT to start beside those RUNNING, or nil if it is better to wait: as many
+as *MOST-COMPUTING* compute while others wait."
   (let* ((social (remove-if #'lonely-p left))
          (waiting (in-order (remove-if-not #'waits-p social) *waiting-suites*))
          (computing (in-order (remove-if #'waits-p social) *long-suites*)))
     (cond ((some #'lonely-p running) nil)
-          ((and computing (every #'waits-p running)) (first computing))
+          ((and computing (< (count-if-not #'waits-p running) *most-computing*))
+           (first computing))
           (waiting (first waiting))
-          ((and computing (< (length running) 2)) (first computing))
           (running nil)
           (t (first left)))))
 
@@ -252,7 +283,8 @@ time computes while others wait, and two when none is left that does."
          (sb-posix:close file)
          (let ((tally (run-suite (job-suite job))))
            (with-open-file (stream (job-result job) :direction :output)
-             (prin1 (list (tally-passed tally) (tally-failed tally) (tally-skipped tally))
+             (prin1 (list (tally-passed tally) (tally-failed tally) (tally-skipped tally)
+                          (tally-costs tally))
                     stream))))
     (finish-output)
     (finish-output *error-output*)
@@ -274,8 +306,9 @@ time computes while others wait, and two when none is left that does."
   (let ((suite (fiveam::name (job-suite job))))
     (if (probe-file (job-result job))
         (with-open-file (stream (job-result job))
-          (destructuring-bind (passed failed skipped) (read stream)
-            (make-tally :suite suite :passed passed :failed failed :skipped skipped)))
+          (destructuring-bind (passed failed skipped costs) (read stream)
+            (make-tally :suite suite :passed passed :failed failed :skipped skipped
+                        :costs costs)))
         (make-tally :suite suite :failed 1))))
 
 (defun print-job (job tally)
@@ -310,13 +343,47 @@ time computes while others wait, and two when none is left that does."
                          (start)
                          (print-job job (job-tally job)))))))))
 
+;;; What takes long
+
+(defun suite-cost (tally)
+  "The COST of the suite of TALLY."
+  (let ((costs (tally-costs tally)))
+    (flet ((sum (reader) (reduce #'+ costs :key reader)))
+      (make-cost :name (string-downcase (tally-suite tally))
+                 :start (reduce #'min costs :key #'cost-start)
+                 :seconds (sum #'cost-seconds)
+                 :processor-seconds (sum #'cost-processor-seconds)))))
+
+(defun print-costs (tallies count start)
+  "Print when each suite of TALLIES ran, counted from START, an internal real time, and what it and
+the COUNT tests that took longest took."
+  (flet ((show (cost suite)
+           (format t "~8,1F ~8,1F ~8,1F  ~A~@[ ~A~]~%"
+                   (/ (- (cost-start cost) start) internal-time-units-per-second)
+                   (cost-seconds cost) (cost-processor-seconds cost) (cost-name cost) suite)))
+    (format t "~&   start  seconds processor's~%")
+    (loop for cost in (sort (mapcar #'suite-cost (remove nil tallies :key #'tally-costs))
+                            #'< :key #'cost-start)
+          do (show cost nil))
+    (terpri)
+    (loop for (cost . suite)
+            in (sort (loop for tally in tallies
+                           append (loop for cost in (tally-costs tally)
+                                        collect (cons cost (string-downcase
+                                                            (tally-suite tally)))))
+                     #'> :key (lambda (entry) (cost-seconds (car entry))))
+          repeat count
+          do (show cost suite))))
+
 ;;; All
 
-(defun run-suites (&key only (processes 1))
+(defun run-suites (&key only (processes 1) (slowest 0))
   "Run all suites, or those that the list of words ONLY names, such as \"hpack\", at most PROCESSES
-at once; more than one only in an image without further threads. Print the report; return true if
-nothing failed, and as second value the names of the suites in which something did."
-  (let* ((suites (chosen-suites (remove "" only :test #'string=)))
+at once; more than one only in an image without further threads. Print the report, with the SLOWEST
+tests that took longest; return true if nothing failed, and as second value the names of the suites
+in which something did."
+  (let* ((start (get-internal-real-time))
+         (suites (chosen-suites (remove "" only :test #'string=)))
          (*compile-verbose* nil)        ; some tests compile files
          (tallies (progn
                     ;; what tests break on purpose is not for the terminal
@@ -324,6 +391,8 @@ nothing failed, and as second value the names of the suites in which something d
                     (if (or (= 1 processes) (null (rest suites)))
                         (mapcar #'run-suite suites)
                         (run-in-processes suites processes)))))
+    (when (plusp slowest)
+      (print-costs tallies slowest start))
     (flet ((sum (reader) (reduce #'+ tallies :key reader)))
       (format t "~D passed, ~D failed, ~D skipped~%"
               (sum #'tally-passed) (sum #'tally-failed) (sum #'tally-skipped))

@@ -1,5 +1,6 @@
-;;;; The tests of the simulator, and with it of clients and servers: the mix (mix.lisp) runs for a
-;;;; thousand seeds here, and for as many as one likes with scripts/simulate.
+;;;; The tests of the simulator, and with it of clients and servers: the mix (mix.lisp) runs for
+;;;; some hundred seeds here, for a thousand in make endurance, and for as many as one likes with
+;;;; scripts/simulate.
 
 (defpackage #:clgrpc.tests.sim
   (:use #:cl #:clgrpc.base #:clgrpc.option #:fiveam)
@@ -15,3 +16,4 @@
 (in-package #:clgrpc.tests.sim)
 
 (def-suite :clgrpc.sim :description "The simulator, and clients and servers in it.")
+(def-suite :clgrpc.sim.seeds :description "Mixes that are each made from a seed.")

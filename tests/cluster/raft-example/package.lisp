@@ -5,9 +5,11 @@
 (defpackage #:clgrpc.tests.raft-example
   (:use #:cl #:clgrpc.base #:fiveam)
   (:local-nicknames (#:grpc #:clgrpc) (#:sim #:clgrpc.sim) (#:example #:clgrpc.examples.raft)
-                    (#:raft #:clgrpc.raft) (#:v1 #:clgrpc.raft.v1) (#:loop #:clgrpc.loop))
+                    (#:raft #:clgrpc.raft) (#:v1 #:clgrpc.raft.v1) (#:loop #:clgrpc.loop)
+                    (#:support #:clgrpc.tests.support))
   (:export #:run-group))
 
 (in-package #:clgrpc.tests.raft-example)
 
 (def-suite :clgrpc.raft-example :description "The example of Raft, in the simulator.")
+(def-suite :clgrpc.raft-example.seeds :description "Groups that are each made from a seed.")

@@ -6,9 +6,11 @@
   (:local-nicknames (#:grpc #:clgrpc) (#:sim #:clgrpc.sim) (#:rpc #:clgrpc.rpc)
                     (#:loop #:clgrpc.loop) (#:etcd #:clgrpc.etcd) (#:memory #:clgrpc.memory)
                     (#:cluster #:clgrpc.cluster) (#:discovery #:clgrpc.discovery)
-                    (#:workflow #:clgrpc.workflow) (#:status #:clgrpc.status))
+                    (#:workflow #:clgrpc.workflow) (#:status #:clgrpc.status)
+                    (#:support #:clgrpc.tests.support))
   (:export #:run-cluster #:run-workflows))
 
 (in-package #:clgrpc.tests.simulation)
 
 (def-suite :clgrpc.simulation :description "Clusters in the simulator.")
+(def-suite :clgrpc.simulation.seeds :description "Clusters that are each made from a seed.")

@@ -738,14 +738,14 @@ given back by the next at once, or after a pause."
 (defun number-of-environment (name default)
   (let ((text (uiop:getenvp name))) (if text (parse-integer text) default)))
 
-(test interleavings
+(test (interleavings :suite :clgrpc.workflow.seeds)
   "Whatever nodes, workers, users and clocks do in whatever order, and wherever in it they die: what
 is acknowledged is there once, nothing is given or done twice or comes early, a watch is told all of
 it in order, each child is begun once and its end told once, all comes to its end, and nothing is
-left in the store. CLGRPC_SEED repeats a case,
-CLGRPC_CASES says how many there are, by default 200."
+left in the store. CLGRPC_SEED repeats a case, CLGRPC_CASES says how many there are, by default 100,
+and 400 in make endurance."
   (let ((first (number-of-environment "CLGRPC_SEED" (random 1000000000 (make-random-state t))))
-        (count (number-of-environment "CLGRPC_CASES" 200))
+        (count (number-of-environment "CLGRPC_CASES" (support:at-length 100 400)))
         (acknowledged 0) (received 0) (lives 0) (joined 0) (continued 0))
     (loop for seed from first below (+ first count)
           do (multiple-value-bind (trouble affair) (run-affair seed)

@@ -18,3 +18,4 @@
 (in-package #:clgrpc.tests.workflow)
 
 (def-suite :clgrpc.workflow :description "Durable workflows.")
+(def-suite :clgrpc.workflow.seeds :description "Orders of what happens, each from a seed.")

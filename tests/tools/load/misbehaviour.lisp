@@ -1,7 +1,7 @@
 ;;;; Runs against servers that fail, hang, go away and come back: counts add up and nothing hangs.
 
 (in-package #:clgrpc.tests.load)
-(in-suite :clgrpc.load)
+(in-suite :clgrpc.load.misbehaviour)
 
 (defclass moody (routeguide:route-guide)
   ((counter :initform (list 0) :reader moody-counter)
@@ -100,7 +100,7 @@ had not ended are told, with the age of the oldest; the rate is over the time in
       (is (eql 0 (search "the server's streams: " (load:run-limited run))))
       (is (search "allows 2 at once on each of 1 connection;" (load:run-limited run))))))
 
-(test a-closed-loop-tells-when-the-tool-stood-still
+(test (a-closed-loop-tells-when-the-tool-stood-still :suite :clgrpc.load)
   (with-server (address (make-instance 'examples:route-guide))
     (let* ((posted nil)
            (run (load:perform-run
@@ -173,26 +173,6 @@ on time."
              (is (< 100 (second statuses) 700))
              (is (equal "Unavailable" (third statuses)))))
       (grpc:stop-server server :drain 0))))
-
-(test an-open-loop-omits-nothing
-  "A server that stalls for 400 ms in a second of calls shows in four calls of ten, evenly from 400
-ms down to nothing, though its answers are quick otherwise."
-  (let ((begin nil) (lock (sb-thread:make-mutex)))
-    (with-moody-server (address (number)
-                         (let ((now (base:monotonic-ns)) (left 0))
-                           (sb-thread:with-mutex (lock)
-                             (unless begin (setf begin now))
-                             (let ((at (- now begin)))
-                               (when (<= 300000000 at 700000000)
-                                 (setf left (- 700000000 at)))))
-                           (when (plusp left) (sleep (/ left 1d9)))))
-      (let* ((run (load:perform-run (plan-for address :rate 100 :total 100)))
-             (latency (load:run-latency run)))
-        (is (equal '("OK" 100) (statuses-of run)))
-        ;; of 100 calls, 40 wait from 0 to 400 ms: the 80th percentile is the middle of these
-        (is (< 150 (/ (load:histogram-quantile latency 80/100) 1000000) 260))
-        (is (< 350 (/ (load:histogram-quantile latency 99/100) 1000000) 450))
-        (is (< (/ (load:histogram-quantile latency 50/100) 1000000) 50))))))
 
 ;;; Servers that break the protocol, by scripts
 

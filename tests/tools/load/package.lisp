@@ -15,3 +15,4 @@
 (in-package #:clgrpc.tests.load)
 
 (def-suite :clgrpc.load :description "The engine of clgrpc load.")
+(def-suite :clgrpc.load.misbehaviour :description "Runs against servers that fail and hang.")

@@ -96,3 +96,23 @@ ten. One call more or less moves a quantile by half a millisecond, so none is lo
 that is too much."
   (check-truth "a stall of 100 ms each second" (lambda () (stalling 1000000000 100000000))
                '(94/100 95/100 97/100 99/100) 1000 2000))
+
+(test an-open-loop-omits-nothing
+  "A server that stalls for 400 ms in a second of calls shows in four calls of ten, evenly from 400
+ms down to nothing, though its answers are quick otherwise."
+  (let ((begin nil) (lock (sb-thread:make-mutex)))
+    (with-moody-server (address (number)
+                         (let ((now (base:monotonic-ns)) (left 0))
+                           (sb-thread:with-mutex (lock)
+                             (unless begin (setf begin now))
+                             (let ((at (- now begin)))
+                               (when (<= 300000000 at 700000000)
+                                 (setf left (- 700000000 at)))))
+                           (when (plusp left) (sleep (/ left 1d9)))))
+      (let* ((run (load:perform-run (plan-for address :rate 100 :total 100)))
+             (latency (load:run-latency run)))
+        (is (equal '("OK" 100) (statuses-of run)))
+        ;; of 100 calls, 40 wait from 0 to 400 ms: the 80th percentile is the middle of these
+        (is (< 150 (/ (load:histogram-quantile latency 80/100) 1000000) 260))
+        (is (< 350 (/ (load:histogram-quantile latency 99/100) 1000000) 450))
+        (is (< (/ (load:histogram-quantile latency 50/100) 1000000) 50))))))

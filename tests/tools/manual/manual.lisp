@@ -27,9 +27,18 @@
     (ppcre:do-register-groups (group) (pattern text) (push group found))
     (nreverse found)))
 
-(defun dead-links (path directory)
-  "The links of the page at PATH that lead to nothing in the site in DIRECTORY."
-  (loop for link in (matches "(?:href|src)=\"([^\"]*)\"" (uiop:read-file-string path))
+(defun page-reader ()
+  "A function that returns the text of the file at a path, and reads each file once."
+  (let ((texts (make-hash-table :test 'equal)))
+    (lambda (path)
+      (let ((name (namestring path)))
+        (or (gethash name texts)
+            (setf (gethash name texts) (uiop:read-file-string path)))))))
+
+(defun dead-links (path directory &optional (reader (page-reader)))
+  "The links of the page at PATH that lead to nothing in the site in DIRECTORY, whose files READER
+reads."
+  (loop for link in (matches "(?:href|src)=\"([^\"]*)\"" (funcall reader path))
         for (file fragment) = (uiop:split-string link :separator "#")
         for target = (if (string= "" file) path (merge-pathnames file path))
         unless (or (ppcre:scan "^(https?|data):" link)
@@ -37,7 +46,7 @@
                         (uiop:subpathp (truename target) (truename directory))
                         (or (null fragment)
                             (search (format nil " id=\"~A\"" fragment)
-                                    (uiop:read-file-string target)))))
+                                    (funcall reader (truename target))))))
           collect link))
 
 (test every-public-name-has-an-entry
@@ -71,9 +80,10 @@
   "Each link of each page leads to a page, and to a place in it, of the site."
   (with-site (directory)
     (is (< 60 (length (page-paths directory))))
-    (dolist (path (page-paths directory))
-      (is (null (dead-links path directory)) "~A: ~{~A~^ ~}" (pathname-name path)
-          (dead-links path directory)))))
+    (loop with reader = (page-reader)
+          for path in (page-paths directory)
+          do (let ((dead (dead-links path directory reader)))
+               (is (null dead) "~A: ~{~A~^ ~}" (pathname-name path) dead)))))
 
 (test a-link-to-nothing-is-an-error
   "Making the manual fails for a link of a chapter to a file that is not there."

@@ -10,3 +10,4 @@
 (in-package #:clgrpc.tests.profile)
 
 (def-suite :clgrpc.profile :description "clgrpc profile.")
+(def-suite :clgrpc.profile.server :description "What clgrpc profile measures of a server.")

@@ -119,6 +119,8 @@
   "What the rows NAME of CPU add up to, without what lies between samples."
   (- (profile::total-ns (profile::member-of cpu name)) (profile::member-of cpu "betweenNs")))
 
+(in-suite :clgrpc.profile.server)
+
 (test a-profile-of-a-server
   (unless (profile::perf-there-p)
     (support:skip-test "perf is missing, or may not be used"))

@@ -53,9 +53,9 @@ most: the server's runner, whichever thread that is by now, and the caller."
                               (under 100)"
                              ours theirs)
                      (max ours theirs))))
-            (is (< (best-of 6 #'switches (lambda (switches) (< switches 100))) 100)))))
-      ;; the watchdog dozes off, the connection has ended
-      (check-idle process :settle 2 :seconds 5))))
+            (is (< (best-of 6 #'switches (lambda (switches) (< switches 100))) 100))))))))
+
+(in-suite :clgrpc.promise.idle)
 
 (defun check-idle (process &key settle seconds)
   "No thread of PROCESS runs for SECONDS, once it has had SETTLE seconds to come to rest."
@@ -65,6 +65,18 @@ most: the server's runner, whichever thread that is by now, and the caller."
     (let ((run (growth before (task-figures process #'run-time-ns))))
       (report "P1: an idle server ran for ~D ns in ~D s (none)" run seconds)
       (is (zerop run)))))
+
+(test p1-nothing-runs-in-an-idle-server
+  (support:with-server-program (program address (support:testee-program) "serve" "bench"
+                                        "--listen" "127.0.0.1:0")
+    (grpc:with-channel (channel address)
+      (dotimes (i 2000)
+        (routeguide.route-guide:get-feature
+         channel (routeguide:make-point :latitude 1 :longitude i))))
+    ;; the watchdog dozes off, the connection has ended
+    (check-idle (support:program-pid program) :settle 2 :seconds 5)))
+
+(in-suite :clgrpc.promise)
 
 ;;; P3
 

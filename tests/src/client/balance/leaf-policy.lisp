@@ -66,24 +66,40 @@ nothing, one from all ready to NEW, and 1000 picks."
                 (milliseconds (lambda () (loop repeat 1000 do (pick core call))))))))))
 
 (defun measure-leaf-policy-of (count policy)
-  "The best of three of what MEASURE-LARGE-LEAF-POLICY says of COUNT servers, one by one, since
-other programs take the processor's caches, too."
-  (let ((old (loop for i below count collect (backend i)))
-        (new (loop for i from count below (* 2 count) collect (backend i))))
-    (reduce (lambda (one other) (mapcar #'min one other))
-            (loop repeat 3 collect (measure-large-leaf-policy policy old new)))))
+  "What MEASURE-LARGE-LEAF-POLICY says of COUNT servers."
+  (measure-large-leaf-policy policy
+                             (loop for i below count collect (backend i))
+                             (loop for i from count below (* 2 count) collect (backend i))))
+
+(defparameter *leaf-policy-figures*
+  '(("the first update" 80) ("an update that changes nothing" 80)
+    ("an update that changes all" 80) ("1,000 picks" 20))
+  "What MEASURE-LARGE-LEAF-POLICY measures, and how many times as long it may take with 10,000 servers
+as with 1,000.")
+
+(defun slow-figures (large small)
+  "Of *LEAF-POLICY-FIGURES* those that are too long, with their milliseconds in LARGE and SMALL."
+  (loop for (what times) in *leaf-policy-figures*
+        for more in large
+        for less in small
+        unless (< more (* times (max less 0.1)))
+          collect (list what more less)))
 
 (test large-leaf-policies-are-quick
   "With 10,000 servers, all of them new or all the same, an update takes some ten times what it takes
 with 1,000, and a pick not much longer, by each policy. Where all are looked at for each, updates
 take a hundred times as long and picks ten times; processors' caches allow of no narrower bounds."
   (dolist (policy *large-leaf-policies*)
-    (loop for large in (measure-leaf-policy-of 10000 policy)
-          for small in (measure-leaf-policy-of 1000 policy)
-          for (what times) in '(("the first update" 80) ("an update that changes nothing" 80)
-                                ("an update that changes all" 80) ("1,000 picks" 20))
-          do (is (< large (* times (max small 0.1)))
-                 "~A: ~A takes ~,3F ms, with 1,000 servers ~,3F ms" policy what large small))))
+    ;; the best of three, one by one, since other programs take the processor's caches, too
+    (loop repeat 3
+          for large = (measure-leaf-policy-of 10000 policy)
+            then (mapcar #'min large (measure-leaf-policy-of 10000 policy))
+          for small = (measure-leaf-policy-of 1000 policy)
+            then (mapcar #'min small (measure-leaf-policy-of 1000 policy))
+          for slow = (slow-figures large small)
+          while slow
+          finally (is (null slow)
+                      "~A: ~:{~A takes ~,3F ms, with 1,000 servers ~,3F ms~:^, ~}" policy slow))))
 
 (test many-new-servers-do-not-hold-up-the-loop
   "An update with 10,000 new servers begins to connect to some of them."

@@ -184,7 +184,7 @@ both."
 
 (test redefinition-under-load
   "Threads that make, read and serialize messages, new ones and some that are older than a few
-definitions, while their type changes 60 times fail nowhere."
+definitions, while their type changes 24 times fail nowhere."
   (with-versions ()
     (let* ((stop nil)
            (failures (list '()))
@@ -208,7 +208,7 @@ definitions, while their type changes 60 times fail nowhere."
                                   (sb-ext:atomic-push (princ-to-string condition)
                                                       (car failures)))))))))
       (unwind-protect
-           (dotimes (i 30)
+           (dotimes (i 12)
              (define "live.proto" *second-version*)
              (define "live.proto" *first-version*))
         (setf stop t)
