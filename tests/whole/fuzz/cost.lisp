@@ -179,26 +179,33 @@ of kind and octets, is."
 
 (defvar *cost-simulation* nil "With the hosts plain and watched; it is made when needed.")
 
-(defun start-watched-server ()
+(defun start-watched-server (&rest options &key (listen "watched:1") &allow-other-keys)
   (let ((metrics (grpc:make-metrics))
         (health (make-instance 'grpc:health-service)))
-    (grpc:start-server
+    (apply
+     #'grpc:start-server
      (list* (make-cost-probe) health (make-instance 'grpc:channelz-service)
             (grpc:reflection-services))
-     :listen "watched:1" :execution :inline
+     :listen listen :execution :inline
      :http (list (grpc:health-handler health)
                  (grpc:http-handler "/echo" (lambda (request)
                                               (declare (ignore request))
                                               (values 200 '() "x"))
                                     :methods '("GET" "POST")))
      :observer (list metrics (grpc:make-tracing)
-                     (grpc:make-access-log :ratio 1 :function (constantly nil))))))
+                     (grpc:make-access-log :ratio 1 :function (constantly nil)))
+     options)))
+
+(defun start-web-cost-server ()
+  "One that is watched as well, and speaks the protocols of the web."
+  (call-with-web-rules (lambda () (apply #'start-watched-server :listen "web:1" *web-options*))))
 
 (defun make-cost-probe ()
   (clgrpc.tests.server:make-probe
    :ask (lambda (note call)
           (when call (grpc:call-metadata call))
           note)
+   :peek (lambda (note call) (declare (ignore call)) note)
    :watch (lambda (note call) (declare (ignore note)) call)
    :collect #'answer-collect :chat #'answer-later))
 
@@ -215,7 +222,8 @@ of kind and octets, is."
              (lambda (simulation)
                (declare (ignore simulation))
                (sim:add-host "plain" #'start-plain-server)
-               (sim:add-host "watched" #'start-watched-server))))))
+               (sim:add-host "watched" #'start-watched-server)
+               (sim:add-host "web" #'start-web-cost-server))))))
 
 (defun call-with-cost-peer (host function)
   "Call FUNCTION with a peer that is connected to HOST of the simulation."
@@ -501,13 +509,13 @@ yet on the last of these: else a connection takes only the first."
           (first (http1-samples nil (list (format nil "GET /healthz?~A HTTP/1.1|Host: a||"
                                                   (make-string 7000 :initial-element #\&)))))))))
 
-(defun measure-http1 (octets)
+(defun measure-http1 (octets &optional (host "watched"))
   (let* ((times (if (< (length octets) 1000) (ceiling 1000 (max 1 (length octets))) 1))
          (octets (join-octets (loop repeat times collect octets)))
          (shortest nil))
     (loop repeat +rounds+
           do (call-with-cost-peer
-              "watched"
+              host
               (lambda (peer)
                 (let ((ns (ns-of-saying peer octets)))
                   (when (or (null shortest) (< ns shortest)) (setf shortest ns))))))
@@ -523,6 +531,85 @@ yet on the last of these: else a connection takes only the first."
                                      (vector other))))
             (if (zerop (length varied)) other varied)))
   :measure #'measure-http1 :show (lambda (octets) (shown octets)))
+
+;;; Requests of the web's protocols, over HTTP/2 and over HTTP/1.1
+
+(defun web-seeds ()
+  "The requests of the fuzzer, as it has them: lines, an empty line and the body."
+  (mapcar #'sample-octets (append (grpc-web-requests) (connect-requests) (get-requests)
+                                  (rest-requests))))
+
+(defun octets-ask (octets)
+  "The request OCTETS of WEB-SEEDS as an ASK."
+  (let* ((end (search (octets-of 10 10) octets))
+         (lines (uiop:split-string (latin-text (subseq octets 0 end)) :separator '(#\Newline)))
+         (words (uiop:split-string (first lines) :separator " "))
+         (body (subseq octets (+ end 2))))
+    (make-ask :verb (first words) :path (second words)
+              :fields (loop for line in (rest lines)
+                            for colon = (position #\: line)
+                            collect (list (subseq line 0 colon) (subseq line (+ colon 2))))
+              :body (and (plusp (length body)) body))))
+
+(defun vary-query (path)
+  "PATH with a query, or with more of it, of random text."
+  (format nil "~A~:[?~;&~]~A" path (find #\? path)
+          (one-of (random-text 3000)
+                  (format nil "number=~A" (random-text 3000))
+                  (format nil "~v@{~A~:*~}~*" (1+ (below 300))
+                          (pick #("number=1&" "text=%41&" "text=a&" "none.none=1&" "&")))
+                  (format nil "message=~A" (random-text 3000)))))
+
+(defun json-part ()
+  (string-octets (pick #("{\"number\":1}" "{}" "[]," "{\"text\":\"" "\\u00e9" "\"}" " " "1e99"
+                         "\"body\":\"AA==\"," "{\"number\":" "}" "data:" "null,"))))
+
+(defun vary-web-ask (ask other)
+  "ASK with changes in its path, its fields or its body, which stays of the web."
+  (if (chance-p 4)
+      (vary-ask ask other)
+      (let ((ask (copy-ask ask)) (body (or (ask-body ask) (octets-of))))
+        (loop repeat (times-to-mutate)
+              do (one-of
+                   (setf (ask-path ask) (vary-query (ask-path ask)))
+                   (setf (ask-path ask) (ask-path other)
+                         (ask-verb ask) (ask-verb other))
+                   (setf (ask-fields ask) (ask-fields other))
+                   (setf (ask-fields ask)
+                         (append (ask-fields ask)
+                                 (list (list (pick *ask-names*) (random-text 3000)))))
+                   (setf body (vary-octets body (vector (or (ask-body other) body))))
+                   (setf body (join-octets (loop repeat (1+ (below 1000)) collect (json-part))))
+                   (setf body (let ((part (json-part)))
+                                (join-octets (loop repeat (1+ (below 2000)) collect part))))
+                   (setf body (join-octets (loop repeat (1+ (below 200)) collect body)))
+                   (setf body (digits body))
+                   (setf body (framed body))
+                   (setf (ask-varied ask) (chance-p 2)))
+                 (setf body (bounded body)))
+        (setf (ask-body ask) (and (plusp (length body)) body)
+              (ask-path ask) (subseq (ask-path ask) 0 (min 7000 (length (ask-path ask)))))
+        ask)))
+
+(define-subject "web"
+  :seeds (lambda () (mapcar #'octets-ask (web-seeds)))
+  :vary #'vary-web-ask :measure (lambda (ask) (measure-ask ask "web")) :show #'show-ask)
+
+(defun ask-http1 (ask)
+  "The octets of ASK over HTTP/1.1."
+  (join-octets
+   (list (string-octets
+          (clgrpc.tests.server::wire-text
+           (format nil "~A ~A HTTP/1.1|Host: a|~:{~A: ~A|~}Content-Length: ~D||"
+                   (ask-verb ask) (ask-path ask)
+                   (remove #\: (ask-fields ask) :key (lambda (field) (char (first field) 0)))
+                   (length (ask-body ask)))))
+         (or (ask-body ask) (octets-of)))))
+
+(define-subject "web over http1"
+  :seeds (lambda () (mapcar #'octets-ask (web-seeds)))
+  :vary #'vary-web-ask :measure (lambda (ask) (measure-http1 (ask-http1 ask) "web"))
+  :show (lambda (ask) (format nil "HTTP/1.1: ~A" (show-ask ask))))
 
 ;;; The search
 

@@ -16,16 +16,23 @@
 
 (defvar *web-simulation* nil)
 
-(defun start-web-probe ()
+(defparameter *web-options*
+  '(:protocols (:grpc :grpc-web :connect :rest) :origins ("https://a.example")))
+
+(defun call-with-web-rules (function)
+  "Call FUNCTION, which starts a server that has the routes of *WEB-RULES*."
   (unwind-protect
-       (progn
-         (rest:use-http-rules *web-rules*)
-         (clgrpc.tests.server:start-probe
-          (list :ask #'answer-ask :peek #'answer-ask :watch #'answer-watch
-                :collect #'answer-collect :chat #'answer-later)
-          :listen "web:1" :execution :inline :protocols '(:grpc :grpc-web :connect :rest)
-          :origins '("https://a.example")))
+       (progn (rest:use-http-rules *web-rules*)
+              (funcall function))
     (rest:use-http-rules nil)))
+
+(defun start-web-probe ()
+  (call-with-web-rules
+   (lambda ()
+     (apply #'clgrpc.tests.server:start-probe
+            (list :ask #'answer-ask :peek #'answer-ask :watch #'answer-watch
+                  :collect #'answer-collect :chat #'answer-later)
+            :listen "web:1" :execution :inline *web-options*))))
 
 (defun start-web-server (simulation)
   (declare (ignore simulation))
