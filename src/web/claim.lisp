@@ -48,9 +48,14 @@ loop."
   (let ((field (header fields name)))
     (and field (hpack:field-value-string field))))
 
+(defconstant +media-type-characters+ 128
+  "The end of a longer media type is not looked at.")
+
 (defun media-type (value)
   "What VALUE, a content-type, says without its parameters, in lower case."
-  (string-downcase (string-trim '(#\Space #\Tab) (subseq value 0 (position #\; value)))))
+  (let ((end (min (length value) +media-type-characters+)))
+    (string-downcase (string-trim '(#\Space #\Tab)
+                                  (subseq value 0 (or (position #\; value :end end) end))))))
 
 (defparameter *protocol-headers*
   (let ((table (make-hash-table :test 'equal)))

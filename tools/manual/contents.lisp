@@ -52,7 +52,7 @@
                  '("CLGRPC.METRICS" "CLGRPC.TRACE" "CLGRPC.LOGS" "CLGRPC.OTLP" "CLGRPC.CHANNELZ")
                  '("monitoring.md" "tracing.md" "observability.md" "channelz.md"))
    (make-subject "loop" "The event loop and futures" '("CLGRPC.LOOP") '("event-loop.md"))
-   (make-subject "base" "Options, conditions, the log" '("CLGRPC.BASE")
+   (make-subject "base" "Options, conditions, the log" '("CLGRPC.BASE" "CLGRPC.OPTION")
                  '("limits.md" "observability.md"))
    (make-subject "async" "clgrpc-async" '("CLGRPC.ASYNC") '("event-loop.md"))
    (make-subject "sim" "clgrpc-sim" '("CLGRPC.SIM") '("simulation.md"))

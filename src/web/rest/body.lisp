@@ -10,6 +10,9 @@
 (defconstant +most-messages+ 10000
   "The messages that a body in JSON may have.")
 
+(defconstant +most-bound-texts+ 20000
+  "The most variables of the path and parameters of the query, times the messages that a body has.")
+
 (defconstant +most-bound-octets+ 4194304
   "The most characters of path and query, times the messages that a body has: what they say is bound
 to each.")
@@ -70,14 +73,14 @@ messages inside it take, or nil. LIMITS are keywords of PARSE-JSON-MESSAGE."
     (protobuf:required-field-missing (condition)
       (refuse-field (protobuf:required-field-missing-path condition) "is required"))))
 
-(defun bind-message (route match query octets content-type &rest limits)
+(defun bind-message (route match parameters octets content-type &rest limits)
   "Return the message that a request of ROUTE is, or for a method to which clients stream one of
-them, and how much memory the messages inside its body take, about. MATCH is FIND-ROUTE's, QUERY the
-query as it came or nil, OCTETS the body or a part of BODY-PARTS, CONTENT-TYPE that header or nil,
+them, and how much memory the messages inside its body take, about. MATCH is FIND-ROUTE's,
+PARAMETERS are QUERY-PARAMETERS', OCTETS the body or a part of BODY-PARTS, CONTENT-TYPE that header or nil,
 LIMITS the keywords for reading it that PARSE-JSON-MESSAGE has. Signal REQUEST-ERROR if they do not
 make one."
   (multiple-value-bind (message inside) (body-message route octets content-type limits)
-    (bind-query route message query)
+    (bind-query message parameters)
     (bind-path route match message)
     (check-complete route message)
     (values message (or inside 0))))
@@ -176,17 +179,21 @@ each other."
   (and (route-body route)
        (protobuf:method-descriptor-client-streaming-p (route-method route))))
 
-(defun body-parts (route match query octets end)
+(defun body-parts (route match query parameters octets end)
   "Return the parts of OCTETS up to END, the body of a request of ROUTE, for the messages of the
-request, to each of which BIND-MESSAGE binds what MATCH and QUERY say: of a stream up to
-+MOST-MESSAGES+, else one. A part is a cons of where it begins and ends. Signal REQUEST-ERROR if
+request, to each of which BIND-MESSAGE binds what MATCH and PARAMETERS, of QUERY, say: of a stream
+up to +MOST-MESSAGES+, else one. A part is a cons of where it begins and ends. Signal REQUEST-ERROR if
 they are too many, or plainly not JSON, or if too much would be bound."
   (let* ((parts (cond ((not (streamed-p route)) (list (cons 0 end)))
                       ((route-raw-body route) (pieces end))
                       (t (value-ranges octets end))))
          (count (length parts)))
-    (when (< +most-bound-octets+
-             (* (1- (max 1 count)) (+ (length (match-text match)) (length query))))
+    (when (or (< +most-bound-octets+
+                 (* (1- (max 1 count)) (+ (length (match-text match)) (length query))))
+              (< +most-bound-texts+
+                 (* (1- (max 1 count))
+                    (+ (length (route-bindings route))
+                       (reduce #'+ parameters :key (lambda (entry) (length (rest entry))))))))
       (refuse-request 400 :invalid-argument
                       "the path and the query are too long for a body of ~D messages" count))
     parts))

@@ -14,6 +14,7 @@
   (rule nil :type route :read-only t)   ; by which it calls
   (match nil :type match :read-only t)  ; of its path
   (query nil :type (or null string) :read-only t) ; as it came
+  (parameters :unread :type (or list (eql :unread))) ; see CLAIM-PARAMETERS
   (content-type nil :type (or null string) :read-only t) ; of its body
   ;; how a stream of answers is sent, or nil if there is one answer, or a stream of raw ones
   (form nil :type (member nil :array :lines :events) :read-only t))
@@ -23,6 +24,13 @@
   (the rest-claim (web:call-web-claim call)))
 
 ;;; Messages
+
+(defun claim-parameters (claim)
+  "The QUERY-PARAMETERS of CLAIM, read once. Signal REQUEST-ERROR if they are wrong."
+  (when (eq :unread (rest-claim-parameters claim))
+    (setf (rest-claim-parameters claim)
+          (query-parameters (rest-claim-rule claim) (rest-claim-query claim))))
+  (rest-claim-parameters claim))
 
 (defun error-line (condition)
   "The text that says what CONDITION, a REQUEST-ERROR, does."
@@ -35,7 +43,7 @@
                    call (- end start)
                    (lambda ()
                      (apply #'bind-message (rest-claim-rule claim) (rest-claim-match claim)
-                            (rest-claim-query claim) (subseq-octets octets start end)
+                            (claim-parameters claim) (subseq-octets octets start end)
                             (rest-claim-content-type claim) (web:reading-limits call))))
       (request-error (condition)
         (error 'protobuf:protobuf-error :text (error-line condition))))))
@@ -85,7 +93,7 @@
   (multiple-value-bind (body end) (web:collected-body call)
     (handler-case (let ((claim (call-rest-claim call)))
                     (body-parts (rest-claim-rule claim) (rest-claim-match claim)
-                                (rest-claim-query claim) body end))
+                                (rest-claim-query claim) (claim-parameters claim) body end))
       (request-error (condition)
         (rpc:abort-with call (status:make-rpc-error
                               :invalid-argument :message (error-line condition) :call call

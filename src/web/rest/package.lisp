@@ -30,7 +30,7 @@
    ;; router.lisp
    #:router #:make-router #:router-routes #:find-route
    ;; body.lisp
-   #:bind-message #:body-parts #:streamed-p
+   #:bind-message #:query-parameters #:body-parts #:streamed-p
    ;; answer.lisp
    #:message-answer #:status-answer #:stream-form #:stream-type #:stream-item
    #:stream-status #:stream-close

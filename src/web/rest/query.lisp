@@ -3,12 +3,13 @@
 ;;;; the same field.
 ;;;;
 ;;;; The cost is linear in the length of the query: parameters, the names in one, and the repeated
-;;;; fields are limited.
+;;;; fields are limited. A peer repeats a long query by an octet or two, since HPACK has it in its
+;;;; table; so a parameter with the name of the one before costs no look-up.
 
 (in-package #:clgrpc.rest)
 
-(defconstant +most-parameters+ 1000
-  "The parameters that a query may have.")
+(defconstant +most-parameters+ 300
+  "The parameters that a query may have, empty ones included.")
 
 (defconstant +most-steps+ 32
   "The fields that may lead to the one of a parameter.")
@@ -16,24 +17,35 @@
 (defconstant +most-repeated-fields+ 64
   "The repeated fields that a query may give values to.")
 
-(defmacro do-parameters ((name value query) &body body)
-  "Run BODY with NAME and VALUE bound to each parameter of QUERY, a string, decoded."
-  `(call-with-parameters (lambda (,name ,value) ,@body) ,query))
+(define-hot same-text-p ((text characters) (start index) (end index) (other index)
+                         (other-end index))
+    boolean
+  "True if TEXT has the same from START to END as from OTHER to OTHER-END."
+  (and (= (- end start) (- other-end other))
+       (loop for i of-type index from start below end
+             for j of-type index from other
+             always (char= (schar text i) (schar text j)))))
 
-(defun call-with-parameters (function query)
+(defun map-parameters (function query)
+  "Call FUNCTION with the name and the value of each parameter of QUERY, a string, decoded. The name
+is nil if it is that of the parameter before."
   (declare (type function function))
-  (let ((query (coerce query 'simple-string)) (count 0))
-    (declare (type index count))
-    (loop for start = 0 then (1+ end)
-          for end = (or (position #\& query :start start) (length query))
-          do (when (< start end)
-               (when (> (incf count) +most-parameters+)
-                 (refuse-request 400 :invalid-argument "the query has more than ~D parameters"
-                                 +most-parameters+))
-               (let ((equals (or (position #\= query :start start :end end) end)))
+  (let ((query (characters query)) (count 0) (before 0) (before-end 0))
+    (declare (type characters query) (type index count before before-end))
+    (loop for start of-type index = 0 then (1+ end)
+          for end of-type index = (char-position #\& query start (length query))
+          do (when (> (incf count) +most-parameters+)
+               (refuse-request 400 :invalid-argument "the query has more than ~D parameters"
+                               +most-parameters+))
+             (when (< start end)
+               (let ((equals (char-position #\= query start end)))
                  (funcall function
-                          (decode-text query start equals :plus t)
-                          (decode-text query (min end (1+ equals)) end :plus t))))
+                          (if (and (< before before-end)
+                                   (same-text-p query start equals before before-end))
+                              nil
+                              (decode-text query start equals :plus t))
+                          (decode-text query (min end (1+ equals)) end :plus t))
+                 (setf before start before-end equals)))
           while (< end (length query)))))
 
 (defun set-text (message fields texts &optional replace)
@@ -64,24 +76,35 @@
                (refuse-field name "takes a message, which no parameter can be"))
               (t fields))))))
 
-(defun bind-query (route message query)
-  "Give MESSAGE, a request of ROUTE, what QUERY says, a string or nil."
-  (when query
-    (let ((repeated '()) (count 0))     ; lists of fields and texts, the latest first
-      (do-parameters (name value query)
-        (let ((fields (and (not (system-parameter-p name)) (parameter-fields route name))))
-          (cond ((null fields))
-                ((repeated-p (first (last fields)))
-                 (let ((entry (assoc fields repeated :test #'same-fields-p)))
-                   (cond (entry (push value (rest entry)))
-                         ((> (incf count) +most-repeated-fields+)
-                          (refuse-request 400 :invalid-argument
-                                          "the query has values for more than ~D repeated fields"
-                                          +most-repeated-fields+))
-                         (t (push (list fields value) repeated)))))
-                (t (set-text message fields (list value))))))
-      (loop for (fields . texts) in (reverse repeated)
-            do (set-text message fields (reverse texts))))))
+(defun query-parameters (route query)
+  "What QUERY, a string or nil, gives to fields of a request of ROUTE: a list of lists of the
+descriptors that lead to a field and of its texts."
+  (let ((all '()) (repeated 0) (fields nil) (entry nil)) ; the last of each comes first
+    (flet ((find-entry ()
+             (let ((known (and (repeated-p (first (last fields)))
+                               (find fields all :key #'first :test #'same-fields-p))))
+               (cond (known)
+                     ((and (repeated-p (first (last fields)))
+                           (> (incf repeated) +most-repeated-fields+))
+                      (refuse-request 400 :invalid-argument
+                                      "the query has values for more than ~D repeated fields"
+                                      +most-repeated-fields+))
+                     (t (first (push (list fields) all)))))))
+      (when query
+        (map-parameters
+         (lambda (name value)
+           (when name
+             (setf fields (and (not (system-parameter-p name)) (parameter-fields route name))
+                   entry (and fields (find-entry))))
+           (when entry (push value (rest entry))))
+         query)))
+    (loop for (fields . texts) in (nreverse all)
+          collect (cons fields (reverse texts)))))
+
+(defun bind-query (message parameters)
+  "Give MESSAGE what PARAMETERS, of QUERY-PARAMETERS, say."
+  (loop for (fields . texts) in parameters
+        do (set-text message fields texts)))
 
 (defun bind-path (route match message)
   "Give MESSAGE, a request of ROUTE, what MATCH says of the variables."

@@ -9,8 +9,9 @@
 ;;;; message, of 46 octets, as our client repeats it, without an observer. To make such a call costs
 ;;;; its sender about as much as it costs us, and a system call, which we do not count. A request
 ;;;; counts as 46 octets at least, however few HPACK makes of it: who sends it has a stream to
-;;;; count, and is sent an answer. So an input of N units costs us about N times what it cost its
-;;;; sender. +MOST-UNITS+ is what no input may cost.
+;;;; count, and is sent an answer. Likewise a message of a stream in JSON counts as five octets at
+;;;; least, as gRPC's prefix, though {} has two: a handler gets it, which may answer. So an input of
+;;;; N units costs us about N times what it cost its sender. +MOST-UNITS+ is what no input may cost.
 ;;;;
 ;;;; What is left out: handshakes of TLS, which are slow work of a turn (loop/loop-structure.lisp)
 ;;;; and come with a connection each; scrapes of metrics, of which few are made in a second.
@@ -591,9 +592,27 @@ yet on the last of these: else a connection takes only the first."
               (ask-path ask) (subseq (ask-path ask) 0 (min 7000 (length (ask-path ask)))))
         ask)))
 
+(defconstant +least-message-octets+ 5
+  "So many octets a message of a stream counts as at least.")
+
+(defun short-messages-octets (ask)
+  "How many octets the JSON values of ASK's body are short of what messages count as at least."
+  (let ((body (or (ask-body ask) (octets-of))))
+    (handler-case
+        (loop for (start . end) in (clgrpc.rest::value-ranges body (length body))
+              sum (max 0 (- +least-message-octets+ (- end start))))
+      (clgrpc.rest:request-error () 0))))
+
+(defun measured-web (measure ask)
+  "What MEASURE, a function of ASK, returns, with short messages counted."
+  (multiple-value-bind (ns octets before) (funcall measure ask)
+    (values ns (+ octets (short-messages-octets ask)) before)))
+
 (define-subject "web"
   :seeds (lambda () (mapcar #'octets-ask (web-seeds)))
-  :vary #'vary-web-ask :measure (lambda (ask) (measure-ask ask "web")) :show #'show-ask)
+  :vary #'vary-web-ask
+  :measure (lambda (ask) (measured-web (lambda (ask) (measure-ask ask "web")) ask))
+  :show #'show-ask)
 
 (defun ask-http1 (ask)
   "The octets of ASK over HTTP/1.1."
@@ -608,7 +627,9 @@ yet on the last of these: else a connection takes only the first."
 
 (define-subject "web over http1"
   :seeds (lambda () (mapcar #'octets-ask (web-seeds)))
-  :vary #'vary-web-ask :measure (lambda (ask) (measure-http1 (ask-http1 ask) "web"))
+  :vary #'vary-web-ask
+  :measure (lambda (ask)
+             (measured-web (lambda (ask) (measure-http1 (ask-http1 ask) "web")) ask))
   :show (lambda (ask) (format nil "HTTP/1.1: ~A" (show-ask ask))))
 
 ;;; The search

@@ -41,9 +41,11 @@
 
 (defun bound (route match query octets type)
   "The messages of the request."
-  (mapcar (lambda (part) (bind-message route match query part type))
-          (loop for (start . end) in (body-parts route match query octets (length octets))
-                collect (subseq octets start end))))
+  (let ((parameters (query-parameters route query)))
+    (mapcar (lambda (part) (bind-message route match parameters part type))
+            (loop for (start . end) in (body-parts route match query parameters octets
+                                                   (length octets))
+                  collect (subseq octets start end)))))
 
 (defun requested (router verb target &key (body "") type)
   "What the request calls by ROUTER: the name of the method, and its messages in JSON; or the status
