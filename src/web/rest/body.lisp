@@ -76,9 +76,9 @@ messages inside it take, or nil. LIMITS are keywords of PARSE-JSON-MESSAGE."
 (defun bind-message (route match parameters octets content-type &rest limits)
   "Return the message that a request of ROUTE is, or for a method to which clients stream one of
 them, and how much memory the messages inside its body take, about. MATCH is FIND-ROUTE's,
-PARAMETERS are QUERY-PARAMETERS', OCTETS the body or a part of BODY-PARTS, CONTENT-TYPE that header or nil,
-LIMITS the keywords for reading it that PARSE-JSON-MESSAGE has. Signal REQUEST-ERROR if they do not
-make one."
+PARAMETERS are QUERY-PARAMETERS', OCTETS the body or a part of BODY-PARTS, CONTENT-TYPE that header
+or nil, LIMITS the keywords for reading it that PARSE-JSON-MESSAGE has. Signal REQUEST-ERROR if
+they do not make one."
   (multiple-value-bind (message inside) (body-message route octets content-type limits)
     (bind-query message parameters)
     (bind-path route match message)
@@ -182,8 +182,8 @@ each other."
 (defun body-parts (route match query parameters octets end)
   "Return the parts of OCTETS up to END, the body of a request of ROUTE, for the messages of the
 request, to each of which BIND-MESSAGE binds what MATCH and PARAMETERS, of QUERY, say: of a stream
-up to +MOST-MESSAGES+, else one. A part is a cons of where it begins and ends. Signal REQUEST-ERROR if
-they are too many, or plainly not JSON, or if too much would be bound."
+up to +MOST-MESSAGES+, else one. A part is a cons of where it begins and ends. Signal REQUEST-ERROR
+if they are too many, or plainly not JSON, or if too much would be bound."
   (let* ((parts (cond ((not (streamed-p route)) (list (cons 0 end)))
                       ((route-raw-body route) (pieces end))
                       (t (value-ranges octets end))))
