@@ -1,8 +1,8 @@
 ;;;; Save an image with all tests, loaded strictly, as CLGRPC_OUTPUT; it runs them when it is
 ;;;; started, and exits with 1 if one failed. CLGRPC_SUITES, a list of words such as "hpack http2",
 ;;;; chooses suites; otherwise all run. CLGRPC_SLOWEST is of how many tests to say what they took.
-;;;; Three suites run at once if there are two processors; one alone, or on one processor (taskset -c
-;;;; 0), runs in the image itself.
+;;;; Three suites run at once if there are two processors; one alone, or on one processor (taskset
+;;;; -c 0), runs in the image itself.
 ;;;;
 ;;;; A full collection, of which tests make thousands, takes a tenth of the time in a saved image:
 ;;;; the collector neither moves nor, in processes forked from it, copies what was saved.
