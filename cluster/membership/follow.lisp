@@ -3,7 +3,7 @@
 
 (in-package #:clgrpc.cluster)
 
-(defconstant +follow-pause-seconds+ 1/4 "How long one who follows waits before he asks again.")
+(defconstant +follow-pause-seconds+ 1/4 "How long a follower waits before it asks again.")
 
 (defun response-members (response)
   "Return the members that RESPONSE, a MembersResponse, tells, a list by name. From any thread."
@@ -53,8 +53,8 @@ that revision on. When the node goes, the next that CHANNEL reaches is asked fro
 each change is told once, in order; if the store has compacted what was to follow, or has gone back
 to older data, all members come again. Returns only by a non-local exit of FUNCTION, an error in it,
 or an RPC-ERROR: one that does not pass, or the last, UNAVAILABLE if there was none, when for
-PATIENCE-SECONDS no node has answered that was asked. That a node hangs which has answered, only the
-keepalive-seconds of CHANNEL tell. From any thread but a loop's."
+PATIENCE-SECONDS no node has answered that was asked. A node that hangs later is found only by the
+keepalive-seconds of CHANNEL. From any thread but a loop's."
   (let ((end nil)                       ; when patience ends; nil while a node answers
         (pauses (loop:make-pauses +follow-pause-seconds+ +follow-pause-seconds+)))
     (loop

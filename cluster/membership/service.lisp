@@ -128,7 +128,7 @@ status."
       (when (service-stopping service)
         (status:fail :unavailable "the node is stopping"))
       (check-revision informer revision)
-      ;; so that who asked knows that he is heard, though nothing may happen for long
+      ;; so that the client knows that the watch has begun, though nothing may happen for long
       (rpc:send-metadata call '())
       (rpc:on-cancel call (lambda () (remove-watcher informer watcher)))
       (rpc:on-writable call

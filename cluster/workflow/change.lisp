@@ -1,7 +1,7 @@
 ;;;; Changes of a workflow in the store: its state is read, a decision makes a draft of it, and the
 ;;;; draft is put in one transaction, if the state has not changed meanwhile. If it has, all is done
-;;;; again with what it is now. Decisions know what has happened before, so that whoever does not
-;;;; learn whether his change was made asks for it again.
+;;;; again with what it is now. Decisions know what has happened before, so a caller that does not
+;;;; learn whether its change was made can ask for it again.
 
 (in-package #:clgrpc.workflow)
 
@@ -42,7 +42,7 @@ and chunks are of one moment."
 
 (defun entry-cached-state (node entry)
   "The state in ENTRY as a cached state, which is whole; or nil if ENTRY is. If its steps are not
-all in ENTRY, it is as it is now."
+all in ENTRY, read the whole state as it is now."
   (let ((head (entry-state entry)))
     (cond ((null head) nil)
           ((whole-p head) (make-cached-state head (etcd:entry-changed entry)))

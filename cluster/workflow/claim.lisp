@@ -8,10 +8,10 @@
 ;;;; again by one of a few jobs: it looks at no other task. So whatever becomes ready has somebody
 ;;;; who is to see to it:
 ;;;;
-;;;; - Who is woken claims the task, or sees that it cannot be claimed any more, or that another
-;;;;   claim of this node is about to take it. If he cannot, because nobody waits for his answer or
+;;;; - A woken waiter claims the task, or sees that it cannot be claimed any more, or that another
+;;;;   claim of this node is about to take it. If it cannot, because nobody waits for its answer or
 ;;;;   because of an error, the next one is woken for it.
-;;;; - Who was about to take a task and leaves it wakes the next one for it.
+;;;; - A waiter that was about to take a task and gives it up wakes the next waiter.
 ;;;; - Between a look that has found nothing and the task queue, what has come is counted, so that
 ;;;;   nobody waits though there is something.
 

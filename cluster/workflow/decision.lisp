@@ -165,7 +165,7 @@ left, the workflow is completed."
                        (subseq known at)))))
 
 (defun step-state-of (draft step)
-  "The StepState that STEP, a Step, begins as; its input goes with DRAFT."
+  "Return the initial StepState of STEP, a Step; put its input into DRAFT."
   (let* ((state (draft-state draft))
          (input (input-of (check-step step (draft-limits draft) (state-depth state))))
          (number (incf (pb:workflow-state-numbers state)))

@@ -10,10 +10,10 @@
   lock-name "The name of LOCK, a string."
   lock-lease "The lease that LOCK ends with."
   lock-revision "The fencing number of LOCK: the revision of the store at which its owner has asked
-for it. Whoever has the lock later has a greater one.")
+for it. A later owner of the lock has a greater one.")
 
 (defun lock-key (lock)
-  "The key that stands for LOCK's owner while he has it or waits, a string."
+  "The key of LOCK's owner while it holds the lock or waits, a string."
   (waiter-key lock))
 
 (defun lock-guard (lock)

@@ -175,7 +175,7 @@ for now."
     (unless (sb-thread:with-mutex ((multiplex-send-lock multiplex))
               (setf call (with-etcd-errors (stream-with multiplex etcd token)))
               (and (enter-stream multiplex watch call)
-                   ;; who asks for progress from now on does so behind this
+                   ;; a progress request from now on is sent after this
                    (send-request call (creation watch))))
       (when (watch-open-p watch)
         (error (if (member (rpc:call-status call) '(nil :ok))

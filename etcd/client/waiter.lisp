@@ -2,12 +2,12 @@
 ;;;; (client/v3/concurrency), its services V3Lock and V3Election, and `etcdctl lock` and `etcdctl
 ;;;; elect` have them, so that all of them wait for each other.
 ;;;;
-;;;; 1. Whoever waits puts the key NAME/LEASE, his lease's number in hexadecimal, with that lease.
+;;;; 1. Each waiter puts the key NAME/LEASE, its lease's number in hexadecimal, with that lease.
 ;;;; 2. The key that was made first is at the head: its owner has the lock, or leads.
-;;;; 3. Who is behind watches the key just before his own, and looks again when that is gone, so
-;;;;    that of a thousand who wait one wakes up.
+;;;; 3. Each later waiter watches the key just before its own, and looks again when that is gone, so
+;;;;    that one of a thousand waiters wakes up.
 ;;;; 4. A place ends when its key is removed, or with its lease. Its owner may learn of that late:
-;;;;    so what he writes has the comparison WAITER-GUARD as a condition, which etcd checks.
+;;;;    so what the owner writes has the comparison WAITER-GUARD as a condition, which etcd checks.
 
 (in-package #:clgrpc.etcd)
 

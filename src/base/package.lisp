@@ -75,9 +75,9 @@
    #:remove-from-fifo #:clear-fifo
    ;; suggestion.lisp
    #:suggested-name
-   ;; visible.lisp
+   ;; log/printable.lisp
    #:printable-text #:write-printable #:unsafe-char-p #:bounded-text #:with-bounded-text
-   ;; chronicle.lisp
+   ;; log/channel-trace.lisp
    #:new-number #:channel-trace #:make-channel-trace #:channel-trace-number #:channel-trace-born-ns
    #:channel-trace-count #:note-channel-event #:channel-events
    #:channel-event-text #:channel-event-severity #:channel-event-ns #:channel-event-child

@@ -106,7 +106,7 @@ first."
 ;;; Futures: the call is its own, see future.lisp
 
 (defstruct (undecoded (:constructor make-undecoded (reply)) (:copier nil))
-  "A long REPLY that several threads may ask for at once: who has LOCK decodes it."
+  "A long REPLY that several threads may ask for at once; the thread that holds LOCK decodes it."
   (reply nil)                           ; as it came
   (lock (sb-thread:make-mutex :name "clgrpc reply") :read-only t)) ; of the thread that decodes it
 

@@ -1,5 +1,5 @@
-;;;; Channels over the network (rpc/channel.lisp). Making one never blocks and connects nothing: the
-;;;; first call does, or ENSURE-CONNECTED.
+;;;; Channels over the network (rpc/calling/channel.lisp). Making one never blocks and connects
+;;;; nothing: the first call does, or ENSURE-CONNECTED.
 
 (in-package #:clgrpc.client)
 

@@ -62,7 +62,7 @@ they want, AUTHORITY, text, and OBSERVER."
                (subchannel-pool-connection-sets pool)))))
 
 (defun join-connection-set (subchannel)
-  "Have SUBCHANNEL use the connection set for its addresses, made now if there is none."
+  "Give SUBCHANNEL the connection set for its addresses; create the set if needed."
   (let* ((core (subchannel-core subchannel))
          (addresses (subchannel-addresses subchannel))
          (pool (core-subchannel-pool core))

@@ -65,7 +65,7 @@
 already."
   (let ((thread sb-thread:*current-thread*)
         (done nil))
-    (sb-sys:without-interrupts          ; who takes it begins, or ends it
+    (sb-sys:without-interrupts          ; the thread that takes the phase begins or ends the call
       (when (eq :waiting (compare-and-swap (call-pair-phase call-pair) :waiting thread))
         (take-held call-pair)
         (unwind-protect
@@ -98,7 +98,7 @@ loop of its channel."
   nil)
 
 (defun begin-now-elsewhere (call-pair)
-  (sb-sys:without-interrupts            ; who takes it has it begin
+  (sb-sys:without-interrupts            ; the thread that takes the phase makes the call begin
     (when (eq :waiting (compare-and-swap (call-pair-phase call-pair) :waiting :elsewhere))
       (take-held call-pair)
       (open-mail call-pair)

@@ -9,7 +9,7 @@
 not begun."
   (let ((call-pair (begin-attempt relay number (plan-channel (relay-plan relay)))))
     (sb-thread:barrier (:memory))
-    ;; who has ended the call before has cancelled the attempt before
+    ;; a thread that ended the call earlier has cancelled the earlier attempt
     (when (call-status (relay-call relay)) (rpc:cancel (call-pair-client call-pair)))
     call-pair))
 

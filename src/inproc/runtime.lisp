@@ -12,7 +12,7 @@ closed."
             (and (inproc-core-open inproc-core)
                  (let ((client-loop (calling:acquire-timer-loop))
                        (target (inproc-core-target inproc-core)))
-                   ;; channels and calls refer to the inproc core: who has none has dropped it
+                   ;; channels and calls refer to the inproc core: without any it is dropped
                    (calling:when-dropped inproc-core (lambda ()
                                                    (calling:report-dropped target)
                                                    (calling:release-timer-loop client-loop)))

@@ -95,37 +95,34 @@ ones lately."
          (condition nil)
          (open nil))                    ; the call is counted as begun, and as not ended
     (declare (type index limit))
-    (unwind-protect
-         (progn
-           (uninterrupted
-             (count-begun tally)
-             (setf open t))
-           (setf condition
-                 (with-clean-context ()
-                   (with-user-code (call)
-                     (setf returned (answer-in-room callee route request call))
-                     (unless (eq returned call)
-                       (let ((size (protobuf:measure type returned)))
-                         (when (<= size limit)
-                           (setf reply (if (and (<= size rpc:+long-octets+)
-                                                (zerop (serving:route-long-octets route)))
-                                           (inproc-core-copy inproc-core returned)
-                                           (copy-answer inproc-core callee route call returned
-                                                        size)))))))))
-           (cond ((and reply
-                       (null condition)
-                       (null (inproc-call-call-pair call))
-                       (null (rpc:call-parts call))
-                       (not (rpc:overdue-p call)))
-                  (setf (call-status call) :ok)
-                  (uninterrupted
-                    (count-ended tally)
-                    (setf open nil))
-                  (values reply (make-client-end method deadline :ok inproc-core nil)))
-                 (t (multiple-value-prog1 (await-outcome call returned condition)
-                      (setf open nil)))))
-      (when open
-        (rpc:abort-as (call-pair-client (call-call-pair call)) :caller-interrupted)))))
+    (with-undoing ((progn (count-begun tally)
+                          (setf open t))
+                   (when open
+                     (rpc:abort-as (call-pair-client (call-call-pair call)) :caller-interrupted)))
+      (setf condition
+            (with-clean-context ()
+              (with-user-code (call)
+                (setf returned (answer-in-room callee route request call))
+                (unless (eq returned call)
+                  (let ((size (protobuf:measure type returned)))
+                    (when (<= size limit)
+                      (setf reply (if (and (<= size rpc:+long-octets+)
+                                           (zerop (serving:route-long-octets route)))
+                                      (inproc-core-copy inproc-core returned)
+                                      (copy-answer inproc-core callee route call returned
+                                                   size)))))))))
+      (cond ((and reply
+                  (null condition)
+                  (null (inproc-call-call-pair call))
+                  (null (rpc:call-parts call))
+                  (not (rpc:overdue-p call)))
+             (setf (call-status call) :ok)
+             (uninterrupted
+               (count-ended tally)
+               (setf open nil))
+             (values reply (make-client-end method deadline :ok inproc-core nil)))
+            (t (multiple-value-prog1 (await-outcome call returned condition)
+                 (setf open nil)))))))
 
 (defun await-outcome (call returned condition)
   "The handler of CALL, a unary one, has RETURNED something or ended with CONDITION. Values as

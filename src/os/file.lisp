@@ -58,7 +58,7 @@
       (syscall ("rename" int) (system-area-pointer sap) (system-area-pointer new-sap)))))
 
 (defun create-file (path mode)
-  "Make the file PATH, which there must not be yet, for the users whom MODE names, less the
+  "Create the file PATH, which must not exist, with the permissions MODE, less the
 process's umask. Return a descriptor, which writes to its end, or a failed result."
   (with-path (sap path)
     (syscall ("open" int) (system-area-pointer sap)

@@ -74,7 +74,7 @@
    #:descriptor-line #:descriptor-column
    ;; image.lisp
    #:file-descriptor-octets #:descriptor-set-octets
-   ;; set.lisp
+   ;; source/descriptor-set.lisp
    #:load-descriptor-set #:define-descriptor-set
    #:option #:option-name #:option-value #:find-option
    #:file-descriptor #:file-descriptor-package #:file-descriptor-syntax

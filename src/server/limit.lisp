@@ -83,7 +83,7 @@ be header blocks, which no window holds back. On the loop."
     (< (loop:connection-max-unsent socket) (loop:connection-unsent socket))))
 
 (defun note-answering (link count)
-  "COUNT octets of an answer are on their way to the loop of LINK; negative: have come there."
+  "COUNT octets of an answer are posted to LINK's loop; if negative, they have arrived there."
   (sb-ext:atomic-incf (server-link-coming link) count)
   (if (minusp count)
       (discharge-account (wire:link-account link) (- count))

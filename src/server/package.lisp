@@ -43,5 +43,5 @@
    #:server-finish #:finish-with-condition #:note-answering #:deliver-to-stream
    #:half-close-stream #:handler-began-ns #:status-http-status #:**request-operations**
    #:write-trailers
-   ;; survey.lisp
+   ;; connection-report.lisp
    #:report-connections #:server-speaks-tls-p))

@@ -83,7 +83,7 @@
   (< rpc:+long-octets+ (exchange:unsent-octets (server:call-http-request call))))
 
 (defun tell-if-room (call)
-  "Tell who waits to send on CALL if there is room."
+  "Notify the sender that waits on CALL if there is room."
   (when (and (null (call-status call)) (rpc:room-p call)) (wire:tell-writable call)))
 
 (defun web-writable (call)

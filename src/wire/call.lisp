@@ -8,7 +8,7 @@
   "What all calls of a channel, or of one loop of a server, share."
   (loop nil :type loop:event-loop)      ; that all of them are on
   (options nil :type options)           ; the channel's or server's
-  (observer nil :type (or null observer)) ; who is told, or nil
+  (observer nil :type (or null observer)) ; the observer of this call, or nil
   (account (make-account **process-account**) :type account) ; of what all its links hold
   ;; of a call, returns how many octets a message that it sends may have, and one that it receives;
   ;; nil if the options say that

@@ -58,7 +58,7 @@ through."
   nil)
 
 (define-hot queue-incoming ((call wire-call) item (size index)) null
-  "Queue ITEM, of SIZE octets, behind what came before, and charge CALL's link with it."
+  "Queue ITEM, of SIZE octets, after the earlier arrivals, and charge it to CALL's link."
   (seal-batch call)
   (charge-link (the link (wire-call-link call)) (push-incoming call item size))
   nil)

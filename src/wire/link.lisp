@@ -43,7 +43,7 @@ functions run on its loop."
   (patience-ns 0 :type (unsigned-byte 62)) ; how long the peer may be silent after that
   (dormant nil :type boolean)           ; a PING is due that only calls make welcome
   (pinged-ns 0 :type (unsigned-byte 62)) ; when we last asked whether the peer is there
-  (taken-ns 0 :type (unsigned-byte 62)) ; when what is no whole frame yet began to come
+  (taken-ns 0 :type (unsigned-byte 62)) ; when the incomplete frame at hand began to arrive
   (filled-ns 0 :type (unsigned-byte 62)) ; when output was last offered to the peer
   (aged nil :type boolean)              ; the owner has been told that it is old
   (graced nil :type boolean)            ; and that its calls have had time enough

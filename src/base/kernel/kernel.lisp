@@ -20,7 +20,7 @@
     "True if kernels do something."))
 
 (defmacro with-kernel-parts (&body definitions)
-  "Evaluate DEFINITIONS, which the bodies of kernels use, already when the file is compiled. Do
+  "Evaluate DEFINITIONS, which the bodies of kernels use, at compile time too. Do
 nothing on processors without kernels, whose assembler does not know the instructions."
   (when +kernels-p+
     `(eval-when (:compile-toplevel :load-toplevel :execute) ,@definitions)))

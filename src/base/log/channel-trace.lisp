@@ -5,8 +5,8 @@
 ;;;;
 ;;;; What has happened is in a CHANNEL-TRACE, one CHANNEL-EVENT for each event.
 ;;;;
-;;;; A channel trace is changed by one store, so it can be read from any thread. Whoever has a
-;;;; channel trace has it for as long as he lives; a REGISTRY, by which channels and servers are
+;;;; A channel trace is changed by one store, so it can be read from any thread. The owner of a
+;;;; channel trace keeps it for as long as it lives; a REGISTRY, by which channels and servers are
 ;;;; found, holds them weakly and forgets them when they are closed.
 
 (in-package #:clgrpc.base)

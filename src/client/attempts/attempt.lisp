@@ -12,8 +12,8 @@
 ;;;; 4. When a stream is closed its attempt is over, and everybody is told.
 ;;;;
 ;;;; A call without policy has no RETRIES until an attempt of it has failed, so it costs nothing
-;;;; that it might be tried again. The channel's own calls (side-call.lisp) are neither made again
-;;;; nor intercepted. All of it on the call's loop.
+;;;; that it might be tried again. The channel's own calls (internal-call.lisp) are neither made
+;;;; again nor intercepted. All of it on the call's loop.
 
 (in-package #:clgrpc.client)
 

@@ -1,5 +1,5 @@
-;;;; Channels that their users drop without closing them (rpc/dropped.lisp). Nothing on a loop
-;;;; refers to a channel, only to what it is there, its core; so the collector finds one that
+;;;; Channels that their users drop without closing them (rpc/calling/dropped.lisp). Nothing on a
+;;;; loop refers to a channel, only to what it is there, its core; so the collector finds one that
 ;;;; nobody has any more.
 ;;;;
 ;;;; A call may outlive the channel it was made on: its user still has the one and not the other. So

@@ -4,7 +4,7 @@
 (in-package #:clgrpc.client)
 
 (define-hot (internal-call-p :inline t) ((call client-call)) boolean
-  "True if CALL is the channel's own, see side-call.lisp."
+  "True if CALL is the channel's own, see internal-call.lisp."
   (let ((parts (call-client-parts call)))
     (and parts (client-parts-internal parts))))
 

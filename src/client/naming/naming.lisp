@@ -7,7 +7,7 @@
 ;;;;    has lost a server or cannot reach one, but not sooner than resolve-interval-seconds after a
 ;;;;    look-up that had an answer; what is asked for too soon is done when the time has come.
 ;;;; 2. A look-up that fails leaves the channel what it has, which asks again after its back-off.
-;;;; 3. That there is no config, or none can be had, is not a failure: then the config is the one
+;;;; 3. A missing or unreachable config is not a failure: then the config is the one
 ;;;;    before if no server answers, or none if the DNS server says that no address exists.
 ;;;; 4. A channel that has had addresses waits a second for others; then it goes on with those. It
 ;;;;    does not wait if no look-up may begin yet, or if the one under way has taken longer already.

@@ -250,7 +250,7 @@ it is a failure to resolve."
          (loop:post loop (lambda () (deliver resolver backends failure service-config))))))
 
 (defun parse-pushed-config (source)
-  "The service config that SOURCE is, the error that it is none, or :none if SOURCE is nil."
+  "SOURCE parsed as a service config, the error of an invalid one, or :none if SOURCE is nil."
   (if source
       (handler-case (config:parse-service-config source)
         (config:service-config-error (error) error))

@@ -16,7 +16,7 @@
 ;;;;
 ;;;; A handshake costs us more than its peer, and a thousand may be due at once. So a read takes
 ;;;; +SHAKING-OCTETS+ of one, no peer may send more than +MAX-SHAKING-OCTETS+ before it is over, and
-;;;; handshakes are slow work, of which a turn does some (structure.lisp).
+;;;; handshakes are slow work, of which a turn does some (loop-structure.lisp).
 ;;;;
 ;;;; Records that the inner byte channel did not take wait in TAIL. What they carry, OWED octets,
 ;;;; does not count as written before they are on their way, so the connection offers those octets

@@ -29,7 +29,7 @@ does not answer."
 
 (defun first-found (function owners)
   "What FUNCTION, called with each of OWNERS, returns first that is not nil. One whose loop does not
-answer is passed over; if nothing is found, it is told of."
+answer is skipped; if nothing is found, its error is signalled."
   (declare (type function function))
   (let ((silent nil))
     (dolist (owner owners (when silent (error silent)))

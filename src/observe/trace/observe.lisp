@@ -172,8 +172,10 @@ it is not known."
 (define-hot begin-server-record ((tracing tracing) (queue queue) (call call)) null
   "CALL, a server's, has begun. On the wire one that is not recorded gets no record."
   (let* ((inner (null (queue-loop queue)))
-         (parent (or (extract (tracing-propagators tracing) (rpc:call-fields call))
-                     (and inner (inner-parent call)))))
+         (told (extract (tracing-propagators tracing) (rpc:call-fields call)))
+         (parent (if (and told (not (and inner (bare-p told))))
+                     told
+                     (or (and inner (inner-parent call)) told))))
     (if (or parent inner (= +no-bound+ (tracing-bound tracing)))
         (let* ((record (begin-record tracing queue parent nil))
                (sampled (sampled-p record)))

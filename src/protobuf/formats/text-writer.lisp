@@ -3,7 +3,7 @@
 ;;;; the caller wants them.
 ;;;;
 ;;;; Strings are written as UTF-8. Quotation marks, backslashes and characters that are not visible
-;;;; (visible.lisp) are escaped; in octets everything but ASCII is escaped as well.
+;;;; (log/printable.lisp) are escaped; in octets everything but ASCII is escaped as well.
 
 (in-package #:clgrpc.protobuf)
 

@@ -14,7 +14,8 @@
   (rule nil :type route :read-only t)   ; by which it calls
   (match nil :type match :read-only t)  ; of its path
   (query nil :type (or null string) :read-only t) ; as it came
-  (parameters :unread :type (or list (eql :unread))) ; see CLAIM-PARAMETERS
+  ;; of QUERY, once they have been read for a body of several messages
+  (parameters :unread :type (or list (eql :unread)))
   (content-type nil :type (or null string) :read-only t) ; of its body
   ;; how a stream of answers is sent, or nil if there is one answer, or a stream of raw ones
   (form nil :type (member nil :array :lines :events) :read-only t))
@@ -26,11 +27,24 @@
 ;;; Messages
 
 (defun claim-parameters (claim)
-  "The QUERY-PARAMETERS of CLAIM, read once. Signal REQUEST-ERROR if they are wrong."
-  (when (eq :unread (rest-claim-parameters claim))
-    (setf (rest-claim-parameters claim)
-          (query-parameters (rest-claim-rule claim) (rest-claim-query claim))))
-  (rest-claim-parameters claim))
+  "The QUERY-PARAMETERS of CLAIM. Signal REQUEST-ERROR if they are wrong."
+  (if (eq :unread (rest-claim-parameters claim))
+      (query-parameters (rest-claim-rule claim) (rest-claim-query claim))
+      (rest-claim-parameters claim)))
+
+(defconstant +parameter-octets+ 128
+  "The memory of a parameter beside its text, about.")
+
+(defun keep-parameters (call claim)
+  "Read the parameters of CLAIM once for all messages of CALL's body, and charge CALL with them.
+Signal REQUEST-ERROR if they are wrong."
+  (let ((parameters (claim-parameters claim)))
+    (setf (rest-claim-parameters claim) parameters)
+    (when parameters
+      (wire:hold call (+ (* 4 (length (rest-claim-query claim)))
+                         (* +parameter-octets+
+                            (loop for (nil . texts) in parameters sum (length texts))))))
+    parameters))
 
 (defun error-line (condition)
   "The text that says what CONDITION, a REQUEST-ERROR, does."
@@ -93,7 +107,7 @@
   (multiple-value-bind (body end) (web:collected-body call)
     (handler-case (let ((claim (call-rest-claim call)))
                     (body-parts (rest-claim-rule claim) (rest-claim-match claim)
-                                (rest-claim-query claim) (claim-parameters claim) body end))
+                                (rest-claim-query claim) (keep-parameters call claim) body end))
       (request-error (condition)
         (rpc:abort-with call (status:make-rpc-error
                               :invalid-argument :message (error-line condition) :call call

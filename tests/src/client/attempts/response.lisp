@@ -145,7 +145,7 @@ counts."
 
 (test resets
   "What the codes of RST_STREAM stand for, and whether the call may be repeated (one is, see
-resend.lisp)."
+attempts/attempt.lisp)."
   (loop for (code status sent) in `((,http2:+cancel+ :cancelled t)
                                     (,http2:+enhance-your-calm+ :resource-exhausted t)
                                     (,http2:+inadequate-security+ :permission-denied t)

@@ -79,6 +79,16 @@ entries of baggage it has, and a function that returns the last baggage that a h
         (is-false (zerop (parse-integer (trace-of sent) :radix 16)))
         (is-true (child-p (named "Attempt." spans) sent))))))
 
+(test a-header-of-baggage-hides-no-parent
+  "A call with a user's own header of that name is a child of its client's attempt all the same."
+  (dolist (place '(:wire :image))
+    (with-traced (channel tracing :place place
+                                  :tracing-options (:propagators '(:tracecontext :baggage)))
+        (:ask #'double)
+      (ask channel (note 4) :metadata '(("baggage" . "a=1")))
+      (let ((spans (drained tracing 3)))
+        (is-true (child-p (named "Recv." spans) (named "Attempt." spans)) "~A" place)))))
+
 (test baggage-is-neither-sent-nor-read-unless-asked-for
   (let ((seen :nothing))
     (with-traced (channel tracing) (:ask (lambda (request call)
