@@ -67,7 +67,7 @@ them."
 ;;; Streams
 
 (defun give-up-stream (peer call reason)
-  "End CALL, the stream of PEER, by TROUBLE, a condition."
+  "End CALL, the stream of PEER, because of REASON, a condition."
   (let ((pipe (peer-pipe peer)))
     (sb-thread:with-mutex ((pipe-lock pipe))
       (when (and (eq call (pipe-call pipe)) (null (pipe-error pipe)))
