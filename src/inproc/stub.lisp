@@ -116,8 +116,8 @@ ones lately."
                   (null (inproc-call-call-pair call))
                   (null (rpc:call-parts call))
                   (not (rpc:overdue-p call)))
-             (setf (call-status call) :ok)
-             (uninterrupted
+             (uninterrupted             ; a call that has a status counts as ended
+               (setf (call-status call) :ok)
                (count-ended tally)
                (setf open nil))
              (values reply (make-client-end method deadline :ok inproc-core nil)))
