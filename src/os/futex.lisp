@@ -19,6 +19,21 @@
   "Return a futex with the value 0."
   (make-array 1 :element-type 'sb-ext:word :initial-element 0))
 
+(declaim (inline wait-for-word wake-at-word))
+
+(defun wait-for-word (sap value)
+  "Sleep until WAKE-AT-WORD is called for the four octets at SAP; return at once if they are not VALUE
+any more. There may be no reason for the return: look again, whatever it says."
+  (syscall ("syscall" (signed 64)) ((signed 64) +sys-futex+) (system-area-pointer sap)
+           (int +futex-wait-private+) ((unsigned 32) value)
+           (system-area-pointer (int-sap 0)) (system-area-pointer (int-sap 0)) (int 0)))
+
+(defun wake-at-word (sap)
+  "Wake every thread that sleeps in WAIT-FOR-WORD for the octets at SAP, which were changed before."
+  (syscall ("syscall" (signed 64)) ((signed 64) +sys-futex+) (system-area-pointer sap)
+           (int +futex-wake-private+) (int #x7FFFFFFF)
+           (system-area-pointer (int-sap 0)) (system-area-pointer (int-sap 0)) (int 0)))
+
 (declaim (ftype (function (futex sb-ext:word) (values result &optional)) wait-for-futex)
          (ftype (function (futex) (values result &optional)) wake-futex))
 
@@ -26,15 +41,9 @@
   "Sleep until WAKE-FUTEX is called for FUTEX; return at once if its value is not VALUE any more.
 There may be no reason for the return: look again, whatever it says."
   (with-pinned-objects (futex)
-    (syscall ("syscall" (signed 64)) ((signed 64) +sys-futex+)
-             (system-area-pointer (vector-sap futex))
-             (int +futex-wait-private+) ((unsigned 32) (ldb (byte 32 0) value))
-             (system-area-pointer (int-sap 0)) (system-area-pointer (int-sap 0)) (int 0))))
+    (wait-for-word (vector-sap futex) (ldb (byte 32 0) value))))
 
 (defun wake-futex (futex)
   "Wake every thread that sleeps in WAIT-FOR-FUTEX for FUTEX, whose value was changed before."
   (with-pinned-objects (futex)
-    (syscall ("syscall" (signed 64)) ((signed 64) +sys-futex+)
-             (system-area-pointer (vector-sap futex))
-             (int +futex-wake-private+) (int #x7FFFFFFF)
-             (system-area-pointer (int-sap 0)) (system-area-pointer (int-sap 0)) (int 0))))
+    (wake-at-word (vector-sap futex))))

@@ -1,34 +1,155 @@
 ;;;; Signals. SBCL runs a handler in whatever thread the kernel chose, when it is next safe to run
 ;;;; Lisp there: not while that thread allocates or has interrupts off. So it does for the signals
-;;;; that it knows to be asynchronous (sigaddset_deferrable in interrupt.c). The handlers of others,
-;;;; SIGUSR1 among them, it runs at once, which ends the process sooner or later; so we tell it of
-;;;; those. That is not all: of these it takes a second one that comes while a handler waits for a
-;;;; mistake, and ends the process. So SIGHUP and its like are for what may come often. A handler
-;;;; may have interrupted anything, so all it should do is post to a loop.
+;;;; that it knows to be asynchronous (sigaddset_deferrable in interrupt.c), such as SIGHUP and
+;;;; SIGTERM. The handlers of others, such as SIGUSR1, it runs at once, wherever that thread is, which
+;;;; ends the process sooner or later. Those we catch without Lisp: the kernel calls a few machine
+;;;; instructions of ours, which set a word and wake a thread that sleeps on it (futex.lisp). That
+;;;; thread calls the function.
 
 (in-package #:clgrpc.os)
 
-(defun defer-signal (signal)
-  "Have SBCL take SIGNAL for asynchronous from now on: what handles it waits until that is safe."
-  (dolist (name '("deferrable_sigset" "blockable_sigset")) ; each a bit for each signal from 1 on
-    (let ((address (sb-sys:find-foreign-symbol-address name)))
-      (when address
-        (let ((set (int-sap address)))
-          (setf (sb-sys:sap-ref-64 set 0)
-                (logior (ash 1 (1- signal)) (sb-sys:sap-ref-64 set 0))))))))
+(define-constants
+  (+sa-flags+ "SA_RESTART | SA_ONSTACK" #x18000000)
+  (+sigaction-octets+ "sizeof (struct sigaction)" 152)
+  (+sa-handler-offset+ "offsetof (struct sigaction, sa_handler)" 0)
+  (+sa-flags-offset+ "offsetof (struct sigaction, sa_flags)" 136)
+  (+prot-read-write+ "PROT_READ | PROT_WRITE" 3)
+  (+prot-read-execute+ "PROT_READ | PROT_EXEC" 5)
+  (+map-anonymous+ "MAP_PRIVATE | MAP_ANONYMOUS" #x22))
+
+(defconstant +page-octets+ 4096)
+
+;; as they stand in sigaddset_deferrable, in all versions of SBCL so far
+(defparameter *deferred-signals*
+  (list +sighup+ +sigint+ +sigterm+ +sigquit+ +sigpipe+ +sigalrm+ +sigurg+ +sigtstp+ +sigchld+
+        +sigio+ +sigxcpu+ +sigxfsz+ +sigvtalrm+ +sigprof+ +sigwinch+)
+  "The signals whose handlers SBCL defers until it is safe to run them.")
+
+;;; Catching without Lisp
+
+(defstruct (catcher (:copier nil))
+  "What catches a signal without Lisp. Its pages are kept as long as the process lives, since a thread
+may be in the midst of the instructions at any time."
+  (signal 0 :type fixnum)               ; its number
+  (address 0 :type sb-ext:word)         ; of the page with the instructions, before that of the word
+  (function nil :type (or null function)) ; to call; nil: nobody wants the signal
+  (thread nil))                         ; sleeps on the word while somebody wants the signal
+
+(defglobal **catchers** '())
+
+(defun forget-catchers ()
+  "A core that is started has none."
+  (setf **catchers** '()))
+
+(pushnew 'forget-catchers sb-ext:*save-hooks*)
+
+;; A C function that stores 1 in the first four octets of the next page and wakes one thread that
+;; sleeps on them. It makes the system call itself, so that not even errno is changed.
+(defparameter *catching-instructions*
+  #+x86-64
+  '(#xc7 #x05 #xf6 #x0f #x00 #x00 #x01 #x00 #x00 #x00 ; mov dword [rip+4086], 1
+    #xb8 #xca #x00 #x00 #x00            ; mov eax, 202: futex
+    #x48 #x8d #x3d #xea #x0f #x00 #x00  ; lea rdi, [rip+4074]
+    #xbe #x81 #x00 #x00 #x00            ; mov esi, 129: FUTEX_WAKE_PRIVATE
+    #xba #x01 #x00 #x00 #x00            ; mov edx, 1
+    #x0f #x05                           ; syscall
+    #xc3)                               ; ret
+  #+arm64
+  '(#x00 #x80 #x00 #x10                 ; adr x0, 4096 octets further
+    #x21 #x00 #x80 #x52                 ; mov w1, 1
+    #x01 #x00 #x00 #xb9                 ; str w1, [x0]
+    #x21 #x10 #x80 #x52                 ; mov w1, 129: FUTEX_WAKE_PRIVATE
+    #x22 #x00 #x80 #x52                 ; mov w2, 1
+    #x48 #x0c #x80 #xd2                 ; mov x8, 98: futex
+    #x01 #x00 #x00 #xd4                 ; svc 0
+    #xc0 #x03 #x5f #xd6)                ; ret
+  "The instructions that the kernel calls when a signal comes.")
+
+(defun must-succeed (operation value)
+  "Return VALUE, the result of a system call; signal an error that names OPERATION if it failed."
+  (when (failed-p value) (error "Cannot ~A: ~A." operation (errno-text value)))
+  value)
+
+(defun map-instructions ()
+  "Return the address of a page of memory that has the instructions; the word is in the page behind."
+  (let ((address (must-succeed "map memory"
+                               (syscall ("mmap" (signed 64)) ((unsigned 64) 0)
+                                        ((unsigned 64) (* 2 +page-octets+))
+                                        (int +prot-read-write+) (int +map-anonymous+) (int -1)
+                                        ((signed 64) 0)))))
+    (loop for octet in *catching-instructions*
+          for i from 0
+          do (setf (sb-sys:sap-ref-8 (int-sap address) i) octet))
+    (must-succeed "make memory executable"
+                  (syscall ("mprotect" int) ((unsigned 64) address)
+                           ((unsigned 64) +page-octets+) (int +prot-read-execute+)))
+    address))
+
+(defun caught-word (catcher)
+  "Where CATCHER's word is, which is 1 once its signal has come."
+  (int-sap (+ +page-octets+ (catcher-address catcher))))
+
+(defun run-catcher (catcher)
+  "Call CATCHER's function whenever its signal has come, as long as it has one."
+  (let ((word (caught-word catcher)))
+    (loop
+      (loop while (zerop (sb-sys:sap-ref-32 word 0)) do (wait-for-word word 0))
+      (setf (sb-sys:sap-ref-32 word 0) 0) ; what comes from now on is told of by another call
+      (funcall (or (catcher-function catcher) (return))))))
+
+(defun start-catcher (catcher)
+  "Start the thread of CATCHER, and have the kernel call its instructions."
+  (setf (catcher-thread catcher)
+        (sb-thread:make-thread #'run-catcher :name "clgrpc signals" :arguments (list catcher)))
+  (let ((action (make-octets +sigaction-octets+)))
+    (setf (u64le action +sa-handler-offset+) (catcher-address catcher)
+          (u32le action +sa-flags-offset+) +sa-flags+)
+    (with-pinned-objects (action)
+      (must-succeed "handle a signal"
+                    (syscall ("sigaction" int) (int (catcher-signal catcher))
+                             (system-area-pointer (vector-sap action)) ((unsigned 64) 0))))))
+
+(defun find-catcher (signal)
+  "The CATCHER of SIGNAL, or nil."
+  (find signal **catchers** :key #'catcher-signal))
+
+(defun catch-signal (signal function)
+  "Call FUNCTION, in a thread of its own, whenever the process gets SIGNAL."
+  (let ((catcher (or (find-catcher signal)
+                     (first (push (make-catcher :signal signal :address (map-instructions))
+                                  **catchers**)))))
+    (setf (catcher-function catcher) function)
+    (unless (catcher-thread catcher) (start-catcher catcher))))
+
+(defun release-signal (signal)
+  "End the thread that waits for SIGNAL, whose action is another by now, if there is one."
+  (let* ((catcher (find-catcher signal))
+         (thread (and catcher (shiftf (catcher-thread catcher) nil))))
+    (when thread
+      (setf (catcher-function catcher) nil
+            (sb-sys:sap-ref-32 (caught-word catcher) 0) 1)
+      (wake-at-word (caught-word catcher))
+      (sb-thread:join-thread thread :default nil))))
+
+;;; Any signal
 
 (defun handle-signal (signal function)
-  "Call FUNCTION, without arguments and in any thread, whenever the process gets SIGNAL; this
-replaces what happened before."
+  "Call FUNCTION, without arguments, whenever the process gets SIGNAL; this replaces what happened
+before. It is called in any thread, in the midst of anything, so all that it should do is post to a
+loop. Signals that come fast may be told of as one. From one thread at a time."
   (declare (type function function))
-  (defer-signal signal)
-  (sb-sys:enable-interrupt signal (lambda (signal information context)
-                                    (declare (ignore signal information context))
-                                    (funcall function))))
+  (if (member signal *deferred-signals*)
+      (sb-sys:enable-interrupt signal (lambda (signal information context)
+                                        (declare (ignore signal information context))
+                                        (funcall function)))
+      (catch-signal signal function))
+  nil)
 
 (defun reset-signal (signal)
   "Give SIGNAL its default action again: the kernel's, or of SIGINT, with which C-c comes, the
-Lisp's."
+Lisp's. From one thread at a time, and not from the function of HANDLE-SIGNAL."
   (sb-sys:enable-interrupt signal (if (= signal +sigint+)
                                       (fdefinition (find-symbol "SIGINT-HANDLER" '#:sb-unix))
-                                      :default)))
+                                      :default))
+  (release-signal signal)
+  nil)

@@ -21,17 +21,30 @@
       (os:reset-signal os:+sigusr1+))))
 
 (test signals-wait-where-nothing-may-interrupt
-  "A handler does not run where SBCL says that nothing may, whatever the signal: half an object may
-have been allocated there."
-  (dolist (signal (list os:+sigusr1+ os:+sighup+))
-    (let ((called nil) (at-once nil))
+  "A handler does not run where SBCL says that nothing may, whatever the signal, and however often it
+comes there: half an object may have been allocated."
+  (dolist (signal (list os:+sigusr1+ os:+sigusr1+ os:+sighup+))
+    (let ((called (sb-thread:make-semaphore)) (here nil) (thread sb-thread:*current-thread*))
       (unwind-protect
            (progn
-             (os:handle-signal signal (lambda () (setf called t)))
+             (os:handle-signal signal (lambda ()
+                                        (when (eq thread sb-thread:*current-thread*) (setf here t))
+                                        (sb-thread:signal-semaphore called)))
              (sb-sys:without-interrupts
-               (sb-alien:alien-funcall  ; to this thread
-                (sb-alien:extern-alien "raise" (function sb-alien:int sb-alien:int)) signal)
-               (setf at-once called))
-             (is-false at-once "signal ~D" signal)
-             (is-true called "signal ~D" signal))
+               (dotimes (i 3)
+                 (sb-alien:alien-funcall ; to this thread
+                  (sb-alien:extern-alien "raise" (function sb-alien:int sb-alien:int)) signal))
+               (is-false here "signal ~D" signal))
+             (is-true (sb-thread:wait-on-semaphore called :timeout 10) "signal ~D" signal))
         (os:reset-signal signal)))))
+
+(test threads-that-read-signals-end
+  "Where nobody handles a signal, no thread waits for it."
+  (flet ((waiting ()
+           (count "clgrpc signals" (sb-thread:list-all-threads)
+                  :key #'sb-thread:thread-name :test #'equal)))
+    (let ((before (waiting)))
+      (os:handle-signal os:+sigusr1+ #'list)
+      (is (= (1+ before) (waiting)))
+      (os:reset-signal os:+sigusr1+)
+      (is (= before (waiting))))))

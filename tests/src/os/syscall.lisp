@@ -7,7 +7,7 @@
   '("errno.h" "signal.h" "stddef.h" "stdio.h" "sys/types.h" "sys/socket.h" "netinet/in.h"
     "netinet/tcp.h" "arpa/inet.h" "poll.h" "sys/epoll.h" "sys/eventfd.h" "sys/prctl.h"
     "sys/resource.h" "linux/futex.h" "sys/syscall.h" "dlfcn.h" "netdb.h" "fcntl.h" "dirent.h"
-    "sys/stat.h" "linux/stat.h" "unistd.h"))
+    "sys/mman.h" "sys/stat.h" "linux/stat.h" "unistd.h"))
 
 (defun constants-according-to-cc ()
   "The values that the C compiler has for the names in the table, in order."
