@@ -1,6 +1,7 @@
 ;;;; The library, and where it runs. Each layer is a system that names what it stands on, so the
-;;;; arrows of the design can be read here (tests/architecture.lisp checks them in the sources). What
-;;;; stands on the library is in packages of its own: clgrpc-async, -sim, -etcd, -cluster, -tools.
+;;;; arrows of the design can be read here (tests/architecture.lisp checks them in the sources).
+;;;; What stands on the library is in packages of its own: clgrpc-async, -sim, -etcd, -cluster,
+;;;; -tools.
 
 #-(and sbcl linux (or x86-64 arm64))
 (error "clgrpc runs on SBCL on Linux, on x86-64 or arm64. This is ~A on ~A, on ~A."
@@ -17,8 +18,7 @@
                "clgrpc/gateway"
                "clgrpc/services" "clgrpc/logs" "clgrpc/metrics" "clgrpc/channelz"
                "clgrpc/trace" "clgrpc/otlp" "clgrpc/program")
-  :pathname "src/"
-  :serial t
+  :pathname "src/" :serial t
   :components ((:file "package"))
   :in-order-to ((test-op (test-op "clgrpc-tests/base" "clgrpc-tests/os" "clgrpc-tests/loop"
                                   "clgrpc-tests/dns" "clgrpc-tests/hpack" "clgrpc-tests/http1"
@@ -38,75 +38,65 @@
 
 (defsystem "clgrpc/kernel"
   :description "An assembler for inner loops in machine code, and what the processor has."
-  :pathname "src/base/kernel/"
-  :serial t
+  :pathname "src/base/kernel/" :serial t
   :components ((:file "package") (:file "instruction") (:file "kernel") (:file "processor")))
 
 (defsystem "clgrpc/base"
   :description "Octets, policy, conditions, clock, timers, queues, log, JSON."
   :depends-on ("clgrpc/kernel" "sb-concurrency")
-  :pathname "src/base/"
-  :serial t
+  :pathname "src/base/" :serial t
   :components ((:file "package") (:file "version") (:file "policy") (:file "interrupt")
                (:file "clock") (:file "number") (:file "memory/heap") (:file "memory/raw")
                (:file "copy-kernel") (:file "octets") (:file "memory/store")
-               (:file "memory/collector") (:file "condition") (:file "suggestion")
-               (:file "seed") (:file "text/split") (:file "text/utf8-kernel") (:file "text/utf8") (:file "text/base64")
-               (:file "text/percent-encoding")
-               (:file "timer") (:file "ring") (:file "memory/account") (:file "replay")
-               (:file "fifo") (:file "log/printable") (:file "log/channel-trace")
-               (:file "log/log") (:file "log/tracer") (:file "text/decimal") (:file "text/json")
-               (:file "log/journal")))
+               (:file "memory/collector") (:file "condition") (:file "suggestion") (:file "seed")
+               (:file "text/split") (:file "text/utf8-kernel") (:file "text/utf8")
+               (:file "text/base64") (:file "text/percent-encoding") (:file "timer") (:file "ring")
+               (:file "memory/account") (:file "replay") (:file "fifo") (:file "log/printable")
+               (:file "log/channel-trace") (:file "log/log") (:file "log/tracer")
+               (:file "text/decimal") (:file "text/json") (:file "log/journal")))
 
 (defsystem "clgrpc/option"
   :description "The options of servers, channels and tracing."
   :depends-on ("clgrpc/base")
-  :pathname "src/base/option/"
-  :serial t
+  :pathname "src/base/option/" :serial t
   :components ((:file "package") (:file "option")))
 
 (defsystem "clgrpc/os"
   :description "The only code that touches the kernel: sockets, epoll, eventfd, signals."
   :depends-on ("clgrpc/base")
-  :pathname "src/os/"
-  :serial t
-  :components ((:file "package") (:file "syscall") (:file "address") (:file "file")
-               (:file "socket") (:file "epoll") (:file "poll") (:file "futex") (:file "stack")
-               (:file "processor") (:file "process") (:file "signal") (:file "library")
-               (:file "zlib") (:file "openssl") (:file "certificate") (:file "tls")))
+  :pathname "src/os/" :serial t
+  :components ((:file "package") (:file "syscall") (:file "address") (:file "file") (:file "socket")
+               (:file "epoll") (:file "poll") (:file "futex") (:file "stack") (:file "processor")
+               (:file "process") (:file "signal") (:file "library") (:file "zlib") (:file "openssl")
+               (:file "certificate") (:file "tls")))
 
 (defsystem "clgrpc/loop"
   :description "The event loop, usable on its own."
   :depends-on ("clgrpc/os" "clgrpc/option")
-  :pathname "src/loop/"
-  :serial t
+  :pathname "src/loop/" :serial t
   :components ((:file "package") (:file "world") (:file "threads/guard") (:file "saved-image")
                (:file "loop-condition") (:file "threads/inbox") (:file "threads/share")
-               (:file "threads/reserve")
-               (:file "io/poller") (:file "io/byte-channel") (:file "io/spinning")
-               (:file "loop-structure") (:file "io/credentials") (:file "io/handshake")
-               (:file "io/tls") (:file "io/bell")
-               (:file "threads/baton") (:file "threads/watchdog") (:file "threads/task")
-               (:file "io/connection") (:file "threads/turn") (:file "threads/driving")
-               (:file "loop") (:file "threads/gathering") (:file "names/scheme")
-               (:file "names/target") (:file "names/unix") (:file "names/machine")
-               (:file "io/listener") (:file "names/resolver") (:file "io/datagram")
-               (:file "io/connector") (:file "back-off") (:file "threads/background")
-               (:file "future")))
+               (:file "threads/reserve") (:file "io/poller") (:file "io/byte-channel")
+               (:file "io/spinning") (:file "loop-structure") (:file "io/credentials")
+               (:file "io/handshake") (:file "io/tls") (:file "io/bell") (:file "threads/baton")
+               (:file "threads/watchdog") (:file "threads/task") (:file "io/connection")
+               (:file "threads/turn") (:file "threads/driving") (:file "loop")
+               (:file "threads/gathering") (:file "names/scheme") (:file "names/target")
+               (:file "names/unix") (:file "names/machine") (:file "io/listener")
+               (:file "names/resolver") (:file "io/datagram") (:file "io/connector")
+               (:file "back-off") (:file "threads/background") (:file "future")))
 
 (defsystem "clgrpc/dns"
   :description "DNS messages, and a client of a DNS server on the event loop."
   :depends-on ("clgrpc/loop")
-  :pathname "src/loop/dns/"
-  :serial t
+  :pathname "src/loop/dns/" :serial t
   :components ((:file "package") (:file "name") (:file "message") (:file "answer") (:file "query")
                (:file "host") (:file "system")))
 
 (defsystem "clgrpc/hpack"
   :description "RFC 7541: header compression for HTTP/2."
   :depends-on ("clgrpc/base")
-  :pathname "src/http/hpack/"
-  :serial t
+  :pathname "src/http/hpack/" :serial t
   :components ((:file "package") (:file "error") (:file "leaf") (:file "huffman") (:file "field")
                (:file "list") (:file "static") (:file "table") (:file "cache") (:file "decoder")
                (:file "encoder")))
@@ -114,8 +104,7 @@
 (defsystem "clgrpc/http1"
   :description "RFC 9112: messages of HTTP/1.1 as octets, without I/O."
   :depends-on ("clgrpc/hpack" "alexandria")
-  :pathname "src/http/http1/"
-  :serial t
+  :pathname "src/http/http1/" :serial t
   :components ((:file "package") (:file "error") (:file "syntax") (:file "message") (:file "head")
                (:file "framing") (:file "chunk") (:file "parser") (:file "writer")
                (:file "preference")))
@@ -123,19 +112,17 @@
 (defsystem "clgrpc/http2"
   :description "RFC 9113: an HTTP/2 connection as a state machine without I/O."
   :depends-on ("clgrpc/hpack" "clgrpc/option")
-  :pathname "src/http/http2/"
-  :serial t
+  :pathname "src/http/http2/" :serial t
   :components ((:file "package") (:file "error") (:file "state") (:file "frame")
-               (:file "connection-structure") (:file "header") (:file "rate-credit") (:file "output")
-               (:file "stream") (:file "failure") (:file "rate-limit") (:file "reset")
-               (:file "flow") (:file "writer") (:file "queue") (:file "settings") (:file "reader")
-               (:file "connection") (:file "inspect")))
+               (:file "connection-structure") (:file "header") (:file "rate-credit")
+               (:file "output") (:file "stream") (:file "failure") (:file "rate-limit")
+               (:file "reset") (:file "flow") (:file "writer") (:file "queue") (:file "settings")
+               (:file "reader") (:file "connection") (:file "inspect")))
 
 (defsystem "clgrpc/exchange"
   :description "Requests of HTTP beside gRPC and their answers, over HTTP/1.1 and HTTP/2."
   :depends-on ("clgrpc/http1" "clgrpc/http2" "clgrpc/loop")
-  :pathname "src/http/exchange/"
-  :serial t
+  :pathname "src/http/exchange/" :serial t
   :components ((:file "package") (:file "http-version") (:file "content") (:file "router")
                (:file "exchange") (:file "answer-date") (:file "chunked") (:file "over-http2")
                (:file "over-http1")))
@@ -143,8 +130,7 @@
 (defsystem "clgrpc/metrics"
   :description "What servers, channels and the process do, counted, and read by Prometheus."
   :depends-on ("clgrpc/rpc" "clgrpc/http1")
-  :pathname "src/observe/metrics/"
-  :serial t
+  :pathname "src/observe/metrics/" :serial t
   :components ((:file "package") (:file "bucket") (:file "instrument") (:file "shard")
                (:file "registry") (:file "count") (:file "family") (:file "user-instrument")
                (:file "collect") (:file "accept") (:file "text")))
@@ -152,8 +138,7 @@
 (defsystem "clgrpc/protobuf"
   :description "Protocol Buffers: .proto source to native code."
   :depends-on ("clgrpc/option" "clgrpc/kernel" "sb-introspect")
-  :pathname "src/protobuf/"
-  :serial t
+  :pathname "src/protobuf/" :serial t
   :components ((:file "package") (:file "protobuf-condition") (:file "source/descriptor")
                (:file "source/lexer") (:file "source/path") (:file "codec/wire")
                (:file "codec/float") (:file "source/literal") (:file "source/parser")
@@ -196,8 +181,7 @@
 (defsystem "clgrpc/status"
   :description "Statuses, the errors they become, metadata and time-outs."
   :depends-on ("clgrpc/protobuf")
-  :pathname "src/rpc/status/"
-  :serial t
+  :pathname "src/rpc/status/" :serial t
   :components ((:static-file "../../../proto/google/rpc/status.proto")
                (:static-file "../../../proto/google/rpc/error_details.proto") (:file "proto")
                (:file "package") (:file "status") (:file "details") (:file "timeout")
@@ -206,8 +190,7 @@
 (defsystem "clgrpc/method"
   :description "Methods, services and the class of channels."
   :depends-on ("clgrpc/status" "clgrpc/loop")
-  :pathname "src/rpc/method/"
-  :serial t
+  :pathname "src/rpc/method/" :serial t
   :components ((:static-file "../../../proto/grpc/health/v1/health.proto")
                (:static-file "../../../proto/xds/data/orca/v3/orca_load_report.proto")
                (:static-file "../../../proto/xds/service/orca/v3/orca.proto") (:file "package")
@@ -216,53 +199,46 @@
 (defsystem "clgrpc/rpc"
   :description "What a call is on any transport: the contract of transports, observers."
   :depends-on ("clgrpc/method")
-  :pathname "src/rpc/"
-  :serial t
+  :pathname "src/rpc/" :serial t
   :components ((:file "package") (:file "interceptor") (:file "transport") (:file "part")
-               (:file "observer") (:file "call") (:file "call-value") (:file "messaging") (:file "verdict")
-               (:file "handler-error") (:file "reaction") (:file "room") (:file "account")
-               (:file "call-tracer")))
+               (:file "observer") (:file "call") (:file "call-value") (:file "messaging")
+               (:file "verdict") (:file "handler-error") (:file "reaction") (:file "room")
+               (:file "account") (:file "call-tracer")))
 
 (defsystem "clgrpc/calling"
   :description "What channels of all transports share: stubs, futures, client loops."
   :depends-on ("clgrpc/rpc" "clgrpc/config")
-  :pathname "src/rpc/calling/"
-  :serial t
-  :components ((:file "package") (:file "channel") (:file "stub") (:file "future")
-               (:file "dropped") (:file "runtime") (:file "policy") (:file "retry")
-               (:file "attempt")))
+  :pathname "src/rpc/calling/" :serial t
+  :components ((:file "package") (:file "channel") (:file "stub") (:file "future") (:file "dropped")
+               (:file "runtime") (:file "policy") (:file "retry") (:file "attempt")))
 
 (defsystem "clgrpc/serving"
   :description "What servers of all transports share: routes, acceptors, how handlers are called."
   :depends-on ("clgrpc/rpc")
-  :pathname "src/rpc/serving/"
-  :serial t
+  :pathname "src/rpc/serving/" :serial t
   :components ((:file "package") (:file "route") (:file "answer") (:file "server")))
 
 (defsystem "clgrpc/wire"
   :description "What both ends of a call share over HTTP/2: links, framing, streams of messages."
   :depends-on ("clgrpc/rpc" "clgrpc/http2")
-  :pathname "src/wire/"
-  :serial t
+  :pathname "src/wire/" :serial t
   :components ((:file "package") (:file "status") (:file "metadata") (:file "framing")
-               (:file "compression") (:file "stage") (:file "part")
-               (:file "encoding") (:file "link") (:file "frame-tracer") (:file "link-keepalive") (:file "call")
+               (:file "compression") (:file "stage") (:file "part") (:file "encoding")
+               (:file "link") (:file "frame-tracer") (:file "link-keepalive") (:file "call")
                (:file "link-memory") (:file "inlet") (:file "callback") (:file "outlet")
                (:file "deadline") (:file "account") (:file "wire-operations") (:file "traffic")))
 
 (defsystem "clgrpc/config"
   :description "Service configs, read and checked."
   :depends-on ("clgrpc/status")
-  :pathname "src/client/config/"
-  :serial t
+  :pathname "src/client/config/" :serial t
   :components ((:file "package") (:file "config-condition") (:file "field") (:file "policy")
                (:file "method") (:file "service-config")))
 
 (defsystem "clgrpc/client"
   :description "Channels over the network, subchannels, stubs."
   :depends-on ("clgrpc/wire" "clgrpc/calling" "clgrpc/config" "clgrpc/dns" "alexandria")
-  :pathname "src/client/"
-  :serial t
+  :pathname "src/client/" :serial t
   :components ((:file "package") (:file "naming/resolver") (:file "naming/choice")
                (:file "naming/naming") (:file "picking/balancer") (:file "picking/breaker")
                (:file "wait-clock") (:file "channel-structure") (:file "picking/stream-queue")
@@ -272,49 +248,43 @@
                (:file "subchannel") (:file "picking/guard") (:file "core")
                (:file "attempts/attempt") (:file "picking/switch") (:file "picking/pick-first")
                (:file "attempts/dropped") (:file "attempts/response") (:file "call")
-               (:file "client-operations") (:file "internal-call") (:file "channel") (:file "description")
-               (:file "stub")))
+               (:file "client-operations") (:file "internal-call") (:file "channel")
+               (:file "description") (:file "stub")))
 
 (defsystem "clgrpc/trace"
   :description "Distributed tracing: contexts, samplers, spans of calls."
   :depends-on ("clgrpc/client")
-  :pathname "src/observe/trace/"
-  :serial t
+  :pathname "src/observe/trace/" :serial t
   :components ((:file "package") (:file "id") (:file "context") (:file "state") (:file "baggage")
-               (:file "sampler")
-               (:file "span") (:file "queue") (:file "tracing") (:file "record") (:file "current")
-               (:file "header") (:file "observe")))
+               (:file "sampler") (:file "span") (:file "queue") (:file "tracing") (:file "record")
+               (:file "current") (:file "header") (:file "observe")))
 
 (defsystem "clgrpc/balance"
   :description "Balancing policies."
   :depends-on ("clgrpc/client")
-  :pathname "src/client/balance/"
-  :serial t
-  :components ((:file "package") (:file "policy-timer") (:file "backend-stream") (:file "health") (:file "orca")
-               (:file "leaf-policy") (:file "round-robin") (:file "least-request") (:file "stride")
-               (:file "weighted-round-robin") (:file "xxh64") (:file "ring-hash")
+  :pathname "src/client/balance/" :serial t
+  :components ((:file "package") (:file "policy-timer") (:file "backend-stream") (:file "health")
+               (:file "orca") (:file "leaf-policy") (:file "round-robin") (:file "least-request")
+               (:file "stride") (:file "weighted-round-robin") (:file "xxh64") (:file "ring-hash")
                (:file "wrapper") (:file "outlier-detection") (:file "random-subsetting")
                (:file "branch") (:file "weighted-target") (:file "priority")))
 
 (defsystem "clgrpc/server"
   :description "Servers, listeners, dispatch, drain."
   :depends-on ("clgrpc/wire" "clgrpc/exchange" "clgrpc/serving" "alexandria")
-  :pathname "src/server/"
-  :serial t
+  :pathname "src/server/" :serial t
   :components ((:file "package") (:file "route") (:file "server-structure") (:file "request")
                (:file "server-loop") (:file "refusal") (:file "ranking") (:file "peer")
-               (:file "valve") (:file "limit")
-               (:file "protocol") (:file "call") (:file "reply-room") (:file "compression")
-               (:file "reply") (:file "answer") (:file "execution") (:file "claimed")
-               (:file "delivery") (:file "server-operations") (:file "drain") (:file "open-call")
-               (:file "plain") (:file "dispatch") (:file "opening") (:file "server")
-               (:file "connection-report")))
+               (:file "valve") (:file "limit") (:file "protocol") (:file "call")
+               (:file "reply-room") (:file "compression") (:file "reply") (:file "answer")
+               (:file "execution") (:file "claimed") (:file "delivery") (:file "server-operations")
+               (:file "drain") (:file "open-call") (:file "plain") (:file "dispatch")
+               (:file "opening") (:file "server") (:file "connection-report")))
 
 (defsystem "clgrpc/web"
   :description "What gRPC-Web, Connect and REST share: codecs, CORS, calls over plain HTTP."
   :depends-on ("clgrpc/server")
-  :pathname "src/web/"
-  :serial t
+  :pathname "src/web/" :serial t
   :components ((:file "package") (:file "codec") (:file "head") (:file "claim") (:file "cors")
                (:file "content-type") (:file "answer-head") (:file "receiving") (:file "sending")
                (:file "operation") (:file "error")))
@@ -322,68 +292,58 @@
 (defsystem "clgrpc/grpc-web"
   :description "gRPC-Web at a server."
   :depends-on ("clgrpc/web")
-  :pathname "src/web/grpc-web/"
-  :serial t
+  :pathname "src/web/grpc-web/" :serial t
   :components ((:file "package") (:file "stream") (:file "claim")))
 
 (defsystem "clgrpc/grpc-json"
   :description "gRPC with messages in JSON at a server."
   :depends-on ("clgrpc/web")
-  :pathname "src/web/grpc-json/"
-  :serial t
+  :pathname "src/web/grpc-json/" :serial t
   :components ((:file "package") (:file "claim")))
 
 (defsystem "clgrpc/connect"
   :description "The Connect protocol at a server."
   :depends-on ("clgrpc/web")
-  :pathname "src/web/connect/"
-  :serial t
+  :pathname "src/web/connect/" :serial t
   :components ((:file "package") (:file "unary") (:file "stream") (:file "claim")))
 
 (defsystem "clgrpc/gateway"
   :description "A service that forwards its calls to a channel."
   :depends-on ("clgrpc/server" "clgrpc/calling")
-  :pathname "src/gateway/"
-  :serial t
+  :pathname "src/gateway/" :serial t
   :components ((:file "package") (:file "gateway-service")))
 
 (defsystem "clgrpc/rest"
   :description "REST by google.api.http: rules, routes, requests and answers, and OpenAPI."
   :depends-on ("clgrpc/web")
-  :pathname "src/web/rest/"
-  :serial t
+  :pathname "src/web/rest/" :serial t
   :components ((:file "package") (:file "condition") (:file "percent") (:file "template")
                (:file "yaml") (:file "config") (:file "rule") (:file "router") (:file "query")
-               (:file "body") (:file "answer") (:file "openapi")
-               (:file "carrying") (:file "rest-claim") (:file "document")))
+               (:file "body") (:file "answer") (:file "openapi") (:file "carrying")
+               (:file "rest-claim") (:file "document")))
 
 (defsystem "clgrpc/inproc"
   :description "Calls within the image: from a channel to a server without octets between."
   :depends-on ("clgrpc/calling" "clgrpc/serving" "alexandria")
-  :pathname "src/inproc/"
-  :serial t
+  :pathname "src/inproc/" :serial t
   :components ((:file "package") (:file "call-tally") (:file "inproc-structure") (:file "context")
-               (:file "route") (:file "call-pair") (:file "message") (:file "runtime") (:file "ending")
-               (:file "begin") (:file "waiting") (:file "queue") (:file "callback")
-               (:file "stream") (:file "park") (:file "operation") (:file "channel")
-               (:file "stub") (:file "relay") (:file "retry") (:file "reactive")
-               (:file "configured") (:file "opening") (:file "direct")))
+               (:file "route") (:file "call-pair") (:file "message") (:file "runtime")
+               (:file "ending") (:file "begin") (:file "waiting") (:file "queue") (:file "callback")
+               (:file "stream") (:file "park") (:file "operation") (:file "channel") (:file "stub")
+               (:file "relay") (:file "configured") (:file "opening") (:file "direct")))
 
 (defsystem "clgrpc/services"
   :description "The services of gRPC itself: health, reflection; and health and metrics over HTTP."
   :depends-on ("clgrpc/server" "clgrpc/metrics")
-  :pathname "src/services/"
-  :serial t
+  :pathname "src/services/" :serial t
   :components ((:static-file "../../proto/grpc/reflection/v1/reflection.proto")
-               (:static-file "../../proto/grpc/reflection/v1alpha/reflection.proto")
-               (:file "proto") (:file "package") (:file "health") (:file "metrics")
-               (:file "reflection")))
+               (:static-file "../../proto/grpc/reflection/v1alpha/reflection.proto") (:file "proto")
+               (:file "package") (:file "health") (:file "metrics") (:file "reflection")))
 
 (defsystem "clgrpc/logs"
   :description "Logs of calls."
   :depends-on ("clgrpc/rpc")
-  :pathname "src/observe/logs/"
-  :serial t
+  :pathname "src/observe/logs/" :serial t
   :components ((:static-file "../../../proto/grpc/binlog/v1/binarylog.proto") (:file "proto")
                (:file "package") (:file "access") (:file "filter") (:file "entry")
                (:file "entry-file") (:file "binary")))
@@ -391,16 +351,14 @@
 (defsystem "clgrpc/channelz"
   :description "What the channels, servers and connections of a process are and do, as a service."
   :depends-on ("clgrpc/client" "clgrpc/server")
-  :pathname "src/observe/channelz/"
-  :serial t
+  :pathname "src/observe/channelz/" :serial t
   :components ((:static-file "../../../proto/grpc/channelz/v1/channelz.proto") (:file "proto")
                (:file "package") (:file "asking") (:file "socket") (:file "service")))
 
 (defsystem "clgrpc/otlp"
   :description "Metrics and spans told to an OpenTelemetry collector."
   :depends-on ("clgrpc/client" "clgrpc/metrics" "clgrpc/trace")
-  :pathname "src/observe/otlp/"
-  :serial t
+  :pathname "src/observe/otlp/" :serial t
   :components ((:static-file "../../../proto/opentelemetry/proto/common/v1/common.proto")
                (:static-file "../../../proto/opentelemetry/proto/resource/v1/resource.proto")
                (:static-file "../../../proto/opentelemetry/proto/metrics/v1/metrics.proto")
@@ -414,27 +372,22 @@
 (defsystem "clgrpc/command"
   :description "Command lines: arguments, their parsers, complaints and help texts."
   :depends-on ("clgrpc/loop")
-  :pathname "src/program/command/"
-  :serial t
-  :components ((:file "package") (:file "usage") (:file "parser") (:file "argument")
-               (:file "group") (:file "line") (:file "help")))
+  :pathname "src/program/command/" :serial t
+  :components ((:file "package") (:file "usage") (:file "parser") (:file "argument") (:file "group")
+               (:file "line") (:file "help")))
 
 (defsystem "clgrpc/program"
   :description "A server as a program, from its command line to the signal that ends it."
   :depends-on ("clgrpc/command" "clgrpc/server" "clgrpc/services" "clgrpc/metrics" "clgrpc/trace"
                "clgrpc/otlp" "clgrpc/logs" "clgrpc/channelz")
-  :pathname "src/program/"
-  :serial t
+  :pathname "src/program/" :serial t
   :components ((:file "package") (:file "ending") (:file "perf-map") (:file "credentials")
-               (:file "telemetry")
-               (:file "serve") (:file "run")))
+               (:file "telemetry") (:file "serve") (:file "run")))
 
 (defsystem "clgrpc/examples"
   :description "A greeter, a RouteGuide and its client, a chat with its page, as users write them."
   :depends-on ("clgrpc")
-  :pathname "examples/"
-  :serial t
+  :pathname "examples/" :serial t
   :components ((:file "protos") (:file "package") (:file "greeter") (:file "geometry")
-               (:file "route-guide") (:file "route-guide-client")
-               (:static-file "chat/chat.html") (:static-file "chat/chat.css")
-               (:static-file "chat/chat.js") (:file "chat")))
+               (:file "route-guide") (:file "route-guide-client") (:static-file "chat/chat.html")
+               (:static-file "chat/chat.css") (:static-file "chat/chat.js") (:file "chat")))

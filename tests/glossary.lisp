@@ -166,7 +166,7 @@ and the folder that may define it."
     ("payload" . 2) ("peer" . 3) ("pipeline" . 2) ("plan" . 2) ("policy" . 4)
     ("process" . 2) ("processor" . 2) ("program" . 3) ("proto" . 10) ("protos" . 2)
     ("query" . 2) ("queue" . 3) ("range" . 2) ("record" . 2) ("reflection" . 2) ("request" . 2)
-    ("resolver" . 3) ("retry" . 2) ("route" . 3) ("router" . 2)
+    ("resolver" . 3) ("route" . 3) ("router" . 2)
     ("run" . 3) ("runtime" . 2) ("schedule" . 2) ("seed" . 2) ("serve" . 2)
     ("server" . 3) ("service" . 5) ("service-config" . 2) ("socket" . 3) ("span" . 2)
     ("stack" . 2) ("state" . 3) ("status" . 2) ("store" . 4) ("stream" . 5)

@@ -43,13 +43,14 @@
       (calling:only-request method request))
   request)
 
-(defun kept-request (channel method request)
-  "REQUEST, which is at hand, of a call of METHOD on CHANNEL, as attempts take it after the stub has
-returned."
-  (flet ((copy (message) (inproc-core-copy (channel-inproc-core channel) message)))
+(defun requests-at-hand (channel method request on-caller)
+  "A list of the requests in REQUEST, which is at hand, of a call of METHOD on CHANNEL, as attempts
+take them: copies, since the stub may have returned by then, unless ON-CALLER is true."
+  (flet ((keep (message)
+           (if on-caller message (inproc-core-copy (channel-inproc-core channel) message))))
     (if (eq :client-streaming (rpc-method-kind method))
-        (map 'list #'copy request)
-        (copy request))))
+        (map 'list #'keep request)
+        (list (keep request)))))
 
 (defun call-fields-of (channel method metadata call-credentials)
   "The metadata of a call of METHOD on CHANNEL, given METADATA and CALL-CREDENTIALS."
@@ -68,40 +69,36 @@ returned."
                                               (funcall (the function function) call)
                                               call))))
 
-(defun relayed-call-pair (relay outer-channel method deadline options function)
-  "A call pair of a call of METHOD on OUTER-CHANNEL, with OPTIONS of its stub, for RELAY. FUNCTION
-of RELAY and the handler's end is its handler."
+(defun relayed-call-pair (relay outer-channel method deadline options)
+  "A call pair of a call of METHOD on OUTER-CHANNEL, with OPTIONS of its stub, for RELAY."
   (let* ((inproc-core (channel-inproc-core outer-channel))
          (callee (inproc-core-callee inproc-core))
          (call-pair (call-pair-to inproc-core callee
                                   (relay-route callee method
-                                               (lambda (call) (funcall function relay call)))
+                                               (lambda (call) (begin-relay relay call)))
                                   method deadline (relay-fields relay) (getf options :values))))
     (setf (call-pair-unattended call-pair) (and (getf options :async) t))
     call-pair))
 
-(defun invoke-in-turn (relay method deadline request async channel options)
-  "INVOKE of METHOD for RELAY, which waits. REQUEST is at hand."
+(defun invoke-on-caller (relay method deadline request channel options)
+  "INVOKE of METHOD for RELAY, whose caller waits for one answer."
   (with-call-pair (call-pair (relayed-call-pair relay (channel-outer-channel channel) method
-                                                deadline options
-                                                #'begin-relay))
+                                                deadline options))
     (setf (call-half-closed (call-pair-server call-pair)) t)
-    (cond (async (begin-elsewhere call-pair) (call-pair-client call-pair))
-          ((rpc:answers-once-p (call-pair-client call-pair))
-           (finish-blocking call-pair channel method request options))
-          (t (call-pair-client call-pair)))))
+    (begin-here call-pair)
+    (await-relay relay)
+    (finish-blocking call-pair channel method request options)))
 
-(defun invoke-reactively (relay method deadline request async channel options)
-  "INVOKE of METHOD for RELAY, a reactive one. It begins at once."
+(defun invoke-at-once (relay method deadline request wait channel options)
+  "INVOKE of METHOD for RELAY. It begins at once; WAIT is true if this returns the answer."
   (with-call-pair (call-pair (relayed-call-pair relay (plan-outer-channel (relay-plan relay)) method
-                                                deadline options
-                                                #'begin-reactive))
+                                                deadline options))
     (let* ((client (call-pair-client call-pair))
-           (once (rpc:answers-once-p client))
-           (wait (and once (not async) (not (eq :open request)))))
-      (when (relay-over relay) (setf (call-half-closed (call-pair-server call-pair)) t))
-      (cond ((or (relay-over relay) (eq :open request))
-             (setf (call-pair-queued-reply call-pair) (and once (eq :open request)))
+           (over (relay-over relay)))
+      (when over (setf (call-half-closed (call-pair-server call-pair)) t))
+      (cond ((or over (eq :open request))
+             (setf (call-pair-queued-reply call-pair)
+                   (and (eq :open request) (rpc:answers-once-p client)))
              (begin-here call-pair))
             (wait (begin-here call-pair)
                   (calling:send-requests client (calling:request-generator request)))
@@ -121,21 +118,23 @@ of RELAY and the handler's end is its handler."
     (declare (ignore wait-for-ready values))
     (rpc:check-compression compression)
     (unless (inproc-core-open (channel-inproc-core channel)) (misuse "~A is closed." channel))
-    (let* ((now (inproc-core-now (channel-inproc-core channel)))
+    (let* ((inproc-core (channel-inproc-core channel))
+           (now (inproc-core-now inproc-core))
            (deadline (calling:absolute-deadline timeout deadline now))
            (at-hand (and (at-hand-p method request) (checked-request method request) t))
-           (reactive (or (not at-hand) (typep (plan-policy plan) 'config:hedging-policy)))
-           (later (or async reactive (eq :server-streaming (rpc-method-kind method))))
-           (kept (and at-hand (if later (kept-request channel method request) request)))
-           (common (list :channel channel :plan plan :began-ns now
-                         :retries (new-retries channel plan)
-                         :fields (call-fields-of channel method metadata call-credentials))))
-      (if reactive
-          (invoke-reactively (apply #'make-reactive-relay (if (listp kept) kept (list kept)) at-hand
-                                    common)
-                             method deadline request async channel options)
-          (invoke-in-turn (apply #'make-relay :request kept common)
-                          method deadline request async channel options)))))
+           (wait (and (member (rpc-method-kind method) '(:unary :client-streaming))
+                      (not async)
+                      (not (eq :open request))))
+           (on-caller (and wait at-hand (not (hedged-p plan))
+                           (eq :caller (inproc-core-execution inproc-core))))
+           (relay (make-relay (when at-hand (requests-at-hand channel method request on-caller))
+                              at-hand
+                              :channel channel :plan plan :began-ns now
+                              :caller (and on-caller sb-thread:*current-thread*)
+                              :fields (call-fields-of channel method metadata call-credentials))))
+      (if on-caller
+          (invoke-on-caller relay method deadline request channel options)
+          (invoke-at-once relay method deadline request wait channel options)))))
 
 (defmethod method:invoke ((channel configured-inproc-channel) method request &rest options)
   (let ((plan (method-plan channel method)))
@@ -195,19 +194,18 @@ nil. OPTIONS say whether calls are tried again."
     (if (or policy (getf arguments :attempt-interceptors))
         ;; the channel's observer is told of calls
         (make-plan :config config :policy policy
-                   :channel (derive-channel inproc-core :options limited :observer nil)
-                   :attempts (derive-channel inproc-core :options limited :observer nil
-                                            :client-operations **attempt-operations**)
+                   :channel (derive-channel inproc-core :options limited :observer nil
+                                                        :client-operations **attempt-operations**)
                    :outer-channel (derive-channel inproc-core :options limited
                                                   :callee (relay-callee inproc-core) :name nil
                                                   :server-operations **relay-operations**))
         (make-plan :config config :channel (derive-channel inproc-core :options limited)))))
 
 (defun make-outer-channel (inproc-core)
-  "A channel for calls on INPROC-CORE that lead to relays that wait. Messages pass it as they are,
+  "A channel for calls on INPROC-CORE whose relays have a caller. Messages pass it as they are,
 since attempts copy them, and check their length."
   (derive-channel inproc-core :callee (relay-callee inproc-core) :name nil :share t
-                  :execution :caller))
+                  :execution :caller :server-operations **relay-operations**))
 
 (defun configured-arguments (config inproc-core options arguments)
   "The initargs of a channel of INPROC-CORE, which was made with ARGUMENTS, with CONFIG, a service
@@ -229,5 +227,5 @@ config or nil. OPTIONS say whether and how often calls are tried again."
 (defmethod calling:close-channel :after ((channel configured-inproc-channel))
   (calling:close-channel (channel-outer-channel channel))
   (loop for plan being the hash-values of (channel-plans channel)
-        do (dolist (inner (list (plan-outer-channel plan) (plan-attempts plan) (plan-channel plan)))
+        do (dolist (inner (list (plan-outer-channel plan) (plan-channel plan)))
              (when inner (calling:close-channel inner)))))

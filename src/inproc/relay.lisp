@@ -1,6 +1,6 @@
-;;;; Calls within the image under a service config or with interceptors of attempts, and what all
-;;;; of them share that may be tried more than once (gRFC A6; calling/retry.lisp and
-;;;; calling/attempt.lisp have what is alike for all transports).
+;;;; Calls within the image under a service config or with interceptors of attempts: the attempts
+;;;; of a call, and how messages pass between the call and them. What follows an attempt is decided
+;;;; by calling/retry.lisp (gRFC A6) and carried out here.
 ;;;;
 ;;;; A channel with either is of a class of its own, so other channels know nothing of all this. For
 ;;;; each method config, and for methods that have none, it has a PLAN with an inner channel, whose
@@ -10,10 +10,22 @@
 ;;;; other: its deadline, which the attempts have, too, cancellation, callbacks and futures are
 ;;;; those of all calls within the image.
 ;;;;
-;;;; There are two kinds of relays. One makes an attempt after the other, on the thread that it runs
-;;;; on, which is its client's if that waits (retry.lisp): for calls with a retry policy whose
-;;;; requests are at hand. The other, in the reactive style, is for calls whose requests come one by
-;;;; one, and for hedging (reactive.lisp).
+;;;; A relay waits for nothing. Both the handler's end of the call and the clients' ends of the
+;;;; attempts have transport operations of their own: where other calls look for callbacks that are
+;;;; due, these WAKE the relay. So whatever happens, whichever thread it happens on, that thread
+;;;; runs ADVANCE, which looks at everything and does what can be done; or, if another thread runs
+;;;; that now, it makes that thread look again. Nothing here takes a lock.
+;;;;
+;;;; Attempts begin as they would over the wire, each handler on a thread of its own or on its
+;;;; channel's loop. If the call's client waits on its thread for one answer to requests that are at
+;;;; hand, and attempts follow each other, they run within ADVANCE on that thread: it is the
+;;;; relay's CALLER, and no other thread begins one.
+;;;;
+;;;; Requests are in a list to which new ones are added at the end; each attempt knows how far in it
+;;;; it has come. While the call may be tried again, the list is kept from its beginning, and
+;;;; charged to the budgets of base/replay.lisp, but for requests that were at hand of a call that
+;;;; is not hedged. The call is committed to an attempt as soon as that has got headers, an answer
+;;;; or :ok, or once the list is too long; the others are then cancelled.
 
 (in-package #:clgrpc.inproc)
 
@@ -21,10 +33,9 @@
   "How calls under a method config are made."
   (config nil :type (or null config:method-config) :read-only t) ; which it follows, or nil
   (policy nil :type (or null calling:policy) :read-only t) ; nil if calls are made once
-  (channel nil :type inproc-channel :read-only t) ; of the attempts, or of calls without a policy
-  ;; for reactive relays, unless calls have none:
-  (outer-channel nil :type (or null inproc-channel) :read-only t) ; whose calls lead to them
-  (attempts nil :type (or null inproc-channel) :read-only t)) ; of their attempts
+  (channel nil :type inproc-channel :read-only t) ; of attempts, or of calls without a relay
+  ;; whose calls lead to relays without a caller; nil if none do
+  (outer-channel nil :type (or null inproc-channel) :read-only t))
 
 (defclass configured-inproc-channel (inproc-channel)
   ((config :initarg :config :reader channel-config) ; the service config, or nil
@@ -35,31 +46,57 @@
    ;; of requests kept for attempts
    (octet-budget :initform (make-octet-budget) :reader channel-octet-budget)
    (plans :initarg :plans :reader channel-plans) ; from the METHOD-CONFIGs of CONFIG, and nil
-   ;; whose calls lead to relays that wait
+   ;; whose calls lead to relays that have a caller
    (outer-channel :initarg :outer-channel :reader channel-outer-channel))
   (:documentation "An in-process channel with a service config, or interceptors of attempts."))
 
 (defclass intercepted-configured-inproc-channel (calling:interception configured-inproc-channel) ()
   (:documentation "As CONFIGURED-INPROC-CHANNEL, with interceptors of calls."))
 
-(defstruct (relay (:copier nil))
-  "What makes the attempts of a call."
+(defstruct (relayed-attempt (:constructor make-relayed-attempt (call number sent)) (:copier nil))
+  "One try of a call, under way or over but not looked at."
+  (call nil :type call :read-only t)    ; the client's end
+  (number 0 :type index :read-only t)   ; how many attempts came before it
+  (sent nil :type cons)                 ; a cons of the relay's list: the next request is behind it
+  (closed nil :type boolean))           ; it was told that there are no more requests
+
+(defstruct (relay (:constructor %make-relay) (:copier nil))
+  "What makes the attempts of a call, and passes messages on as they come."
   (channel nil :type configured-inproc-channel :read-only t) ; that the call was made on
   (plan nil :type plan :read-only t)    ; of its method
   (fields nil :type simple-vector :read-only t) ; the metadata of the call
-  (request nil)                         ; the request, or a list or vector of requests
   (began-ns 0 :type nanoseconds :read-only t) ; when the call did
   (retries nil :type calling:retries :read-only t) ; which decides what follows an attempt
+  (caller nil :type (or null sb-thread:thread) :read-only t) ; that attempts run on, if one waits
   (call nil :type (or null call))       ; the handler's end of the call, once it has begun
-  (attempt nil :type (or null call)))   ; the client's end of the last that was begun or has failed
+  (attempt nil :type (or null call))    ; the client's end of the last that was begun or has failed
+  (state nil)                           ; t while a thread runs ADVANCE; :again: it is to look again
+  (kept nil :type list)                 ; a cons before the first request, nil once committed
+  (last nil :type list)                 ; the last cons of that list
+  (over nil :type boolean)              ; no more requests will come
+  (uncharged nil :type boolean :read-only t) ; what is kept is not charged
+  (replay nil :type (or null replay))   ; what is charged; nil once not all is kept
+  (begun nil :type boolean)             ; the first attempt has
+  (committed nil :type (or null relayed-attempt)) ; the one whose answer is the call's
+  (here nil :type (or null call))       ; the client's end of the attempt that runs within ADVANCE
+  (timer nil :type list))               ; of the next attempt: its car is true when that is due
 
-(defun relay-call-pair (relay) (call-call-pair (relay-call relay)))
+(defun make-relay (requests over &rest arguments &key channel plan &allow-other-keys)
+  "A relay for a call on CHANNEL that has PLAN. REQUESTS, a list, are at hand; with OVER there are
+no more. The other ARGUMENTS are slots."
+  (let ((kept (cons nil requests))
+        (uncharged (and over (not (hedged-p plan)))))
+    (apply #'%make-relay
+           :kept kept :last (last kept) :over over :uncharged uncharged
+           :retries (new-retries channel plan)
+           :replay (unless uncharged
+                     (make-replay (channel-octet-budget channel)
+                                  (options-replay-octets (channel-retry-options channel))))
+           arguments)))
 
-(defun relay-client (relay) (call-pair-client (relay-call-pair relay)))
-
-(defun relay-policy (relay) (plan-policy (relay-plan relay)))
-
-(defun relay-throttle (relay) (channel-throttle (relay-channel relay)))
+(defun hedged-p (plan)
+  "True if attempts of calls that have PLAN run beside each other."
+  (typep (plan-policy plan) 'config:hedging-policy))
 
 (defun new-retries (channel plan)
   "The RETRIES of a call on CHANNEL that has PLAN."
@@ -68,6 +105,70 @@
                           (if policy
                               (calling:policy-limit policy (channel-retry-options channel))
                               1))))
+
+(defun relay-call-pair (relay) (call-call-pair (relay-call relay)))
+
+(defun relay-client (relay) (call-pair-client (relay-call-pair relay)))
+
+(defun relay-throttle (relay) (channel-throttle (relay-channel relay)))
+
+(defun relay-attempts (relay)
+  "The RELAYED-ATTEMPTs of RELAY that are under way, the oldest first."
+  (calling:retries-running (relay-retries relay)))
+
+;;; Waking
+
+(defun wake (relay)
+  "Have RELAY look at everything: on this thread now, or by the one that does so already."
+  (loop
+    (case (relay-state relay)
+      ((nil) (sb-sys:without-interrupts ; who sets it runs
+               (when (null (compare-and-swap (relay-state relay) nil t))
+                 (return-from wake (sb-sys:allow-with-interrupts (run-relay relay))))))
+      ((t) (when (eq t (compare-and-swap (relay-state relay) t :again)) (return)))
+      (t (return))))
+  (stop-here relay))
+
+(defun stop-here (relay)
+  "If RELAY's call has ended, so does the attempt that runs within ADVANCE."
+  (sb-thread:barrier (:memory))
+  (let ((here (relay-here relay)))
+    (when (and here (call-status (relay-call relay)) (null (call-status here)))
+      (rpc:cancel here))))
+
+(defun run-relay (relay)
+  (let ((done nil))
+    (with-undoing (nil
+                   (unless done
+                     (setf (relay-state relay) nil)
+                     (if (shiftf (relay-here relay) nil)
+                         (rpc:abort-as (relay-client relay) :caller-interrupted)
+                         (rpc:abort-as (relay-call relay) :handler-error))))
+      (loop
+        (advance relay)
+        (sb-sys:without-interrupts
+          (setf done (eq t (compare-and-swap (relay-state relay) t nil))))
+        (when done (return))
+        (setf (relay-state relay) t)
+        ;; who has seen :again before that leaves what has come to this look
+        (sb-thread:barrier (:memory))))))
+
+(defun wake-owner (call)
+  "The operation SCHEDULE of both ends that a relay has: the callback for room stands for
+everything."
+  (let ((reactions (rpc:call-reactions call)))
+    (when (and reactions (rpc:reactions-on-writable reactions))
+      (funcall (rpc:reactions-on-writable reactions)))))
+
+(defun have-wake (relay call)
+  "Have what happens to CALL, an end that RELAY has, wake it."
+  (setf (rpc:reactions-on-writable (rpc:ensure-reactions call)) (lambda () (wake relay))))
+
+(rpc:define-transport-end **attempt-operations** (:client :like **client-operations**)
+  :schedule #'wake-owner)
+
+(rpc:define-transport-end **relay-operations** (:server :like **server-operations**)
+  :schedule #'wake-owner)
 
 ;;; An attempt begins, and is over
 
@@ -130,14 +231,6 @@ handler has not begun. If interceptors have it fail it has ended."
   (let ((view (calling:take-view attempt)))
     (when view (calling:close-own-view view attempt (call-status attempt)))))
 
-(defun pass-metadata (relay)
-  "Give the client of RELAY's call the headers that its attempt has got, if any."
-  (let ((fields (call-fields (relay-attempt relay)))
-        (client (relay-client relay)))
-    (when (and fields (null (call-fields client)))
-      (setf (call-fields client) fields)
-      (rpc:notify client))))
-
 ;;; What comes after one
 
 (defun failure-of (attempt)
@@ -151,7 +244,7 @@ handler has not begun. If interceptors have it fail it has ended."
 (defun record-failure (relay number failure)
   "The last attempt of RELAY, which NUMBER others came before, has failed with FAILURE. If there
 might have been others, its user can ask for that later."
-  (when (relay-policy relay)
+  (when (plan-policy (relay-plan relay))
     (let ((attempt (relay-attempt relay)))
       (rpc:note-failed-attempt (relay-client relay) number (rpc:call-peer attempt)
                                (calling:attempt-failure-status failure)
@@ -214,3 +307,258 @@ kept."
              (if (rpc:answers-once-p server)
                  (answer call-pair answer)
                  (end-well call-pair))))))
+
+;;; What is decided is carried out
+
+(defun sendable-p (relay)
+  "True if all that RELAY has had is kept for further attempts."
+  (and (relay-kept relay)
+       (or (relay-replay relay) (relay-uncharged relay))
+       t))
+
+(defun begin-after (relay delay-ns)
+  "Have the next attempt of RELAY begin after DELAY-NS, and no other before."
+  (let ((timer (list nil)))
+    (setf (relay-timer relay) timer)
+    (flet ((ring ()
+             (setf (car timer) t)
+             (if (may-begin-p relay)
+                 (wake relay)
+                 (rpc:notify (relay-client relay)))))
+      (if (zerop delay-ns)
+          (ring)
+          (operate after (relay-call relay) (/ delay-ns +ns-per-second+) #'ring)))))
+
+(defun may-begin-p (relay)
+  "True if this thread may begin an attempt of RELAY."
+  (or (null (relay-caller relay))
+      (eq sb-thread:*current-thread* (relay-caller relay))))
+
+(defun give-kept (relay call-pair attempt)
+  "Have the handler of CALL-PAIR, ATTEMPT of RELAY, take what RELAY has kept, all there is, as it
+asks for it."
+  (setf (call-pair-source call-pair)
+        (calling:request-generator (rest (relay-kept relay)))
+        (call-pair-consumer call-pair) (this-context nil)
+        (relayed-attempt-sent attempt) (relay-last relay)
+        (relayed-attempt-closed attempt) t))
+
+(defun run-attempt-here (relay call-pair)
+  "Run the handler of CALL-PAIR, an attempt of RELAY, on this thread."
+  (setf (relay-here relay) (call-pair-client call-pair))
+  ;; a thread that ended the call earlier has not seen this attempt
+  (stop-here relay)
+  (begin-here call-pair)
+  (setf (relay-here relay) nil))
+
+(defun begin-next (relay)
+  "Begin the next attempt of RELAY."
+  (let* ((number (calling:take-number (relay-retries relay)))
+         (call-pair (begin-attempt relay number (plan-channel (relay-plan relay))))
+         (call (call-pair-client call-pair))
+         (attempt (make-relayed-attempt call number (relay-kept relay))))
+    (calling:add-attempt (relay-retries relay) attempt)
+    (have-wake relay call)
+    (handler-case
+        (cond ((rpc:takes-one-p call) (send-only-request call-pair (cadr (relay-kept relay))))
+              ((relay-caller relay) (give-kept relay call-pair attempt)))
+      (status:rpc-error (error) (fail-relay relay error)))
+    (cond ((call-status call))
+          ((relay-caller relay) (run-attempt-here relay call-pair))
+          ;; no thread drives the loop of its handler
+          (t (setf (call-pair-unattended call-pair) t)
+             (begin-elsewhere call-pair)))
+    (wake relay)))
+
+(defun carry-out (relay decision argument)
+  "Do for RELAY what DECISION of calling/retry.lisp with ARGUMENT says."
+  (unless (calling:retries-awaited (relay-retries relay)) (setf (relay-timer relay) nil))
+  (ecase decision
+    ((nil))
+    (:await (begin-after relay argument))
+    (:begin (when argument (begin-after relay argument))
+     (begin-next relay))
+    (:fail (end-relay relay nil))))
+
+(defun begin-first (relay)
+  "Begin the first attempt of RELAY."
+  (let ((retries (relay-retries relay)))
+    (setf (relay-begun relay) t)
+    (begin-next relay)
+    (cond ((null (relay-attempts relay)))
+          ((= 1 (calling:retries-limit retries)) (commit relay (first (relay-attempts relay))))
+          (t (multiple-value-call #'carry-out relay
+               (calling:first-begun retries (sendable-p relay)))))))
+
+(defun begin-due (relay)
+  "Begin the next attempt of RELAY if its time has come."
+  (when (and (car (relay-timer relay)) (may-begin-p relay))
+    (setf (relay-timer relay) nil)
+    (if (relay-begun relay)
+        (multiple-value-call #'carry-out relay
+          (calling:attempt-due (relay-retries relay) (call-now (relay-call relay))
+                               :throttle (relay-throttle relay) :sendable (sendable-p relay)))
+        (begin-first relay))))
+
+(defun drop-kept (relay)
+  "What RELAY has kept of the requests is not needed for further attempts."
+  (setf (relay-kept relay) nil)
+  (when (relay-replay relay) (release-replay (shiftf (relay-replay relay) nil))))
+
+(defun commit (relay attempt)
+  "RELAY's call goes on with ATTEMPT alone."
+  (drop-kept relay)
+  (setf (relay-committed relay) attempt
+        (relay-attempt relay) (relayed-attempt-call attempt)
+        (relay-timer relay) nil)
+  (dolist (other (calling:commit (relay-retries relay) attempt))
+    (end-attempt relay (relayed-attempt-call other))))
+
+(defun abandon (relay)
+  "RELAY's call has ended."
+  (drop-kept relay)
+  (setf (relay-timer relay) nil
+        (relay-committed relay) nil)
+  (dolist (attempt (calling:end-retries (relay-retries relay)))
+    (end-attempt relay (relayed-attempt-call attempt))))
+
+(defun answered-p (attempt)
+  "True if the answer to ATTEMPT has begun."
+  (let ((call (relayed-attempt-call attempt)))
+    (and (or (call-fields call) (eq :ok (call-status call))) t)))
+
+(defun leave-failed (relay attempt)
+  "ATTEMPT, of RELAY, which is not committed, has failed: do what is decided to follow."
+  (setf (relay-attempt relay) (relayed-attempt-call attempt))
+  (end-attempt relay (relayed-attempt-call attempt))
+  (multiple-value-call #'carry-out relay
+    (decide relay attempt (relayed-attempt-number attempt) :sendable (sendable-p relay))))
+
+(defun look-at-attempts (relay)
+  "Commit RELAY to the first attempt whose answer has begun, or else leave those that have failed."
+  (let ((answered (find-if #'answered-p (relay-attempts relay))))
+    (if answered
+        (commit relay answered)
+        (dolist (attempt (relay-attempts relay))
+          (when (and (call-status (relayed-attempt-call attempt))
+                     (not (answered-p attempt))
+                     (null (call-status (relay-call relay))))
+            (leave-failed relay attempt))))))
+
+;;; Messages pass
+
+(defun pass-metadata (relay)
+  "Give the client of RELAY's call the headers that its attempt has got, if any."
+  (let ((fields (call-fields (relay-attempt relay)))
+        (client (relay-client relay)))
+    (when (and fields (null (call-fields client)))
+      (setf (call-fields client) fields)
+      (rpc:notify client))))
+
+(defun ensure-room (call)
+  "True if there is room for what CALL sends; else the thread that makes room wakes CALL's relay."
+  (or (room-left-p call)
+      (progn (want-room call) (room-left-p call))))
+
+(defun next-arrived (call)
+  "The next message of CALL, an end of a relay, and nil; or nil and true if there will be no more."
+  (let ((over (or (call-status call) (call-half-closed call)))) ; before looking for messages
+    (sb-thread:barrier (:read))
+    (let ((message (and (rpc:deliverable-p call) (next-message call))))
+      (values message (and (null message) over t)))))
+
+(defun level-p (attempt)
+  "True if ATTEMPT has had all requests that have come."
+  (null (cdr (relayed-attempt-sent attempt))))
+
+(defun feed (relay attempt)
+  "Send to ATTEMPT, of RELAY, what has come for it, as far as there is room."
+  (let ((call (relayed-attempt-call attempt)))
+    (handler-case
+        (progn
+          (loop until (or (level-p attempt) (call-status call) (not (ensure-room call)))
+                while (rpc:try-send call (cadr (relayed-attempt-sent attempt)))
+                do (pop (relayed-attempt-sent attempt)))
+          (when (and (relay-over relay) (level-p attempt)
+                     (not (relayed-attempt-closed attempt)) (null (call-status call)))
+            (setf (relayed-attempt-closed attempt) t)
+            (rpc:close-send call)))
+      (status:rpc-error (error)
+        (unless (call-status call) (fail-relay relay error))))))
+
+(defun kept-p (relay request)
+  "Charge REQUEST, which is kept for further attempts of RELAY, and return true, if there is room."
+  (keep-message (relay-replay relay) request
+                    (+ rpc:+arrival-octets+
+                       (protobuf:measure (rpc:incoming-type (relay-call relay)) request))
+                    (options-total-replay-octets (channel-retry-options (relay-channel relay)))))
+
+(defun add-request (relay request)
+  "REQUEST has come for RELAY's attempts. If it is too much to be kept, the call is committed."
+  (setf (relay-last relay) (setf (cdr (relay-last relay)) (list request)))
+  (unless (or (not (sendable-p relay)) (kept-p relay request))
+    (commit relay (first (relay-attempts relay)))))
+
+(defun pass-requests (relay)
+  "Send what comes from RELAY's client to the attempts. As long as none is under way, or none has
+had all, it waits where it is."
+  (loop
+    (dolist (attempt (relay-attempts relay)) (feed relay attempt))
+    (when (or (relay-over relay) (notany #'level-p (relay-attempts relay))) (return))
+    (multiple-value-bind (request over) (next-arrived (relay-call relay))
+      (cond (request (add-request relay request))
+            (over (setf (relay-over relay) t))
+            (t (return))))))
+
+(defun finish (relay attempt)
+  "ATTEMPT, which RELAY's call is committed to, is over, and all of its messages passed on."
+  (let ((call (relayed-attempt-call attempt)))
+    (calling:end-retries (relay-retries relay))
+    (end-attempt relay call)
+    (unless (eq :ok (call-status call)) (fail-late relay (relayed-attempt-number attempt)))
+    (end-relay relay (call-pair-reply (call-call-pair call)))))
+
+(defun pass-answers (relay attempt)
+  "Pass on what ATTEMPT, which RELAY's call is committed to, has brought, as far as there is room."
+  (let ((server (relay-call relay))
+        (call (relayed-attempt-call attempt)))
+    (pass-metadata relay)
+    (if (rpc:answers-once-p server)
+        (when (call-status call) (finish relay attempt))
+        (loop while (and (null (call-status server)) (ensure-room server))
+              do (multiple-value-bind (message over) (next-arrived call)
+                   (cond (message
+                          (handler-case (rpc:try-send server message)
+                            ;; the channel's limit has ended the call
+                            (status:rpc-error (error)
+                              (unless (call-status server) (fail-relay relay error)))))
+                         (over (return (finish relay attempt)))
+                         (t (return))))))))
+
+(defun advance (relay)
+  "Do for RELAY what can be done now."
+  (flet ((runs-p () (null (call-status (relay-call relay)))))
+    (when (and (runs-p) (null (relay-committed relay))) (look-at-attempts relay))
+    (when (runs-p) (begin-due relay))
+    (when (and (runs-p) (not (rpc:takes-one-p (relay-call relay)))) (pass-requests relay))
+    (when (and (runs-p) (relay-committed relay)) (pass-answers relay (relay-committed relay)))
+    (unless (runs-p) (abandon relay))))
+
+(defun begin-relay (relay call)
+  "What the handler of RELAY's call does."
+  (setf (relay-call relay) call)
+  (have-wake relay call)
+  ;; of what cannot be kept there is one attempt
+  (unless (or (relay-uncharged relay)
+              (every (lambda (request) (kept-p relay request)) (cdr (relay-kept relay))))
+    (release-replay (shiftf (relay-replay relay) nil)))
+  (begin-after relay 0))
+
+(defun await-relay (relay)
+  "Wait, on the thread of RELAY's caller, until its call has ended, and make its attempts."
+  (flet ((due-p (client)
+           (or (call-status client) (and (car (relay-timer relay)) t))))
+    (loop with client = (relay-client relay)
+          until (call-status client)
+          do (rpc:wait-for-call client #'due-p)
+             (unless (call-status client) (wake relay)))))

@@ -85,6 +85,38 @@
         (is (wait-until (lambda () (eq :cancelled (grpc:call-status call)))))
         (signals grpc:misuse (ask channel (note 1)))))))
 
+(test attempts-on-the-caller's-thread-are-cancelled
+  "By another thread that cancels the call, while the handler runs where the caller waits."
+  (let ((call nil) (begun (make-signal)) (seen nil))
+    (with-inproc (channel :channel-options
+                          (list* :attempt-interceptors
+                                 (list (lambda (attempt) (setf call (grpc:attempt-call attempt))))
+                                 *retrying*))
+        (:ask (lambda (note call)
+                (signal-it begun)
+                (setf seen (wait-until (lambda () (grpc:cancelled-p call))))
+                note))
+      (let ((canceller (sb-thread:make-thread (lambda ()
+                                                (await-signal begun)
+                                                (grpc:cancel call)))))
+        (is (eq :cancelled (grpc:rpc-error-status (caught (ask channel (note 1))))))
+        (is-true seen)
+        (sb-thread:join-thread canceller)))))
+
+(test streams-begin-without-their-consumer
+  "A server stream that may be tried again begins with its call, on another thread."
+  (let ((caller sb-thread:*current-thread*) (begun (make-signal)) (same t))
+    (with-inproc (channel :channel-options *retrying*)
+        (:watch (lambda (note call)
+                  (setf same (eq caller sb-thread:*current-thread*))
+                  (signal-it begun)
+                  (grpc:send call note)))
+      (let ((call (lab.bench:watch channel (note 1))))
+        (is (await-signal begun))
+        (is-false same)
+        (is (= 1 (number-of (grpc:receive call))))
+        (is (null (grpc:receive call)))))))
+
 (test bad-service-configs-are-refused
   (with-inproc (channel :server server) ()
     (signals grpc:service-config-error
