@@ -8,9 +8,10 @@
   :depends-on ("clgrpc/loop")
   :pathname "async/"
   :serial t
-  :components ((:file "package") (:file "socket-condition") (:file "async-structure") (:file "handle")
-               (:file "event") (:file "watch") (:file "dns") (:file "socket") (:file "stream")
-               (:file "server") (:file "program"))
+  :components ((:file "package") (:file "socket-condition") (:file "async-structure")
+               (:file "handle") (:file "event") (:file "user-watch") (:file "dns")
+               (:file "user-socket") (:file "socket-stream") (:file "tcp-server")
+               (:file "program"))
   :in-order-to ((test-op (test-op "clgrpc-tests/async"))))
 
 (defsystem "clgrpc-async/examples"

@@ -9,11 +9,11 @@
                "clgrpc/services" "clgrpc/metrics" "clgrpc-cluster/authority" "alexandria")
   :pathname "cluster/membership/"
   :serial t
-  :components ((:static-file "../../proto/cluster/membership.proto") (:file "proto")
-               (:file "package") (:file "cluster-condition") (:file "member") (:file "decision")
-               (:file "view") (:file "store") (:file "membership") (:file "informer")
-               (:file "service") (:file "follow") (:file "meter")
-               (:file "node"))
+  :components ((:static-file "../../proto/cluster/membership.proto") (:file "membership-proto")
+               (:file "package") (:file "cluster-condition") (:file "cluster-member")
+               (:file "membership-decision") (:file "view") (:file "named-store")
+               (:file "membership") (:file "informer") (:file "cluster-service") (:file "follow")
+               (:file "membership-meter") (:file "membership-node"))
   :in-order-to ((test-op (test-op "clgrpc-tests/raft" "clgrpc-tests/workflow"
                                   "clgrpc-tests/cluster" "clgrpc-tests/faults"))))
 
@@ -30,11 +30,11 @@
                "clgrpc-cluster/authority" "alexandria")
   :pathname "cluster/raft/"
   :serial t
-  :components ((:static-file "../../proto/cluster/raft.proto") (:file "proto") (:file "package")
-               (:file "crc32c") (:file "state") (:file "request-address") (:file "snapshot-receiver")
-               (:file "local-member") (:file "service") (:file "snapshot-service")
-               (:file "meter") (:file "batch") (:file "peer") (:file "unary-call")
-               (:file "pipeline") (:file "snapshot")))
+  :components ((:static-file "../../proto/cluster/raft.proto") (:file "raft-proto")
+               (:file "package") (:file "crc32c") (:file "state") (:file "request-address")
+               (:file "snapshot-receiver") (:file "local-member") (:file "raft-service")
+               (:file "snapshot-service") (:file "raft-meter") (:file "batch") (:file "raft-peer")
+               (:file "unary-call") (:file "pipeline") (:file "snapshot")))
 
 (defsystem "clgrpc-cluster/workflow"
   :description "Durable workflows on etcd: the service, its clients and workers."
@@ -42,17 +42,17 @@
                "clgrpc/trace" "clgrpc/balance" "clgrpc-cluster/authority" "alexandria" "sb-md5")
   :pathname "cluster/workflow/"
   :serial t
-  :components ((:static-file "../../proto/cluster/workflow.proto") (:file "proto")
+  :components ((:static-file "../../proto/cluster/workflow.proto") (:file "workflow-proto")
                (:file "package") (:file "workflow-condition") (:file "limit") (:file "key")
                (:file "definition") (:file "draft") (:file "layout") (:file "decision")
                (:file "children") (:file "continuation") (:file "cron") (:file "workflow-schedule")
-               (:file "index") (:file "date") (:file "node") (:file "store-usage")
+               (:file "index") (:file "date") (:file "workflow-node") (:file "store-usage")
                (:file "instrument") (:file "commit") (:file "ready") (:file "change")
-               (:file "claim") (:file "bulk") (:file "session") (:file "errand")
+               (:file "task-claim") (:file "bulk") (:file "session") (:file "errand")
                (:file "scheduler") (:file "timer-queue") (:file "search") (:file "retention")
-               (:file "keeper") (:file "watching") (:file "method") (:file "schedule-method")
-               (:file "group-router") (:file "client") (:file "schedule-client") (:file "task")
-               (:file "worker")))
+               (:file "keeper") (:file "watching") (:file "workflow-method")
+               (:file "schedule-method") (:file "group-router") (:file "workflow-client")
+               (:file "schedule-client") (:file "worker-task") (:file "worker")))
 
 (defsystem "clgrpc-cluster/raft-example"
   :description "An example of Raft on clgrpc-cluster/raft: a replicated store."
@@ -61,5 +61,5 @@
   :serial t
   :components ((:static-file "../../proto/examples/raft.proto") (:file "proto") (:file "package")
                (:file "disk") (:file "log") (:file "journal") (:file "store") (:file "progress")
-               (:file "node") (:file "election") (:file "replication") (:file "follower") (:file "key-value")
-               (:file "driver") (:file "client") (:file "demonstration")))
+               (:file "node") (:file "election") (:file "replication") (:file "follower")
+               (:file "key-value") (:file "driver") (:file "client") (:file "demonstration")))

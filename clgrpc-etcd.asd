@@ -11,13 +11,14 @@
   :serial t
   :components ((:static-file "../../proto/etcd/kv.proto")
                (:static-file "../../proto/etcd/auth.proto")
-               (:static-file "../../proto/etcd/rpc.proto") (:file "proto") (:file "package")
-               (:file "etcd-condition") (:file "key") (:file "entry") (:file "endpoint")
-               (:file "meter") (:file "client") (:file "call") (:file "renewal-stream")
-               (:file "lease") (:file "keepalive")
-               (:file "grant") (:file "store") (:file "transaction") (:file "watch")
+               (:static-file "../../proto/etcd/rpc.proto") (:file "etcd-proto") (:file "package")
+               (:file "etcd-condition") (:file "key-range") (:file "entry")
+               (:file "client-endpoint") (:file "etcd-meter") (:file "etcd-client")
+               (:file "etcd-call") (:file "renewal-stream") (:file "lease") (:file "keepalive")
+               (:file "grant") (:file "entry-store") (:file "transaction") (:file "watch")
                (:file "multiplex") (:file "mirror") (:file "waiter") (:file "lock")
-               (:file "election") (:file "member") (:file "synchronize") (:file "user") (:file "maintenance"))
+               (:file "election") (:file "member") (:file "synchronize") (:file "user")
+               (:file "maintenance"))
   :in-order-to ((test-op (test-op "clgrpc-tests/etcd" "clgrpc-tests/discovery"
                                   "clgrpc-tests/memory"))))
 
@@ -26,15 +27,16 @@
   :depends-on ("clgrpc-etcd" "clgrpc/server" "clgrpc/metrics" "clgrpc/command")
   :pathname "etcd/discovery/"
   :serial t
-  :components ((:file "package") (:file "endpoint") (:file "key") (:file "etcd-target") (:file "endpoint-table")
-               (:file "meter") (:file "registration") (:file "listing") (:file "host-addresses")
-               (:file "service-watcher") (:file "resolver") (:file "program")))
+  :components ((:file "package") (:file "endpoint") (:file "service-key") (:file "etcd-target")
+               (:file "endpoint-table") (:file "discovery-meter") (:file "registration")
+               (:file "listing") (:file "host-addresses") (:file "service-watcher")
+               (:file "etcd-resolver") (:file "discovery-option")))
 
 (defsystem "clgrpc-etcd/memory"
   :description "An engine in memory that serves etcd's services, for demonstrations and tests."
   :depends-on ("clgrpc-etcd" "clgrpc/inproc")
   :pathname "etcd/memory/"
   :serial t
-  :components ((:file "package") (:file "tree") (:file "store") (:file "lease") (:file "range")
-               (:file "transaction") (:file "listener") (:file "engine") (:file "watch")
-               (:file "service")))
+  :components ((:file "package") (:file "tree") (:file "revision-store") (:file "lease-table")
+               (:file "range") (:file "store-change") (:file "watch-listener") (:file "engine")
+               (:file "watch-stream") (:file "memory-service")))

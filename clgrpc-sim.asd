@@ -11,5 +11,5 @@
   :serial t
   :components ((:file "package") (:file "chance") (:file "event-queue") (:file "history")
                (:file "simulation-structure") (:file "network") (:file "schedule") (:file "fault")
-               (:file "datagram") (:file "simulation") (:file "peer") (:file "seed"))
+               (:file "virtual-datagram") (:file "simulation") (:file "peer") (:file "seed"))
   :in-order-to ((test-op (test-op "clgrpc-tests/sim" "clgrpc-tests/policy" "clgrpc-tests/fuzz"))))

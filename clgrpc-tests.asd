@@ -85,12 +85,8 @@ that is not loaded (:DATA)."
   :depends-on ("fiveam")
   :pathname "tests/support/programs/"
   :serial t
-  :components ((:file "package")
-               (:file "descriptor")
-               (:file "interrupt")
-               (:file "program")
-               (:file "suite")
-               (:file "walk")))
+  :components ((:file "package") (:file "descriptor") (:file "interrupt") (:file "program")
+               (:file "suite") (:file "walk")))
 
 (define-layers
   ("src/base" ("clgrpc/option") :rooms ("log" "memory" "option" "text"))
@@ -98,7 +94,7 @@ that is not loaded (:DATA)."
   ("src/loop" ("clgrpc/loop" "sb-bsd-sockets" "sb-posix")
    :first ("support" "interleaving" "memory") :rooms ("io" "names" "threads"))
   ("async" ("clgrpc-async" "clgrpc-async/examples" "clgrpc-tests/loop") :first ("program"))
-  ("src/loop/dns" ("clgrpc/dns" "clgrpc-tests/loop" "sb-bsd-sockets") :first ("server" "query"))
+  ("src/loop/dns" ("clgrpc/dns" "clgrpc-tests/loop" "sb-bsd-sockets") :first ("server" "dns-query"))
   ("src/http/hpack" ("clgrpc/hpack") :first ("support" "vector"))
   ("src/http/http1" ("clgrpc/http1") :first ("support"))
   ("src/http/exchange" ("clgrpc/exchange") :first ("request"))
@@ -107,7 +103,7 @@ that is not loaded (:DATA)."
   ("src/protobuf" ("clgrpc/protobuf")
    :first ("support" "vector" "import" "extension" "field" "json-writer")
    :rooms ("codec" "formats" "source" "types"))
-  ("src/web/rest" ("clgrpc/rest" "clgrpc-tests/server") :first ("support" "template"))
+  ("src/web/rest" ("clgrpc/rest" "clgrpc-tests/server") :first ("support" "path-template"))
   ("whole/fuzz" ("clgrpc-tests/protobuf" "clgrpc-tests/loop" "clgrpc-tests/dns"
                  "clgrpc-tests/dialogue" "clgrpc-tests/rest" "clgrpc-tests/server" "clgrpc-sim")
    :first ("chance" "octets" "wire" "text" "target" "rest" "frame" "dns" "hpack" "http1" "http2"
@@ -135,7 +131,7 @@ that is not loaded (:DATA)."
   ("src/client" ("clgrpc-tests/server" "clgrpc-tests/dns")
    :first ("support" "response" "retry" "resolver") :rooms ("attempts" "naming" "picking"))
   ("src/client/balance" ("clgrpc-tests/client") :first ("support"))
-  ("src/observe/trace" ("clgrpc-tests/client") :first ("context" "observe"))
+  ("src/observe/trace" ("clgrpc-tests/client") :first ("trace-context" "observe"))
   ("whole/transports" ("clgrpc-tests/server") :first ("support" "retry"))
   ("src/inproc" ("clgrpc-tests/server"))
   ("src/web" ("clgrpc/rest" "clgrpc-tests/server" "alexandria") :first ("support" "frames" "attack") :rooms ("connect" "grpc-web"))
@@ -158,7 +154,7 @@ that is not loaded (:DATA)."
    :first ("server" "stand-in") :name "etcd")
   ("etcd/discovery" ("clgrpc-etcd/discovery" "clgrpc-etcd/memory" "clgrpc-tests/etcd"
                      "clgrpc/examples" "alexandria")
-   :first ("host-addresses" "resolver" "service-watcher"))
+   :first ("host-addresses" "etcd-resolver" "service-watcher"))
   ("etcd/memory" ("clgrpc-etcd/memory" "clgrpc/server" "clgrpc-tests/etcd" "alexandria"))
   ("cluster/authority" ("clgrpc-cluster/authority"))
   ("cluster/raft" ("clgrpc-cluster/raft" "clgrpc" "clgrpc-sim")

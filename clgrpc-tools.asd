@@ -11,22 +11,21 @@
                "clgrpc-cluster/workflow")
   :pathname "tools/"
   :serial t
-  :components ((:file "command/protos") (:file "command/package")
+  :components ((:file "command/worker-protos") (:file "command/package")
                (:file "command/standard-output") (:file "command/command") (:file "command/tls")
-               (:file "command/payload") (:file "command/serve") (:file "command/client")
-               (:file "command/gen") (:file "inspect/descriptor-source") (:file "inspect/declaration")
-               (:file "command/balancing-options") (:file "inspect/call") (:file "inspect/api-document")
-               (:file "command/gateway")
-               (:file "inspect/channelz")
+               (:file "command/interop-payload") (:file "command/serve")
+               (:file "command/client-command") (:file "command/gen")
+               (:file "inspect/descriptor-source") (:file "inspect/declaration")
+               (:file "command/balancing-options") (:file "inspect/call-command")
+               (:file "inspect/api-document") (:file "command/gateway") (:file "inspect/channelz")
                (:file "inspect/http") (:file "inspect/exposition") (:file "inspect/top")
-               (:file "inspect/binlog") (:file "worker/service") (:file "worker/figures")
-               (:file "worker/client") (:file "worker/worker") (:file "worker/driver")
-               (:file "command/profile") (:file "command/rehearsal") (:file "command/compare")
-               (:file "command/load-plan") (:file "command/knee") (:file "command/load")
-               (:file "command/cluster-node")
+               (:file "inspect/binlog") (:file "worker/bench-service") (:file "worker/figures")
+               (:file "worker/worker-client") (:file "worker/worker-command")
+               (:file "worker/driver") (:file "command/profile") (:file "command/rehearsal")
+               (:file "command/compare-command") (:file "command/load-plan") (:file "command/knee")
+               (:file "command/load") (:file "command/cluster-node")
                (:file "command/cluster-workflow") (:file "command/cluster-schedule")
-               (:file "command/cluster")
-               (:file "command/main"))
+               (:file "command/cluster") (:file "command/main"))
   :in-order-to ((test-op (test-op "clgrpc-tests/page" "clgrpc-tests/profile" "clgrpc-tests/load"
                                   "clgrpc-tests/report" "clgrpc-tests/console" "clgrpc-tests/manual"
                                   "clgrpc-tests/tools" "clgrpc-tests/examples"
@@ -37,10 +36,10 @@
   :depends-on ("clgrpc")
   :pathname "tools/load/"
   :serial t
-  :components ((:file "package") (:file "histogram") (:file "run") (:file "second")
-               (:file "round") (:file "schedule") (:file "template") (:file "payload")
-               (:file "plan") (:file "tally") (:file "load-structure") (:file "load-call") (:file "connection-slot")
-               (:file "generator") (:file "engine")))
+  :components ((:file "package") (:file "histogram") (:file "run-result") (:file "second")
+               (:file "round") (:file "call-schedule") (:file "data-template") (:file "payload")
+               (:file "plan") (:file "tally") (:file "load-structure") (:file "load-call")
+               (:file "connection-slot") (:file "generator") (:file "load-run")))
 
 (defsystem "clgrpc-tools/report"
   :description "What is said of runs of `clgrpc load`: reports, comparisons, conditions."
@@ -49,24 +48,26 @@
   :serial t
   :components ((:file "package") (:file "figure") (:file "report-condition") (:file "ghz")
                (:file "significance") (:file "comparison") (:file "run-json") (:file "run-reader")
-               (:file "text") (:file "html") (:file "report")))
+               (:file "report-text") (:file "report-page") (:file "report")))
 
 (defsystem "clgrpc-tools/profile"
   :description "Where the time of a process goes: clgrpc profile."
   :depends-on ("clgrpc" "clgrpc-tools/page" "sb-sprof")
   :pathname "tools/profile/"
   :serial t
-  :components ((:file "package") (:file "area") (:file "symbol") (:file "sample") (:file "stack")
-               (:file "event") (:file "agent") (:file "process") (:file "perf") (:file "run")
-               (:file "text") (:file "pprof") (:file "compare") (:file "flame") (:file "html")))
+  :components ((:file "package") (:file "area") (:file "symbol") (:file "sample")
+               (:file "sampled-stack") (:file "kernel-event") (:file "agent")
+               (:file "profiled-process") (:file "perf") (:file "profile-run")
+               (:file "profile-text") (:file "pprof") (:file "profile-comparison") (:file "flame")
+               (:file "profile-page")))
 
 (defsystem "clgrpc-tools/page"
   :description "Reports as web pages, with charts as SVG."
   :depends-on ("clgrpc/base")
   :pathname "tools/page/"
   :serial t
-  :components ((:file "package") (:file "figure") (:file "markup") (:file "scale") (:file "chart")
-               (:static-file "page.css") (:file "page")))
+  :components ((:file "package") (:file "figure-text") (:file "markup") (:file "scale")
+               (:file "chart") (:static-file "page.css") (:file "page-head")))
 
 (defsystem "clgrpc-tools/manual"
   :description "The manual as a site, from chapters and docstrings."
@@ -84,10 +85,11 @@
   :depends-on ("clgrpc/server" "clgrpc/metrics" "clgrpc/logs" "clgrpc/program")
   :pathname "tools/console/"
   :serial t
-  :components ((:file "package") (:file "sample-set") (:file "tail") (:file "console") (:file "update")
-               (:file "hour") (:file "access") (:file "viewer") (:static-file "page/console.html")
-               (:static-file "page/console.css") (:static-file "page/common.js")
-               (:static-file "page/console.js") (:file "page") (:file "program")))
+  :components ((:file "package") (:file "sample-set") (:file "tail") (:file "console")
+               (:file "update") (:file "hour") (:file "access") (:file "viewer")
+               (:static-file "page/console.html") (:static-file "page/console.css")
+               (:static-file "page/common.js") (:static-file "page/console.js")
+               (:file "console-page") (:file "console-option")))
 
 (defsystem "clgrpc-tools/workflow-console"
   :description "A page of the console that shows the workflows of a node."
@@ -97,8 +99,7 @@
   :components ((:file "package") (:static-file "page/workflows.html")
                (:static-file "page/workflows.css") (:static-file "page/workflows.js")
                (:static-file "../console/page/console.css")
-               (:static-file "../console/page/common.js")
-               (:file "workflow-page")))
+               (:static-file "../console/page/common.js") (:file "workflow-page")))
 
 (defsystem "clgrpc-tools/testee"
   :description "The command with test peers: what public suites and benchmarks call and judge."
@@ -107,6 +108,5 @@
   :serial t
   :components ((:file "protos") (:file "package") (:file "bench") (:file "orca") (:file "interop")
                (:file "offer") (:file "interop-case") (:file "interop-client")
-               (:file "bench-client") (:file "connect") (:file "policy") (:file "metrics")
-               (:file "sha256") (:file "transcode")
-               (:file "testee") (:file "storm-client")))
+               (:file "bench-client") (:file "connect") (:file "policy-client") (:file "metrics")
+               (:file "sha256") (:file "transcode") (:file "testee") (:file "storm-client")))

@@ -9,37 +9,30 @@
 #+sbcl (sb-ext:assert-version->= 2 2 9)
 
 (defsystem "clgrpc"
-  :version "0.1.0"
-  :author "The clgrpc developers"
-  :license "MIT"
+  :version "0.1.0" :author "The clgrpc developers" :license "MIT"
   :description "gRPC for Common Lisp: HTTP/2, protobuf, client and server, native and fast."
-  :depends-on ("clgrpc/client" "clgrpc/balance" "clgrpc/inproc" "clgrpc/server"
-               "clgrpc/grpc-web" "clgrpc/grpc-json" "clgrpc/connect" "clgrpc/rest"
-               "clgrpc/gateway"
-               "clgrpc/services" "clgrpc/logs" "clgrpc/metrics" "clgrpc/channelz"
-               "clgrpc/trace" "clgrpc/otlp" "clgrpc/program")
+  :depends-on ("clgrpc/client" "clgrpc/balance" "clgrpc/inproc" "clgrpc/server" "clgrpc/grpc-web"
+               "clgrpc/grpc-json" "clgrpc/connect" "clgrpc/rest" "clgrpc/gateway" "clgrpc/services"
+               "clgrpc/logs" "clgrpc/metrics" "clgrpc/channelz" "clgrpc/trace" "clgrpc/otlp"
+               "clgrpc/program")
   :pathname "src/" :serial t
   :components ((:file "package"))
   :in-order-to ((test-op (test-op "clgrpc-tests/base" "clgrpc-tests/os" "clgrpc-tests/loop"
-                                  "clgrpc-tests/dns" "clgrpc-tests/hpack" "clgrpc-tests/http1"
-                                  "clgrpc-tests/exchange"
-                                  "clgrpc-tests/http2" "clgrpc-tests/dialogue"
-                                  "clgrpc-tests/protobuf" "clgrpc-tests/status"
-                                  "clgrpc-tests/method" "clgrpc-tests/rpc"
-                                  "clgrpc-tests/calling" "clgrpc-tests/serving"
-                                  "clgrpc-tests/wire" "clgrpc-tests/config"
-                                  "clgrpc-tests/server" "clgrpc-tests/client"
-                                  "clgrpc-tests/balance" "clgrpc-tests/inproc"
-                                  "clgrpc-tests/transports" "clgrpc-tests/trace"
-                                  "clgrpc-tests/services" "clgrpc-tests/logs"
-                                  "clgrpc-tests/metrics" "clgrpc-tests/channelz"
-                                  "clgrpc-tests/otlp" "clgrpc-tests/command"
-                                  "clgrpc-tests/program"))))
+                  "clgrpc-tests/dns" "clgrpc-tests/hpack" "clgrpc-tests/http1"
+                  "clgrpc-tests/exchange" "clgrpc-tests/http2" "clgrpc-tests/dialogue"
+                  "clgrpc-tests/protobuf" "clgrpc-tests/status" "clgrpc-tests/method"
+                  "clgrpc-tests/rpc" "clgrpc-tests/calling" "clgrpc-tests/serving"
+                  "clgrpc-tests/wire" "clgrpc-tests/config" "clgrpc-tests/server"
+                  "clgrpc-tests/client" "clgrpc-tests/balance" "clgrpc-tests/inproc"
+                  "clgrpc-tests/transports" "clgrpc-tests/trace" "clgrpc-tests/services"
+                  "clgrpc-tests/logs" "clgrpc-tests/metrics" "clgrpc-tests/channelz"
+                  "clgrpc-tests/otlp" "clgrpc-tests/command" "clgrpc-tests/program"))))
 
 (defsystem "clgrpc/kernel"
   :description "An assembler for inner loops in machine code, and what the processor has."
   :pathname "src/base/kernel/" :serial t
-  :components ((:file "package") (:file "instruction") (:file "kernel") (:file "processor")))
+  :components ((:file "package") (:file "instruction") (:file "kernel")
+               (:file "processor-feature")))
 
 (defsystem "clgrpc/base"
   :description "Octets, policy, conditions, clock, timers, queues, log, JSON."
@@ -47,13 +40,14 @@
   :pathname "src/base/" :serial t
   :components ((:file "package") (:file "version") (:file "policy") (:file "interrupt")
                (:file "clock") (:file "number") (:file "memory/heap") (:file "memory/raw")
-               (:file "copy-kernel") (:file "octets") (:file "memory/store")
-               (:file "memory/collector") (:file "condition") (:file "suggestion") (:file "seed")
-               (:file "text/split") (:file "text/utf8-kernel") (:file "text/utf8")
-               (:file "text/base64") (:file "text/percent-encoding") (:file "timer") (:file "ring")
-               (:file "memory/account") (:file "replay") (:file "fifo") (:file "log/printable")
-               (:file "log/channel-trace") (:file "log/log") (:file "log/tracer")
-               (:file "text/decimal") (:file "text/json") (:file "log/journal")))
+               (:file "copy-kernel") (:file "octets") (:file "memory/octet-store")
+               (:file "memory/collector") (:file "condition") (:file "suggestion")
+               (:file "hash-seed") (:file "text/split") (:file "text/utf8-kernel")
+               (:file "text/utf8") (:file "text/base64") (:file "text/percent-encoding")
+               (:file "timer") (:file "ring") (:file "memory/account") (:file "replay")
+               (:file "fifo") (:file "log/printable") (:file "log/channel-trace") (:file "log/log")
+               (:file "log/tracer") (:file "text/decimal") (:file "text/json")
+               (:file "log/journal")))
 
 (defsystem "clgrpc/option"
   :description "The options of servers, channels and tracing."
@@ -68,7 +62,7 @@
   :components ((:file "package") (:file "syscall") (:file "address") (:file "file") (:file "socket")
                (:file "epoll") (:file "poll") (:file "futex") (:file "stack") (:file "processor")
                (:file "process") (:file "signal") (:file "library") (:file "zlib") (:file "openssl")
-               (:file "certificate") (:file "tls")))
+               (:file "certificate") (:file "tls-session")))
 
 (defsystem "clgrpc/loop"
   :description "The event loop, usable on its own."
@@ -77,47 +71,48 @@
   :components ((:file "package") (:file "world") (:file "threads/guard") (:file "saved-image")
                (:file "loop-condition") (:file "threads/inbox") (:file "threads/share")
                (:file "threads/reserve") (:file "io/poller") (:file "io/byte-channel")
-               (:file "io/spinning") (:file "loop-structure") (:file "io/credentials")
-               (:file "io/handshake") (:file "io/tls") (:file "io/bell") (:file "threads/baton")
-               (:file "threads/watchdog") (:file "threads/task") (:file "io/connection")
-               (:file "threads/turn") (:file "threads/driving") (:file "loop")
-               (:file "threads/gathering") (:file "names/scheme") (:file "names/target")
-               (:file "names/unix") (:file "names/machine") (:file "io/listener")
-               (:file "names/resolver") (:file "io/datagram") (:file "io/connector")
-               (:file "back-off") (:file "threads/background") (:file "future")))
+               (:file "io/spinning") (:file "loop-structure") (:file "io/tls-credentials")
+               (:file "io/handshake") (:file "io/tls-channel") (:file "io/bell")
+               (:file "threads/baton") (:file "threads/watchdog") (:file "threads/task")
+               (:file "io/connection-io") (:file "threads/turn") (:file "threads/driving")
+               (:file "loop") (:file "threads/gathering") (:file "names/scheme")
+               (:file "names/target") (:file "names/unix") (:file "names/machine")
+               (:file "io/listener") (:file "names/host-lookup") (:file "io/datagram")
+               (:file "io/connector") (:file "back-off") (:file "threads/background")
+               (:file "future")))
 
 (defsystem "clgrpc/dns"
   :description "DNS messages, and a client of a DNS server on the event loop."
   :depends-on ("clgrpc/loop")
   :pathname "src/loop/dns/" :serial t
-  :components ((:file "package") (:file "name") (:file "message") (:file "answer") (:file "query")
-               (:file "host") (:file "system")))
+  :components ((:file "package") (:file "name") (:file "dns-message") (:file "dns-answer")
+               (:file "dns-query") (:file "host") (:file "system")))
 
 (defsystem "clgrpc/hpack"
   :description "RFC 7541: header compression for HTTP/2."
   :depends-on ("clgrpc/base")
   :pathname "src/http/hpack/" :serial t
-  :components ((:file "package") (:file "error") (:file "leaf") (:file "huffman") (:file "field")
-               (:file "list") (:file "static") (:file "table") (:file "cache") (:file "decoder")
-               (:file "encoder")))
+  :components ((:file "package") (:file "hpack-error") (:file "leaf") (:file "huffman")
+               (:file "header-field") (:file "list") (:file "static") (:file "table")
+               (:file "cache") (:file "block-decoder") (:file "block-encoder")))
 
 (defsystem "clgrpc/http1"
   :description "RFC 9112: messages of HTTP/1.1 as octets, without I/O."
   :depends-on ("clgrpc/hpack" "alexandria")
   :pathname "src/http/http1/" :serial t
-  :components ((:file "package") (:file "error") (:file "syntax") (:file "message") (:file "head")
-               (:file "framing") (:file "chunk") (:file "parser") (:file "writer")
-               (:file "preference")))
+  :components ((:file "package") (:file "http1-error") (:file "syntax") (:file "message-head")
+               (:file "head-line") (:file "body-framing") (:file "chunk") (:file "http1-parser")
+               (:file "head-writer") (:file "preference")))
 
 (defsystem "clgrpc/http2"
   :description "RFC 9113: an HTTP/2 connection as a state machine without I/O."
   :depends-on ("clgrpc/hpack" "clgrpc/option")
   :pathname "src/http/http2/" :serial t
-  :components ((:file "package") (:file "error") (:file "state") (:file "frame")
+  :components ((:file "package") (:file "error-code") (:file "stream-state") (:file "frame")
                (:file "connection-structure") (:file "header") (:file "rate-credit")
-               (:file "output") (:file "stream") (:file "failure") (:file "rate-limit")
-               (:file "reset") (:file "flow") (:file "writer") (:file "queue") (:file "settings")
-               (:file "reader") (:file "connection") (:file "inspect")))
+               (:file "output") (:file "stream-table") (:file "stream-end") (:file "rate-limit")
+               (:file "reset") (:file "flow") (:file "writer") (:file "data-queue")
+               (:file "settings") (:file "reader") (:file "connection") (:file "inspect")))
 
 (defsystem "clgrpc/exchange"
   :description "Requests of HTTP beside gRPC and their answers, over HTTP/1.1 and HTTP/2."
@@ -131,9 +126,9 @@
   :description "What servers, channels and the process do, counted, and read by Prometheus."
   :depends-on ("clgrpc/rpc" "clgrpc/http1")
   :pathname "src/observe/metrics/" :serial t
-  :components ((:file "package") (:file "bucket") (:file "instrument") (:file "shard")
+  :components ((:file "package") (:file "bucket") (:file "instrument-table") (:file "shard")
                (:file "registry") (:file "count") (:file "family") (:file "user-instrument")
-               (:file "collect") (:file "accept") (:file "text")))
+               (:file "collect") (:file "accept") (:file "metrics-text")))
 
 (defsystem "clgrpc/protobuf"
   :description "Protocol Buffers: .proto source to native code."
@@ -142,26 +137,27 @@
   :components ((:file "package") (:file "protobuf-condition") (:file "source/descriptor")
                (:file "source/lexer") (:file "source/path") (:file "codec/wire")
                (:file "codec/float") (:file "source/literal") (:file "source/parser")
-               (:file "source/grammar") (:file "name") (:file "codec/message")
-               (:file "codec/range") (:file "codec/varint-kernel") (:file "codec/scalar")
-               (:file "codec/record") (:file "source/pool") (:file "source/option")
+               (:file "source/grammar") (:file "lisp-name") (:file "codec/message")
+               (:file "codec/octet-range") (:file "codec/varint-kernel") (:file "codec/scalar")
+               (:file "codec/record") (:file "source/pool") (:file "source/option-resolution")
                (:file "source/feature") (:file "source/linker") (:file "source/check")
-               (:file "source/descriptor-writer") (:file "codec/sequence") (:file "codec/index")
-               (:file "codec/map") (:file "codec/plan") (:file "codec/slot-access")
-               (:file "codec/extension") (:file "types/reflection") (:file "codec/requirement")
-               (:file "codec/copier") (:file "codec/operation") (:file "codec/generic-coder")
-               (:file "codec/message-structure")
+               (:file "source/descriptor-writer") (:file "codec/sequence")
+               (:file "codec/key-index") (:file "codec/map") (:file "codec/message-plan")
+               (:file "codec/slot-access") (:file "codec/extension")
+               (:file "types/message-reflection") (:file "codec/requirement")
+               (:file "codec/copier") (:file "codec/message-operation")
+               (:file "codec/generic-coder") (:file "codec/message-structure")
                (:file "codec/field") (:file "codec/encoder") (:file "codec/decoder")
                (:file "codec/accessor") (:file "codec/extension-accessor") (:file "source/import")
                (:file "source/source") (:file "formats/textual") (:file "formats/well-known-text")
                (:file "formats/json-writer") (:file "formats/json-reader")
-               (:file "formats/field-text")
-               (:file "formats/text-writer") (:file "formats/text-reader") (:file "source/define")
+               (:file "formats/field-text") (:file "formats/text-writer")
+               (:file "formats/text-reader") (:file "source/define")
                (:file "source/descriptor-set") (:file "types/dynamic") (:file "types/raw-message")
                (:file "source/component")
                (:module "../../proto/google/api/"
-                       :components ((:static-file "annotations.proto") (:static-file "http.proto")
-                                    (:static-file "httpbody.proto")))
+                       :components ((:static-file "annotations.proto")
+                                    (:static-file "http.proto") (:static-file "httpbody.proto")))
                (:module "../../proto/google/protobuf/"
                        :components ((:static-file "any.proto") (:static-file "api.proto")
                                     (:static-file "compiler/plugin.proto")
@@ -183,7 +179,7 @@
   :depends-on ("clgrpc/protobuf")
   :pathname "src/rpc/status/" :serial t
   :components ((:static-file "../../../proto/google/rpc/status.proto")
-               (:static-file "../../../proto/google/rpc/error_details.proto") (:file "proto")
+               (:static-file "../../../proto/google/rpc/error_details.proto") (:file "status-proto")
                (:file "package") (:file "status") (:file "details") (:file "timeout")
                (:file "metadata")))
 
@@ -194,7 +190,7 @@
   :components ((:static-file "../../../proto/grpc/health/v1/health.proto")
                (:static-file "../../../proto/xds/data/orca/v3/orca_load_report.proto")
                (:static-file "../../../proto/xds/service/orca/v3/orca.proto") (:file "package")
-               (:file "method") (:file "proto") (:file "generic")))
+               (:file "method") (:file "health-proto") (:file "generic")))
 
 (defsystem "clgrpc/rpc"
   :description "What a call is on any transport: the contract of transports, observers."
@@ -203,37 +199,39 @@
   :components ((:file "package") (:file "interceptor") (:file "transport") (:file "part")
                (:file "observer") (:file "call") (:file "call-value") (:file "messaging")
                (:file "verdict") (:file "handler-error") (:file "reaction") (:file "room")
-               (:file "account") (:file "call-tracer")))
+               (:file "call-report") (:file "call-tracer")))
 
 (defsystem "clgrpc/calling"
   :description "What channels of all transports share: stubs, futures, client loops."
   :depends-on ("clgrpc/rpc" "clgrpc/config")
   :pathname "src/rpc/calling/" :serial t
-  :components ((:file "package") (:file "channel") (:file "stub") (:file "future") (:file "dropped")
-               (:file "runtime") (:file "policy") (:file "retry") (:file "attempt")))
+  :components ((:file "package") (:file "channel") (:file "stub") (:file "call-async")
+               (:file "dropped") (:file "client-loop") (:file "retry-policy") (:file "retry")
+               (:file "attempt-view")))
 
 (defsystem "clgrpc/serving"
   :description "What servers of all transports share: routes, acceptors, how handlers are called."
   :depends-on ("clgrpc/rpc")
   :pathname "src/rpc/serving/" :serial t
-  :components ((:file "package") (:file "route") (:file "answer") (:file "server")))
+  :components ((:file "package") (:file "route") (:file "handler-answer") (:file "server-class")))
 
 (defsystem "clgrpc/wire"
   :description "What both ends of a call share over HTTP/2: links, framing, streams of messages."
   :depends-on ("clgrpc/rpc" "clgrpc/http2")
   :pathname "src/wire/" :serial t
-  :components ((:file "package") (:file "status") (:file "metadata") (:file "framing")
-               (:file "compression") (:file "stage") (:file "part") (:file "encoding")
-               (:file "link") (:file "frame-tracer") (:file "link-keepalive") (:file "call")
+  :components ((:file "package") (:file "status-mapping") (:file "metadata-field") (:file "framing")
+               (:file "compression") (:file "stage") (:file "wire-part") (:file "encoding")
+               (:file "link") (:file "frame-tracer") (:file "link-keepalive") (:file "wire-call")
                (:file "link-memory") (:file "inlet") (:file "callback") (:file "outlet")
-               (:file "deadline") (:file "account") (:file "wire-operations") (:file "traffic")))
+               (:file "deadline") (:file "stage-report") (:file "wire-operations")
+               (:file "traffic")))
 
 (defsystem "clgrpc/config"
   :description "Service configs, read and checked."
   :depends-on ("clgrpc/status")
   :pathname "src/client/config/" :serial t
-  :components ((:file "package") (:file "config-condition") (:file "field") (:file "policy")
-               (:file "method") (:file "service-config")))
+  :components ((:file "package") (:file "config-condition") (:file "config-field")
+               (:file "balancing-policy") (:file "method-config") (:file "service-config")))
 
 (defsystem "clgrpc/client"
   :description "Channels over the network, subchannels, stubs."
@@ -242,44 +240,48 @@
   :components ((:file "package") (:file "naming/resolver") (:file "naming/choice")
                (:file "naming/naming") (:file "picking/balancer") (:file "picking/breaker")
                (:file "wait-clock") (:file "channel-structure") (:file "picking/stream-queue")
-               (:file "attempts/compression") (:file "attempts/ending") (:file "attempts/head")
-               (:file "attempts/request") (:file "naming/service-config") (:file "picking/veto")
-               (:file "connection-set") (:file "client-keepalive") (:file "connect-round")
-               (:file "subchannel") (:file "picking/guard") (:file "core")
-               (:file "attempts/attempt") (:file "picking/switch") (:file "picking/pick-first")
-               (:file "attempts/dropped") (:file "attempts/response") (:file "call")
-               (:file "client-operations") (:file "internal-call") (:file "channel")
-               (:file "description") (:file "stub")))
+               (:file "attempts/request-compression") (:file "attempts/ending")
+               (:file "attempts/request-head") (:file "attempts/request")
+               (:file "naming/current-config") (:file "picking/veto") (:file "connection-set")
+               (:file "client-keepalive") (:file "connect-round") (:file "subchannel")
+               (:file "picking/guarded-picker") (:file "core") (:file "attempts/attempt")
+               (:file "picking/switch") (:file "picking/pick-first")
+               (:file "attempts/dropped-channel") (:file "attempts/response") (:file "client-call")
+               (:file "client-operations") (:file "internal-call") (:file "network-channel")
+               (:file "description") (:file "client-stub")))
 
 (defsystem "clgrpc/trace"
   :description "Distributed tracing: contexts, samplers, spans of calls."
   :depends-on ("clgrpc/client")
   :pathname "src/observe/trace/" :serial t
-  :components ((:file "package") (:file "id") (:file "context") (:file "state") (:file "baggage")
-               (:file "sampler") (:file "span") (:file "queue") (:file "tracing") (:file "record")
-               (:file "current") (:file "header") (:file "observe")))
+  :components ((:file "package") (:file "id") (:file "trace-context") (:file "trace-state")
+               (:file "baggage") (:file "sampler") (:file "span") (:file "span-queue")
+               (:file "tracing") (:file "call-record") (:file "current") (:file "trace-header")
+               (:file "observe")))
 
 (defsystem "clgrpc/balance"
   :description "Balancing policies."
   :depends-on ("clgrpc/client")
   :pathname "src/client/balance/" :serial t
-  :components ((:file "package") (:file "policy-timer") (:file "backend-stream") (:file "health")
-               (:file "orca") (:file "leaf-policy") (:file "round-robin") (:file "least-request")
-               (:file "stride") (:file "weighted-round-robin") (:file "xxh64") (:file "ring-hash")
-               (:file "wrapper") (:file "outlier-detection") (:file "random-subsetting")
-               (:file "branch") (:file "weighted-target") (:file "priority")))
+  :components ((:file "package") (:file "policy-timer") (:file "backend-stream")
+               (:file "health-watch") (:file "load-report") (:file "leaf-policy")
+               (:file "round-robin") (:file "least-request") (:file "stride")
+               (:file "weighted-round-robin") (:file "xxh64") (:file "ring-hash") (:file "wrapper")
+               (:file "outlier-detection") (:file "random-subsetting") (:file "branch")
+               (:file "weighted-target") (:file "priority")))
 
 (defsystem "clgrpc/server"
   :description "Servers, listeners, dispatch, drain."
   :depends-on ("clgrpc/wire" "clgrpc/exchange" "clgrpc/serving" "alexandria")
   :pathname "src/server/" :serial t
-  :components ((:file "package") (:file "route") (:file "server-structure") (:file "request")
-               (:file "server-loop") (:file "refusal") (:file "ranking") (:file "peer")
-               (:file "valve") (:file "limit") (:file "protocol") (:file "call")
-               (:file "reply-room") (:file "compression") (:file "reply") (:file "answer")
-               (:file "execution") (:file "claimed") (:file "delivery") (:file "server-operations")
-               (:file "drain") (:file "open-call") (:file "plain") (:file "dispatch")
-               (:file "opening") (:file "server") (:file "connection-report")))
+  :components ((:file "package") (:file "server-route") (:file "server-structure")
+               (:file "http2-request") (:file "server-loop") (:file "refusal") (:file "ranking")
+               (:file "admission") (:file "valve") (:file "load-limit") (:file "protocol")
+               (:file "server-call") (:file "reply-room") (:file "answer-compression")
+               (:file "reply") (:file "answer") (:file "execution") (:file "claimed")
+               (:file "delivery") (:file "server-operations") (:file "drain") (:file "open-call")
+               (:file "plain") (:file "dispatch") (:file "opening") (:file "server")
+               (:file "connection-report")))
 
 (defsystem "clgrpc/web"
   :description "What gRPC-Web, Connect and REST share: codecs, CORS, calls over plain HTTP."
@@ -293,19 +295,19 @@
   :description "gRPC-Web at a server."
   :depends-on ("clgrpc/web")
   :pathname "src/web/grpc-web/" :serial t
-  :components ((:file "package") (:file "stream") (:file "claim")))
+  :components ((:file "package") (:file "message-envelope") (:file "grpc-web-claim")))
 
 (defsystem "clgrpc/grpc-json"
   :description "gRPC with messages in JSON at a server."
   :depends-on ("clgrpc/web")
   :pathname "src/web/grpc-json/" :serial t
-  :components ((:file "package") (:file "claim")))
+  :components ((:file "package") (:file "json-claim")))
 
 (defsystem "clgrpc/connect"
   :description "The Connect protocol at a server."
   :depends-on ("clgrpc/web")
   :pathname "src/web/connect/" :serial t
-  :components ((:file "package") (:file "unary") (:file "stream") (:file "claim")))
+  :components ((:file "package") (:file "unary") (:file "connect-stream") (:file "connect-claim")))
 
 (defsystem "clgrpc/gateway"
   :description "A service that forwards its calls to a channel."
@@ -317,9 +319,9 @@
   :description "REST by google.api.http: rules, routes, requests and answers, and OpenAPI."
   :depends-on ("clgrpc/web")
   :pathname "src/web/rest/" :serial t
-  :components ((:file "package") (:file "condition") (:file "percent") (:file "template")
-               (:file "yaml") (:file "config") (:file "rule") (:file "router") (:file "query")
-               (:file "body") (:file "answer") (:file "openapi") (:file "carrying")
+  :components ((:file "package") (:file "rest-error") (:file "percent") (:file "path-template")
+               (:file "yaml") (:file "config") (:file "rule") (:file "route-tree") (:file "query")
+               (:file "body") (:file "rest-answer") (:file "openapi") (:file "carrying")
                (:file "rest-claim") (:file "document")))
 
 (defsystem "clgrpc/inproc"
@@ -327,33 +329,36 @@
   :depends-on ("clgrpc/calling" "clgrpc/serving" "alexandria")
   :pathname "src/inproc/" :serial t
   :components ((:file "package") (:file "call-tally") (:file "inproc-structure") (:file "context")
-               (:file "route") (:file "call-pair") (:file "message") (:file "runtime")
-               (:file "ending") (:file "begin") (:file "waiting") (:file "queue") (:file "callback")
-               (:file "stream") (:file "park") (:file "operation") (:file "channel") (:file "stub")
-               (:file "relay") (:file "configured") (:file "opening") (:file "direct")))
+               (:file "inproc-route") (:file "call-pair") (:file "message-copy") (:file "runtime")
+               (:file "call-pair-ending") (:file "begin") (:file "waiting") (:file "message-queue")
+               (:file "inproc-callback") (:file "stream-message") (:file "park")
+               (:file "inproc-operations") (:file "inproc-channel") (:file "inproc-stub")
+               (:file "relay") (:file "configured") (:file "channel-opening") (:file "direct")))
 
 (defsystem "clgrpc/services"
   :description "The services of gRPC itself: health, reflection; and health and metrics over HTTP."
   :depends-on ("clgrpc/server" "clgrpc/metrics")
   :pathname "src/services/" :serial t
   :components ((:static-file "../../proto/grpc/reflection/v1/reflection.proto")
-               (:static-file "../../proto/grpc/reflection/v1alpha/reflection.proto") (:file "proto")
-               (:file "package") (:file "health") (:file "metrics") (:file "reflection")))
+               (:static-file "../../proto/grpc/reflection/v1alpha/reflection.proto")
+               (:file "reflection-proto") (:file "package") (:file "health") (:file "metrics-page")
+               (:file "reflection")))
 
 (defsystem "clgrpc/logs"
   :description "Logs of calls."
   :depends-on ("clgrpc/rpc")
   :pathname "src/observe/logs/" :serial t
-  :components ((:static-file "../../../proto/grpc/binlog/v1/binarylog.proto") (:file "proto")
-               (:file "package") (:file "access") (:file "filter") (:file "entry")
+  :components ((:static-file "../../../proto/grpc/binlog/v1/binarylog.proto") (:file "binlog-proto")
+               (:file "package") (:file "access-log") (:file "filter") (:file "log-entry")
                (:file "entry-file") (:file "binary")))
 
 (defsystem "clgrpc/channelz"
   :description "What the channels, servers and connections of a process are and do, as a service."
   :depends-on ("clgrpc/client" "clgrpc/server")
   :pathname "src/observe/channelz/" :serial t
-  :components ((:static-file "../../../proto/grpc/channelz/v1/channelz.proto") (:file "proto")
-               (:file "package") (:file "asking") (:file "socket") (:file "service")))
+  :components ((:static-file "../../../proto/grpc/channelz/v1/channelz.proto")
+               (:file "channelz-proto") (:file "package") (:file "asking") (:file "socket-report")
+               (:file "channelz-service")))
 
 (defsystem "clgrpc/otlp"
   :description "Metrics and spans told to an OpenTelemetry collector."
@@ -365,24 +370,24 @@
                (:static-file "../../../proto/opentelemetry/proto/collector/metrics/v1/metrics_service.proto")
                (:static-file "../../../proto/opentelemetry/proto/trace/v1/trace.proto")
                (:static-file "../../../proto/opentelemetry/proto/collector/trace/v1/trace_service.proto")
-               (:file "proto") (:file "package") (:file "environment") (:file "attribute")
-               (:file "metric") (:file "span") (:file "failure") (:file "pipeline")
+               (:file "otlp-proto") (:file "package") (:file "environment") (:file "attribute")
+               (:file "metric") (:file "span-export") (:file "failure") (:file "export-pipeline")
                (:file "exporter")))
 
 (defsystem "clgrpc/command"
   :description "Command lines: arguments, their parsers, complaints and help texts."
   :depends-on ("clgrpc/loop")
   :pathname "src/program/command/" :serial t
-  :components ((:file "package") (:file "usage") (:file "parser") (:file "argument") (:file "group")
-               (:file "line") (:file "help")))
+  :components ((:file "package") (:file "usage") (:file "value-parser") (:file "argument")
+               (:file "group") (:file "line") (:file "help")))
 
 (defsystem "clgrpc/program"
   :description "A server as a program, from its command line to the signal that ends it."
   :depends-on ("clgrpc/command" "clgrpc/server" "clgrpc/services" "clgrpc/metrics" "clgrpc/trace"
                "clgrpc/otlp" "clgrpc/logs" "clgrpc/channelz")
   :pathname "src/program/" :serial t
-  :components ((:file "package") (:file "ending") (:file "perf-map") (:file "credentials")
-               (:file "telemetry") (:file "serve") (:file "run")))
+  :components ((:file "package") (:file "shutdown-signal") (:file "perf-map") (:file "credentials")
+               (:file "telemetry") (:file "server-program") (:file "run-server")))
 
 (defsystem "clgrpc/examples"
   :description "A greeter, a RouteGuide and its client, a chat with its page, as users write them."

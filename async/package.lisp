@@ -34,19 +34,19 @@
    ;; event.lisp
    #:delay #:with-delay #:interval #:with-interval #:remove-interval
    #:event #:make-event #:add-event #:remove-event #:free-event #:event-freed-p
-   ;; watch.lisp
+   ;; user-watch.lisp
    #:idle #:free-idler #:idler-freed-p
    #:notifier #:make-notifier #:trigger-notifier #:free-notifier #:notifier-freed-p
    #:poll #:free-poller #:poller-freed-p
    ;; dns.lisp
    #:dns-lookup #:reverse-dns-lookup #:+af-inet+ #:+af-inet6+ #:+af-unspec+
-   ;; server.lisp
+   ;; tcp-server.lisp
    #:tcp-server #:pipe-server #:server-address #:server-port #:close-tcp-server
    #:close-socket-server #:tcp-server-closed #:tcp-connect #:pipe-connect
-   ;; socket.lisp
+   ;; user-socket.lisp
    #:socket #:socket-data #:socket-closed-p #:socket-peer #:socket-unsent-octets
    #:write-socket-data #:close-socket #:set-socket-timeouts #:enable-socket #:disable-socket
-   ;; stream.lisp
+   ;; socket-stream.lisp
    #:async-io-stream #:stream-socket #:socket-stream
    ;; socket-condition.lisp
    #:event-info #:event-error #:event-errcode #:event-errmsg #:socket-info #:tcp-socket

@@ -71,8 +71,8 @@
     ("src/base/memory/collector.lisp" "sb-alien" "the C library's allocation, not the kernel's")
     ("src/base/memory/collector.lisp" "sb-vm" "what an entry of the table of pages has is not exported")
     ("src/base/memory/collector.lisp" "sb-kernel" "that a collection has taken place has no exported name")
-    ("src/base/kernel/processor.lisp" "sb-alien" "a variable of SBCL's runtime says what there is")
-    ("src/base/kernel/processor.lisp" "sb-vm" "what the processor says of itself is not exported")
+    ("src/base/kernel/processor-feature.lisp" "sb-alien" "a variable of SBCL's runtime says what there is")
+    ("src/base/kernel/processor-feature.lisp" "sb-vm" "what the processor says of itself is not exported")
     ("src/base/kernel/kernel.lisp" "sb-vm" "machine code names registers, which have no exported names")
     ("src/base/kernel/instruction.lisp" "sb-vm" "machine code names registers, which are not exported")
     ("src/base/kernel/instruction.lisp" "sb-x86-64-asm"

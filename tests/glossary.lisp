@@ -2,7 +2,7 @@
 ;;;; class, a condition or an exported function is in tests/field-words.txt, the words of the field
 ;;;; and of English, or it is one of our own, and explained in doc/glossary.md. A word of ours names
 ;;;; one thing, defined in one folder, and so does a word that has several meanings elsewhere. A
-;;;; file's name stands in one folder, but for those that are excused here.
+;;;; file's name stands in one folder.
 
 (in-package #:clgrpc.tests.architecture)
 (in-suite :clgrpc.architecture)
@@ -150,30 +150,6 @@ and the folder that may define it."
 
 ;;; Names of files
 
-(defparameter *shared-names*
-  '(("access" . 2) ("account" . 3) ("answer" . 4) ("attempt" . 2) ("call" . 6)
-    ("callback" . 2) ("channel" . 3) ("claim" . 5) ("client" . 4) ("compare" . 2)
-    ("compression" . 3) ("condition" . 2) ("connection" . 2) ("context" . 2)
-    ("credentials" . 2) ("datagram" . 2) ("decision" . 2)
-    ("decoder" . 2) ("dropped" . 2) ("encoder" . 2) ("ending" . 3) ("endpoint" . 2)
-    ("engine" . 2) ("entry" . 2) ("error" . 4) ("event" . 2) ("failure" . 2)
-    ("field" . 3) ("figure" . 2) ("framing" . 2) ("future" . 2) ("guard" . 2)
-    ("head" . 3) ("header" . 2) ("health" . 2) ("html" . 2) ("index" . 2)
-    ("instrument" . 2) ("key" . 3) ("lease" . 2) ("limit" . 2) ("listener" . 2)
-    ("member" . 2) ("message" . 4) ("metadata" . 2) ("meter" . 4) ("method" . 3)
-    ("metrics" . 2) ("name" . 2) ("node" . 2) ("opening" . 2) ("operation" . 3)
-    ("option" . 2) ("orca" . 2) ("page" . 2) ("parser" . 3) ("part" . 2)
-    ("payload" . 2) ("peer" . 3) ("pipeline" . 2) ("plan" . 2) ("policy" . 4)
-    ("process" . 2) ("processor" . 2) ("program" . 3) ("proto" . 10) ("protos" . 2)
-    ("query" . 2) ("queue" . 3) ("range" . 2) ("record" . 2) ("reflection" . 2) ("request" . 2)
-    ("resolver" . 3) ("route" . 3) ("router" . 2)
-    ("run" . 3) ("runtime" . 2) ("schedule" . 2) ("seed" . 2) ("serve" . 2)
-    ("server" . 3) ("service" . 5) ("service-config" . 2) ("socket" . 3) ("span" . 2)
-    ("stack" . 2) ("state" . 3) ("status" . 2) ("store" . 4) ("stream" . 5)
-    ("stub" . 3) ("task" . 2) ("template" . 2) ("text" . 3) ("tls" . 3) ("transaction" . 2)
-    ("watch" . 3) ("worker" . 2) ("writer" . 2))
-  "Names that several folders give to a file, each with in how many. The numbers only fall.")
-
 (defun shared-names (files)
   "The names of FILES that several of them have, with how many: an alist."
   (let ((counts '()))
@@ -183,13 +159,8 @@ and the folder that may define it."
     (sort (remove 1 counts :key #'cdr) #'string< :key #'car)))
 
 (test a-file-name-stands-in-one-folder
-  (let ((shared (remove "package" (shared-names (named-sources)) :key #'car :test #'string=)))
-    (loop for (name . count) in shared
-          for excused = (or (cdr (assoc name *shared-names* :test #'string=)) 1)
-          do (is (<= count excused)
-                 "~D files are called ~A, and *SHARED-NAMES* allows ~D: name a file for what is in ~
-                  it" count name excused))
-    (loop for (name) in *shared-names*
-          do (is-true (assoc name shared :test #'string=)
-                      "*SHARED-NAMES* has ~A, of which there is one file" name)))
+  "But for package.lisp, which each folder with a package has."
+  (loop for (name . count) in (shared-names (named-sources))
+        unless (string= "package" name)
+          do (fail "~D files are called ~A: name a file for what is in it" count name))
   (is (equal '(("call" . 2)) (shared-names (list #p"a/call.lisp" #p"b/call.lisp" #p"c/x.lisp")))))

@@ -16,21 +16,21 @@
    ;; cluster-condition.lisp
    #:cluster-error #:cluster-error-text #:name-taken #:superseded #:not-a-member #:cluster-full
    #:access-denied #:membership-lost
-   ;; member.lisp
+   ;; cluster-member.lisp
    #:cluster-member #:cluster-member-p #:make-cluster-member #:member-name #:member-generation
    #:member-address #:member-state #:member-labels #:member-lease-seconds #:member-instance
    #:member-joined
    ;; view.lisp
    #:change #:change-p #:change-kind #:change-member
-   ;; store.lisp
+   ;; named-store.lisp
    #:open-store
    ;; membership.lisp
    #:join-cluster #:renew-membership #:leave-cluster #:fetch-members
-   ;; service.lisp
+   ;; cluster-service.lisp
    #:cluster-service #:make-cluster-service #:close-cluster-service
    ;; follow.lisp
    #:follow-cluster #:response-members #:told-response
-   ;; node.lisp
+   ;; membership-node.lisp
    #:node #:start-node #:stop-node #:with-node #:node-name #:node-cluster #:node-store
    #:node-server #:node-address #:node-generation #:node-state #:node-health #:node-lease
    #:node-instance #:node-members #:find-member #:await-members))

@@ -22,9 +22,9 @@
    #:kept-snapshot #:handle-install-snapshot #:handle-snapshot-chunk #:handle-snapshot-end
    ;; request-address.lisp
    #:refusal-reason
-   ;; service.lisp
+   ;; raft-service.lisp
    #:raft-service #:make-raft-service #:add-group #:remove-group #:group-state
-   ;; peer.lisp
+   ;; raft-peer.lisp
    #:peer #:make-peer #:peer-name #:peer-group #:peer-sender #:peer-channel #:peer-statistics
    ;; unary-call.lisp
    #:pre-vote #:request-vote #:append-entries #:timeout-now

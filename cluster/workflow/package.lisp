@@ -30,17 +30,17 @@
    #:changes-compacted #:access-denied #:store-full #:store-forbids
    ;; definition.lisp
    #:define-workflow #:find-workflow-steps
-   ;; limit.lisp, node.lisp, keeper.lisp
+   ;; limit.lisp, workflow-node.lisp, keeper.lisp
    #:limit-names #:check-limit #:workflow-service #:make-workflow-service #:close-workflow-service
    ;; group-router.lisp
    #:router #:router-p #:make-router #:router-channels #:route
-   ;; client.lisp
+   ;; workflow-client.lisp
    #:start-workflow #:workflow-state #:signal-workflow #:cancel-workflow #:delete-workflow
    #:await-workflow #:map-workflows #:watch-workflow #:end-watching
    ;; schedule-client.lisp
    #:create-schedule #:schedule-state #:map-schedules #:pause-schedule #:resume-schedule
    #:delete-schedule
-   ;; task.lisp
+   ;; worker-task.lisp
    #:task #:task-id #:task-kind #:task-name #:task-input #:task-text #:task-fence #:task-attempt
    #:task-losses
    #:task-held-p #:task-results #:child-results #:continue-as-new #:fail-step #:define-step

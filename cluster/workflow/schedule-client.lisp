@@ -1,4 +1,4 @@
-;;;; What users of schedules call; see client.lisp.
+;;;; What users of schedules call; see workflow-client.lisp.
 
 (in-package #:clgrpc.workflow)
 

@@ -1,4 +1,4 @@
-;;;; The methods of the service that are about schedules, see method.lisp.
+;;;; The methods of the service that are about schedules, see workflow-method.lisp.
 
 (in-package #:clgrpc.workflow)
 

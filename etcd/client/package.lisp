@@ -22,16 +22,16 @@
    ;; entry.lisp
    #:entry #:entry-p #:entry-key #:entry-key-octets #:entry-value #:entry-text #:entry-created
    #:entry-changed #:entry-version #:entry-lease
-   ;; client.lisp
+   ;; etcd-client.lisp
    #:etcd #:make-etcd #:close-etcd #:with-etcd #:as-user #:etcd-channel #:etcd-user #:etcd-metrics
    #:add-job #:run-in-background #:add-ending #:remove-ending
-   ;; call.lisp
+   ;; etcd-call.lisp
    #:reach
    ;; lease.lisp
    #:lease #:grant-lease #:adopt-lease #:lease-by-number #:revoke-lease #:renew-lease
    #:on-lease-loss #:lease-id #:lease-seconds #:lease-alive-p #:lease-seconds-left #:lease-keys
    #:list-leases
-   ;; store.lisp
+   ;; entry-store.lisp
    #:fetch #:map-entries #:fetch-entries #:count-entries #:put #:remove-entry #:remove-entries
    #:compact
    ;; transaction.lisp

@@ -13,7 +13,7 @@
    ;; endpoint.lisp
    #:endpoint #:endpoint-p #:endpoint-address #:endpoint-weight #:endpoint-zone
    #:endpoint-hash-key #:endpoint-state #:endpoint-metadata #:endpoint-text
-   ;; key.lisp
+   ;; service-key.lisp
    #:endpoint-key #:service-config-key
    ;; endpoint-table.lisp
    #:read-endpoint
@@ -25,5 +25,5 @@
    #:await-registration
    ;; listing.lisp
    #:list-endpoints #:put-service-config
-   ;; resolver.lisp
+   ;; etcd-resolver.lisp
    #:etcd-resolver))

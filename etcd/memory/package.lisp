@@ -18,5 +18,5 @@
   (:export
    ;; engine.lisp
    #:engine #:make-engine #:close-engine #:engine-revision
-   ;; service.lisp
+   ;; memory-service.lisp
    #:connect))

@@ -19,7 +19,7 @@
    #:u16be #:u24be #:u32be #:u64be #:u32le #:u64le
    #:buffer #:make-buffer #:buffer-octets #:buffer-start #:buffer-end #:buffer-fill
    #:buffer-room #:ensure-buffer-room #:append-octets #:append-octet #:clear-buffer
-   ;; store.lisp
+   ;; octet-store.lisp
    #:borrow-octets #:give-octets-back #:stored-octets #:clear-store
    ;; collector.lisp
    #:tune-collector #:memory-to-give-p #:give-memory-back #:full-collection-due-p
@@ -32,7 +32,7 @@
    #:split-list
    ;; text/percent-encoding.lisp
    #:percent-decoded #:percent-decoded-text
-   ;; seed.lisp
+   ;; hash-seed.lisp
    #:hash-seed #:+golden-step+ #:+signed-golden-step+ #:mixed-word
    ;; heap.lisp
    #:heap-full #:heap-condition-p #:heap-used

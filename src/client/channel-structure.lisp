@@ -1,9 +1,9 @@
 ;;;; The structures that the files of the client share, and what is asked of a channel's core by all
 ;;;; of them.
 ;;;;
-;;;; The user has a channel, a CLOS object (channel.lisp). It points to its core, which is what the
+;;;; The user has a channel, a CLOS object (network-channel.lisp). It points to its core, which is what the
 ;;;; channel is on its loop: nothing on a loop points back, so that the collector finds a channel
-;;;; that its user has dropped (dropped.lisp). The core has a resolver, a balancer and subchannels;
+;;;; that its user has dropped (dropped-channel.lisp). The core has a resolver, a balancer and subchannels;
 ;;;; a subchannel has a connection set, which has the links; channels that are alike may share
 ;;;; connection sets. A channel, its subchannels and their links are on one loop for life.
 
@@ -14,7 +14,7 @@
   '(member :idle :connecting :ready :transient-failure :shutdown))
 
 (defstruct (method-table (:constructor make-method-table (config receive-limit)) (:copier nil))
-  "What a service config says of the methods of a channel's calls; see service-config.lisp."
+  "What a service config says of the methods of a channel's calls; see current-config.lisp."
   (config nil :type config:service-config :read-only t) ; what is looked up
   (receive-limit nil :type (or null index) :read-only t) ; that the user has set, of messages
   (found '() :type list))               ; an alist from RPC-METHOD to METHOD-CONFIG or nil; atomic
@@ -108,7 +108,7 @@ there are; see stream-queue.lisp."
   (balancing nil :type (or null config:policy-config)) ; as the user says, before CONFIG
   (balancer nil :type (or null balancer)) ; that chooses among them, a SWITCH
   (picker nil)                          ; see balancer.lisp; changed by one store
-  ;; of what the balancer publishes: the picker that calls have; see guard.lisp
+  ;; of what the balancer publishes: the picker that calls have; see guarded-picker.lisp
   (picker-wrapper #'identity :type function)
   (idle-watch (make-idle-watch) :type idle-watch :read-only t) ; whether it may go idle
   (state :idle :type connectivity)      ; of the channel

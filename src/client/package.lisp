@@ -76,7 +76,7 @@
    #:connection-set-failure #:all-links
    #:subchannel-channel-trace #:subchannel-picks #:subchannel-failures #:subchannel-cancellations
    #:server-text #:state-text
-   ;; guard.lisp
+   ;; guarded-picker.lisp
    #:cancelled-by-server-p
-   ;; channel.lisp
+   ;; network-channel.lisp
    #:wire-channel #:make-channel #:with-channel))

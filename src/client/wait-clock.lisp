@@ -1,7 +1,7 @@
 ;;;; What a client's call waits for before it has a stream. Its channel keeps a WAIT-CLOCK: how long
 ;;;; it has been in each stage of getting a connection, in all. A call that begins to wait notes
 ;;;; what the clock shows then; what the clock shows at the end, less that, is what the call has
-;;;; waited for. What people are told of this is in call.lisp.
+;;;; waited for. What people are told of this is in client-call.lisp.
 
 (in-package #:clgrpc.client)
 

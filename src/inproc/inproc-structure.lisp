@@ -30,7 +30,7 @@
   (tally (make-tally) :type tally)      ; of its calls
   (lock (sb-thread:make-mutex :name "clgrpc in-process callee")
         :read-only t) ; of CALL-PAIRS and TABLE
-  (call-pairs (make-hash-table :test 'eq) :type hash-table)) ; of calls registered: see ending.lisp
+  (call-pairs (make-hash-table :test 'eq) :type hash-table)) ; of calls registered: see call-pair-ending.lisp
 
 (declaim (sb-ext:freeze-type callee))
 
@@ -56,7 +56,7 @@
   (watched nil :type boolean)           ; a timer looks after those
   ;; what deadlines of its calls are times of
   (clock (loop:world-clock loop:*world*) :type function :read-only t)
-  (client-operations nil :type rpc:operations :read-only t) ; of its calls: see operation.lisp
+  (client-operations nil :type rpc:operations :read-only t) ; of its calls: see inproc-operations.lisp
   (server-operations nil :type rpc:operations :read-only t) ; of the handlers' ends
   (lock (sb-thread:make-mutex :name "clgrpc in-process channel") :read-only t)) ; of CLIENT-LOOP
 
@@ -125,7 +125,7 @@ on its cache line."
   (reply nil)                           ; the answer of a method that answers once
   (unattended nil :type boolean)        ; the client is its own future
   (completions '() :type loop:completions) ; of that
-  (client-mail nil :type (or null mailbox)) ; for the client: see queue.lisp
+  (client-mail nil :type (or null mailbox)) ; for the client: see message-queue.lisp
   (server-mail nil :type (or null mailbox)) ; for the handler
   (client-waits nil :type boolean)      ; the client, which sends, wants to know of room
   (server-waits nil :type boolean)      ; the handler does

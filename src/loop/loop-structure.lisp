@@ -119,7 +119,7 @@ gathering.lisp."
   (pool-count 0 :type index)            ; how many unused buffers are in POOL
   (pool-octets 0 :type index)           ; how long they are together
   (discard-buffer (make-buffer :size 0) :type buffer) ; output of connections that are closed
-  (tls-area nil :type (or null os:tls-area)) ; see tls.lisp
+  (tls-area nil :type (or null os:tls-area)) ; see tls-channel.lisp
   ;; connections that wait for their peer to close
   (lingerers (make-fifo) :type fifo :read-only t) ; these and some that linger no more
   (lingering 0 :type index)             ; how many linger

@@ -52,11 +52,11 @@
    #:connection-user #:connection-byte-channel #:connection-max-unsent #:connection-account
    #:connection-kept
    #:connection-peer #:connection-local #:connection-state
-   ;; credentials.lisp
+   ;; tls-credentials.lisp
    #:tls-credentials #:tls-credentials-server-name #:tls-credentials-verify
    #:tls-credentials-client-certificates #:check-credentials
    #:reload-credentials
-   ;; tls.lisp
+   ;; tls-channel.lisp
    #:tls-credentials-alpn #:security-alpn #:make-tls-byte-channel #:byte-channel-handshaking-p
    #:byte-channel-security #:byte-channel-own-certificate #:security
    #:security-protocol #:security-cipher #:security-resumed-p #:security-server-name
@@ -64,7 +64,7 @@
    ;; baton.lisp
    #:*event-loop* #:call-user #:with-user-interrupts #:note-late #:with-baton #:holds-baton-p
    #:prepare-to-wait
-   ;; connection.lisp
+   ;; connection-io.lisp
    #:make-connection #:connection-output #:connection-unsent #:connection-unread-p
    #:connection-output-pending-p #:connection-blocked-p #:connection-stopped-p
    #:+most-lingering+ #:flush-connection
@@ -90,7 +90,7 @@
    #:target-port #:target-authority
    ;; listener.lisp
    #:listener #:listen-on #:listener-address #:close-listener
-   ;; resolver.lisp
+   ;; host-lookup.lisp
    #:run-on-resolver #:look-up-host #:look-up
    ;; datagram.lisp
    #:udp-socket #:open-udp-socket #:send-datagram #:close-udp-socket #:route-p

@@ -73,7 +73,7 @@
    #:certificate #:make-certificate #:first-certificate #:certificate-der #:certificate-subject
    #:certificate-issuer
    #:certificate-names #:certificate-serial-number #:certificate-not-before #:certificate-not-after
-   ;; tls.lisp
+   ;; tls-session.lisp
    #:+record-octets+ #:make-tls-context #:free-tls-context #:add-certificate-chain #:add-private-key
    #:add-roots #:add-system-roots #:host-name-p #:host-name-matches-p
    #:tls-area #:make-tls-area #:free-tls-area #:tls-area-octets #:tls-area-lent

@@ -10,7 +10,7 @@
                     (#:trace #:clgrpc.trace) (#:otlp #:clgrpc.otlp)
                     (#:logs #:clgrpc.logs) (#:channelz #:clgrpc.channelz))
   (:export
-   ;; ending.lisp
+   ;; shutdown-signal.lisp
    #:+ending-seconds+ #:ending-seconds #:call-with-ending #:await-end #:end #:call-at-report
    ;; credentials.lisp
    #:server-credentials
@@ -20,7 +20,7 @@
    #:begin-logging #:call-with-web #:call-with-metrics-page #:make-tracing-as-asked
    #:begin-exporting
    #:end-exporting #:telemetry-lines
-   ;; serve.lisp
+   ;; server-program.lisp
    #:serve-as-asked #:announce
-   ;; run.lisp
+   ;; run-server.lisp
    #:run-server))

@@ -34,7 +34,7 @@
    #:find-message-type #:intern-message-type #:message-type-of #:make-message
    #:unknown-fields
    #:enum-type #:enum-type-name #:enum-type-descriptor #:find-enum-type #:enum-number #:enum-keyword
-   ;; operation.lisp
+   ;; message-operation.lisp
    #:serialize #:serialized-size #:parse-message #:parse-octets #:parse-received #:measure
    #:write-delimited #:read-delimited
    ;; requirement.lisp
@@ -54,7 +54,7 @@
    ;; raw-message.lisp
    #:raw-type #:raw-type-p #:raw-type-decoded #:raw-type-finder #:make-raw-type #:**raw-type**
    #:make-raw-message #:raw-message #:raw-message-p #:raw-message-octets #:decoded-room
-   ;; reflection.lisp
+   ;; message-reflection.lisp
    #:field-value #:field-present-p #:clear-field
    #:present-fields #:do-fields #:ensure-field #:append-to-field #:oneof-field
    ;; extension.lisp

@@ -3,7 +3,7 @@
 ;;;; thread. The first of a list is the outermost. FILTER-MESSAGES and ON-END (messaging.lisp) show
 ;;;; them what they would not see otherwise: the messages of streams, and the ends of calls that
 ;;;; outlive their handler or stub. CALL-VALUE (call-value.lisp) carries what they find out to
-;;;; handlers. Those of attempts are in calling/attempt.lisp.
+;;;; handlers. Those of attempts are in calling/attempt-view.lisp.
 ;;;;
 ;;;; Interceptors for some methods only are a list in that list, behind the service or the method
 ;;;; that they are for.

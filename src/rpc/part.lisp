@@ -94,7 +94,7 @@
   (metadata '() :type list)             ; to be sent with the headers, an alist
   (wait-for-ready :unset :type (member :unset t nil)) ; the call outlasts failures to connect
   (attempt nil))                        ; what interceptors know of a client's own attempt while it
-                                        ; runs, see calling/attempt.lisp; nil if there are none
+                                        ; runs, see calling/attempt-view.lisp; nil if there are none
 
 (defstruct (parts (:copier nil))
   "The parts of a call, each nil until it is needed."

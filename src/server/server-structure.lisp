@@ -19,7 +19,7 @@
    (loop-count :initarg :loop-count :reader server-loop-count) ; how many loops it is to have
    ;; of what all links hold
    (account :initform (make-account **process-account**) :reader server-account)
-   (admission :accessor server-admission) ; of the peers: see peer.lisp
+   (admission :accessor server-admission) ; of the peers: see admission.lisp
    ;; a list of T while it has been asked to give way, else of NIL
    (asked-to-give-way :initform (list nil) :reader server-asked-to-give-way)
    (refusals :accessor server-refusals) ; that the log is to hear of
@@ -45,8 +45,8 @@
   "A connection of a server's."
   (coming 0 :type sb-ext:word)          ; octets of answers on their way to the loop; atomic
   (place 0 :type index)                 ; its place among the links of its server loop
-  (permit nil)                          ; of peer.lisp: its place among the connections
-  (peer-view nil)                       ; of peer.lisp: what its server loop knows of it
+  (permit nil)                          ; of admission.lisp: its place among the connections
+  (peer-view nil)                       ; of admission.lisp: what its server loop knows of it
   ;; the timer that ends the wait until it is known what it speaks
   (opening nil :type (or null timer))
   (http1 nil :type (or null exchange:http1-connection))) ; what it is, if it speaks HTTP/1.1

@@ -6,7 +6,7 @@
 ;;;;   taken, answers on their way to the loop (CHARGE-LINK).
 ;;;; - Measured when the link is read and flushed: tables and caches, open streams, queued DATA,
 ;;;;   header blocks that are not whole, what a dialect keeps (MEASURE-LINK); leftovers of input,
-;;;;   output, TLS (loop/io/connection.lisp).
+;;;;   output, TLS (loop/io/connection-io.lisp).
 ;;;;
 ;;;; A message that waits for its rest counts with the memory that it has been given.
 ;;;;

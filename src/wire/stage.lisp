@@ -8,7 +8,7 @@
 ;;;;   client  +HEADERS+ request headers sent   +ANSWER+ the first response headers   +END+
 ;;;;   server  +HEADERS+ response headers sent  +DUE+    the handler may start        +END+
 ;;;;
-;;;; What people are told of all this is in account.lisp.
+;;;; What people are told of all this is in stage-report.lisp.
 
 (in-package #:clgrpc.wire)
 

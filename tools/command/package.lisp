@@ -29,9 +29,9 @@
    #:make-standard-output #:octet-input
    ;; tls.lisp, balancing-options.lisp
    #:client-tls #:client-credentials #:balancing-options #:balancing-arguments
-   ;; payload.lisp
+   ;; interop-payload.lisp
    #:+max-payload-octets+ #:payload-of-size
-   ;; worker/service.lisp
+   ;; worker/bench-service.lisp
    #:bench-service #:answer-of-size
    ;; serve.lisp
    #:add-offer

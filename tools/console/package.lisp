@@ -17,9 +17,9 @@
    #:console #:make-console #:console-metrics
    ;; access.lisp
    #:loopback-address-p
-   ;; page.lisp, access.lisp: for pages of others
+   ;; console-page.lisp, access.lisp: for pages of others
    #:add-page #:page-parts #:send-page #:send-json #:refuse
-   ;; page.lisp
+   ;; console-page.lisp
    #:console-handler #:console-url
-   ;; program.lisp
+   ;; console-option.lisp
    #:call-with-console))

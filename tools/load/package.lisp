@@ -13,7 +13,7 @@
    #:histogram #:make-histogram #:record-value #:merge-histograms #:histogram-count
    #:histogram-sum #:histogram-min #:histogram-max #:histogram-mean
    #:histogram-quantile #:map-histogram #:restore-histogram
-   ;; run.lisp
+   ;; run-result.lisp
    #:run #:make-run #:run-name #:run-target #:run-method #:run-kind #:run-started-unix-ns
    #:run-duration-ns #:run-options #:run-tags #:run-loop-kind #:run-intended-rps #:run-count
    #:run-message-latency #:run-server #:run-burst #:run-under-way #:run-oldest-under-way-ns
@@ -32,14 +32,14 @@
    #:sample #:make-sample #:sample-unix-ns #:sample-latency-ns #:sample-status #:sample-error
    ;; round.lisp
    #:merge-rounds
-   ;; schedule.lisp
+   ;; call-schedule.lisp
    #:schedule #:make-schedule #:schedule-value #:make-pacer #:next-due
-   ;; template.lisp
+   ;; data-template.lisp
    #:template-error #:compile-template #:expand-template
    ;; payload.lisp
    #:json-payload #:binary-payload #:compress-payload #:compile-metadata
    ;; plan.lisp
    #:plan #:make-plan #:plan-rate #:plan-payload #:plan-method #:plan-total #:plan-duration-ns
    #:plan-warm-up-ns #:request-fields
-   ;; engine.lisp
+   ;; load-run.lisp
    #:perform-run #:run-failed #:calls-ended #:single-targets))

@@ -4,7 +4,7 @@
 (defpackage #:clgrpc.page
   (:use #:cl #:clgrpc.base)
   (:export
-   ;; figure.lisp
+   ;; figure-text.lisp
    #:digits-text #:count-text #:duration-text #:octets-text #:share-text
    #:number-tick #:octets-tick #:duration-tick #:seconds-tick
    ;; markup.lisp
@@ -13,5 +13,5 @@
    #:scale #:linear-scale #:log-scale #:tail-scale #:scale-share #:scale-ticks
    ;; chart.lisp
    #:chart #:line-layer #:band-layer #:bar-layer #:cell-layer #:title-layer #:legend
-   ;; page.lisp
+   ;; page-head.lisp
    #:write-page #:tiles #:card #:table #:facts))

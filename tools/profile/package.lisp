@@ -12,13 +12,13 @@
    #:write-perf-map                     ; of clgrpc.program
    ;; agent.lisp
    #:start-agent-if-asked #:take-census #:kind-of
-   ;; run.lisp
+   ;; profile-run.lisp
    #:profile #:profile-error
-   ;; text.lisp
+   ;; profile-text.lisp
    #:write-profile #:read-profile
    ;; pprof.lisp
    #:write-folded #:write-pprof
-   ;; compare.lisp
+   ;; profile-comparison.lisp
    #:write-difference #:difference-data
-   ;; html.lisp
+   ;; profile-page.lisp
    #:write-profile-page))

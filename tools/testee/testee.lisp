@@ -2,7 +2,7 @@
 ;;;; talks to it on standard input and output. For `protobuf` that is the conformance runner of
 ;;;; Protocol Buffers: each request holds a message in one format, each response the same message in
 ;;;; another, both with their length in four octets, little-endian, before them. The others are in
-;;;; connect.lisp, policy.lisp and metrics.lisp.
+;;;; connect.lisp, policy-client.lisp and metrics.lisp.
 
 (in-package #:clgrpc.testee)
 

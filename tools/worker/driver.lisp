@@ -1,4 +1,4 @@
-;;;; The other side of worker.lisp: several workers of gRPC's benchmarks, ours or another
+;;;; The other side of worker-command.lisp: several workers of gRPC's benchmarks, ours or another
 ;;;; implementation's, are told to call one server, and what they measure becomes one RUN.
 
 (in-package #:clgrpc.tools)

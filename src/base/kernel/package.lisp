@@ -13,5 +13,5 @@
    #:inst #:memory #:repeat-constant #:inst512 #:instx #:broadcast #:masked
    ;; kernel.lisp
    #:define-kernel #:with-kernel-parts #:+octets-data+ #:+kernels-p+ #:kernels
-   ;; processor.lisp
+   ;; processor-feature.lisp
    #:avx2-p #:fast-bits-p #:avx512-p))

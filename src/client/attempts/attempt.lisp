@@ -43,7 +43,7 @@
   (and (null (call-retries call))
        (null (core-methods (client-call-core call)))))
 
-;;; What interceptors of attempts (calling/attempt.lisp) know of one: its view
+;;; What interceptors of attempts (calling/attempt-view.lisp) know of one: its view
 
 (defun interceptor-failure (call error)
   "How an attempt of CALL fails since an interceptor has signalled ERROR."

@@ -1,7 +1,7 @@
 ;;;; The policy weighted_round_robin (gRFC A58): calls go to the servers that are ready as often as
 ;;;; their weights say, which are the calls per second that they report over their utilization, the
 ;;;; application's or else the processor's. Reports come with the trailers of calls, or out of band
-;;;; (orca.lisp). Errors count as utilization by errorUtilizationPenalty.
+;;;; (load-report.lisp). Errors count as utilization by errorUtilizationPenalty.
 ;;;;
 ;;;; A weight counts from blackoutPeriod after its server's first report, and until
 ;;;; weightExpirationPeriod after the last; meanwhile, and before, the server has the mean of the

@@ -8,16 +8,16 @@
   (:export
    ;; config-condition.lisp
    #:service-config-error #:service-config-error-path #:service-config-error-text #:config-error
-   ;; field.lisp
+   ;; config-field.lisp
    #:member-path #:element-path #:check-object #:object-members #:key-name #:field
    #:list-field #:object-field #:string-field
    #:boolean-field #:integer-field #:number-field #:duration-field
-   ;; policy.lisp
+   ;; balancing-policy.lisp
    #:policy #:policy-keyword #:policy-names #:policy-class #:register-policy #:find-policy
    #:known-policies
    #:policy-config #:make-policy-config #:policy-config-name #:policy-config-row
    #:policy-config-value #:parse-balancing #:default-policy-config #:no-fields #:whole-object
-   ;; method.lisp
+   ;; method-config.lisp
    #:method-config #:method-config-timeout-ns #:method-config-wait-for-ready
    #:method-config-max-request-octets #:method-config-max-response-octets
    #:method-config-retry #:method-config-hedging

@@ -10,7 +10,7 @@
 ;;;; an attempt that began later, then the server of an earlier one has failed: it was given longer,
 ;;;; and a server that hangs would otherwise never be found out.
 ;;;;
-;;;; Pure: time is an argument. Which calls go to which server is decided in guard.lisp.
+;;;; Pure: time is an argument. Which calls go to which server is decided in guarded-picker.lisp.
 
 (in-package #:clgrpc.client)
 

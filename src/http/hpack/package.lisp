@@ -9,18 +9,18 @@
   (:use #:cl #:clgrpc.base)
   (:import-from #:sb-ext #:define-load-time-global #:freeze-type)
   (:export
-   ;; error.lisp
+   ;; hpack-error.lisp
    #:hpack-error #:hpack-error-text #:hpack-error-position
-   ;; field.lisp
+   ;; header-field.lisp
    #:field #:make-field #:string-field #:field-name #:field-value #:field-size #:field-sensitive-p
    #:field-kind #:field-memo #:field-name-string #:field-value-string #:+field-overhead-octets+
    ;; list.lisp
    #:field-list #:make-field-list #:clear-field-list #:field-list-fields #:field-list-count
    #:field-list-octets #:field-list-overflow-p #:field-list-memo #:field-list-repeated-p #:do-fields
    #:find-field #:+field-octets+ #:fields-octets
-   ;; decoder.lisp
+   ;; block-decoder.lisp
    #:decoder #:make-decoder #:make-common-fields #:decode-block #:set-decoder-limit
    #:forget-repeats #:decoder-memory
-   ;; encoder.lisp
+   ;; block-encoder.lisp
    #:encoder #:make-encoder #:set-encoder-limit #:begin-block #:encode-field #:encode-literal
    #:encode-fields #:forget-encoded #:encoder-memory))

@@ -15,21 +15,21 @@
   (:local-nicknames (#:hpack #:clgrpc.hpack))
   (:import-from #:sb-ext #:freeze-type)
   (:export
-   ;; error.lisp
+   ;; http1-error.lisp
    #:http1-error #:http1-error-status #:http1-error-text
    ;; syntax.lisp
    #:header-name-p #:token-p
    ;; preference.lisp
    #:do-preferences
-   ;; framing.lisp
+   ;; body-framing.lisp
    #:bodiless-p
-   ;; message.lisp
+   ;; message-head.lisp
    #:message #:message-http-method #:message-target #:message-status #:message-reason
    #:message-minor #:message-fields #:message-body #:message-persistent-p #:message-expects-p
    #:message-octets #:message-memo #:find-field
-   ;; parser.lisp
+   ;; http1-parser.lisp
    #:parser #:make-parser #:parse #:parse-end #:next-message #:expect-response #:parser-message
    #:parser-body-start #:parser-body-end #:parser-trailers #:parser-begun-p #:parser-octets
-   ;; writer.lisp
+   ;; head-writer.lisp
    #:write-request-head #:write-response-head #:response-head-octets #:last-head-octets
    #:append-framed-fields #:write-chunk #:write-last-chunk))

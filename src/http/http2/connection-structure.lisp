@@ -142,7 +142,7 @@ began, and the state of its rate limits (rate-limit.lisp)."
   (peer-frame-octets +default-frame-octets+ :type (unsigned-byte 24)) ; the peer's largest frame
   (peer-max-streams 100 :type (unsigned-byte 32)) ; how many streams the peer allows
   (peer-max-header-list #xFFFFFFFF :type (unsigned-byte 32)) ; the peer's advice (6.5.2)
-  (ring-head nil :type (or null stream)) ; the ring of writers (queue.lisp): the next one
+  (ring-head nil :type (or null stream)) ; the ring of writers (data-queue.lisp): the next one
   (ring-tail nil :type (or null stream)) ; and the last one
   (open-mark -1 :type fixnum)           ; where in the output an unended header block begins, or -1
   ;; Receiving
@@ -185,7 +185,7 @@ began, and the state of its rate limits (rate-limit.lisp)."
 (defstruct (stream (:constructor %make-stream (connection id)) (:copier nil))
   "An HTTP/2 stream."
   (id 0 :type stream-id)                ; its identifier
-  (state +idle+ :type state)            ; of RFC 9113 section 5.1 (state.lisp)
+  (state +idle+ :type state)            ; of RFC 9113 section 5.1 (stream-state.lisp)
   (flags 0 :type (unsigned-byte 8))     ; the constants above
   (connection nil :type connection)     ; that it belongs to
   (user nil)                            ; whatever the owner wants to find with it

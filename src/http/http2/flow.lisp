@@ -2,7 +2,7 @@
 ;;;;
 ;;;; Receiving: a DATA frame charges its whole payload, padding too, to the connection and to the
 ;;;; stream. The owner gives content back by CONSUME-DATA; this file gives back padding and what
-;;;; nobody can read (to the connection by RETURN-TO-CONNECTION, failure.lisp). Once half a window
+;;;; nobody can read (to the connection by RETURN-TO-CONNECTION, stream-end.lisp). Once half a window
 ;;;; is to be returned it is due, and WRITE-WINDOW-UPDATES, called at each flush, writes one
 ;;;; WINDOW_UPDATE for it. For each stream
 ;;;;

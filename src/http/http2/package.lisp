@@ -10,7 +10,7 @@
   (:local-nicknames (#:hpack #:clgrpc.hpack))
   (:shadow #:stream)
   (:export
-   ;; error.lisp
+   ;; error-code.lisp
    #:error-code #:error-code-name
    #:+no-error+ #:+protocol-error+ #:+internal-error+
    #:+refused-stream+ #:+cancel+
@@ -39,9 +39,9 @@
    #:note-call-served
    ;; output.lisp
    #:send-ping
-   ;; stream.lisp
+   ;; stream-table.lisp
    #:map-streams #:release-stream
-   ;; failure.lisp
+   ;; stream-end.lisp
    #:close-connection
    ;; reset.lisp
    #:reset-stream
@@ -49,7 +49,7 @@
    #:consume-data #:credit-connection
    ;; writer.lisp
    #:connection-writable-p #:begin-headers #:end-headers #:reserve-data #:begin-data #:end-data
-   ;; queue.lisp
+   ;; data-queue.lisp
    #:send-data #:send-trailers-later #:stream-queue-empty-p #:write-queued
    ;; reader.lisp
    #:receive-octets

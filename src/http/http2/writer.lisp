@@ -5,7 +5,7 @@
 ;;;; Between the two halves of a pair nothing else may be appended. A header block is contiguous: it
 ;;;; is encoded in one piece behind 9 octets kept free, and only when it is longer than the peer's
 ;;;; largest frame it is opened up for the headers of its CONTINUATIONs. DATA never overtakes queued
-;;;; DATA, and trailers never either: see queue.lisp.
+;;;; DATA, and trailers never either: see data-queue.lisp.
 
 (in-package #:clgrpc.http2)
 

@@ -8,15 +8,15 @@
    ;; name.lisp
    #:malformed-message #:malformed-message-text #:malformed-message-position
    #:name-octets #:name-text
-   ;; message.lisp
+   ;; dns-message.lisp
    #:+a+ #:+cname+ #:+txt+ #:+aaaa+
    #:message #:message-id #:message-response-p #:message-truncated-p #:message-code
    #:message-question #:message-records
    #:record #:record-name #:record-type #:record-seconds #:record-data
    #:encode-query #:parse-message
-   ;; answer.lisp
+   ;; dns-answer.lisp
    #:outcome #:message-outcome
-   ;; query.lisp
+   ;; dns-query.lisp
    #:query #:ask #:give-up
    ;; host.lisp
    #:look-up-host

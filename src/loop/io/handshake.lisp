@@ -6,7 +6,7 @@
 ;;;; What is encrypted cannot be read. A client of TLS 1.2 encrypts all that comes after its
 ;;;; ChangeCipherSpec; one of TLS 1.3 sends that as well, perhaps before a second ClientHello, and
 ;;;; encrypts records of another kind. Of the encrypted messages a Certificate alone is long, for
-;;;; which OpenSSL has a limit of its own (os/tls.lisp).
+;;;; which OpenSSL has a limit of its own (os/tls-session.lisp).
 
 (in-package #:clgrpc.loop)
 

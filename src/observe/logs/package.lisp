@@ -8,7 +8,7 @@
                     (#:protobuf #:clgrpc.protobuf) (#:binlog #:grpc.binarylog.v1))
   (:import-from #:clgrpc.rpc #:call-rpc-method #:call-status #:operate)
   (:export
-   ;; access.lisp
+   ;; access-log.lisp
    #:access-log #:make-access-log #:call-plist
    ;; binary.lisp
    #:binary-log #:make-binary-log #:close-binary-log #:rotate-binary-log

@@ -16,7 +16,7 @@
    ;; user-instrument.lisp
    #:make-counter #:make-up-down-counter #:make-gauge #:make-histogram #:add #:record
    #:ensure-instruments
-   ;; instrument.lisp
+   ;; instrument-table.lisp
    #:instrument-table
    ;; count.lisp
    #:plain-request-p
@@ -27,5 +27,5 @@
    #:point-count #:point-exemplars
    ;; accept.lisp
    #:gzip-wanted-p #:open-metrics-wanted-p
-   ;; text.lisp
+   ;; metrics-text.lisp
    #:metrics-text))

@@ -11,7 +11,7 @@
   (:import-from #:clgrpc.rpc
                 #:call #:call-status #:call-path #:call-value #:operate)
   (:export
-   ;; context.lisp, state.lisp
+   ;; trace-context.lisp, trace-state.lisp
    #:trace-context #:trace-id #:span-id #:trace-sampled-p #:trace-state #:parse-traceparent
    #:traceparent #:context-trace-id-octets #:context-span-id-octets #:context-flags #:context-state
    ;; span.lisp

@@ -9,7 +9,7 @@
   (:export
    ;; usage.lisp
    #:usage-error #:usage-error-text #:refuse
-   ;; parser.lisp
+   ;; value-parser.lisp
    #:integer-parser #:parse-boolean #:parse-decimal #:parse-duration #:parse-seconds
    #:parse-ratio #:choice-parser #:limit-parser #:parse-limits #:address-parser #:addresses-parser
    ;; argument.lisp

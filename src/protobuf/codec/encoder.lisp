@@ -9,7 +9,7 @@
 ;;;; Sub-messages are measured and written by calls through their message type, which may have a
 ;;;; newer definition by now; only the code of small messages of the same definition is in line. A
 ;;;; message of another layout than this code knows, or one that has become a forwarder, is handed
-;;;; to SIZE-OTHER and WRITE-MESSAGE-OTHER (reflection.lisp).
+;;;; to SIZE-OTHER and WRITE-MESSAGE-OTHER (message-reflection.lisp).
 
 (in-package #:clgrpc.protobuf)
 

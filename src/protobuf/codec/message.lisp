@@ -4,7 +4,7 @@
 ;;;; A MESSAGE-TYPE is interned by full name and never replaced: generated code, routes and tables
 ;;;; refer to it, and a new definition swaps its slots. A LAYOUT is one definition of it: a hidden
 ;;;; concrete structure, named by the fingerprint of its fields, with its coders. Messages of older
-;;;; layouts live on; current code that meets one turns it into a forwarder (reflection.lisp,
+;;;; layouts live on; current code that meets one turns it into a forwarder (message-reflection.lisp,
 ;;;; CURRENT-MESSAGE).
 ;;;;
 ;;;; Every message has two words besides its fields. EXTRA is nil, the octets of unknown fields,
@@ -44,7 +44,7 @@
   (fingerprint "" :type string)         ; of all that the structure and the coders depend on
   (structure nil :type symbol)          ; the name of the hidden structure
   (maker nil :type (or null function))  ; makes an empty message
-  (slots #() :type simple-vector)       ; of its plan (plan.lisp)
+  (slots #() :type simple-vector)       ; of its plan (message-plan.lisp)
   (json nil)                            ; its view for JSON (textual.lisp), made when needed
   (text nil)                            ; its view for the text format, likewise
   (reader #'identity :type function)    ; as MESSAGE-TYPE-READER

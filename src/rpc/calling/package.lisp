@@ -27,7 +27,7 @@
    #:ensure-connected #:limit-silence #:reset-back-off #:fail-or-retry #:interception #:only-request
    #:pump-requests #:release-client-loop #:release-timer-loop #:report-dropped #:request-generator
    #:send-requests #:wait-for-state-change #:when-dropped
-   ;; attempt.lisp
+   ;; attempt-view.lisp
    #:attempt #:attempt-call #:attempt-kind #:attempt-message #:attempt-metadata #:attempt-number
    #:attempt-peer #:attempt-request-metadata #:attempt-status #:attempt-trailers #:close-attempt
    #:close-own-view #:view-attempt #:on-attempt-end #:own-view #:put-attempt-metadata #:take-view
@@ -38,6 +38,6 @@
    #:count-late-failure #:count-repeats #:commit #:end-retries #:attempt-failure
    #:make-attempt-failure #:attempt-failure-status #:attempt-failure-message #:attempt-failure-how
    #:attempt-failure-reach #:attempt-failure-pushback #:attempt-failure-trailers
-   ;; policy.lisp
+   ;; retry-policy.lisp
    #:policy #:throttle #:find-retry-policy #:policy-limit #:metadata-pushback #:parse-pushback
    #:current-throttle #:count-success #:throttled-p))

@@ -16,22 +16,22 @@
                     (#:exchange #:clgrpc.exchange)
                     (#:server #:clgrpc.server) (#:web #:clgrpc.web))
   (:export
-   ;; condition.lisp
+   ;; rest-error.lisp
    #:rule-error #:rule-error-rule #:rule-error-text
    #:request-error #:request-error-http-status #:request-error-status #:request-error-text
    #:request-error-field #:request-error-headers
-   ;; template.lisp
+   ;; path-template.lisp
    #:parse-template #:template-text
    ;; yaml.lisp, config.lisp
    #:parse-yaml #:read-rules
    ;; rule.lisp
    #:route #:route-method #:route-verb #:route-template #:route-request-type
    #:route-response-type #:route-payload #:method-rule #:make-method-routes #:make-routes
-   ;; router.lisp
+   ;; route-tree.lisp
    #:router #:make-router #:router-routes #:find-route
    ;; body.lisp
    #:bind-message #:query-parameters #:body-parts #:streamed-p
-   ;; answer.lisp
+   ;; rest-answer.lisp
    #:message-answer #:status-answer #:stream-form #:stream-type #:stream-item
    #:stream-status #:stream-close
    ;; openapi.lisp

@@ -1,4 +1,4 @@
-;;;; Tests of the engine in memory. What etcd itself says to the same is in service.lisp and
+;;;; Tests of the engine in memory. What etcd itself says to the same is in memory-service.lisp and
 ;;;; likeness.lisp.
 
 (defpackage #:clgrpc.tests.memory

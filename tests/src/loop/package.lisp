@@ -1,5 +1,5 @@
 ;;;; Tests of clgrpc.loop, one file per source file (closing.lisp is the other half of
-;;;; connection.lisp). Everything happens on loopback; nothing sleeps to wait. What support.lisp and
+;;;; connection-io.lisp). Everything happens on loopback; nothing sleeps to wait. What support.lisp and
 ;;;; poller.lisp have is for the tests of clgrpc.async, too.
 
 (defpackage #:clgrpc.tests.loop

@@ -24,7 +24,7 @@
    #:exchange-trailers #:exchange-ended #:exchange-reset #:field-of #:status-of #:framed
    #:note-octets #:with-raw-client #:send-fields #:send-request #:await-answer #:ask-raw
    #:with-raw-server #:ok-response
-   ;; compression.lisp
+   ;; answer-compression.lisp
    #:packed-note
    ;; http-client.lisp
    #:curl

@@ -1,5 +1,5 @@
 ;;;; Every input in every state of a stream (RFC 9113 section 5.1), at both ends. The tables below
-;;;; were written from the RFC, not from src/http/http2/state.lisp. A cell is
+;;;; were written from the RFC, not from src/http/http2/stream-state.lisp. A cell is
 ;;;;   ok           the owner is told
 ;;;;   quiet        nothing is said and the owner is not told
 ;;;;   (rst CODE)   stream error: RST_STREAM; if the owner knows the stream it gets ON-RESET

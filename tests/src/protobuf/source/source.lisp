@@ -87,7 +87,7 @@ said."
            (file-namestring (sb-introspect:definition-source-pathname
                              (first (sb-introspect:find-definition-sources-by-name
                                      name :function))))))
-    (is (equal "operation.lisp" (file 'message=)))
+    (is (equal "message-operation.lisp" (file 'message=)))
     (is (equal "accessor.lisp" (file (find-symbol "M-X" "CLGRPC.TEST.UNSEEN"))))))
 
 (test accessors-show-their-arguments

@@ -1,4 +1,4 @@
-;;;; See src/http/http2/stream.lisp.
+;;;; See src/http/http2/stream-table.lisp.
 
 (in-package #:clgrpc.tests.http2)
 (in-suite :clgrpc.http2)

@@ -1,4 +1,4 @@
-;;;; See src/http/http2/state.lisp; what each row means is said in
+;;;; See src/http/http2/stream-state.lisp; what each row means is said in
 ;;;; tests/support/dialogue/state.lisp.
 
 (in-package #:clgrpc.tests.http2)

@@ -1,4 +1,4 @@
-;;;; See src/http/http2/error.lisp.
+;;;; See src/http/http2/error-code.lisp.
 
 (in-package #:clgrpc.tests.http2)
 (in-suite :clgrpc.http2)

@@ -1,6 +1,6 @@
 ;;;; Limits on what all peers together may have a server do, beside the limits of each connection:
 ;;;; calls, handlers that run, answers that wait. A call that is too much is turned away early,
-;;;; before anything is done for it. (Connections: peer.lisp. Octets: wire/link-memory.lisp.)
+;;;; before anything is done for it. (Connections: admission.lisp. Octets: wire/link-memory.lisp.)
 ;;;;
 ;;;; A limit of the whole server is shared out among its loops, so that each counts by itself.
 

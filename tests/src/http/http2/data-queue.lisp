@@ -1,4 +1,4 @@
-;;;; See src/http/http2/queue.lisp; conversations about turns are in
+;;;; See src/http/http2/data-queue.lisp; conversations about turns are in
 ;;;; tests/support/dialogue/flow.lisp.
 
 (in-package #:clgrpc.tests.http2)
