@@ -17,7 +17,7 @@
   (signal-handlers '() :type list)      ; SIGNAL-WATCHes
   (incoming 0 :type index)              ; open sockets that servers have accepted
   (outgoing 0 :type index)              ; open sockets that TCP-CONNECT and PIPE-CONNECT have made
-  (look-ups 0 :type index))             ; under way
+  (lookups 0 :type index))             ; under way
 
 (declaim (sb-ext:freeze-type program))
 

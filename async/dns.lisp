@@ -9,14 +9,14 @@
   (let ((query (make-query :loop loop)))
     (on-loop (loop)
       (begin-use query)
-      (incf (program-look-ups (loop-program loop))))
+      (incf (program-lookups (loop-program loop))))
     query))
 
 (defun end-query (query what failure event-cb function)
   "QUERY has been answered: call FUNCTION. If there was a FAILURE, a text, tell EVENT-CB instead
 that WHAT could not be looked up. On the loop."
   (end-use query)
-  (decf (program-look-ups (loop-program (handle-loop query))))
+  (decf (program-lookups (loop-program (handle-loop query))))
   (if failure
       (let ((condition (make-condition 'dns-error :address what :reason failure)))
         (if event-cb
@@ -47,7 +47,7 @@ resolver is asked. FUNCTION is never called before this returns. From any thread
                                      (os:address-family address)))))))
       (if known
           (post loop (lambda () (answer known nil)))
-          (loop:look-up-host loop host 0 #'answer))
+          (loop:lookup-host loop host 0 #'answer))
       (and known t))))
 
 (defun reverse-dns-lookup (address function &key event-cb (loop *event-loop*))
@@ -59,12 +59,12 @@ Signal MISUSE if ADDRESS is not numeric. From any thread."
          (octets (or (os:make-address address 0)
                      (misuse "~S is no numeric address." address)))
          (query (begin-query loop)))
-    (flet ((look-up ()
-             (multiple-value-bind (host service failure) (os:look-up-name octets)
+    (flet ((lookup ()
+             (multiple-value-bind (host service failure) (os:lookup-name octets)
                (post loop (lambda ()
                             (end-query query address failure event-cb
                                        (lambda () (funcall function host service))))))))
-      (unless (loop:run-on-resolver loop #'look-up)
+      (unless (loop:run-on-resolver loop #'lookup)
         (post loop (lambda ()
                      (end-query query address "too many look-ups are waiting" event-cb nil))))
       nil)))

@@ -130,7 +130,7 @@ made; its :NAME and :STATE. From any thread."
     (list :incoming-tcp-connections (program-incoming program)
           :outgoing-tcp-connections (program-outgoing program)
           :connections (loop:event-loop-connections loop)
-          :open-dns-queries (program-look-ups program)
+          :open-dns-queries (program-lookups program)
           :timers (wheel-count (loop:event-loop-wheel loop))
           :uses (program-uses program)
           :turns (loop:event-loop-turns loop)

@@ -1,12 +1,12 @@
-;;;; What a unary call conses, and what the octets are. Without a collection between them, a census
-;;;; of the heap before and one after many calls differ by what these calls have allocated; the sum
-;;;; by GET-BYTES-CONSED says whether the census is whole. Loaded behind scripts/load.lisp by
-;;;; bench/parts/allocation.py, in one of two roles:
+;;;; What a unary call conses, and what the octets are. Without a collection between them, a
+;;;; histogram of the heap before and one after many calls differ by what these calls have
+;;;; allocated; the sum by GET-BYTES-CONSED says whether the histogram is whole. Loaded behind
+;;;; scripts/load.lisp by bench/parts/allocation.py, in one of two roles:
 ;;;;
 ;;;; - With an address in CLGRPC_ADDRESS it calls that server, first blocking, then with futures,
 ;;;;   and prints a line of JSON for each.
 ;;;; - Else it serves `bench` and prints `listening on HOST:PORT`; a line on standard input takes
-;;;;   the first census, the next prints a line of JSON with what came since.
+;;;;   the first heap histogram, the next prints a line of JSON with what came since.
 
 (in-package #:clgrpc.scripts)
 
@@ -19,7 +19,7 @@
 
 (in-package #:clgrpc.allocation)
 
-;;; A census
+;;; A heap histogram
 
 (defun print-difference (name before after calls consed)
   "Print a line of JSON: what AFTER has more than BEFORE, per call."
@@ -39,10 +39,10 @@
   (format t "]}~%")
   (finish-output))
 
-(defun call-with-census (name calls-made function)
-  "Call FUNCTION between two censuses; CALLS-MADE counts the calls so far."
+(defun call-with-histograms (name calls-made function)
+  "Call FUNCTION between two heap histograms; CALLS-MADE counts the calls so far."
   (declare (type function calls-made function))
-  (let* ((before (profile:take-census))
+  (let* ((before (profile:take-heap-histogram))
          (calls (funcall calls-made))
          (consed (sb-ext:get-bytes-consed))
          (collections sb-kernel::*gc-epoch*))
@@ -51,7 +51,7 @@
           (calls (- (funcall calls-made) calls)))
       (unless (eq collections sb-kernel::*gc-epoch*)
         (error "A garbage collection came between the two."))
-      (print-difference name before (profile:take-census) (max calls 1) consed))))
+      (print-difference name before (profile:take-heap-histogram) (max calls 1) consed))))
 
 ;;; Roles
 
@@ -62,7 +62,7 @@
     (format t "listening on ~A~%" (grpc:server-address server))
     (finish-output)
     (when (read-line *standard-input* nil)
-      (call-with-census "server" (lambda () (getf (grpc:server-statistics server) :calls))
+      (call-with-histograms "server" (lambda () (getf (grpc:server-statistics server) :calls))
                         #'read-line))))
 
 (defparameter *calls* 10000)
@@ -83,7 +83,7 @@
                                      ("client, call-async" ,#'ahead))
             do (let ((calls 0))
                  (funcall function 1000)
-                 (call-with-census name (lambda () calls)
+                 (call-with-histograms name (lambda () calls)
                                    (lambda () (funcall function *calls*) (incf calls *calls*))))))))
 
 (clgrpc:tune-collector)

@@ -4,7 +4,8 @@
 ;;;;
 ;;;; - `serve` begins to serve and tells the `address`;
 ;;;; - `counters` tells what the process has used: `octets` consed and `cpu_ns`;
-;;;; - `objects` makes `calls` calls of `case` between two censuses of the heap and tells how many
+;;;; - `objects` makes `calls` calls of `case` between two heap histograms of the heap and tells how
+;;;; many
 ;;;;   objects each has allocated, on both sides if the server is this process;
 ;;;; - `measure` makes calls of `case` to `address` for `milliseconds`, `callers` at once in the
 ;;;;   `manner` "threads" (threads that block) or "ahead" (one thread, which awaits the oldest of
@@ -184,11 +185,11 @@
         ("p50" . ,(quantile 1/2)) ("p99" . ,(quantile 99/100))))))
 
 (defun count-objects ()
-  (loop for (nil nil count) being the hash-values of (profile:take-census) sum count))
+  (loop for (nil nil count) being the hash-values of (profile:take-heap-histogram) sum count))
 
 (defun objects (method channel request calls)
-  "How many objects each of CALLS calls has allocated: a collection between the two censuses would
-spoil it, so there is one before."
+  "How many objects each of CALLS calls has allocated: a collection between the two heap histograms
+would spoil it, so there is one before."
   (sb-ext:gc)
   (let ((before (count-objects)))
     (loop repeat calls do (funcall method channel request))

@@ -1,5 +1,5 @@
 """What a unary call conses on the server and on the client: octets by GET-BYTES-CONSED, and a
-census of the heap that says what they are (allocation.lisp)."""
+histogram of the heap that says what they are (allocation.lisp)."""
 
 import json
 import os
@@ -64,7 +64,7 @@ def table(results):
     lines += [["`%s`" % kind, *(markdown.figure(kinds[kind].get(name)) for name in names)]
               for kind in order]
     return "\n".join([
-        "`get-bytes-consed` and a census of the heap before and after many calls, without a "
+        "`get-bytes-consed` and a histogram of the heap before and after many calls, without a "
         "collection between them; by kind of object, those of half an octet per call or more. "
         "The server under h2load with 100 calls at once, the client one call at a time and with "
         "100 futures.", "", markdown.table(["kind"] + names, lines)])

@@ -348,7 +348,7 @@ but its own."
   (end-counting service)
   (close-task-queue service)
   (end-watches service)
-  (stop-hub (node-hub service))
+  (stop-feed (node-feed service))
   (mapc #'loop:end-job (node-jobs service))
   (leave-nodes service)
   (when (node-index-watch service)

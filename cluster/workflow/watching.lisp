@@ -1,11 +1,11 @@
-;;;; Watches of changes. All watches at a node are told by one watch of the store, the hub's, in the
-;;;; order of its revisions; what came before is read out of the store for each. So a watch costs
-;;;; the store nothing while nothing happens, and needs no thread.
+;;;; Watches of changes. All watches at a node are told by one watch of the store, the feed's, in
+;;;; the order of its revisions; what came before is read out of the store for each. So a watch
+;;;; costs the store nothing while nothing happens, and needs no thread.
 ;;;;
-;;;; 1. A watch joins the hub, which from then on queues what is for it.
+;;;; 1. A watch joins the feed, which from then on queues what is for it.
 ;;;; 2. What came before is sent: of one workflow out of its history, so it can go on from any
 ;;;;    number as long as the workflow is kept; of all by a watch of the store of its own, which
-;;;;    ends with the first change that the hub has, too.
+;;;;    ends with the first change that the feed has, too.
 ;;;; 3. Then the queue is sent, and what comes after it at once, as far as the peer takes it. What
 ;;;;    it does not take waits; a watch of which too much does is ended, and its peer, which knows
 ;;;;    how far it has come, may ask again.
@@ -175,22 +175,22 @@ since its workflow does. Its lock is held."
 
 ;;; The hub
 
-(defun subscriptions-for (hub id)
-  "Those that are told of changes of the workflow ID. HUB's lock is held."
-  (append (gethash id (hub-subscriptions hub)) (gethash "" (hub-subscriptions hub))))
+(defun subscriptions-for (feed id)
+  "Those that are told of changes of the workflow ID. FEED's lock is held."
+  (append (gethash id (feed-subscriptions feed)) (gethash "" (feed-subscriptions feed))))
 
-(defun all-subscriptions (hub)
-  (sb-thread:with-mutex ((hub-lock hub))
-    (loop for subscriptions being the hash-values of (hub-subscriptions hub)
+(defun all-subscriptions (feed)
+  (sb-thread:with-mutex ((feed-lock feed))
+    (loop for subscriptions being the hash-values of (feed-subscriptions feed)
           append subscriptions)))
 
-(defun tell-subscriptions (hub changes revision)
+(defun tell-subscriptions (feed changes revision)
   "CHANGES, of states, have come at REVISION: queue them for those that want them."
   (let ((told '()))                     ; (subscription . its changes, the last one first)
-    (sb-thread:with-mutex ((hub-lock hub))
+    (sb-thread:with-mutex ((feed-lock feed))
       (loop for (change . others) on changes
             for entry = (etcd:change-entry change)
-            for subscriptions = (subscriptions-for hub (key-id (etcd:entry-key entry)))
+            for subscriptions = (subscriptions-for feed (key-id (etcd:entry-key entry)))
             for message = (and subscriptions (message-of entry others revision))
             do (dolist (subscription subscriptions)
                  (let ((item (assoc subscription told)))
@@ -200,31 +200,31 @@ since its workflow does. Its lock is held."
     (loop for (subscription . messages) in told
           do (queue-changes subscription (reverse messages)))))
 
-(defun end-hub (hub watch condition)
-  "WATCH of HUB has ended with CONDITION, and with it what it told."
-  (when (sb-thread:with-mutex ((hub-lock hub))
-          (when (eq watch (hub-watch hub)) (setf (hub-watch hub) nil) t))
-    (dolist (subscription (all-subscriptions hub))
+(defun end-feed (feed watch condition)
+  "WATCH of FEED has ended with CONDITION, and with it what it told."
+  (when (sb-thread:with-mutex ((feed-lock feed))
+          (when (eq watch (feed-watch feed)) (setf (feed-watch feed) nil) t))
+    (dolist (subscription (all-subscriptions feed))
       (end-subscription subscription
                         (watch-end-condition condition (not (for-all-p subscription)))))))
 
-(defun start-hub (node)
-  "Have the hub of NODE be told of what becomes of its store from now on, unless it is."
-  (let ((hub (node-hub node)))
-    (sb-thread:with-mutex ((hub-start-lock hub))
-      (unless (hub-watch hub)
+(defun start-feed (node)
+  "Have the feed of NODE be told of what becomes of its store from now on, unless it is."
+  (let ((feed (node-feed node)))
+    (sb-thread:with-mutex ((feed-start-lock feed))
+      (unless (feed-watch feed)
         (let ((watch nil))
           (setf watch (etcd:watch (node-etcd node)
                                   (lambda (changes revision)
-                                    (tell-subscriptions hub changes revision))
+                                    (tell-subscriptions feed changes revision))
                                   :prefix (node-key node "state" "") :only :puts
                                   :after (store-revision node)
-                                  :on-end (lambda (condition) (end-hub hub watch condition))))
-          (sb-thread:with-mutex ((hub-lock hub)) (setf (hub-watch hub) watch)))))))
+                                  :on-end (lambda (condition) (end-feed feed watch condition))))
+          (sb-thread:with-mutex ((feed-lock feed)) (setf (feed-watch feed) watch)))))))
 
-(defun stop-hub (hub)
-  "HUB tells nothing any more. It may wait for its watch."
-  (let ((watch (sb-thread:with-mutex ((hub-lock hub)) (shiftf (hub-watch hub) nil))))
+(defun stop-feed (feed)
+  "FEED tells nothing any more. It may wait for its watch."
+  (let ((watch (sb-thread:with-mutex ((feed-lock feed)) (shiftf (feed-watch feed) nil))))
     (when watch (etcd:cancel-watch watch))))
 
 (defun peer-name (call)
@@ -234,32 +234,34 @@ since its workflow does. Its lock is held."
 
 (defun add-watch (node subscription)
   "SUBSCRIPTION watches. Signal BACKLOG-FULL if too many do, in all or of its peer's."
-  (let* ((hub (node-hub node)) (limits (node-limits node)) (peer (subscription-peer subscription)))
-    (sb-thread:with-mutex ((hub-lock hub))
+  (let* ((feed (node-feed node))
+         (limits (node-limits node))
+         (peer (subscription-peer subscription)))
+    (sb-thread:with-mutex ((feed-lock feed))
       (flet ((check (limit most count)
                (when (> count most) (refuse-size :backlog-full limit most count
                                                  "too many watches"))))
-        (check :max-watches (limits-max-watches limits) (1+ (hub-count hub)))
+        (check :max-watches (limits-max-watches limits) (1+ (feed-count feed)))
         (check :max-watches-per-peer (limits-max-watches-per-peer limits)
-               (1+ (gethash peer (hub-peers hub) 0))))
-      (incf (hub-count hub))
-      (incf (gethash peer (hub-peers hub) 0))
-      (push subscription (gethash (subscription-id subscription) (hub-subscriptions hub))))))
+               (1+ (gethash peer (feed-peers feed) 0))))
+      (incf (feed-count feed))
+      (incf (gethash peer (feed-peers feed) 0))
+      (push subscription (gethash (subscription-id subscription) (feed-subscriptions feed))))))
 
 (defun forget-watch (node subscription)
   "SUBSCRIPTION watches no more."
-  (let* ((hub (node-hub node)) (subscriptions (hub-subscriptions hub))
+  (let* ((feed (node-feed node)) (subscriptions (feed-subscriptions feed))
          (id (subscription-id subscription)) (peer (subscription-peer subscription)))
-    (sb-thread:with-mutex ((hub-lock hub))
+    (sb-thread:with-mutex ((feed-lock feed))
       (when (member subscription (gethash id subscriptions))
         (unless (setf (gethash id subscriptions) (delete subscription (gethash id subscriptions)))
           (remhash id subscriptions))
-        (decf (hub-count hub))
-        (when (zerop (decf (gethash peer (hub-peers hub)))) (remhash peer (hub-peers hub)))))))
+        (decf (feed-count feed))
+        (when (zerop (decf (gethash peer (feed-peers feed)))) (remhash peer (feed-peers feed)))))))
 
 (defun end-watches (node)
   "End the watches of NODE, which is closing."
-  (dolist (subscription (all-subscriptions (node-hub node)))
+  (dolist (subscription (all-subscriptions (node-feed node)))
     (end-subscription subscription
                       (make-condition 'store-unavailable :text "the node is stopping"))))
 
@@ -294,7 +296,7 @@ workflow."
 
 (defun tell-former (node subscription from now)
   "Send SUBSCRIPTION the changes of all workflows from the revision FROM on by a watch of its own,
-until there is one at or behind NOW, since when the hub has queued them."
+until there is one at or behind NOW, since when the feed has queued them."
   (let ((watch nil) (over nil) (call (subscription-call subscription)))
     (labels ((tell (changes revision)
                (unless over
@@ -345,7 +347,7 @@ told until it was there again."
     (handler-bind ((error (lambda (error)
                             (declare (ignore error))
                             (forget-watch node subscription))))
-      (start-hub node)
+      (start-feed node)
       (rpc:on-end call (lambda () (forget-watch node subscription)))
       (if (for-all-p subscription)
           (watch-all node subscription (pb:watch-request-revision request))

@@ -83,7 +83,7 @@ its kinds, so that the first of a kind is found, and one that waits no more is t
   (quota nil :type (or null (integer 1))) ; that the store says it has, if it does
   (added 0 :type (integer 0)))          ; octets that this node has put since
 
-(defstruct (hub (:copier nil))
+(defstruct (feed (:copier nil))
   "What tells the watches at a node, see watching.lisp. LOCK guards what changes."
   (lock (sb-thread:make-mutex :name "clgrpc workflow hub") :read-only t) ; of all below
   (start-lock (sb-thread:make-mutex :name "clgrpc workflow hub start") :read-only t) ; of starting
@@ -129,7 +129,7 @@ its kinds, so that the first of a kind is found, and one that waits no more is t
    ;; CACHED-STATEs
    (recent :initform (make-hash-table :test 'equal :synchronized t) :reader node-recent)
    (recent-octets :initform 0 :accessor node-recent-octets) ; of all of RECENT, under its lock
-   (hub :initform (make-hub) :reader node-hub) ; of the watches
+   (feed :initform (make-feed) :reader node-feed) ; of the watches
    (index-watch :initform nil :accessor node-index-watch) ; of the index, or nil
    (jobs :initform '() :accessor node-jobs) ; all of them
    (random :initform (loop:new-random-state) :reader node-random) ; under the lock

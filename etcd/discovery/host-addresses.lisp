@@ -3,10 +3,10 @@
 ;;;; news waits for a name.
 ;;;;
 ;;;; 1. KNOW-HOSTS says which addresses with names there are now, and forgets all others.
-;;;; 2. BEGIN-LOOK-UPS begins those that are due, a few at a time, and says when others will be. An
-;;;;    answer counts for +LOOK-UP-SECONDS+; a failure is tried again after +FAILURE-SECONDS+, and
+;;;; 2. BEGIN-LOOKUPS begins those that are due, a few at a time, and says when others will be. An
+;;;;    answer counts for +LOOKUP-SECONDS+; a failure is tried again after +FAILURE-SECONDS+, and
 ;;;;    takes no addresses away.
-;;;; 3. Each answer is notified. Then BEGIN-LOOK-UPS is due again.
+;;;; 3. Each answer is notified. Then BEGIN-LOOKUPS is due again.
 
 (in-package #:clgrpc.discovery)
 
@@ -14,12 +14,12 @@
 (defconstant +failure-seconds+ 5 "How long one waits after a look-up that has failed.")
 (defconstant +look-ups-at-once+ 4 "So many look-ups of one service are under way at most.")
 
-(defun make-look-up-threads ()
+(defun make-lookup-threads ()
   (loop:make-reserve :threads 8 :queue 10000 :idle-seconds 0))
 
-(sb-ext:define-load-time-global **look-up-threads** (make-look-up-threads))
+(sb-ext:define-load-time-global **look-up-threads** (make-lookup-threads))
 
-(defstruct (look-up (:copier nil))
+(defstruct (lookup (:copier nil))
   "What is known of an address with a name."
   (addresses '() :type list)            ; texts: those that were found last
   (failure nil :type (or null string))  ; why the last look-up found none
@@ -33,14 +33,14 @@
                                         ; failure or nil; called on any thread
   (resolve nil :type function :read-only t) ; (host port): addresses and, if there are none, why
   ;; whose threads look up, in this world
-  (reserve (if (loop:simulated-p) (make-look-up-threads) **look-up-threads**) :read-only t)
+  (reserve (if (loop:simulated-p) (make-lookup-threads) **look-up-threads**) :read-only t)
   (lock (sb-thread:make-mutex :name "clgrpc hosts") :read-only t) ; of what follows
   (table (make-hash-table :test #'equal) :type hash-table) ; from address to look-up
   ;; before a name is asked for again
   (pauses (loop:make-pauses +failure-seconds+ +failure-seconds+) :type loop:pauses :read-only t)
   (asking 0 :type (integer 0)))         ; how many look-ups are under way
 
-(declaim (sb-ext:freeze-type look-up hosts))
+(declaim (sb-ext:freeze-type lookup hosts))
 
 (defmethod print-object ((hosts hosts) stream)
   (print-unreadable-object (hosts stream :type t)
@@ -53,32 +53,32 @@
     (let ((table (make-hash-table :test #'equal)))
       (dolist (address addresses)
         (setf (gethash address table)
-              (or (gethash address (hosts-table hosts)) (make-look-up))))
+              (or (gethash address (hosts-table hosts)) (make-lookup))))
       (setf (hosts-table hosts) table))))
 
 (defun host-addresses (hosts address)
   "The addresses, texts, that ADDRESS, one that HOSTS knows, means; '() while there are none."
   (sb-thread:with-mutex ((hosts-lock hosts))
-    (look-up-addresses (gethash address (hosts-table hosts)))))
+    (lookup-addresses (gethash address (hosts-table hosts)))))
 
 (defun unanswered-p (hosts)
   "True if a name of HOSTS has had neither addresses nor a failure yet."
   (sb-thread:with-mutex ((hosts-lock hosts))
-    (loop for look-up being the hash-values of (hosts-table hosts)
-          thereis (not (or (look-up-addresses look-up) (look-up-failure look-up))))))
+    (loop for lookup being the hash-values of (hosts-table hosts)
+          thereis (not (or (lookup-addresses lookup) (lookup-failure lookup))))))
 
-(defun note-answer (hosts look-up texts failure)
-  "LOOK-UP has found TEXTS, or FAILURE is why it has found nothing. Return true if that changes
+(defun note-answer (hosts lookup texts failure)
+  "LOOKUP has found TEXTS, or FAILURE is why it has found nothing. Return true if that changes
 anything, and true if the failure is a new one."
   (sb-thread:with-mutex ((hosts-lock hosts))
-    (let ((new-failure (and failure (not (equal failure (look-up-failure look-up)))))
-          (new-addresses (not (or failure (equal texts (look-up-addresses look-up))))))
-      (when new-addresses (setf (look-up-addresses look-up) texts))
-      (setf (look-up-failure look-up) failure
-            (look-up-asking look-up) nil
-            (look-up-due-ns look-up) (loop:notice-end (if failure
-                                                          (loop:next-pause (hosts-pauses hosts))
-                                                          +look-up-seconds+)))
+    (let ((new-failure (and failure (not (equal failure (lookup-failure lookup)))))
+          (new-addresses (not (or failure (equal texts (lookup-addresses lookup))))))
+      (when new-addresses (setf (lookup-addresses lookup) texts))
+      (setf (lookup-failure lookup) failure
+            (lookup-asking lookup) nil
+            (lookup-due-ns lookup) (loop:notice-end (if failure
+                                                        (loop:next-pause (hosts-pauses hosts))
+                                                        +look-up-seconds+)))
       (decf (hosts-asking hosts))
       (values (or new-addresses new-failure) new-failure))))
 
@@ -92,29 +92,29 @@ anything, and true if the failure is a new one."
                   (or failure (and (null addresses) "it has no addresses")))))
     (error (condition) (values '() (princ-to-string condition)))))
 
-(defun begin-look-up (hosts look-up address)
-  "Have ADDRESS, of LOOK-UP, be looked up. Under the lock of HOSTS."
+(defun begin-lookup (hosts lookup address)
+  "Have ADDRESS, of LOOKUP, be looked up. Under the lock of HOSTS."
   (when (loop:run-on-reserve (hosts-reserve hosts)
                              (lambda ()
                                (multiple-value-bind (texts failure) (resolve-address hosts address)
                                  (multiple-value-bind (news new-failure)
-                                     (note-answer hosts look-up texts failure)
+                                     (note-answer hosts lookup texts failure)
                                    (when new-failure
                                      (log-event :warning :discovery-look-up-failed
                                                 :address address :reason failure))
                                    (funcall (hosts-notify hosts) news failure)))))
-    (setf (look-up-asking look-up) t)
+    (setf (lookup-asking lookup) t)
     (incf (hosts-asking hosts))))
 
-(defun begin-look-ups (hosts)
+(defun begin-lookups (hosts)
   "Begin the look-ups of HOSTS that are due, as far as there may be so many. Return when others will
 be, or nil."
   (sb-thread:with-mutex ((hosts-lock hosts))
     (loop with now = (loop:world-now) and next = nil
-          for address being the hash-keys of (hosts-table hosts) using (hash-value look-up)
-          unless (look-up-asking look-up)
-            do (cond ((< now (look-up-due-ns look-up))
-                      (setf next (min (look-up-due-ns look-up) (or next most-positive-fixnum))))
+          for address being the hash-keys of (hosts-table hosts) using (hash-value lookup)
+          unless (lookup-asking lookup)
+            do (cond ((< now (lookup-due-ns lookup))
+                      (setf next (min (lookup-due-ns lookup) (or next most-positive-fixnum))))
                      ((< (hosts-asking hosts) +look-ups-at-once+)
-                      (begin-look-up hosts look-up address)))
+                      (begin-lookup hosts lookup address)))
           finally (return next))))

@@ -136,7 +136,7 @@ addresses last. A failure is not told to those to come if addresses are known."
                    :servers (length items)))
       (length endpoints))))
 
-(defun note-look-up (service-watcher news failure)
+(defun note-lookup (service-watcher news failure)
   "A look-up of SERVICE-WATCHER's has ended, perhaps with FAILURE; NEWS is true if that changes
 anything."
   (when failure (note (service-watcher-meter service-watcher) #'meter-failures 1
@@ -251,7 +251,7 @@ Return the seconds until it has to again."
       (setf (service-watcher-ask-ns service-watcher) (loop:notice-end +ask-seconds+)))
     (loop:seconds-until
      (min (service-watcher-ask-ns service-watcher)
-          (or (begin-look-ups (service-watcher-hosts service-watcher)) most-positive-fixnum)
+          (or (begin-lookups (service-watcher-hosts service-watcher)) most-positive-fixnum)
           (if (and known (service-watcher-news service-watcher))
               (service-watcher-settled-ns service-watcher) most-positive-fixnum)))))
 
@@ -273,8 +273,8 @@ Return the seconds until it has to again."
                                                  :endpoint-table (make-endpoint-table name)
                                                  :meter (meter-of etcd))))
     (setf (service-watcher-hosts service-watcher) (make-hosts (lambda (news failure)
-                                                                (note-look-up service-watcher news
-                                                                              failure)))
+                                                                (note-lookup service-watcher news
+                                                                             failure)))
           (service-watcher-job service-watcher)
           (etcd:add-job etcd (lambda () (follow-name service-watcher)))
           (service-watcher-ending service-watcher) (lambda () (end-job service-watcher))

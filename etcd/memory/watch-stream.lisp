@@ -61,7 +61,7 @@
     (+ (item-cost (change-item change))
        (if (and previous (watch-previous watch)) (item-cost previous) 0))))
 
-(defstruct (look (:copier nil))
+(defstruct (scan (:copier nil))
   "What a watch has found that it has to tell, and how far it has looked."
   (watch nil :type watch :read-only t)  ; that looks
   (events '() :type list)               ; what it has found, the last first
@@ -70,36 +70,36 @@
   (passed 0 :type index)                ; behind so many of the changes of that
   (count 0 :type index))                ; changes that it has looked at
 
-(declaim (sb-ext:freeze-type look))
+(declaim (sb-ext:freeze-type scan))
 
-(defun look-at-record (look record)
-  "Have LOOK find what is in RECORD, of the revision at which it is."
-  (incf (look-count look))
-  (loop with watch = (look-watch look)
+(defun scan-record (scan record)
+  "Have SCAN find what is in RECORD, of the revision at which it is."
+  (incf (scan-count scan))
+  (loop with watch = (scan-watch scan)
         with changes = (record-changes record)
         with most = (if (watch-fragment watch) +most-octets+ +longest-response+)
-        for i from (look-passed look) below (length changes)
+        for i from (scan-passed scan) below (length changes)
         do (let ((change (aref changes i)))
              (when (told-p watch change)
-               (when (>= (look-octets look) most)
-                 (setf (look-passed look) i)
+               (when (>= (scan-octets scan) most)
+                 (setf (scan-passed scan) i)
                  (return))
-               (incf (look-octets look) (event-octets watch change))
-               (push (event watch change) (look-events look)))
-             (incf (look-count look)))
-        finally (incf (look-revision look))
-                (setf (look-passed look) 0)))
+               (incf (scan-octets scan) (event-octets watch change))
+               (push (event watch change) (scan-events scan)))
+             (incf (scan-count scan)))
+        finally (incf (scan-revision scan))
+                (setf (scan-passed scan) 0)))
 
-(defun look-at-records (look records most)
-  "Have LOOK find what is in RECORDS, a list, one behind the other: of those that have MOST changes
+(defun scan-records (scan records most)
+  "Have SCAN find what is in RECORDS, a list, one behind the other: of those that have MOST changes
 or more the first ones, or none."
   (loop for record in records
-        for changes = (- (length (record-changes record)) (look-passed look))
-        until (or (>= (look-octets look) +most-octets+)
-                  (>= (+ (look-count look) changes) most))
-        do (look-at-record look record)
+        for changes = (- (length (record-changes record)) (scan-passed scan))
+        until (or (>= (scan-octets scan) +most-octets+)
+                  (>= (+ (scan-count scan) changes) most))
+        do (scan-record scan record)
         ;; it is cut
-        until (plusp (look-passed look))))
+        until (plusp (scan-passed scan))))
 
 (defun next-records (watch engine)
   "The records that WATCH has to look at next, a list; or :CAUGHT-UP if there are none, or
@@ -126,15 +126,15 @@ revision of the first record, or up to which it is compacted."
   (apply #'pb:make-watch-response :header (header revision) :watch-id (watch-number watch)
                                   arguments))
 
-(defun look-response (look revision)
-  "What LOOK has found as a response when the store is at REVISION; nil for nothing."
-  (let ((watch (look-watch look)) (cut (plusp (look-passed look))))
+(defun scan-response (scan revision)
+  "What SCAN has found as a response when the store is at REVISION; nil for nothing."
+  (let ((watch (scan-watch scan)) (cut (plusp (scan-passed scan))))
     (cond ((and cut (not (watch-fragment watch)))
            (response watch revision :canceled t
                                     :cancel-reason
                                     "etcdserver: a revision is too large for one response"))
-          ((or cut (look-events look))
-           (response watch revision :events (reverse (look-events look)) :fragment cut)))))
+          ((or cut (scan-events scan))
+           (response watch revision :events (reverse (scan-events scan)) :fragment cut)))))
 
 ;;; Requests
 
@@ -250,14 +250,14 @@ revision of the first record, or up to which it is compacted."
   "Send what WATCH has to tell of RECORDS, which begin with that of the revision NEXT, when the
 store is at REVISION. Return false if there is not room; else how many changes it has looked at:
 fewer than MOST, and none if the first record has as many."
-  (let ((look (make-look :watch watch :revision next
+  (let ((scan (make-scan :watch watch :revision next
                          :passed (if (= next (watch-next watch)) (watch-passed watch) 0))))
-    (look-at-records look records most)
-    (let ((response (look-response look revision)))
+    (scan-records scan records most)
+    (let ((response (scan-response scan revision)))
       (when (or (null response) (try-response-of watching watch response))
-        (setf (watch-next watch) (look-revision look)
-              (watch-passed watch) (look-passed look))
-        (look-count look)))))
+        (setf (watch-next watch) (scan-revision scan)
+              (watch-passed watch) (scan-passed scan))
+        (scan-count scan)))))
 
 (defun next-ready (watching)
   "The first of the watches of WATCHING that are ready, or nil."

@@ -1,11 +1,11 @@
 ;;;; The structures that the files of the client share, and what is asked of a channel's core by all
 ;;;; of them.
 ;;;;
-;;;; The user has a channel, a CLOS object (network-channel.lisp). It points to its core, which is what the
-;;;; channel is on its loop: nothing on a loop points back, so that the collector finds a channel
-;;;; that its user has dropped (dropped-channel.lisp). The core has a resolver, a balancer and subchannels;
-;;;; a subchannel has a connection set, which has the links; channels that are alike may share
-;;;; connection sets. A channel, its subchannels and their links are on one loop for life.
+;;;; The user has a channel, a CLOS object (network-channel.lisp). It points to its core, which is what
+;;;; the channel is on its loop: nothing on a loop points back, so that the collector finds a
+;;;; channel that its user has dropped (dropped-channel.lisp). The core has a resolver, a balancer
+;;;; and subchannels; a subchannel has a connection set, which has the links; channels that are alike
+;;;; may share connection sets. A channel, its subchannels and their links are on one loop for life.
 
 (in-package #:clgrpc.client)
 

@@ -30,7 +30,7 @@
   (tally (make-tally) :type tally)      ; of its calls
   (lock (sb-thread:make-mutex :name "clgrpc in-process callee")
         :read-only t) ; of CALL-PAIRS and TABLE
-  (call-pairs (make-hash-table :test 'eq) :type hash-table)) ; of calls registered: see call-pair-ending.lisp
+  (call-pairs (make-hash-table :test 'eq) :type hash-table)) ; of calls registered
 
 (declaim (sb-ext:freeze-type callee))
 
@@ -56,7 +56,7 @@
   (watched nil :type boolean)           ; a timer looks after those
   ;; what deadlines of its calls are times of
   (clock (loop:world-clock loop:*world*) :type function :read-only t)
-  (client-operations nil :type rpc:operations :read-only t) ; of its calls: see inproc-operations.lisp
+  (client-operations nil :type rpc:operations :read-only t) ; of its calls
   (server-operations nil :type rpc:operations :read-only t) ; of the handlers' ends
   (lock (sb-thread:make-mutex :name "clgrpc in-process channel") :read-only t)) ; of CLIENT-LOOP
 

@@ -1,8 +1,8 @@
 ;;;; Futures: values that are to come. The code that will bring a value makes a future and settles
 ;;;; it, once; other code waits for it, or attaches functions. A future is any object that keeps
 ;;;; COMPLETIONS: the functions attached, the newest first, or :DONE once they run. Those made here,
-;;;; also by ALL and ANY, are PROMISES. A call of gRPC that is its own future (calling/call-async.lisp)
-;;;; is another kind, which needs no object beside the call.
+;;;; also by ALL and ANY, are PROMISES. A call of gRPC that is its own future
+;;;; (calling/call-async.lisp) is another kind, which needs no object beside the call.
 ;;;;
 ;;;; At first the slot VALUE of a promise holds the function that CANCEL calls, or nil. The thread
 ;;;; that settles the promise claims VALUE by a compare-and-swap; from then on it holds a list of

@@ -91,7 +91,7 @@
    ;; listener.lisp
    #:listener #:listen-on #:listener-address #:close-listener
    ;; host-lookup.lisp
-   #:run-on-resolver #:look-up-host #:look-up
+   #:run-on-resolver #:lookup-host #:lookup
    ;; datagram.lisp
    #:udp-socket #:open-udp-socket #:send-datagram #:close-udp-socket #:route-p
    ;; connector.lisp

@@ -142,7 +142,7 @@ if it has neither, as the addresses of most clients."
                     (dotimes (i length octets)
                       (setf (aref octets i) (sb-sys:sap-ref-8 address i))))))
 
-(defun look-up (host)
+(defun lookup (host)
   "Ask the system's resolver, which may take long, for the addresses of HOST. Return a list of
 addresses with port 0 and, if it failed, why as text."
   (with-alien ((hints (array (unsigned 64) 6)) (found (unsigned 64) 0))
@@ -156,12 +156,12 @@ addresses with port 0 and, if it failed, why as text."
       (if (zerop code)
           (unwind-protect (values (copy-address-list (int-sap found)) nil)
             (alien-funcall (extern-alien "freeaddrinfo" (function void (unsigned 64))) found))
-          (values '() (look-up-failure host code))))))
+          (values '() (lookup-failure host code))))))
 
 (defconstant +longest-host-name+ 1025
   "NI_MAXHOST, which <netdb.h> shows only to some.")
 
-(defun look-up-name (address)
+(defun lookup-name (address)
   "Ask the system's resolver, which may take long, for the names of ADDRESS. Return the host's and
 the service's name, or nil, nil and why there is none, as text."
   (declare (type octets address))
@@ -177,9 +177,9 @@ the service's name, or nil, nil and why there is none, as text."
         (if (zerop code)
             (flet ((text (octets) (octets-ascii octets 0 (position 0 octets))))
               (values (text host) (text service) nil))
-            (values nil nil (look-up-failure (address-host address) code)))))))
+            (values nil nil (lookup-failure (address-host address) code)))))))
 
-(defun look-up-failure (host code)
+(defun lookup-failure (host code)
   "Why getaddrinfo's CODE says that there are no addresses of HOST, as text."
   (case code
     ((#.+eai-noname+ #.+eai-nodata+) (format nil "no such host ~A" host))
@@ -188,17 +188,17 @@ the service's name, or nil, nil and why there is none, as text."
                                             code)
                host))))
 
-(defun resolve-host (host port &key (look-up t))
+(defun resolve-host (host port &key (lookup t))
   "Return the addresses of HOST, a name or a numeric address, with PORT, in the order to try them.
 Only a name other than localhost needs the system's resolver, which may take long; it is asked if
-LOOK-UP is true. The second value is why a look-up failed, as text; the third is true if one would
+LOOKUP is true. The second value is why a look-up failed, as text; the third is true if one would
 be needed."
   (let ((numeric (make-address host port)))
     (cond (numeric (values (list numeric) nil nil))
           ((string-equal host "localhost")
            (values (list (make-address "127.0.0.1" port) (make-address "::1" port)) nil nil))
-          ((not look-up) (values '() nil t))
-          (t (multiple-value-bind (addresses failure) (look-up host)
+          ((not lookup) (values '() nil t))
+          (t (multiple-value-bind (addresses failure) (lookup host)
                (dolist (address addresses) (setf (u16be address 2) port))
                (values addresses failure t))))))
 

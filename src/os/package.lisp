@@ -35,7 +35,7 @@
    ;; address.lisp
    #:+af-unix+ #:+address-octets+ #:make-address #:make-unix-address #:unix-address-name
    #:parse-address #:address-family #:address-port #:address-host #:address-network #:address-text
-   #:look-up-name
+   #:lookup-name
    #:resolve-host #:interleave-families
    ;; file.lisp
    #:remove-file #:rename-file-to #:create-file #:open-to-write #:write-octets #:truncate-file
@@ -76,7 +76,7 @@
    ;; tls-session.lisp
    #:+record-octets+ #:make-tls-context #:free-tls-context #:add-certificate-chain #:add-private-key
    #:add-roots #:add-system-roots #:host-name-p #:host-name-matches-p
-   #:tls-area #:make-tls-area #:free-tls-area #:tls-area-octets #:tls-area-lent
+   #:tls-area #:make-tls-area #:free-tls-area #:tls-area-octets #:tls-area-borrowed
    #:feed-area #:drain-area
    #:area-empty-p #:drop-unread #:empty-area
    #:open-tls-session #:close-tls-session #:tls-session-count #:shake-hands #:decrypt-octets

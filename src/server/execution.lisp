@@ -1,9 +1,9 @@
 ;;;; Where and when a call's handler runs. Handlers run on the loop after all connections of the
-;;;; turn were read; those of methods that block (server-route.lisp) on a reserve thread. A handler on the
-;;;; loop that waits runs the loop meanwhile, until user code of another call is due. A handler that
-;;;; loses the loop to another thread goes on as if it had begun on a reserve thread: its thread
-;;;; encodes the answer and posts it. A handler that returns its call keeps it: it answers later,
-;;;; with REPLY or FINISH (the reactive style).
+;;;; turn were read; those of methods that block (server-route.lisp) on a reserve thread. A handler on
+;;;; the loop that waits runs the loop meanwhile, until user code of another call is due. A handler
+;;;; that loses the loop to another thread goes on as if it had begun on a reserve thread: its
+;;;; thread encodes the answer and posts it. A handler that returns its call keeps it: it answers
+;;;; later, with REPLY or FINISH (the reactive style).
 
 (in-package #:clgrpc.server)
 

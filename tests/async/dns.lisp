@@ -4,7 +4,7 @@
 (in-package #:clgrpc.tests.async)
 (in-suite :clgrpc.async)
 
-(test look-ups-that-need-nobody
+(test lookups-that-need-nobody
   (let ((answers '()))
     (flet ((note (address family) (push (list address family) answers)))
       (with-program ()
@@ -19,7 +19,7 @@
                  ("::1" ,+af-inet6+) ("::2" ,+af-inet6+))
                (reverse answers)))))
 
-(test look-ups-that-fail
+(test lookups-that-fail
   (let ((told '()))
     (with-program ()
       (dns-lookup "::1" #'list :event-cb (lambda (event) (push event told)))
@@ -31,7 +31,7 @@
     (is (every (lambda (event) (typep event 'dns-error)) told))
     (is (search "no address of that family" (princ-to-string (first (last told)))))))
 
-(test reverse-look-ups
+(test reverse-lookups
   (let ((host nil))
     (with-program ()
       (reverse-dns-lookup "127.0.0.1" (lambda (name service)

@@ -14,7 +14,7 @@ NAME, and \"ADDRESS:53\"."
                                     '()))))
     (values server (format nil "10.0.0.~D:53" (sim::host-number host)))))
 
-(defun look-up (address name)
+(defun lookup (address name)
   "The addresses of NAME that the DNS server at ADDRESS knows, as texts, or the outcome and why there
 are none."
   (let ((loop (loop:make-event-loop :name "asker")) (answer nil))
@@ -22,12 +22,12 @@ are none."
     (unwind-protect
          (progn
            (loop:post loop (lambda ()
-                             (dns:look-up-host loop (list (os:make-address
-                                                           (subseq address 0 (position #\: address))
-                                                           53))
-                                               (dns:name-octets name) 50051 (seconds-ns 5)
-                                               (lambda (addresses outcome text)
-                                                 (setf answer (list addresses outcome text))))))
+                             (dns:lookup-host loop (list (os:make-address
+                                                          (subseq address 0 (position #\: address))
+                                                          53))
+                                              (dns:name-octets name) 50051 (seconds-ns 5)
+                                              (lambda (addresses outcome text)
+                                                (setf answer (list addresses outcome text))))))
            (sim:wait-until (lambda () answer))
            (destructuring-bind (addresses outcome text) answer
              (if addresses (mapcar #'os:address-text addresses) (list outcome text))))
@@ -38,9 +38,9 @@ are none."
     (multiple-value-bind (server address) (add-name-server)
       (dns-tests:set-records server "a.test" dns:+a+ "10.0.0.7" "10.0.0.8")
       (let ((start (sim:now)))
-        (is (equal '("10.0.0.7:50051" "10.0.0.8:50051") (look-up address "a.test")))
+        (is (equal '("10.0.0.7:50051" "10.0.0.8:50051") (lookup address "a.test")))
         (is (< 0.2 (- (sim:now) start) 0.21)))
-      (is (equal :no-data (first (look-up address "b.test")))))))
+      (is (equal :no-data (first (lookup address "b.test")))))))
 
 (test datagrams-that-are-lost-are-sent-again
   "One in two is lost here; three tries are made of each question."
@@ -49,14 +49,14 @@ are none."
           do (sim:with-simulation (simulation :seed seed :losses 500)
                (multiple-value-bind (server address) (add-name-server)
                  (dns-tests:set-records server "a.test" dns:+a+ "10.0.0.7")
-                 (when (equal '("10.0.0.7:50051") (look-up address "a.test")) (incf found)))))
+                 (when (equal '("10.0.0.7:50051") (lookup address "a.test")) (incf found)))))
     (is (< 5 found 20))))
 
 (test datagrams-that-nobody-takes-are-refused
   (sim:with-simulation (simulation)
     (sim:add-host "nobody")
     (let ((start (sim:now)))
-      (destructuring-bind (outcome text) (look-up "10.0.0.2:53" "a.test")
+      (destructuring-bind (outcome text) (lookup "10.0.0.2:53" "a.test")
         (is (eq :unreachable outcome))
         (is (search "refused" text)))
       (is (< (- (sim:now) start) 1)))))
@@ -67,9 +67,9 @@ are none."
       (dns-tests:set-records server "a.test" dns:+a+ "10.0.0.7")
       (destructuring-bind (home names) (sim::simulation-hosts simulation)
         (sim:partition home names)
-        (is (eq :no-answer (first (look-up address "a.test"))))
+        (is (eq :no-answer (first (lookup address "a.test"))))
         (sim:heal home names)
-        (is (equal '("10.0.0.7:50051") (look-up address "a.test")))))))
+        (is (equal '("10.0.0.7:50051") (lookup address "a.test")))))))
 
 ;;; Channels to names, when the DNS is away
 

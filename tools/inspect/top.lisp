@@ -1,11 +1,11 @@
 ;;;; The command `top`: a table of what the servers and channels of a process do, with rates, drawn
 ;;;; anew each second on a terminal, or once for a pipe. Rates are of what channelz counts: the
-;;;; difference between two looks by the time between them. Methods, with their latencies, come
+;;;; difference between two samples by the time between them. Methods, with their latencies, come
 ;;;; from what the process tells Prometheus (exposition.lisp), if it does.
 
 (in-package #:clgrpc.tools)
 
-;;; A look
+;;; A sample
 
 (defstruct (reading (:copier nil))
   "What is known of one thing at one time."
@@ -18,7 +18,7 @@
   (succeeded 0 :type integer :read-only t) ; those that ended with OK
   (failed 0 :type integer :read-only t)) ; those that ended otherwise
 
-(defstruct (look (:copier nil))
+(defstruct (sample (:copier nil))
   "All that was known at one time."
   (ns 0 :type integer :read-only t)     ; when
   (readings '() :type list :read-only t) ; of what there is
@@ -64,14 +64,14 @@
                   url)
     ((or failure usage-error) () nil)))
 
-(defun take-look (channel url)
-  "A look at the process that CHANNEL leads to and whose metrics are at URL, or nil. With metrics it
-need not serve channelz."
+(defun take-sample (channel url)
+  "A sample of the process that CHANNEL leads to and whose metrics are at URL, or nil. With metrics
+it need not serve channelz."
   (multiple-value-bind (methods figures) (if url (get-metrics url) (values '() '()))
-    (make-look :ns (monotonic-ns) :methods methods :figures figures
-               :readings (handler-case (read-channelz channel)
-                           (grpc:unimplemented (error)
-                             (if url '() (error error)))))))
+    (make-sample :ns (monotonic-ns) :methods methods :figures figures
+                 :readings (handler-case (read-channelz channel)
+                             (grpc:unimplemented (error)
+                               (if url '() (error error)))))))
 
 ;;; The table
 
@@ -95,11 +95,11 @@ ascending, numbers from the largest on."
                   (stable-sort rows #'string< :key #'key)
                   (stable-sort rows #'> :key (lambda (row) (or (key row) 0))))))))
 
-(defun look-rows (new old &optional (order "calls"))
-  "The rows of the table for NEW, a look, after OLD, another or nil, sorted by ORDER."
-  (let* ((seconds (if old (/ (- (look-ns new) (look-ns old)) 1d9) 0))
-         (rows (loop for reading in (look-readings new)
-                     for before = (and old (find (reading-number reading) (look-readings old)
+(defun sample-rows (new old &optional (order "calls"))
+  "The rows of the table for NEW, a sample, after OLD, another or nil, sorted by ORDER."
+  (let* ((seconds (if old (/ (- (sample-ns new) (sample-ns old)) 1d9) 0))
+         (rows (loop for reading in (sample-readings new)
+                     for before = (and old (find (reading-number reading) (sample-readings old)
                                                  :key #'reading-number))
                      collect (list (rate reading before seconds #'reading-started)
                                    (rate reading before seconds #'reading-failed)
@@ -127,11 +127,11 @@ ascending, numbers from the largest on."
        (string= (method-reading-target a) (method-reading-target b))))
 
 (defun method-rows (new old &optional (order "calls"))
-  "The rows of the table of methods for NEW, a look, after OLD, another or nil, sorted by ORDER.
+  "The rows of the table of methods for NEW, a sample, after OLD, another or nil, sorted by ORDER.
 Latencies are those of the calls between the two; or of all, if there was none."
-  (let* ((seconds (if old (/ (- (look-ns new) (look-ns old)) 1d9) 0))
-         (rows (loop for method in (look-methods new)
-                     for before = (and old (find method (look-methods old) :test #'same-method-p))
+  (let* ((seconds (if old (/ (- (sample-ns new) (sample-ns old)) 1d9) 0))
+         (rows (loop for method in (sample-methods new)
+                     for before = (and old (find method (sample-methods old) :test #'same-method-p))
                      for buckets = (buckets-since method before)
                      collect (list (rate method before seconds #'method-reading-ended)
                                    (rate method before seconds #'method-reading-failed)
@@ -153,20 +153,20 @@ Latencies are those of the calls between the two; or of all, if there was none."
                                             (method-reading-target method))))))
      order)))
 
-(defun write-look (new old &optional (order "calls"))
-  (when (look-methods new)
+(defun write-sample (new old &optional (order "calls"))
+  (when (sample-methods new)
     (write-table '("KIND" "CALLS/S" "FAILED/S" "P50 MS" "P99 MS" "RUNNING" "CALLS" "FAILED"
                    "METHOD")
                  (method-rows new old order))
     (terpri))
   (write-table '("KIND" "ID" "CALLS/S" "FAILED/S" "RUNNING" "CALLS" "FAILED" "PEERS" "STATE" "NAME")
-               (look-rows new old order)))
+               (sample-rows new old order)))
 
 ;;; The head
 
 (defun head-line (new old)
-  "What NEW, a look, after OLD, another or nil, says of the process, a line; nil without metrics."
-  (flet ((figure (look name) (cdr (assoc name (look-figures look) :test #'string=))))
+  "What NEW, a sample, after OLD, another or nil, says of the process, a line; nil without metrics."
+  (flet ((figure (sample name) (cdr (assoc name (sample-figures sample) :test #'string=))))
     (let ((cpu (figure new "process_cpu_seconds_total"))
           (before (and old (figure old "process_cpu_seconds_total")))
           (used (figure new "clgrpc_heap_used_bytes"))
@@ -176,7 +176,7 @@ Latencies are those of the calls between the two; or of all, if there was none."
         (format nil "~@[CPU ~,1F %  ~]heap ~,1F of ~,1F MB  collections ~D  threads ~D  ~
                      descriptors ~D~@[  up ~A~]"
                 (and before (* 100 (/ (- cpu before)
-                                      (max 1/1000 (/ (- (look-ns new) (look-ns old)) 1d9)))))
+                                      (max 1/1000 (/ (- (sample-ns new) (sample-ns old)) 1d9)))))
                 (/ (or used 0) 1d6) (/ (or limit 0) 1d6)
                 (floor (or (figure new "clgrpc_gc_collections_total") 0))
                 (floor (or (figure new "process_threads") 0))
@@ -243,17 +243,17 @@ it."
   (uiop:split-string (string-right-trim '(#\Newline) text) :separator '(#\Newline)))
 
 (defun screen-lines (title new old order)
-  "The lines of a screen below TITLE for NEW, a look, after OLD, another or nil."
+  "The lines of a screen below TITLE for NEW, a sample, after OLD, another or nil."
   (append (list title)
           (let ((head (head-line new old))) (and head (list head)))
           '("")
-          (text-lines (with-output-to-string (*standard-output*) (write-look new old order)))))
+          (text-lines (with-output-to-string (*standard-output*) (write-sample new old order)))))
 
 (defun next-order (order)
   (nth (mod (1+ (position order *orders* :test #'string=)) (length *orders*)) *orders*))
 
-(defun draw-looks (channel url address interval)
-  "Draw a look at CHANNEL's process, at ADDRESS, whose metrics are at URL or nil, each INTERVAL
+(defun draw-samples (channel url address interval)
+  "Draw a sample of CHANNEL's process, at ADDRESS, whose metrics are at URL or nil, each INTERVAL
 seconds until somebody types q; s sorts by the next of *ORDERS*. While the process does not answer,
 that is said, and it is asked again."
   (call-with-screen
@@ -262,7 +262,7 @@ that is said, and it is asked again."
            for title = (format nil "~A, each ~A s, by ~A; s sorts, q quits" (shown address)
                                (float interval) order)
            do (handler-case
-                  (let ((new (take-look channel url)))
+                  (let ((new (take-sample channel url)))
                     (draw-lines (screen-lines title new old order))
                     (setf old new))
                 ((or grpc:rpc-error failure) (error)
@@ -290,8 +290,8 @@ channelz service, and reads its metrics."
                       :credentials (client-credentials tls-ca tls-cert tls-key tls-name))
     (let ((url (or metrics (find-metrics address))))
       (if (or once (not (terminal-p)))
-          (let ((old (take-look channel url)))
+          (let ((old (take-sample channel url)))
             (sleep interval)
-            (write-look (take-look channel url) old))
-          (draw-looks channel url address interval))))
+            (write-sample (take-sample channel url) old))
+          (draw-samples channel url address interval))))
   0)

@@ -268,11 +268,11 @@ within TIMEOUT-NS. Signal RUN-FAILED if it has none. Not on a loop."
         (unwind-protect
              (progn
                (loop:launch-event-loop loop)
-               (loop:look-up loop target timeout-ns
-                             (lambda (found condition)
-                               (setf addresses found
-                                     failure condition)
-                               (sb-thread:signal-semaphore done)))
+               (loop:lookup loop target timeout-ns
+                            (lambda (found condition)
+                              (setf addresses found
+                                    failure condition)
+                              (sb-thread:signal-semaphore done)))
                (sb-thread:wait-on-semaphore done))
           (loop:stop-event-loop loop)
           (loop:join-event-loop loop))

@@ -5,7 +5,7 @@
 ;;;;   counters          what has been counted since the process began
 ;;;;   map PATH          where its functions lie, to a file
 ;;;;   locks PATH        where its locks and conditions lie, to a file
-;;;;   census MS         what lies in the heap that was not there so long ago
+;;;;   heap-histogram MS what lies in the heap that was not there so long ago
 ;;;;   sample MODE MS PATH
 ;;;;                     which stacks SBCL's profiler has seen meanwhile, to a file; MODE is cpu or
 ;;;;                     alloc
@@ -72,7 +72,7 @@
           (cons "batonsLent" (count-in-loops :lent loops))
           (cons "batonsLost" (count-in-loops :lost loops)))))
 
-;;; A census of the heap
+;;; A histogram of the heap
 
 (defun kind-of (object)
   "A name for what OBJECT is."
@@ -103,7 +103,7 @@ apart."
     (function (if (sb-kernel:closurep object) (sb-kernel:%closure-fun object) 'function))
     (t (sb-kernel:widetag-of object))))
 
-(defun take-census ()
+(defun take-heap-histogram ()
   "A hash table from key to (an object, octets of all, how many)."
   (let ((table (make-hash-table :test 'eq :size 4096)))
     (sb-sys:without-gcing
@@ -117,7 +117,7 @@ apart."
        :dynamic))
     table))
 
-(defun census-difference (before after)
+(defun heap-difference (before after)
   "For each kind of object of which AFTER has more octets than BEFORE, an alist of JSON."
   (let ((kinds (make-hash-table :test 'equal)))
     (maphash (lambda (key entry)
@@ -136,28 +136,28 @@ apart."
                                       (cons "objects" (second row))))))
       (coerce (sort rows #'> :key (lambda (row) (cdr (second row)))) 'vector))))
 
-(defconstant +census-octets+ (* 40 1024 1024)
-  "How much is consed at most between two censuses; a collection would come after more.")
+(defconstant +histogram-octets+ (* 40 1024 1024)
+  "How much is consed at most between two heap histograms; a collection would come after more.")
 
-(defun census (seconds)
-  "What was allocated in SECONDS, or until +CENSUS-OCTETS+ were, and is there still; nil if a
+(defun heap-histogram (seconds)
+  "What was allocated in SECONDS, or until +HISTOGRAM-OCTETS+ were, and is there still; nil if a
 collection came between again and again."
   (loop repeat 3
         do (sb-ext:gc)
-           (let* ((before (take-census))
+           (let* ((before (take-heap-histogram))
                   (epoch sb-kernel::*gc-epoch*)
                   (calls (count-calls))
                   (consed (sb-ext:get-bytes-consed))
                   (end (+ (monotonic-ns) (floor (* seconds 1000000000)))))
              (loop while (and (< (monotonic-ns) end)
-                              (< (- (sb-ext:get-bytes-consed) consed) +census-octets+))
+                              (< (- (sb-ext:get-bytes-consed) consed) +histogram-octets+))
                    do (sleep 1/1000))
              (let* ((consed (- (sb-ext:get-bytes-consed) consed))
                     (calls (- (count-calls) calls))
-                    (after (take-census)))
+                    (after (take-heap-histogram)))
                (when (eq epoch sb-kernel::*gc-epoch*)
                  (return (list (cons "calls" calls) (cons "consed" consed)
-                               (cons "kinds" (census-difference before after)))))))))
+                               (cons "kinds" (heap-difference before after)))))))))
 
 ;;; Locks
 
@@ -268,7 +268,8 @@ tabs between."
            (destructuring-bind (mode milliseconds path) (uiop:split-string rest :separator " ")
              (sample-stacks (if (string= mode "alloc") :alloc :cpu) (parse-integer milliseconds)
                             path)))
-          ((string= word "census") (or (census (/ (parse-integer rest) 1000)) :null))
+          ((string= word "heap-histogram")
+           (or (heap-histogram (/ (parse-integer rest) 1000)) :null))
           (t (list (cons "error" (format nil "there is no command ~A" word)))))))
 
 (defun run-agent ()

@@ -11,7 +11,7 @@
   (:export
    #:write-perf-map                     ; of clgrpc.program
    ;; agent.lisp
-   #:start-agent-if-asked #:take-census #:kind-of
+   #:start-agent-if-asked #:take-heap-histogram #:kind-of
    ;; profile-run.lisp
    #:profile #:profile-error
    ;; profile-text.lisp

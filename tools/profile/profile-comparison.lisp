@@ -149,7 +149,7 @@ counts a call and differ by chance by a thirtieth, or a thousandth of one, at mo
                 (cons "system call" (plain-differences before after '("events" "systemCalls")
                                                        "perCall" "/call"))
                 (cons "allocated, by subsystem" (plain-differences
-                                                 before after '("census" "areas")
+                                                 before after '("heapHistogram" "areas")
                                                  "octetsPerCall" "octets/call")))
           :key #'rest))
 

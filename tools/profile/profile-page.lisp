@@ -110,7 +110,8 @@
 (defun profile-cards (profile)
   "Cards of what PROFILE has."
   (let ((cpu (member-of profile "cpu")) (events (member-of profile "events"))
-        (allocation (member-of profile "allocation")) (census (member-of profile "census"))
+        (allocation (member-of profile "allocation"))
+        (heap-histogram (member-of profile "heapHistogram"))
         (counters (member-of profile "counters")))
     (remove nil
             (list
@@ -142,10 +143,10 @@
                   (page:card "Allocation by function"
                              (list (octet-table (member-of allocation "functions") "function" 20))
                              :half t :note "As sampled, each 32 KB."))
-             (and census (plusp (length (member-of census "kinds")))
+             (and heap-histogram (plusp (length (member-of heap-histogram "kinds")))
                   (page:card "Allocation by subsystem and kind"
-                             (list (octet-table (member-of census "areas") "subsystem" 20)
-                                   (octet-table (member-of census "kinds") "kind" 30))
+                             (list (octet-table (member-of heap-histogram "areas") "subsystem" 20)
+                                   (octet-table (member-of heap-histogram "kinds") "kind" 30))
                              :half t))
              (and counters
                   (page:card "Counted by the process" (list (counter-facts counters))

@@ -213,12 +213,12 @@ turn the larger are seen more often than it is their share."
            (or (lisp-area (subseq kind (1+ (position #\Space kind)))) "lisp"))
           (t "conses, vectors, numbers"))))
 
-(defun census-data (census)
-  "What the agent's CENSUS says, per call; nil without one or without calls. What was allocated
-while the heap was counted is in the kinds only, so they are made to add up to what was consed."
-  (let* ((calls (member-of census "calls"))
-         (consed (member-of census "consed"))
-         (kinds (member-of census "kinds"))
+(defun histogram-data (heap-histogram)
+  "What the agent's HEAP-HISTOGRAM says, per call; nil without one or without calls. What was
+allocated while the heap was counted is in the kinds only, so they are made to add up to what was
+  consed." (let* ((calls (member-of heap-histogram "calls"))
+         (consed (member-of heap-histogram "consed"))
+         (kinds (member-of heap-histogram "kinds"))
          (octets (reduce #'+ kinds :key (lambda (row) (member-of row "octets")))))
     (when (and calls (plusp calls) (plusp octets))
       (flet ((per-call (row name)
@@ -423,7 +423,7 @@ PERF is true."
          (end (take-reading subject))
          (events (follow-events subject (min 1 seconds) directory perf))
          (allocation (allocation subject (min 1 seconds) directory))
-         (census (ask subject "census 1000" :seconds 60))
+         (heap-histogram (ask subject "heap-histogram 1000" :seconds 60))
          ;; last: code that was made meanwhile is in it
          (symbolizer (subject-symbolizer subject directory))
          (cpu (funcall cpu symbolizer))
@@ -435,7 +435,7 @@ PERF is true."
             "events" events
             "counters" (agent-data begin end)
             "allocation" allocation
-            "census" (census-data census)
+            "heapHistogram" (histogram-data heap-histogram)
             "unseen" (unseen-lines subject cpu events))))
 
 (defun without-flame (profile)

@@ -131,15 +131,15 @@
 (defun write-allocation (stream allocation)
   (write-octets stream "allocated, by function, as sampled" (member-of allocation "functions") 10))
 
-(defun write-census (stream census)
-  (write-octets stream "allocated, by subsystem" (member-of census "areas") 20)
+(defun write-histogram (stream heap-histogram)
+  (write-octets stream "allocated, by subsystem" (member-of heap-histogram "areas") 20)
   (write-rows stream '("allocated, by kind" "octets a call" "objects a call")
               (mapcar (lambda (row)
                         (list (member-of row "name") (figure (member-of row "octetsPerCall"))
                               (figure (member-of row "objectsPerCall"))))
-                      (first-rows (member-of census "kinds") 20)))
+                      (first-rows (member-of heap-histogram "kinds") 20)))
   (format stream "  ~A octets a call were consed meanwhile.~2%"
-          (figure (member-of census "octetsPerCall"))))
+          (figure (member-of heap-histogram "octetsPerCall"))))
 
 (defun profile-title (profile)
   "Of what PROFILE is: a command that was started for it, or a process that ran."
@@ -162,7 +162,7 @@
     (write-part "events" #'write-events)
     (write-part "counters" #'write-counters)
     (write-part "allocation" #'write-allocation)
-    (write-part "census" #'write-census))
+    (write-part "heapHistogram" #'write-histogram))
   (write-unseen stream (member-of profile "unseen")))
 
 (defun parse-profile (text)

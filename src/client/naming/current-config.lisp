@@ -10,7 +10,7 @@
 (defconstant +remembered-methods+ 64
   "So many methods a table remembers; others are looked up by name each time.")
 
-(defun look-up-method (table method)
+(defun lookup-method (table method)
   "The METHOD-CONFIG of METHOD, which TABLE is to remember, or nil. From any thread."
   (let ((config (config:find-method-config (method-table-config table) (rpc-method-path method))))
     (when (< (length (method-table-found table)) +remembered-methods+)
@@ -23,7 +23,7 @@
   (let ((found (assoc method (method-table-found table) :test #'eq)))
     (if found
         (cdr found)
-        (look-up-method table method))))
+        (lookup-method table method))))
 
 (define-hot method-config-of ((call client-call)) (or null config:method-config)
   "What the service config in force says of CALL's method, or nil. From any thread."

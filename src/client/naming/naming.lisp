@@ -63,14 +63,14 @@
 (defmethod begin-resolving ((resolver name-resolver))
   (setf (resolver-told resolver) nil)
   (cond ((resolver-asking resolver) (limit-patience resolver)) ; since before the channel was idle
-        ((due-p resolver) (begin-look-up resolver))
+        ((due-p resolver) (begin-lookup resolver))
         (t (deliver-known resolver)     ; which is new enough
            (resolve-again resolver))))
 
 (defmethod resolve-again ((resolver name-resolver))
   (cond ((resolver-asking resolver))
-        ((due-p resolver) (begin-look-up resolver))
-        (t (set-resolver-timer resolver #'begin-look-up (resolver-due-ns resolver)))))
+        ((due-p resolver) (begin-lookup resolver))
+        (t (set-resolver-timer resolver #'begin-lookup (resolver-due-ns resolver)))))
 
 (defmethod end-resolving ((resolver name-resolver))
   (set-resolver-timer resolver nil 0))
@@ -96,7 +96,7 @@ after a while."
                       (when (resolver-addresses resolver) #'deliver-known)
                       (+ (resolver-now resolver) +patience-ns+)))
 
-(defun begin-look-up (resolver)
+(defun begin-lookup (resolver)
   "Look RESOLVER's name up, and its service config beside."
   (let ((found nil) (failure nil)       ; the addresses, or why there are none
         (config (if (resolver-config-name resolver) :unknown :none))
@@ -104,7 +104,7 @@ after a while."
         (waiting 2))                    ; for so many answers
     (labels ((answered ()
                (when (zerop (decf waiting))
-                 (end-look-up resolver found failure config)))
+                 (end-lookup resolver found failure config)))
              (take-addresses (addresses text)
                (setf found addresses
                      failure text)
@@ -136,18 +136,18 @@ after a while."
       (cond (server
              (trace-event :dns-resolver :look-up :name (loop:target-host place)
                           :server (os:address-text server))
-             (dns:look-up-host loop (list server) (dns:name-octets (loop:target-host place))
-                               (loop:target-port place) (resolver-dns-timeout-ns resolver)
-                               (lambda (addresses outcome text)
-                                 (declare (ignore outcome))
-                                 (trace-answer place addresses text)
-                                 (funcall function addresses (and text (failure text))))))
-            (t (loop:look-up loop place (resolver-timeout-ns resolver)
-                             (lambda (addresses condition)
-                               (funcall function addresses
-                                        (and condition
-                                             (string-right-trim
-                                              "." (princ-to-string condition)))))))))))
+             (dns:lookup-host loop (list server) (dns:name-octets (loop:target-host place))
+                              (loop:target-port place) (resolver-dns-timeout-ns resolver)
+                              (lambda (addresses outcome text)
+                                (declare (ignore outcome))
+                                (trace-answer place addresses text)
+                                (funcall function addresses (and text (failure text))))))
+            (t (loop:lookup loop place (resolver-timeout-ns resolver)
+                            (lambda (addresses condition)
+                              (funcall function addresses
+                                       (and condition
+                                            (string-right-trim
+                                             "." (princ-to-string condition)))))))))))
 
 (defun offered-config (resolver texts)
   "The service config that TEXTS, the data of TXT records, offer to RESOLVER's channel, as DELIVER
@@ -175,7 +175,7 @@ loop, if the answer is not there before this returns. Return the query, or nil i
                          (resolver-dns-timeout-ns resolver) function)))
     query))
 
-(defun end-look-up (resolver addresses failure config)
+(defun end-lookup (resolver addresses failure config)
   "RESOLVER has found ADDRESSES or FAILURE, and CONFIG, which is :unknown if nobody knows."
   (setf (resolver-asking resolver) nil)
   (set-resolver-timer resolver nil 0)

@@ -2,8 +2,8 @@
 ;;;;
 ;;;; Receiving: a DATA frame charges its whole payload, padding too, to the connection and to the
 ;;;; stream. The owner gives content back by CONSUME-DATA; this file gives back padding and what
-;;;; nobody can read (to the connection by RETURN-TO-CONNECTION, stream-end.lisp). Once half a window
-;;;; is to be returned it is due, and WRITE-WINDOW-UPDATES, called at each flush, writes one
+;;;; nobody can read (to the connection by RETURN-TO-CONNECTION, stream-end.lisp). Once half a
+;;;; window is to be returned it is due, and WRITE-WINDOW-UPDATES, called at each flush, writes one
 ;;;; WINDOW_UPDATE for it. For each stream
 ;;;;
 ;;;;   receive-window + unreturned + unconsumed = the full window, as long as the peer may send.

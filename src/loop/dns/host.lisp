@@ -29,7 +29,7 @@ are none: that nobody knows is more than that there are none."
            (or (position (first answer) '(:no-data :no-such-name)) 2)))
     (if (< (rank one) (rank other)) other one)))
 
-(defun look-up-host (loop servers name port timeout-ns function)
+(defun lookup-host (loop servers name port timeout-ns function)
   "Ask SERVERS, addresses of the kernel's, for the addresses of NAME, octets, each with PORT, within
 TIMEOUT-NS nanoseconds. Then (FUNCTION addresses outcome failure) is called on LOOP, exactly once;
 OUTCOME is :found, or there are no addresses and FAILURE is why, as text. On LOOP, as FUNCTION,

@@ -19,6 +19,6 @@
    ;; dns-query.lisp
    #:query #:ask #:give-up
    ;; host.lisp
-   #:look-up-host
+   #:lookup-host
    ;; system.lisp
    #:parse-servers #:system-servers))

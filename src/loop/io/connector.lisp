@@ -90,12 +90,12 @@ or LOOP has stopped. From any thread."
     (if (target-addresses target)
         (connect-addresses loop (target-text target) (target-addresses target) timeout-ns on-done)
         (let ((end (+ (read-clock loop) timeout-ns)))
-          (look-up loop target timeout-ns
-                   (lambda (addresses condition)
-                     (if condition
-                         (funcall on-done nil condition)
-                         (connect-addresses loop (target-text target) addresses
-                                            (max 0 (- end (event-loop-now loop))) on-done))))))))
+          (lookup loop target timeout-ns
+                  (lambda (addresses condition)
+                    (if condition
+                        (funcall on-done nil condition)
+                        (connect-addresses loop (target-text target) addresses
+                                           (max 0 (- end (event-loop-now loop))) on-done))))))))
 
 (defun start-connector (connector)
   (unless (connector-done connector)

@@ -38,7 +38,7 @@
 (defun run-on-resolver (loop function)
   "Call FUNCTION, which may block, on a thread for look-ups of LOOP. Return false if too many wait."
   (let ((reserve (event-loop-reserve loop)) (world (event-loop-world loop)))
-    (cond (reserve (run-on-reserve reserve function :share (reserve-look-ups reserve)))
+    (cond (reserve (run-on-reserve reserve function :share (reserve-lookups reserve)))
           ((simulated-p world) (start-thread world function) t)
           (t (run-on-reserve **resolvers** function)))))
 
@@ -125,7 +125,7 @@ answer, or if another thread asks the same."
              (setf (values addresses failure) (funcall (network-resolve network) host port)))
         (end-address-query address-query addresses failure)))))
 
-(defun look-up-host (loop host port function &optional (wanted-p (constantly t)))
+(defun lookup-host (loop host port function &optional (wanted-p (constantly t)))
   "Ask for the addresses of HOST, each with PORT. Then (FUNCTION addresses failure) is called on
 LOOP; FAILURE is nil or why there are none, as text. WANTED-P is a function that says whether the
 answer still is of use; from any thread."
@@ -139,69 +139,69 @@ answer still is of use; from any thread."
               (unless (run-on-resolver loop (lambda () (ask-address-query address-query network)))
                 (end-address-query address-query '() "too many look-ups are waiting"))))))))
 
-(defstruct (look-up (:include source) (:constructor %make-look-up) (:copier nil))
+(defstruct (lookup (:include source) (:constructor %make-lookup) (:copier nil))
   "A look-up of the addresses of TARGET, with a time limit."
   (target nil :type target)             ; whose name is looked up
   (function nil :type function)         ; (addresses condition) gets the answer
   (limit nil :type (or null timer))     ; when it rings, the time is up
   (done nil :type boolean))             ; FUNCTION has been called
 
-(declaim (sb-ext:freeze-type look-up))
+(declaim (sb-ext:freeze-type lookup))
 
-(defmethod print-object ((look-up look-up) stream)
-  (print-unreadable-object (look-up stream :type t)
-    (write-string (target-text (look-up-target look-up)) stream)))
+(defmethod print-object ((lookup lookup) stream)
+  (print-unreadable-object (lookup stream :type t)
+    (write-string (target-text (lookup-target lookup)) stream)))
 
-(defun look-up (loop target timeout-ns function)
+(defun lookup (loop target timeout-ns function)
   "Find the addresses of TARGET within TIMEOUT-NS nanoseconds. Then (FUNCTION addresses nil) or
 (FUNCTION nil condition), a CONNECT-ERROR, is called on LOOP, exactly once and never before this
 returns. Signal MISUSE if LOOP has stopped. From any thread."
-  (let ((look-up (%make-look-up :loop loop :target target :function function
-                                :on-release (lambda (look-up)
-                                              (fail-look-up look-up 'connect-error
-                                                            "the event loop has stopped")))))
-    (setf (look-up-limit look-up)
-          (make-timer (lambda (look-up)
-                        (fail-look-up look-up 'connect-timeout
-                                      "no answer to the look-up in time"))
-                      look-up))
-    (unless (post loop (lambda () (start-look-up look-up timeout-ns)))
+  (let ((lookup (%make-lookup :loop loop :target target :function function
+                              :on-release (lambda (lookup)
+                                            (fail-lookup lookup 'connect-error
+                                                         "the event loop has stopped")))))
+    (setf (lookup-limit lookup)
+          (make-timer (lambda (lookup)
+                        (fail-lookup lookup 'connect-timeout
+                                     "no answer to the look-up in time"))
+                      lookup))
+    (unless (post loop (lambda () (start-lookup lookup timeout-ns)))
       (misuse "~A has stopped; it cannot look up a name." loop))
     nil))
 
-(defun start-look-up (look-up timeout-ns)
-  (let ((loop (look-up-loop look-up))
-        (target (look-up-target look-up)))
-    (push look-up (event-loop-unconnected loop))
-    (schedule-timer (event-loop-wheel loop) (look-up-limit look-up)
+(defun start-lookup (lookup timeout-ns)
+  (let ((loop (lookup-loop lookup))
+        (target (lookup-target lookup)))
+    (push lookup (event-loop-unconnected loop))
+    (schedule-timer (event-loop-wheel loop) (lookup-limit lookup)
                     (+ (event-loop-now loop) timeout-ns))
     (trace-event :dns-resolver :look-up :name (target-host target))
     (if (target-addresses target)
-        (end-look-up look-up (target-addresses target) nil)
-        (look-up-host loop (target-host target) (target-port target)
-                      (lambda (addresses failure)
-                        (if failure
-                            (fail-look-up look-up 'dns-error failure)
-                            (end-look-up look-up addresses nil)))
-                      (lambda () (not (look-up-done look-up)))))))
+        (end-lookup lookup (target-addresses target) nil)
+        (lookup-host loop (target-host target) (target-port target)
+                     (lambda (addresses failure)
+                       (if failure
+                           (fail-lookup lookup 'dns-error failure)
+                           (end-lookup lookup addresses nil)))
+                     (lambda () (not (lookup-done lookup)))))))
 
-(defun fail-look-up (look-up class reason)
-  (end-look-up look-up '() (make-condition class
-                                           :operation "connect to" :reason reason
-                                           :address (target-text (look-up-target look-up)))))
+(defun fail-lookup (lookup class reason)
+  (end-lookup lookup '() (make-condition class
+                                         :operation "connect to" :reason reason
+                                         :address (target-text (lookup-target lookup)))))
 
-(defun end-look-up (look-up addresses condition)
-  (unless (look-up-done look-up)
-    (let ((loop (look-up-loop look-up)))
-      (setf (look-up-done look-up) t
-            (event-loop-unconnected loop) (delete look-up (event-loop-unconnected loop)))
-      (cancel-timer (event-loop-wheel loop) (look-up-limit look-up))
+(defun end-lookup (lookup addresses condition)
+  (unless (lookup-done lookup)
+    (let ((loop (lookup-loop lookup)))
+      (setf (lookup-done lookup) t
+            (event-loop-unconnected loop) (delete lookup (event-loop-unconnected loop)))
+      (cancel-timer (event-loop-wheel loop) (lookup-limit lookup))
       (if condition
           (trace-event :dns-resolver :look-up-failed
-                       :name (target-text (look-up-target look-up))
+                       :name (target-text (lookup-target lookup))
                        :reason (socket-error-reason condition))
           (trace-event :dns-resolver :resolved
-                       :name (target-text (look-up-target look-up))
+                       :name (target-text (lookup-target lookup))
                        :addresses (mapcar #'os:address-text addresses)))
-      (guarding (:connect-function-error :look-up look-up)
-        (funcall (look-up-function look-up) addresses condition)))))
+      (guarding (:connect-function-error :look-up lookup)
+        (funcall (lookup-function lookup) addresses condition)))))

@@ -21,7 +21,7 @@
 
 (defstruct (reserve (:constructor %make-reserve
                         (max-threads max-queue idle-seconds
-                         &aux (root (make-share)) (look-ups (make-share :whole root))))
+                         &aux (root (make-share)) (lookups (make-share :whole root))))
                     (:copier nil))
   "See MAKE-RESERVE."
   (world *world* :type world :read-only t) ; that has its threads
@@ -33,7 +33,7 @@
   (ended (sb-thread:make-waitqueue :name "clgrpc reserve ended") :read-only t)
   (idle '() :type list)                 ; workers, the one that went idle last first
   (root nil :type share :read-only t)   ; the share of all its threads
-  (look-ups nil :type share :read-only t) ; that of names that are looked up
+  (lookups nil :type share :read-only t) ; that of names that are looked up
   (count 0 :type index)                 ; threads, with those that are about to start
   (busy 0 :type index)                  ; how many of them are not IDLE
   (threads '() :type list)              ; those that run; once it is closed, those that have run

@@ -8,7 +8,7 @@
 ;;;;   CALL-LAST            the loop     at the end of this turn, after the output has been sent
 ;;;;   CALL-AFTER-CLOSING   the loop     at the end of a turn, for each connection that has gone
 ;;;;   a timer              the loop     when it is due; see EVENT-LOOP-WHEEL
-;;;;   MARK-READY, -DIRTY   the loop     a connection's next read, and next flush; connection-io.lisp
+;;;;   MARK-READY, -DIRTY   the loop     a connection's next read, and next flush
 
 (in-package #:clgrpc.loop)
 

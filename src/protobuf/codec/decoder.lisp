@@ -11,7 +11,8 @@
 ;;;; messages, which may take much more memory than octets on the wire; other values take at most
 ;;;; some sixteen times as much.
 ;;;;
-;;;; Unknown fields are noted as ranges and gathered into one octet vector at the end (octet-range.lisp).
+;;;; Unknown fields are noted as ranges and gathered into one octet vector at the end
+;;;; (octet-range.lisp).
 
 (in-package #:clgrpc.protobuf)
 

@@ -4,8 +4,8 @@
 ;;;; A MESSAGE-TYPE is interned by full name and never replaced: generated code, routes and tables
 ;;;; refer to it, and a new definition swaps its slots. A LAYOUT is one definition of it: a hidden
 ;;;; concrete structure, named by the fingerprint of its fields, with its coders. Messages of older
-;;;; layouts live on; current code that meets one turns it into a forwarder (message-reflection.lisp,
-;;;; CURRENT-MESSAGE).
+;;;; layouts live on; current code that meets one turns it into a forwarder
+;;;; (message-reflection.lisp, CURRENT-MESSAGE).
 ;;;;
 ;;;; Every message has two words besides its fields. EXTRA is nil, the octets of unknown fields,
 ;;;; EXTRAS if the message has extensions (extension.lisp), or in a forwarder the message that took

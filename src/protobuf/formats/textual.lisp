@@ -6,8 +6,8 @@
 ;;;; and so on. So writing is bounded as reading is: one depth and one allowance for memory go
 ;;;; through all levels (WRITING), and the text has a limit.
 ;;;;
-;;;; Both readers work on octets and on slots (message-plan.lisp) through message-reflection.lisp alone, so they
-;;;; serve every message that has slots, also dynamic ones.
+;;;; Both readers work on octets and on slots (message-plan.lisp) through message-reflection.lisp
+;;;; alone, so they serve every message that has slots, also dynamic ones.
 
 (in-package #:clgrpc.protobuf)
 

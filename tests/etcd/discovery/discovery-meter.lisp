@@ -47,7 +47,7 @@ of."
               (decf (clgrpc.discovery::service-watcher-heard-ns service-watcher)
                     (clgrpc.base:seconds-ns 100))
               (is (<= 100 (age) 160)))
-            (clgrpc.discovery::note-look-up service-watcher nil "nobody knows it")
+            (clgrpc.discovery::note-lookup service-watcher nil "nobody knows it")
             (is (equal '((1 "greeter" "look_up")) (points metrics "clgrpc.discovery.failures")))))
         ;; nobody asks any more; the service watcher's thread ends by itself
         (is-true (wait-until (lambda () (null (points metrics "clgrpc.discovery.age")))))))))

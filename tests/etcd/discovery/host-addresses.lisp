@@ -43,7 +43,7 @@
       (is-true (clgrpc.discovery::unanswered-p hosts))
       (unwind-protect
            (progn
-             (is (null (clgrpc.discovery::begin-look-ups hosts)))
+             (is (null (clgrpc.discovery::begin-lookups hosts)))
              (is-true (wait-until (lambda () (= 2 (length (book-news book))))))
              (is (equal '("127.0.0.1:3") (addresses "quick:3")))
              (is (null (addresses "bad:2")))
@@ -62,7 +62,7 @@ addresses."
          (loop:*world* (loop:make-world :clock (lambda () now)
                                         :make-random (lambda () (make-random-state t))
                                         :network (loop:make-network))))
-    (flet ((look-up (text) (gethash text (clgrpc.discovery::hosts-table hosts)))
+    (flet ((lookup (text) (gethash text (clgrpc.discovery::hosts-table hosts)))
            (note (text &rest answer)
              (incf (clgrpc.discovery::hosts-asking hosts))
              (multiple-value-list
@@ -70,7 +70,7 @@ addresses."
                      (gethash text (clgrpc.discovery::hosts-table hosts)) answer))))
       (clgrpc.discovery::know-hosts hosts '("a:1"))
       (is (equal '(t nil) (note "a:1" '("127.0.0.1:1") nil)))
-      (is (= (+ now (clgrpc.base:seconds-ns 30)) (clgrpc.discovery::begin-look-ups hosts)))
+      (is (= (+ now (clgrpc.base:seconds-ns 30)) (clgrpc.discovery::begin-lookups hosts)))
       (is (null (book-asked book)) "nothing is due")
       (is (equal '(nil nil) (note "a:1" '("127.0.0.1:1") nil)))
       (is (equal '(t t) (note "a:1" '() "nobody knows it")))
@@ -78,28 +78,28 @@ addresses."
       (is (equal '("127.0.0.1:1") (clgrpc.discovery::host-addresses hosts "a:1")))
       ;; 5 seconds, half of them more or less
       (is (<= (+ now (clgrpc.base:seconds-ns 2.49))
-              (clgrpc.discovery::begin-look-ups hosts)
+              (clgrpc.discovery::begin-lookups hosts)
               (+ now (clgrpc.base:seconds-ns 7.51))))
-      (let ((before (look-up "a:1")))
+      (let ((before (lookup "a:1")))
         (clgrpc.discovery::know-hosts hosts '("a:1" "b:1"))
-        (is (eq before (look-up "a:1")))
+        (is (eq before (lookup "a:1")))
         (clgrpc.discovery::know-hosts hosts '("b:1"))
-        (is (null (look-up "a:1")) "what no server has any more is forgotten")))))
+        (is (null (lookup "a:1")) "what no server has any more is forgotten")))))
 
-(test look-ups-are-bounded
+(test lookups-are-bounded
   "So many are under way at most; the others follow as soon as there is room."
   (let* ((book (make-book)) (hosts (hosts-of book))
          (names (loop for i below 10 collect (format nil "slow-~D:1" i))))
     (clgrpc.discovery::know-hosts hosts names)
     (unwind-protect
          (progn
-           (clgrpc.discovery::begin-look-ups hosts)
-           (clgrpc.discovery::begin-look-ups hosts)
+           (clgrpc.discovery::begin-lookups hosts)
+           (clgrpc.discovery::begin-lookups hosts)
            (is-true (wait-until (lambda ()
                                   (= clgrpc.discovery::+look-ups-at-once+
                                      (length (book-asked book)))))))
       (open-book book))
     (is-true (wait-until (lambda ()
-                           (clgrpc.discovery::begin-look-ups hosts)
+                           (clgrpc.discovery::begin-lookups hosts)
                            (= 10 (length (book-news book))))))
     (is (= 10 (length (book-asked book))))))

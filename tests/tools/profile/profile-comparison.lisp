@@ -18,7 +18,7 @@
              ("phases" . #()) ("functions" . #()) ("threads" . #())
              ("samples" . 600) ("source" . "perf") ("explained" . 1d0)
              ("flame" ("name" . "all") ("ns" . 150000000)))
-      ("census" ("areas" . #((("name" . "server") ("octetsPerCall" . 144d0)))))))))
+      ("heapHistogram" ("areas" . #((("name" . "server") ("octetsPerCall" . 144d0)))))))))
 
 (defun verdicts (before after title)
   "An alist from names to verdicts of the section TITLE of how AFTER differs from BEFORE."

@@ -9,8 +9,8 @@
     (is (= 0 (unsampled 10000 11000 5)))
     (is (= 15000 (unsampled 1000000 9000 5)) "not whatever is missing")))
 
-(test a-census-adds-up
-  (let ((data (profile::census-data '(("calls" . 10) ("consed" . 1000)
+(test a-heap-histogram-adds-up
+  (let ((data (profile::histogram-data '(("calls" . 10) ("consed" . 1000)
                                       ("kinds" . #((("kind" . "structure clgrpc.wire:link")
                                                     ("octets" . 1500) ("objects" . 15))
                                                    (("kind" . "b") ("octets" . 500)
@@ -19,8 +19,8 @@
                 (mapcar #'cdr (aref (profile::member-of data "kinds") 0))))
     (is (equalp '("wire" 75d0) (mapcar #'cdr (aref (profile::member-of data "areas") 0))))
     (is (= 100 (profile::member-of data "octetsPerCall"))))
-  (is (null (profile::census-data nil)))
-  (is (null (profile::census-data '(("calls" . 0) ("consed" . 0) ("kinds" . #()))))))
+  (is (null (profile::histogram-data nil)))
+  (is (null (profile::histogram-data '(("calls" . 0) ("consed" . 0) ("kinds" . #()))))))
 
 (test load-commands
   (is (string= "h2load http://127.0.0.1:1/ 127.0.0.1:1"

@@ -54,7 +54,7 @@ and notes in the journal what it tells, and its loop."
       (is (<= (seconds-ns 0.2) (- (monotonic-ns) begin)))
       (is (= 4 (length (dns-tests:name-server-asked server)))))))
 
-(test failures-may-be-followed-by-a-look-up-at-once
+(test failures-may-be-followed-by-a-lookup-at-once
   (with-name-resolver (server resolver loop)
     (dns-tests:set-code server "x.test" 3)
     (resolve resolver loop)

@@ -7,11 +7,11 @@
   "The texts of NAME's addresses, the outcome and the failure."
   (let ((done (sb-thread:make-semaphore)) (answer nil))
     (on-loop loop (lambda ()
-                    (look-up-host loop (list (server-address server)) (name-octets name) 80
-                                  (seconds-ns seconds)
-                                  (lambda (&rest values)
-                                    (setf answer values)
-                                    (sb-thread:signal-semaphore done)))))
+                    (lookup-host loop (list (server-address server)) (name-octets name) 80
+                                 (seconds-ns seconds)
+                                 (lambda (&rest values)
+                                   (setf answer values)
+                                   (sb-thread:signal-semaphore done)))))
     (is-true (sb-thread:wait-on-semaphore done :timeout *patience-seconds*))
     (values (mapcar #'os:address-text (first answer)) (second answer) (third answer))))
 

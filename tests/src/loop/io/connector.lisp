@@ -180,33 +180,33 @@
 
 ;;; The two halves
 
-(defun look-up-and-wait (loop text &key (seconds 10))
+(defun lookup-and-wait (loop text &key (seconds 10))
   "Look the target TEXT up; return its addresses as texts, and the condition."
   (let ((done (sb-thread:make-semaphore)) (answers '()))
-    (loop:look-up loop (parse-target text) (seconds-ns seconds)
-                  (lambda (addresses condition)
-                    (push (list (mapcar #'os:address-text addresses) condition
-                                (in-event-loop-p loop))
-                          answers)
-                    (sb-thread:signal-semaphore done)))
+    (loop:lookup loop (parse-target text) (seconds-ns seconds)
+                 (lambda (addresses condition)
+                   (push (list (mapcar #'os:address-text addresses) condition
+                               (in-event-loop-p loop))
+                         answers)
+                   (sb-thread:signal-semaphore done)))
     (is-true (await done))
     (settle loop)
     (is (= 1 (length answers)))
     (is-true (third (first answers)) "not on the loop")
     (values-list (first answers))))
 
-(test look-ups
+(test lookups
   (with-loops (loop) ()
     (is (equal '("127.0.0.1:5" "127.0.0.2:6")
-               (look-up-and-wait loop "ipv4:127.0.0.1:5,127.0.0.2:6")))
-    (is (equal '("127.0.0.1:5" "[::1]:5") (look-up-and-wait loop "localhost:5")))
+               (lookup-and-wait loop "ipv4:127.0.0.1:5,127.0.0.2:6")))
+    (is (equal '("127.0.0.1:5" "[::1]:5") (lookup-and-wait loop "localhost:5")))
     (multiple-value-bind (addresses condition)
-        (look-up-and-wait loop "nobody.invalid:1" :seconds 60)
+        (lookup-and-wait loop "nobody.invalid:1" :seconds 60)
       (is (null addresses))
       (is (typep condition 'dns-error))
       (is (search "Cannot connect to nobody.invalid:1" (princ-to-string condition))))))
 
-(test a-look-up-has-a-time-limit
+(test a-lookup-has-a-time-limit
   "The answer that comes after it is nobody's."
   (with-loops (loop) ()
     (let ((asked (sb-thread:make-semaphore)) (go-on (sb-thread:make-semaphore)))
@@ -217,7 +217,7 @@
                                             (await go-on))))
       (loop repeat loop::+resolver-threads+ do (is-true (await asked)))
       (multiple-value-bind (addresses condition)
-          (look-up-and-wait loop "nobody.invalid:1" :seconds 0.02)
+          (lookup-and-wait loop "nobody.invalid:1" :seconds 0.02)
         (is (null addresses))
         (is (typep condition 'connect-timeout))
         (is (search "no answer to the look-up in time" (princ-to-string condition))))
@@ -242,10 +242,10 @@
        loop
        (lambda ()
          (dotimes (i 100)
-           (loop:look-up-host loop "localhost" 5 (lambda (found failure)
-                                                   (declare (ignore failure))
-                                                   (push found addresses)
-                                                   (sb-thread:signal-semaphore answered))))
+           (loop:lookup-host loop "localhost" 5 (lambda (found failure)
+                                                  (declare (ignore failure))
+                                                  (push found addresses)
+                                                  (sb-thread:signal-semaphore answered))))
          (is (= 1 (loop::share-waiting (loop::reserve-root loop::**resolvers**))))))
       (is-true (await answered 100))
       (is (= 1 (length (remove-duplicates addresses :test #'equalp))))
@@ -259,9 +259,9 @@ threads of its own that asks for the same name has its answer."
     (with-loops (busy) ()
       (with-loops (loop) (:reserve reserve)
         (flet ((ask (loop)
-                 (loop:look-up-host loop "localhost" 5 (lambda (found failure)
-                                                         (declare (ignore found failure))
-                                                         (sb-thread:signal-semaphore answered)))))
+                 (loop:lookup-host loop "localhost" 5 (lambda (found failure)
+                                                        (declare (ignore found failure))
+                                                        (sb-thread:signal-semaphore answered)))))
           (call-with-busy-resolver busy (lambda ()
                                           (ask busy)
                                           (ask loop)
@@ -276,10 +276,10 @@ threads of its own that asks for the same name has its answer."
       (call-with-busy-resolver
        loop
        (lambda ()
-         (loop:look-up-host loop "nobody.invalid" 1 (lambda (found failure)
-                                                      (declare (ignore found failure))
-                                                      (incf answers))
-                            (constantly nil))))
+         (loop:lookup-host loop "nobody.invalid" 1 (lambda (found failure)
+                                                     (declare (ignore found failure))
+                                                     (incf answers))
+                           (constantly nil))))
       (loop while loop::**address-queries** do (settle loop))
       (is (zerop answers)))))
 
@@ -310,8 +310,8 @@ threads of its own that asks for the same name has its answer."
       (let ((held (sb-thread:make-semaphore)) (release (sb-thread:make-semaphore)))
         (post loop (lambda () (sb-thread:signal-semaphore held) (await release)))
         (await held)
-        (loop:look-up loop (parse-target "localhost:1") (seconds-ns 10)
-                      (lambda (addresses condition) (push (list addresses condition) answers)))
+        (loop:lookup loop (parse-target "localhost:1") (seconds-ns 10)
+                     (lambda (addresses condition) (push (list addresses condition) answers)))
         (stop-event-loop loop)
         (sb-thread:signal-semaphore release)
         (is-true (join-event-loop loop))))
