@@ -5,7 +5,7 @@ export SBCL ?= sbcl
 HEAP_MB ?= 2048
 LISP = $(SBCL) --noinform --dynamic-space-size $(HEAP_MB) \
        --non-interactive --no-sysinit --no-userinit
-SOURCES := $(filter-out clgrpc-tests.asd,$(wildcard *.asd)) scripts/load.lisp scripts/build.lisp \
+SOURCES := $(filter-out clgrpc-tests.asd,$(wildcard *.asd)) scripts/load.lisp scripts/lisp/build.lisp \
            $(shell find src async sim etcd cluster tools proto examples -name '*.lisp' -o -name '*.proto' \
              -o -name '*.json' -o -name 'console.*' -o -name 'page.css' -o -path 'examples/chat/*' -type f)
 TESTS := clgrpc-tests.asd $(shell find tests \( -name '*.lisp' -o -name '*.proto' -o -name '*.txt' -o -path '*/vectors/*' \) -type f)
@@ -20,7 +20,7 @@ BENCH_PARTS := unary streams client matrix openloop bulk allocation protobuf tls
 # The command, and the command with test peers
 bin/clgrpc bin/clgrpc-testee &: $(SOURCES) bin/lisp | install
 	@CLGRPC_OUTPUT=bin/clgrpc.new CLGRPC_TESTEE=bin/testee.new \
-	  $(LISP) --load scripts/build.lisp >bin/build.log 2>&1 </dev/null \
+	  $(LISP) --load scripts/lisp/build.lisp >bin/build.log 2>&1 </dev/null \
 	  || { cat bin/build.log >&2; exit 1; }
 	@mv bin/testee.new bin/clgrpc-testee
 	@mv bin/clgrpc.new bin/clgrpc
@@ -40,8 +40,8 @@ install:
 install-test:
 	@scripts/install --test
 
-bin/tests.core: bin/clgrpc scripts/test.lisp $(TESTS) | install-test
-	@CLGRPC_OUTPUT=bin/tests.new $(LISP) --load scripts/test.lisp >bin/tests.log 2>&1 </dev/null \
+bin/tests.core: bin/clgrpc scripts/lisp/test.lisp $(TESTS) | install-test
+	@CLGRPC_OUTPUT=bin/tests.new $(LISP) --load scripts/lisp/test.lisp >bin/tests.log 2>&1 </dev/null \
 	  || { cat bin/tests.log >&2; exit 1; }
 	@mv bin/tests.new $@
 

@@ -126,7 +126,7 @@ that is not loaded (:DATA)."
   ("tools/manual" ("clgrpc-tools/manual"))
   ("tools/interop" ("clgrpc-tools/testee"))
   ("src/server" ("clgrpc" "clgrpc-tests/world" "sb-bsd-sockets")
-   :first ("support" "service" "peer" "script" "plain" "opening" "http1") :rooms ("http"))
+   :first ("support" "service" "peer" "script" "plain" "opening" "http1") :rooms ("http" "limits"))
   ("src/client/config" ("clgrpc/config"))
   ("src/client" ("clgrpc-tests/server" "clgrpc-tests/dns")
    :first ("support" "response" "retry" "resolver") :rooms ("attempts" "naming" "picking"))

@@ -275,13 +275,13 @@
   :depends-on ("clgrpc/wire" "clgrpc/exchange" "clgrpc/serving" "alexandria")
   :pathname "src/server/" :serial t
   :components ((:file "package") (:file "server-route") (:file "server-structure")
-               (:file "http2-request") (:file "server-loop") (:file "refusal") (:file "ranking")
-               (:file "admission") (:file "valve") (:file "load-limit") (:file "protocol")
-               (:file "server-call") (:file "reply-room") (:file "answer-compression")
-               (:file "reply") (:file "answer") (:file "execution") (:file "claimed")
-               (:file "delivery") (:file "server-operations") (:file "drain") (:file "open-call")
-               (:file "plain") (:file "dispatch") (:file "opening") (:file "server")
-               (:file "connection-report")))
+               (:file "http2-request") (:file "server-loop") (:file "limits/refusal")
+               (:file "limits/ranking") (:file "limits/admission") (:file "limits/valve")
+               (:file "limits/load-limit") (:file "protocol") (:file "server-call")
+               (:file "reply-room") (:file "answer-compression") (:file "reply") (:file "answer")
+               (:file "execution") (:file "claimed") (:file "delivery") (:file "server-operations")
+               (:file "drain") (:file "open-call") (:file "plain") (:file "dispatch")
+               (:file "opening") (:file "server") (:file "connection-report")))
 
 (defsystem "clgrpc/web"
   :description "What gRPC-Web, Connect and REST share: codecs, CORS, calls over plain HTTP."

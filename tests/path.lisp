@@ -13,7 +13,7 @@ when it can be. The goals are 62 and 42.")
   (uiop:run-program (list "env" "CLGRPC_PATH_STEPS=1"
                           (uiop:native-namestring sb-ext:*runtime-pathname*) "--noinform"
                           "--dynamic-space-size" "2048" "--non-interactive" "--no-sysinit"
-                          "--no-userinit" "--load" "scripts/path.lisp")
+                          "--no-userinit" "--load" "scripts/lisp/path.lisp")
                     :directory (support:root-file "") :output :lines :error-output :output
                     :ignore-error-status t))
 

@@ -19,7 +19,7 @@
 ;;;;   Whatever the others have, a peer may have a 64th of TOTAL: what is measured is not refused,
 ;;;;   so F may be 0 for long.
 ;;;; - Above 9/8 of TOTAL the link that holds most of the peer that holds most is ended
-;;;;   (server/valve.lisp).
+;;;;   (server/limits/valve.lisp).
 ;;;;
 ;;;; A call whose messages are not read should hold up only itself. So the connection's window is
 ;;;; given back for octets that are not read yet, until the link holds half of max-held-octets. Then

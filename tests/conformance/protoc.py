@@ -167,7 +167,7 @@ def kept_is_true(name):
 # Comparing
 
 def package_jobs(directory):
-    """Lines for scripts/protoc.lisp: every file of the packages, with Debian's protoc's octets."""
+    """Lines for scripts/lisp/protoc.lisp: every file of the packages, with Debian's protoc's octets."""
     apis = googleapis()
     roots = [apis, GRPC, SYSTEM]
     names = sorted(set(protos_below(apis) + protos_below(GRPC)
@@ -192,7 +192,7 @@ def compare():
         lisp = subprocess.run(
             [os.environ.get("SBCL", "sbcl"), "--noinform", "--dynamic-space-size", "2048",
              "--non-interactive", "--no-sysinit", "--no-userinit",
-             "--load", os.path.join(ROOT, "scripts", "protoc.lisp")],
+             "--load", os.path.join(ROOT, "scripts", "lisp", "protoc.lisp")],
             input="\n".join(jobs) + "\n", text=True, stdout=subprocess.PIPE, timeout=1200)
     answers = dict(line.split("\t", 1) for line in lisp.stdout.splitlines() if "\t" in line)
     for job in jobs:

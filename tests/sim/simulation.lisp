@@ -30,7 +30,7 @@
   (multiple-value-bind (code output)
       (run-to-output sb-ext:*runtime-pathname* "--dynamic-space-size" "2048" "--noinform"
                      "--non-interactive" "--no-sysinit" "--no-userinit" "--load"
-                     (namestring (support:root-file "scripts/simulate.lisp"))
+                     (namestring (support:root-file "scripts/lisp/simulate.lisp"))
                      "--end-toplevel-options" "--first" "1" "--seeds" "20")
     (is (= 0 code))
     (is (search (format nil "digest ~16,'0X" (digest-of-seeds 1 20)) output) "~A" output)))

@@ -14,7 +14,7 @@
 ;;;; once, in whatever order threads do it.
 ;;;;
 ;;;; Who gives way when too much is held is not decided here: see doc/limits.md,
-;;;; wire/link-memory.lisp and server/valve.lisp.
+;;;; wire/link-memory.lisp and server/limits/valve.lisp.
 
 (in-package #:clgrpc.base)
 

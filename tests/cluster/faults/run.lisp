@@ -86,7 +86,7 @@ tell what happens. Return a list of complaints, texts, and a text of what was do
                                    (uiop:native-namestring sb-ext:*runtime-pathname*)
                                    "--noinform" "--dynamic-space-size" "2048"
                                    "--non-interactive" "--no-sysinit" "--no-userinit"
-                                   "--load" (support:root-file "scripts/faults.lisp"))
+                                   "--load" (support:root-file "scripts/lisp/faults.lisp"))
       ;; "users of an etcd of one member", then what goes wrong
       (loop for line = (support:program-line program)
             until (or (null line) (search "stopped:" line)))

@@ -5,7 +5,7 @@
 ;;;; operations of a transport, a sink, a handler) holds functions, not names: what it holds is
 ;;;; replaced by the wrappers too. A function that is compiled inline is not seen.
 
-(load (merge-pathnames "load.lisp" *load-truename*))
+(load (merge-pathnames "../load.lisp" *load-truename*))
 
 (in-package #:clgrpc.scripts)
 

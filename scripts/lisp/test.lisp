@@ -7,7 +7,7 @@
 ;;;; A full collection, of which tests make thousands, takes a tenth of the time in a saved image:
 ;;;; the collector neither moves nor, in processes forked from it, copies what was saved.
 
-(load (merge-pathnames "load.lisp" *load-truename*))
+(load (merge-pathnames "../load.lisp" *load-truename*))
 (in-package #:clgrpc.scripts)
 
 (load-strictly "clgrpc-tests")

@@ -1,6 +1,6 @@
 ;;;; Run the fuzzing driver with the command line's arguments; scripts/fuzz --help explains them.
 
-(load (merge-pathnames "load.lisp" *load-truename*))
+(load (merge-pathnames "../load.lisp" *load-truename*))
 (in-package #:clgrpc.scripts)
 
 (load-strictly "clgrpc-tests/fuzz")

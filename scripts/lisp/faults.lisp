@@ -2,7 +2,7 @@
 ;;;; Nodes and workers are processes of a core which another process saves first, since one that has
 ;;;; run threads cannot.
 
-(load (merge-pathnames "load.lisp" *load-truename*))
+(load (merge-pathnames "../load.lisp" *load-truename*))
 (in-package #:clgrpc.scripts)
 
 (load-strictly "clgrpc-tests/faults")

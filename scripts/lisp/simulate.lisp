@@ -1,7 +1,7 @@
 ;;;; Run the simulator's driver with the command line's arguments; scripts/simulate --help explains
 ;;;; them.
 
-(load (merge-pathnames "load.lisp" *load-truename*))
+(load (merge-pathnames "../load.lisp" *load-truename*))
 (in-package #:clgrpc.scripts)
 
 (load-strictly "clgrpc-tests/sim")

@@ -1,6 +1,6 @@
-;;;; Write the manual: sbcl --load scripts/manual.lisp --end-toplevel-options [FOLDER]
+;;;; Write the manual: sbcl --load scripts/lisp/manual.lisp --end-toplevel-options [FOLDER]
 
-(load (merge-pathnames "load.lisp" *load-truename*))
+(load (merge-pathnames "../load.lisp" *load-truename*))
 
 (in-package #:clgrpc.scripts)
 

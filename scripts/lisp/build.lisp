@@ -3,7 +3,7 @@
 ;;;; while this one loads the rest. The command is rehearsed before; where that cannot be, as
 ;;;; without a loopback device, its first calls are slower.
 
-(load (merge-pathnames "load.lisp" *load-truename*))
+(load (merge-pathnames "../load.lisp" *load-truename*))
 (in-package #:clgrpc.scripts)
 
 ;; a newer SBCL that warns of more is no reason not to have the command

@@ -1,7 +1,7 @@
 ;;;; Soak for CLGRPC_SOAK_SECONDS and exit with 1 if something was wrong; see scripts/soak. With
 ;;;; CLGRPC_SOAK_PROGRESS there is a line on standard error that says how far it is.
 
-(load (merge-pathnames "load.lisp" *load-truename*))
+(load (merge-pathnames "../load.lisp" *load-truename*))
 (in-package #:clgrpc.scripts)
 
 (load-strictly "clgrpc-tests/promise")

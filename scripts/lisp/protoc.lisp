@@ -6,7 +6,7 @@
 ;;;;   code     the file gives Lisp code that loads, without a warning
 ;;;;   lacking  compiling the file fails at its import of ARGUMENT, and says where that is
 
-(load (merge-pathnames "load.lisp" *load-truename*))
+(load (merge-pathnames "../load.lisp" *load-truename*))
 (in-package #:clgrpc.scripts)
 (load-strictly "clgrpc/protobuf")
 (in-package #:clgrpc.protobuf)
