@@ -93,7 +93,8 @@ that is not loaded (:DATA)."
   ("src/os" ("clgrpc/os" "sb-posix") :first ("socket"))
   ("src/loop" ("clgrpc/loop" "sb-bsd-sockets" "sb-posix")
    :first ("support" "interleaving" "memory") :rooms ("io" "names" "threads"))
-  ("async" ("clgrpc-async" "clgrpc-async/examples" "clgrpc-tests/loop") :first ("program"))
+  ("async" ("clgrpc-async" "clgrpc-async/examples" "clgrpc-tests/loop")
+   :first ("program" "user-socket"))
   ("src/loop/dns" ("clgrpc/dns" "clgrpc-tests/loop" "sb-bsd-sockets") :first ("server" "dns-query"))
   ("src/http/hpack" ("clgrpc/hpack") :first ("support" "vector"))
   ("src/http/http1" ("clgrpc/http1") :first ("support"))
@@ -120,7 +121,7 @@ that is not loaded (:DATA)."
   ("tools/command" ("clgrpc-tools/testee" "clgrpc-tests/report" "clgrpc-tests/examples"
                     "clgrpc-tests/etcd" "sb-posix")
    :first ("serve") :name "tools")
-  ("tools/load" ("clgrpc-tools/load" "clgrpc/examples" "clgrpc-tests/abuse"))
+  ("tools/load" ("clgrpc-tools/load" "clgrpc/examples" "clgrpc-tests/abuse") :first ("load-run"))
   ("tools/page" ("clgrpc-tools/page"))
   ("tools/report" ("clgrpc-tools/report" "clgrpc-tests/page") :first ("sample"))
   ("tools/manual" ("clgrpc-tools/manual"))

@@ -175,11 +175,6 @@ batch."
               (t (setf (wire-inlet-partial (ensure-wire-inlet call)) (make-partial))))))
     nil))
 
-(define-hot receive-data ((call wire-call) (octets octets) (start index) (end index)) null
-  "Take the payload of a DATA frame, and give window back for it."
-  (receive-messages call octets start end)
-  (give-window call (- end start)))
-
 (define-hot queue-limit ((call wire-call)) index
   "How many octets may be queued on CALL before its window is withheld: as many as a window has, but
 few if its link holds much."
@@ -190,7 +185,7 @@ few if its link holds much."
         (options-stream-window-octets options)
         (* 2 +arrival-octets+))))
 
-(define-hot give-window ((call wire-call) (count index)) null
+(define-hot (give-window :inline t) ((call wire-call) (count index)) null
   "Give back the window of COUNT octets that CALL has received, unless too much of it is queued."
   (let ((inlet (call-wire-inlet call))
         (stream (wire-call-stream call)))
@@ -204,6 +199,11 @@ few if its link holds much."
              ;; the reader may have emptied the queue just before it could see WITHHELD
              (release-window call)))
     nil))
+
+(define-hot receive-data ((call wire-call) (octets octets) (start index) (end index)) null
+  "Take the payload of a DATA frame, and give window back for it."
+  (receive-messages call octets start end)
+  (give-window call (- end start)))
 
 (define-hot enough-taken-p ((call wire-call) (inlet wire-inlet)) boolean
   "True if the withheld window of CALL can be given back: less than half of what may be queued is."

@@ -145,7 +145,7 @@ events. The watchdog does not hear of it."
   (setf (event-loop-baton loop) (logior +waiting+ (logandc2 (event-loop-baton loop) 7)))
   nil)
 
-(define-hot resume ((loop event-loop)) boolean
+(define-hot (resume :inline t) ((loop event-loop)) boolean
   "Take back the baton that this thread lent. Return false if it is lost; then IN-EVENT-LOOP-P is
 false."
   (loop
