@@ -34,7 +34,7 @@
                   #:metadata-pushback #:current-throttle #:count-success
                   #:throttled-p #:attempt-failure #:make-attempt-failure #:attempt-failure-status
                   #:attempt-failure-message #:attempt-failure-how #:attempt-failure-reach
-                  #:attempt-failure-pushback #:attempt-failure-trailers)
+                  #:attempt-failure-trailers)
   (:import-from #:clgrpc.wire
                   #:link #:link-loop #:link-owner #:wire-call #:wire-call-link #:wire-call-loop
                 #:wire-call-stream #:wire-call-send-closed #:wire-call-endpoint

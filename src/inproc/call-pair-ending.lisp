@@ -28,7 +28,7 @@ call, and the client gets its trailers."
              (trailers (and answered (rpc:call-trailers server))))
         (when trailers
           (setf (rpc:ending-trailer-fields (rpc:ensure-ending client))
-                (status:metadata-entries trailers)))
+                (metadata-entries trailers)))
         (apply #'rpc:end-call server server-end)
         (apply #'rpc:end-call client client-end)
         (tell-attempt-ended client)

@@ -54,7 +54,7 @@ take them: copies, since the stub may have returned by then, unless ON-CALLER is
 
 (defun call-fields-of (channel method metadata call-credentials)
   "The metadata of a call of METHOD on CHANNEL, given METADATA and CALL-CREDENTIALS."
-  (status:metadata-entries
+  (metadata-entries
    (append (status:check-metadata metadata)
            (when call-credentials
              (calling:credentials-metadata channel call-credentials method)))))

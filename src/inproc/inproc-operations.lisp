@@ -8,7 +8,7 @@
   "The operation SEND-METADATA of a handler."
   (let ((client (call-pair-client (call-call-pair call))))
     (when (call-fields client) (misuse "The headers of ~A were sent before." call))
-    (setf (call-fields client) (status:metadata-entries metadata))
+    (setf (call-fields client) (metadata-entries metadata))
     (notify client)
     (when (rpc:callbacks-p client) (operate schedule client))))
 
@@ -81,7 +81,7 @@ answer."
   :taken #'taken :observer #'inproc-observer :traffic #'traffic :elapsed-ns #'elapsed-ns
   :particulars #'inproc-particulars :now #'call-now
   :peer #'inproc-core-peer :stage #'call-pair-stage :stages #'call-pair-stages
-  :other-end #'other-end)
+  :other-end #'other-end :metadata #'entries-metadata)
 
 (rpc:define-transport-end **client-operations** (:client :like **shared-operations**)
   :send #'client-send :close-send #'client-close-send :receive #'client-receive

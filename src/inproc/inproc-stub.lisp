@@ -20,7 +20,7 @@
                                                      (inproc-core-now inproc-core) 0))
                        0))
          (fields (if (or metadata call-credentials)
-                     (status:metadata-entries
+                     (metadata-entries
                       (append (status:check-metadata metadata)
                               (when call-credentials
                                 (calling:credentials-metadata channel call-credentials method))))
@@ -170,7 +170,7 @@ no such callee or route, the call of the call pair has ended with the status tha
   (let* ((call-pair (idle-call-pair inproc-core nil method deadline #()))
          (client (call-pair-client call-pair)))
     (setf (rpc:ending-trailer-fields (rpc:ensure-ending client))
-          (status:metadata-entries (status:rpc-error-trailers error))
+          (metadata-entries (status:rpc-error-trailers error))
           (call-status (call-pair-server call-pair)) :cancelled)
     (rpc:end-call client (status:rpc-error-status error)
                   :message (status:rpc-error-message error)

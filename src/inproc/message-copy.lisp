@@ -1,5 +1,5 @@
-;;;; Messages on their way from one end to the other: they are copied, and the limits of both ends
-;;;; apply.
+;;;; Messages and metadata on their way from one end to the other: they are copied, and the limits of
+;;;; both ends apply to messages.
 
 (in-package #:clgrpc.inproc)
 
@@ -69,3 +69,20 @@ the wire if it is of the wrong type or too long."
     (rpc:abort-as (other-end call) :too-long-received size
                   (options-max-receive-octets (receiving-options call)))
     (error (rpc:call-condition call))))
+
+;;; Metadata
+
+(defun metadata-entries (metadata)
+  "A simple vector of the entries of METADATA, an alist that CHECK-METADATA has passed, as a peer
+gets them."
+  (flet ((entry (entry)
+           (destructuring-bind (name . value) entry
+             (cons name (if (stringp value)
+                            (string-trim " " value)
+                            (copy-seq (coerce value 'octets)))))))
+    (map 'simple-vector #'entry metadata)))
+
+(defun entries-metadata (call entries)
+  "The operation METADATA, of what METADATA-ENTRIES has made."
+  (declare (ignore call))
+  (map 'list (lambda (entry) (cons (car entry) (cdr entry))) (the simple-vector entries)))

@@ -190,7 +190,7 @@ everything."
   "The metadata of the attempt of RELAY that NUMBER others came before, and of which interceptors
 know VIEW or nil."
   (let ((fields (if view
-                    (status:metadata-entries (calling:attempt-request-metadata view))
+                    (metadata-entries (calling:attempt-request-metadata view))
                     (relay-fields relay))))
     (if (zerop number)
         fields
@@ -215,7 +215,7 @@ handler has not begun. If interceptors have it fail it has ended."
                            (call-pair-to inproc-core callee (and callee (route-to callee method))
                                          method deadline
                                          (attempt-fields relay number view)
-                                         (and observer (rpc:values-of-attempt client))))))
+                                         (and observer (list 'rpc:attempt-of client))))))
         (when view (setf (calling:own-view (call-pair-client call-pair)) view))
         (setf (relay-attempt relay) (call-pair-client call-pair))
         (when observer (begin-call-counts call-pair))

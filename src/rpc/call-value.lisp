@@ -52,10 +52,7 @@ thread."
                 when (eq old (sb-ext:compare-and-swap (parts-values parts) old (cons new old)))
                   return (cdr new))))))
 
-(defun values-of-attempt (call)
-  "What :values is for a call that is an attempt of CALL, within the image."
-  (list 'attempt-of call))
-
-(defun whole-call (call)
-  "The call that CALL is an attempt of, within the image, or CALL itself."
+(defun attempt-of (call)
+  "The call that CALL is an attempt of, within the image, or CALL itself. A transport gives an
+attempt this under the key ATTEMPT-OF."
   (values (call-value call 'attempt-of call)))

@@ -11,7 +11,7 @@
                 #:rpc-method-path #:rpc-method-request-type #:rpc-method-response-type
                 #:rpc-method-service-name)
   (:import-from #:clgrpc.status
-                #:check-metadata #:deadline #:details-octets #:end-reason #:entries-metadata
+                #:check-metadata #:deadline #:details-octets #:end-reason
                 #:make-rpc-error #:rpc-error #:rpc-error-call #:rpc-error-cause
                 #:rpc-error-ended-by #:rpc-error-message #:rpc-error-sent-p #:rpc-error-status
                 #:status-code #:unknown)
@@ -44,4 +44,4 @@
    #:return-status #:room-p #:rpc-error-attempts #:rpc-error-stages #:send #:send-metadata
    #:sends-one-p #:stage-text #:takes-one-p #:time-remaining #:try-send #:uncharge
    #:unknown-method-verdict #:verdict
-   #:values-of-attempt #:verdict-error #:wait-for-call #:whole-call #:with-call #:with-user-code))
+   #:attempt-of #:verdict-error #:wait-for-call #:with-call #:with-user-code))

@@ -81,6 +81,13 @@ functions run on its loop."
   (setf (link-received-ns link) (loop:event-loop-now (link-loop link)))
   nil)
 
+(defun link-traffic (link)
+  "How many messages LINK has sent, and when the last; how many it has received, and when the last;
+and how many PINGs have asked whether its peer is there. A time of 0 is none. On its loop."
+  (values (link-messages-sent link) (link-sent-ns link)
+          (link-messages-received link) (link-received-ns link)
+          (link-keepalives link)))
+
 (defun link-security (link)
   "What the TLS handshake of LINK came to, or nil without TLS or before its end. From any thread."
   (let ((socket (link-socket link)))

@@ -14,15 +14,6 @@
                                                                   :padding nil)))
                                  (if (string= name "authorization") :never :plain))))
 
-(defun metadata-fields (metadata)
-  "METADATA, an alist that CHECK-METADATA has passed, as fields that might have come from a peer."
-  (flet ((field (entry)
-           (destructuring-bind (name . value) entry
-             (hpack:string-field name (if (stringp value)
-                                          (string-trim " " value)
-                                          (encode-base64 (coerce value 'octets) :padding nil))))))
-    (map 'simple-vector #'field metadata)))
-
 (defun metadata-octets (metadata)
   "How many octets METADATA, an alist that CHECK-METADATA has passed, adds to a header list, as RFC
 9113 section 6.5.2 counts."

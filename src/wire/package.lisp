@@ -45,9 +45,9 @@
    #:link-goaway #:link-http2 #:link-http2-closed #:link-keepalive-ns #:limit-silence
    #:link-last-fields #:link-late #:link-loop #:link-options #:link-output #:link-owner
    #:link-peer #:link-last-octets #:link-security #:link-share
-   #:link-socket #:link-number #:link-stream-ns #:link-messages-sent #:link-sent-ns
-   #:link-messages-received #:link-received-ns #:link-keepalives #:list-custom-fields
-   #:mark-call #:marked-p #:metadata-fields #:metadata-octets #:open-link #:parcel
+   #:link-socket #:link-number #:link-stream-ns #:link-traffic
+   #:list-custom-fields
+   #:mark-call #:marked-p #:metadata-octets #:open-link #:parcel
    #:parcel-end #:parcel-octets #:parcel-taken #:parse-encoding #:parse-incoming #:queue-incoming
    #:quoted-octets #:read-enough-p #:receive-data #:release-call
    #:charge-call #:pressed-p #:link-account #:seal-batch #:sound-metadata-p #:start-deadline
@@ -57,7 +57,7 @@
    #:wire-call-loop #:wire-call-marks #:wire-call-options #:wire-call-partial
    #:wire-call-send-closed #:wire-call-stream #:wire-decode #:wire-now
    #:wire-schedule #:in-turn-p #:posted-octets #:post-in-turn #:write-encoded #:write-message
-   #:dialect #:make-dialect #:dialect-drain #:link-dialect #:speak-http2 #:end-link
+   #:make-dialect #:dialect-drain #:link-dialect #:speak-http2 #:end-link
    #:link-silent-p #:lose-link #:give-window #:packed
    ;; for protocols beside gRPC
    #:parcel-p #:unpacked #:inflation-outcome-p #:deliver-alone #:receive-messages

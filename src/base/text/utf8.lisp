@@ -266,7 +266,8 @@ surrogate is written as the replacement character U+FFFD. Signal an error if the
          (logtest +high-bits+ (logior (sb-sys:sap-ref-64 base start)
                                       (sb-sys:sap-ref-64 base (+ start 8)))))))
 
-(define-leaf (%ascii-string :inline t) ((octets octets) (start index) (end index)) (or null simple-base-string)
+(define-leaf (%ascii-string :inline t) ((octets octets) (start index) (end index))
+    (or null simple-base-string)
   "The octets START to END as a fresh string, or nil if one is not ASCII."
   (if (%wide-soon-p octets start end)
       nil

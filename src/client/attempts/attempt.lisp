@@ -52,7 +52,7 @@
                           :how (list :details (status:rpc-error-details-octets error)
                                      :ended-by :local :sent (and (rpc:failed-attempts call) t))
                           :pushback (metadata-pushback trailers)
-                          :trailers (wire:metadata-fields trailers))))
+                          :trailers (metadata-fields trailers))))
 
 (defun intercept (attempt link)
   "Call the interceptors, if there are some, for ATTEMPT on LINK. Return how it fails if they have

@@ -93,3 +93,12 @@ cannot have its headers; else nil."
   (and (or (< (http2:connection-peer-max-header-list (wire:link-http2 link)) +constant-octets+)
            metadata)
        (large-headers call link number metadata)))
+
+(defun metadata-fields (metadata)
+  "METADATA, an alist that CHECK-METADATA has passed, as fields that might have come from a peer."
+  (flet ((field (entry)
+           (destructuring-bind (name . value) entry
+             (hpack:string-field name (if (stringp value)
+                                          (string-trim " " value)
+                                          (encode-base64 (coerce value 'octets) :padding nil))))))
+    (map 'simple-vector #'field metadata)))

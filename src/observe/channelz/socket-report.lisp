@@ -161,14 +161,13 @@
 (defun link-data (link)
   "The SocketData of LINK, without its options. One that speaks HTTP/1.1, or has yet to show what it
 speaks, has no streams. On its loop."
-  (let ((http2 (wire:link-http2 link)))
-    (apply #'v1:make-socket-data
-           :messages-sent (wire:link-messages-sent link)
-           :messages-received (wire:link-messages-received link)
-           :keep-alives-sent (wire:link-keepalives link)
-           (append (when http2 (stream-data link http2))
-                   (stamps link :last-message-sent-timestamp (wire:link-sent-ns link)
-                                :last-message-received-timestamp (wire:link-received-ns link))))))
+  (multiple-value-bind (sent sent-ns received received-ns keepalives) (wire:link-traffic link)
+    (let ((http2 (wire:link-http2 link)))
+      (apply #'v1:make-socket-data
+             :messages-sent sent :messages-received received :keep-alives-sent keepalives
+             (append (when http2 (stream-data link http2))
+                     (stamps link :last-message-sent-timestamp sent-ns
+                                  :last-message-received-timestamp received-ns))))))
 
 (defun link-message (link summary)
   "The Socket that LINK is, without the kernel's options if SUMMARY is true. On its loop."

@@ -153,7 +153,7 @@ it is not known."
   "The context that CALL, a server's within the image, has from its client; or nil."
   (let* ((other (operate other-end call))
          (record (and other
-                      (call-record (rpc:whole-call other)))))
+                      (call-record (rpc:attempt-of other)))))
     (cond ((not (record-p record)) record)
           ((record-tries record) (span-context (cdr (first (record-tries record)))))
           (t (record-context record)))))

@@ -49,18 +49,3 @@ to gRPC or to a connection."
                         (or (binary-name-p (car entry))
                             (every (lambda (char) (char<= #\Space char #\~)) (cdr entry)))))
                  metadata))
-
-(defun metadata-entries (metadata)
-  "A simple vector of the entries of METADATA, an alist that CHECK-METADATA has passed, as a peer
-gets them. A transport without a form of its own keeps this vector."
-  (flet ((entry (entry)
-           (destructuring-bind (name . value) entry
-             (cons name (if (stringp value)
-                            (string-trim " " value)
-                            (copy-seq (coerce value 'octets)))))))
-    (map 'simple-vector #'entry metadata)))
-
-(defun entries-metadata (call entries)
-  "The operation METADATA of a transport that keeps what METADATA-ENTRIES makes."
-  (declare (ignore call))
-  (map 'list (lambda (entry) (cons (car entry) (cdr entry))) (the simple-vector entries)))

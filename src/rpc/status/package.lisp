@@ -9,9 +9,9 @@
    #:aborted #:already-exists #:binary-name-p #:cancelled #:check-metadata #:code-status
    #:control-status #:data-loss #:deadline #:deadline-exceeded #:deadline-in
    #:details-octets #:earlier-deadline
-   #:encode-timeout #:sendable-metadata #:end-reason #:entries-metadata #:fail
+   #:encode-timeout #:sendable-metadata #:end-reason #:fail
    #:failed-precondition #:failure-p
-   #:internal #:invalid-argument #:make-rpc-error #:metadata-entries #:not-found #:out-of-range
+   #:internal #:invalid-argument #:make-rpc-error #:not-found #:out-of-range
    #:+latest-deadline+ #:parse-timeout #:permission-denied #:refusal-error
    #:resource-exhausted #:rpc-error
    #:rpc-error-call

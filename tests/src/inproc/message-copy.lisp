@@ -43,3 +43,14 @@ answers, alone and in streams, which nobody serializes here."
         (let* ((note (note 1)) (reply (ask channel note)))
           (is (not (eq note (first kept))))
           (is (not (eq reply (first kept)))))))))
+
+(test metadata-within-the-image
+  "What the other end gets is as if it had been sent: no blanks at the ends, octets of its own."
+  (let* ((octets (coerce '(1 2) 'octets))
+         (entries (inproc::metadata-entries `(("x" . " a b ") ("y-bin" . ,octets))))
+         (seen (inproc::entries-metadata nil entries)))
+    (is (equalp `(("x" . "a b") ("y-bin" . ,(coerce '(1 2) 'octets))) seen))
+    (setf (aref octets 0) 9
+          (cdr (first seen)) "changed")
+    (is (equalp `(("x" . "a b") ("y-bin" . ,(coerce '(1 2) 'octets)))
+                (inproc::entries-metadata nil entries)))))
