@@ -32,7 +32,7 @@ look-ups go on at once; others wait. Return true if HOST is numeric or localhost
 resolver is asked. FUNCTION is never called before this returns. From any thread."
   (let* ((loop (the-loop loop))
          (query (begin-query loop))
-         (known (os:resolve-host host 0 :look-up nil)))
+         (known (os:resolve-host host 0 :lookup nil)))
     (flet ((answer (addresses failure)
              (let* ((address (find-if (lambda (address)
                                         (or (= family +af-unspec+)

@@ -203,5 +203,5 @@ returns. Signal MISUSE if LOOP has stopped. From any thread."
           (trace-event :dns-resolver :resolved
                        :name (target-text (lookup-target lookup))
                        :addresses (mapcar #'os:address-text addresses)))
-      (guarding (:connect-function-error :look-up lookup)
+      (guarding (:connect-function-error :lookup lookup)
         (funcall (lookup-function lookup) addresses condition)))))

@@ -104,7 +104,7 @@ there is none; or nil, if one must be given."
   "The target of HOST, which may turn out to be numeric, and PORT."
   (when (string= host "") (no-target text "it has no host"))
   (make-target :text text :authority authority :host host :port port
-                 :addresses (values (os:resolve-host host port :look-up nil))))
+                 :addresses (values (os:resolve-host host port :lookup nil))))
 
 (defun parse-bare-target (text smallest-port default-port)
   (multiple-value-bind (host port) (split-port text text smallest-port default-port)

@@ -26,7 +26,7 @@
   (is (equal '("127.0.0.1:5" "[::1]:5")
              (mapcar #'os:address-text (os:resolve-host "LocalHost" 5))))
   (is (equal '("127.0.0.2:5") (mapcar #'os:address-text (os:resolve-host "127.0.0.2" 5))))
-  (multiple-value-bind (addresses failure needed) (os:resolve-host "host.example" 5 :look-up nil)
+  (multiple-value-bind (addresses failure needed) (os:resolve-host "host.example" 5 :lookup nil)
     (is (null addresses))
     (is (null failure))
     (is-true needed)))

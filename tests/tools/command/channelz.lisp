@@ -68,18 +68,18 @@ once, and the channel that it was called on."
 
 (test top-tells-rates
   (flet ((look (seconds started failed)
-           (tools::make-look :ns (* seconds 1000000000)
+           (tools::make-sample :ns (* seconds 1000000000)
                              :readings (list (tools::make-reading
                                               :kind "server" :number 7 :name "x"
                                               :started started :failed failed
                                               :succeeded (- started failed 1))))))
-    (let ((row (first (tools::look-rows (look 3 120 10) (look 1 100 4)))))
+    (let ((row (first (tools::sample-rows (look 3 120 10) (look 1 100 4)))))
       (is (equal '("server" 7 "10.0" "3.0" 1 120 10) (subseq row 0 7))))
-    (is (string= "-" (third (first (tools::look-rows (look 3 120 10) nil)))))))
+    (is (string= "-" (third (first (tools::sample-rows (look 3 120 10) nil)))))))
 
 (test top-sorts
   (flet ((look (&rest rows)
-           (tools::make-look :ns 1000000000
+           (tools::make-sample :ns 1000000000
                              :readings (loop for (name started succeeded failed) in rows
                                              for number from 1
                                              collect (tools::make-reading
@@ -88,7 +88,7 @@ once, and the channel that it was called on."
                                                       :succeeded succeeded)))))
     (let ((look (look '("b" 10 9 1) '("c" 30 2 0) '("a" 20 20 0))))
       (flet ((order (order) (mapcar (lambda (row) (first (last row)))
-                                    (tools::look-rows look nil order))))
+                                    (tools::sample-rows look nil order))))
         (is (equal '("a" "b" "c") (order "name")))
         (is (equal '("c" "b" "a") (order "running")))))
     (is (equal '("failed" "calls") (list (tools::next-order "calls") (tools::next-order "name"))))))
@@ -104,14 +104,14 @@ once, and the channel that it was called on."
 
 (test top-has-a-head
   (flet ((look (seconds cpu)
-           (tools::make-look :ns (* seconds 1000000000)
+           (tools::make-sample :ns (* seconds 1000000000)
                              :figures `(("process_cpu_seconds_total" . ,cpu)
                                         ("clgrpc_heap_used_bytes" . 25000000)
                                         ("clgrpc_heap_limit_bytes" . 1000000000)
                                         ("clgrpc_gc_collections_total" . 7)))))
     (is (eql 0 (search "CPU 50.0 %  heap 25.0 of 1000.0 MB  collections 7"
                        (tools::head-line (look 3 11) (look 1 10)))))
-    (is (null (tools::head-line (tools::make-look :ns 1) nil))))
+    (is (null (tools::head-line (tools::make-sample :ns 1) nil))))
   (is (string= "1:02:03" (tools::uptime-text 3723.4d0)))
   (is (equal '(("process_threads" . 12))
              (tools::read-figures

@@ -61,7 +61,7 @@ and one of up to 0.1 that failed."
 
 (test top-tells-methods
   (flet ((look (seconds &rest counts)
-           (tools::make-look :ns (* seconds 1000000000)
+           (tools::make-sample :ns (* seconds 1000000000)
                              :methods (list (apply #'told-methods counts)))))
     (is (equal '(("server" "10.0" "0.0" "50.00" "99.00" 2 41 1 "M"))
                (tools::method-rows (look 3 30 5 5) (look 1 10 5 5))))
