@@ -1,8 +1,8 @@
 ;;;; The structures that the files of the client share, and what is asked of a channel's core by all
 ;;;; of them.
 ;;;;
-;;;; The user has a channel, a CLOS object (network-channel.lisp). It points to its core, which is what
-;;;; the channel is on its loop: nothing on a loop points back, so that the collector finds a
+;;;; The user has a channel, a CLOS object (network-channel.lisp). It points to its core, which is
+;;;; what the channel is on its loop: nothing on a loop points back, so that the collector finds a
 ;;;; channel that its user has dropped (dropped-channel.lisp). The core has a resolver, a balancer
 ;;;; and subchannels; a subchannel has a connection set, which has the links; channels that are alike
 ;;;; may share connection sets. A channel, its subchannels and their links are on one loop for life.
@@ -375,7 +375,7 @@ several that are under way the oldest."
 
 (define-hot (unattended-p :inline t) ((call client-call)) boolean
   "True if CALL is its own future: no stub waits for it."
-  (logtest wire:+unattended+ (wire:wire-call-marks call)))
+  (logtest wire:+unattended+ (client-call-marks call)))
 
 (defstruct (attempt (:constructor make-attempt (stream)) (:copier nil))
   "One try of a call, on one stream. It is made once for the object that stands for streams, and
@@ -428,7 +428,7 @@ used again with that."
     (and call (eq stream (wire-call-stream call)) call)))
 
 (define-hot (client-call-core :inline t) ((call client-call)) core
-  (the core (wire-call-endpoint call)))
+  (the core (client-call-endpoint call)))
 
 (defmethod wire:link-observer ((owner connection-set))
-  (wire:endpoint-observer (connection-set-core owner)))
+  (core-observer (connection-set-core owner)))

@@ -65,12 +65,12 @@ WAIT-CLOCK and the number of attempts to connect; nil if it has not waited."
 (defun late-from-the-start-p (call)
   "True if the deadline of CALL had passed before the call waited for anything."
   (and (rpc:overdue-p call)
-       (not (wire:marked-p (wire:wire-call-marks call) wire:+headers+))
+       (not (wire:marked-p (client-call-marks call) wire:+headers+))
        (null (call-waits call))))
 
 (defun client-stage (call)
   "The operation STAGE."
-  (let ((marks (wire:wire-call-marks call)))
+  (let ((marks (client-call-marks call)))
     (cond ((late-from-the-start-p call) :begin)
           ((not (wire:marked-p marks wire:+headers+))
            (wait-clock-stage (core-clock (client-call-core call))))
@@ -81,7 +81,7 @@ WAIT-CLOCK and the number of attempts to connect; nil if it has not waited."
 (defun client-spans (call total)
   "The stages of CALL, which has taken TOTAL nanoseconds so far: a list of (stage . ns), oldest
 first."
-  (let* ((marks (wire:wire-call-marks call))
+  (let* ((marks (client-call-marks call))
          (headers (wire:mark-ns marks wire:+headers+))
          (answer (wire:mark-ns marks wire:+answer+))
          (waits (call-waits call))

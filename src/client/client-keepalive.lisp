@@ -41,7 +41,7 @@ that use CONNECTION-SET wait twice as long (gRFC A8)."
   (flet ((wait-longer (core)
            (setf (core-keepalive-ns core)
                  (max (keepalive-ns core)
-                      (min +longest-keepalive-ns+ (* 2 (wire:link-keepalive-ns link)))))))
+                      (min +longest-keepalive-ns+ (* 2 (client-link-keepalive-ns link)))))))
     (wait-longer (connection-set-core connection-set))
     (map-cores #'wait-longer connection-set)))
 

@@ -36,8 +36,8 @@
                   #:attempt-failure-message #:attempt-failure-how #:attempt-failure-reach
                   #:attempt-failure-trailers)
   (:import-from #:clgrpc.wire
-                  #:link #:link-loop #:link-owner #:wire-call #:wire-call-link #:wire-call-loop
-                #:wire-call-stream #:wire-call-send-closed #:wire-call-endpoint
+                  #:link #:link-loop #:wire-call #:wire-call-link #:wire-call-loop
+                #:wire-call-stream #:wire-call-send-closed
                 #:wire-call-options)
   (:export
    ;; ending.lisp

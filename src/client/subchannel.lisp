@@ -85,7 +85,7 @@ under way, or the last attempt has failed a short while ago. Return true if one 
 
 (defun quiet-p (link since-ns)
   "True if LINK has no calls and its peer has sent nothing since SINCE-NS."
-  (and (zerop (wire:link-calls link))
+  (and (zerop (client-link-calls link))
        (< (http2:connection-last-receive-ns (wire:link-http2 link)) since-ns)))
 
 (defun leave-spare-links (connection-set since-ns)
@@ -94,7 +94,7 @@ since SINCE-NS, the newest first."
   (let ((kept (options-connections-per-subchannel (connection-set-options connection-set))))
     (dolist (link (reverse (nthcdr kept (connection-set-links connection-set))))
       (when (quiet-p link since-ns)
-        (setf (wire:link-draining link) t)
+        (setf (client-link-draining link) t)
         (leave-link connection-set link "no calls for a while")))))
 
 (defun addresses-beyond (addresses others)
@@ -164,7 +164,7 @@ goes on."
 own."
   (dolist (link (connection-set-links connection-set))
     (unless (find-address (connection-set-addresses connection-set) (wire:link-peer link))
-      (setf (wire:link-draining link) t
+      (setf (client-link-draining link) t
             (connection-set-useless connection-set) 0) ; the server is not to blame
       (leave-link connection-set link "its address is the server's no more")))
   (mapc #'connect (connection-set-owners connection-set)))
@@ -183,7 +183,7 @@ that it is left."
           (when (and (http2:connection-ready-p http2)
                      (< (http2:connection-stream-count http2)
                         (http2:connection-peer-max-streams http2)))
-            (setf (wire:link-draining link) t))
+            (setf (client-link-draining link) t))
           nil))))
 
 (define-hot free-stream ((subchannel subchannel)) (values (or null http2:stream) (or null link))
@@ -204,7 +204,7 @@ that it is left."
 (defun leave-full-links (connection-set)
   "Use those links of CONNECTION-SET no more that have used up their streams' identifiers."
   (dolist (link (connection-set-links connection-set))
-    (when (wire:link-draining link) (leave-link connection-set link))))
+    (when (client-link-draining link) (leave-link connection-set link))))
 
 ;;; Links that go
 
@@ -222,7 +222,7 @@ that it is left."
                (when (eq link (wire-call-link call))
                  (client-abort call :unavailable text :local))))
            (when (linkless-p connection-set) (go-on-without connection-set link text)))))
-  (when (zerop (wire:link-calls link)) (wire:close-link link text)))
+  (when (zerop (client-link-calls link)) (wire:close-link link text)))
 
 (defun forget-link (connection-set link)
   (setf (connection-set-links connection-set) (remove link (connection-set-links connection-set))))
@@ -242,7 +242,7 @@ that it is left."
 it has not seen, or lasted as long as the first wait between attempts."
   (let ((http2 (wire:link-http2 link)))
     (or (and (plusp (link-streams link)) (/= 0 (http2:connection-goaway-received http2)))
-        (>= (- (core-now (connection-set-core connection-set)) (wire:link-born-ns link))
+        (>= (- (core-now (connection-set-core connection-set)) (client-link-born-ns link))
             (seconds-ns
              (options-backoff-initial-seconds (connection-set-options connection-set)))))))
 
@@ -279,7 +279,7 @@ from the second time in a row the next attempt waits."
   (wire:close-link link text))
 
 (defmethod wire:link-due ((connection-set connection-set) link event)
-  (setf (wire:link-draining link) t
+  (setf (client-link-draining link) t
         (connection-set-useless connection-set) 0) ; the server is not to blame
   (ecase event
     (:idle (leave-link connection-set link "no calls for a while"))
@@ -288,10 +288,10 @@ from the second time in a row the next attempt waits."
 
 (defun disconnect-error (connection-set link)
   "Why LINK of CONNECTION-SET has ended, as gRFC A94 names it: what was seen of that first."
-  (let ((text (or (wire:link-failure link) "")))
+  (let ((text (or (client-link-failure link) "")))
     (flet ((mentions (word) (search word text :test #'char-equal)))
       (cond ((client-link-farewell link) (format nil "GOAWAY ~A" (client-link-farewell link)))
-            ((or (wire:link-draining link)
+            ((or (client-link-draining link)
                  (eq :shutdown (connection-set-link-state connection-set)))
              "subchannel shutdown")
             ((mentions "reset by") "connection reset")
@@ -305,21 +305,21 @@ from the second time in a row the next attempt waits."
         (used (member link (connection-set-links connection-set))))
     (trace-event
      :subchannel :connection-ended :target (core-name (connection-set-core connection-set))
-                 :peer (wire:link-peer link) :reason (wire:link-failure link))
+                 :peer (wire:link-peer link) :reason (client-link-failure link))
     (unless connect-round
       (note-connection-set-event connection-set
                                  :info "the connection with ~A, socket ~D, has ended: ~A"
                                  (wire:link-peer link) (wire:link-number link)
-                                 (wire:link-failure link)))
+                                 (client-link-failure link)))
     (when (client-link-greeted link)
       (rpc:observe subchannel-disconnected (core-observer (connection-set-core connection-set))
                    (wire:link-peer link) (disconnect-error connection-set link)))
     (setf (connection-set-leaving connection-set)
           (delete link (connection-set-leaving connection-set)))
     (forget-link connection-set link)
-    (cond (connect-round (greeting-failed connect-round link (wire:link-failure link)))
+    (cond (connect-round (greeting-failed connect-round link (client-link-failure link)))
           ((and used (linkless-p connection-set))
-           (go-on-without connection-set link (wire:link-failure link)))
+           (go-on-without connection-set link (client-link-failure link)))
           (used
            (keep-links connection-set)
            (serve-owners connection-set)))))
@@ -368,7 +368,7 @@ from the second time in a row the next attempt waits."
 (defun leave-links (connection-set text)
   "Use the links of CONNECTION-SET no more, because of TEXT."
   (dolist (link (connection-set-links connection-set))
-    (setf (wire:link-draining link) t)
+    (setf (client-link-draining link) t)
     (leave-link connection-set link text)))
 
 (defun leave-connection-set (subchannel text)

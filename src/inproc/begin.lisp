@@ -29,7 +29,7 @@
   "The handler answers later."
   (open-mail call-pair)
   (let ((route (call-pair-route call-pair)))
-    (setf (route-kept route) (method:binding-function (serving:route-binding route))))
+    (setf (route-kept route) (method:binding-function (route-binding route))))
   (register call-pair)
   (let ((server (call-pair-server call-pair))
         (source (shiftf (call-pair-source call-pair) nil)))
@@ -169,7 +169,7 @@ handler has returned, or it does not wait for anything that the client would do 
   (or (eq :over (call-pair-phase call-pair))
       (and (call-pair-consumer call-pair) t)
       (and (rpc:answers-once-p (call-pair-client call-pair))
-           (call-half-closed (call-pair-server call-pair)))))
+           (inproc-call-half-closed (call-pair-server call-pair)))))
 
 (defun run-elsewhere (call-pair)
   (unless (call-pair-claim call-pair)   ; ended before it began

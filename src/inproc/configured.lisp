@@ -84,7 +84,7 @@ take them: copies, since the stub may have returned by then, unless ON-CALLER is
   "INVOKE of METHOD for RELAY, whose caller waits for one answer."
   (with-call-pair (call-pair (relayed-call-pair relay (channel-outer-channel channel) method
                                                 deadline options))
-    (setf (call-half-closed (call-pair-server call-pair)) t)
+    (setf (inproc-call-half-closed (call-pair-server call-pair)) t)
     (begin-here call-pair)
     (await-relay relay)
     (finish-blocking call-pair channel method request options)))
@@ -95,7 +95,7 @@ take them: copies, since the stub may have returned by then, unless ON-CALLER is
                                                 deadline options))
     (let* ((client (call-pair-client call-pair))
            (over (relay-over relay)))
-      (when over (setf (call-half-closed (call-pair-server call-pair)) t))
+      (when over (setf (inproc-call-half-closed (call-pair-server call-pair)) t))
       (cond ((or over (eq :open request))
              (setf (call-pair-queued-reply call-pair)
                    (and (eq :open request) (rpc:answers-once-p client)))

@@ -50,7 +50,7 @@ callbacks take messages from the queue."
   (let ((call-pair (call-call-pair call)))
     (when (and (call-pair-ready call-pair) (not (rpc:client-p call)))
       (queue-ready call-pair (rpc:ensure-inlet call))))
-  (let* ((over (or (call-status call) (call-half-closed call))) ; before looking for messages
+  (let* ((over (or (call-status call) (inproc-call-half-closed call))) ; before looking for messages
          (message (progn (sb-thread:barrier (:read))
                          (callback-message call reactions))))
     (cond (message
@@ -127,7 +127,7 @@ SCHEDULED is this thread's. Interrupts are off; callbacks run with them if they 
   (let ((call-pair (call-call-pair call)))
     (when (and (eq :waiting (call-pair-phase call-pair))
                (or (rpc:reactions-on-message reactions) (rpc:reactions-on-half-close reactions)
-                   (call-half-closed (call-pair-server call-pair))))
+                   (inproc-call-half-closed (call-pair-server call-pair))))
       (begin-soon call-pair)))
   nil)
 

@@ -17,8 +17,8 @@
   "The route of TABLE to METHOD, or nil if it has none. The method remembers it."
   (let ((memo (method:rpc-method-route method)))
     (if (and (inproc-route-p memo)
-             (eq (serving:route-server memo) (serving:route-table-server table))
-             (= (serving:route-epoch memo) (serving:route-table-epoch table)))
+             (eq (route-server memo) (serving:route-table-server table))
+             (= (route-epoch memo) (serving:route-table-epoch table)))
         memo
         (let ((route (gethash (method:rpc-method-path method) (serving:route-table-routes table))))
           (when route (setf (method:rpc-method-route method) route))))))
@@ -35,4 +35,4 @@
 since."
   (let ((kept (route-kept route)))
     (and kept
-         (eq kept (method:binding-function (the method:binding (serving:route-binding route)))))))
+         (eq kept (method:binding-function (the method:binding (route-binding route)))))))

@@ -65,7 +65,7 @@ VALUES."
     t
   "Call the handler of ROUTE, and the interceptors around it; return their answer. If answers of
 ROUTE have been long lately, wait first until there is room for another and its copy."
-  (let ((octets (serving:route-long-octets route)))
+  (let ((octets (route-long-octets route)))
     (if (zerop octets)
         (serving:answer-of route request call)
         (rpc:call-with-room call (* 2 octets) (callee-options callee)
@@ -107,7 +107,7 @@ ones lately."
                   (let ((size (protobuf:measure type returned)))
                     (when (<= size limit)
                       (setf reply (if (and (<= size rpc:+long-octets+)
-                                           (zerop (serving:route-long-octets route)))
+                                           (zerop (route-long-octets route)))
                                       (inproc-core-copy inproc-core returned)
                                       (copy-answer inproc-core callee route call returned
                                                    size)))))))))

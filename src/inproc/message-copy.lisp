@@ -1,5 +1,5 @@
-;;;; Messages and metadata on their way from one end to the other: they are copied, and the limits of
-;;;; both ends apply to messages.
+;;;; Messages and metadata on their way from one end to the other: they are copied, and the limits
+;;;; of both ends apply to messages.
 
 (in-package #:clgrpc.inproc)
 

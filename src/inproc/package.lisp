@@ -12,5 +12,5 @@
                   #:*call* #:rpc-method #:rpc-method-kind)
   (:import-from #:clgrpc.rpc
                   #:call #:call-status #:call-rpc-method #:call-fields #:call-deadline
-                  #:call-half-closed #:notify #:operate #:with-user-code)
+                  #:notify #:operate #:with-user-code)
   (:export #:server-channel #:service-channel #:inproc-channel))

@@ -462,7 +462,7 @@ asks for it."
 
 (defun next-arrived (call)
   "The next message of CALL, an end of a relay, and nil; or nil and true if there will be no more."
-  (let ((over (or (call-status call) (call-half-closed call)))) ; before looking for messages
+  (let ((over (or (call-status call) (inproc-call-half-closed call)))) ; before looking for messages
     (sb-thread:barrier (:read))
     (let ((message (and (rpc:deliverable-p call) (next-message call))))
       (values message (and (null message) over t)))))

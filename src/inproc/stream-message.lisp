@@ -115,7 +115,7 @@ much is kept already."
   (let* ((call-pair (call-call-pair call))
          (server (the inproc-call (call-pair-server call-pair))))
     (look call)
-    (and (rpc:may-send-p call (call-half-closed server))
+    (and (rpc:may-send-p call (inproc-call-half-closed server))
          (multiple-value-bind (message size) (pass call message)
            (when (and (eq :waiting (call-pair-phase call-pair))
                       (keeps-p (call-pair-route call-pair)))
@@ -133,7 +133,7 @@ much is kept already."
   "The operation CLOSE-SEND of a client."
   (let* ((call-pair (call-call-pair call))
          (server (call-pair-server call-pair)))
-    (setf (call-half-closed server) t)
+    (setf (inproc-call-half-closed server) t)
     (tell-half-closed call-pair)
     (notify server)
     (when (eq :threads (inproc-core-execution (call-inproc-core call))) (begin-elsewhere call-pair))
@@ -159,7 +159,7 @@ last."
                         (next)))))
     (unless message
       (setf (call-pair-source call-pair) nil
-            (call-half-closed (call-pair-server call-pair)) t)
+            (inproc-call-half-closed (call-pair-server call-pair)) t)
       (tell-half-closed call-pair))
     message))
 

@@ -20,7 +20,7 @@
    #:add-trailers
    #:after #:answers-once-p #:arrival #:arrival-end #:arrival-item #:arrival-next #:arrival-size
    #:await-fields #:call #:call-compression #:call-condition #:call-deadline #:call-ending
-   #:call-fields #:call-half-closed #:call-incoming #:call-inlet #:call-intent #:call-metadata
+   #:call-fields #:call-incoming #:call-inlet #:call-intent #:call-metadata
    #:call-outcome #:call-outlet #:call-parts #:call-path #:call-peer #:call-reactions
    #:call-received #:call-rpc-method #:call-security #:call-stage #:call-stages #:call-status
    #:call-trailers #:call-unsent-octets #:call-value #:call-with-room #:callbacks-p #:cancel

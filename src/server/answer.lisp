@@ -28,7 +28,7 @@ false: then POST-REPLY is to be called with the baton lent. On the loop."
                               ((or error storage-condition) (error)
                                 (bad-answer-condition call message error))))))
              (case outcome
-               ((t) (unless (zerop (route-long-octets (the route (server-call-route call))))
+               ((t) (unless (zerop (route-long-octets (the server-route (server-call-route call))))
                       (note-short-answer (server-call-route call)))
                     (server-finish call :ok "" nil '()) t)
                ((nil) nil)

@@ -8,7 +8,7 @@
     (setf (exchange:http-request-context request) call
           (deferred-start-http-request deferred-start) request
           (deferred-start-claim deferred-start) claim))
-  (let ((encoding (server-loop-encoding (wire:wire-call-endpoint call))))
+  (let ((encoding (server-loop-encoding (server-call-endpoint call))))
     (when (or encoding (claim-incoming claim))
       (begin-compression call (claim-incoming claim) encoding))))
 

@@ -5,10 +5,10 @@
 (defun report-link (link)
   "What LINK is, as a plist. On its loop."
   (list :peer (wire:link-peer link)
-        :calls (wire:link-calls link)
+        :calls (server-link-calls link)
         :tls (and (wire:link-security link) t)
         :seconds (ns-seconds (max 0 (- (loop:event-loop-now (link-loop link))
-                                       (wire:link-born-ns link))))))
+                                       (server-link-born-ns link))))))
 
 (defun report-server-loop (server-loop limit)
   "What the loop of SERVER-LOOP is doing, as a plist, with LIMIT of its connections. On the loop."

@@ -80,10 +80,10 @@ it."
   "Metadata that is no longer counts with the call's stream.")
 (define-hot read-fields ((request request) (list hpack:field-list) (link server-link)) null
   "Note in REQUEST its metadata, which is in LIST, and what its call on LINK is charged with."
-  (let* ((last (wire:link-last-fields link))
+  (let* ((last (server-link-last-fields link))
          (fields (wire:list-custom-fields list last))
          (octets (if (eq fields last)
-                     (wire:link-last-octets link)
+                     (server-link-last-octets link)
                      (wire:keep-fields link fields))))
     (setf (request-fields request) fields
           (request-charge request) (if (<= octets +free-metadata-octets+) 0 octets)))
@@ -173,10 +173,10 @@ CALL has been ended."
              (list hpack:field-list))
     null
   "Tell the observer of SERVER-LOOP of CALL on STREAM, which has begun with the header LIST."
-  (when (wire:endpoint-observer server-loop) (wire:count-from-none stream))
-  (rpc:observe call-begun (wire:endpoint-observer server-loop) call)
-  (rpc:observe request-begun (wire:endpoint-observer server-loop) call (list-authority list))
-  (rpc:observe headers-received (wire:endpoint-observer server-loop) call)
+  (when (server-loop-observer server-loop) (wire:count-from-none stream))
+  (rpc:observe call-begun (server-loop-observer server-loop) call)
+  (rpc:observe request-begun (server-loop-observer server-loop) call (list-authority list))
+  (rpc:observe headers-received (server-loop-observer server-loop) call)
   nil)
 
 (define-hot begin-on-stream ((stream http2:stream) (list hpack:field-list) (link server-link)
@@ -241,7 +241,7 @@ the claim."
 (define-hot server-headers ((stream http2:stream) (list hpack:field-list) (ended boolean)) null
   "The sink's on-headers."
   (let* ((link (http2:connection-user (http2:stream-connection stream)))
-         (server-loop (link-owner (the server-link link)))
+         (server-loop (server-link-owner (the server-link link)))
          (request (request-of (the server-loop server-loop) list link)))
     (cond ((null (request-plain request)) (begin-on-stream stream list link server-loop request))
           ((claim-p (request-claim request))
@@ -305,8 +305,8 @@ the claim."
         (let ((plain (call-http-request call)))
           (when plain (exchange:leave-stream plain))
           (unless (and plain (null (call-claim call))) ; which is not a call
-            (count-end (link-owner link) call)))
-        (when (and (zerop (wire:link-calls link)) (wire:link-draining link))
+            (count-end (server-link-owner link) call)))
+        (when (and (zerop (server-link-calls link)) (server-link-draining link))
           (wire:close-link link "drained"))))))
 
 (defun server-writable (stream)

@@ -21,7 +21,7 @@ things first.")
 
 (defun drain-link (link)
   "Let no more calls begin on LINK, and end LINK with its last call. On its loop."
-  (let ((dialect (wire:link-dialect link)))
+  (let ((dialect (server-link-dialect link)))
     (if dialect
         (funcall (wire:dialect-drain dialect) link)
         (drain-http2 link))))
@@ -53,7 +53,7 @@ things first.")
 
 (defun busy-p (link now)
   "True if there is no hurry at NOW to end LINK, or the PING or its answer may be on its way."
-  (or (plusp (wire:link-calls link))
+  (or (plusp (server-link-calls link))
       (plusp (loop:connection-unsent (wire:link-socket link)))
       (< (- now +drain-look-ns+) (http2:connection-last-receive-ns (wire:link-http2 link)))))
 
@@ -77,10 +77,10 @@ things first.")
 
 (defun drain-further (link)
   "LINK's peer begins no more calls: name the last one, and end LINK with it. On its loop."
-  (unless (wire:link-draining link)
-    (setf (wire:link-draining link) t)
+  (unless (server-link-draining link)
+    (setf (server-link-draining link) t)
     (http2:send-goaway (wire:link-http2 link) http2:+no-error+)
-    (when (zerop (wire:link-calls link)) (wire:close-link link "drained"))))
+    (when (zerop (server-link-calls link)) (wire:close-link link "drained"))))
 
 (defmethod wire:link-due ((server-loop server-loop) link event)
   (ecase event

@@ -1,9 +1,9 @@
 ;;;; Where and when a call's handler runs. Handlers run on the loop after all connections of the
-;;;; turn were read; those of methods that block (server-route.lisp) on a reserve thread. A handler on
-;;;; the loop that waits runs the loop meanwhile, until user code of another call is due. A handler
-;;;; that loses the loop to another thread goes on as if it had begun on a reserve thread: its
-;;;; thread encodes the answer and posts it. A handler that returns its call keeps it: it answers
-;;;; later, with REPLY or FINISH (the reactive style).
+;;;; turn were read; those of methods that block (server-route.lisp) on a reserve thread. A handler
+;;;; on the loop that waits runs the loop meanwhile, until user code of another call is due. A
+;;;; handler that loses the loop to another thread goes on as if it had begun on a reserve thread:
+;;;; its thread encodes the answer and posts it. A handler that returns its call keeps it: it
+;;;; answers later, with REPLY or FINISH (the reactive style).
 
 (in-package #:clgrpc.server)
 
@@ -18,8 +18,8 @@
 
 (define-hot run-call ((call server-call)) null
   "Run CALL's handler where those of its method run: on the loop or on a reserve thread."
-  (cond ((runs-inline-p (the route (server-call-route call))
-                        (= 1 (server-loop-open (the server-loop (wire:wire-call-endpoint call)))))
+  (cond ((runs-inline-p (the server-route (server-call-route call))
+                        (= 1 (server-loop-open (the server-loop (server-call-endpoint call)))))
          (loop:defer (wire-call-loop call) #'run-inline call))
         ((output-waits-p (the server-link (wire-call-link call)))
          (hold-up call))
@@ -34,7 +34,7 @@ so the others find nothing, and nothing keeps a call that has ended, nor a place
   (let* ((ticket (list call nil))
          (link (wire-call-link call))
          (loop (wire-call-loop call))
-         (reserve (server-reserve (server-loop-server (link-owner link)))))
+         (reserve (server-reserve (server-loop-server (server-link-owner link)))))
     (setf (second ticket) (lambda ()
                             (let ((call (use-ticket ticket)))
                               (when call (run-on-reserve-thread call))))
@@ -43,7 +43,8 @@ so the others find nothing, and nothing keeps a call that has ended, nor a place
         (loop:run-on-reserve reserve (second ticket) :share (ensure-share link))
       (case place
         ((nil)
-         (complain (link-owner link) (if (eq reason :share) :max-running-handlers :reserve-queue)
+         (complain (server-link-owner link)
+                   (if (eq reason :share) :max-running-handlers :reserve-queue)
                    (link-peer-name link))
          (rpc:abort-as call (if (eq reason :share) :too-many-handlers :queue-full)))
         (:queued
@@ -62,7 +63,8 @@ so the others find nothing, and nothing keeps a call that has ended, nor a place
 (defun leave-queue (call ticket)
   "CALL, which was taken out of TICKET, needs no thread any more: its place in the queue is free."
   (let ((link (wire-call-link call)))
-    (loop:leave-reserve (server-reserve (server-loop-server (link-owner link))) (ensure-share link)
+    (loop:leave-reserve (server-reserve (server-loop-server (server-link-owner link)))
+                        (ensure-share link)
                         :function (second ticket))))
 
 (defun refuse-waiting (ticket)
@@ -70,7 +72,7 @@ so the others find nothing, and nothing keeps a call that has ended, nor a place
   (let ((call (use-ticket ticket)))
     (when call
       (let ((link (wire-call-link call)))
-        (complain (link-owner link) :reserve-wait-seconds (link-peer-name link)))
+        (complain (server-link-owner link) :reserve-wait-seconds (link-peer-name link)))
       (leave-queue call ticket)
       (rpc:abort-as call :no-thread-in-time))))
 
@@ -97,7 +99,7 @@ request any longer. On the loop."
 
 (defun ensure-held-up (link)
   "The queue of LINK's calls that wait, made now if there is none. On the loop."
-  (or (wire:link-held-up link) (setf (wire:link-held-up link) (make-fifo))))
+  (or (server-link-held-up link) (setf (server-link-held-up link) (make-fifo))))
 
 (defun hold-up (call)
   "Let CALL wait until its link's peer has taken enough of the answers before it. A call that has
@@ -106,11 +108,11 @@ waited before goes back to its place among the others. On the loop."
     (unless (call-status call)
       (enqueue-in-order call (ensure-held-up link) #'earlier-p)
       ;; the peer may have taken enough meanwhile
-      (wire:answers-left (link-owner link) link))))
+      (wire:answers-left (server-link-owner link) link))))
 
 (defun leave-held-up (link call)
   "CALL, of LINK, waits no more, if it did."
-  (let ((queue (wire:link-held-up link)))
+  (let ((queue (server-link-held-up link)))
     (when queue (remove-from-fifo call queue))))
 
 (defmethod wire:answers-left ((server-loop server-loop) link)
@@ -120,7 +122,7 @@ waited before goes back to its place among the others. On the loop."
 (defun start-held-up (link)
   "Start the first of LINK's calls that are held up, unless too much of its output waits still. The
 next has its turn after what is due now."
-  (let ((queue (wire:link-held-up link)))
+  (let ((queue (server-link-held-up link)))
     (when (and (fifo-items queue) (not (answers-wait-p link)) (not (output-waits-p link)))
       (let ((call (dequeue queue)))
         (unless (call-status call) (run-call call))
@@ -166,9 +168,9 @@ if that cannot be decoded."
 (define-hot (promise-for :inline t) ((call server-call)) (or null index)
   "Have room for CALL's answer promised if its method gives long ones. Return how many octets were
 promised; nil if there is no room."
-  (let ((route (the route (server-call-route call))))
+  (let ((route (the server-route (server-call-route call))))
     (if (or (zerop (route-long-octets route))
-            (eq call (server-loop-probe (the server-loop (wire:wire-call-endpoint call)))))
+            (eq call (server-loop-probe (the server-loop (server-call-endpoint call)))))
         0
         (promise-answer route))))
 
@@ -202,7 +204,7 @@ promised; nil if there is no room."
           ((or (output-waits-p (the server-link (wire-call-link call)))
                (answers-wait-p (the server-link (wire-call-link call))))
            (hold-up call))
-          ((and (plusp (route-late (the route (server-call-route call))))
+          ((and (plusp (route-late (the server-route (server-call-route call))))
                 (leaves-loop-p call))
            (start-on-reserve call))
           ((null (setf promised (promise-for call)))
@@ -220,20 +222,20 @@ promised; nil if there is no room."
 after all: others of its method have lost the loop since and still run."
   (let ((route (server-call-route call)) (link (wire-call-link call)))
     (if (eq :inline (route-execution route))
-        (and (plusp (wire:link-late link))
-             (not (loop:share-open-p (server-reserve (server-loop-server (link-owner link)))
+        (and (plusp (server-link-late link))
+             (not (loop:share-open-p (server-reserve (server-loop-server (server-link-owner link)))
                                      (ensure-share link))))
-        (not (runs-inline-p route (= 1 (server-loop-open (link-owner link))))))))
+        (not (runs-inline-p route (= 1 (server-loop-open (server-link-owner link))))))))
 
 (defun charge (call change function)
   "Change the number of threads that the link of CALL is charged with by CHANGE, 1 or -1, if
 FUNCTION returns true. FUNCTION is called under the lock of the reserve."
   (let ((link (wire-call-link call)))
-    (loop:charge-thread (server-reserve (server-loop-server (link-owner link))) change
+    (loop:charge-thread (server-reserve (server-loop-server (server-link-owner link))) change
                         (lambda ()
                           (when (funcall function)
-                            (incf (wire:link-late link) change)
-                            (wire:link-share link))))))
+                            (incf (server-link-late link) change)
+                            (server-link-share link))))))
 
 (defmethod loop:note-late ((call server-call))
   (ensure-share (wire-call-link call))

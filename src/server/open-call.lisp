@@ -5,7 +5,7 @@
 
 (define-hot (count-call :inline t) ((link server-link) (server-loop server-loop)) null
   "A call of LINK begins on SERVER-LOOP."
-  (incf (wire:link-calls link))
+  (incf (server-link-calls link))
   (incf (server-loop-open server-loop))
   (incf (peer-view-open (the peer-view (server-link-peer-view link))))
   nil)
@@ -38,9 +38,9 @@
   "CALL of LINK is over, and nothing more of it is sent: it is counted no longer."
   (forget-unstarted call)
   (wire:release-call call)
-  (decf (server-loop-open (the server-loop (link-owner link))))
+  (decf (server-loop-open (the server-loop (server-link-owner link))))
   (decf (peer-view-open (the peer-view (server-link-peer-view link))))
-  (decf (wire:link-calls link))
+  (decf (server-link-calls link))
   nil)
 
 (defun server-loop-tally (server-loop)

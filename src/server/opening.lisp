@@ -13,7 +13,7 @@
   "What LINK speaks whose first octets are those from START to END, as EXCHANGE:HTTP-VERSION-OF has
 it."
   (let ((security (wire:link-security link)))
-    (if (speaks-http1-p (link-owner link))
+    (if (speaks-http1-p (server-link-owner link))
         (exchange:http-version-of (and security (loop:security-alpn security)) octets start end)
         :http2)))
 
@@ -34,9 +34,9 @@ it."
 (defun speak-http1 (link)
   "LINK speaks HTTP/1.1 from now on."
   (setf (server-link-http1 link)
-        (exchange:begin-http1 link (server-loop-http (link-owner link)) (wire:link-socket link)
-                              (wire:link-born-ns link))
-        (wire:link-dialect link) **http1**)
+        (exchange:begin-http1 link (server-loop-http (server-link-owner link))
+                              (wire:link-socket link) (server-link-born-ns link))
+        (server-link-dialect link) **http1**)
   ;; HTTP/2 is ready with its SETTINGS
   (note-ready link))
 
@@ -51,7 +51,8 @@ it."
   (stop-opening link)
   (ecase version
     (:http1 (speak-http1 link))
-    (:http2 (wire:speak-http2 link :server **server-sink** (server-loop-pool (link-owner link))))))
+    (:http2 (wire:speak-http2 link :server **server-sink**
+                              (server-loop-pool (server-link-owner link))))))
 
 (defun opening-input (socket octets start end)
   "The handler's INPUT."
@@ -81,7 +82,7 @@ HTTP/2."
   "The peer of LINK has not shown in time what it speaks. So that is taken to be HTTP/2, which tells
 it what is missing. A mute peer hears nothing: browsers connect ahead, and what they hear before
 they have asked they take for the answer."
-  (cond ((wire:link-failure link))
+  (cond ((server-link-failure link))
         ((mute-p link) (wire:lose-link link "the peer has said nothing in time"))
         (t (settle link :http2))))
 
@@ -96,5 +97,5 @@ they have asked they take for the answer."
   (let ((timer (loop:make-lasting-timer (link-loop link) #'opening-due link)))
     (setf (server-link-opening link) timer)
     (schedule-timer (loop:event-loop-wheel (link-loop link)) timer
-                    (+ (wire:link-born-ns link)
-                       (seconds-ns (options-preface-timeout-seconds (wire:link-options link)))))))
+                    (+ (server-link-born-ns link)
+                       (seconds-ns (options-preface-timeout-seconds (server-link-options link)))))))

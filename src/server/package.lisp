@@ -13,20 +13,19 @@
   (:import-from #:clgrpc.method
                   #:rpc-method #:rpc-method-kind)
   (:import-from #:clgrpc.rpc
-                  #:call #:call-status #:call-rpc-method #:call-half-closed #:end-call
+                  #:call #:call-status #:call-rpc-method #:end-call
                   #:with-user-code #:operate #:answers-once-p)
   (:import-from #:clgrpc.serving
                   #:server #:server-services #:server-options #:server-interceptors
                   #:server-observer #:server-reserve #:server-acceptors #:server-lock
                   #:server-emptied #:acceptor-address #:close-acceptor #:acceptor-busy-p
                   #:abandon-acceptor #:acceptor-calls #:note-emptied #:answer-of
-                  #:bad-answer-condition #:sendable-end #:route #:route-server #:route-epoch
-                  #:route-method #:route-interceptors #:route-execution #:route-long-octets
+                  #:bad-answer-condition #:sendable-end #:route
                   #:note-long-answer #:note-short-answer #:execution-of #:make-routes
                   #:route-table #:route-table-server #:route-table-epoch #:find-unknown-route
                   #:route-table-routes)
   (:import-from #:clgrpc.wire
-                #:link #:link-loop #:link-owner #:wire-call #:wire-call-link #:wire-call-loop
+                #:link #:link-loop #:wire-call #:wire-call-link #:wire-call-loop
                 #:wire-call-stream #:wire-call-headers-sent)
   (:export
    #:wire-server #:start-server #:stop-server #:server-address #:server-addresses

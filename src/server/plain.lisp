@@ -30,14 +30,14 @@
 
 (defun begin-claimed-exchange (link request)
   "As BEGIN-EXCHANGE, of a call of a protocol beside gRPC."
-  (let* ((server-loop (link-owner link))
+  (let* ((server-loop (server-link-owner link))
          (claim (exchange:http-request-route request))
          (now (loop:event-loop-now (link-loop link)))
          (call (make-claimed-call claim link server-loop now)))
     (count-call link server-loop)
     (note-call-begun server-loop now)
     (begin-claimed call request claim)
-    (let ((observer (wire:endpoint-observer server-loop)))
+    (let ((observer (server-loop-observer server-loop)))
       (rpc:observe call-begun observer call)
       (rpc:observe request-begun observer call
                    (exchange:http-request-header request "host"))
@@ -49,7 +49,7 @@
 
 (defun begin-plain-exchange (link request)
   "As BEGIN-EXCHANGE, of a plain request."
-  (let* ((server-loop (link-owner link))
+  (let* ((server-loop (server-link-owner link))
          (route (exchange:http-request-route request))
          (call (make-server-call :rpc-method (and route (route-method route)) :endpoint server-loop
                                  :link link :route route :fields #()
@@ -57,8 +57,8 @@
                                  :operations **request-operations**)))
     (count-call link server-loop)
     (join-exchange call request)
-    (rpc:observe call-begun (wire:endpoint-observer server-loop) call)
-    (rpc:observe headers-received (wire:endpoint-observer server-loop) call)
+    (rpc:observe call-begun (server-loop-observer server-loop) call)
+    (rpc:observe headers-received (server-loop-observer server-loop) call)
     (not (refuse-call-p server-loop link call))))
 
 (defun stop-exchange (request)
@@ -68,13 +68,13 @@
 
 (define-hot prompt-p ((link server-link)) boolean
   "The sink's PROMPT-P: true if nobody is to be told of requests on LINK, whose peer takes answers."
-  (and (null (wire:endpoint-observer (the server-loop (link-owner link))))
+  (and (null (server-loop-observer (the server-loop (server-link-owner link))))
        (not (tracing-p :call :server))
        (not (output-waits-p link))))
 
 (defun retire-exchange (call)
   "The sink's DONE: the answer of CALL, over HTTP/1.1, has been written."
-  (when (call-claim call) (count-end (link-owner (wire-call-link call)) call))
+  (when (call-claim call) (count-end (server-link-owner (wire-call-link call)) call))
   (retire-call call (wire-call-link call)))
 
 (define-load-time-global **exchange-sink**

@@ -24,7 +24,7 @@
 
 (defun await-room (call resume)
   "Call RESUME with CALL as soon as there may be room for CALL's answer. On the loop."
-  (let* ((server-loop (wire:wire-call-endpoint call))
+  (let* ((server-loop (server-call-endpoint call))
          (loop (wire-call-loop call))
          (now (loop:event-loop-now loop))
          (due (+ now (seconds-ns (options-room-wait-seconds (wire:wire-call-options call))))))

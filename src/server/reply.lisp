@@ -44,7 +44,7 @@
 (defun header-list-limit (link)
   "How large a header list may be that is sent on LINK. From any thread."
   (min (http2:connection-peer-max-header-list (wire:link-http2 link))
-       (options-max-header-list-octets (wire:link-options link))))
+       (options-max-header-list-octets (server-link-options link))))
 
 (defconstant +constant-octets+ 300
   "How many octets of a header list are kept for :status, content-type, the two fields of
@@ -136,7 +136,7 @@ room. A long message is cut; details or trailers that do not fit are left out."
       (http2:end-headers stream t))
     (when (eq :ok (call-status call)) (http2:note-call-served (http2:stream-connection stream)))
     ;; the answer is whole, so the rest of the request is of no interest (RFC 9113 8.1)
-    (unless (call-half-closed call) (http2:reset-stream stream http2:+no-error+))
+    (unless (server-call-half-closed call) (http2:reset-stream stream http2:+no-error+))
     nil))
 
 ;;; The end of a plain request (plain.lisp)

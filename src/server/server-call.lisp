@@ -82,7 +82,7 @@ plain request. From any thread."
 
 (define-hot (due-p :inline t) ((call server-call)) boolean
   "True once the handler of CALL was to start. On the loop."
-  (wire:marked-p (wire:wire-call-marks call) wire:+due+))
+  (wire:marked-p (server-call-marks call) wire:+due+))
 
 (define-hot (note-time :inline t) ((call server-call)) null
   "Read the clock, so that times noted of CALL from now on in this turn are those of the moment, not
@@ -115,7 +115,7 @@ handler has returned."
 
 (defun server-stage (call)
   "The operation STAGE."
-  (let ((marks (wire:wire-call-marks call)))
+  (let ((marks (server-call-marks call)))
     (cond ((not (wire:marked-p marks wire:+due+)) :receive)
           ((null (handler-began-ns call)) :queue)
           ((or (wire:stuck-p call) (wire:marked-p marks wire:+headers+)) :send)
@@ -123,7 +123,7 @@ handler has returned."
 
 (defun server-spans (call total)
   "The stages of CALL so far: a list of (stage . ns), oldest first."
-  (let* ((marks (wire:wire-call-marks call))
+  (let* ((marks (server-call-marks call))
          (due (wire:mark-ns marks wire:+due+))
          (headers (wire:mark-ns marks wire:+headers+))
          (began-ns (handler-began-ns call))

@@ -307,7 +307,7 @@ are admitted; so their limit is higher, and holds only when too many connections
 
 (defmethod wire:link-ended ((server-loop server-loop) link)
   (trace-event :server :connection-ended :peer (wire:link-peer link)
-                                         :reason (wire:link-failure link))
+                                         :reason (server-link-failure link))
   (remove-link server-loop link)
   (forget-waiting link)
   (forget-drain link)

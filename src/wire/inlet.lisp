@@ -319,7 +319,7 @@ receiving thread decodes."
 (define-hot half-close-streamed ((call wire-call)) null
   "The operation HALF-CLOSE of calls that take more than one message."
   (seal-batch call)
-  (setf (call-half-closed call) t)
+  (setf (wire-call-half-closed call) t)
   (notify call)
   (when (callbacks-p call) (wire-schedule call))
   nil)

@@ -16,7 +16,7 @@
                   #:reactions-on-message #:reactions-due #:reactions-scheduled #:reactions-timers
                   #:+arrival-octets+ #:+long-octets+ #:abort-as #:abort-with #:arrival
                   #:arrival-end #:arrival-item #:arrival-size #:call #:call-deadline
-                  #:call-half-closed #:call-outcome #:call-peer #:call-rpc-method #:call-stage
+                  #:call-outcome #:call-peer #:call-rpc-method #:call-stage
                   #:call-status #:call-unsent-octets #:call-with-room #:callbacks-p
                   #:charged-arrival #:check-compression #:client-p #:define-shared-operations
                   #:due-callback #:incoming-type
@@ -26,9 +26,9 @@
                   #:push-incoming #:room-p #:sends-one-p #:uncharge #:verdict-error
                   #:wait-for-call #:with-user-code)
   (:export
-   #:link-observer #:endpoint-observer #:endpoint-limits #:shorten-deadline #:send-limit
+   #:link-observer #:shorten-deadline #:send-limit
    #:call-observer #:note-sent #:note-first-sent #:count-from-none #:encoded-length #:call-replay
-   #:wire-parts #:wire-parts-replay #:wire-outlet-outbox #:wire-outlet-outbox-octets
+   #:wire-parts #:wire-outlet-outbox #:wire-outlet-outbox-octets
    #:+prefix-octets+ #:tell-writable #:stuck-p #:mark-ns #:list-stages #:uncompressed
    #:parcel-plain #:**wire-operations** #:call-wire-outlet
    #:ensure-wire-outlet #:wire-outlet-begun #:wire-outlet-over #:wire-outlet-spoken
@@ -40,11 +40,11 @@
    #:encode-message #:encode-metadata #:encode-status-message #:encode-unless-short #:encoding
    #:endpoint #:ensure-compression #:ensure-headers #:error-code-status #:expel-link
    #:find-encoding #:half-close-streamed
-   #:begin-on-link #:hold #:http-status-status #:keep-fields #:keep-octets #:link #:link-held-up
-   #:link-born-ns #:link-calls #:link-draining #:link-due #:link-ended #:link-failure
-   #:link-goaway #:link-http2 #:link-http2-closed #:link-keepalive-ns #:limit-silence
-   #:link-last-fields #:link-late #:link-loop #:link-options #:link-output #:link-owner
-   #:link-peer #:link-last-octets #:link-security #:link-share
+   #:begin-on-link #:hold #:http-status-status #:keep-fields #:keep-octets #:link
+   #:link-due #:link-ended
+   #:link-http2 #:link-http2-closed #:limit-silence
+   #:link-loop #:link-output
+   #:link-peer #:link-security
    #:link-socket #:link-number #:link-stream-ns #:link-traffic
    #:list-custom-fields
    #:mark-call #:marked-p #:metadata-octets #:open-link #:parcel
@@ -53,11 +53,11 @@
    #:charge-call #:pressed-p #:link-account #:seal-batch #:sound-metadata-p #:start-deadline
    #:status-number #:stop-timers #:to-keep-p #:total-held-limit #:measure-link
    #:unknown-encoding-text #:unmarked #:unparsable-condition #:wake-callbacks #:wire-call
-   #:wire-call-born-ns #:wire-call-endpoint #:wire-call-headers-sent #:wire-call-link
-   #:wire-call-loop #:wire-call-marks #:wire-call-options #:wire-call-partial
+   #:wire-call-born-ns #:wire-call-headers-sent #:wire-call-link
+   #:wire-call-loop #:wire-call-options #:wire-call-partial
    #:wire-call-send-closed #:wire-call-stream #:wire-decode #:wire-now
    #:wire-schedule #:in-turn-p #:posted-octets #:post-in-turn #:write-encoded #:write-message
-   #:make-dialect #:dialect-drain #:link-dialect #:speak-http2 #:end-link
+   #:make-dialect #:dialect-drain #:speak-http2 #:end-link
    #:link-silent-p #:lose-link #:give-window #:packed
    ;; for protocols beside gRPC
    #:parcel-p #:unpacked #:inflation-outcome-p #:deliver-alone #:receive-messages

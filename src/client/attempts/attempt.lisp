@@ -199,7 +199,7 @@ FAILURE. NUMBER others came before it. It is left already."
        (call-retries call) attempt number failure (core-now (client-call-core call))
        (lambda () (loop:event-loop-random (wire-call-loop call)))
        :throttle (throttle-of call)
-       :going-ns (and link (wire:link-draining link) (wire:link-born-ns link))
+       :going-ns (and link (client-link-draining link) (client-link-born-ns link))
        :sendable (and (not (internal-call-p call)) (repeatable-p call))
        :keep (lambda () (keep-request call))))))
 
@@ -248,7 +248,7 @@ it."
 (defun begin-anew (call)
   "CALL, which has no stream, is as if it had had none."
   (setf (client-parts-wait (ensure-client-parts call)) nil
-        (wire:wire-call-marks call) (wire:unmarked (wire:wire-call-marks call))))
+        (client-call-marks call) (wire:unmarked (client-call-marks call))))
 
 (defun submit-again (call)
   (unless (call-status call)

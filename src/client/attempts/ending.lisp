@@ -80,7 +80,7 @@ queued still."
   (let ((replay (wire:call-replay call)))
     (when replay
       (release-replay replay)
-      (setf (wire:wire-parts-replay (ensure-client-parts call)) nil))))
+      (setf (client-parts-replay (ensure-client-parts call)) nil))))
 
 (defun end-attempts (call)
   "CALL, which has RETRIES, has ended: reset its attempts."

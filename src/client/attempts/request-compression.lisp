@@ -35,7 +35,7 @@ that."
          (accepted (and field (wire:accepted-encodings field))))
     (when (and field (not (equal accepted (client-link-accepted link))))
       (setf (client-link-accepted link) accepted)
-      (dolist (owner (connection-set-owners (link-owner link)))
+      (dolist (owner (connection-set-owners (client-link-owner link)))
         (review-refused (subchannel-core owner))))))
 
 (defun response-encoding (list)

@@ -30,7 +30,7 @@
   "Keep what CALL, which has sent nothing so far, will send, up to LIMIT octets and MESSAGES,
 whatever it was told before."
   (cond ((plusp limit)
-         (setf (wire:wire-parts-replay (ensure-client-parts call))
+         (setf (client-parts-replay (ensure-client-parts call))
                (make-replay (core-replays (client-call-core call)) limit messages)))
         (t (drop-replay call))))
 

@@ -72,8 +72,8 @@ that is not nil."
 (defun response-fields (call list)
   "The metadata of the good response that begins with LIST."
   (let* ((link (wire-call-link call))
-         (fields (wire:list-custom-fields list (wire:link-last-fields link))))
-    (unless (eq fields (wire:link-last-fields link)) (wire:keep-fields link fields))
+         (fields (wire:list-custom-fields list (client-link-last-fields link))))
+    (unless (eq fields (client-link-last-fields link)) (wire:keep-fields link fields))
     (unless (or (note-encodings call list) (not (wire:sound-metadata-p fields)))
       (setf (hpack:field-list-memo list) fields))
     fields))
@@ -202,7 +202,7 @@ should be."
     (when call
       (let ((failure (reset-failure (stream-link stream) error-code source)))
         (cond ((and (eq stream (wire-call-stream call))
-                    (wire:marked-p (wire:wire-call-marks call) wire:+answer+))
+                    (wire:marked-p (client-call-marks call) wire:+answer+))
                (fail-late call failure))
               (t (fail-stream stream failure)))))))
 
@@ -226,12 +226,12 @@ sink's on-reset has them."
                     (failure :internal (format nil "the server broke the HTTP/2 protocol: ~A" text)
                              :transport cause)))
         (:goaway (failure :unavailable
-                          (format nil "the server is going away~@[: ~A~]" (wire:link-goaway link))
+                          (format nil "the server is going away~@[: ~A~]" (client-link-goaway link))
                           :transport cause :sent nil :reach :server))
         (:connection
          (failure :unavailable
-                  (or (wire:link-failure link) (format nil "the connection was lost: ~A" text))
-                  :transport (or (wire:link-goaway link) cause)
+                  (or (client-link-failure link) (format nil "the connection was lost: ~A" text))
+                  :transport (or (client-link-goaway link) cause)
                   :sent (not refused) :reach (if refused :server :handler)))))))
 
 (defun client-stream-closed (stream)
@@ -241,37 +241,37 @@ sink's on-reset has them."
       (let ((subchannel (the subchannel
                              (shiftf (attempt-subchannel (stream-attempt stream)) nil))))
         (http2:release-stream stream)
-        (decf (wire:link-calls link))
+        (decf (client-link-calls link))
         (when (zerop (decf (subchannel-open-calls subchannel))) (look-after-last subchannel))
-        (if (wire:link-draining link)
-            (leave-link (link-owner link) link)
-            (serve-owners (link-owner link)))))))
+        (if (client-link-draining link)
+            (leave-link (client-link-owner link) link)
+            (serve-owners (client-link-owner link)))))))
 
 (defun client-goaway (http2 last-stream-id error-code debug)
   "The sink's on-goaway: the link takes no more calls; those it has may end."
   (declare (ignore last-stream-id))
   (let* ((link (http2:connection-user http2)))
-    (setf (wire:link-draining link) t)
+    (setf (client-link-draining link) t)
     (unless (client-link-farewell link)
       (setf (client-link-farewell link) (http2:error-code-name error-code)))
     ;; the first that says a reason: after a graceful one there may be another
-    (when (and (/= error-code http2:+no-error+) (null (wire:link-goaway link)))
-      (setf (wire:link-goaway link)
+    (when (and (/= error-code http2:+no-error+) (null (client-link-goaway link)))
+      (setf (client-link-goaway link)
             (format nil "GOAWAY ~A~:[ ~A~;~]" (http2:error-code-name error-code)
                     (zerop (length debug)) (wire:quoted-octets debug)))
       (log-event :warning :goaway :link link :code (http2:error-code-name error-code)
                                   :debug (wire:quoted-octets debug))
       (when (and (= error-code http2:+enhance-your-calm+)
                  (equalp debug (load-time-value (ascii-octets "too_many_pings"))))
-        (ping-less (link-owner link) link)))
-    (leave-link (link-owner link) link)))
+        (ping-less (client-link-owner link) link)))
+    (leave-link (client-link-owner link) link)))
 
 (defun client-settings (http2)
   "The sink's on-settings: the peer's limit of streams may have grown."
   (let ((link (http2:connection-user http2)))
     (when link
-      (greeted (link-owner link) link)
-      (serve-owners (link-owner link)))))
+      (greeted (client-link-owner link) link)
+      (serve-owners (client-link-owner link)))))
 
 (defun client-writable (stream)
   "The sink's on-writable: there is room in a call if the attempt that it goes on with has some."

@@ -107,7 +107,7 @@ be now that the service config is known; true if it was."
         (sb-thread:barrier (:write))    ; other threads look things up in it
         (setf (core-config core) config
               (core-methods core) table
-              (wire:endpoint-limits core) (and table #'call-limits)))
+              (core-limits core) (and table #'call-limits)))
       (unless before
         (dolist (call (waiting-calls core))
           (when (and (null (call-status call)) (limit-time call))

@@ -18,8 +18,7 @@
    #:abandon-acceptor #:answer-of #:bad-answer-condition #:close-acceptor #:ensure-acceptor
    #:acceptor-address #:acceptor-busy-p #:acceptor-calls #:execution-of
    #:find-unknown-route #:make-routes
-   #:note-emptied #:note-long-answer #:note-short-answer #:route #:route-binding #:route-epoch
-   #:route-execution #:route-interceptors #:route-long-octets #:route-method #:route-server
+   #:note-emptied #:note-long-answer #:note-short-answer #:route
    #:route-table #:route-table-epoch #:route-table-routes #:route-table-server #:sendable-end
    #:server #:server-emptied #:server-acceptors #:server-interceptors #:server-lock
    #:server-observer #:server-options #:server-reserve #:server-services))

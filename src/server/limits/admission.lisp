@@ -175,7 +175,7 @@ looked at longest ago for one without calls; if there is none, it is the newest.
     (loop repeat +permits-per-look+
           for permit = (ring-first ready)
           while permit
-          do (when (zerop (wire:link-calls (permit-link permit))) (return permit))
+          do (when (zerop (server-link-calls (permit-link permit))) (return permit))
              (quit-ring permit)
              (enter-ring permit ready)
           finally (return (ring-last ready)))))
@@ -291,7 +291,7 @@ it. On SERVER-LOOP's loop."
   "The peer of LINK has shown that it speaks what LINK does. On its loop."
   (let ((permit (server-link-permit link)))
     (unless (permit-ready permit)
-      (let ((admission (server-admission (server-loop-server (link-owner link)))))
+      (let ((admission (server-admission (server-loop-server (server-link-owner link)))))
         (sb-thread:with-mutex ((admission-lock admission))
           (unless (permit-leaving permit)
             (note-permit-ready admission permit)

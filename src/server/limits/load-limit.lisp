@@ -15,7 +15,7 @@
 (defun link-share (link whole)
   "A share of the reserve for LINK, part of WHOLE, its peer's. One connection alone may use 4/5 of
 the threads that its peer may use and that are not kept for other connections."
-  (let ((options (wire:link-options link)))
+  (let ((options (server-link-options link)))
     (loop:make-share :whole whole
                      :weight 4
                      :kept (ash (options-reserve-threads options) -2)
@@ -51,7 +51,7 @@ is 1309."
          (refused (not (and (plusp free)
                             (or (= 1 (peer-view-open peer-view))
                                 (<= (1- (peer-view-open peer-view)) (* 7 (- free kept)))
-                                (and (= 1 (wire:link-calls link)) (< (ash kept -1) free)))))))
+                                (and (= 1 (server-link-calls link)) (< (ash kept -1) free)))))))
     (when refused
       (complain server-loop :max-calls (link-peer-name link)))
     refused))
@@ -63,7 +63,7 @@ is 1309."
   "How many octets of answers LINK may have queued: fewer while all links hold much."
   (if (wire:pressed-p link)
       +least-queued-octets+
-      (options-max-queued-octets (wire:link-options link))))
+      (options-max-queued-octets (server-link-options link))))
 
 (define-hot answers-wait-p ((link server-link)) boolean
   "True if so many answers wait for LINK's peer to take them that no more of its calls may begin."
@@ -91,12 +91,12 @@ be header blocks, which no window holds back. On the loop."
 
 (defun ensure-share (link)
   "The share of the reserve that LINK has, made now if there is none. On its loop."
-  (or (wire:link-share link)
-      (setf (wire:link-share link)
+  (or (server-link-share link)
+      (setf (server-link-share link)
             (link-share link (peer-entry-share (permit-entry (server-link-permit link)))))))
 
 (defun forget-waiting (link)
   "LINK has ended: take its calls that wait for a thread out of the reserve's queue."
-  (when (wire:link-share link)
-    (loop:leave-reserve (server-reserve (server-loop-server (link-owner link)))
-                        (wire:link-share link))))
+  (when (server-link-share link)
+    (loop:leave-reserve (server-reserve (server-loop-server (server-link-owner link)))
+                        (server-link-share link))))

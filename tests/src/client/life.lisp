@@ -83,7 +83,7 @@
       (is (= 20000000 (client::core-keepalive-ns core)))
       ;; however often servers say so, others' connections are still looked after
       (loop repeat 60
-            do (setf (wire:link-keepalive-ns link) (client::core-keepalive-ns core))
+            do (setf (wire::link-keepalive-ns link) (client::core-keepalive-ns core))
                (client::ping-less (connection-set-of subchannel) link))
       (is (= (seconds-ns 7200) (client::core-keepalive-ns core)))
       (setf (client::core-keepalive-ns core) 0)

@@ -307,7 +307,7 @@ well."
              (waiting (progn
                         (loop for call in calls for i from 0 do (speak call i))
                         (chat channel :open :timeout 60))))
-        (is (equal '(2 2 2) (mapcar #'wire:link-calls
+        (is (equal '(2 2 2) (mapcar #'wire::link-calls
                                     (client::connection-set-links (connection-set-of subchannel)))))
         (grpc:send waiting (note 9))
         (is (wait-until (lambda () (client::waiting-calls (client::channel-core channel)))))
@@ -329,7 +329,7 @@ well."
            (left (make-signal)))
       (loop:post (client::core-loop (client:subchannel-core subchannel))
                  (lambda ()
-                   (setf (wire:link-draining (first links)) t)
+                   (setf (wire::link-draining (first links)) t)
                    (client::leave-link (connection-set-of subchannel) (first links))
                    (signal-it left)))
       (is-true (await-signal left))

@@ -67,7 +67,7 @@ then."
   "After the last message RECEIVE gives nil, as often as one asks."
   (let ((call (new-call)))
     (rpc::push-incoming call :last 1)
-    (setf (rpc:call-half-closed call) t)
+    (setf (rpc::call-half-closed call) t)
     (is (eq :last (rpc:receive call)))
     (is (null (rpc:receive call)))
     (is (null (rpc:receive call)))))

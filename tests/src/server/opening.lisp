@@ -80,7 +80,7 @@ from HTTP/2."
                (memory:say memory:*world* memory:*end* (subseq dialogue:*preface* 0 octets))
                (memory:passes 4.9)
                (memory:silent)
-               (is (null (wire:link-failure link)))
+               (is (null (wire::link-failure link)))
                (memory:passes 0.2)
                (if silent
                    (memory:silent)
@@ -90,7 +90,7 @@ from HTTP/2."
                (is (search (if silent
                                "the peer has said nothing in time"
                                "no preface and SETTINGS in time")
-                           (wire:link-failure link)))
+                           (wire::link-failure link)))
                (memory:hangs-up)
                (memory:passes 1)
                (is (zerop (server::server-loop-link-count server-loop)))))))
@@ -109,4 +109,4 @@ was accepted."
       (memory:say memory:*world* memory:*end* (subseq dialogue:*preface* 3))
       (is (eq :settings (first (first (memory:said)))))
       (memory:passes 3.1)
-      (is (search "no preface and SETTINGS in time" (wire:link-failure link))))))
+      (is (search "no preface and SETTINGS in time" (wire::link-failure link))))))

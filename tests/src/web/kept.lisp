@@ -63,7 +63,7 @@ has such, and how long it says that it is."
              (speak-all server-loop)
              (let ((link (connects server-loop)))
                (memory:say memory:*world* memory:*end* (subseq request 0 end))
-               (is (null (wire:link-failure link)))
+               (is (null (wire::link-failure link)))
                (check-kept link (format nil "~(~A~), ~D octets" (first row) end))))))))))
 
 (test messages-inside-a-request-are-charged
@@ -77,7 +77,7 @@ take many times their octets."
          (let ((link (connects server-loop)))
            (memory:say memory:*world* memory:*end*
                        (octets-of-text (request-text row "Content-Length: 200000|" (fourth row))))
-           (is (null (wire:link-failure link)))
+           (is (null (wire::link-failure link)))
            (is (< 20000 (support:walk-octets link #'clgrpc.tests.server::other-p))
                "~A was not decoded" (first row))
            (check-kept link (first row))))))))

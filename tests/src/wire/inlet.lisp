@@ -13,7 +13,7 @@
                  (brings 1 (subseq octets 0 cut))
                  (brings 1 (subseq octets cut) :end-stream)
                  (is (equal sizes (received call)))
-                 (is-true (rpc:call-half-closed call)))))
+                 (is-true (rpc::call-half-closed call)))))
     (with-link (link)
       (let ((call (calls 1)))
         (loop for octet across octets do (brings 1 (octets-of octet)))

@@ -53,5 +53,5 @@
   (with-link (link :options '(:max-concurrent-streams 1000))
     (apply #'calls (loop for id from 1 below 1000 by 2 collect id))
     (is (= 500 (length (station-calls *station*))))
-    (is (= 500 (wire:link-calls link)))
+    (is (= 500 (wire::link-calls link)))
     (is (< 3 (loop:event-loop-turns (station-loop *station*))))))

@@ -16,7 +16,7 @@
 (defvar *station* nil "The station of the test.")
 
 (defmethod wire:link-ended ((owner station) link)
-  (push (list :ended (wire:link-failure link)) (station-told owner)))
+  (push (list :ended (wire::link-failure link)) (station-told owner)))
 
 (defmethod wire:link-due ((owner station) link event)
   (declare (ignore link))
@@ -64,7 +64,7 @@
                                :operations **post-operations** :endpoint *station* :link link
                                :stream stream
                                :born-ns (loop:event-loop-now (wire:link-loop link)))))
-    (incf (wire:link-calls link))
+    (incf (wire::link-calls link))
     (setf (http2:stream-user stream) call)
     (push call (station-calls *station*))
     (when ended (rpc:operate half-close call))))
@@ -79,7 +79,7 @@
     (setf (wire:wire-call-stream call) nil)
     (wire:release-call call)
     (http2:release-stream stream)
-    (decf (wire:link-calls (wire:wire-call-link call)))))
+    (decf (wire::link-calls (wire:wire-call-link call)))))
 
 (defun post-sink ()
   (http2:make-sink :on-output #'wire:link-output :on-headers #'post-headers

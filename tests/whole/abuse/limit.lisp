@@ -164,8 +164,8 @@ not have returned for the next to run elsewhere. Neither do quick ones bring the
       (is-true (wait-until (lambda () (< 65536 (queued-octets server)))))
       (throw-and-reset attacker (support:at-length 50 200) 1000000)
       (with-attacker (decent address) (is-true (served-p decent)))
-      (let ((held-up (clgrpc.wire:link-held-up
-                      (find-if #'clgrpc.wire:link-held-up
+      (let ((held-up (clgrpc.wire::link-held-up
+                      (find-if #'clgrpc.wire::link-held-up
                                (server::server-loop-links (first (server::server-loops server)))))))
         ;; one of the two that asked for much may wait still
         (is-true (wait-until

@@ -14,8 +14,8 @@
   "How many threads each connection of SERVER holds that has had one, the most first."
   (sort (loop for server-loop in (server::server-loops server)
               append (loop for link across (server::server-loop-links server-loop)
-                           when (wire:link-share link)
-                             collect (loop:share-running (wire:link-share link))))
+                           when (wire::link-share link)
+                             collect (loop:share-running (wire::link-share link))))
         #'>))
 
 (defun talk (attacker)

@@ -24,10 +24,10 @@
   "True if no stream and no octet of CALL is left on its link."
   (let ((link (wire:wire-call-link call)))
     (wait-until (lambda ()
-                  (and (zerop (wire:link-calls link))
+                  (and (zerop (wire::link-calls link))
                        (zerop (http2:connection-stream-count (wire:link-http2 link)))
                        (zerop (octet-budget-held
-                               (client::core-replays (wire:wire-call-endpoint call)))))))))
+                               (client::core-replays (wire::wire-call-endpoint call)))))))))
 
 (defun answering (exchanges answer &optional (count 2))
   "A script that keeps the exchanges in the car of EXCHANGES, newest first, and calls ANSWER with

@@ -132,7 +132,7 @@
     (client::wake core)
     (push-config puppet nil)
     (is (null (client::core-methods core)) "nothing is looked up without a config")
-    (is (null (wire:endpoint-limits core)))
+    (is (null (wire::endpoint-limits core)))
     (push-config puppet (config-of-ask :timeout 20))
     (begin-ask core)
     (let ((found (client::method-table-found (client::core-methods core))))
