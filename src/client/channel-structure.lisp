@@ -4,8 +4,9 @@
 ;;;; The user has a channel, a CLOS object (network-channel.lisp). It points to its core, which is
 ;;;; what the channel is on its loop: nothing on a loop points back, so that the collector finds a
 ;;;; channel that its user has dropped (dropped-channel.lisp). The core has a resolver, a balancer
-;;;; and subchannels; a subchannel has a connection set, which has the links; channels that are alike
-;;;; may share connection sets. A channel, its subchannels and their links are on one loop for life.
+;;;; and subchannels; a subchannel has a connection set, which has the links; channels that are
+;;;; alike may share connection sets. A channel, its subchannels and their links are on one loop for
+;;;; life.
 
 (in-package #:clgrpc.client)
 
@@ -348,15 +349,40 @@ SETTINGS come (gRFC A61)."
   (print-unreadable-object (subchannel stream :type t)
     (format stream "~A ~(~A~)" (server-text subchannel) (subchannel-state subchannel))))
 
+(defstruct (client-failure (:include calling:attempt-failure)
+                           (:constructor make-client-failure
+                               (status message &key how (reach :handler) pushback (trailers #())))
+                           (:copier nil))
+  "How an attempt of a call failed, with what its user is told if the call ends so."
+  (how '() :type list :read-only t)     ; a plist, as END-CALL takes it
+  (trailers #() :type simple-vector :read-only t)) ; metadata that came with it
+
+(defstruct (client-retries (:include calling:retries)
+                           (:constructor make-client-retries (policy limit &optional running))
+                           (:copier nil))
+  "What is known of a call that is tried more than once, or may be."
+  (timer nil :type (or null timer)))    ; of what is awaited
+
+(declaim (sb-ext:freeze-type client-failure client-retries))
+
 (defstruct (client-parts (:include wire:wire-parts) (:copier nil))
   "The parts of a call on the client."
   (internal nil :type boolean)          ; the channel's own call, see internal-call.lisp
-  (retries nil :type (or null calling:retries)) ; once it may have more than one attempt
+  (retries nil :type (or null client-retries)) ; once it may have more than one attempt
   (wait nil :type (or null wait-clock)) ; what the call waited for
   ;; its QUEUED-ATTEMPT while it waits for a stream (stream-queue.lisp)
   (queued-attempt nil))
 
-(declaim (sb-ext:freeze-type wire:wire-parts))
+(defstruct (client-outlet (:include wire:wire-outlet) (:copier nil))
+  "What goes out on the streams of a call."
+  (outbox '() :type list))              ; the loop's: messages that wait for one, newest first
+
+(declaim (sb-ext:freeze-type wire:wire-parts wire:wire-outlet))
+
+(defun new-client-outlet (call)
+  "The operation NEW-OUTLET."
+  (declare (ignore call))
+  (make-client-outlet))
 
 (defun new-client-parts (call)
   "The operation NEW-PARTS."
@@ -385,7 +411,7 @@ used again with that."
   (call nil :type (or null client-call)) ; that it is one try of, until its stream is closed
   (number 0 :type index)                ; how many attempts of CALL came before it
   (began-ns 0 :type nanoseconds)        ; when it did
-  (cause nil :type (or null attempt-failure)) ; once it has failed, and CALL goes on without it
+  (cause nil :type (or null client-failure)) ; once it has failed, and CALL goes on without it
   (view nil :type (or null calling:attempt))) ; what interceptors know of it, if there are some
 
 (declaim (sb-ext:freeze-type attempt))
@@ -404,7 +430,7 @@ used again with that."
   "The parts of CALL, made now if need be. From any thread."
   (the client-parts (rpc:ensure-parts call)))
 
-(define-hot (call-retries :inline t) ((call client-call)) (or null calling:retries)
+(define-hot (call-retries :inline t) ((call client-call)) (or null client-retries)
   "What is known of the attempts of CALL; nil while it has but one, and no hedging policy."
   (let ((parts (call-client-parts call)))
     (and parts (client-parts-retries parts))))

@@ -87,8 +87,8 @@ first."
          (waits (call-waits call))
          (retries (call-retries call))
          (named (append
-                 (when (and retries (plusp (calling:retries-since-ns retries)))
-                   (list (cons :retry (- (calling:retries-since-ns retries)
+                 (when (and retries (plusp (client-retries-since-ns retries)))
+                   (list (cons :retry (- (client-retries-since-ns retries)
                                          (wire:wire-call-born-ns call)))))
                  (when waits
                    (loop for stage in *waiting-stages*

@@ -64,9 +64,9 @@ picked for CALL, nil if nothing was."
   "CALL gets no stream, since FAILURE was picked for it."
   (declare (type function taker))
   (funcall taker call nil nil
-           (make-attempt-failure (failure-status failure) (failure-text failure)
-                                 :how '(:ended-by :transport :sent nil)
-                                 :reach (if (failure-drop failure) :dropped :nowhere))))
+           (make-client-failure (failure-status failure) (failure-text failure)
+                                :how '(:ended-by :transport :sent nil)
+                                :reach (if (failure-drop failure) :dropped :nowhere))))
 
 (defun wait-for-stream (core call picked taker)
   "CALL, for which FIND-STREAM has found no stream and PICKED was picked, waits for one. Once there
@@ -96,7 +96,7 @@ nil twice, and an ATTEMPT-FAILURE."
   (not (or (call-status call)
            (and (wire-call-stream call)
                 (call-retries call)
-                (calling:retries-over (call-retries call))))))
+                (client-retries-over (call-retries call))))))
 
 (defun ends-p (call failure)
   "True if CALL, which FAILURE was picked for, ends with it."

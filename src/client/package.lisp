@@ -32,9 +32,7 @@
                   #:send-requests #:pump-requests #:throttle #:find-retry-policy #:policy-limit
                   #:parse-pushback
                   #:metadata-pushback #:current-throttle #:count-success
-                  #:throttled-p #:attempt-failure #:make-attempt-failure #:attempt-failure-status
-                  #:attempt-failure-message #:attempt-failure-how #:attempt-failure-reach
-                  #:attempt-failure-trailers)
+                  #:throttled-p)
   (:import-from #:clgrpc.wire
                   #:link #:link-loop #:wire-call #:wire-call-link #:wire-call-loop
                 #:wire-call-stream #:wire-call-send-closed

@@ -28,10 +28,10 @@
   (:export
    #:link-observer #:shorten-deadline #:send-limit
    #:call-observer #:note-sent #:note-first-sent #:count-from-none #:encoded-length #:call-replay
-   #:wire-parts #:wire-outlet-outbox #:wire-outlet-outbox-octets
+   #:wire-outlet #:wire-parts
    #:+prefix-octets+ #:tell-writable #:stuck-p #:mark-ns #:list-stages #:uncompressed
    #:parcel-plain #:**wire-operations** #:call-wire-outlet
-   #:ensure-wire-outlet #:wire-outlet-begun #:wire-outlet-over #:wire-outlet-spoken
+   #:ensure-wire-outlet #:wire-outlet-begun #:wire-outlet-spoken
    #:+answer+ #:+due+ #:+end+ #:+headers+ #:+parcel-octets+ #:+unattended+
    #:abandon-link #:accepted-encodings #:accepted-encodings-field
    #:answers-left #:close-link #:close-sending #:compresses-p

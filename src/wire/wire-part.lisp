@@ -16,8 +16,7 @@
   (begun nil :type boolean)             ; the user has sent something, be it headers
   (over nil :type boolean)              ; the user has said that no more messages will be sent
   (spoken 0 :type index)                ; how many messages the user has sent
-  (outbox '() :type list)               ; the loop's: messages that wait for a stream, newest first,
-  (outbox-octets 0 :type index))        ; and how long it is
+  (outbox-octets 0 :type index))        ; the loop's: in messages that wait for a stream
 
 (defstruct (wire-parts (:include parts) (:copier nil))
   "The parts of a call on a stream of HTTP/2."
@@ -25,7 +24,7 @@
   (compression nil :type (or null compression)) ; of the messages both ways
   (replay nil :type (or null replay)))  ; what is kept of what the call has sent
 
-(declaim (sb-ext:freeze-type inlet outlet))
+(declaim (sb-ext:freeze-type inlet))
 
 (defun new-wire-parts (call)
   "The operation NEW-PARTS."

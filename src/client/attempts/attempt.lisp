@@ -28,9 +28,9 @@
       (let ((policy (find-policy-of call))
             (stream (wire-call-stream call)))
         (setf (client-parts-retries (ensure-client-parts call))
-              (calling:make-retries policy
-                                    (if policy (policy-limit policy (wire-call-options call)) 1)
-                                    (and stream (list (http2:stream-user stream))))))))
+              (make-client-retries policy
+                                   (if policy (policy-limit policy (wire-call-options call)) 1)
+                                   (and stream (list (http2:stream-user stream))))))))
 
 (defun throttle-of (call)
   "The throttle of CALL's channel, as the service config in force has it, or nil."
@@ -48,11 +48,11 @@
 (defun interceptor-failure (call error)
   "How an attempt of CALL fails since an interceptor has signalled ERROR."
   (let ((trailers (status:rpc-error-trailers error)))
-    (make-attempt-failure (status:rpc-error-status error) (or (rpc-error-message error) "")
-                          :how (list :details (status:rpc-error-details-octets error)
-                                     :ended-by :local :sent (and (rpc:failed-attempts call) t))
-                          :pushback (metadata-pushback trailers)
-                          :trailers (metadata-fields trailers))))
+    (make-client-failure (status:rpc-error-status error) (or (rpc-error-message error) "")
+                         :how (list :details (status:rpc-error-details-octets error)
+                                    :ended-by :local :sent (and (rpc:failed-attempts call) t))
+                         :pushback (metadata-pushback trailers)
+                         :trailers (metadata-fields trailers))))
 
 (defun intercept (attempt link)
   "Call the interceptors, if there are some, for ATTEMPT on LINK. Return how it fails if they have
@@ -83,8 +83,8 @@ it fail, or if it cannot have its headers."
         (cause (attempt-cause attempt)))
     (cond ((null view))
           (own (calling:close-own-view view call (or status :cancelled)))
-          (cause (calling:close-attempt view status (attempt-failure-message cause) #()
-                                        (attempt-failure-trailers cause)))
+          (cause (calling:close-attempt view status (client-failure-message cause) #()
+                                        (client-failure-trailers cause)))
           (t (calling:close-attempt view status "" #() #())))))
 
 ;;; An attempt begins
@@ -186,7 +186,7 @@ stream; nothing has been sent on it."
   "CALL's user can ask later how the attempt has failed that NUMBER others came before, on LINK, or
 without a stream if that is nil."
   (rpc:note-failed-attempt call number (and link (wire:link-peer link))
-                           (attempt-failure-status failure) (attempt-failure-message failure)
+                           (client-failure-status failure) (client-failure-message failure)
                            (ns-seconds (since call (wire:wire-call-born-ns call)))))
 
 (defun follow-failure (call attempt number link failure)
@@ -213,7 +213,7 @@ it."
     (setf (attempt-cause attempt) failure)
     (calling:forget-attempt retries attempt)
     (when (eq (attempt-stream attempt) (wire-call-stream call))
-      (let ((other (first (calling:retries-running retries))))
+      (let ((other (first (client-retries-running retries))))
         (if other
             (go-on-with call (stream-link (attempt-stream other)) (attempt-stream other))
             (setf (wire-call-stream call) nil))))
@@ -226,16 +226,16 @@ it."
       (end-with-failure call failure)
       (let* ((retries (call-retries call))
              (began-ns (if retries
-                           (calling:retries-since-ns retries)
+                           (client-retries-since-ns retries)
                            (wire:wire-call-born-ns call))))
-        (tell-lost-attempt call (attempt-failure-status failure) began-ns)
+        (tell-lost-attempt call (client-failure-status failure) began-ns)
         (follow-failure call nil (calling:take-number (ensure-retries call)) nil failure))))
 
 ;;; What is decided is carried out
 
 (defun carry-out (call decision argument)
   "Do for CALL, which runs, what DECISION of calling/retry.lisp with ARGUMENT says."
-  (unless (calling:retries-awaited (call-retries call)) (cancel-retry call))
+  (unless (client-retries-awaited (call-retries call)) (cancel-retry call))
   (unless (or (eq :fail decision) (wire-call-stream call)) (begin-anew call))
   (ecase decision
     ((nil))
@@ -261,14 +261,14 @@ it."
       (loop:defer (wire-call-loop call) #'begin-undelayed call)
       (let* ((core (client-call-core call))
              (timer (make-timer #'begin-due call)))
-        (setf (calling:retries-timer (call-retries call)) timer
+        (setf (client-retries-timer (call-retries call)) timer
               (gethash call (core-retrying core)) t)
         (schedule-timer (loop:event-loop-wheel (core-loop core)) timer
                         (time-after delay-ns (core-now core))))))
 
 (defun begin-undelayed (call)
   "As BEGIN-DUE, unless a later time is awaited by now."
-  (unless (calling:retries-timer (call-retries call)) (begin-due call)))
+  (unless (client-retries-timer (call-retries call)) (begin-due call)))
 
 (defun begin-due (call)
   "The time of the next attempt of CALL has come."
@@ -283,7 +283,7 @@ it."
 
 (defun tell-overtaken (call attempt)
   "ATTEMPT of CALL is answered first: tell of those that began before."
-  (dolist (other (calling:retries-running (call-retries call)))
+  (dolist (other (client-retries-running (call-retries call)))
     (when (< (attempt-began-ns other) (attempt-began-ns attempt))
       (note-overtaken call (attempt-subchannel other)))))
 
@@ -306,7 +306,7 @@ nobody waits for it."
          (call (and attempt (attempt-call attempt)))
          (retries (and call (call-retries call))))
     (cond ((null retries) call)
-          ((member attempt (calling:retries-running retries))
+          ((member attempt (client-retries-running retries))
            (commit call attempt)
            call))))
 
@@ -335,7 +335,7 @@ nobody waits for it."
                      (let ((ending (and status (rpc:call-ending call))))
                        (and ending (rpc:ending-trailer-fields ending)))
                      (let ((cause (attempt-cause attempt)))
-                       (if cause (attempt-failure-trailers cause) #())))))))
+                       (if cause (client-failure-trailers cause) #())))))))
   nil)
 
 (defun leave-stream (stream)
@@ -352,7 +352,7 @@ for no call."
       (let ((cause (attempt-cause attempt)))
         (tell-attempt-ended attempt call own
                             (cond (own (call-status call))
-                                  (cause (attempt-failure-status cause))
+                                  (cause (client-failure-status cause))
                                   (t :cancelled))))
       (setf (attempt-call attempt) nil
             (attempt-cause attempt) nil)

@@ -59,7 +59,7 @@
 (defun cancel-retry (call)
   "The time of the next attempt of CALL is not awaited any more."
   (let* ((retries (call-retries call))
-         (timer (and retries (shiftf (calling:retries-timer retries) nil)))
+         (timer (and retries (shiftf (client-retries-timer retries) nil)))
          (core (client-call-core call)))
     (when timer
       (cancel-timer (loop:event-loop-wheel (core-loop core)) timer)
@@ -106,10 +106,10 @@ servers are not known there are none (gRFC A66)."
              (unless (wire-call-stream call)
                (tell-lost-attempt call status (wire:wire-call-born-ns call))))
             (t
-             (dolist (number (calling:retries-pending retries))
+             (dolist (number (client-retries-pending retries))
                (declare (ignore number))
                (tell-lost-attempt call (if (wire-call-stream call) :cancelled status)
-                                  (calling:retries-since-ns retries))))))))
+                                  (client-retries-since-ns retries))))))))
 
 (defun end-client-call (call status message &rest how &key details (ended-by :peer) cause (sent t))
   "End CALL, and its stream if that still lives. HOW as for END-CALL. An error that comes after the
@@ -160,7 +160,7 @@ deadline is that of the deadline, and what was said of it its cause."
 
 (defun end-with-failure (call failure)
   "FAILURE, of an attempt of CALL, is how CALL ends."
-  (when (plusp (length (attempt-failure-trailers failure)))
-    (setf (rpc:ending-trailer-fields (rpc:ensure-ending call)) (attempt-failure-trailers failure)))
-  (apply #'end-client-call call (attempt-failure-status failure) (attempt-failure-message failure)
-         (attempt-failure-how failure)))
+  (when (plusp (length (client-failure-trailers failure)))
+    (setf (rpc:ending-trailer-fields (rpc:ensure-ending call)) (client-failure-trailers failure)))
+  (apply #'end-client-call call (client-failure-status failure) (client-failure-message failure)
+         (client-failure-how failure)))

@@ -81,13 +81,13 @@ server does not take as large a header list; else nil."
   (let ((limit (http2:connection-peer-max-header-list (wire:link-http2 link)))
         (size (request-list-octets call number metadata)))
     (when (> size limit)
-      (make-attempt-failure :resource-exhausted
+      (make-client-failure :resource-exhausted
                     (format nil "the request's header list has ~D octets, the server takes ~D"
                             size limit)
                     :how '(:ended-by :local :sent nil)))))
 
 (define-hot unfit-headers ((call client-call) (link link) (number index) (metadata list))
-    (or null attempt-failure)
+    (or null client-failure)
   "How the attempt of CALL on LINK that NUMBER others came before, with METADATA, fails, if it
 cannot have its headers; else nil."
   (and (or (< (http2:connection-peer-max-header-list (wire:link-http2 link)) +constant-octets+)

@@ -21,7 +21,7 @@
 (defun other-attempts (call)
   "The attempts of CALL that are under way beside the one that it goes on with, so far."
   (let ((retries (call-retries call)))
-    (and retries (remove (wire-call-stream call) (calling:retries-running retries)
+    (and retries (remove (wire-call-stream call) (client-retries-running retries)
                          :key #'attempt-stream))))
 
 ;;; What is kept
@@ -142,8 +142,8 @@ that CALL goes on with."
   "Send ENCODED, of ENCODE-MESSAGE, on all streams of CALL, or keep it until there is one."
   (cond ((wire-call-stream call) (write-on-attempts call encoded nil))
         (t (let ((outlet (wire:ensure-wire-outlet call)))
-             (incf (wire:wire-outlet-outbox-octets outlet) (wire:encoded-length encoded))
-             (push encoded (wire:wire-outlet-outbox outlet))))))
+             (incf (client-outlet-outbox-octets outlet) (wire:encoded-length encoded))
+             (push encoded (client-outlet-outbox outlet))))))
 
 (defun longest-outgoing (call request)
   "The octets of REQUEST, a message of CALL or what ENCODE-MESSAGE made of it; or if that is nil, of
@@ -151,7 +151,7 @@ the longest message that waits in CALL's outbox, 0 if none does."
   (flet ((length-of (encoded) (- (wire:encoded-length encoded) wire:+prefix-octets+)))
     (typecase request
       (null (let ((outlet (wire:call-wire-outlet call)))
-              (loop for encoded in (and outlet (wire:wire-outlet-outbox outlet))
+              (loop for encoded in (and outlet (client-outlet-outbox outlet))
                     maximize (length-of encoded))))
       ((or octets wire:parcel) (length-of request))
       (t (protobuf:measure (rpc:outgoing-type call) request)))))
@@ -171,8 +171,8 @@ the longest message that waits in CALL's outbox, 0 if none does."
 (defun write-outbox (call)
   "Send what has waited for CALL's stream, and the half-close if that waits too."
   (let* ((outlet (wire:call-wire-outlet call))
-         (waiting (and outlet (nreverse (shiftf (wire:wire-outlet-outbox outlet) '())))))
-    (when waiting (setf (wire:wire-outlet-outbox-octets outlet) 0))
+         (waiting (and outlet (nreverse (shiftf (client-outlet-outbox outlet) '())))))
+    (when waiting (setf (client-outlet-outbox-octets outlet) 0))
     (loop for (encoded . more) on waiting
           until (call-status call)
           do (write-on-attempts call encoded (and (wire-call-send-closed call) (null more))))
@@ -184,7 +184,7 @@ the longest message that waits in CALL's outbox, 0 if none does."
 
 (defun client-close-send (call)
   "The operation CLOSE-SEND. From any thread."
-  (setf (wire:wire-outlet-over (wire:ensure-wire-outlet call)) t)
+  (setf (client-outlet-over (wire:ensure-wire-outlet call)) t)
   (wire:post-in-turn call 0
                      (lambda ()
                        (unless (or (call-status call) (wire-call-send-closed call))

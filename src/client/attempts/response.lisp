@@ -43,7 +43,7 @@ that is not nil."
 (defun fail-stream (stream failure)
   "STREAM of a call that runs has failed with FAILURE, before anything but trailers has come on it."
   (let ((call (stream-call stream)))
-    (cond ((and call (plain-p call) (not (eq :server (attempt-failure-reach failure))))
+    (cond ((and call (plain-p call) (not (eq :server (client-failure-reach failure))))
            (forget-request call)
            (end-with-failure call failure))
           (t (fail-attempt (http2:stream-user stream) failure)))))
@@ -53,7 +53,7 @@ that is not nil."
   (let ((call (tried-call stream)))
     (when call
       (rpc:observe headers-received (wire:call-observer call) call)
-      (fail-stream stream (make-attempt-failure status text :how '(:ended-by :peer)
+      (fail-stream stream (make-client-failure status text :how '(:ended-by :peer)
                                                     :pushback (list-pushback list))))))
 
 (defun take-only-trailers (stream list)
@@ -165,9 +165,9 @@ more than :ok."
          (details (hpack:find-field list "grpc-status-details-bin"))
          (fields (wire:list-custom-fields list #())))
     (cond ((null code)
-           (make-attempt-failure :unknown "the response has no valid grpc-status" :trailers fields))
+           (make-client-failure :unknown "the response has no valid grpc-status" :trailers fields))
           ((plusp code)
-           (make-attempt-failure (status:code-status code)
+           (make-client-failure (status:code-status code)
                          (if message (wire:decode-status-message (hpack:field-value message)) "")
                          :how (and details
                                    (list :details
@@ -213,7 +213,7 @@ sink's on-reset has them."
         (text (http2:connection-error-text (wire:link-http2 link)))
         (refused (= error-code http2:+refused-stream+)))
     (flet ((failure (status message ended-by cause &key (sent t) (reach :handler))
-             (make-attempt-failure status message :reach reach
+             (make-client-failure status message :reach reach
                                           :how (list :ended-by ended-by :cause cause
                                                      :sent sent))))
       (ecase source

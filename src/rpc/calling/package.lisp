@@ -32,12 +32,11 @@
    #:attempt-peer #:attempt-request-metadata #:attempt-status #:attempt-trailers #:close-attempt
    #:close-own-view #:view-attempt #:on-attempt-end #:own-view #:put-attempt-metadata #:take-view
    ;; retry.lisp
-   #:retries #:make-retries #:retries-running #:retries-limit #:retries-pending #:retries-awaited
-   #:retries-timer #:retries-over #:retries-since-ns #:take-number
+   #:retries #:make-retries #:retries-running #:retries-limit #:retries-awaited
+   #:take-number
    #:add-attempt #:forget-attempt #:first-begun #:attempt-due #:attempt-failed
    #:count-late-failure #:count-repeats #:commit #:end-retries #:attempt-failure
-   #:make-attempt-failure #:attempt-failure-status #:attempt-failure-message #:attempt-failure-how
-   #:attempt-failure-reach #:attempt-failure-trailers
+   #:make-attempt-failure #:attempt-failure-status #:attempt-failure-message
    ;; retry-policy.lisp
    #:policy #:throttle #:find-retry-policy #:policy-limit #:metadata-pushback #:parse-pushback
    #:current-throttle #:count-success #:throttled-p))

@@ -53,21 +53,17 @@
 (in-package #:clgrpc.calling)
 
 (defstruct (attempt-failure (:constructor make-attempt-failure
-                                (status message &key how (reach :handler) pushback
-                                                  (trailers #())))
+                                (status message &key (reach :handler) pushback))
                             (:copier nil))
-  "How an attempt of a call failed, before its answer began."
+  "How an attempt of a call failed, before its answer began. A transport that knows more of it
+includes this."
   (status :unknown :type symbol :read-only t) ; that the call ends with, if it does
   (message "" :type string :read-only t) ; the text of that
-  (how '() :type list :read-only t)     ; a plist, as END-CALL takes it
   ;; how far it got: :NOWHERE, no stream was begun; :DROPPED, likewise, since the balancer wants the
   ;; call to fail; :SERVER, which says that its application has not seen it; or :HANDLER, perhaps
   (reach :handler :type (member :nowhere :dropped :server :handler) :read-only t)
   ;; what the server asked for: the nanoseconds to wait, :NEVER, or nil
-  (pushback nil :type (or null (eql :never) (integer 0)) :read-only t)
-  (trailers #() :type simple-vector :read-only t)) ; metadata that came with it
-
-(declaim (sb-ext:freeze-type attempt-failure))
+  (pushback nil :type (or null (eql :never) (integer 0)) :read-only t))
 
 (defmethod print-object ((failure attempt-failure) stream)
   (print-unreadable-object (failure stream :type t)
@@ -75,14 +71,13 @@
             (attempt-failure-message failure))))
 
 (defstruct (retries (:constructor make-retries (policy limit &optional running)) (:copier nil))
-  "What is known of a call that is tried more than once, or may be."
+  "What is known of a call that is tried more than once, or may be. A transport may include this."
   (policy nil :type (or null policy) :read-only t) ; of the call's method
   (limit 1 :type index :read-only t)    ; how many attempts that allows
   (running '() :type list)              ; the attempts under way, oldest first
   (pending '() :type list)              ; the numbers of those that are to begin as soon as they can
   (issued 1 :type index)                ; how many count so far, those of PENDING included
   (awaited nil :type (member nil :retry :hedge)) ; what ATTEMPT-DUE will begin
-  (timer nil)                           ; the transport's, for that
   (over nil :type boolean)              ; no further attempt is to begin
   (waits 0 :type index)                 ; back-offs since a server said how long to wait
   (resent 0 :type index)                ; how often a server had not seen the call
@@ -90,8 +85,6 @@
   (last nil :type (or null attempt-failure)) ; of the attempt that failed last
   (since-ns 0 :type nanoseconds)        ; since when there is no attempt, or was last
   (idle-ns 0 :type nanoseconds))        ; how long there was none while a time was awaited
-
-(declaim (sb-ext:freeze-type retries))
 
 (defmethod print-object ((retries retries) stream)
   (print-unreadable-object (retries stream :type t)

@@ -68,7 +68,7 @@ machine was too slow for that."
     (let ((call (chat channel :open)))
       (loop:post (client::wire-call-loop call)
                  (lambda ()
-                   (let ((retries (clgrpc.calling:make-retries nil 3))) ; hedged without policy
+                   (let ((retries (client::make-client-retries nil 3))) ; hedged without policy
                      (setf (client::client-parts-retries (client::ensure-client-parts call)) retries
                            (clgrpc.calling:retries-awaited retries) :hedge)
                      (client::await-attempt call 1))))

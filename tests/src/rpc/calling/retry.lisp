@@ -120,7 +120,7 @@
     (calling::change-tokens throttle -1000)
     (calling:first-begun retries t)
     (is (equal '(nil nil) (comes-due retries :throttle throttle)))
-    (is-true (calling:retries-over retries))
+    (is-true (calling::retries-over retries))
     (is (equal (list :fail last) (fails retries last))))
   ;; the time comes when the last attempt has failed
   (let ((throttle (throttle-with 2 1)) (retries (retries-of (hedging) :a))
@@ -169,9 +169,9 @@ which has said GOAWAY."
 (test time-without-an-attempt-is-counted
   (let ((retries (retries-of (retrying) :a)))
     (fails retries (failure) :now 1000)
-    (is (= 1000 (calling:retries-since-ns retries)))
+    (is (= 1000 (calling::retries-since-ns retries)))
     (is (= 300 (calling::idle-until retries 1300)))
     (comes-due retries :now 1500)
     (begins retries :b)
-    (is (= 1500 (calling:retries-since-ns retries)))
+    (is (= 1500 (calling::retries-since-ns retries)))
     (is (= 500 (calling::idle-until retries 9000)))))
