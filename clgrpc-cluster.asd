@@ -43,16 +43,19 @@
   :pathname "cluster/workflow/"
   :serial t
   :components ((:static-file "../../proto/cluster/workflow.proto") (:file "workflow-proto")
-               (:file "package") (:file "workflow-condition") (:file "limit") (:file "key")
-               (:file "definition") (:file "draft") (:file "layout") (:file "decision")
-               (:file "children") (:file "continuation") (:file "cron") (:file "workflow-schedule")
-               (:file "index") (:file "date") (:file "workflow-node") (:file "store-usage")
-               (:file "instrument") (:file "commit") (:file "ready") (:file "change")
-               (:file "task-claim") (:file "bulk") (:file "session") (:file "errand")
-               (:file "scheduler") (:file "timer-queue") (:file "search") (:file "retention")
-               (:file "keeper") (:file "watching") (:file "workflow-method")
-               (:file "schedule-method") (:file "group-router") (:file "workflow-client")
-               (:file "schedule-client") (:file "worker-task") (:file "worker")))
+               (:file "package") (:file "workflow-condition") (:file "limit") (:file "stored/key")
+               (:file "decisions/definition") (:file "decisions/draft") (:file "stored/layout")
+               (:file "decisions/decision") (:file "decisions/children")
+               (:file "decisions/continuation") (:file "schedules/cron")
+               (:file "schedules/workflow-schedule") (:file "stored/index") (:file "date")
+               (:file "workflow-node") (:file "stored/store-usage") (:file "instrument")
+               (:file "stored/commit") (:file "ready") (:file "stored/change") (:file "task-claim")
+               (:file "stored/bulk") (:file "session") (:file "errand")
+               (:file "schedules/scheduler") (:file "timer-queue") (:file "stored/search")
+               (:file "stored/retention") (:file "keeper") (:file "watching")
+               (:file "workflow-method") (:file "schedules/schedule-method") (:file "group-router")
+               (:file "workflow-client") (:file "schedules/schedule-client") (:file "worker-task")
+               (:file "worker")))
 
 (defsystem "clgrpc-cluster/raft-example"
   :description "An example of Raft on clgrpc-cluster/raft: a replicated store."

@@ -164,7 +164,7 @@ that is not loaded (:DATA)."
   ("cluster/raft-example" ("clgrpc-cluster/raft-example" "clgrpc-sim")
    :first ("platter" "invariant" "linearizability" "raft-group"))
   ("cluster/workflow" ("clgrpc-cluster/workflow" "clgrpc-etcd/memory" "clgrpc-tests/etcd")
-   :first ("access" "decision" "service" "worker"))
+   :first ("access" "decision" "service" "worker") :rooms ("decisions" "schedules" "stored"))
   ("cluster/membership" ("clgrpc" "clgrpc-cluster" "clgrpc-tests/etcd")
    :first ("support") :name "cluster")
   ("src/program/command" ("clgrpc/command"))
