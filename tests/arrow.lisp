@@ -19,11 +19,14 @@
 (defparameter *cycle-limit* 3
   "How many files of a folder may form one cycle if *CYCLE-LIMITS* does not name the folder.")
 
-(defparameter *export-limits* '(("rpc" 156) ("calling" 85) ("wire" 152) ("serving" 29) ("status" 49) ("method" 38)
+(defparameter *export-limits*
+  '(("rpc" 156) ("calling" 78) ("wire" 147) ("serving" 29) ("status" 49) ("method" 38)
     ("http2" 86) ("base" 246))
-  "How many symbols the package of a folder may export. LATE-VALUE saves
-a traced server the records of calls that it does not record. Wire has 16 for calls that come over
-HTTP by another protocol than gRPC's: they take and make the same octets.")
+  "How many symbols the package of a folder may export. The goal for the first six together is 300;
+111 of theirs are what users have through the package clgrpc. LATE-VALUE saves a traced server the
+records of calls that it does not record. Wire has 16 for calls that come over HTTP by another
+protocol than gRPC's: they take and make the same octets. Structures that include those of the six
+read inherited slots by accessors of their own.")
 
 (defparameter *declarative-macros* '("DEFINE-FRAMES" "DEFINE-STATE-TABLE" "DEFINE-OPERATIONS")
   "Macros whose operands are rows of names, not forms.")

@@ -149,7 +149,7 @@ cannot be begun the step fails."
           do (for-one (node id)
                (tell-parent node id number
                             (loop for (errand . parent) in group
-                                  collect (make-child-end (pb:parent-place parent)
+                                  collect (make-child-end (pb:parent-index parent)
                                                           (pb:parent-origin parent)
                                                           (child-result node errand parent)))
                             (mapcar #'car group)))

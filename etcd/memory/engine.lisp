@@ -1,6 +1,6 @@
 ;;;; The engine: a store behind a lock, the clock by which its leases end, and those who are to hear
-;;;; of its changes (watch-stream.lisp). It is a service object that has etcd's services: call it through
-;;;; a channel within the image, or have a server serve it.
+;;;; of its changes (watch-stream.lisp). It is a service object that has etcd's services: call it
+;;;; through a channel within the image, or have a server serve it.
 ;;;;
 ;;;; A request has the lock while it is done, which takes no waiting and no code of a user's. Then,
 ;;;; without the lock, the thread that has brought a new revision about has listeners look at it:

@@ -22,8 +22,8 @@
 (declaim (inline wait-for-word wake-at-word))
 
 (defun wait-for-word (sap value)
-  "Sleep until WAKE-AT-WORD is called for the four octets at SAP; return at once if they are not VALUE
-any more. There may be no reason for the return: look again, whatever it says."
+  "Sleep until WAKE-AT-WORD is called for the four octets at SAP; return at once if they are not
+VALUE any more. There may be no reason for the return: look again, whatever it says."
   (syscall ("syscall" (signed 64)) ((signed 64) +sys-futex+) (system-area-pointer sap)
            (int +futex-wait-private+) ((unsigned 32) value)
            (system-area-pointer (int-sap 0)) (system-area-pointer (int-sap 0)) (int 0)))

@@ -76,7 +76,7 @@
    ;; tls-session.lisp
    #:+record-octets+ #:make-tls-context #:free-tls-context #:add-certificate-chain #:add-private-key
    #:add-roots #:add-system-roots #:host-name-p #:host-name-matches-p
-   #:tls-area #:make-tls-area #:free-tls-area #:tls-area-octets #:tls-area-borrowed
+   #:tls-area #:make-tls-area #:free-tls-area #:tls-area-octets #:tls-area-lent
    #:feed-area #:drain-area
    #:area-empty-p #:drop-unread #:empty-area
    #:open-tls-session #:close-tls-session #:tls-session-count #:shake-hands #:decrypt-octets

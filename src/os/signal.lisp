@@ -1,10 +1,10 @@
 ;;;; Signals. SBCL runs a handler in whatever thread the kernel chose, when it is next safe to run
 ;;;; Lisp there: not while that thread allocates or has interrupts off. So it does for the signals
 ;;;; that it knows to be asynchronous (sigaddset_deferrable in interrupt.c), such as SIGHUP and
-;;;; SIGTERM. The handlers of others, such as SIGUSR1, it runs at once, wherever that thread is, which
-;;;; ends the process sooner or later. Those we catch without Lisp: the kernel calls a few machine
-;;;; instructions of ours, which set a word and wake a thread that sleeps on it (futex.lisp). That
-;;;; thread calls the function.
+;;;; SIGTERM. The handlers of others, such as SIGUSR1, it runs at once, wherever that thread is,
+;;;; which ends the process sooner or later. Those we catch without Lisp: the kernel calls a few
+;;;; machine instructions of ours, which set a word and wake a thread that sleeps on it
+;;;; (futex.lisp). That thread calls the function.
 
 (in-package #:clgrpc.os)
 
@@ -28,8 +28,8 @@
 ;;; Catching without Lisp
 
 (defstruct (catcher (:copier nil))
-  "What catches a signal without Lisp. Its pages are kept as long as the process lives, since a thread
-may be in the midst of the instructions at any time."
+  "What catches a signal without Lisp. Its pages are kept as long as the process lives, since a
+thread may be in the midst of the instructions at any time."
   (signal 0 :type fixnum)               ; its number
   (address 0 :type sb-ext:word)         ; of the page with the instructions, before that of the word
   (function nil :type (or null function)) ; to call; nil: nobody wants the signal
@@ -71,7 +71,8 @@ may be in the midst of the instructions at any time."
   value)
 
 (defun map-instructions ()
-  "Return the address of a page of memory that has the instructions; the word is in the page behind."
+  "Return the address of a page of memory that has the instructions; the word is in the page
+behind."
   (let ((address (must-succeed "map memory"
                                (syscall ("mmap" (signed 64)) ((unsigned 64) 0)
                                         ((unsigned 64) (* 2 +page-octets+))

@@ -336,7 +336,7 @@ the socket. Both BIOs are empty while no session has the area."
   (print-unreadable-object (area stream :type t :identity t)))
 
 (document-functions
-  tls-area-borrowed "True while a session has AREA. SETFable by the code that lends it."
+  tls-area-lent "True while a session has AREA. SETFable by the code that lends it."
   tls-area-octets "The vector through which octets pass between AREA and the network.")
 
 (defun make-tls-area ()

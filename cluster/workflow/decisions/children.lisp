@@ -14,7 +14,7 @@
 ;;;; that has started it. Every later workflow of the parent's id has later ones.
 ;;;;
 ;;;; What the children are to do is not in the state but in a payload, children/STEP; what one has
-;;;; brought is child/STEP/PLACE until the step is done.
+;;;; brought is child/STEP/INDEX until the step is done.
 
 (in-package #:clgrpc.workflow)
 
@@ -89,7 +89,7 @@ at. INPUT, octets, is what it gets unless it has one of its own."
                              :input (if (pb:has-child-input child) (pb:child-input child) input))
       now limits
       :traceparent (pb:workflow-state-traceparent state)
-      :parent (pb:make-parent :id id :step number :place place :depth (1+ (state-depth state))
+      :parent (pb:make-parent :id id :step number :index place :depth (1+ (state-depth state))
                               :origin origin)))))
 
 (defun note-children-begun (draft count)

@@ -146,17 +146,17 @@ session has ended. On the loop."
 return its values. It is not left by RETURN-FROM."
   (let ((over (gensym "OVER")))
     `(let ((,over nil))
-       (assert (not (shiftf (os:tls-area-borrowed (tls-area ,tls)) t)))
+       (assert (not (shiftf (os:tls-area-lent (tls-area ,tls)) t)))
        (unwind-protect (multiple-value-prog1 (progn ,@body)
                          (assert (os:area-empty-p (tls-area ,tls)))
-                         (setf (os:tls-area-borrowed (tls-area ,tls)) nil
+                         (setf (os:tls-area-lent (tls-area ,tls)) nil
                                ,over t))
          (unless ,over (abandon-session ,byte-channel ,tls))))))
 
 (defun abandon-session (byte-channel tls)
   "The session of TLS has been left in the middle of a step: drop all that it has read or written."
   (os:empty-area (tls-area tls))
-  (setf (os:tls-area-borrowed (tls-area tls)) nil)
+  (setf (os:tls-area-lent (tls-area tls)) nil)
   (unless (eq :closed (tls-state tls))
     (fail-tls byte-channel tls "TLS: the session was left in the middle of a step")))
 

@@ -4,8 +4,8 @@
 ;;;; and compiling seven fields' functions took as long as compiling the coders.
 ;;;;
 ;;;; Every function checks the message's layout with one comparison and goes to
-;;;; message-reflection.lisp for messages of other layouts. Nothing is promised to the compiler about them: a
-;;;; caller compiled today must stay right when a field changes its type tomorrow.
+;;;; message-reflection.lisp for messages of other layouts. Nothing is promised to the compiler
+;;;; about them: a caller compiled today must stay right when a field changes its type tomorrow.
 
 (in-package #:clgrpc.protobuf)
 

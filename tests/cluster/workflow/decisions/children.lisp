@@ -90,7 +90,7 @@
                (workflow::end-errands draft)))))
     (is (equal '(("cancel" . "1 2 0")) (errands '(:parallel ("a") ("b")))))
     (is (null (errands '(:children ((("a")) (("b"))) :abandon t)))))
-  (let* ((parent (pb:make-parent :id "w" :step 1 :place 0 :depth 1))
+  (let* ((parent (pb:make-parent :id "w" :step 1 :index 0 :depth 1))
          (state (workflow::draft-state
                  (workflow::finish-draft
                   (workflow::begin-workflow
@@ -225,7 +225,7 @@ of the new ones; and an ended child of before makes room."
                  (workflow::begin-workflow
                   (pb:make-start-request :id "w.1.0" :steps (workflow::steps-of '("a")))
                   1000 (limits)
-                  :parent (pb:make-parent :id "w" :step 1 :place 0 :depth 1 :origin 9))))))
+                  :parent (pb:make-parent :id "w" :step 1 :index 0 :depth 1 :origin 9))))))
     (is (null (becomes state 2000 (workflow::cancel-child "w" 1 8))))
     (is-true (becomes state 2000 (workflow::cancel-child "w" 1 9))))
   (with-memory-node (node)
