@@ -20,7 +20,7 @@
   (loops '() :type list)                ; RUNNING-LOOPs
   (tasks '() :type list)                ; that have not ended, in the order in which they started
   (task nil :type (or null task))       ; that runs now, nil for the body
-  (turn (sb-thread:make-semaphore :name "simulation") :read-only t) ; the body's turn has come
+  (turn (os:make-futex) :type os:futex :read-only t) ; the body's turn has come: how often
   (idle-threads '() :type list)         ; WORKERs without a task
   (candidates (make-array 16 :adjustable t :fill-pointer 0) :type vector :read-only t) ; scratch
   ;; limits
@@ -104,7 +104,7 @@
 (defstruct (worker (:copier nil))
   "A thread for tasks."
   (thread nil :type (or null sb-thread:thread)) ; nil until it was started
-  (turn (sb-thread:make-semaphore :name "task") :read-only t) ; its turn has come
+  (turn (os:make-futex) :type os:futex :read-only t) ; its turn has come: how often
   (task nil :type (or null task)))      ; to run; nil to end
 
 (declaim (sb-ext:freeze-type simulation host socket pending running-loop task worker))

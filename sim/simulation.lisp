@@ -137,7 +137,7 @@ is neither a packet nor told by a tracer."
 
 (defun end-threads (simulation)
   (dolist (worker (shiftf (simulation-idle-threads simulation) '()))
-    (sb-thread:signal-semaphore (worker-turn worker))
+    (pass-turn (worker-turn worker))
     (sb-thread:join-thread (worker-thread worker) :default nil)))
 
 (defun close-simulation (simulation)

@@ -389,7 +389,7 @@ returns them, define to the names of the files that do."
     ("channelz" "base" 20) ("channelz" "os" 20) ("channelz" "loop" 20) ("channelz" "http2" 20)
     ("channelz" "protobuf" 10) ("channelz" "status" 10) ("channelz" "wire" 10)
     ("channelz" "client" 40) ("channelz" "server" 20)
-    ("sim" "base" 20) ("sim" "os" 10) ("sim" "loop" 30) ("sim" "calling" 10) ("sim" "server" 10))
+    ("sim" "base" 20) ("sim" "os" 15) ("sim" "loop" 30) ("sim" "calling" 10) ("sim" "server" 10))
   "For a folder and another that it uses: how many symbols of the other's package it may name. There
 is room for a few more than it names; lower a number when it can be, raise it with a reason. Client
 and inproc name more of calling than before, and less of wire, since calling decides on retries.

@@ -121,14 +121,16 @@ if there are none why, as text. It may wait for long."
   "The seconds from now until END-NS, a time of NOTICE-END; LEAST, a real, if that is later."
   (max least (ns-seconds (max 0 (- end-ns (world-now))))))
 
-(defun await-notice (queue mutex end-ns)
+(defun await-notice (queue mutex end-ns &optional predicate)
   "Wait on QUEUE, with MUTEX held by this thread now and afterwards, for a notice or until END-NS,
-see NOTICE-END. Return false if it is past that. It may return without a reason."
+see NOTICE-END. Return false if it is past that. It may return without a reason. A simulation, which
+sees no notices, goes on when PREDICATE, a function that only looks, is true, and without one
+whenever something has changed."
   (let ((left (- end-ns (world-now))))
     (and (plusp left)
          (cond ((simulated-p)
                 (sb-thread:release-mutex mutex)
-                (unwind-protect (funcall (world-wait *world*) nil end-ns)
+                (unwind-protect (funcall (world-wait *world*) predicate end-ns)
                   (sb-thread:grab-mutex mutex)))
                ((sb-thread:condition-wait queue mutex :timeout (ns-seconds left)))
                ;; after a time-out the mutex is not held
@@ -140,10 +142,34 @@ see NOTICE-END. Return false if it is past that. It may return without a reason.
   "Wait until PREDICATE, called with MUTEX held, returns true, or until END-NS, see NOTICE-END. A
 change of what it depends on is told to QUEUE. Return what it has returned last."
   (declare (type function predicate))
-  (sb-thread:with-mutex (mutex)
-    (loop (let ((value (funcall predicate)))
-            (when (or value (not (await-notice queue mutex end-ns)))
-              (return value))))))
+  (if (simulated-p)
+      (await-in-simulation mutex end-ns predicate)
+      (sb-thread:with-mutex (mutex)
+        (loop (let ((value (funcall predicate)))
+                (when (or value (not (await-notice queue mutex end-ns)))
+                  (return value)))))))
+
+(defun await-in-simulation (mutex end-ns predicate)
+  "As AWAIT-UNTIL. The simulation calls PREDICATE, in its own thread, until it is true, or signals
+an error: then this thread calls it once more."
+  (declare (type function predicate))
+  (let ((value nil) (failed nil) (world *world*))
+    (flet ((look ()
+             (or value
+                 failed
+                 (and (null (sb-thread:mutex-owner mutex))
+                      (let ((*world* world))
+                        (handler-case (setf value (sb-thread:with-mutex (mutex)
+                                                    (funcall predicate)))
+                          (error () (setf failed t))))))))
+      (loop
+        (let ((value (or value (sb-thread:with-mutex (mutex) (funcall predicate)))))
+          (when value (return value)))
+        (setf failed nil)
+        (unless (or (and (< (world-now) end-ns) (funcall (world-wait *world*) #'look end-ns))
+                    value
+                    failed)
+          (return (sb-thread:with-mutex (mutex) (funcall predicate))))))))
 
 (defun await-semaphore (semaphore &key (count 1) timeout-seconds)
   "Wait until SEMAPHORE can be lowered by COUNT, and lower it; false if that takes longer than

@@ -38,6 +38,30 @@
     (is (equal (order 1) (order 1)))
     (is (< 1 (length (remove-duplicates (mapcar #'order '(1 2 3 4)) :test #'equal))))))
 
+(test threads-that-wait-take-no-steps
+  "Only those go on whose predicate is true, or signals an error, which they get; else a simulation
+would do little but wake threads that wait on. What the predicate does is done once."
+  (let ((lock (sb-thread:make-mutex)) (bell (sb-thread:make-waitqueue))
+        (over nil) (came 0) (results '()))
+    (sim:with-simulation (simulation)
+      (flet ((start (predicate)
+               (sim:start-task
+                "waits"
+                (lambda ()
+                  (push (handler-case (loop:await-until bell lock (loop:notice-end 100) predicate)
+                          (error () :error))
+                        results)))))
+        (let ((tasks (append (loop repeat 20 collect (start (lambda () (and over (incf came)))))
+                             (list (start (lambda () (when over (error "over"))))
+                                   (sim:start-task "busy" (lambda ()
+                                                            (dotimes (i 1000) (sim:wait-for 1/1000))
+                                                            (setf over t)))))))
+          (sim:wait-until (lambda () (every #'sim:task-done-p tasks)))))
+      (is (> 1200 (sim:simulation-steps simulation)))
+      (is (= 20 came))
+      (is (equal '(:error) (remove-if #'integerp results)))
+      (is (= 20 (length (remove-duplicates (remove :error results))))))))
+
 (test what-does-not-come-is-a-hang
   (sim:with-simulation (simulation)
     (signals sim:simulation-hang (sim:wait-until (constantly nil))))

@@ -146,8 +146,8 @@ called there. Return true if it has. From any thread."
             (background-timed background) (delete job (background-timed background)))
       (loop while (and (job-running job)
                        (not (eq (job-thread job) sb-thread:*current-thread*)))
-            always (await-notice (background-quiet background) (background-lock background)
-                                 end)))))
+            always (await-notice (background-quiet background) (background-lock background) end
+                                 (lambda () (not (job-running job))))))))
 
 ;;; The thread that waits
 
@@ -156,12 +156,15 @@ called there. Return true if it has. From any thread."
   (sb-thread:with-mutex ((background-lock background))
     (loop until (background-ended background)
           do (let* ((now (world-now))
-                    (due (remove-if (lambda (job) (< now (job-due-ns job)))
-                                    (background-timed background))))
+                    (timed (background-timed background))
+                    (due (remove-if (lambda (job) (< now (job-due-ns job))) timed)))
                (when due (return (remove-if-not #'%take-job due)))
                (await-notice (background-bell background) (background-lock background)
-                             (reduce #'min (background-timed background)
-                                     :key #'job-due-ns :initial-value (notice-end 3600)))))))
+                             (reduce #'min timed
+                                     :key #'job-due-ns :initial-value (notice-end 3600))
+                             (lambda () (or (background-ended background)
+                                            ;; what is new is the first
+                                            (not (eq timed (background-timed background))))))))))
 
 (defun run-background (background)
   (loop for jobs = (take-due background)

@@ -250,7 +250,9 @@ the idle ones."
   (let ((end (notice-end (reserve-idle-seconds reserve))))
     (sb-thread:with-mutex ((reserve-lock reserve))
       (loop until (or (worker-function worker) (reserve-closed reserve))
-            while (await-notice (worker-woken worker) (reserve-lock reserve) end))
+            while (await-notice (worker-woken worker) (reserve-lock reserve) end
+                                (lambda ()
+                                  (or (worker-function worker) (reserve-closed reserve)))))
       (unless (worker-function worker)
         (setf (reserve-idle reserve) (delete worker (reserve-idle reserve)))))))
 
@@ -276,6 +278,7 @@ left; they end when it does. Not from a thread of RESERVE."
                   (dolist (worker (reserve-idle reserve))
                     (sb-thread:condition-notify (worker-woken worker)))
                   (loop until (zerop (reserve-count reserve))
-                        always (await-notice (reserve-ended reserve) (reserve-lock reserve) end)))))
+                        always (await-notice (reserve-ended reserve) (reserve-lock reserve) end
+                                             (lambda () (zerop (reserve-count reserve))))))))
     (when ended
       (every #'end-thread (shiftf (reserve-threads reserve) '())))))
