@@ -6,7 +6,7 @@
   (:use #:cl #:clgrpc.base #:fiveam)
   (:local-nicknames (#:grpc #:clgrpc) (#:sim #:clgrpc.sim) (#:example #:clgrpc.examples.raft)
                     (#:raft #:clgrpc.raft) (#:v1 #:clgrpc.raft.v1) (#:loop #:clgrpc.loop)
-                    (#:support #:clgrpc.tests.support))
+                    (#:support #:clgrpc.tests.support) (#:pb #:examples.raft))
   (:export #:run-group))
 
 (in-package #:clgrpc.tests.raft-example)
