@@ -9,7 +9,12 @@
 (in-package #:clgrpc.cluster)
 
 (defconstant +leaving-seconds+ 2
-  "How long a node that is to stop waits for its store, which may hang, each time it needs that.")
+  "How long a node that is to stop waits for its store, which may hang, before its calls drain, and
+after that.")
+
+(defconstant +disconnecting-seconds+ 1
+  "So long after its calls are to have drained a node that stops asks its own store for nothing
+more, so that it is gone in little more.")
 
 (defconstant +first-pause-seconds+ 1/4 "How long a node that was lost waits before it joins again.")
 (defconstant +longest-pause-seconds+ 2 "How long it waits at most, if that fails.")
@@ -374,22 +379,27 @@ thread; end it with STOP-NODE."
 (defun stop-node (node &key (drain 10))
   "End NODE: tell the others that it is leaving, give the calls under way DRAIN seconds to end,
 leave, and close what was opened for it. Return true if all calls ended by themselves. If the store
-cannot be reached NODE is gone all the same; the others see it until its lease ends. From any thread
-but the node's own."
+cannot be reached, or does not answer, NODE is gone all the same, within DRAIN and two seconds; the
+others see it until its lease ends. From any thread but the node's own."
   (multiple-value-bind (before lease)
       (change-state node '(:joining :member :lost :superseded) :draining)
     (if (null before)
         t
-        (unwind-protect
-             (progn
-               (when lease (announce-draining node))
-               (or (null (node-server node))
-                   (server:stop-server (node-server node) :drain drain)))
-          (give-back node lease +leaving-seconds+)
-          (loop:end-job (node-joiner node))
-          (close-cluster-service (node-service node))
-          (when (node-own-store-p node) (etcd:close-etcd (node-store node)))
-          (change-state node '(:draining) :stopped)))))
+        (let* ((drained (loop:notice-end drain))
+               (end (time-after (seconds-ns +leaving-seconds+) drained)))
+          (when (node-own-store-p node)
+            (etcd:close-after (node-store node) (+ drain +disconnecting-seconds+)))
+          (unwind-protect
+               (progn
+                 (when lease (announce-draining node))
+                 (or (null (node-server node))
+                     (server:stop-server (node-server node)
+                                         :drain (loop:seconds-until drained 0))))
+            (give-back node lease (min +leaving-seconds+ (loop:seconds-until end)))
+            (loop:end-job (node-joiner node) :seconds (loop:seconds-until end))
+            (close-cluster-service (node-service node))
+            (when (node-own-store-p node) (etcd:close-etcd (node-store node)))
+            (change-state node '(:draining) :stopped))))))
 
 (defun announce-draining (node)
   "Tell the others that NODE goes, if the store can be asked."

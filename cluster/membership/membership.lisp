@@ -175,15 +175,18 @@ Signal NOT-A-MEMBER, SUPERSEDED or an ETCD-ERROR. From any thread."
 
 (defun announce (store cluster name generation &key (state :draining) timeout)
   "Have the member NAME of GENERATION be in STATE. Return its entry as it was before, nil if there
-is no such member. Each request to the store may take TIMEOUT seconds."
-  (block nil
-    (deciding-again (name)
-      (multiple-value-bind (entry existing) (fetch-entry store cluster name :timeout timeout)
-        (cond ((not (eq :alive (decide-life existing generation))) (return nil))
-              ((eq state (member-state existing)) entry)
-              ((write-member store cluster (renewed-member existing :state state) entry
-                             (entry-lease store entry) :timeout timeout)
-               entry))))))
+is no such member. All of it may take TIMEOUT seconds, if that is not nil."
+  (let ((end (and timeout (loop:notice-end timeout))))
+    (flet ((seconds () (and end (loop:seconds-until end))))
+      (block nil
+        (deciding-again (name)
+          (multiple-value-bind (entry existing) (fetch-entry store cluster name
+                                                             :timeout (seconds))
+            (cond ((not (eq :alive (decide-life existing generation))) (return nil))
+                  ((eq state (member-state existing)) entry)
+                  ((write-member store cluster (renewed-member existing :state state) entry
+                                 (entry-lease store entry) :timeout (seconds))
+                   entry))))))))
 
 (defun leave-cluster (store cluster name generation)
   "End the membership of NAME in CLUSTER, of GENERATION, and its lease with all that has it. Return

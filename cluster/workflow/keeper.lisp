@@ -13,6 +13,9 @@
 (defconstant +count-seconds+ 2 "How often workflows and ready tasks are counted,")
 (defconstant +longest-count-seconds+ 60 "and how often at least, where they are many.")
 (defconstant +node-lease-seconds+ 4 "The timers of a node that hangs are others' after this time.")
+(defconstant +ending-seconds+ 1
+  "How long a node that closes waits for its jobs, whose store may hang, and to leave the others;")
+(defconstant +least-leaving-seconds+ 1/4 "and how long at least for the latter.")
 (defconstant +date-seconds+ 10 "How often a node tells what its machine's date is.")
 
 (defun wake-keeper (node function)
@@ -212,11 +215,11 @@ store."
     (when newcomer (share-out-shards node))
     (when (or (ensure-lease node) newcomer (date-changed-p node)) (tell-date node))))
 
-(defun leave-nodes (node)
-  "NODE is closing: its shards are others' at once, if the store answers soon."
+(defun leave-nodes (node seconds)
+  "NODE is closing: its shards are others' at once, if the store answers within SECONDS."
   (let ((lease (shiftf (membership-lease (node-membership node)) nil)))
     (when lease
-      (handler-case (etcd:revoke-lease lease :timeout 1)
+      (handler-case (etcd:revoke-lease lease :timeout seconds)
         (etcd:etcd-error ())))))
 
 ;;; The job
@@ -341,16 +344,31 @@ need not be reachable yet. Signal MISUSE for a wrong namespace. From any thread.
     (begin-jobs node)
     node))
 
+(defun end-jobs (node)
+  "End the jobs of NODE, and its membership of the nodes; soon, though jobs may wait for a store
+that hangs: then both end when it has answered, or is closed."
+  (let* ((end (loop:notice-end +ending-seconds+))
+         (ended (loop for job in (node-jobs node)
+                      ;; each is to be told
+                      count (not (loop:end-job job :seconds (loop:seconds-until end 0))) into left
+                      finally (return (zerop left)))))
+    (if ended
+        (leave-nodes node (loop:seconds-until end +least-leaving-seconds+))
+        (etcd:run-in-background (node-etcd node)
+                                (lambda ()
+                                  (mapc #'loop:end-job (node-jobs node))
+                                  (leave-nodes node +ending-seconds+))))))
+
 (defun close-workflow-service (service)
   "End SERVICE, of MAKE-WORKFLOW-SERVICE: claims and watches that wait end, its threads end. Its
-store is not closed. Nothing of its workflows is lost; other nodes go on with them. From any thread
-but its own."
+store is not closed; threads that wait for it, since it does not answer, end when it does or its
+client is closed. Nothing of its workflows is lost; other nodes go on with them. From any thread but
+its own."
   (end-counting service)
   (close-task-queue service)
   (end-watches service)
   (stop-feed (node-feed service))
-  (mapc #'loop:end-job (node-jobs service))
-  (leave-nodes service)
+  (end-jobs service)
   (when (node-index-watch service)
     (etcd:cancel-watch (shiftf (node-index-watch service) nil)))
   ;; by which the service was called as an object

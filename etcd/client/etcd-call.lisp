@@ -183,11 +183,11 @@ Return its first value. Signal an ETCD-ERROR."
                (values (funcall function (loop:seconds-until end) (token-metadata token))))))
       (if (null (etcd-user etcd))
           (attempt nil)
-          (let ((token (current-token etcd end)))
+          (let ((token (while-open (etcd) (current-token etcd end))))
             (handler-case (attempt token)
               (etcd-error (error)
                 (if (stale-token-p error)
-                    (attempt (renew-token etcd token end))
+                    (attempt (while-open (etcd) (renew-token etcd token end)))
                     (error error)))))))))
 
 (defun ask (etcd stub request timeout &key twice (leader t))

@@ -120,6 +120,27 @@ connections are closed. From any thread but that of a watch or a lease."
   ;; whose jobs wait for no answer any more
   (when (etcd-background etcd) (loop:end-background (etcd-background etcd))))
 
+(defun end-calls (etcd)
+  "Close the channel of ETCD, so that its calls fail at once, those under way and those to come."
+  (labels ((note-closed (etcd)
+             (dolist (ending (sb-thread:with-mutex ((etcd-lock etcd))
+                               (setf (etcd-closed etcd) t)
+                               (copy-list (etcd-endings etcd))))
+               (unless (functionp ending) (note-closed ending)))))
+    (note-closed etcd))
+  (calling:close-channel (etcd-channel etcd)))
+
+(defun close-after (etcd seconds)
+  "Have ETCD's calls fail with UNAVAILABLE in SECONDS, those under way then and those to come, so
+that nothing waits for etcd any longer. Returns at once; CLOSE-ETCD is to follow, which may come
+before that. From any thread."
+  (check-type seconds (real 0))
+  (let* ((begun nil)
+         (job (add-job etcd (lambda ()
+                              (cond (begun (end-calls etcd) nil)
+                                    (t (setf begun t) seconds))))))
+    (loop:wake-job job)))
+
 (defmacro with-etcd ((variable endpoints &rest options) &body body)
   "Evaluate BODY with VARIABLE bound to a client made as MAKE-ETCD makes it, closed on the way out."
   `(let ((,variable (make-etcd ,endpoints ,@options)))

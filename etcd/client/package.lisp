@@ -23,8 +23,8 @@
    #:entry #:entry-p #:entry-key #:entry-key-octets #:entry-value #:entry-text #:entry-created
    #:entry-changed #:entry-version #:entry-lease
    ;; etcd-client.lisp
-   #:etcd #:make-etcd #:close-etcd #:with-etcd #:as-user #:etcd-channel #:etcd-user #:etcd-metrics
-   #:add-job #:run-in-background #:add-ending #:remove-ending
+   #:etcd #:make-etcd #:close-etcd #:close-after #:with-etcd #:as-user #:etcd-channel
+   #:etcd-user #:etcd-metrics #:add-job #:run-in-background #:add-ending #:remove-ending
    ;; etcd-call.lisp
    #:reach
    ;; lease.lisp

@@ -153,10 +153,15 @@ ENDING."
 
 (defun superseded-p (node) (eq :superseded (cluster:node-state node)))
 
+(defconstant +disconnecting-seconds+ 1
+  "So long after the drain nothing waits for the store any more, so that the node is gone in little
+more.")
+
 (defun end-node (node worker drain)
   "Stop WORKER, or nil, which needs the service of workflows that NODE has, then NODE, within DRAIN
-seconds."
+seconds and little more though its store may hang, which is asked for nothing more then."
   (let ((end (+ (monotonic-ns) (seconds-ns drain))))
+    (etcd:close-after (cluster:node-store node) (+ drain +disconnecting-seconds+))
     (when worker (workflow:stop-worker worker :drain drain))
     (cluster:stop-node node :drain (max 0 (ns-seconds (- end (monotonic-ns)))))))
 

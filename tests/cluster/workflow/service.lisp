@@ -961,3 +961,25 @@ on."
                  (is (eq :completed (await-workflow node "w")))
                  (is-true (wait-until (lambda () (eq :serving (status))))))
             (close-workflow-service node)))))))
+
+(test a-service-closes-though-its-store-hangs
+  "Long before what it asks for has failed; once the store answers it is none of the nodes."
+  (with-store (store)
+    (etcd:with-etcd (etcd (tests::store-address store) :timeout 60 :backoff-maximum-seconds 0.2)
+      (let ((node (make-workflow-service etcd)) (closed nil))
+        (flet ((entries () (etcd:fetch-entries etcd :prefix (workflow::node-key node "index/nodes"
+                                                                                ""))))
+          (unwind-protect
+               (progn
+                 (is-true (wait-until #'entries))
+                 (support:signal-program (tests::store-program store) sb-unix:sigstop)
+                 (unwind-protect
+                      (progn
+                        ;; it counts every two seconds
+                        (is-true (wait-until (lambda ()
+                                               (loop::job-running (workflow::node-keeper node)))))
+                        (is (> 20 (tests::seconds-of (close-workflow-service node))))
+                        (setf closed t))
+                   (support:signal-program (tests::store-program store) sb-unix:sigcont))
+                 (is-true (wait-until (lambda () (null (entries))))))
+            (unless closed (close-workflow-service node))))))))

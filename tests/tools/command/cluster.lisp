@@ -189,6 +189,30 @@ generation."
         (is-true (await-shown address "ada" "grace"))
         (is (< generation (shown-generation address "grace")))))))
 
+(defun end-while-store-hangs (&rest arguments)
+  "Have a node of ARGUMENTS, which may drain for three seconds, get SIGTERM while its store does not
+answer. Return its exit code and how many seconds it took to end."
+  (with-cluster-node (ada address "ada" "memory")
+    (support:call-with-program
+     (lambda (grace)
+       (support:server-address grace)
+       (is-true (await-shown address "ada" "grace"))
+       (support:signal-program ada sb-unix:sigstop)
+       (let ((begin (base:monotonic-ns)))
+         (values (support:terminate-program grace)
+                 (base:ns-seconds (- (base:monotonic-ns) begin)))))
+     (support:clgrpc-program)
+     (list* "cluster-node" "--name" "grace" "--store" (format nil "etcd:~A" address)
+            "--drain" "3" arguments))))
+
+(test nodes-end-though-their-store-hangs
+  "SIGTERM ends a node, with a worker and without, though its store does not answer: within what it
+may drain and two seconds."
+  (dolist (arguments '(() ("--worker")))
+    (multiple-value-bind (code seconds) (apply #'end-while-store-hangs arguments)
+      (is (eql 0 code))
+      (is (< seconds (support:patient-seconds 5)) "~A: ~,1F s" arguments seconds))))
+
 (test nodes-tell-a-collector
   "Metrics and the spans of calls, of the node's server and of its client of etcd, as `serve` does."
   (let* ((counter (make-instance 'span-counter))
