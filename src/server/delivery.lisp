@@ -33,7 +33,8 @@ take four times the memory of its octets, besides the messages inside it."
 (define-hot keep-request ((call server-call) (octets octets) (start index) (end index)) null
   "Keep the octets, CALL's request, for the thread that will run its handler."
   (when (wire:hold call (- end start))
-    (note-undecoded call (wire:keep-octets call octets start end)))
+    (multiple-value-bind (item long) (wire:keep-octets call octets start end)
+      (note-undecoded call item long)))
   nil)
 
 (define-hot deliver-request ((call server-call) (octets octets) (start index) (end index)) null

@@ -18,8 +18,10 @@
 
 (define-hot run-call ((call server-call)) null
   "Run CALL's handler where those of its method run: on the loop or on a reserve thread."
-  (cond ((runs-inline-p (the server-route (server-call-route call))
-                        (= 1 (server-loop-open (the server-loop (server-call-endpoint call)))))
+  (cond ((and (runs-inline-p (the server-route (server-call-route call))
+                             (= 1 (server-loop-open (the server-loop (server-call-endpoint call)))))
+              ;; a hundred such would hold the loop up for a second
+              (not (long-request-p call)))
          (loop:defer (wire-call-loop call) #'run-inline call))
         ((output-waits-p (the server-link (wire-call-link call)))
          (hold-up call))

@@ -12,6 +12,7 @@ or that is not gRPC's."
   (ticket '() :type list)
   (place nil :type (or null ring))      ; among the calls of its loop that wait for room
   (undecoded nil :type (or null wire:parcel wire:packed)) ; its request, if that is long
+  (long nil :type boolean)              ; UNDECODED may be long once it is decompressed
   (later nil :type boolean)             ; the handler has returned the call, to answer later
   (http-request nil :type (or null exchange:http-request)) ; whose handler it runs
   (claim nil)                           ; by which a protocol beside gRPC has it, or nil
@@ -43,9 +44,17 @@ or that is not gRPC's."
   (let ((deferred-start (server-call-deferred-start call)))
     (and deferred-start (deferred-start-undecoded deferred-start))))
 
-(defun note-undecoded (call item)
-  "ITEM, a parcel or packed, is what CALL's handler will get, to be decoded by its thread."
-  (setf (deferred-start-undecoded (ensure-deferred-start call)) item))
+(defun note-undecoded (call item long)
+  "ITEM, a parcel or packed, is what CALL's handler will get, to be decoded by its thread. LONG is
+true if it may be long once it is decompressed."
+  (let ((deferred-start (ensure-deferred-start call)))
+    (setf (deferred-start-undecoded deferred-start) item
+          (deferred-start-long deferred-start) long)))
+
+(define-hot (long-request-p :inline t) ((call server-call)) boolean
+  "True if CALL's request may be long once it is decompressed."
+  (let ((deferred-start (server-call-deferred-start call)))
+    (and deferred-start (deferred-start-long deferred-start))))
 
 (define-hot (call-notes :inline t) ((call server-call)) t
   "What the protocol of CALL, which has a claim, keeps for it. SETFable."

@@ -109,6 +109,49 @@ honest."
       (u32le octets (- end 4))
       t))
 
+;;; A message of a few KB may become one of some MB, for which a handler on the loop would hold that
+;;; up for ten milliseconds; a hundred connections may each have a hundred calls with such. So
+;;; whoever finds a message to be long has another thread run the loop first. As many are
+;;; decompressed at once as there are processors; else all threads of the reserve would take
+;;; processors and memory from those that run loops.
+
+(defconstant +short-octets+ 65536
+  "A message that is no longer is decompressed by a thread that runs a loop.")
+
+(declaim (type (or null sb-thread:semaphore) **decompressing**))
+(defglobal **decompressing** nil)       ; counts how many more long messages may be at once
+
+(defun decompressing-semaphore ()
+  (or **decompressing**
+      (let ((new (sb-thread:make-semaphore :name "clgrpc decompressing"
+                                           :count (os:processor-count))))
+        (or (sb-ext:compare-and-swap (symbol-value '**decompressing**) nil new)
+            new))))
+
+(defun call-by-turns (function)
+  "Call FUNCTION once no more threads than there are processors do so. In user code."
+  (let ((semaphore (decompressing-semaphore))
+        (turn (sb-thread:make-semaphore-notification)))
+    (unwind-protect
+         (progn (sb-thread:wait-on-semaphore semaphore :notification turn)
+                (funcall function))
+      (when (sb-thread:semaphore-notification-status turn)
+        (sb-thread:signal-semaphore semaphore)))))
+
+(defun decompress-octets (encoding octets end limit)
+  "Decompress the message in OCTETS up to END by ENCODING. The values are those of
+OS:INFLATE-OCTETS. In user code."
+  (flet ((inflate (limit)
+           (os:inflate-octets (encoding-name encoding) octets 0 end limit)))
+    (let* ((short (min limit +short-octets+))
+           (size (inflated-size encoding octets 0 end)))
+      (multiple-value-bind (outcome result length)
+          (if (and (integerp size) (< short size)) :too-long (inflate short))
+        (cond ((not (and (eq :too-long outcome) (< short limit)))
+               (values outcome result (or length 0)))
+              ((loop:prepare-to-wait) (call-by-turns (lambda () (inflate limit))))
+              (t (inflate limit)))))))
+
 (defun inflation-problem (outcome limit)
   "The status and the text for the OUTCOME of OS:INFLATE-OCTETS when that is not :ok."
   (ecase outcome

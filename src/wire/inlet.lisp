@@ -131,10 +131,21 @@ not."
         (give-octets-back (partial-body partial))))
     at))
 
+(defconstant +little-octets+ 256
+  "Of a message that does not say how long it will be, no more are decompressed on the loop.")
+
+(defun long-parcel-p (parcel encoding)
+  "True if PARCEL, compressed by ENCODING, says that it is long, or may be."
+  (let ((size (inflated-size encoding (parcel-octets parcel) 0 (parcel-end parcel))))
+    (if (integerp size)
+        (< +short-octets+ size)
+        (< +little-octets+ (parcel-end parcel)))))
+
 (define-hot keep-octets ((call wire-call) (octets octets) (start index) (end index))
-    (or parcel packed)
+    (values (or parcel packed) boolean)
   "In DELIVER, make a parcel of the octets START to END, a long message: of a copy, or of the vector
-in which the message was put together. Return the parcel, PACKED if CALL's peer may compress."
+in which the message was put together. Return the parcel, PACKED if CALL's peer may compress. The
+second value is true if it says that it is long once it is decompressed, or may be."
   (let* ((partial (wire-call-partial call))
          (size (- end start))
          (parcel (cond ((and partial (eq octets (partial-body partial)))
@@ -144,8 +155,11 @@ in which the message was put together. Return the parcel, PACKED if CALL's peer 
                             (copy-octets octets start end copy 0)
                             (make-parcel copy size))))))
     (if (packs-p call)
-        (make-packed parcel (compression-arriving (compression-of call)))
-        parcel)))
+        (let ((compression (compression-of call)))
+          (values (make-packed parcel (compression-arriving compression))
+                  (and (compression-arriving compression)
+                       (long-parcel-p parcel (compression-incoming compression)))))
+        (values parcel nil))))
 
 (define-hot (to-keep-p :inline t) ((call wire-call) (size index)) boolean
   "True if a message of SIZE octets becomes a parcel: the loop does not decode it, nor put it into a
@@ -288,7 +302,7 @@ which ends CALL as well."
   (let ((octets (parcel-taken parcel))
         (limit (receive-limit call)))
     (multiple-value-bind (outcome result length)
-        (os:inflate-octets (encoding-name encoding) octets 0 (parcel-end parcel) limit)
+        (decompress-octets encoding octets (parcel-end parcel) limit)
       (give-octets-back octets)
       (if (eq outcome :ok)
           (make-parcel result length)

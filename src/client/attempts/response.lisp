@@ -117,7 +117,7 @@ asked."
         ((not (wire:to-keep-p call (- end start)))
          (setf (client-call-reply call) (parse-reply call octets start end)))
         ((wire:hold call (- end start))
-         (setf (client-call-reply call) (wire:keep-octets call octets start end))))
+         (setf (client-call-reply call) (values (wire:keep-octets call octets start end)))))
   nil)
 
 (define-hot parse-reply ((call client-call) (octets octets) (start index) (end index)) t

@@ -71,6 +71,31 @@
       (is (eq :internal (status-of (ask-raw peer "/lab.Bench/Ask" :fields (encoding-fields "gzip")
                                             :data (packed-note :deflate 1))))))))
 
+(defun keeps-loop-p ()
+  "True in a handler that runs on a loop which no other thread has been asked to run."
+  (let* ((loop loop::*event-loop*)
+         (baton (and loop (loop::own-lending loop))))
+    (and baton (/= baton (loop::event-loop-asked loop)))))
+
+(test long-messages-are-decompressed-off-the-loop
+  "A handler that began on the loop gives it up before a message of its request is decompressed that
+is long, whatever that has said of its length; not for a short one."
+  (with-raw-calls (peer :execution :inline)
+      (:ask (lambda (note call)
+              (declare (ignore note call))
+              (note (if (keeps-loop-p) 1 2))))
+    (flet ((answer (encoding data)
+             (number-of (second (first (unpacked (ask-raw peer "/lab.Bench/Ask" :data data
+                                                          :fields (encoding-fields encoding))))))))
+      (dolist (format '(:gzip :deflate))
+        (let ((encoding (string-downcase format)))
+          (is (= 2 (answer encoding (packed-note format 1 :body 100000))))
+          (is (= 1 (answer encoding (packed-note format 1 :body 1000))))))
+      ;; the last member of a gzip file is all that its last octets tell of
+      (let ((long (packed-note :gzip 1 :body 100000)) (end (packed-octets :gzip (octets-of))))
+        (is (= 2 (answer "gzip" (framed (concatenate 'octets (subseq long 5) (subseq end 5))
+                                        :flag 1))))))))
+
 (test plain-answers-know-nothing-of-compression
   "Headers stay as short as they were for clients that do not compress."
   (with-raw-calls (peer) (:ask #'echo-note)
