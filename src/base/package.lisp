@@ -22,8 +22,8 @@
    ;; octet-store.lisp
    #:borrow-octets #:give-octets-back #:stored-octets #:clear-store
    ;; collector.lisp
-   #:tune-collector #:memory-to-give-p #:give-memory-back #:full-collection-due-p
-   #:collect-everything #:make-quiet-period #:give-back-if-quiet
+   #:tune-collector #:memory-to-give-p #:give-memory-back
+   #:full-collection-due-p #:collect-everything #:make-quiet-period #:give-back-if-quiet
    ;; condition.lisp
    #:clgrpc-error #:misuse #:misuse-text #:function-failed #:function-failed-cause
    #:with-function-failed
@@ -66,7 +66,7 @@
    ;; account.lisp
    #:account #:make-account #:**process-account** #:account-whole #:account-sum
    #:account-most #:account-on-excess #:charge-own #:charge-account #:discharge-account
-   #:close-account #:account-closed-p #:note-collected
+   #:close-account #:account-closed-p #:collect-due-generation
    ;; replay.lisp
    #:octet-budget #:make-octet-budget #:octet-budget-held
    #:replay #:make-replay #:replay-messages #:keep-message #:release-replay

@@ -28,6 +28,8 @@
   (own 0 :type (signed-byte 49))        ; charged by the thread that owns the connection
   (told 0 :type sb-ext:word)            ; what WHOLE knows; see above
   (step +account-step+ :type (unsigned-byte 32)) ; changes up to this are not told; 0 once closed
+  (least 0 :type sb-ext:word)           ; the least that was told since the collection EPOCH
+  (epoch nil)                           ; see COLLECTION-EPOCH
   (most most-positive-fixnum :type fixnum) ; with more, ON-EXCESS is called
   (on-excess nil :type (or null function))) ; without arguments, from any thread; it must not wait
 
@@ -66,7 +68,8 @@ ACCOUNT is charged with more than ACCOUNT-MOST; nil for none. SETFable.")
            (sum (max 0 (account-sum account))))
       (cond ((= told sum) (return nil))
             ((= told (compare-and-swap (account-told account) told sum))
-             (return (tell-accounts-above account (- sum told))))))))
+             (tell-accounts-above account (- sum told))
+             (return (count-fresh account told sum)))))))
 
 (define-hot (tell-whole :inline t) ((account account)) null
   "Tell the accounts above ACCOUNT, a connection's, what has changed, if that is much. From any
@@ -109,22 +112,59 @@ charged they still take off."
   "The account of all that the connections of the process hold.")
 (declaim (type account **process-account**))
 
-(defconstant +early-octets+ (* 24 1024 1024)
-  "So much more may be held than after the last collection. In memory that is up to twice as much,
-of which a collection copies 1 MB in a millisecond or two.")
+;;; Collecting early. What a collection copies is what lives of what was made since the one before,
+;;; so that is what must not become much. What all hold says little of it: while the connections of
+;;; one storm end, those of the next may come to hold as much. Therefore each connection counts what
+;;; it holds beyond the least that it has held since garbage was collected; FRESH is the sum of
+;;; that. Threads that count at once may leave a little too much or too little in it, until the next
+;;; collection.
 
-(defun note-collected ()
-  "Garbage was collected just now."
-  (setf (account-most **process-account**)
-        (+ +early-octets+ (max 0 (account-sum **process-account**)))))
+(defconstant +early-octets+ (* 24 1024 1024)
+  "So much may be fresh. In memory that is up to twice as much, of which a collection copies 1 MB in
+a millisecond or two.")
+
+(declaim (type cons **fresh**) (type fixnum **fresh-most**))
+(defglobal **fresh** (list 0))          ; octets; atomic
+(defglobal **fresh-most** +early-octets+) ; with more it is time for a collection
+(defglobal **fresh-epoch** nil)         ; the collection after which FRESH counts
+
+(defun count-fresh (account told sum)
+  "What ACCOUNT, a connection's, was charged with has changed from TOLD to SUM."
+  (declare (type sb-ext:word told sum))
+  (let ((epoch (collection-epoch)))
+    (unless (eq epoch **fresh-epoch**)
+      (setf **fresh-epoch** epoch
+            (car **fresh**) 0
+            **fresh-most** +early-octets+))
+    (unless (eq epoch (account-epoch account))
+      (setf (account-epoch account) epoch
+            (account-least account) told))
+    (let* ((before (shiftf (account-least account) (min sum (account-least account))))
+           (change (- (- sum (account-least account)) (- told before)))
+           (fresh (+ change (the fixnum (atomic-incf (car **fresh**) change)))))
+      (declare (type fixnum change fresh))
+      (cond ((minusp change) (setf **fresh-most** (min **fresh-most** (+ fresh +early-octets+))))
+            ((< **fresh-most** fresh)
+             (setf **fresh-most** (+ fresh +early-octets+))
+             (collect-early))))
+    nil))
 
 (defun collect-early ()
-  "Much more is held than after the last collection: collect now, in a process whose collector is
-tuned, since what is held is copied. A twentieth of a second now is better than a fifth later. What
-lives counts as old at once: it would else be copied once more, with what two later collections
-leave, in a single pause."
-  (note-collected)
-  (when **tuned** (sb-ext:gc :gen 2)))
+  "Much is fresh: collect it now, in a process whose collector is tuned, unless it is in long
+vectors, which are not copied. A twentieth of a second now is better than a fifth later."
+  (when (and **tuned** (< +early-octets+ (young-octets)))
+    (collect-young)))
 
-(note-collected)
-(setf (account-on-excess **process-account**) #'collect-early)
+(defun old-garbage-due-p ()
+  "True if it is time for COLLECT-OLD: early collections have made an eighth of the heap old and
+little is held, so that most of it is garbage by now; or they have made half as much again old."
+  (let ((eighth (ash (heap-size) -3)))
+    (< (if (< (account-sum **process-account**) (min +early-octets+ (ash eighth -1)))
+           eighth
+           (+ eighth (ash eighth -1)))
+       **promoted**)))
+
+(defun collect-due-generation (call)
+  "If early collections have made much old, collect that. CALL is called with the function that does
+so, which stops all threads for a while: call it without locks."
+  (when (old-garbage-due-p) (funcall call #'collect-old)))

@@ -14,6 +14,11 @@
 ;;;; for each gigabyte; long vectors stay where they are. Objects that are alive when the collector
 ;;;; is tuned count as old from then on; only full collections copy them.
 ;;;;
+;;;; A process that is made to hold much collects early (account.lisp), and what lives counts as old
+;;;; at once: it would else be copied once more, with what two later collections leave, in a single
+;;;; pause. What is old is not looked at in that same pause, but in one of its own, if it can be
+;;;; while little is held: then little of it lives.
+;;;;
 ;;;; Invariant: nothing here happens unless the program asks for it; a library leaves its image as
 ;;;; it is.
 
@@ -68,6 +73,30 @@ thread."
   (setf **live** (heap-used)
         **tuned** t)
   nil)
+
+;;; Early collections
+
+(declaim (type heap-octets **promoted**) (type double-float **least-age**))
+(defglobal **promoted** 0)              ; octets that are old by early collections since COLLECT-OLD
+(defglobal **least-age** 0.75d0)        ; at which the generation of what is old is collected
+
+(defun collect-to-old (least-age)
+  "Collect what is young. What lives is old after that. The generation of what is old is collected
+as well if it has grown enough and its age is at least LEAST-AGE."
+  (setf (sb-ext:generation-minimum-age-before-gc 2) least-age)
+  (unwind-protect (sb-ext:gc :gen 2)
+    (setf (sb-ext:generation-minimum-age-before-gc 2) **least-age**)))
+
+(defun collect-young ()
+  "Collect what is young, and make old what lives, without a look at what is old."
+  (let ((before (sb-ext:generation-bytes-allocated 2)))
+    (collect-to-old most-positive-double-float)
+    (incf **promoted** (max 0 (- (sb-ext:generation-bytes-allocated 2) before)))))
+
+(defun collect-old ()
+  "Collect what early collections have made old."
+  (setf **promoted** 0)
+  (collect-to-old 0d0))
 
 ;;; Giving back
 

@@ -160,6 +160,12 @@ allocated."
         page-statistics
         (setf **page-statistics** (make-new-page-statistics)))))
 
+(defun young-octets ()
+  "How many octets of the heap, garbage included, a collection of the youngest generation may have
+to copy."
+  (* sb-vm:gencgc-page-bytes
+     (the heap-octets (nth-value 2 (count-pages (used-pages) 0)))))
+
 (defun heap-spare ()
   "How many octets of the heap are free at the worst moment of a full collection, by what is
 allocated now, garbage included; the collector is lost if that is negative."

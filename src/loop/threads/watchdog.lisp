@@ -102,6 +102,7 @@ a busy machine, it may have no processor yet.")
                                 +shortest-tick-ns+
                                 (min (next-timer-ns) (* 2 tick)))))
                (let ((now (monotonic-ns)))
+                 (collect-due-generation #'without-lock)
                  (when (<= quiet-look-ns now)
                    (setf quiet-look-ns (+ now +quiet-look-ns+))
                    (without-lock (lambda () (give-back-if-quiet quiet-period)))))

@@ -131,7 +131,6 @@ garbage has just been collected. Return true if it is to be."
 (defun look-at-heap (server-loop)
   "Garbage has been collected since the last look: judge. On the loop of SERVER-LOOP."
   (setf **looked** (collection-epoch))
-  (note-collected)
   (when (and (judge-heap nil) (search-due-p))
     (loop:run-on-reserve (server-reserve (server-loop-server server-loop)) #'search-and-judge
                          :if-busy :exceed)))

@@ -114,19 +114,26 @@
   "The address of connection I, one of a hundred if there are MANY."
   (and many (vector 127 0 1 (+ 1 (mod i 100)))))
 
+(defun collecting-seconds ()
+  "For how long this process, that of the attackers, has stood still to collect its own garbage."
+  (/ sb-ext:*gc-run-time* internal-time-units-per-second))
+
 (defun bystander-latencies (address over)
-  "Make calls until the signal OVER; return how long each has taken in seconds. One that is refused
-since the heap is full is made again, and has taken as long as all of its attempts."
+  "Make calls until the signal OVER; return how long each has taken in seconds, less what
+collections here have. One that is refused since the heap is full is made again, and has taken as
+long as all of its attempts."
   (with-attacker (decent address)
     (flet ((attempt () (verdict decent (demand decent *empty-call* (framed (octets-of))))))
       (loop with ended = nil
             until (or ended (await-signal over :seconds 0.01))
-            collect (elapsed-seconds
-                     (loop for verdict = (attempt)
-                           until (eq :ok verdict)
-                           do (unless (eq :resource-exhausted verdict)
-                                (error "The bystander's call: ~S" verdict))
-                           until (setf ended (await-signal over :seconds 0.01))))))))
+            collect (let ((collecting (collecting-seconds)))
+                      (max 0 (- (elapsed-seconds
+                                  (loop for verdict = (attempt)
+                                        until (eq :ok verdict)
+                                        do (unless (eq :resource-exhausted verdict)
+                                             (error "The bystander's call: ~S" verdict))
+                                        until (setf ended (await-signal over :seconds 0.01))))
+                                (- (collecting-seconds) collecting))))))))
 
 (defun call-beside-bystander (function address)
   "Call FUNCTION while a bystander is served; return the longest time that it has waited."

@@ -56,3 +56,28 @@
     (mapc #'close-account links)
     (is (zerop (account-sum all)))
     (is (every #'zerop (mapcar #'account-sum links)))))
+
+(defmacro counted-fresh (&body body)
+  "The value of BODY, which gets how much is counted as fresh by calling FRESH."
+  `(flet ((fresh () (car clgrpc.base::**fresh**)))
+     (sb-sys:without-gcing ,@body)))
+
+(test what-is-fresh-is-counted
+  "What a connection holds beyond the least that it has held since the last collection, whatever it
+has held before, and whatever others hold."
+  (let ((links (loop repeat 2 collect (make-account **process-account**))))
+    (destructuring-bind (one other) links
+      (charge-own one 5000000)
+      (sb-ext:gc)
+      (unwind-protect
+           (is (equal '(0 3000000 6000000 5000000 5000000)
+                      (counted-fresh
+                        (charge-own one -4000000)
+                        (list (fresh)
+                              (progn (charge-own one 3000000) (fresh))
+                              (progn (charge-own other 3000000) (fresh))
+                              (progn (charge-own one -1000000) (fresh))
+                              (progn (charge-own one -3000000)
+                                     (charge-own one 2000000)
+                                     (fresh))))))
+        (mapc #'close-account links)))))
