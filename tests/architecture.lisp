@@ -19,6 +19,7 @@
     ("loop" "base" "option" "os")
     ("async" "base" "option" "os" "loop")
     ("dns" "base" "os" "loop")
+    ("proxy" "base" "os" "loop")
     ("hpack" "base")
     ("http1" "base" "hpack")
     ("http2" "base" "option" "hpack")
@@ -31,7 +32,7 @@
     ("calling" "rpc" "config" :all-of)
     ("serving" "rpc" :all-of)
     ("wire" "rpc" "hpack" "http2" :all-of)
-    ("client" "calling" "config" "wire" "dns" :all-of)
+    ("client" "calling" "config" "wire" "dns" "proxy" :all-of)
     ("balance" "client" :all-of)
     ("trace" "client" :all-of)
     ("exchange" "http1" "http2" "loop" :all-of)
@@ -323,7 +324,8 @@ function of the token and its package, nicknames resolved, and is not excused."
 (test time-and-chance-come-from-the-loop
   (dolist (folder (intersection '("status" "method" "rpc" "calling" "serving" "wire"
                                   "client" "server" "inproc" "services" "balance" "config"
-                                  "dns" "etcd" "discovery" "memory" "raft" "workflow" "cluster"
+                                  "dns" "proxy" "etcd" "discovery" "memory" "raft" "workflow"
+                                  "cluster"
                                   "otlp")
                                 (folders) :test #'string=))
     (let ((found (offending-tokens

@@ -73,7 +73,8 @@ come."
     (limit-silence core byte-channel)
     (handler-case
         (push (wire:open-link connection-set (core-loop core)
-                              (secure-byte-channel connection-set byte-channel)
+                              (secure-byte-channel connection-set
+                                                   (tunnelled-byte-channel core byte-channel))
                               :client
                               (core-sink core) (core-options core) (core-pool core)
                               :make #'make-client-link
@@ -86,6 +87,13 @@ come."
         (loop:candidate-failed (connect-round-connector connect-round)
                                (loop:byte-channel-peer byte-channel)
                                (string-right-trim "." (princ-to-string error)))))))
+
+(defun tunnelled-byte-channel (core byte-channel)
+  "BYTE-CHANNEL, one of CORE's, by CORE's proxy if there is one."
+  (let ((proxy (resolver-proxy (resolution-resolver (core-resolution core)))))
+    (if proxy
+        (proxy:make-tunnel-byte-channel byte-channel proxy)
+        byte-channel)))
 
 (defun secure-byte-channel (connection-set byte-channel)
   "BYTE-CHANNEL, one of CONNECTION-SET's, with TLS if its channel has credentials."
@@ -165,7 +173,8 @@ many streams it allows."
                                    (string-right-trim "." text)
                                    (or (core-credentials core)
                                        ;; what it speaks is known
-                                       (search "the peer speaks" text))))))
+                                       (search "the peer speaks" text)
+                                       (search "the proxy" text))))))
 
 (defun connect-round-failed (connect-round condition)
   "All addresses were tried in vain: if nothing else may come of what is under way, the connection

@@ -31,10 +31,11 @@
 
 ;;; Which channels share
 
-(defun pool-key (options credentials host authority observer)
-  "What channels must have EQUAL to share connections: OPTIONS, CREDENTIALS, HOST, whose certificate
-they want, AUTHORITY, text, and OBSERVER."
-  (list* credentials (and credentials host) authority observer
+(defun pool-key (options credentials resolver authority observer)
+  "What channels must have EQUAL to share connections: OPTIONS, CREDENTIALS, the host of RESOLVER,
+whose certificate they want, and its proxy, AUTHORITY, text, and OBSERVER."
+  (list* credentials (and credentials (resolver-host resolver)) authority observer
+         (and (resolver-proxy resolver) (proxy:proxy-key (resolver-proxy resolver)))
          (mapcar #'rest (option-values options))))
 
 (defun connection-set-key (addresses)

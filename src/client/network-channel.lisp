@@ -38,6 +38,7 @@
 (defun make-channel (target &rest arguments &key credentials compression interceptors
                                              call-credentials plaintext-credentials observer
                                              balance service-config attempt-interceptors
+                                             (proxy :environment)
                      &allow-other-keys)
   "Return a channel to TARGET, \"HOST:PORT\", \"[IPV6]:PORT\", \"unix:PATH\" or any other form that
 doc/addresses.md has. It connects nothing yet; end it with CLOSE-CHANNEL, or use WITH-CHANNEL.
@@ -58,6 +59,10 @@ BALANCE                which of TARGET's addresses have the calls, whatever a se
                        :round-robin all that can be reached, by turns; doc/fleets.md has the others
 SERVICE-CONFIG         how calls are made if the resolver does not say: a text in JSON as gRPC's
                        service_config.proto has it, or the same as a plist; see doc/fleets.md
+PROXY                  the URL of the proxy by which to connect, http://[USER:PASSWORD@]HOST:PORT or
+                       socks5://…; :environment, the default, is the one of the environment
+                       variables grpc_proxy, https_proxy or http_proxy unless no_proxy excepts the
+                       target's host; nil is none. See doc/addresses.md
 OBSERVER               what MAKE-OBSERVER, MAKE-METRICS, MAKE-TRACING, MAKE-ACCESS-LOG or
                        MAKE-CONSOLE returns, or a list of such, is told of the channel's calls,
                        messages and connections
@@ -75,29 +80,29 @@ if CREDENTIALS cannot be used. From any thread."
     (if (and scheme (loop:scheme-open scheme))
         (funcall (loop:scheme-open scheme) target arguments)
         (make-wire-channel target arguments credentials compression interceptors call-credentials
-                           plaintext-credentials balance service-config))))
+                           plaintext-credentials balance service-config proxy))))
 
 (defun make-wire-channel (target arguments credentials compression interceptors call-credentials
-                          plaintext-credentials balance service-config)
+                          plaintext-credentials balance service-config proxy)
   "See MAKE-CHANNEL."
   (when credentials (loop:check-credentials credentials :client))
   (let* ((options (apply #'make-channel-options
                          (alexandria:remove-from-plist
                           arguments :credentials :compression :interceptors :call-credentials
                           :plaintext-credentials :balance :service-config :observer
-                          :attempt-interceptors)))
+                          :attempt-interceptors :proxy)))
          (observers (rpc:check-observer (getf arguments :observer)))
          (attempt-interceptors (append (rpc:check-interceptors
                                         (getf arguments :attempt-interceptors))
                                        (rpc:observer-interceptors observers)))
-         (resolver (make-resolver target options))
+         (resolver (make-resolver target options proxy))
          (balancing (and balance (config:default-policy-config balance)))
          (config (and service-config (config:parse-service-config service-config)))
          (encoding (wire:find-encoding compression))
          (interceptors (rpc:check-interceptors interceptors))
          (authority (channel-authority resolver credentials))
          (pool-key (and (options-share-connections options)
-                        (pool-key options credentials (resolver-host resolver)
+                        (pool-key options credentials resolver
                                   (hpack:field-value-string authority)
                                   (getf arguments :observer))))
          (core (multiple-value-bind (client-loop subchannel-pool)

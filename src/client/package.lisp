@@ -7,7 +7,7 @@
                     (#:protobuf #:clgrpc.protobuf) (#:rpc #:clgrpc.rpc)
                     (#:status #:clgrpc.status) (#:method #:clgrpc.method)
                     (#:calling #:clgrpc.calling) (#:wire #:clgrpc.wire)
-                    (#:config #:clgrpc.config))
+                    (#:config #:clgrpc.config) (#:proxy #:clgrpc.proxy))
   (:import-from #:sb-ext #:compare-and-swap #:defglobal #:define-load-time-global)
   (:import-from #:clgrpc.status
                   #:rpc-error-message)

@@ -203,14 +203,15 @@ loop, if the answer is not there before this returns. Return the query, or nil i
 
 ;;; Resolvers of targets
 
-(defun make-socket-resolver (text options &key together)
+(defun make-socket-resolver (text options &key together proxy)
   "A resolver for TEXT, which the loop understands. The system's resolver is asked for no longer
-than OPTIONS allow for connecting."
-  (let* ((place (loop:parse-target text :for-channel t))
+than OPTIONS allow for connecting. It tells the addresses of PROXY, if there is one."
+  (let* ((servers (loop:parse-target text :for-channel t))
+         (place (if proxy (proxy:proxy-target proxy) servers))
          (addresses (loop:target-addresses place))
-         (arguments (list :target text :name (loop:target-host place)
-                          :authority (loop:target-authority place)
-                          :host (loop:target-host place))))
+         (arguments (list :target text :name (loop:target-host servers)
+                          :authority (loop:target-authority servers)
+                          :host (loop:target-host servers) :proxy proxy)))
     (if addresses
         (apply #'make-instance 'fixed-resolver
                :backends (address-backends addresses together) arguments)
@@ -219,7 +220,7 @@ than OPTIONS allow for connecting."
                :timeout-ns (seconds-ns (options-connect-timeout-seconds options))
                :dns-timeout-ns (seconds-ns (options-dns-timeout-seconds options))
                :interval-ns (seconds-ns (options-resolve-interval-seconds options))
-               :config-name (config-name place options)
+               :config-name (and (null proxy) (config-name place options))
                arguments))))
 
 (defun config-name (place options)
@@ -238,12 +239,15 @@ server."
   (loop:register-scheme name :resolver #'make-socket-resolver))
 (loop:register-scheme "passthrough" :resolver #'make-passthrough-resolver)
 
-(defun make-resolver (text options)
-  "The resolver of a channel to TEXT that has OPTIONS. Signal MISUSE if TEXT means nothing."
-  (let ((scheme (loop:find-scheme text)))
-    (funcall (the function (if scheme
-                               (or (loop:scheme-resolver scheme)
-                                   (misuse "~S: no channel has the scheme ~A." text
-                                           (loop:scheme-name scheme)))
-                               #'make-socket-resolver))
-             text options)))
+(defun make-resolver (text options &optional proxy)
+  "The resolver of a channel to TEXT that has OPTIONS; PROXY is as MAKE-CHANNEL takes it. Signal
+MISUSE if TEXT means nothing."
+  (let ((scheme (loop:find-scheme text))
+        (proxy (proxy:find-proxy text proxy)))
+    (cond (proxy (make-socket-resolver text options :together t :proxy proxy))
+          (scheme
+           (funcall (the function (or (loop:scheme-resolver scheme)
+                                      (misuse "~S: no channel has the scheme ~A." text
+                                              (loop:scheme-name scheme))))
+                    text options))
+          (t (make-socket-resolver text options)))))

@@ -78,6 +78,8 @@
               :documentation "What calls have as :authority, unless credentials say otherwise.")
    (host :initarg :host :reader resolver-host
          :documentation "The name that a server's certificate must have, unless credentials say.")
+   (proxy :initform nil :initarg :proxy :reader resolver-proxy
+          :documentation "The PROXY whose addresses are told instead of the servers', or nil.")
    (loop :initform nil :accessor resolver-loop
          :documentation "The channel's event loop, once the resolver has begun.")
    (deliver :initform nil :accessor resolver-deliver
@@ -165,6 +167,7 @@ waits for the answer.")
 (defmethod certificate-name ((resolver fixed-resolver) address)
   "Of several addresses in the target each is the name of its own server."
   (or (and (os:make-address (resolver-host resolver) 0)
+           (null (resolver-proxy resolver))
            (os:address-host address))
       (resolver-host resolver)))
 

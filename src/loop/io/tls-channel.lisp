@@ -438,7 +438,10 @@ not."
                   ((zerop result)
                    (end-of-records byte-channel tls)
                    (return (end-reading)))
-                  (t (answer result (/= result +wants-read+))))))))))
+                  (t (when (= result +broken+)
+                       (setf (byte-channel-failure byte-channel)
+                             (byte-channel-failure (tls-inner tls))))
+                     (answer result (/= result +wants-read+))))))))))
 
 (defun end-of-records (byte-channel tls)
   "The inner byte channel has ended, whether or not the peer said before that it would."

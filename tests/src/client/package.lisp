@@ -4,11 +4,12 @@
   (:use #:cl #:clgrpc.base #:clgrpc.option #:fiveam #:clgrpc.tests.server)
   (:local-nicknames (#:grpc #:clgrpc) (#:rpc #:clgrpc.rpc) (#:calling #:clgrpc.calling)
                     (#:status #:clgrpc.status) (#:method #:clgrpc.method) (#:wire #:clgrpc.wire)
-                    (#:client #:clgrpc.client) (#:config #:clgrpc.config)
+                    (#:client #:clgrpc.client) (#:config #:clgrpc.config) (#:proxy #:clgrpc.proxy)
                     (#:loop #:clgrpc.loop) (#:http2 #:clgrpc.http2) (#:hpack #:clgrpc.hpack)
                     (#:os #:clgrpc.os) (#:dns #:clgrpc.dns) (#:dns-tests #:clgrpc.tests.dns)
                     (#:support #:clgrpc.tests.support))
-  (:import-from #:clgrpc.tests.server #:double #:count-up #:add-up #:echo))
+  (:import-from #:clgrpc.tests.server #:double #:count-up #:add-up #:echo #:connect-socket
+                  #:close-socket))
 
 (in-package #:clgrpc.tests.client)
 

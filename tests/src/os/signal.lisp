@@ -21,8 +21,8 @@
       (os:reset-signal os:+sigusr1+))))
 
 (test signals-wait-where-nothing-may-interrupt
-  "A handler does not run where SBCL says that nothing may, whatever the signal, and however often it
-comes there: half an object may have been allocated."
+  "A handler does not run where SBCL says that nothing may, whatever the signal, and however often
+it comes there: half an object may have been allocated."
   (dolist (signal (list os:+sigusr1+ os:+sigusr1+ os:+sighup+))
     (let ((called (sb-thread:make-semaphore)) (here nil) (thread sb-thread:*current-thread*))
       (unwind-protect

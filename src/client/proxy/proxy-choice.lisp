@@ -1,0 +1,193 @@
+;;;; Proxies: which one a channel's connections go by (gRFC A1). A channel is given one, or takes it
+;;;; from the environment, from the variables that gRPC and most other clients read: the first of
+;;;; grpc_proxy, https_proxy, HTTPS_PROXY and http_proxy that is set, unless no_grpc_proxy, no_proxy
+;;;; or NO_PROXY excepts the host. The proxy looks the host up; the channel connects to the proxy
+;;;; only (tunnel.lisp).
+
+(in-package #:clgrpc.proxy)
+
+(defstruct (proxy (:copier nil))
+  "What the connections of a channel go by, and where it is to connect them to."
+  (kind :http :type (member :http :socks5)) ; how to talk with it: by CONNECT, or by RFC 1928
+  (target nil :type loop:target)        ; its address
+  (user nil :type (or null string))     ; who we are for it; nil: nobody
+  (password "" :type string)            ; of that user
+  (host "" :type string)                ; of the channel's target, without brackets
+  (port 0 :type (unsigned-byte 16)))    ; of the channel's target
+
+(declaim (sb-ext:freeze-type proxy))
+
+(document-functions
+  proxy-target "The address of PROXY, a target of the loop's.")
+
+(defmethod print-object ((proxy proxy) stream) ; never its password
+  (print-unreadable-object (proxy stream :type t)
+    (format stream "~(~A~) ~A for ~A" (proxy-kind proxy) (loop:target-text (proxy-target proxy))
+            (proxy-destination proxy))))
+
+(defun proxy-destination (proxy)
+  "Where PROXY is to connect to, as text: HOST:PORT, with brackets around an IPv6 address."
+  (format nil "~:[~A~;[~A]~]:~D" (find #\: (proxy-host proxy)) (proxy-host proxy)
+          (proxy-port proxy)))
+
+(defun proxy-key (proxy)
+  "What channels by PROXY must have EQUAL to share connections."
+  (list (proxy-kind proxy) (loop:target-text (proxy-target proxy)) (proxy-user proxy)
+        (proxy-password proxy) (proxy-destination proxy)))
+
+;;; What a proxy is called
+
+(defparameter *proxy-schemes*
+  '(("http" :http 80) ("socks5" :socks5 1080) ("socks5h" :socks5 1080))
+  "What the URL of a proxy begins with, how to talk with it, and its port if none is given.")
+
+(defun split-proxy-url (url)
+  "The scheme, the user and password or nil, and the host and port of URL, texts."
+  (let* ((mark (search "://" url))
+         (start (if mark (+ mark 3) 0))
+         (end (or (position #\/ url :start start) (length url)))
+         (at (position #\@ url :start start :end end :from-end t)))
+    (values (if mark (string-downcase (subseq url 0 mark)) "http")
+            (and at (subseq url start at))
+            (subseq url (if at (1+ at) start) end))))
+
+(defun parse-proxy (url origin host port)
+  "The PROXY to HOST and PORT that URL is, of the form http://[USER:PASSWORD@]HOST[:PORT] or with
+socks5:// instead. Signal MISUSE, which names ORIGIN and no password, if it is not one."
+  (multiple-value-bind (scheme secret address) (split-proxy-url url)
+    (flet ((refuse (control &rest arguments)
+             (misuse "~A is not a proxy, ~?: it has the form http://[USER:PASSWORD@]HOST:PORT, or ~
+                      socks5:// instead of http://." origin control arguments))
+           (decoded (text)
+             (and text (percent-decoded-text text))))
+      (destructuring-bind (&optional kind default-port)
+          (rest (assoc scheme *proxy-schemes* :test #'string=))
+        (unless kind (refuse "since its scheme is ~A" scheme))
+        (let* ((colon (and secret (position #\: secret)))
+               (user (decoded (and secret (subseq secret 0 colon))))
+               (password (decoded (if colon (subseq secret (1+ colon)) ""))))
+          (when (or (and secret (null user)) (null password))
+            (refuse "since no two hexadecimal digits follow a % in its user or password"))
+          (when (or (string= "" address) (char= #\: (char address 0)))
+            (refuse "since it has no host"))
+          (make-proxy :kind kind :host host :port port :user user :password password
+                      :target (loop:parse-target
+                              (if (port-given-p address)
+                                  address
+                                  (format nil "~A:~D" address default-port)))))))))
+
+(defun port-given-p (address)
+  "True if ADDRESS, HOST or HOST:PORT, has a port."
+  (let ((colon (position #\: address :from-end t))
+        (bracket (position #\] address)))
+    (and colon (or (null bracket) (< bracket colon)))))
+
+;;; Hosts without a proxy
+
+(defun host-number (host)
+  "HOST, a numeric address, as an integer, and how many bits that has; nil if it is a name."
+  (let ((address (os:make-address host 0)))
+    (when address
+      (destructuring-bind (start end)
+          (if (= os:+af-inet+ (os:address-family address)) '(4 8) '(8 24))
+        (values (reduce (lambda (number octet) (+ (* 256 number) octet))
+                        address :start start :end end)
+                (* 8 (- end start)))))))
+
+(defun in-network-p (host network)
+  "True if HOST, a numeric address, is in NETWORK, of the form ADDRESS/BITS."
+  (let ((slash (position #\/ network)))
+    (when slash
+      (multiple-value-bind (number width) (host-number host)
+        (multiple-value-bind (base base-width) (host-number (subseq network 0 slash))
+          (let ((bits (parse-integer network :start (1+ slash) :junk-allowed t)))
+            (and number base bits (= width base-width) (<= 0 bits width)
+                 (= (ash number (- bits width)) (ash base (- bits width))))))))))
+
+(defun host-of-domain-p (host domain)
+  "True if HOST is DOMAIN or in it, whichever of them begins with a dot."
+  (let* ((name (string-left-trim "." (string-left-trim "*" domain)))
+         (start (- (length host) (length name))))
+    (and (plusp (length name))
+         (not (minusp start))
+         (string-equal name host :start2 start)
+         (or (zerop start) (char= #\. (char host (1- start)))))))
+
+(defun excepted-p (host port exceptions)
+  "True if EXCEPTIONS, a text with commas as no_proxy has it, has HOST at PORT: by a name or domain,
+an address, a network ADDRESS/BITS, each of the first two with :PORT or without, or *."
+  (flet ((matches (entry)
+           (multiple-value-bind (name its-port)
+               (if (and (port-given-p entry) (not (host-number entry)) (not (find #\/ entry)))
+                   (let ((colon (position #\: entry :from-end t)))
+                     (values (string-trim "[]" (subseq entry 0 colon))
+                             (parse-integer entry :start (1+ colon) :junk-allowed t)))
+                   (values (string-trim "[]" entry) port))
+             (and (eql port its-port)
+                  (or (string= "*" name)
+                      (in-network-p host name)
+                      (if (host-number host)
+                          (eql (host-number host) (host-number name))
+                          (host-of-domain-p host name)))))))
+    (some #'matches
+          (remove "" (mapcar (lambda (entry) (string-trim " " entry))
+                             (uiop:split-string exceptions :separator ","))
+                  :test #'string=))))
+
+(defun this-machine-p (host)
+  "True if HOST means this machine, which no proxy can know."
+  (or (string-equal "localhost" host)
+      (in-network-p host "127.0.0.0/8")
+      (in-network-p host "::1/128")))
+
+;;; Which proxy
+
+(defparameter *proxy-variables* '("grpc_proxy" "https_proxy" "HTTPS_PROXY" "http_proxy")
+  "The environment variables that have the proxy: the first that is set is taken.")
+
+(defparameter *exception-variables* '("no_grpc_proxy" "no_proxy" "NO_PROXY")
+  "The environment variables that say which hosts have none: likewise.")
+
+(defun first-variable (names get-variable)
+  "The value of the first of NAMES that GET-VARIABLE, as POSIX-GETENV, knows a value of, and which."
+  (declare (type function get-variable))
+  (dolist (name names nil)
+    (let ((value (funcall get-variable name)))
+      (when (plusp (length value)) (return (values value name))))))
+
+(defun environment-proxy (host port &optional (get-variable #'sb-ext:posix-getenv))
+  "The PROXY to HOST and PORT that the environment has, or nil. Signal MISUSE if it is not one."
+  (multiple-value-bind (url variable) (first-variable *proxy-variables* get-variable)
+    (and url
+         (not (this-machine-p host))
+         (not (excepted-p host port (or (first-variable *exception-variables* get-variable) "")))
+         (parse-proxy url (format nil "The value of the environment variable ~A" variable)
+                      host port))))
+
+(defun may-have-proxy-p (target asked)
+  "True if the connections to TARGET may go by a proxy: it is a host and a port, with or without one
+of the schemes that mean that. With ASKED, where its user names the proxy, so is a numeric address."
+  (let ((scheme (loop:find-scheme target)))
+    (member (if scheme (loop:scheme-name scheme) "dns")
+            (if asked '("dns" "passthrough" "ipv4" "ipv6") '("dns" "passthrough"))
+            :test #'string=)))
+
+(defun find-proxy (target proxy)
+  "The PROXY for a channel to TARGET, text, or nil. The argument PROXY is as MAKE-CHANNEL takes it.
+Signal MISUSE if that is wrong, or TARGET can have none."
+  (unless (typep proxy '(or null string (eql :environment)))
+    (misuse ":proxy must be a URL, :environment or NIL, not ~S." proxy))
+  (let ((asked (stringp proxy)))
+    (cond ((null proxy) nil)
+          ((may-have-proxy-p target asked)
+           (let* ((place (loop:parse-target target :for-channel t))
+                  (host (loop:target-host place))
+                  (port (loop:target-port place)))
+             (cond ((not asked)
+                    ;; whoever names the DNS server to ask does not want the proxy to look up
+                    (and (null (loop:target-server place)) (environment-proxy host port)))
+                   ((or (loop:target-server place)
+                        (and (host-number host) (rest (loop:target-addresses place))))
+                    (misuse "By a :proxy a channel goes to one HOST:PORT, not to ~S." target))
+                   (t (parse-proxy proxy "The :proxy" host port)))))
+          (asked (misuse "By a :proxy a channel goes to HOST:PORT, not to ~S." target)))))

@@ -1,0 +1,145 @@
+;;;; What is said to a proxy, by HTTP's CONNECT (RFC 9110 section 9.3.6) or by SOCKS5 (RFC 1928, RFC
+;;;; 1929). Nothing here reads or writes.
+;;;;
+;;;; A dialogue is a function of OCTETS from START to END, those that have come and that it has not
+;;;; consumed. It returns how many it consumes; an outcome: nil (more must come), T (the tunnel is
+;;;; open) or a text (why it never will be); and octets to send, or nil. Nothing has come when it is
+;;;; first called.
+
+(in-package #:clgrpc.proxy)
+
+(defun basic-credentials (proxy)
+  "What PROXY's user and password are in a field Proxy-Authorization (RFC 7617)."
+  (encode-base64 (string-octets (format nil "~A:~A" (proxy-user proxy) (proxy-password proxy)))
+                 :padding t))
+
+(defun connect-request (proxy)
+  "The octets that ask PROXY for a tunnel by HTTP."
+  (let ((destination (proxy-destination proxy)))
+    (string-octets
+     (format nil "~{~A~C~C~}"
+             (loop for line in (list (format nil "CONNECT ~A HTTP/1.1" destination)
+                                     (format nil "Host: ~A" destination)
+                                     (format nil "User-Agent: grpc-lisp-clgrpc/~A" **version**)
+                                     (and (proxy-user proxy)
+                                          (format nil "Proxy-Authorization: Basic ~A"
+                                                  (basic-credentials proxy)))
+                                     "")
+                   when line append (list line #\Return #\Newline))))))
+
+(defun head-end (octets start end)
+  "The index after the empty line in OCTETS from START to END, or nil."
+  (let ((mark (search #(13 10 13 10) octets :start2 start :end2 end)))
+    (and mark (+ mark 4))))
+
+(defun read-connect-answer (proxy octets start end)
+  "The outcome of a dialogue that the head of an answer in OCTETS from START to END is."
+  (let* ((line (map 'string #'code-char
+                    (subseq octets start (search #(13 10) octets :start2 start :end2 end))))
+         (status (and (eql 7 (mismatch "HTTP/1." line))
+                      (eql #\Space (char-at line 8))
+                      (parse-integer line :start 9 :end (min 12 (length line)) :junk-allowed t))))
+    (cond ((null status) "the proxy does not speak HTTP/1.1")
+          ((<= 200 status 299) t)
+          (t (format nil "the proxy refuses: ~A~A" (printable-text (subseq line 9) :limit 80)
+                     (cond ((/= 407 status) "")
+                           ((proxy-user proxy) " (it does not take this user and password)")
+                           (t " (no user and password are in its URL)")))))))
+
+(defun char-at (text index)
+  (and (< index (length text)) (char text index)))
+
+(defun http-dialogue (proxy)
+  "The dialogue of CONNECT with PROXY."
+  (let ((asked nil) (looked 0))         ; no head ends before LOOKED
+    (lambda (octets start end)
+      (let ((head-end (head-end octets (max start looked) end)))
+        (setf looked (- end 3))
+        (cond ((not (shiftf asked t)) (values 0 nil (connect-request proxy)))
+              (head-end
+               (values (- head-end start) (read-connect-answer proxy octets start head-end) nil))
+              (t (values 0 nil nil)))))))
+
+(defparameter *socks-failures*
+  '((1 "a general failure") (2 "its rules forbid it") (3 "the network is unreachable")
+    (4 "the host is unreachable") (5 "connection refused") (6 "the time to live is over")
+    (7 "it does not know the command") (8 "it does not know the kind of address"))
+  "What a SOCKS5 proxy says in its reply (RFC 1928 section 6).")
+
+(defun listed-octets (list)
+  (coerce list 'octets))
+
+(defun text-with-length (text)
+  "The octets of TEXT, of which 255 are taken at most, behind their number, a list."
+  (let ((octets (string-octets text)))
+    (cons (min 255 (length octets)) (coerce (subseq octets 0 (min 255 (length octets))) 'list))))
+
+(defun socks-request (proxy)
+  "The octets that ask PROXY for a connection (RFC 1928 section 4)."
+  (let ((address (os:make-address (proxy-host proxy) 0)))
+    (listed-octets
+     (append '(5 1 0)
+             (cond ((null address) (cons 3 (text-with-length (proxy-host proxy))))
+                   ((= os:+af-inet+ (os:address-family address))
+                    (cons 1 (coerce (subseq address 4 8) 'list)))
+                   (t (cons 4 (coerce (subseq address 8 24) 'list))))
+             (list (ldb (byte 8 8) (proxy-port proxy)) (ldb (byte 8 0) (proxy-port proxy)))))))
+
+(defun socks-password (proxy)
+  "The octets that say PROXY's user and password (RFC 1929)."
+  (listed-octets (append '(1) (text-with-length (proxy-user proxy))
+                          (text-with-length (proxy-password proxy)))))
+
+(defun socks-reply-length (octets start end)
+  "How long the reply in OCTETS from START to END is, or nil if that is not to be seen yet."
+  (let ((kind (and (> (- end start) 4) (aref octets (+ start 3)))))
+    (case kind
+      ((nil) nil)
+      (1 10)
+      (4 22)
+      (3 (+ 7 (aref octets (+ start 4))))
+      (t 4))))                          ; an address of no kind that is known: a failure
+
+(defun socks-dialogue (proxy)
+  "The dialogue of SOCKS5 with PROXY."
+  (let ((stage :greeting) (no-socks "the proxy does not speak SOCKS5"))
+    (lambda (octets start end)
+      (let ((count (- end start)))
+        (flet ((octet (i) (aref octets (+ start i)))
+               (ask ()
+                 (setf stage :request)
+                 (values 2 nil (socks-request proxy))))
+          (ecase stage
+            (:greeting
+             (setf stage :method)
+             (values 0 nil (listed-octets (if (proxy-user proxy) '(5 2 0 2) '(5 1 0)))))
+            (:method
+             (cond ((and (plusp count) (/= 5 (octet 0))) (values 0 no-socks nil))
+                   ((< count 2) (values 0 nil nil))
+                   ((= 0 (octet 1)) (ask))
+                   ((and (= 2 (octet 1)) (proxy-user proxy))
+                    (setf stage :password)
+                    (values 2 nil (socks-password proxy)))
+                   (t (values 2 "the proxy refuses (it wants another user and password)" nil))))
+            (:password
+             (cond ((< count 2) (values 0 nil nil))
+                   ((= 0 (octet 1)) (ask))
+                   (t (values 2 "the proxy refuses (it does not take this user and password)"
+                              nil))))
+            (:request
+             (let ((length (socks-reply-length octets start end)))
+               (cond ((and (plusp count) (/= 5 (octet 0))) (values 0 no-socks nil))
+                     ((and (> count 1) (/= 0 (octet 1)))
+                      (values 2 (format nil "the proxy refuses: ~A"
+                                        (or (second (assoc (octet 1) *socks-failures*))
+                                            (format nil "its reason is ~D" (octet 1))))
+                              nil))
+                     ((or (null length) (< count length)) (values 0 nil nil))
+                     ((= 4 length) (values 4 no-socks nil))
+                     (t (values length t nil)))))))))))
+
+(defun make-dialogue (proxy)
+  "The dialogue with PROXY."
+  (ecase (proxy-kind proxy)
+    (:http (http-dialogue proxy))
+    (:socks5 (socks-dialogue proxy))))
