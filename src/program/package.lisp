@@ -23,4 +23,4 @@
    ;; server-program.lisp
    #:serve-as-asked #:announce
    ;; run-server.lisp
-   #:run-server))
+   #:write-everything #:run-server))

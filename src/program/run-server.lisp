@@ -54,14 +54,22 @@ START-SERVER's.")
       (usage-error (error) (complain error 2))
       (clgrpc-error (error) (complain error 1)))))
 
-(defun write-everything ()
-  "Have the log and the standard streams written."
-  (flush-log)
-  (dolist (stream (list *standard-output* *error-output*))
-    (handler-case (finish-output stream)
-      (stream-error ()))))              ; nobody reads it any more
+(defconstant +exit-seconds+ 2
+  "How long other threads may take to end when the process exits, and the last output to be taken.")
 
-(defconstant +exit-seconds+ 2 "How long other threads may take to end when the process exits.")
+(defun write-everything ()
+  "Have the log and the standard streams written. Return false if that takes too long, since their
+reader has stopped reading but is still there, such as a pager that waits for a key."
+  (flet ((finish (&rest streams)
+           (dolist (stream streams)
+             (handler-case (finish-output stream)
+               (stream-error ())))))    ; nobody reads it any more
+    (flush-log)
+    (not (eq :late (sb-thread:join-thread
+                    (sb-thread:make-thread #'finish :name "clgrpc last output"
+                                                    :arguments (list *standard-output*
+                                                                     *error-output*))
+                    :timeout +exit-seconds+ :default :late)))))
 
 (defun run-server (services &rest options &key arguments (exit t) &allow-other-keys)
   "Serve SERVICES, as START-SERVER has them, until SIGTERM or SIGINT; then let running calls end, as
@@ -78,11 +86,13 @@ what ARGUMENTS do not say; all others are START-SERVER's. It listens on 127.0.0.
 The log goes to the standard error, from :info on, unless *LOG-FUNCTION* has been set. Prints
 \"listening on ADDRESS\" for each address once it serves. A second signal ends the process at once,
 with the code 128 and the signal's number; so does, with 1, an end that takes ten seconds longer
-than :DRAIN-SECONDS. Exiting unwinds the calling thread and runs SB-EXT:*EXIT-HOOKS*. An error of
+than :DRAIN-SECONDS. Exiting unwinds the calling thread and runs SB-EXT:*EXIT-HOOKS*, unless the
+last output cannot be written since its reader has stopped reading. An error of
 START-SERVER, such as a port in use, is a line on the standard error and exit code 1. In the main
 thread."
-  (let ((code (unwind-protect (run-as-asked services arguments options)
-                (write-everything))))
-    (if exit
-        (sb-ext:exit :code code :timeout +exit-seconds+)
-        code)))
+  (let* ((written nil)
+         (code (unwind-protect (run-as-asked services arguments options)
+                 (setf written (write-everything)))))
+    (cond ((not exit) code)
+          (written (sb-ext:exit :code code :timeout +exit-seconds+))
+          (t (sb-ext:exit :code code :abort t))))) ; else it would write what is left, and wait

@@ -37,6 +37,5 @@ bin/clgrpc."
                   (sb-sys:interactive-interrupt ()
                     ;; what is in the streams may have been written: it was being so, perhaps
                     (sb-ext:exit :code 130 :abort t))))))
-    (flush-log)
-    (ignore-errors (finish-output *error-output*))
+    (program:write-everything)
     (sb-ext:exit :code code :abort t)))

@@ -50,6 +50,29 @@ forms and exit hooks run."
     (is (= 1 code))
     (is (search "the end took too long" (format nil "~{~A~%~}" lines)))))
 
+(test an-end-waits-for-no-reader-that-has-stopped
+  "The standard error is a pipe that is full and is not read, as that of a pager which waits for a
+key: SIGTERM ends the program all the same."
+  (let ((process (sb-ext:run-program sb-ext:*runtime-pathname*
+                                     (script-arguments "greeter.lisp" "--listen" "127.0.0.1:0"
+                                                       "--access-log")
+                                     :output :stream :error :stream :wait nil)))
+    (unwind-protect
+         (let ((address (loop with mark = "listening on "
+                              for line = (read-line (sb-ext:process-output process))
+                              when (uiop:string-prefix-p mark line)
+                                return (subseq line (length mark)))))
+           (grpc:with-channel (channel address)
+             (loop repeat 1000 do (greet channel "Ada")))
+           (sb-ext:process-kill process sb-unix:sigterm)
+           (let ((waiter (sb-thread:make-thread (lambda () (sb-ext:process-wait process)))))
+             (is-true (sb-thread:join-thread waiter :timeout 60 :default nil))
+             (is (eql 0 (sb-ext:process-exit-code process)))))
+      (when (sb-ext:process-alive-p process)
+        (sb-ext:process-kill process sb-unix:sigkill))
+      (sb-ext:process-wait process)
+      (sb-ext:process-close process))))
+
 (test the-flags-of-serve
   (with-greeter (program address "--metrics" "127.0.0.1:0" "--access-log" "--channelz"
                                  "--log-format" "json")
