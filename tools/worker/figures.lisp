@@ -35,13 +35,20 @@ BEGIN and NOW, readings."
   "The number of the bucket that has NS, if each is GROWTH times as wide as the one before it."
   (if (<= ns 1) 0 (floor (log (float ns 1d0) growth))))
 
+(defun driver-buckets (params)
+  "How many times as wide as the one before each of the buckets is that PARAMS, HistogramParams or
+nil, want, and the number of the last."
+  (let* ((resolution (and params (testing:histogram-params-resolution params)))
+         (most (and params (testing:histogram-params-max-possible params)))
+         (wanted (and params (finite-p resolution) (finite-p most) (plusp resolution)))
+         ;; a finer one has more buckets than there may be
+         (growth (1+ (if wanted (clamp resolution 1d-6 1d9) 0.01d0))))
+    (values growth (driver-bucket (if wanted (clamp most 0d0 1d18) 6d10) growth))))
+
 (defun histogram-data (histogram params)
   "HISTOGRAM in the buckets that PARAMS, HistogramParams or nil, want: each of ours goes where its
 middle belongs, which is at most one part in 256 from where its values are."
-  (let* ((wanted (and params (plusp (testing:histogram-params-resolution params))))
-         (growth (1+ (if wanted (testing:histogram-params-resolution params) 0.01d0)))
-         (last (driver-bucket (if wanted (testing:histogram-params-max-possible params) 6d10)
-                              growth)))
+  (multiple-value-bind (growth last) (driver-buckets params)
     (unless (<= 0 last +most-driver-buckets+)
       (grpc:fail :invalid-argument "That would be too many buckets."))
     (let ((buckets (make-array (1+ last) :initial-element 0)) (squares 0d0))

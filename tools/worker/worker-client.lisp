@@ -112,21 +112,27 @@ stopped. Latencies count from when a call was due."
                               (sb-thread:with-mutex ((worker-channel-lock worker-channel))
                                 (decf (worker-channel-running worker-channel))))))))))
 
+(defun offered-rate (poisson)
+  "How many calls a second POISSON, a driver's PoissonParams, asks for, in a range that can be
+computed with."
+  (let ((rate (testing:poisson-params-offered-load poisson)))
+    (unless (and (finite-p rate) (plusp rate))
+      (grpc:fail :invalid-argument "offered_load is to be positive and finite."))
+    (clamp rate 1d-3 1d9)))
+
 (defun begin-calls (client)
   "Begin what CLIENT was told to do."
   (let* ((config (load-client-config client))
          (request (request-of config))
          (load (testing:client-config-load-params config))
          (poisson (and load (testing:load-params-poisson load)))
-         (rate (and poisson (testing:poisson-params-offered-load poisson)))
+         (rate (and poisson (offered-rate poisson)))
          (kind (testing:client-config-rpc-type config)))
     (flet ((in-each-slot (function)
              (dolist (worker-channel (load-client-worker-channels client))
                (loop repeat (testing:client-config-outstanding-rpcs-per-channel config)
                      do (funcall function client worker-channel request)))))
-      (cond ((and rate (not (plusp rate)))
-             (grpc:fail :invalid-argument "offered_load is to be positive."))
-            ((and rate (eq :unary kind))
+      (cond ((and rate (eq :unary kind))
              (setf (load-client-pacer client)
                    (sb-thread:make-thread #'pace-calls :name "clgrpc worker"
                                                        :arguments (list client request rate))))

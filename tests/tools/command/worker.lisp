@@ -136,14 +136,40 @@ rate since the mark comes to that however it began."
                         :payload-config (testing:make-payload-config
                                          :bytebuf-params (testing:make-byte-buffer-params))))
       (is-true (refused 'grpc:invalid-argument :client-channels 1001))
-      (is-true (refused 'grpc:invalid-argument
-                        :load-params (testing:make-load-params
-                                      :poisson (testing:make-poisson-params :offered-load 0d0))))
+      (dolist (load (list 0d0 -1d0 sb-ext:double-float-positive-infinity
+                          (sb-kernel:make-double-float #x7FF80000 0)))
+        (is-true (refused 'grpc:invalid-argument
+                          :load-params (testing:make-load-params
+                                        :poisson (testing:make-poisson-params
+                                                  :offered-load load)))))
       (is-true (refused 'grpc:failed-precondition
                         :security-params (testing:make-security-params :use-test-ca t))))
     (grpc:with-call (call (worker-methods:run-server channel :open :timeout 10))
       (grpc:send call (testing:make-server-args :mark (testing:make-mark)))
       (signals grpc:invalid-argument (grpc:receive call)))))
+
+(test no-number-of-a-driver-ends-a-worker
+  "Numbers of any size are taken as the nearest that can be computed with; a NaN of a histogram is
+ignored."
+  (let ((nan (sb-kernel:make-double-float #x7FF80000 0)))
+    (dolist (load (list least-positive-double-float most-positive-double-float))
+      (call-driven (lambda (client server)
+                     (declare (ignore server))
+                     (is-true (mark-client client)))
+                   :rpc-type :unary :client-channels 1
+                   :load-params (testing:make-load-params
+                                 :poisson (testing:make-poisson-params :offered-load load))))
+    (loop for (resolution most) in (list (list nan 1d9) (list 0.5d0 nan) (list 1d300 1d300)
+                                         (list 0.5d0 sb-ext:double-float-positive-infinity)
+                                         (list 1d308 -1d0))
+          for data = (tools::histogram-data (load:make-histogram)
+                                            (testing:make-histogram-params
+                                             :resolution resolution :max-possible most))
+          do (is (plusp (length (testing:histogram-data-bucket data)))))
+    (signals grpc:invalid-argument
+      (tools::histogram-data (load:make-histogram)
+                             (testing:make-histogram-params
+                              :resolution least-positive-double-float :max-possible 1d9)))))
 
 (test a-worker-tells-of-cores-and-ends
   (let ((ended 0))
