@@ -3,13 +3,14 @@
 
 (in-package #:clgrpc.inproc)
 
-(define-hot run-handler ((call-pair call-pair)) (values t t)
-  "Run the handler of CALL-PAIR. Return what it returns, and nil or the RPC-ERROR that ended it."
+(define-hot run-handler ((call-pair call-pair) (own-thread boolean)) (values t t)
+  "Run the handler of CALL-PAIR. Return what it returns, and nil or the RPC-ERROR that ended it.
+OWN-THREAD as for WITH-OTHERS-CODE."
   (let* ((call (call-pair-server call-pair))
          (route (call-pair-route call-pair))
          (request (if (rpc:takes-one-p call) (call-pair-request call-pair) call))
          (returned nil)
-         (condition (with-user-code (call)
+         (condition (with-others-code (call :own-thread own-thread)
                       (loop:with-user-interrupts ()
                         (setf returned (serving:answer-of route request call))))))
     (values returned condition)))
@@ -72,8 +73,7 @@ already."
              (sb-sys:with-local-interrupts
                (look (call-pair-server call-pair))
                (unless (call-pair-claim call-pair)
-                 (multiple-value-bind (returned condition)
-                     (with-clean-context () (run-handler call-pair))
+                 (multiple-value-bind (returned condition) (run-handler call-pair t)
                    (conclude call-pair returned condition)))
                (setf done t))
           (unless done (rpc:abort-as (call-pair-client call-pair) :caller-interrupted)))
@@ -177,7 +177,7 @@ handler has returned, or it does not wait for anything that the client would do 
       (when (eq (call-pair-driver call-pair) sb-thread:*current-thread*)
         (setf (call-pair-phase call-pair) sb-thread:*current-thread*))
       (unwind-protect
-           (multiple-value-bind (returned condition) (with-clean-context () (run-handler call-pair))
+           (multiple-value-bind (returned condition) (run-handler call-pair nil)
              (setf done t)
              (conclude call-pair returned condition))
         (unless done

@@ -18,11 +18,24 @@
          ,@(when call-p `((*call* ,call))))
      ,@body))
 
-(defmacro with-clean-context (() &body body)
-  "Evaluate BODY, user code of the other end, without the context of the end that runs now."
-  `(with-context (:handlers (outermost sb-kernel:*handler-clusters*)
-                  :restarts (outermost sb-kernel:*restart-clusters*))
-     ,@body))
+(defmacro with-others-code ((call &key (own-thread t)) &body body)
+  "Run BODY, user code of CALL, as RPC:WITH-USER-CODE does, without the context of the end that runs
+now. There is no moment without a handler: what interrupts this thread may signal an error. If
+OWN-THREAD is true the thread is that of somebody who may have set a time with SB-EXT:WITH-TIMEOUT:
+a timeout that BODY does not handle is for the condition handlers outside."
+  (let ((handlers (gensym "HANDLERS")) (restarts (gensym "RESTARTS")) (clean (gensym "CLEAN"))
+        (timeout (gensym "TIMEOUT")))
+    `(let ((,handlers sb-kernel:*handler-clusters*)
+           (,restarts sb-kernel:*restart-clusters*))
+       (with-user-code (,call :on-timeout (lambda (,timeout)
+                                            (when ,own-thread
+                                              (with-context (:handlers ,handlers
+                                                             :restarts ,restarts)
+                                                (signal ,timeout)))))
+         (let ((,clean (cons (first sb-kernel:*handler-clusters*) (outermost ,handlers))))
+           (declare (dynamic-extent ,clean))
+           (with-context (:handlers ,clean :restarts (outermost ,restarts))
+             ,@body))))))
 
 (defmacro with-consumer-context ((consumer) &body body)
   "Evaluate BODY, user code of CONSUMER, in CONSUMER's context."

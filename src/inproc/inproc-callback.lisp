@@ -6,9 +6,8 @@
 (in-package #:clgrpc.inproc)
 
 (define-hot call-back ((call inproc-call) (function function) message) null
-  "Run FUNCTION, user code of CALL, with MESSAGE unless that is nil; an error in it ends CALL. The
-context is clean."
-  (let ((condition (with-user-code (call)
+  "Run FUNCTION, user code of CALL, with MESSAGE unless that is nil; an error in it ends CALL."
+  (let ((condition (with-others-code (call :own-thread nil)
                      (loop:with-user-interrupts ()
                        (if message (funcall function message) (funcall function))))))
     (when condition
@@ -75,20 +74,19 @@ SCHEDULED is this thread's. Interrupts are off; callbacks run with them if they 
   (let ((reactions (the rpc:reactions (rpc:call-reactions call)))
         (done nil))
     (unwind-protect
-         (with-clean-context ()
-           (loop
-             (when message
-               (call-back call (the function (rpc:reactions-on-message reactions))
-                          (let ((inlet (rpc:call-inlet call)))
-                            (rpc:filtered (and inlet (rpc:inlet-filter inlet))
-                                          (shiftf message nil)))))
-             (loop while (run-next-callback call reactions))
-             (when (eq t (compare-and-swap (rpc:reactions-scheduled reactions) t nil))
-               (setf done t)
-               (return))
-             (setf (rpc:reactions-scheduled reactions) t)
-             ;; who has seen :again before that leaves what has come to this look
-             (sb-thread:barrier (:memory))))
+         (loop
+           (when message
+             (call-back call (the function (rpc:reactions-on-message reactions))
+                        (let ((inlet (rpc:call-inlet call)))
+                          (rpc:filtered (and inlet (rpc:inlet-filter inlet))
+                                        (shiftf message nil)))))
+           (loop while (run-next-callback call reactions))
+           (when (eq t (compare-and-swap (rpc:reactions-scheduled reactions) t nil))
+             (setf done t)
+             (return))
+           (setf (rpc:reactions-scheduled reactions) t)
+           ;; who has seen :again before that leaves what has come to this look
+           (sb-thread:barrier (:memory)))
       (unless done
         (setf (rpc:reactions-scheduled reactions) nil)
         (rpc:abort-as call :callback-left))))
@@ -136,7 +134,7 @@ SCHEDULED is this thread's. Interrupts are off; callbacks run with them if they 
   (let ((inproc-core (call-inproc-core call)))
     (flet ((run ()
              (unless (call-status call)
-               (with-clean-context () (call-back call function nil)))))
+               (call-back call function nil))))
       (let ((timer (make-timer (lambda (call)
                                  (unless (call-status call)
                                    (run-on-client-reserve inproc-core #'run)))

@@ -100,17 +100,16 @@ ones lately."
                    (when open
                      (rpc:abort-as (call-pair-client (call-call-pair call)) :caller-interrupted)))
       (setf condition
-            (with-clean-context ()
-              (with-user-code (call)
-                (setf returned (answer-in-room callee route request call))
-                (unless (eq returned call)
-                  (let ((size (protobuf:measure type returned)))
-                    (when (<= size limit)
-                      (setf reply (if (and (<= size rpc:+long-octets+)
-                                           (zerop (route-long-octets route)))
-                                      (inproc-core-copy inproc-core returned)
-                                      (copy-answer inproc-core callee route call returned
-                                                   size)))))))))
+            (with-others-code (call)
+              (setf returned (answer-in-room callee route request call))
+              (unless (eq returned call)
+                (let ((size (protobuf:measure type returned)))
+                  (when (<= size limit)
+                    (setf reply (if (and (<= size rpc:+long-octets+)
+                                         (zerop (route-long-octets route)))
+                                    (inproc-core-copy inproc-core returned)
+                                    (copy-answer inproc-core callee route call returned
+                                                 size))))))))
       (cond ((and reply
                   (null condition)
                   (null (inproc-call-call-pair call))

@@ -90,10 +90,12 @@ came of a full stack or heap. Return ERROR."
   (when (typep (rpc-error-cause error) 'storage-condition) (os:protect-stack-end))
   error)
 
-(defmacro with-user-code ((call) &body body)
+(defmacro with-user-code ((call &key on-timeout) &body body)
   "Run BODY, user code of CALL, with CALL as the current call and the baton lent. Return nil, or the
 RPC-ERROR that ends the call because of an error in BODY. BODY is run again if the restart
-RETRY-HANDLER is chosen in the debugger."
+RETRY-HANDLER is chosen in the debugger. ON-TIMEOUT, a lambda form, if it is given, is called with a
+timeout of SB-EXT:WITH-TIMEOUT that BODY has not handled, before that is taken for an error in
+BODY."
   (let ((function (gensym "BODY")) (error (gensym "ERROR")) (block (gensym "BLOCK"))
         (outcome (gensym "OUTCOME")))
     `(flet ((,function () ,@body))
@@ -107,6 +109,9 @@ RETRY-HANDLER is chosen in the debugger."
                             (lambda (,error)
                               ;; C-c is not an error: it is for the debugger
                               (unless (typep ,error 'sb-sys:interactive-interrupt)
+                                ,@(when on-timeout
+                                    `((when (typep ,error 'sb-ext:timeout)
+                                        (,on-timeout ,error))))
                                 (return-from ,block (error-condition ,call ,error))))))
                        (,function)
                        nil)))))

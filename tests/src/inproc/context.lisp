@@ -132,3 +132,50 @@ producer is unwound."
                   (declare (ignore condition hook))
                   (grpc:return-status :data-loss "by hand"))))
           (is (eq :data-loss (status-of-error (caught (ask channel (note 1)))))))))))
+
+;;; SB-EXT:WITH-TIMEOUT
+
+(defun outcome-in (seconds function)
+  "What FUNCTION returns, :TIME-OVER if that takes more than SECONDS, or the status of its error."
+  (handler-case (sb-ext:with-timeout seconds (funcall function))
+    (sb-ext:timeout () :time-over)
+    (grpc:rpc-error (error) (grpc:rpc-error-status error))))
+
+(test a-callers-time-limit-is-the-callers
+  "Though the handler runs on the thread of its caller, who gets the timeout when the time is over,
+as on a wire; unless it is of the handler, which handles it or leaves it to nobody."
+  (with-inproc (channel)
+      (:ask (lambda (note call)
+              (declare (ignore call))
+              (case (number-of note)
+                (1 (loop (sleep 0.01)))
+                (2 (handler-case (sb-ext:with-timeout 0.05 (loop (sleep 0.01)))
+                     (sb-ext:timeout () (note 7))))
+                (t (sb-ext:with-timeout 0.05 (loop (sleep 0.01))))))
+       :watch (lambda (note call) (loop (grpc:send call note) (sleep 0.001))))
+    (flet ((asked (number) (number-of (ask channel (note number)))))
+      (is (eq :time-over (outcome-in 0.1 (lambda () (asked 1)))))
+      (is (eq :time-over (outcome-in 0.1 (lambda ()
+                                           (grpc:do-messages (note (watch channel (note 1)))
+                                             note)))))
+      (is (eql 7 (outcome-in 30 (lambda () (asked 2)))))
+      (is (eq :internal (handler-case (asked 3)
+                          (grpc:rpc-error (error) (grpc:rpc-error-status error))))))))
+
+(test a-time-limit-may-end-at-any-moment
+  "Of a call that is short: no timeout is lost, taken for an error of the handler, or signalled
+where nobody handles it."
+  (with-inproc (channel) (:ask #'double)
+    (let ((outcomes '()) (wanted 500))
+      (sb-thread:join-thread
+       (sb-thread:make-thread
+        (lambda ()
+          (loop while (< (length outcomes) wanted)
+                do (handler-case
+                       (loop while (< (length outcomes) wanted)
+                             do (push (outcome-in (random 0.002d0)
+                                                  (lambda () (loop (ask channel (note 1)))))
+                                      outcomes))
+                     ;; SBCL may signal one when its body has just been left
+                     (sb-ext:timeout () (push :time-over outcomes)))))))
+      (is (equal '(:time-over) (remove-duplicates outcomes))))))
