@@ -51,6 +51,7 @@
    ;; of "", to be read alone
    (overall :initform (make-entry :serving) :reader service-overall)
    (strangers :initform (make-ring) :reader service-strangers) ; watchers of names without ENTRY
+   (served :initform '() :accessor service-served) ; the names of what its servers serve
    (stopping :initform nil :accessor service-stopping) ; true once its server stops
    ;; of all of these
    (lock :initform (sb-thread:make-mutex :name "clgrpc health") :reader service-lock))
@@ -80,12 +81,22 @@ knows no such name. From any thread."
 (defun set-health-status (service name status)
   "Have SERVICE, a health service, say from now on that NAME, the full name of a service, or \"\"
 for the whole server, is :serving, :not-serving or :unknown; return STATUS. Watchers are told. Once
-the server stops everything is :not-serving, whatever is said. Signal MISUSE for another status.
-From any thread."
+the server stops everything is :not-serving, whatever is said. NAME may be of no service that the
+server serves; that is logged once, in case it is misspelt. Signal MISUSE for another status. From
+any thread."
   (unless (member status '(:serving :not-serving :unknown))
     (misuse "~S is no health: :serving, :not-serving or :unknown." status))
   (change-status service (copy-seq name) status)
   status)
+
+(defun note-unserved (service name)
+  "Log that NAME, which has a status, is not a service of SERVICE's servers, unless it is. It may be
+that of something else; one that is nearly a service's is likely to be misspelt."
+  (let ((names (service-served service)))
+    (unless (or (null names) (string= "" name) (member name names :test #'string=))
+      (let ((likely (suggested-name name names)))
+        (log-event (if likely :warning :info) :health-of-unserved-name
+                   :name name :likely-name likely)))))
 
 (defun change-status (service name status &key if-unknown)
   "Have NAME be of STATUS from now on, unless the server stops; with IF-UNKNOWN only if NAME has
@@ -99,14 +110,21 @@ none. Tell its watchers."
         (if new
             (setf entry (setf (gethash name (service-entries service)) (make-entry status)))
             (setf (entry-status entry) status))))
-    (when new (adopt-strangers service name entry))
+    (when new
+      (note-unserved service name)
+      (adopt-strangers service name entry))
     (when entry (map-watchers #'tell-watcher service (entry-watchers entry)))))
 
 ;;; The server's life
 
 (defmethod server:note-server-started ((service health-service) server)
-  (dolist (name (server:server-service-names server))
-    (change-status service name :serving :if-unknown t)))
+  (let ((names (server:server-service-names server))
+        (known (with-service (service)
+                 (loop for name being the hash-keys of (service-entries service) collect name))))
+    (with-service (service)
+      (setf (service-served service) (union names (service-served service) :test #'string=)))
+    (dolist (name known) (note-unserved service name))
+    (dolist (name names) (change-status service name :serving :if-unknown t))))
 
 (defmethod server:note-server-stopping ((service health-service) server)
   (declare (ignore server))

@@ -56,6 +56,24 @@
                            collect (cons name (health:health-check-response-status response)))
                      #'string< :key #'car)))))
 
+(test names-of-no-service-are-logged
+  "Whether they get their status before or after the server starts: a warning if one is misspelt."
+  (with-log ()
+    (let ((service (make-instance 'grpc:health-service)))
+      (grpc:set-health-status service "lab.Bensh" :serving)
+      (grpc:set-health-status service "lab.Bench" :serving)
+      (is (null (events-of :health-of-unserved-name)))
+      (let ((server (grpc:start-server (list (make-probe) service))))
+        (grpc:set-health-status service "database" :serving)
+        (loop repeat 2 do (grpc:set-health-status service "lab.Ench" :not-serving))
+        (grpc:set-health-status service "" :serving)
+        (grpc:stop-server server :drain 0)))
+    (is (equal '((:warning "lab.Bensh" "lab.Bench") (:info "database" nil)
+                 (:warning "lab.Ench" "lab.Bench"))
+               (loop for (level event . plist) in (reverse (car clgrpc.tests.server::*events*))
+                     when (eq :health-of-unserved-name event)
+                       collect (list level (getf plist :name) (getf plist :likely-name)))))))
+
 (test long-lists-are-refused
   (with-health (server service channel)
     (dotimes (i 100) (grpc:set-health-status service (format nil "s~D" i) :serving))
