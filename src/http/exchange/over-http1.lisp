@@ -444,14 +444,14 @@ told of it; else nil."
 
 (define-hot take-body ((state http1-connection) (octets octets) (start index) (end index)) null
   "Take OCTETS from START to END, of the body of STATE's request."
-  (let ((request (state-request state)))
+  (let ((request (state-request state))
+        (length (http1:message-body (the http1:message (state-message state)))))
     (cond ((http-request-claimed request)
            (incf (http-request-fill request) (- end start))
-           ;; a body may take long, but something of it must come
-           (setf (state-since-ns state) (state-now state))
+           ;; a stream in chunks may take long, but something of it must come
+           (unless (integerp length) (setf (state-since-ns state) (state-now state)))
            (funcall (the function (sink-body (state-sink state))) request octets start end
-                    (eql (http-request-fill request)
-                         (http1:message-body (the http1:message (state-message state))))))
+                    (eql (http-request-fill request) length)))
           (t (receive-body request octets start end))))
   nil)
 

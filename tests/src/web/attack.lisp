@@ -297,6 +297,24 @@ listed origin depend on it, good ones, errors and those to requests that nothing
                                                 (subseq (fourth row) 0 3)))))
         (is (equal '(408) (heard-statuses text)) "~A: ~S" (first row) text)))))
 
+(test bodies-that-drip
+  "A body whose length is known has its time over HTTP/1.1, though some of it comes now and then."
+  (with-all-protocols (server :http1-body-timeout-seconds 0.3)
+      (:ask #'double :collect #'sum-up)
+    (loop for (name begin) in `((:connect "{") (:rest "{")
+                                (:connect-stream ,(map 'string #'code-char '(0 0 0 3 232))))
+          do (with-plain-socket (socket (grpc:server-address server))
+               (say-text socket (request-text (assoc name *good-requests*) "Content-Length: 1000|"
+                                              begin))
+               (is (equal '(408)
+                          (heard-statuses
+                           (loop repeat 900
+                                 for heard = (hear-all socket :seconds 0.02)
+                                 when (plusp (length heard)) return heard
+                                 do (say-text socket " ")
+                                 finally (return ""))))
+                   "~A" name)))))
+
 (defparameter *bad-json*
   (flet ((times (count text) (format nil "~v@{~A~:*~}" count text)))
     `(("{\"number\":1,\"number\":2}" "twice")
