@@ -125,9 +125,11 @@ any thread."
 
 (defun wake-job (job)
   "Have JOB run now, or once more if it runs. From any thread."
-  (when (sb-thread:with-mutex ((background-lock (job-background job)))
-          (%take-job job))
-    (dispatch-job job))
+  ;; a thread that is unwound in between would leave JOB taken for ever
+  (sb-sys:without-interrupts
+    (when (sb-thread:with-mutex ((background-lock (job-background job)))
+            (%take-job job))
+      (dispatch-job job)))
   nil)
 
 (defun run-in-background (background function)

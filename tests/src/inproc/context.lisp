@@ -144,7 +144,7 @@ producer is unwound."
 (test a-callers-time-limit-is-the-callers
   "Though the handler runs on the thread of its caller, who gets the timeout when the time is over,
 as on a wire; unless it is of the handler, which handles it or leaves it to nobody."
-  (with-inproc (channel)
+  (with-inproc (channel :events (:handler-error))
       (:ask (lambda (note call)
               (declare (ignore call))
               (case (number-of note)

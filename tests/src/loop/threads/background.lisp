@@ -98,6 +98,18 @@
     (end-background background)
     (is (= 0 (background-threads)))))
 
+(test a-job-that-interrupted-threads-wake-runs-on
+  "A thread that is unwound as it wakes a job has woken it, or has not: no job is taken for one that
+runs, which would neither run again nor end."
+  (with-background (background)
+    (let* ((ran (sb-thread:make-semaphore))
+           (job (add-job background (lambda () (sb-thread:signal-semaphore ran) nil))))
+      (support:interrupt-again-and-again (lambda () (wake-job job)) 300)
+      (loop while (sb-thread:try-semaphore ran))
+      (wake-job job)
+      (is-true (await ran))
+      (is-true (end-job job :seconds 30)))))
+
 (test ending-a-job-waits-for-it
   "But not when it ends itself. It does not run again, though it is woken, or due."
   (with-background (background)
