@@ -20,7 +20,7 @@
    #:buffer #:make-buffer #:buffer-octets #:buffer-start #:buffer-end #:buffer-fill
    #:buffer-room #:ensure-buffer-room #:append-octets #:append-octet #:clear-buffer
    ;; octet-store.lisp
-   #:borrow-octets #:give-octets-back #:stored-octets #:clear-store
+   #:borrow-octets #:give-octets-back
    ;; collector.lisp
    #:tune-collector #:memory-to-give-p #:give-memory-back
    #:full-collection-due-p #:collect-everything #:make-quiet-period #:give-back-if-quiet
@@ -29,9 +29,9 @@
    #:with-function-failed
    #:limit-exceeded #:limit-exceeded-option #:limit-exceeded-limit #:limit-exceeded-actual
    ;; text/split.lisp
-   #:split-list
+   #:with-text-type #:char-position #:split-list
    ;; text/percent-encoding.lisp
-   #:percent-decoded #:percent-decoded-text
+   #:percent-decoded #:percent-decoded-text #:percent-octets
    ;; hash-seed.lisp
    #:hash-seed #:+golden-step+ #:+signed-golden-step+ #:mixed-word
    ;; heap.lisp
@@ -68,7 +68,7 @@
    #:account-most #:account-on-excess #:charge-own #:charge-account #:discharge-account
    #:close-account #:account-closed-p #:collect-due-generation
    ;; replay.lisp
-   #:octet-budget #:make-octet-budget #:octet-budget-held
+   #:octet-budget #:make-octet-budget
    #:replay #:make-replay #:replay-messages #:keep-message #:release-replay
    ;; fifo.lisp
    #:fifo #:make-fifo #:fifo-items #:enqueue #:enqueue-first #:enqueue-in-order #:dequeue

@@ -263,7 +263,7 @@ be several answers."
 
 (defun check-budget (fleet errand)
   (dolist (core (fleet-cores fleet))
-    (let ((kept (octet-budget-held (clgrpc.client::core-replays core))))
+    (let ((kept (clgrpc.base::octet-budget-held (clgrpc.client::core-replays core))))
       (when (> kept (fleet-budget fleet))
         (wrong errand "~D octets are kept, ~D may be" kept (fleet-budget fleet))))))
 
@@ -516,7 +516,8 @@ themselves."
     (check-recovery fleet)
     (sim:wait-for 2)
     (dolist (core (fleet-cores fleet))
-      (check-zero "octets kept by ~A" (octet-budget-held (clgrpc.client::core-replays core)) core)
+      (check-zero "octets kept by ~A"
+                  (clgrpc.base::octet-budget-held (clgrpc.client::core-replays core)) core)
       (check-zero "calls of ~A to be retried"
                   (hash-table-count (clgrpc.client::core-retrying core)) core))
     (loop for errand across (fleet-jobs fleet) do (check-errand fleet errand))

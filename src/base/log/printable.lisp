@@ -27,15 +27,37 @@ paragraph separators, marks and overrides of direction, surrogates, tags."
 override of direction and so on."
   (unsafe-code-p (char-code char)))
 
+(declaim (type (simple-vector 256) **octet-escapes**))
+(sb-ext:defglobal **octet-escapes**
+    (let ((escapes (make-array 256)))
+      (dotimes (code 256 escapes)
+        (setf (svref escapes code)
+              (coerce (format nil "\\x~(~2,'0X~)" code) 'simple-base-string))))
+  "How each code under 256 is escaped. A peer may repeat a text of such by an octet, so that is not
+written anew each time.")
+
+(defun write-code (code stream)
+  "Write \\x1b or \\u{202e} for CODE."
+  (if (< code 256)
+      (write-string (svref **octet-escapes** code) stream)
+      (format stream "\\u{~(~X~)}" code)))
+
 (defun write-printable-char (char stream quoted)
   (let ((code (char-code char)))
     (cond ((char= char #\Newline) (write-string "\\n" stream))
           ((char= char #\Return) (write-string "\\r" stream))
           ((char= char #\Tab) (write-string "\\t" stream))
-          ((unsafe-code-p code)
-           (format stream (if (< code 256) "\\x~(~2,'0X~)" "\\u{~(~X~)}") code))
+          ((unsafe-code-p code) (write-code code stream))
           ((and quoted (find char "\"\\")) (write-char #\\ stream) (write-char char stream))
           (t (write-char char stream)))))
+
+(define-hot plain-until-p ((text simple-string) (end index) (quoted boolean)) boolean
+  "True if WRITE-PRINTABLE writes what TEXT has up to END as it is."
+  (with-text-type (text)
+    (loop for i of-type index from 0 below end
+          for char = (schar text i)
+          always (and (char<= #\Space char #\~)
+                      (not (and quoted (or (char= char #\") (char= char #\\))))))))
 
 (defun write-printable (text stream &key (limit +visible-characters+) quoted)
   "Write at most LIMIT characters of the string TEXT to STREAM, and … if it has more. What is not to
@@ -43,10 +65,7 @@ be seen is escaped: \\n, \\x1b, \\u{202e}. QUOTED puts it between quotation mark
 before those in it."
   (when quoted (write-char #\" stream))
   (let ((end (min limit (length text))))
-    (if (loop for i below end
-              for char = (char text i)
-              always (and (char<= #\Space char #\~)
-                          (not (and quoted (or (char= char #\") (char= char #\\))))))
+    (if (and (simple-string-p text) (plain-until-p text end (and quoted t)))
         (write-string text stream :end end)
         (loop for i below end
               do (write-printable-char (char text i) stream quoted))))
@@ -55,9 +74,12 @@ before those in it."
   nil)
 
 (defun printable-text (text &key (limit +visible-characters+) quoted)
-  "Return what WRITE-PRINTABLE writes."
-  (with-output-to-string (stream)
-    (write-printable text stream :limit limit :quoted quoted)))
+  "Return what WRITE-PRINTABLE writes, as a string that is not to be changed."
+  (if (and (not quoted) (simple-string-p text) (<= (length text) limit)
+           (plain-until-p text (length text) nil))
+      text
+      (with-output-to-string (stream)
+        (write-printable text stream :limit limit :quoted quoted))))
 
 ;;; Printing within bounds
 

@@ -102,12 +102,13 @@ padding that does not fill up a group, and for a lone digit."
                (incf at)))
     decoded))
 
-(define-hot text-codes ((text (simple-array character (*))) (start index) (end index)) octets
+(define-hot text-codes ((text simple-string) (start index) (end index)) octets
   "The codes of TEXT from START to END. Any code outside the alphabet will do for a character that
 no octet can hold."
   (let ((octets (make-octets (- end start))))
-    (loop for i of-type index from start below end
-          do (setf (aref octets (- i start)) (min 255 (char-code (schar text i)))))
+    (with-text-type (text)
+      (loop for i of-type index from start below end
+            do (setf (aref octets (- i start)) (min 255 (char-code (schar text i))))))
     octets))
 
 (defun decode-base64 (text &key (start 0) (end (length text)) any-alphabet)
@@ -117,6 +118,6 @@ INVALID-BASE64 if it is not base64."
   (declare (type (or string octets) text))
   (let ((digit-values (if any-alphabet **any-base64-values** **base64-values**)))
     (if (stringp text)
-        (decode-base64-octets (text-codes (coerce text '(simple-array character (*))) start end)
+        (decode-base64-octets (text-codes (coerce text 'simple-string) start end)
                               0 (- end start) digit-values)
         (decode-base64-octets text start end digit-values))))

@@ -3,6 +3,45 @@
 
 (in-package #:clgrpc.base)
 
+(define-hot (digit-weight :inline t) ((char character)) (integer -1 15)
+  "What the hexadecimal digit CHAR counts; -1 if it is none."
+  (let ((code (char-code char)))
+    (cond ((<= 48 code 57) (- code 48))
+          ((<= 97 (logior code 32) 102) (- (logior code 32) 87))
+          (t -1))))
+
+(define-hot percent-octets ((text simple-string) (start index) (end index)
+                              &key (plus boolean nil) (keep-slashes boolean nil))
+    (or null octets)
+  "The octets that TEXT, a character each, says from START to END with each %XX decoded, but those
+of a slash with KEEP-SLASHES; with PLUS a plus sign is a space. Return nil if no two hexadecimal
+digits follow a %, or a character is no octet."
+  (let ((octets (make-octets (- end start))) (fill 0) (at start))
+    (declare (type index fill at))
+    (flet ((put (octet)
+             (setf (aref octets fill) octet)
+             (incf fill)))
+      (declare (inline put))
+      (with-text-type (text)
+        (loop while (< at end)
+              do (let* ((char (schar text at)) (code (char-code char)))
+                   (cond ((char= char #\%)
+                          (unless (<= (+ at 3) end) (return-from percent-octets nil))
+                          (let ((high (digit-weight (schar text (+ at 1))))
+                                (low (digit-weight (schar text (+ at 2)))))
+                            (when (or (minusp high) (minusp low))
+                              (return-from percent-octets nil))
+                            (cond ((and keep-slashes (= 2 high) (= 15 low))
+                                   (put code)
+                                   (put (char-code (schar text (+ at 1))))
+                                   (put (char-code (schar text (+ at 2)))))
+                                  (t (put (+ (* 16 high) low)))))
+                          (incf at 3))
+                         ((> code 255) (return-from percent-octets nil))
+                         (t (put (if (and plus (char= char #\+)) 32 code))
+                            (incf at)))))))
+    (if (= fill (length octets)) octets (subseq-octets octets 0 fill))))
+
 (defun percent-decoded (text)
   "TEXT as octets in UTF-8 with each %XX decoded, or nil if no two hexadecimal digits follow a %."
   (let* ((octets (string-octets text))

@@ -1,7 +1,57 @@
-;;;; Texts that are lists with commas between their elements, as headers and variables of the
-;;;; environment have them.
+;;;; Where a character is in a text, and texts that are lists with commas between their elements, as
+;;;; headers and variables of the environment have them.
 
 (in-package #:clgrpc.base)
+
+(defmacro with-text-type ((text) &body body)
+  "Evaluate BODY, which is compiled for each type that the simple string TEXT, a variable, may be
+of. A peer may have a long text read by a few octets, and SBCL's functions for strings of any type
+take five to ten times as long for a character."
+  `(etypecase ,text
+     (simple-base-string ,@body)
+     ((simple-array character (*)) ,@body)))
+
+(defmacro scan-words (width char text start end)
+  "Where to look on for the character CHAR in TEXT, whose characters have WIDTH bits each, from
+START to END: it is not before that. Some characters at a time are looked at, those of a word of 64
+bits: one is 0 if a subtraction sets its high bit, which was not set (Mycroft's test)."
+  (flet ((each (bits) (loop for shift below 64 by width sum (ash bits shift))))
+    `(let ((wanted (ldb (byte 64 0) (* ,(each 1) (char-code ,char)))) (at ,start))
+       (declare (type (unsigned-byte 64) wanted) (type index at))
+       (with-sap ((base ,text))
+         (loop while (<= (+ at ,(/ 64 width)) ,end)
+               do (let ((word (logxor wanted
+                                      (sb-sys:sap-ref-64 base (* at ,(/ width 8))))))
+                    (declare (type (unsigned-byte 64) word))
+                    (when (logtest ,(each (ash 1 (1- width)))
+                                   (logandc2 (ldb (byte 64 0) (- word ,(each 1))) word))
+                      (return))
+                    (incf at ,(/ 64 width)))))
+       at)))
+
+(define-leaf %skip-narrow ((char base-char) (text simple-base-string) (start index) (end index))
+    index
+  "See SCAN-WORDS."
+  (scan-words 8 char text start end))
+
+(define-leaf %skip-wide ((char base-char) (text (simple-array character (*))) (start index)
+                         (end index))
+    index
+  "See SCAN-WORDS."
+  (scan-words 32 char text start end))
+
+(define-hot char-position ((char base-char) (text simple-string) &key (start index 0)
+                           (end (or null index) nil))
+    (or null index)
+  "Where CHAR, of ASCII, is first in TEXT from START to END (default: all of it), or nil."
+  (let ((end (or end (length text))))
+    (assert (<= start end (length text)))
+    (macrolet ((seek (skip)
+                 `(loop for i of-type index from (,skip char text start end) below end
+                        when (char= char (schar text i)) do (return i))))
+      (etypecase text
+        (simple-base-string (seek %skip-narrow))
+        ((simple-array character (*)) (seek %skip-wide))))))
 
 (defun split-list (text)
   "The elements of TEXT, which have commas between them, without the blanks around them and without

@@ -397,6 +397,13 @@ it stores characters, or ends."
   (or (ascii-string octets start end)
       (misuse "The octets ~D to ~D are not all ASCII." start end)))
 
+(define-hot latin-octets ((string simple-string)) octets
+  "As ASCII-OCTETS."
+  (let ((octets (make-octets (length string))))
+    (with-text-type (string)
+      (dotimes (i (length string)) (setf (aref octets i) (char-code (schar string i)))))
+    octets))
+
 (defun ascii-octets (string)
   "Return the octets of STRING, each of whose characters must be under 256 (ISO 8859-1)."
-  (map 'octets #'char-code string))
+  (latin-octets (coerce string 'simple-string)))

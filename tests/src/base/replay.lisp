@@ -14,7 +14,7 @@
     (is-true (keep-message replay :e 0 1000))
     (is-false (keep-message replay :f 0 1000))
     (is (equal '(:e :c :a) (replay-messages replay)))
-    (is (= 100 (octet-budget-held octet-budget)))))
+    (is (= 100 (clgrpc.base::octet-budget-held octet-budget)))))
 
 (test replays-share-the-budget-of-their-channel
   (let* ((octet-budget (make-octet-budget))
@@ -22,11 +22,11 @@
          (other (make-replay octet-budget 100)))
     (is-true (keep-message one :a 80 150))
     (is-false (keep-message other :b 80 150))
-    (is (= 80 (octet-budget-held octet-budget)))
+    (is (= 80 (clgrpc.base::octet-budget-held octet-budget)))
     (release-replay one)
-    (is (zerop (octet-budget-held octet-budget)))
+    (is (zerop (clgrpc.base::octet-budget-held octet-budget)))
     (is (null (replay-messages one)))
     ;; once only
     (release-replay one)
-    (is (zerop (octet-budget-held octet-budget)))
+    (is (zerop (clgrpc.base::octet-budget-held octet-budget)))
     (is-true (keep-message other :b 80 150))))

@@ -93,8 +93,8 @@ message costs its own octets at each end that decodes it, not more."
         (dotimes (i 20) (ask channel note))
         (let ((each (/ (- (sb-ext:get-bytes-consed) before) 20)))
           (is (< each (* 2.5 1000000)) "~,1F octets for each" each)))
-      (is (plusp (stored-octets))))
-    (clear-store)))
+      (is (plusp (clgrpc.base::stored-octets))))
+    (clgrpc.base::clear-store)))
 
 (test what-is-encoded-ahead-is-used-again
   "A call that nobody waits for is encoded at once, into octets of the store: besides the call
@@ -162,7 +162,7 @@ they wait for a part of such a message at most, however slow the machine is."
             (is (< 20 count) "only ~D small calls got through" count)
             (is (< p99 (max 250 (/ long-ms 2))) "p99 is ~,1F ms, a long call takes ~,1F" p99
                 long-ms)))))
-    (clear-store)))
+    (clgrpc.base::clear-store)))
 
 ;;; Short messages that come together
 

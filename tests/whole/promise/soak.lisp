@@ -267,7 +267,7 @@ status or a list of such, which must be among STATUSES."
 (defun thread-count () (length (sb-thread:list-all-threads)))
 
 (defun collect-garbage ()
-  (clear-store)                         ; what is kept for use again comes and goes
+  (clgrpc.base::clear-store)                         ; what is kept for use again comes and goes
   (loop repeat 2 do (sb-ext:gc :full t)))
 
 (defun rest-figures (soak connections)

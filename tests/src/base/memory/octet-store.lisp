@@ -19,36 +19,36 @@
         (give-octets-back octets)))
     (let ((length (1+ (* 64 1024 1024))))
       (is (= length (length (borrow-octets length)))))
-    (clear-store)))
+    (clgrpc.base::clear-store)))
 
 (test store-gives-each-vector-once
-  (clear-store)
+  (clgrpc.base::clear-store)
   (let* ((a (borrow-octets 50000))
          (b (borrow-octets 50000)))
     (is (not (eq a b)))
     (give-octets-back a)
-    (is (= (length a) (stored-octets)))
+    (is (= (length a) (clgrpc.base::stored-octets)))
     (is (eq a (borrow-octets 50000)))
-    (is (zerop (stored-octets)))
+    (is (zerop (clgrpc.base::stored-octets)))
     (is (not (member (borrow-octets 50000) (list a b))))
     ;; not ours by its length
     (give-octets-back (make-octets 100))
     (give-octets-back (make-octets 50000))
-    (is (zerop (stored-octets)))))
+    (is (zerop (clgrpc.base::stored-octets)))))
 
 (test store-is-bounded
   "It begins anew rather than keep lengths that nobody needs any more."
-  (clear-store)
+  (clgrpc.base::clear-store)
   (let ((limit clgrpc.base::+store-octets+)
         (small (loop repeat 1000 collect (borrow-octets 40960)))
         (large (borrow-octets (* 40 1024 1024))))
     (mapc #'give-octets-back small)
-    (is (= (* 1000 40960) (stored-octets)))
+    (is (= (* 1000 40960) (clgrpc.base::stored-octets)))
     (give-octets-back large)
-    (is (<= (stored-octets) limit))
+    (is (<= (clgrpc.base::stored-octets) limit))
     (is (eq large (borrow-octets (* 40 1024 1024)))))
-  (clear-store)
-  (is (zerop (stored-octets))))
+  (clgrpc.base::clear-store)
+  (is (zerop (clgrpc.base::stored-octets))))
 
 (test store-from-many-threads
   "Nobody gets a vector that another has."
@@ -66,5 +66,5 @@
                                          (give-octets-back octets)))))))))
     (mapc #'sb-thread:join-thread threads)
     (is (zerop collisions))
-    (is (<= (stored-octets) (* 4 32768)))
-    (clear-store)))
+    (is (<= (clgrpc.base::stored-octets) (* 4 32768)))
+    (clgrpc.base::clear-store)))

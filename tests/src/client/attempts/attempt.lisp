@@ -26,7 +26,7 @@
     (wait-until (lambda ()
                   (and (zerop (wire::link-calls link))
                        (zerop (http2:connection-stream-count (wire:link-http2 link)))
-                       (zerop (octet-budget-held
+                       (zerop (clgrpc.base::octet-budget-held
                                (client::core-replays (wire::wire-call-endpoint call)))))))))
 
 (defun answering (exchanges answer &optional (count 2))
@@ -169,5 +169,5 @@ Return what AWAIT returns, or the error it signals, the call, and the exchanges.
       (is-true (wire:call-replay call))
       (speak call 1)
       (is (null (wire:call-replay call)))
-      (is (zerop (octet-budget-held octet-budget)))
+      (is (zerop (clgrpc.base::octet-budget-held octet-budget)))
       (grpc:cancel call))))

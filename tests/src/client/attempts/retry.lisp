@@ -305,7 +305,7 @@ that it signals, and the exchanges, the oldest first."
 
 (defun kept-octets (channel)
   "The octets that all calls of CHANNEL keep for further attempts."
-  (octet-budget-held (client::core-replays (client::channel-core channel))))
+  (clgrpc.base::octet-budget-held (client::core-replays (client::channel-core channel))))
 
 (defmacro under-config ((value exchanges config script &rest options) call &body body)
   "Evaluate BODY with VALUE and EXCHANGES bound to what CALL-UNDER-CONFIG returns; in CALL, CHANNEL
