@@ -70,7 +70,8 @@ it."
            (setf (request-rejection request) (rpc:unknown-method-verdict (list-target list))))
           ((not (wire:sound-metadata-p (request-fields request)))
            (setf (request-rejection request)
-                 '(:internal "metadata whose name ends in -bin is not base64")))
+                 '(:internal
+                   "metadata whose name ends in -bin is not base64, or has too many values")))
           ((eql 0 (request-timeout request))
            (setf (request-rejection request)
                  (multiple-value-list (rpc:verdict :came-too-late))))))
@@ -91,13 +92,14 @@ it."
 
 (defun claim-from-list (request claimers list)
   "Ask CLAIMERS what the request with the header LIST is, and note it in REQUEST."
-  (let ((http-method "") (target "") (fields '()))
+  (let ((http-method "") (target nil) (fields '()))
     (hpack:do-fields (field list)
       (let ((kind (http2:field-kind-of field)))
         (cond ((= kind http2:+kind-method+) (setf http-method (hpack:field-value-string field)))
               ((= kind http2:+kind-path+) (setf target (hpack:field-value-string field))))
         (push field fields)))
-    (unless (hpack:field-list-overflow-p list)
+    ;; a path has no octets but ASCII (RFC 3986); over HTTP/1.1 such a target is refused
+    (when (and (not (hpack:field-list-overflow-p list)) (typep target 'simple-base-string))
       (setf (request-claim request)
             (claim-request claimers http-method target (coerce (nreverse fields) 'vector))))))
 

@@ -168,6 +168,15 @@ OS:INFLATE-OCTETS. In user code."
           thereis (multiple-value-bind (its-status its-text) (inflation-problem outcome limit)
                     (and (eq its-status status) (string= its-text text)))))
 
+(defun inflate-within (encoding octets limit)
+  "OCTETS, a message that ENCODING has compressed, decompressed: octets to give back, and how many
+of them it is. If it is broken or has more than LIMIT return nil, a status and a text."
+  (multiple-value-bind (outcome result length)
+      (os:inflate-octets (encoding-name encoding) octets 0 (length octets) limit)
+    (if (eq :ok outcome)
+        (values result length)
+        (multiple-value-call #'values nil (inflation-problem outcome limit)))))
+
 ;;; If the peer of a call may compress, its messages wait wrapped, with a mark whether they are
 ;;; compressed.
 

@@ -31,41 +31,69 @@
          (= #.(char-code #\b) (aref name (+ start 1)))
          (= #.(char-code #\-) (aref name start)))))
 
+(defconstant +most-joined-values+ 16
+  "So many binary values a field may have, joined by commas.")
+
+(define-hot map-joined ((function function) (octets octets)) null
+  "Call FUNCTION with where each value of OCTETS begins and ends, which have commas between them and
+blanks about them."
+  (let ((start 0))
+    (declare (type index start))
+    (loop
+      (let* ((comma (or (position #.(char-code #\,) octets :start start) (length octets)))
+             (from start) (to comma))
+        (declare (type index comma from to))
+        (loop while (and (< from to) (= 32 (aref octets from))) do (incf from))
+        (loop while (and (< from to) (= 32 (aref octets (1- to)))) do (decf to))
+        (funcall function from to)
+        (when (= comma (length octets)) (return nil))
+        (setf start (1+ comma))))))
+
 (defun base64-list-p (octets)
-  "True if OCTETS are base64, or several such joined by commas."
-  (declare (type octets octets))
-  (loop with length = (length octets)
-        for start = 0 then (1+ comma)
-        for comma = (or (position #.(char-code #\,) octets :start start) length)
-        for from = (or (position 32 octets :start start :end comma :test #'/=) comma)
-        for to = (position 32 octets :start from :end comma :test #'/= :from-end t)
-        always (base64-p octets from (if to (1+ to) from))
-        while (< comma length)))
+  "True if OCTETS are base64, or a few such joined by commas."
+  (let ((count 0))
+    (map-joined (lambda (start end)
+                  (unless (and (<= (incf count) +most-joined-values+)
+                               (base64-p octets start end))
+                    (return-from base64-list-p nil)))
+                octets)
+    t))
+
+;;; The memo of a binary field is :unsound if it is not as BASE64-LIST-P has it; else :sound, or,
+;;; once somebody has read them, its values in a vector.
 
 (define-hot sound-metadata-p ((fields simple-vector)) boolean
-  "True if all binary values of FIELDS, a vector of metadata fields, are base64. Each field
-remembers whether it is."
+  "True if all binary values of FIELDS, a vector of metadata fields, are base64, and no field has
+more than a few of them. Each field remembers whether it is so."
   (loop for field of-type hpack:field across fields
-        always (or (not (binary-field-p field))
-                   (eq :sound (or (hpack:field-memo field)
-                                  (setf (hpack:field-memo field)
-                                        (if (base64-list-p (hpack:field-value field))
-                                            :sound
-                                            :unsound)))))))
+        never (and (binary-field-p field)
+                   (eq :unsound (or (hpack:field-memo field)
+                                    (setf (hpack:field-memo field)
+                                          (if (base64-list-p (hpack:field-value field))
+                                              :sound
+                                              :unsound)))))))
+
+(defun binary-values (field)
+  "The values of FIELD, which is binary, decoded; none if it is not sound. FIELD remembers them, so
+that a peer that repeats it has it decoded once: they are not to be changed."
+  (let* ((octets (hpack:field-value field))
+         (memo (or (hpack:field-memo field) (if (base64-list-p octets) :sound :unsound))))
+    (cond ((simple-vector-p memo) memo)
+          ((eq :unsound memo) #())
+          (t (let ((values '()))
+               (map-joined (lambda (start end)
+                             (push (decode-base64 octets :start start :end end) values))
+                           octets)
+               (setf (hpack:field-memo field) (coerce (nreverse values) 'simple-vector)))))))
 
 (defun field-entries (field)
   "Return the metadata pairs of FIELD. Binary values are decoded; several may come joined by commas.
-A value that is not base64 is left out; the call has been ended because of it."
-  (let ((name (hpack:field-name-string field))
-        (value (hpack:field-value-string field)))
-    (if (binary-name-p name)
-        (loop for start = 0 then (1+ comma)
-              for comma = (position #\, value :start start)
-              for text = (string-trim " " (subseq value start comma))
-              for octets = (handler-case (decode-base64 text) (invalid-base64 () nil))
-              when octets collect (cons name octets)
-              while comma)
-        (list (cons name value)))))
+Those of a field that is not sound are left out; the call has been ended because of it."
+  (let ((name (hpack:field-name-string field)))
+    (if (binary-field-p field)
+        (loop for octets across (the simple-vector (binary-values field))
+              collect (cons name (subseq-octets octets 0 (length (the octets octets)))))
+        (list (cons name (hpack:field-value-string field))))))
 
 (defun fields-metadata (fields)
   "Return the alist of FIELDS, a simple vector of HPACK fields, in their order."

@@ -50,7 +50,8 @@
    #:mark-call #:marked-p #:metadata-octets #:open-link #:parcel
    #:parcel-end #:parcel-octets #:parcel-taken #:parse-encoding #:parse-incoming #:queue-incoming
    #:quoted-octets #:read-enough-p #:receive-data #:release-call
-   #:charge-call #:pressed-p #:link-account #:seal-batch #:sound-metadata-p #:start-deadline
+   #:charge-call #:pressed-p #:link-account #:seal-batch #:inflate-within
+   #:sound-metadata-p #:start-deadline
    #:status-number #:stop-timers #:to-keep-p #:total-held-limit #:measure-link
    #:unknown-encoding-text #:unmarked #:unparsable-condition #:wake-callbacks #:wire-call
    #:wire-call-born-ns #:wire-call-headers-sent #:wire-call-link
@@ -63,4 +64,4 @@
    #:parcel-p #:unpacked #:inflation-outcome-p #:deliver-alone #:receive-messages
    #:receive-limit #:seal-arrivals
    #:note-written #:encode-text #:sendable-p #:refuse-to-send #:wire-taken
-   #:queue-limit #:enough-taken-p #:encoded-octets #:parse-accepted-encodings #:end-undecodable))
+   #:queue-limit #:enough-taken-p #:encoded-octets #:end-undecodable))
