@@ -205,25 +205,27 @@ for its context. From any thread."
   (let ((entry (first (record-tries record))))
     (if entry (cdr entry) (record-span record))))
 
-(defun add-message-event (span direction number octets plain)
-  "A message of OCTETS, the NUMBERth of SPAN, has gone in DIRECTION, \"Inbound\" or \"Outbound\".
-PLAIN is what TOLD-SIZE says of it."
-  (flet ((event (name &rest sizes)
-           (add-event span (concatenate 'string direction name)
+(defun add-message-event (span inbound number octets plain)
+  "A message of OCTETS, the NUMBERth of SPAN, has come if INBOUND, else gone. PLAIN is what
+TOLD-SIZE says of it."
+  (flet ((event (compressed &rest sizes)
+           (add-event span
+                      (cond ((not compressed) (if inbound "Inbound message" "Outbound message"))
+                            (inbound "Inbound compressed message")
+                            (t "Outbound compressed message"))
                       (acons "sequence-number" number sizes))))
     (case plain
-      ((nil) (event " message" (cons "message-size" octets)))
+      ((nil) (event nil (cons "message-size" octets)))
       ;; how long it is nobody knows before it is decompressed, which may be after its span
-      ((t) (event " compressed message" (cons "message-size-compressed" octets)))
-      (t (event " message" (cons "message-size" plain)
-                (cons "message-size-compressed" octets))))))
+      ((t) (event t (cons "message-size-compressed" octets)))
+      (t (event nil (cons "message-size" plain) (cons "message-size-compressed" octets))))))
 
 (defun note-sent (call octets)
   "A message of CALL has been sent."
   (let ((record (known-record call)))
     (when (and (record-p record) (record-span record))
       (let ((span (message-span record)))
-        (add-message-event span "Outbound" (1- (incf (span-sent span))) octets
+        (add-message-event span nil (1- (incf (span-sent span))) octets
                            (operate told-size call))))))
 
 (defun note-received (call octets)
@@ -231,7 +233,7 @@ PLAIN is what TOLD-SIZE says of it."
   (let ((record (known-record call)))
     (when (and (record-p record) (record-span record))
       (let ((span (message-span record)))
-        (add-message-event span "Inbound" (1- (incf (span-received span))) octets
+        (add-message-event span t (1- (incf (span-received span))) octets
                            (operate told-size call))))))
 
 ;;; The observers

@@ -42,9 +42,9 @@ if there is none."
 the message TYPE, outermost first, and as second value nil; each name is as FIND-FIELD takes it. If
 there is no such field, or the path has more than MAX-STEPS names, return nil and the name where it
 ends. All fields but the last are singular messages."
-  (let ((fields '()) (type (need-message-type type)))
+  (let ((fields '()) (type (need-message-type type)) (path (coerce path 'simple-string)))
     (loop for start = 0 then (1+ dot)
-          for dot = (position #\. path :start start)
+          for dot = (char-position #\. path :start start)
           for name = (if (and (zerop start) (null dot)) path (subseq path start dot))
           for step from 1
           do (multiple-value-bind (field inner) (find-field type name)
@@ -60,6 +60,14 @@ ends. All fields but the last are singular messages."
 
 ;;; Texts
 
+(defconstant +longest-number+ 128
+  "The characters that a number may have in a text that is bare: a peer may repeat the path or query
+that it stands in by an octet or two, and a thousand digits take long to read.")
+
+(defun bare-number (text)
+  "As TEXT-NUMBER, of a text that is not too long."
+  (and (<= (length text) +longest-number+) (text-number text)))
+
 (defun text-integer (text)
   "The integer that TEXT is in decimal, without anything about it, or nil."
   (let ((length (length text)))
@@ -67,7 +75,7 @@ ends. All fields but the last are singular messages."
              (loop for char across text always (char<= #\0 char #\9))
              (or (= 1 length) (char/= #\0 (char text 0))))
         (parse-integer text)
-        (multiple-value-bind (digits exponent negative) (text-number text)
+        (multiple-value-bind (digits exponent negative) (bare-number text)
           (and digits (exact-integer digits exponent negative))))))
 
 (defun text-float (kind text)
@@ -75,7 +83,7 @@ ends. All fields but the last are singular messages."
   (let ((named (find text *named-floats* :key #'first :test #'string=)))
     (if named
         (if (eq kind :float) (second named) (third named))
-        (multiple-value-bind (digits exponent negative) (text-number text)
+        (multiple-value-bind (digits exponent negative) (bare-number text)
           (and digits (float-of kind digits exponent negative))))))
 
 (defun base64-text-octets (text)
@@ -135,9 +143,13 @@ else nil, and what it takes."
                      (t (values nil "takes true or false"))))
         ((:int32 :sint32 :sfixed32 :uint32 :fixed32 :int64 :sint64 :sfixed64 :uint64 :fixed64)
          (let ((integer (text-integer text)))
-           (found (and integer (integer-of-kind-p kind integer) integer)
-                  (format nil "takes an integer, ~(~A~)" kind))))
-        ((:float :double) (found (text-float kind text) (format nil "takes a number, ~(~A~)" kind)))
+           (if (and integer (integer-of-kind-p kind integer))
+               (values integer nil)
+               (values nil (format nil "takes an integer, ~(~A~)" kind)))))
+        ((:float :double) (let ((float (text-float kind text)))
+                            (if float
+                                (values float nil)
+                                (values nil (format nil "takes a number, ~(~A~)" kind)))))
         (:bytes (found (base64-text-octets text) "takes octets in base64"))
         (:enum (found (text-enum slot text) "takes the name or number of a value"))
         (:message (multiple-value-call #'found (text-message slot text)))))))

@@ -384,6 +384,24 @@ of it, and return its value."
        (prog1 (funcall function)
          (expect-json-end reader))))))
 
+(define-hot empty-object-p (source) boolean
+  "True if SOURCE is the octets {}."
+  (and (typep source 'octets)
+       (= 2 (length source))
+       (= #.(char-code #\{) (aref source 0))
+       (= #.(char-code #\}) (aref source 1))))
+
+(defun empty-object-layout (type source max-octets max-decoded-octets)
+  "The layout of TYPE if SOURCE is {} and may be a message of it, else nil: then it needs a reader.
+A stream of such messages costs a peer two octets for each."
+  (let ((layout (message-type-layout type)))
+    (and layout
+         (empty-object-p source)
+         (<= 2 max-octets)
+         (<= (message-memory layout) max-decoded-octets)
+         (null (text-layout-form (json-text-layout layout)))
+         layout)))
+
 (defun parse-json-message (type source &key ignore-unknown partial (max-octets (expt 2 26))
                                          (max-message-depth **max-message-depth**)
                                          (max-decoded-octets **max-decoded-octets**)
@@ -398,11 +416,16 @@ PARSE-MESSAGE. Second value: how much memory it and the messages inside it take,
 protobuf.dev, ProtoJSON format."
   (let* ((type (need-message-type type))
          (source (if (stringp source) source (coerce source 'octets)))
-         (allowance (+ max-decoded-octets (* 8 (length source))))
-         (input (make-json-input :ignore-unknown ignore-unknown :partial partial :finder finder
-                                 :type-name (message-type-name type)
-                                 :max-depth max-message-depth :allowance allowance)))
-    (let ((message (call-with-json-source input source max-octets
-                                          (lambda () (read-json-message input type)))))
+         (empty (empty-object-layout type source max-octets max-decoded-octets)))
+    (multiple-value-bind (message memory)
+        (if empty
+            (values (make-message type) (message-memory empty))
+            (let* ((allowance (+ max-decoded-octets (* 8 (length source))))
+                   (input (make-json-input :ignore-unknown ignore-unknown :partial partial
+                                           :finder finder :type-name (message-type-name type)
+                                           :max-depth max-message-depth :allowance allowance)))
+              (values (call-with-json-source input source max-octets
+                                             (lambda () (read-json-message input type)))
+                      (- allowance (input-allowance input)))))
       (unless partial (check-required type message))
-      (values message (- allowance (input-allowance input))))))
+      (values message memory))))

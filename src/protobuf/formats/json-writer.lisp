@@ -265,6 +265,11 @@
                      (append-form output inner text-layout))
                     (t (append-fields output inner text-layout))))))))))
 
+(defun empty-message-p (message)
+  "True if MESSAGE has nothing, and in JSON is an object."
+  (and (zerop (the index (serialized-size message)))
+       (null (text-layout-form (json-text-layout (message-layout message))))))
+
 (defun message-json (message &key (as :string) proto-names enum-numbers defaults indent
                                (finder #'find-message-type) (max-octets +text-octets+)
                                (max-message-depth **max-message-depth**)
@@ -280,10 +285,15 @@ longer than MAX-OCTETS, or if messages, those in Anys too, nest deeper than MAX-
 levels. Signal PROTOBUF-ERROR if the octets in an Any are not a message of its type, or if the
 messages in Anys take more than MAX-DECODED-OCTETS of memory over eight times their size. Source:
 protobuf.dev, ProtoJSON format."
-  (let ((output (make-json-output :buffer (make-buffer :size 256) :proto-names proto-names
-                                  :enum-numbers enum-numbers :defaults defaults :indent indent
-                                  :finder finder :max-octets max-octets
-                                  :levels (1+ max-message-depth) :allowance max-decoded-octets
-                                  :type-name (message-type-name (message-type-of message)))))
-    (append-message output message)
-    (written-text output as)))
+  (if (and (not defaults) (<= 2 max-octets) (empty-message-p (current message)))
+      (ecase as
+        (:string (copy-seq "{}"))
+        (:octets (ascii-octets "{}")))
+      (let ((output (make-json-output :buffer (make-buffer :size 256) :proto-names proto-names
+                                      :enum-numbers enum-numbers :defaults defaults :indent indent
+                                      :finder finder :max-octets max-octets
+                                      :levels (1+ max-message-depth)
+                                      :allowance max-decoded-octets
+                                      :type-name (message-type-name (message-type-of message)))))
+        (append-message output message)
+        (written-text output as))))

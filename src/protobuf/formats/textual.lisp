@@ -131,11 +131,15 @@ level."
      (multiple-value-prog1 (progn ,@body)
        (decf (input-depth ,input)))))
 
+(defun message-memory (layout)
+  "How much memory an empty message with LAYOUT takes, about."
+  (* 8 (+ 6 (length (layout-slots layout)))))
+
 (defun begin-message (input type position)
   "A fresh message of TYPE, which the ALLOWANCE of INPUT must cover, and its layout."
   (let* ((layout (or (message-type-layout type)
                      (misuse "The message type ~A is not defined." (message-type-name type))))
-         (octets (* 8 (+ 6 (length (layout-slots layout))))))
+         (octets (message-memory layout)))
     (when (minusp (decf (input-allowance input) octets))
       (fail-input input position "its messages take more memory than :max-decoded-octets allows"))
     (values (make-message type) layout)))
