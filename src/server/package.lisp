@@ -36,7 +36,7 @@
    #:server-loop-tally #:server-loop-links #:server-loop-loop
    ;; protocol.lisp, and what protocols beside gRPC need
    #:make-protocol #:register-protocol #:protocol-names #:manner #:make-manner #:claim
-   #:claim-incoming
+   #:claim-incoming #:take-query-octets
    #:server-call #:call-claim #:call-notes #:call-protocol #:call-http-request #:server-origins
    #:server-call-request #:server-call-undecoded #:keep-request #:unended-p #:route-method
    #:server-finish #:finish-with-condition #:note-answering #:deliver-to-stream

@@ -49,6 +49,7 @@
   (peer-view nil)                       ; of admission.lisp: what its server loop knows of it
   ;; the timer that ends the wait until it is known what it speaks
   (opening nil :type (or null timer))
+  (queries-due 0 :type nanoseconds)     ; when TAKE-QUERY-OCTETS allows the whole burst again
   (http1 nil :type (or null exchange:http1-connection))) ; what it is, if it speaks HTTP/1.1
 
 (declaim (sb-ext:freeze-type server-link))

@@ -39,47 +39,93 @@ loop."
 
 ;;; Reading a head
 
+(define-hot header-named ((fields simple-vector) (name octets)) (or null hpack:field)
+  "As HEADER, with the octets of the name."
+  (loop for field of-type hpack:field across fields
+        when (octets-equal name (hpack:field-name field)) do (return field)))
+
 (defun header (fields name)
-  "The first of FIELDS, HPACK's, whose name is NAME, a string in lower case, or nil."
-  (find name fields :key #'hpack:field-name-string :test #'string=))
+  "The first of FIELDS, a vector of HPACK's, whose name is NAME, a string in lower case, or nil. A
+constant NAME is made into octets when the call is compiled."
+  (header-named fields (ascii-octets name)))
+
+(define-compiler-macro header (&whole form fields name)
+  (if (stringp name)
+      `(header-named ,fields (load-time-value (ascii-octets ,name) t))
+      form))
+
+(defun field-text (field)
+  "The value of FIELD, or nil for nil."
+  (and field (hpack:field-value-string field)))
 
 (defun header-value (fields name)
-  "The value of the header NAME of FIELDS, a string, or nil."
-  (let ((field (header fields name)))
-    (and field (hpack:field-value-string field))))
+  "The value of the header NAME of FIELDS, a string, or nil; see HEADER."
+  (field-text (header fields name)))
+
+(define-compiler-macro header-value (fields name)
+  `(field-text (header ,fields ,name)))
+
+(defun parse-header (field function)
+  "What FUNCTION returns for the value of FIELD, a header, never nil. FIELD remembers that, so a
+peer that repeats it has it read once: of each header only one function can be."
+  (or (hpack:field-memo field)
+      (setf (hpack:field-memo field) (funcall function (hpack:field-value-string field)))))
 
 (defconstant +media-type-characters+ 128
-  "The end of a longer media type is not looked at.")
+  "The end of a longer content type is not looked at.")
 
 (defun media-type (value)
   "What VALUE, a content-type, says without its parameters, in lower case."
-  (let ((end (min (length value) +media-type-characters+)))
-    (string-downcase (string-trim '(#\Space #\Tab)
-                                  (subseq value 0 (or (position #\; value :end end) end))))))
+  (let* ((end (min (length value) +media-type-characters+))
+         (end (or (char-position #\; value :end end) end)))
+    (string-downcase (string-trim '(#\Space #\Tab) (subseq value 0 end)))))
 
-(defparameter *protocol-headers*
-  (let ((table (make-hash-table :test 'equal)))
-    (dolist (name '("host" "te" "content-type" "content-length" "content-encoding" "accept"
-                    "accept-encoding" "grpc-timeout" "grpc-encoding" "grpc-accept-encoding"
-                    "connect-protocol-version" "connect-timeout-ms" "connect-content-encoding"
-                    "connect-accept-encoding" "x-grpc-web" "expect")
-                  table)
-      (setf (gethash name table) t)))
+(defun names-by-length (names)
+  "NAMES, strings, as octets in a vector of lists, by their length."
+  (let ((table (make-array (1+ (reduce #'max names :key #'length)) :initial-element '())))
+    (dolist (name names table)
+      (push (ascii-octets name) (svref table (length name))))))
+
+(declaim (type simple-vector **protocol-headers**))
+(define-load-time-global **protocol-headers**
+    (names-by-length
+     '("host" "te" "content-type" "content-length" "content-encoding" "accept" "accept-encoding"
+       "grpc-timeout" "grpc-encoding" "grpc-accept-encoding" "connect-protocol-version"
+       "connect-timeout-ms" "connect-content-encoding" "connect-accept-encoding" "x-grpc-web"
+       "expect"))
   "Headers of requests that are no metadata.")
 
-(defun metadata-fields (fields)
-  "Those of FIELDS that are metadata, a vector."
-  (remove-if (lambda (field)
-               (let ((name (hpack:field-name-string field)))
-                 (or (char= #\: (char name 0)) (gethash name *protocol-headers*))))
-             (the simple-vector fields)))
+(define-hot metadata-field-p ((field hpack:field)) boolean
+  "True if FIELD is metadata."
+  (let* ((name (hpack:field-name field)) (length (length name)))
+    (not (or (zerop length)
+             (= #.(char-code #\:) (aref name 0))
+             (and (< length (length **protocol-headers**))
+                  (loop for known of-type octets in (svref **protocol-headers** length)
+                          thereis (octets-equal known name)))))))
+
+(define-hot metadata-fields ((fields simple-vector)) simple-vector
+  "Those of FIELDS that are metadata."
+  (let ((metadata (make-array (loop for field across fields count (metadata-field-p field))))
+        (at 0))
+    (declare (type index at))
+    (loop for field across fields
+          when (metadata-field-p field)
+            do (setf (svref metadata at) field)
+               (incf at))
+    metadata))
+
+(defconstant +coding-octets+ 32
+  "No content coding that we know has a longer name.")
 
 (defun content-coding (octets)
   "The name by which we know the content coding OCTETS (RFC 9110 section 8.4.1), octets."
-  (let ((name (string-downcase (map 'string #'code-char octets))))
-    (if (string= "x-gzip" name)
-        (ascii-octets "gzip")
-        (map 'octets #'char-code name))))
+  (if (< +coding-octets+ (length octets))
+      octets
+      (let ((name (string-downcase (map 'string #'code-char octets))))
+        (if (string= "x-gzip" name)
+            (ascii-octets "gzip")
+            (map 'octets #'char-code name)))))
 
 (defun head-encoding (fields name)
   "How messages are compressed as the header NAME of FIELDS says: an encoding, nil for none. The
@@ -101,14 +147,15 @@ second value is a rejection if we cannot read that."
   "The encodings that the client can read, as the header NAME of FIELDS says, or, without that, the
 one that it compresses by, INCOMING, if any."
   (let ((field (header fields name)))
-    (cond (field (wire:parse-accepted-encodings (hpack:field-value field)))
+    (cond (field (wire:accepted-encodings field))
           (incoming (list incoming))
           (t '()))))
 
 (defun metadata-rejection (fields)
   "Why a call cannot have FIELDS as its metadata, or nil."
   (unless (wire:sound-metadata-p fields)
-    '(:invalid-argument "metadata whose name ends in -bin is not base64")))
+    '(:invalid-argument
+      "metadata whose name ends in -bin is not base64, or has too many values")))
 
 (defun grpc-timeout (fields)
   "The nanoseconds that the grpc-timeout of FIELDS says, or nil; and why it is rejected, or nil."
@@ -131,9 +178,14 @@ one that it compresses by, INCOMING, if any."
              (find (method:rpc-method-name method) (protobuf:service-descriptor-methods service)
                    :key #'protobuf:descriptor-name :test #'string=)))))
 
-(defun find-web-route (table path)
-  "The route of TABLE for PATH, a string without query, or nil."
-  (values (gethash path (serving:route-table-routes table))))
+(defconstant +longest-path+ 1024
+  "No method has a longer path.")
+
+(defun find-web-route (table target &optional (end (length target)))
+  "The route of TABLE for the path that TARGET, a string, is up to END, or nil."
+  (and (<= end +longest-path+)
+       (values (gethash (if (= end (length target)) target (subseq target 0 end))
+                        (serving:route-table-routes table)))))
 
 (defun refused (status)
   "The answer with the HTTP status STATUS and nothing to say."

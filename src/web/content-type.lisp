@@ -28,5 +28,6 @@ codec, a kind, a keyword, and the header that says how an answer is compressed."
 (defun find-form (forms content-type)
   "The form of FORMS for CONTENT-TYPE, the header or nil; nil if there is none."
   (and content-type
-       (or (gethash content-type forms)
+       (or (and (<= (length content-type) +media-type-characters+)
+                (gethash content-type forms))
            (values (gethash (media-type content-type) forms)))))

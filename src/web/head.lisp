@@ -7,7 +7,10 @@
   "The heads of good answers of one content type."
   (headers '() :type list :read-only t) ; those that errors have as well, an alist
   (plain nil :type exchange:answer-head :read-only t) ; of those that are not compressed
-  (compressed '() :type list :read-only t)) ; an alist from encoding to head
+  (compressed '() :type list :read-only t) ; an alist from encoding to head
+  ;; heads that OTHER-HEAD has made, with their status and content type: lists of the three. Threads
+  ;; that add one at once lose one
+  (others '() :type list))
 
 (declaim (sb-ext:freeze-type heads))
 
@@ -32,10 +35,20 @@ they are compressed, and HEADERS, an alist, which errors have as well."
       (cdr (assoc encoding (heads-compressed heads)))
       (heads-plain heads)))
 
+(defconstant +most-other-heads+ 32
+  "So many other heads are kept: the statuses of errors are fewer, but handlers choose types.")
+
 (defun other-head (heads http-status content-type)
   "The head of an answer with HTTP-STATUS and CONTENT-TYPE where HEADS have no head for it."
-  (exchange:make-answer-head http-status
-                             (acons "content-type" content-type (heads-headers heads))))
+  (let ((others (heads-others heads)))
+    (loop for (status type head) in others
+          when (and (eql status http-status) (string= type content-type))
+            do (return-from other-head head))
+    (let ((head (exchange:make-answer-head
+                 http-status (acons "content-type" content-type (heads-headers heads)))))
+      (when (< (length others) +most-other-heads+)
+        (setf (heads-others heads) (acons http-status (list content-type head) others)))
+      head)))
 
 (defun header-text (value)
   "VALUE of metadata as that of a header."

@@ -24,8 +24,9 @@
    ;; claim.lisp
    #:web-claim #:make-web-claim #:web-claim-codec #:web-claim-heads
    #:web-claim-cors #:web-claim-text #:call-web-claim #:style #:make-style #:style-manner
-   #:header #:header-value #:metadata-fields #:metadata-rejection #:grpc-timeout #:head-encoding
-   #:head-accepted #:find-web-route #:find-method-descriptor #:media-type
+   #:header #:header-value #:parse-header #:metadata-fields #:metadata-rejection
+   #:grpc-timeout #:head-encoding #:head-accepted #:find-web-route #:find-method-descriptor
+   #:media-type #:+media-type-characters+
    ;; content-type.lisp
    #:make-forms #:find-form #:form-codec #:form-kind #:form-heads
    ;; cors.lisp

@@ -144,9 +144,12 @@ many wait."
 (defun undecodable (call error)
   "The RPC-ERROR that ends CALL, since ERROR is wrong with the octets of a message."
   (status:make-rpc-error :invalid-argument
-                         :message (format nil "~A~@[~A: ~]~A"
-                                          (codec-preface (web-claim-codec (call-web-claim call)))
-                                          (error-path error) (protobuf:protobuf-error-text error))
+                         :message (concatenate
+                                   'string
+                                   (codec-preface (web-claim-codec (call-web-claim call)))
+                                   (let ((path (error-path error)))
+                                     (if path (concatenate 'string path ": ") ""))
+                                   (protobuf:protobuf-error-text error))
                          :call call :peer (rpc:call-peer call) :ended-by :local :cause error))
 
 (define-hot decoded ((call server:server-call) (octets octets) (start index) (end index))

@@ -168,7 +168,7 @@ OS:INFLATE-OCTETS. In user code."
           thereis (multiple-value-bind (its-status its-text) (inflation-problem outcome limit)
                     (and (eq its-status status) (string= its-text text)))))
 
-(defun inflate-within (encoding octets limit)
+(defun inflate-message (encoding octets limit)
   "OCTETS, a message that ENCODING has compressed, decompressed: octets to give back, and how many
 of them it is. If it is broken or has more than LIMIT return nil, a status and a text."
   (multiple-value-bind (outcome result length)

@@ -50,7 +50,7 @@
    #:mark-call #:marked-p #:metadata-octets #:open-link #:parcel
    #:parcel-end #:parcel-octets #:parcel-taken #:parse-encoding #:parse-incoming #:queue-incoming
    #:quoted-octets #:read-enough-p #:receive-data #:release-call
-   #:charge-call #:pressed-p #:link-account #:seal-batch #:inflate-within
+   #:charge-call #:pressed-p #:link-account #:seal-batch #:inflate-message
    #:sound-metadata-p #:start-deadline
    #:status-number #:stop-timers #:to-keep-p #:total-held-limit #:measure-link
    #:unknown-encoding-text #:unmarked #:unparsable-condition #:wake-callbacks #:wire-call

@@ -6,7 +6,7 @@
 (defmacro with-text-type ((text) &body body)
   "Evaluate BODY, which is compiled for each type that the simple string TEXT, a variable, may be
 of. A peer may have a long text read by a few octets, and SBCL's functions for strings of any type
-take five to ten times as long for a character."
+take up to twenty times as long for a character."
   `(etypecase ,text
      (simple-base-string ,@body)
      ((simple-array character (*)) ,@body)))

@@ -26,7 +26,7 @@
    #:http-request-path #:http-request-query #:http-request-headers #:http-request-header
    #:http-request-parameter #:http-request-body #:http-request-peer #:http-request-secure-p
    #:http-request-context #:http-request-route #:http-request-sending #:query-parameter
-   #:percent-octet
+   #:query-values
    #:answer #:answer-of #:receive-body #:end-body #:refuse-unrouted #:write-end #:begun-p
    #:http-request-claimed #:http-request-fill #:http-request-whole #:write-head #:write-part
    #:cut-answer-off #:unsent-octets #:pause-body #:resume-body

@@ -30,8 +30,9 @@ it is not known."
   "SPAN's call or attempt has ended with STATUS, a keyword, and TEXT."
   (if (eq :ok status)
       (put-status span :ok)
-      (put-status span :error (format nil "~A~@[: ~A~]" (status-name status)
-                                      (and text (plusp (length text)) text)))))
+      (put-status span :error (if (and text (plusp (length text)))
+                                  (concatenate 'string (status-name status) ": " text)
+                                  (status-name status)))))
 
 (defun put-semantic-attributes (span call)
   "Tell of CALL what OpenTelemetry's conventions for gRPC have spans tell, at its begin."

@@ -88,30 +88,41 @@
 
 (defun claim-post (form route fields origins)
   "The claim of a POST with FIELDS for ROUTE, whose content type is FORM."
-  (let ((prefix (if (streamed-p form) "connect-" "")))
+  (let ((streamed (streamed-p form)))
     (multiple-value-bind (incoming rejection)
-        (web:head-encoding fields (concatenate 'string prefix "content-encoding"))
+        (web:head-encoding fields (if streamed "connect-content-encoding" "content-encoding"))
       (make-connect-claim #'web:make-web-claim (if (streamed-p form) **stream** **unary**)
                           form route fields origins incoming
                           (web:head-accepted fields
-                                             (concatenate 'string prefix "accept-encoding")
+                                             (if streamed
+                                                 "connect-accept-encoding"
+                                                 "accept-encoding")
                                              incoming)
                           (or (version-rejection
                                (web:header-value fields "connect-protocol-version"))
                               rejection)))))
 
-(defun query-message (query)
-  "The message in QUERY, octets; nil if it is base64 and broken."
-  (let ((text (or (exchange:query-parameter query "message") "")))
-    (if (equal "1" (exchange:query-parameter query "base64"))
-        (handler-case
-            (decode-base64 (string-right-trim "=" text) :any-alphabet t)
-          (invalid-base64 () nil))
-        (string-octets text))))
+(defstruct (get-query (:constructor make-get-query (encoding version message base64 compression))
+                      (:copier nil))
+  "The parameters of a GET, each a string, or nil if it is not there."
+  (encoding nil :type (or null string) :read-only t) ; of the message: "proto" or "json"
+  (version nil :type (or null string) :read-only t) ; of Connect: "v1"
+  (message nil :type (or null string) :read-only t) ; the request
+  (base64 nil :type (or null string) :read-only t) ; "1" if MESSAGE is so
+  (compression nil :type (or null string) :read-only t)) ; how MESSAGE is compressed
+
+(defparameter *query-names*
+  (mapcar (lambda (name) (coerce name 'simple-base-string))
+          '("encoding" "connect" "message" "base64" "compression"))
+  "The names of the parameters, in the order of MAKE-GET-QUERY.")
+
+(defun read-get-query (query)
+  "What QUERY, a string or nil, says, read in one pass."
+  (apply #'make-get-query (exchange:query-values query *query-names*)))
 
 (defun query-encoding (query)
   "How the message in QUERY is compressed, as WEB:HEAD-ENCODING."
-  (let ((name (exchange:query-parameter query "compression")))
+  (let ((name (get-query-compression query)))
     (if name
         (web:head-encoding (vector (hpack:make-field (ascii-octets "compression")
                                                      (string-octets name)))
@@ -119,25 +130,22 @@
         nil)))
 
 (defun query-version-rejection (query)
-  (let ((version (exchange:query-parameter query "connect")))
+  (let ((version (get-query-version query)))
     (version-rejection (if (equal "v1" version) "1" version))))
 
 (defun claim-get (form route query fields origins)
   "The claim of a GET with QUERY and FIELDS for ROUTE, with messages as FORM has them."
-  (let ((message (query-message query)))
-    (multiple-value-bind (incoming rejection) (query-encoding query)
-      (make-connect-claim #'make-get-claim **get** form route fields origins incoming
-                          (web:head-accepted fields "accept-encoding" incoming)
-                          (or (query-version-rejection query)
-                              rejection
-                              (unless message
-                                '(:invalid-argument "the message in the query is not base64")))
-                          :http-method "GET"
-                          :message (or message (make-octets 0))))))
+  (multiple-value-bind (incoming rejection) (query-encoding query)
+    (make-connect-claim #'make-get-claim **get** form route fields origins incoming
+                        (web:head-accepted fields "accept-encoding" incoming)
+                        (or (query-version-rejection query) rejection)
+                        :http-method "GET"
+                        :message (or (get-query-message query) "")
+                        :base64 (equal "1" (get-query-base64 query)))))
 
 (defun query-form (forms query)
-  "The form of FORMS for messages as QUERY, a string or nil, says, or nil."
-  (let ((encoding (exchange:query-parameter query "encoding")))
+  "The form of FORMS for messages as QUERY says, or nil."
+  (let ((encoding (get-query-encoding query)))
     (cond ((equal "proto" encoding) (gethash "application/proto" forms))
           ((equal "json" encoding) (gethash "application/json" forms)))))
 
@@ -149,7 +157,7 @@
   (let* ((method (server:route-method route))
          (type (web:header-value fields "content-type"))
          (form (web:find-form forms type)))
-    (cond ((and (null form) type (eql 0 (search "application/grpc" type))) nil)
+    (cond ((and (null form) type (uiop:string-prefix-p "application/grpc" type)) nil)
           ((or (null form) (not (eq (streamed-p form) (not (unary-p method)))))
            (wrong-type (not (unary-p method))))
           ((and (eq :bidi (method:rpc-method-kind method)) (over-http1-p fields))
@@ -157,19 +165,20 @@
           (t (claim-post form route fields origins)))))
 
 (defun claim-of-get (forms route query fields origins)
-  "What a GET with QUERY and FIELDS for ROUTE is: a claim or an answer."
+  "What a GET with QUERY, a string or nil, and FIELDS for ROUTE is: a claim or an answer."
   (let ((method (server:route-method route)))
     (if (not (safe-p method))
         (wrong-http-method method)
-        (let ((form (query-form forms query)))
+        (let* ((query (read-get-query query))
+               (form (query-form forms query)))
           (if form
               (claim-get form route query fields origins)
               (exchange:text-answer 415 "the parameter encoding is proto or json"))))))
 
 (defun claim-of (forms table origins http-method target fields)
   "What the request is, of a server with the routes of TABLE: a claim, an answer, or nil."
-  (let* ((mark (position #\? target))
-         (route (web:find-web-route table (if mark (subseq target 0 mark) target))))
+  (let* ((mark (char-position #\? target))
+         (route (web:find-web-route table target (or mark (length target)))))
     (cond ((null route) nil)
           ((string= "POST" http-method) (claim-of-post forms route fields origins))
           ((string= "GET" http-method)
@@ -188,13 +197,13 @@
 (defun own-request-p (http-method target fields)
   "True if the request is plainly Connect's, whatever it asks for."
   (let ((type (web:header-value fields "content-type"))
-        (query (position #\? target)))
+        (query (char-position #\? target)))
     (cond ((string= "POST" http-method)
            (or (web:header fields "connect-protocol-version")
                (and type (member (web:media-type type) *own-types* :test #'string=))))
           ((string= "GET" http-method)
            (and query
-                (equal "v1" (exchange:query-parameter (subseq target (1+ query)) "connect")))))))
+                (equal "v1" (get-query-version (read-get-query (subseq target (1+ query))))))))))
 
 (defun stray-answer (server http-method target fields)
   "The STRAY of the protocol: a method that is not here."
@@ -204,7 +213,7 @@
            (web:preflight origins fields '("GET" "POST")))
           ((own-request-p http-method target fields)
            (destructuring-bind (status text)
-               (rpc:unknown-method-verdict (subseq target 0 (position #\? target)))
+               (rpc:unknown-method-verdict (subseq target 0 (char-position #\? target)))
              (exchange:make-plain-answer
               404 (acons "content-type" "application/json"
                          (append (web:origin-headers origins fields) (web:vary-headers origins)))

@@ -43,15 +43,60 @@
 
 (defstruct (get-claim (:include web:web-claim) (:copier nil))
   "What a GET has said."
-  (message (make-octets 0) :type octets :read-only t)) ; the request, decoded from the query
+  (message "" :type string :read-only t) ; the request, as it is in the query
+  (base64 nil :type boolean :read-only t)) ; MESSAGE is octets in base64
 
 (defun ignore-body (call octets start end last)
   (declare (ignore call octets start end last)))
 
+(defconstant +free-query-characters+ 128
+  "A message in a query that is no longer, and not compressed, is not counted.")
+
+(defconstant +inflated-times+ 32
+  "A compressed message in a query becomes no longer than so many times its octets.")
+
+(defun may-decode-p (call octets)
+  "True if CALL may have a message of OCTETS decoded from its query; else it has been ended."
+  (or (server:take-query-octets call octets)
+      (progn (rpc:operate abort call :resource-exhausted
+                          "too many long messages in the queries of one connection" :local)
+             nil)))
+
+(defun query-octets (claim)
+  "The message of CLAIM, octets; nil if it is base64 and broken."
+  (let ((text (get-claim-message claim)))
+    (if (get-claim-base64 claim)
+        (handler-case (decode-base64 (string-right-trim "=" text) :any-alphabet t)
+          (invalid-base64 () nil))
+        (string-octets text))))
+
+(defun deliver-compressed (call message encoding)
+  "Deliver MESSAGE, octets of CALL that ENCODING has compressed."
+  (multiple-value-bind (octets end text) ; or nil, a status and a text
+      (wire:inflate-message encoding message
+                           (if (wire:wire-call-stream call)
+                               (min (wire:receive-limit call)
+                                    (* +inflated-times+ (length message)))
+                               (wire:receive-limit call)))
+    (cond ((null octets) (rpc:operate abort call end text :local))
+          (t (when (may-decode-p call end)
+               (wire:deliver-alone call nil octets 0 end))
+             (give-octets-back octets)))))
+
 (defun deliver-query (call)
   "The WHOLE of the style of GETs."
-  (let ((message (get-claim-message (web:call-web-claim call))))
-    (web:deliver-body call message 0 (length message))))
+  (let* ((claim (web:call-web-claim call))
+         (length (length (get-claim-message claim)))
+         (encoding (server:claim-incoming claim)))
+    (when (or (and (null encoding) (<= length +free-query-characters+))
+              (may-decode-p call length))
+      (let ((message (query-octets claim)))
+        (cond ((null message)
+               (rpc:operate abort call :invalid-argument
+                            "the message in the query is not base64" :local))
+              ((and encoding (plusp (length message)))
+               (deliver-compressed call message encoding))
+              (t (wire:deliver-alone call nil message 0 (length message))))))))
 
 (define-load-time-global **get**
     (web:complete-style

@@ -19,10 +19,12 @@ to each.")
 
 (defun charset-of (content-type)
   "The charset that CONTENT-TYPE names, in lower case, or nil."
-  (let ((start (search "charset=" content-type :test #'char-equal)))
+  (let* ((length (min (length content-type) web:+media-type-characters+))
+         (start (and (char-position #\; content-type :end length)
+                     (search "charset=" content-type :test #'char-equal :end2 length))))
     (and start
          (let* ((from (+ start (length "charset=")))
-                (end (position #\; content-type :start from)))
+                (end (or (char-position #\; content-type :start from :end length) length)))
            (string-downcase (string-trim " \"" (subseq content-type from end)))))))
 
 (defun check-json-type (content-type)

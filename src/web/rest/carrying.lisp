@@ -48,7 +48,9 @@ Signal REQUEST-ERROR if they are wrong."
 
 (defun error-line (condition)
   "The text that says what CONDITION, a REQUEST-ERROR, does."
-  (remove #\Newline (princ-to-string condition)))
+  (let* ((field (request-error-field condition)) (text (request-error-text condition))
+         (line (if field (concatenate 'string field ": " text) text)))
+    (if (find #\Newline (the simple-string line)) (remove #\Newline line) line)))
 
 (defun decode-request (call octets start end)
   "The message of CALL whose body, or part of it, is OCTETS from START to END."

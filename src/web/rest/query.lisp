@@ -2,51 +2,71 @@
 ;;;; with the names of the .proto file or of JSON. What the path binds counts, whatever else says of
 ;;;; the same field.
 ;;;;
-;;;; The cost is linear in the length of the query: parameters, the names in one, and the repeated
-;;;; fields are limited. A peer repeats a long query by an octet or two, since HPACK has it in its
-;;;; table; so a parameter with the name of the one before costs no look-up.
+;;;; The cost is linear in the length of the query: parameters, and the names in them, are limited.
+;;;; A peer repeats a long query by an octet or two, since HPACK has it in its table; so a parameter
+;;;; with the name of the one before costs no look-up, and a value that nothing takes is not
+;;;; decoded.
 
 (in-package #:clgrpc.rest)
 
-(defconstant +most-parameters+ 300
+(defconstant +most-parameters+ 150
   "The parameters that a query may have, empty ones included.")
 
 (defconstant +most-steps+ 32
   "The fields that may lead to the one of a parameter.")
 
-(defconstant +most-repeated-fields+ 64
-  "The repeated fields that a query may give values to.")
+(defconstant +most-names+ 48
+  "How many parameters with another name than the one before, and names of fields in these, a query
+may have in all: each is looked up.")
 
-(define-hot same-text-p ((text characters) (start index) (end index) (other index)
+(defconstant +longest-name+ 1024
+  "The characters that the name of a parameter may have.")
+
+(define-hot same-text-p ((text simple-string) (start index) (end index) (other index)
                          (other-end index))
     boolean
   "True if TEXT has the same from START to END as from OTHER to OTHER-END."
   (and (= (- end start) (- other-end other))
-       (loop for i of-type index from start below end
-             for j of-type index from other
-             always (char= (schar text i) (schar text j)))))
+       (with-text-type (text)
+         (loop for i of-type index from start below end
+               for j of-type index from other
+               always (char= (schar text i) (schar text j))))))
 
-(defun map-parameters (function query)
-  "Call FUNCTION with the name and the value of each parameter of QUERY, a string, decoded. The name
-is nil if it is that of the parameter before."
-  (declare (type function function))
-  (let ((query (characters query)) (count 0) (before 0) (before-end 0))
-    (declare (type characters query) (type index count before before-end))
-    (loop for start of-type index = 0 then (1+ end)
-          for end of-type index = (char-position #\& query start (length query))
-          do (when (> (incf count) +most-parameters+)
-               (refuse-request 400 :invalid-argument "the query has more than ~D parameters"
-                               +most-parameters+))
-             (when (< start end)
-               (let ((equals (char-position #\= query start end)))
-                 (funcall function
-                          (if (and (< before before-end)
-                                   (same-text-p query start equals before before-end))
-                              nil
-                              (decode-text query start equals :plus t))
-                          (decode-text query (min end (1+ equals)) end :plus t))
-                 (setf before start before-end equals)))
-          while (< end (length query)))))
+(defconstant +short-parameter+ 32
+  "The end of a longer parameter is searched for by CHAR-POSITION.")
+
+(define-hot parameter-ends ((query simple-string) (start index)) (values index index)
+  "Where the name of the parameter of QUERY at START ends, and where the parameter does."
+  (let ((equals nil) (at start) (near (min (length query) (+ start +short-parameter+))))
+    (declare (type (or null index) equals) (type index at near))
+    (with-text-type (query)
+      (loop until (or (= at near) (char= #\& (schar query at)))
+            do (when (and (null equals) (char= #\= (schar query at))) (setf equals at))
+               (incf at)))
+    (when (= at near)
+      (setf at (or (char-position #\& query :start near) (length query))
+            equals (or equals (char-position #\= query :start near :end at))))
+    (values (or equals at) at)))
+
+(define-hot map-parameters ((function function) (query simple-string)) null
+  "Call FUNCTION for each parameter of QUERY with where its name begins and ends, and where its
+value begins and ends; for a name that is that of the parameter before with nil for both."
+  (let ((count 0) (start 0) (before 0) (before-end 0))
+    (declare (type index count start before before-end))
+    (loop
+      (when (> (incf count) +most-parameters+)
+        (refuse-request 400 :invalid-argument "the query has more than ~D parameters"
+                        +most-parameters+))
+      (multiple-value-bind (equals end) (parameter-ends query start)
+        (declare (type index equals end))
+        (when (< start end)
+          (let ((value (min end (1+ equals))))
+            (if (and (< before before-end) (same-text-p query start equals before before-end))
+                (funcall function nil nil value end)
+                (funcall function start equals value end)))
+          (setf before start before-end equals))
+        (when (= end (length query)) (return nil))
+        (setf start (1+ end))))))
 
 (defun set-text (message fields texts &optional replace)
   "As SET-FIELD-TEXT, with a REQUEST-ERROR."
@@ -55,9 +75,12 @@ is nil if it is that of the parameter before."
       (refuse-field (protobuf:field-text-error-path condition) "~A"
                     (protobuf:field-text-error-text condition)))))
 
-(defun system-parameter-p (name)
-  "True if NAME is a parameter such as $alt, which clients of Google APIs send and no field has."
-  (and (plusp (length name)) (char= #\$ (char name 0))))
+(defun system-parameter-p (query start end)
+  "True if what QUERY has from START to END is the name of a parameter such as $alt, which clients
+of Google APIs send and no field has."
+  (and (< start end)
+       (or (char= #\$ (char query start))
+           (and (<= (+ start 3) end) (string= "%24" query :start2 start :end2 (+ start 3))))))
 
 (defun parameter-fields (route name)
   "The descriptors of the fields that the parameter NAME leads to; nil if the path binds that one."
@@ -65,7 +88,7 @@ is nil if it is that of the parameter before."
     (multiple-value-bind (fields stuck)
         (protobuf:find-field-path type name :max-steps +most-steps+)
       (let ((last (first (last fields))))
-        (cond ((string= "" name)
+        (cond ((zerop (length name))
                (refuse-request 400 :invalid-argument "a parameter of the query has no name"))
               (stuck
                (refuse-field name "~A has no such field" (protobuf:message-type-name type)))
@@ -76,27 +99,39 @@ is nil if it is that of the parameter before."
                (refuse-field name "takes a message, which no parameter can be"))
               (t fields))))))
 
+(defun decoded-name (query start end)
+  "The name of a parameter that is QUERY from START to END."
+  (when (< +longest-name+ (- end start))
+    (refuse-request 400 :invalid-argument "the name of a parameter has more than ~D characters"
+                    +longest-name+))
+  (decode-text query start end :plus t))
+
 (defun query-parameters (route query)
   "What QUERY, a string or nil, gives to fields of a request of ROUTE: a list of lists of the
 descriptors that lead to a field and of its texts."
-  (let ((all '()) (repeated 0) (fields nil) (entry nil)) ; the last of each comes first
-    (flet ((find-entry ()
-             (let ((known (and (repeated-p (first (last fields)))
-                               (find fields all :key #'first :test #'same-fields-p))))
-               (cond (known)
-                     ((and (repeated-p (first (last fields)))
-                           (> (incf repeated) +most-repeated-fields+))
-                      (refuse-request 400 :invalid-argument
-                                      "the query has values for more than ~D repeated fields"
-                                      +most-repeated-fields+))
-                     (t (first (push (list fields) all)))))))
+  (let ((all '()) (names 0) (entry nil)) ; the last of each comes first
+    (labels ((look-up (name)
+               (let ((fields (parameter-fields route name)))
+                 (when (> (incf names (1+ (max 1 (length fields)))) +most-names+)
+                   (refuse-request 400 :invalid-argument
+                                   "the query has more than ~D parameters and names of fields"
+                                   +most-names+))
+                 (and fields
+                      (or (find fields all :key #'first :test #'same-fields-p)
+                          (first (push (list fields) all))))))
+             (take (value)
+               (when (and (rest entry) (not (repeated-p (first (last (first entry))))))
+                 (refuse-field (format nil "~{~A~^.~}"
+                                       (mapcar #'protobuf:descriptor-name (first entry)))
+                               "takes one value only"))
+               (push value (rest entry))))
       (when query
         (map-parameters
-         (lambda (name value)
-           (when name
-             (setf fields (and (not (system-parameter-p name)) (parameter-fields route name))
-                   entry (and fields (find-entry))))
-           (when entry (push value (rest entry))))
+         (lambda (start end value value-end)
+           (when start
+             (setf entry (and (not (system-parameter-p query start end))
+                              (look-up (decoded-name query start end)))))
+           (when entry (take (decode-text query value value-end :plus t))))
          query)))
     (loop for (fields . texts) in (nreverse all)
           collect (cons fields (reverse texts)))))
@@ -108,15 +143,16 @@ descriptors that lead to a field and of its texts."
 
 (defun bind-path (route match message)
   "Give MESSAGE, a request of ROUTE, what MATCH says of the variables."
-  (let ((starts (match-starts match)) (ends (match-ends match))
+  (let ((starts (match-starts match))
         (segments (template-segments (route-template route))))
     (dolist (binding (route-bindings route))
       (let* ((start (binding-start binding))
              (end (if (eq :rest (svref segments (1- (binding-end binding))))
-                      (length starts)
+                      (match-count match)
                       (binding-end binding)))
              (text (if (< start end)
-                       (decode-text (match-text match) (svref starts start) (svref ends (1- end))
+                       (decode-text (match-text match) (svref starts start)
+                                    (segment-end match (1- end))
                                     :keep-slashes (binding-wide binding))
                        "")))
         (set-text message (binding-fields binding) (list text) t)))))

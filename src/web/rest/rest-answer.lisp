@@ -56,8 +56,10 @@ in an Any. Signal PROTOBUF-ERROR if MESSAGE has no form in JSON."
   "Return the octets of a google.rpc.Status in JSON with CODE, a number, MESSAGE, a string, and the
 details of DETAILS, a serialized google.rpc.Status or nil."
   (let ((details (details-json details)))
-    (string-octets (format nil "{\"code\":~D,\"message\":~A~@[,\"details\":[~{~A~^,~}]~]}"
-                           code (write-json message) details))))
+    (string-octets (if details
+                       (format nil "{\"code\":~D,\"message\":~A,\"details\":[~{~A~^,~}]}"
+                               code (write-json message) details)
+                       (write-json (list (cons "code" code) (cons "message" message)))))))
 
 ;;; Streams
 

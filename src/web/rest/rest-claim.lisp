@@ -75,11 +75,15 @@ RULE-ERROR if a rule is wrong in itself or selects no method that is loaded. Fro
 
 ;;; Heads
 
+(defconstant +origin-characters+ 512
+  "No origin is longer: a scheme, a name of at most 253 characters and a port.")
+
 (defun same-origin-p (fields)
   "True if the page that FIELDS name as the origin is this server's own."
   (let ((origin (web:header-value fields "origin"))
         (host (or (web:header-value fields ":authority") (web:header-value fields "host"))))
     (and host
+         (<= (length origin) +origin-characters+)
          (let ((start (search "://" origin)))
            (and start (string-equal host (subseq origin (+ start 3))))))))
 
@@ -139,7 +143,8 @@ Fetch standard, \"CORS-safelisted request-header\")."
   "The nanoseconds that a request with FIELDS may take, or nil."
   (let* ((grpc (web:header-value fields "grpc-timeout"))
          (seconds (web:header-value fields "x-server-timeout"))
-         (timeout (cond (grpc (status:parse-timeout (string-octets grpc)))
+         (timeout (cond (grpc (and (<= (length grpc) 9)
+                                   (status:parse-timeout (string-octets grpc))))
                         (seconds (seconds-timeout seconds)))))
     (cond (timeout timeout)
           (grpc (refuse-request 400 :invalid-argument "malformed grpc-timeout"))
@@ -151,7 +156,8 @@ Fetch standard, \"CORS-safelisted request-header\")."
   "The form of the stream of answers to a request of ROUTE with FIELDS, or nil."
   (and (protobuf:method-descriptor-server-streaming-p (route-method route))
        (not (route-raw-answer route))
-       (stream-form (web:header-value fields "accept"))))
+       (let ((accept (web:header fields "accept")))
+         (if accept (web:parse-header accept #'stream-form) (stream-form nil)))))
 
 (defun make-all-heads (origins)
   "The heads of good answers of a server with ORIGINS, an alist from form to them."
@@ -191,7 +197,7 @@ Fetch standard, \"CORS-safelisted request-header\")."
 
 (defun claim-of (router heads origins limit http-method target fields)
   "What a request is: a claim, an answer, or nil."
-  (let* ((mark (position #\? target))
+  (let* ((mark (char-position #\? target))
          (path (subseq target 0 mark))
          (asked (and (string= "OPTIONS" http-method)
                      (web:header-value fields "access-control-request-method")))

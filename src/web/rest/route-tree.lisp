@@ -13,13 +13,16 @@
 (defstruct (node (:copier nil))
   "What the paths that lead here may go on with."
   (literals nil :type (or null hash-table)) ; from a segment to its node
+  (longest 0 :type index)               ; how many characters the longest of LITERALS has
   (one nil :type (or null node))        ; that * leads to
   (ends '() :type list)                 ; the routes that end here
   (rests '() :type list))               ; the routes that end with ** here
 
-(defstruct (router (:constructor %make-router (root routes)) (:copier nil))
+(defstruct (router (:constructor %make-router (root routes depth longest-verb)) (:copier nil))
   "The routes of a server."
   (root nil :type node :read-only t)    ; of the tree
+  (depth 0 :type index :read-only t)    ; how many segments the longest template has
+  (longest-verb 0 :type index :read-only t) ; how many characters; 0 if no template has a verb
   (routes '() :type list :read-only t)) ; all, as they were given
 
 (document-functions
@@ -54,77 +57,105 @@
                (:one (setf node (or (node-one node) (setf (node-one node) (make-node)))))
                (t (let ((table (or (node-literals node)
                                    (setf (node-literals node) (make-hash-table :test 'equal)))))
+                    (setf (node-longest node) (max (length segment) (node-longest node)))
                     (setf node (or (gethash segment table)
                                    (setf (gethash segment table) (make-node))))))))
     (setf (node-ends node) (enter-end route (node-ends node)))))
+
+(defun longest (items function)
+  "The length of the longest sequence that FUNCTION returns for one of ITEMS; 0 if there are none."
+  (reduce #'max items :key (lambda (item) (length (funcall function item))) :initial-value 0))
 
 (defun make-router (routes)
   "Return a router of ROUTES, a list. Signal RULE-ERROR if two of them match the same requests; it
 names both."
   (let ((root (make-node)))
     (dolist (route routes) (enter-route root route))
-    (%make-router root routes)))
+    (%make-router root routes
+                  (longest routes (lambda (route) (template-segments (route-template route))))
+                  (longest routes #'route-suffix))))
 
 ;;; Paths
 
-(defstruct (match (:constructor make-match (text starts ends)) (:copier nil))
-  "A path that is being looked up."
+(defconstant +most-per-character+ 12
+  "The characters that one takes in a path at most: it has four octets, each of which is escaped.")
+
+(defstruct (match (:constructor make-match (text starts ends count end)) (:copier nil))
+  "A path that is being looked up. It has no more segments than the longest template, and one that
+stands for the rest, since a peer has thousands of them in a path that it says by an octet or two."
   (text "" :type simple-string :read-only t) ; all of it
-  (starts #() :type simple-vector :read-only t) ; where each segment begins
-  (ends #() :type simple-vector :read-only t)) ; and ends, the last without its verb
+  (starts #() :type simple-vector :read-only t) ; where each of its first segments begins
+  (ends #() :type simple-vector :read-only t) ; and ends
+  (count 0 :type index :read-only t)    ; how many segments there are, with that for the rest
+  (end 0 :type index :read-only t))     ; where the last of all ends, without its verb
 
-(defun split-path (path)
-  "The starts and ends of the segments of PATH, which begins with a slash."
-  (let ((starts '()) (ends '()))
-    (loop for slash = 0 then next
-          for next = (position #\/ path :start (1+ slash))
-          do (push (1+ slash) starts)
-             (push (or next (length path)) ends)
-          while next)
-    (values (coerce (nreverse starts) 'simple-vector) (coerce (nreverse ends) 'simple-vector))))
+(define-hot split-path ((path simple-string) (depth index))
+    (values simple-vector simple-vector index)
+  "The starts and the ends of the first DEPTH segments of PATH, which begins with a slash, and how
+many it has, at most one more."
+  (let ((starts (make-array depth :initial-element 0))
+        (ends (make-array depth :initial-element 0))
+        (count 0) (slash 0))
+    (declare (type index count) (type (or null index) slash))
+    (loop while (and slash (< count depth))
+          do (let* ((start (1+ slash)) (next (char-position #\/ path :start start)))
+               (setf (svref starts count) start
+                     (svref ends count) (or next (length path))
+                     slash next)
+               (incf count)))
+    (values starts ends (if slash (1+ count) count))))
 
-(defun segment-text (match index)
-  "The segment of MATCH at INDEX, decoded."
-  (decode-text (match-text match) (svref (match-starts match) index)
-               (svref (match-ends match) index)))
+(define-hot verb-colon ((path simple-string) (longest index)) (or null index)
+  "Where the colon is in PATH after which its verb would be, of LONGEST characters at most; nil if
+there is none."
+  (loop for i of-type index from (length path) above (max 0 (- (length path) longest 1))
+        do (case (char path (1- i))
+             (#\/ (return nil))
+             (#\: (return (1- i))))))
+
+(defun segment-end (match index)
+  "Where the segment of MATCH at INDEX ends."
+  (if (= (1+ index) (match-count match)) (match-end match) (svref (match-ends match) index)))
+
+(defun literal-node (node match index)
+  "The node to which a literal of NODE that is the segment of MATCH at INDEX leads, or nil."
+  (let ((start (svref (match-starts match) index)) (end (segment-end match index)))
+    (and (node-literals node)
+         (<= (- end start) (* +most-per-character+ (node-longest node)))
+         (values (gethash (decode-text (match-text match) start end) (node-literals node))))))
 
 (defun map-matches (function root match suffix)
   "Call FUNCTION with each route of the tree of ROOT that has the verb SUFFIX, or none if that is
 nil, and that MATCH leads to, the preferred first."
   (declare (type function function))
-  (let ((count (length (match-starts match))))
+  (let ((count (match-count match)))
     (labels ((tell (routes)
                (dolist (route routes)
                  (when (equal suffix (route-suffix route)) (funcall function route))))
              (walk (node index)
                (cond ((= index count) (tell (node-ends node)))
+                     ((= index (length (match-starts match)))) ; no template is longer
                      (t
-                      (when (node-literals node)
-                        (let ((next (gethash (segment-text match index) (node-literals node))))
-                          (when next (walk next (1+ index)))))
+                      (let ((next (literal-node node match index)))
+                        (when next (walk next (1+ index))))
                       (when (and (node-one node)
                                  (< (the index (svref (match-starts match) index))
-                                    (the index (svref (match-ends match) index))))
+                                    (the index (segment-end match index))))
                         (walk (node-one node) (1+ index)))))
                (tell (node-rests node))))
       (walk root 0))))
 
-(defun verb-start (path starts)
-  "The index of the colon in PATH after which its verb would be, or nil."
-  (let ((colon (position #\: path :from-end t)))
-    (and colon (>= colon (the index (svref starts (1- (length starts))))) colon)))
-
-(defun map-all-matches (function root path)
-  "Call FUNCTION with each route that PATH leads to, the preferred first, and with the match."
-  (multiple-value-bind (starts ends) (split-path path)
-    (let* ((colon (verb-start path starts))
-           (short (and colon (copy-seq ends))))
-      (flet ((look (match suffix)
-               (map-matches (lambda (route) (funcall function route match)) root match suffix)))
-        (when colon
-          (setf (svref short (1- (length short))) colon)
-          (look (make-match path starts short) (decode-text path (1+ colon) (length path))))
-        (look (make-match path starts ends) nil)))))
+(defun map-all-matches (function router path)
+  "Call FUNCTION with each route of ROUTER that PATH leads to, the preferred first, and with the
+match."
+  (multiple-value-bind (starts ends count) (split-path path (router-depth router))
+    (let ((colon (verb-colon path (* +most-per-character+ (router-longest-verb router)))))
+      (flet ((look (end suffix)
+               (let ((match (make-match path starts ends count end)))
+                 (map-matches (lambda (route) (funcall function route match)) (router-root router)
+                              match suffix))))
+        (when colon (look colon (decode-text path (1+ colon) (length path))))
+        (look (length path) nil)))))
 
 (defun takes-verb-p (route verb)
   (or (string= verb (route-verb route)) (string= "*" (route-verb route))))
@@ -147,7 +178,7 @@ Signal REQUEST-ERROR if PATH is not percent-encoded UTF-8."
                        (when (takes-verb-p route verb)
                          (return-from find-route (values route match)))
                        (push (route-verb route) verbs))
-                     (router-root router) path)
+                     router path)
     (if (and (string= "HEAD" verb) (member "GET" verbs :test #'string=))
         (find-route router "GET" path)
         (values nil (allowed-verbs verbs)))))

@@ -56,10 +56,12 @@
 (defun same-fields-p (a b)
   "True if A and B, lists of descriptors, lead from one type to the same field. Descriptors change
 when a file is loaded again, numbers do not."
-  (and (= (length a) (length b))
-       (every (lambda (a b)
-                (= (protobuf:field-descriptor-number a) (protobuf:field-descriptor-number b)))
-              a b)))
+  (loop for field in a
+        for other = (pop b)
+        always (and other
+                    (= (the fixnum (protobuf:field-descriptor-number field))
+                       (the fixnum (protobuf:field-descriptor-number other))))
+        finally (return (null b))))
 
 (defun bound-p (fields bindings)
   "True if one of BINDINGS is to the field that FIELDS lead to."

@@ -63,3 +63,22 @@
     (is (null (find-route router "GET" (format nil "/b~{~A~}"
                                                 (make-list 5000 :initial-element "/a")))))
     (is (find-route router "GET" (format nil "~{~A~}" (make-list 5000 :initial-element "/a"))))))
+
+(test a-match-is-no-longer-than-the-templates
+  "A peer says thousands of segments by an octet or two, and a repeated head keeps its match."
+  (let* ((router (rule-router '(:get "/v1/{name=**}") '(:get "/v2/{name=**}:go")))
+         (path (format nil "/v1/~{~A/~}end" (make-list 5000 :initial-element "a"))))
+    (multiple-value-bind (route match) (find-route router "GET" path)
+      (is-true route)
+      (is (<= (length (rest::match-starts match)) 2))
+      (is (= (length path) (rest::match-end match))))))
+
+(test verbs-of-paths-have-an-end
+  "No more of a path is searched for a verb than the longest may take, escaped."
+  (let ((router (rule-router '(:get "/v1/{name=**}:go"))))
+    (flet ((found (path) (and (find-route router "GET" path) t)))
+      (is-true (found "/v1/a:b:go"))
+      (is-true (found "/v1/a:%67%6F"))
+      (is-true (found (format nil "/v1/~A:go" (make-string 5000 :initial-element #\:))))
+      (is (not (found (format nil "/v1/a:go~A" (make-string 5000 :initial-element #\o)))))
+      (is (not (found "/v1/a:go/b"))))))
