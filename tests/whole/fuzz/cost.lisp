@@ -608,8 +608,36 @@ yet on the last of these: else a connection takes only the first."
   (multiple-value-bind (ns octets before) (funcall measure ask)
     (values ns (+ octets (short-messages-octets ask)) before)))
 
+(defun long-text (part)
+  "PART again and again, as long as our encoder still puts into the table of HPACK."
+  (format nil "~v@{~A~:*~}~*" (floor 2900 (length part)) part))
+
+(defun found-web-asks ()
+  "What was dear once: long texts that HPACK repeats by an octet or two, and a stream of messages
+that have nothing."
+  (flet ((ask (verb path &optional (body (string-octets "{}")) &rest fields)
+           (make-ask :verb verb :path path :varied t
+                     :body (and (string/= "GET" verb) body)
+                     :fields (list* '("content-type" "application/json") fields))))
+    (append
+     (loop for (name part) in '(("grpc-trace-bin" "AA==,") ("x-bin" "AA,") ("x-bin" ",")
+                                ("x-bin" "AAAA") ("accept-encoding" "gzip,")
+                                ("accept-encoding" ",") ("content-encoding" "a")
+                                ("content-type" "application/json;a=b")
+                                ("access-control-request-headers" "a,") ("origin" "://"))
+           for field = (list name (long-text part))
+           collect (ask "POST" "/v1/ask/5" (string-octets "{}") field)
+           collect (ask "POST" "/v1/ask/5" (string-octets "{}") field field field field))
+     (loop for start in '("/none" "/v1/ask/5" "/v1/ask/a/x/")
+           append (loop for part in '("/a" "a" "/" "%41" ":" "é" "1")
+                        collect (ask "POST" (concatenate 'string start (long-text part)))))
+     (loop for start in '("/none?" "/v1/watch/5?" "/v1/ask/a/x/b:go?" "/v1/watch/5?text=")
+           append (loop for part in '("&" "number=1&" "text=%41&" "$a=1&number=1&" "+" "%41")
+                        collect (ask "GET" (concatenate 'string start (long-text part)))))
+     (list (ask "POST" "/v1/chat" (string-octets (subseq (long-text "{}") 0 120)))))))
+
 (define-subject "web"
-  :seeds (lambda () (mapcar #'octets-ask (web-seeds)))
+  :seeds (lambda () (append (mapcar #'octets-ask (web-seeds)) (found-web-asks)))
   :vary #'vary-web-ask
   :measure (lambda (ask) (measured-web (lambda (ask) (measure-ask ask "web")) ask))
   :show #'show-ask)
@@ -626,7 +654,7 @@ yet on the last of these: else a connection takes only the first."
          (or (ask-body ask) (octets-of)))))
 
 (define-subject "web over http1"
-  :seeds (lambda () (mapcar #'octets-ask (web-seeds)))
+  :seeds (lambda () (append (mapcar #'octets-ask (web-seeds)) (found-web-asks)))
   :vary #'vary-web-ask
   :measure (lambda (ask)
              (measured-web (lambda (ask) (measure-http1 (ask-http1 ask) "web")) ask))
