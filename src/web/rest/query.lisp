@@ -15,7 +15,7 @@
 (defconstant +most-steps+ 32
   "The fields that may lead to the one of a parameter.")
 
-(defconstant +most-names+ 48
+(defconstant +most-names+ 40
   "How many parameters with another name than the one before, and names of fields in these, a query
 may have in all: each is looked up.")
 
