@@ -64,10 +64,12 @@ the last one added is called first. From any thread."
 gets it, until FREE-SIGNAL-HANDLER or the end of the loop. A loop has one handler for a signal: this
 one replaces the one before. Other loops that ask for the signal get it too. Its default action, and
 a handler that other code has set for it, are suspended. EVENT-CB gets errors in FUNCTION. Return
-the handler, for CANCEL. Signal MISUSE if NUMBER is no signal, or one that cannot be handled. From
-any thread."
-  (unless (and (typep number '(integer 1 64)) (/= os:+sigkill+ number os:+sigstop+))
-    (misuse "A signal that can be handled is wanted, such as +SIGINT+, not ~S." number))
+the handler, for CANCEL. Signal MISUSE if NUMBER is not a signal, or one that cannot be handled;
++SIGUSR2+ is among these, since SBCL stops threads by it. From any thread."
+  (unless (os:may-handle-signal-p number)
+    (misuse "~:[A signal that can be handled is wanted, such as +SIGINT+, not ~S.~;~
+             SIGUSR2, ~D, is taken: by it SBCL stops threads for the collector.~]"
+            (eql os:+sigusr2+ number) number))
   (let* ((loop (the-loop loop))
          (watch (make-signal-watch :loop loop :number number :callback function
                                    :event-cb event-cb)))

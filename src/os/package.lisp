@@ -59,7 +59,7 @@
    #:process-start-seconds #:process-virtual-octets
    #:process-resident-octets #:process-threads
    ;; signal.lisp
-   #:handle-signal #:reset-signal
+   #:handle-signal #:reset-signal #:may-handle-signal-p
    ;; library.lisp
    #:define-library #:open-library
    ;; zlib.lisp

@@ -25,6 +25,16 @@
         +sigio+ +sigxcpu+ +sigxfsz+ +sigvtalrm+ +sigprof+ +sigwinch+)
   "The signals whose handlers SBCL defers until it is safe to run them.")
 
+(defparameter *reserved-signals*
+  (list +sigkill+ +sigstop+ +sigusr2+ +sigsegv+ +sigbus+ +sigill+ +sigtrap+ +sigfpe+)
+  "The signals that nobody can handle: two are the kernel's; by SIGUSR2 SBCL stops threads for a
+collection, and by the others it learns of errors and of writes to protected pages.")
+
+(defun may-handle-signal-p (number)
+  "True if NUMBER, anything, is that of a signal that HANDLE-SIGNAL takes."
+  (and (typep number '(integer 1 64))
+       (not (member number *reserved-signals*))))
+
 ;;; Catching without Lisp
 
 (defstruct (catcher (:copier nil))
@@ -139,6 +149,7 @@ behind."
 before. It is called in any thread, in the midst of anything, so all that it should do is post to a
 loop. Signals that come fast may be told of as one. From one thread at a time."
   (declare (type function function))
+  (assert (may-handle-signal-p signal))
   (if (member signal *deferred-signals*)
       (sb-sys:enable-interrupt signal (lambda (signal information context)
                                         (declare (ignore signal information context))

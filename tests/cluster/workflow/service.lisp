@@ -422,6 +422,7 @@ and sessions are looked after all the same."
 (part old-cached-states
   "What a node has seen of a workflow, and others have changed since, refuses nobody."
   (with-nodes (node other) ()
+    (is-true (wait-until (lambda () (workflow::node-index-watch node)))) ; with which it forgets all
     (let ((session (open-a-session node)))
       (start-workflow node "w" '("a" "b"))
       (let ((task (first (claim node session '("a")))))

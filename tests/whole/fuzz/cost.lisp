@@ -228,10 +228,10 @@ of kind and octets, is."
 
 (defun call-with-cost-peer (host function)
   "Call FUNCTION with a peer that is connected to HOST of the simulation."
-  (sim:call-in-simulation
+  (call-in-fuzzed-simulation
    (cost-simulation)
    (lambda (simulation)
-     (sim:forget-history simulation)
+     (declare (ignore simulation))
      (let ((peer (sim:connect-peer host 1)))
        (sim:settle :timeout 1/100)
        (unwind-protect (funcall function peer)

@@ -11,6 +11,15 @@
     (sim:call-in-simulation simulation prepare)
     simulation))
 
+(defun call-in-fuzzed-simulation (simulation function)
+  "Call FUNCTION with SIMULATION, of MAKE-FUZZED-SIMULATION, whose history begins anew. The threads
+that it has needed end: what is long and compressed is decompressed on one."
+  (sim:call-in-simulation simulation
+                          (lambda (simulation)
+                            (sim:forget-history simulation)
+                            (unwind-protect (funcall function simulation)
+                              (sim::end-threads simulation)))))
+
 (defun errors-logged (simulation)
   (loop for entry across (sim::history-entries (sim::simulation-history simulation))
         when (and (eq :error (first (sim::entry-arguments entry)))
@@ -109,10 +118,9 @@
 
 (defun run-grpc-server (kind octets)
   (declare (ignore kind))
-  (sim:call-in-simulation
+  (call-in-fuzzed-simulation
    (server-simulation)
    (lambda (simulation)
-     (sim:forget-history simulation)
      (let ((peer (sim:connect-peer "server" 1)))
        (say-in-pieces peer octets)
        (let ((closed (sim:left-p peer)))
@@ -196,10 +204,9 @@
 
 (defun run-grpc-client (kind octets)
   (declare (ignore kind))
-  (sim:call-in-simulation
+  (call-in-fuzzed-simulation
    (client-simulation)
    (lambda (simulation)
-     (sim:forget-history simulation)
      (let* ((channel (grpc:make-channel "home:1"))
             (calls (begin-calls channel))
             (peer (progn (sim:settle :timeout 1/100) (sim:accept-peer *listener*))))

@@ -47,16 +47,11 @@
 
 (defparameter *subject-seconds* 1/2 "How long each subject is searched here for dear inputs.")
 
-(defparameter *open-subjects* '("web" "web over http1")
-  "Subjects that only scripts/fuzz searches: here a thread of their simulation has stayed.")
-
 (test no-input-is-dear
   "Nothing that a peer says costs more than twenty times an ordinary call of as many octets."
   (let ((seed (suite-seed)))
     (format t "~&seed ~D~%" seed)
-    (dolist (subject (remove-if (lambda (subject)
-                                  (member (subject-name subject) *open-subjects* :test #'string=))
-                                *subjects*))
+    (dolist (subject *subjects*)
       (let ((dear (first (dearest subject *subject-seconds* seed))))
         (when (> (dear-units dear) +most-units+) (confirmed dear 20))
         (is (<= (dear-units dear) +most-units+) "seed ~D, ~A: ~,1F units an octet of ~D: ~A" seed

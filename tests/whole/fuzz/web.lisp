@@ -140,10 +140,9 @@ depends on what of it came first."
   (declare (ignore kind))
   (unless (and (plusp (length octets)) (<= 65 (aref octets 0) 90))
     (error 'connection-ended))          ; HTTP/2's, since no method of HTTP/1.1 begins so
-  (sim:call-in-simulation
+  (call-in-fuzzed-simulation
    (web-simulation)
    (lambda (simulation)
-     (sim:forget-history simulation)
      (let* ((whole (web-outcome simulation
                                 (list (join-octets (web-portions octets (max 1 (length octets)))))))
             (size (1+ (below 9)))

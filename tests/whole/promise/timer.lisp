@@ -95,7 +95,7 @@ how late this machine wakes its threads meanwhile; if that will not do, of anoth
                    (lambda ()
                      (async:with-event-loop ()
                        (let ((own loop:*event-loop*))
-                         (async:signal-handler async:+sigusr2+ (constantly nil)) ; keeps it running
+                         (async:signal-handler async:+sigusr1+ (constantly nil)) ; keeps it running
                          (setf (car loop) own)
                          (signal-it ready)))))))
       (await-signal ready)
