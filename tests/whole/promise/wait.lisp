@@ -123,14 +123,17 @@ the burst have begun, so that a slow machine shows the same as a quick one."
                  (mapc #'grpc:await futures))))))
 
 (test p3-few-system-calls
+  "In the middle one of five rounds: other work on the machine cuts bursts into pieces."
   (with-probe (channel :server server :options '(:execution :inline :loops 1)) (:ask #'double)
     (flet ((calls (count) (call-in-bursts #'lab.bench:ask channel server #'note count 100)))
       (calls 2000)
       (let ((share (call-counting-system-calls
                     (lambda (count)
-                      (let ((before (funcall count)))
-                        (calls 20000)
-                        (/ (- (funcall count) before) 20000.0))))))
+                      (third (sort (loop repeat 5
+                                         collect (let ((before (funcall count)))
+                                                   (calls 4000)
+                                                   (/ (- (funcall count) before) 4000.0)))
+                                   #'<))))))
         (report "P3: ~,3F system calls of the server per call, 100 streams of a connection (under 0.1)"
                 share)
         (is (< share 0.1))))))
