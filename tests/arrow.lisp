@@ -316,7 +316,7 @@ returns them, define to the names of the files that do."
     ("serving" "method" 10) ("serving" "rpc" 10)
     ("wire" "base" 60) ("wire" "os" 10) ("wire" "loop" 45) ("wire" "hpack" 20) ("wire" "http2" 50)
     ("wire" "protobuf" 10) ("wire" "status" 10) ("wire" "method" 10) ("wire" "rpc" 60)
-    ("proxy" "base" 11) ("proxy" "os" 5) ("proxy" "loop" 25) ("client" "proxy" 4)
+    ("proxy" "base" 12) ("proxy" "os" 5) ("proxy" "loop" 25) ("client" "proxy" 4)
     ("client" "base" 65) ("client" "dns" 10) ("client" "os" 10) ("client" "loop" 60)
     ("client" "hpack" 20)
     ("client" "http2" 40) ("client" "protobuf" 10) ("client" "status" 20) ("client" "method" 10)

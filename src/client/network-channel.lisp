@@ -62,7 +62,7 @@ SERVICE-CONFIG         how calls are made if the resolver does not say: a text i
 PROXY                  the URL of the proxy by which to connect, http://[USER:PASSWORD@]HOST:PORT or
                        socks5://…; :environment, the default, is the one of the environment
                        variables grpc_proxy, https_proxy or http_proxy unless no_proxy excepts the
-                       target's host; nil is none. See doc/addresses.md
+                       target's host; nil means no proxy. See doc/addresses.md
 OBSERVER               what MAKE-OBSERVER, MAKE-METRICS, MAKE-TRACING, MAKE-ACCESS-LOG or
                        MAKE-CONSOLE returns, or a list of such, is told of the channel's calls,
                        messages and connections

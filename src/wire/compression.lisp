@@ -111,7 +111,7 @@ honest."
 
 ;;; A message of a few KB may become one of some MB, for which a handler on the loop would hold that
 ;;; up for ten milliseconds; a hundred connections may each have a hundred calls with such. So
-;;; whoever finds a message to be long has another thread run the loop first. As many are
+;;; the thread that finds a message to be long has another thread run the loop first. As many are
 ;;; decompressed at once as there are processors; else all threads of the reserve would take
 ;;; processors and memory from those that run loops.
 

@@ -129,10 +129,7 @@ an address, a network ADDRESS/BITS, each of the first two with :PORT or without,
                       (if (host-number host)
                           (eql (host-number host) (host-number name))
                           (host-of-domain-p host name)))))))
-    (some #'matches
-          (remove "" (mapcar (lambda (entry) (string-trim " " entry))
-                             (uiop:split-string exceptions :separator ","))
-                  :test #'string=))))
+    (some #'matches (split-list exceptions))))
 
 (defun this-machine-p (host)
   "True if HOST means this machine, which no proxy can know."
@@ -184,7 +181,7 @@ Signal MISUSE if that is wrong, or TARGET can have none."
                   (host (loop:target-host place))
                   (port (loop:target-port place)))
              (cond ((not asked)
-                    ;; whoever names the DNS server to ask does not want the proxy to look up
+                    ;; a target with a DNS server in it is not for the proxy to look up
                     (and (null (loop:target-server place)) (environment-proxy host port)))
                    ((or (loop:target-server place)
                         (and (host-number host) (rest (loop:target-addresses place))))

@@ -232,7 +232,7 @@ there is none."
 
 (define-hot query-values ((query (or null simple-string)) (names list)) list
   "A list of the decoded values of the first parameters of QUERY that are called as NAMES are, base
-strings, each of which is nil if there is none among the first 64 parameters."
+strings; nil for a name that none of the first 64 parameters has."
   (let ((values (make-list (length names) :initial-element nil))
         (query (or query "")) (start 0))
     (declare (type simple-string query) (type index start))

@@ -131,7 +131,7 @@ forced out."
     (is (= 2 (log-length node)))))
 
 (test a-follower-commits-what-it-knows-to-agree
-  "What it has behind that may be another leader's."
+  "It commits no entry behind those: such an entry may be another leader's."
   (let ((node (fresh-node 6 6 6)))
     (raft:handle-append-entries
      node (v1:make-append-entries-request :term 8 :sender "b" :prev-log-index 1 :prev-log-term 6
