@@ -208,8 +208,8 @@ not have returned for the next to run elsewhere. Neither do quick ones bring the
              (with-attacker (decent address) (is-true (served-p decent)))
              (is (<= (account-sum (server::server-account server)) 450000)))
         (dolist (attacker attackers) (close-socket (attacker-socket attacker))))
-      (is (wait-until (lambda () (zerop (account-sum (server::server-account server)))))
-          "~D octets charged" (account-sum (server::server-account server)))
+      (is (wait-until (lambda () (zerop (charged-beside server))))
+          "~D octets charged" (charged-beside server))
       (check-nothing-held server))))
 
 (test connections-that-cannot-be-begun-are-not-counted
