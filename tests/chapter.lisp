@@ -7,7 +7,8 @@
 ;;;; CLGRPC. The current directory is the project's root. A comment `; => VALUE` after a form says
 ;;;; how its first value prints, `; signals TYPE` that it signals an error of that type. Instead of
 ;;;; running a block one may say why it is not run, in the line before it:
-;;;; <!-- not run: the reason -->.
+;;;; <!-- not run: the reason -->; or which file it is, <!-- file: NAME -->, in a guide
+;;;; (examples/guide.lisp).
 ;;;;
 ;;;; CHAPTER-COMPLAINTS starts the image, which loads this file, so it needs neither clgrpc nor
 ;;;; FiveAM, and calls PLAY-CHAPTER.
@@ -34,7 +35,8 @@
                       (setf text nil
                             excused nil))
                      (text (write-line line text))
-                     (t (setf excused (uiop:string-prefix-p "<!-- not run:" line))))))
+                     (t (setf excused (or (uiop:string-prefix-p "<!-- not run:" line)
+                                          (uiop:string-prefix-p "<!-- file:" line)))))))
     (nreverse blocks)))
 
 (defun remark-after (text position)

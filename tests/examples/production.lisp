@@ -51,7 +51,7 @@ value is several words, and values."
   (is-true (notany (lambda (word) (find #\$ word)) (unit-command))))
 
 (defun check-unit (source name program)
-  "Check that systemd takes the file SOURCE as the unit NAME, with /bin/true for PROGRAM, a path."
+  "Check that systemd takes the file at SOURCE as the unit NAME, with /bin/true for PROGRAM, a path."
   (let* ((folder (format nil "/tmp/clgrpc-unit-~36R/" (random (expt 36 8)
                                                               (make-random-state t))))
          (file (concatenate 'string folder name)))
@@ -59,7 +59,7 @@ value is several words, and values."
          (progn
            (ensure-directories-exist folder)
            (with-open-file (stream file :direction :output)
-             (write-string (replace-all (uiop:read-file-string (support:root-file source))
+             (write-string (replace-all (uiop:read-file-string source)
                                         program "/bin/true")
                            stream))
            (multiple-value-bind (output error-output code)
@@ -72,18 +72,19 @@ value is several words, and values."
 
 (test systemd-takes-the-units
   (support:need-program "systemd-analyze")
-  (check-unit "examples/production/clgrpc-node@.service" "clgrpc-node@a.service"
+  (check-unit (production-file "clgrpc-node@.service") "clgrpc-node@a.service"
               "/usr/local/bin/clgrpc")
-  (check-unit "examples/program/greeter.service" "greeter.service" "/usr/local/bin/greeter"))
+  (check-unit (support:root-file "examples/program/greeter.service") "greeter.service"
+              "/usr/local/bin/greeter"))
 
-(defun yaml-documents (name)
-  "How many documents of YAML the file NAME has, by Python's parser; nil if it has faults, or that is
+(defun yaml-documents (file)
+  "How many documents of YAML FILE has, by Python's parser; nil if it has faults, or that is
 not there."
   (multiple-value-bind (output error-output code)
       (uiop:run-program
        (list "python3" "-c" "import sys, yaml
 print(len(list(yaml.safe_load_all(open(sys.argv[1])))))"
-             (production-file name))
+             file)
        :output '(:string :stripped t) :error-output :string :ignore-error-status t)
     (declare (ignore error-output))
     (and (eql 0 code) (parse-integer output))))
@@ -92,7 +93,7 @@ print(len(list(yaml.safe_load_all(open(sys.argv[1])))))"
   (unless (zerop (nth-value 2 (uiop:run-program "python3 -c 'import yaml'"
                                                 :ignore-error-status t)))
     (support:skip-test "Python's yaml is not installed"))
-  (is (eql 3 (yaml-documents "kubernetes.yaml"))))
+  (is (eql 3 (yaml-documents (production-file "kubernetes.yaml")))))
 
 (defun quoted-words (line)
   "The texts between the quotes of LINE."

@@ -19,11 +19,13 @@
 (defparameter *parts*
   (list
    (make-chapter-list "First service" "In this order; the first four are enough to begin with."
-              '("calls.md" "servers.md" "errors.md" "deadlines.md" "protobuf.md" "interceptors.md"
-                "in-process.md" "web.md"))
+              '("guides/first-service.md" "calls.md" "servers.md" "errors.md" "deadlines.md"
+                "protobuf.md" "interceptors.md" "in-process.md" "web.md" "guides/cookbook.md"
+                "guides/coming-from.md"))
    (make-chapter-list "In production" "For programs that others depend on."
-              '("limits.md" "tls.md" "addresses.md" "fleets.md" "etcd/discovery.md"
-                "cluster/production.md" "observability.md" "monitoring.md" "tracing.md"
+              '("guides/deployment.md" "guides/security.md" "guides/tuning.md" "limits.md" "tls.md"
+                "addresses.md" "fleets.md" "etcd/discovery.md" "cluster/production.md"
+                "observability.md" "monitoring.md" "tracing.md"
                 "channelz.md" "tools/console.md" "tools/load.md" "tools/profile.md"
                 "cluster/cluster.md" "cluster/workflows.md"))
    (make-chapter-list "Looking things up" "Details, and how it works inside."
