@@ -31,16 +31,18 @@ say."
 
 (test a-wait-ends-once-or-is-ended
   (with-loops (loop) (:name "back-off")
-    (let ((options (make-channel-options :backoff-initial-seconds 0.01))
-          (rung (sb-thread:make-semaphore)) (back-off (make-back-off)))
-      (flet ((start ()
+    (let ((rung (sb-thread:make-semaphore)) (back-off (make-back-off)))
+      (flet ((start (seconds)
                (on-loop loop (lambda ()
-                               (start-back-off back-off loop options
+                               (start-back-off back-off loop
+                                               (make-channel-options
+                                                :backoff-initial-seconds seconds)
                                                (lambda () (sb-thread:signal-semaphore rung)))))))
-        (start)
+        (start 0.01)
         (is-true (await rung))
         (is (null (on-loop loop (lambda () (back-off-timer back-off)))))
-        (start)
+        (forget-failures back-off)
+        (start 100)
         (on-loop loop (lambda () (stop-back-off back-off loop)))
         (is (null (back-off-timer back-off)))
         (is (zerop (on-loop loop (lambda () (wheel-count (event-loop-wheel loop))))))
