@@ -1,6 +1,7 @@
 ;;;; Workers: jobs that claim tasks, do them and report, and one that says that they live. Each of
 ;;;; the jobs has one task at a time. With its report it asks for the next step of the
-;;;; workflow, if that is of its kinds, which saves a claim; else it claims whatever is ready.
+;;;; workflow, if that is of its kinds, or for whatever else is ready, which saves a claim; if there
+;;;; is nothing, it waits by a claim.
 ;;;;
 ;;;; A report that no answer came to is sent again, until there is one: the service knows it. If the
 ;;;; session is lost, what was claimed under it is others', and the worker opens another one.
@@ -215,6 +216,7 @@ that there is no use in another attempt."
     (loop
       (with-worker (worker)
         (setf (pb:report-request-session request) (or (worker-session worker) "")
+              (pb:report-request-next-of-any request) t
               (pb:report-request-next-kinds request)
               (if (and (worker-open-p worker) (zerop (worker-suspects worker)))
                   (mapcar #'car (worker-functions worker))

@@ -240,6 +240,37 @@ may not work at NODE."
                (string/= "" (pb:workflow-state-session state)))
       (check-owner call (pb:workflow-state-session state)))))
 
+;;; A worker whose report leaves it without a task gets another one with the answer, if it asks for
+;;; that and there is one. It is claimed while the report is put, often by the same request to the
+;;; store, in a transaction of its own. A worker that does not get the answer does not say that it
+;;; holds the task, and so others get it, as with the answer to a claim.
+
+(defun ready-known-p (node kinds)
+  "True if NODE knows of a task of one of KINDS that can be claimed."
+  (some (lambda (kind) (known-ready node kind 1)) kinds))
+
+(defun begin-claim (node session kinds)
+  "Claim a task of KINDS for SESSION meanwhile. Return a future of a list of it, empty if there is
+none."
+  (let ((future (loop:make-future)))
+    (flet ((claim ()
+             (let ((tasks '()))
+               (unwind-protect
+                    (handler-case (progn (check-held node session)
+                                         (setf tasks (claim-tasks node session kinds 1)))
+                      ((or workflow-error etcd:etcd-error) ()))
+                 (loop:resolve-future future tasks)))))
+      (if (node-commits node)
+          (etcd:run-in-background (node-etcd node) #'claim)
+          (claim)))
+    future))
+
+(defun tasks-claimed (future)
+  "The tasks that FUTURE, of BEGIN-CLAIM, or nil, is of, once it has them."
+  (handler-case (and future (loop:await future :timeout +longest-commit-seconds+))
+    ;; the store's client was closed meanwhile
+    (loop:await-timeout () '())))
+
 (define-answer methods:report :work (node request call)
   (let* ((session (pb:report-request-session request))
          (kinds (checked-kinds node call (pb:report-request-next-kinds request)))
@@ -249,26 +280,41 @@ may not work at NODE."
                           (string/= "" session)
                           (progn (check-owner call session) t)))
          (claims nil)
-         (draft (change-workflow
-                 node (pb:report-request-id request)
-                 (lambda (draft)
-                   (setf claims nil)
-                   (check-reporter node call draft request)
-                   (when (report-outcome draft request)
-                     (when wants-next
-                       (setf claims (claim-next draft (pb:report-request-fence request) session
-                                                kinds)))
-                     t))
-                 ;; a session that has ended gets nothing more; its report counts all the same
-                 :conditions (lambda (draft)
-                               (declare (ignore draft))
-                               (and claims (list (list :present (session-key node session)))))
-                 :on-refusal (lambda () (setf wants-next nil))))
-         (state (draft-state draft)))
-    (when claims (note-granted node session 1))
-    (pb:make-report-reply
-     :next (and wants-next (next-claimed-p state request)
-                (task-of node state (draft-input node state draft) (node-now node))))))
+         (other nil)                    ; the future of a task of another workflow
+         (next nil))
+    (flet ((record ()
+             (change-workflow
+              node (pb:report-request-id request)
+              (lambda (draft)
+                (setf claims nil)
+                (check-reporter node call draft request)
+                (when (report-outcome draft request)
+                  (when wants-next
+                    (setf claims (claim-next draft (pb:report-request-fence request) session
+                                             kinds)))
+                  t))
+              ;; a session that has ended gets nothing more; its report counts all the same
+              :conditions (lambda (draft)
+                            (declare (ignore draft))
+                            (cond (claims (list (list :present (session-key node session))))
+                                  ((and wants-next (null other)
+                                        (pb:report-request-next-of-any request)
+                                        (ready-known-p node kinds))
+                                   (setf other (begin-claim node session kinds))
+                                   '())))
+              :on-refusal (lambda () (setf wants-next nil)))))
+      (unwind-protect
+           (let* ((draft (record)) (state (draft-state draft)))
+             (when claims (note-granted node session 1))
+             (cond ((and wants-next (next-claimed-p state request))
+                    (setf next (task-of node state (draft-input node state draft)
+                                        (node-now node))))
+                   ((and other (null (rpc:call-status call)))
+                    (setf next (first (tasks-claimed other))
+                          other nil)))
+             (pb:make-report-reply :next next))
+        ;; the report was refused, its worker has gone, or it has the next step after all
+        (return-tasks node (tasks-claimed other))))))
 
 (defmethod server:note-server-started ((node workflow-service) server)
   (let ((warning (authority:authority-warning (node-authority node)

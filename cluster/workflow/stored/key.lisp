@@ -36,10 +36,31 @@
 
 (defun key (root &rest parts)
   "The key of PARTS, strings, below ROOT."
-  (format nil "~A~{~A~^/~}" root parts))
+  (declare (dynamic-extent parts))
+  (let* ((length (loop for part in parts sum (1+ (length (the string part))) into sum
+                       finally (return (+ (length (the string root)) (max 0 (1- sum))))))
+         (key (make-string length))
+         (place (length root)))
+    (declare (type index place))
+    (replace key root)
+    (loop for (part . more) on parts
+          do (replace key (the string part) :start1 place)
+             (incf place (length part))
+             (when more
+               (setf (char key place) #\/)
+               (incf place)))
+    key))
+
+(defun hexadecimal (number digits)
+  "NUMBER, which is not negative, with at least so many hexadecimal DIGITS, in lower case."
+  (let* ((count (max digits (ceiling (integer-length number) 4))) (text (make-string count)))
+    (loop for i from (1- count) downto 0
+          do (setf (char text i) (char "0123456789abcdef" (ldb (byte 4 0) number))
+                   number (ash number -4)))
+    text))
 
 (defun time-text (ms)
-  (format nil "~(~16,'0X~)" (max 0 ms)))
+  (hexadecimal (max 0 ms) 16))
 
 (defun age-text (ms)
   "The AGE in keys of what began at MS. It sorts what began later before what began earlier."
@@ -51,7 +72,7 @@
 
 (defun shard-text (shard)
   "SHARD, a number, as keys have it: a hexadecimal digit."
-  (format nil "~(~X~)" shard))
+  (hexadecimal shard 1))
 
 (defun shard-of (id)
   "The shard of the workflow ID, a hexadecimal digit."

@@ -360,7 +360,8 @@ ago."
   "What becomes of TASK."
   (let ((request (pb:make-report-request :id (pb:task-id task) :fence (pb:task-fence task)
                                          :session (or (crew-session crew) "")
-                                         :next-kinds (if (luck affair 70) '("a" "b") '()))))
+                                         :next-kinds (if (luck affair 70) '("a" "b") '())
+                                         :next-of-any (luck affair 50))))
     (case (if (affair-quiet affair) 9 (roll affair 16))
       ((0 1) (setf (pb:report-request-failure request) (pb:make-failure :text "no")))
       (2 (setf (pb:report-request-give-back request) (pb:make-give-back)))

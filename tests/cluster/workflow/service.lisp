@@ -47,12 +47,13 @@ the etcd that THE-SERVICE-ON-ETCD has started for all of them."
                           (+ wait 10)))
           'list))
 
-(defun report (node task text &key session next-kinds)
+(defun report (node task text &key session next-kinds of-any)
   (pb:report-reply-next
    (workflow::ask #'methods:report node
                   (pb:make-report-request :id (pb:task-id task) :fence (pb:task-fence task)
                                           :result (string-octets text)
-                                          :session (or session "") :next-kinds next-kinds)
+                                          :session (or session "") :next-kinds next-kinds
+                                          :next-of-any of-any)
                   10)))
 
 (part starting-and-asking
@@ -335,6 +336,52 @@ task."
                  (multiple-value-bind (status result) (await-workflow node "w")
                    (list status (octets-string result)))))
       (is (= 6 (pb:workflow-state-version (state-of node "w")))))))
+
+(part a-report-gets-a-task-of-another-workflow
+  (with-nodes (node other) ()
+    (let ((session (open-a-session node)))
+      (flet ((report-any (task)
+               (report node task "A" :session session :next-kinds '("a" "b") :of-any t)))
+        (start-workflow node "w1" '("a" "b"))
+        (let ((task (first (claim node session '("a")))) (next nil))
+          (start-workflow node "w2" '("b") :input "in")
+          (is (string= "w1" (pb:task-id (setf next (report-any task))))
+              "the next step comes first")
+          (is (null (report node next "B" :session session :next-kinds '("c") :of-any t))
+              "there is none of these kinds")
+          (is (null (report node next "B" :session session :next-kinds '("b") :of-any t))
+              "that is the same report again")
+          (start-workflow node "w3" '("a"))
+          (let* ((third (first (claim node session '("a")))) (second (report-any third)))
+            (is (equal '("w2" "in") (list (pb:task-id second)
+                                          (octets-string (pb:task-input second)))))
+            (is (null (report-any third)) "that is the same report again")
+            (is (null (claim node session '("b"))))
+            (is (null (report-any second)) "there is no other")))
+        ;; the report is refused, which the node learns from the store
+        (start-workflow node "w4" '("a"))
+        (let ((task (first (claim node session '("a")))))
+          (start-workflow node "w5" '("b"))
+          (cancel-workflow other "w4")
+          (signals workflow-closed (report-any task))
+          (is (equal '("w5") (mapcar #'pb:task-id (claim node session '("b"))))))
+        ;; the worker has the next step after all, which the node learns from the store
+        (start-workflow node "w6" '("a" (:signal "x") "b"))
+        (let ((task (first (claim node session '("a")))))
+          (start-workflow node "w7" '("b"))
+          (signal-workflow other "w6" "x" nil)
+          (is (string= "w6" (pb:task-id (report-any task))))
+          (is (equal '("w7") (mapcar #'pb:task-id (claim node session '("b"))))))
+        ;; the session has ended
+        (start-workflow node "w8" '("a"))
+        (let ((task (first (claim node session '("a")))))
+          (start-workflow node "w9" '("b"))
+          (etcd:revoke-lease (etcd:lease-by-number (workflow::node-etcd node)
+                                                   (workflow::session-number session)))
+          (is (null (ignore-errors (report-any task))))
+          ;; with what the session had
+          (is-true (find "w9" (claim node (open-a-session node) '("b") :count 16)
+                         :key #'pb:task-id :test #'string=)))))))
 
 (part a-report-again-gets-only-its-own-claim
   "The session that has reported may have claimed the next step since, by another call: the same
@@ -926,6 +973,7 @@ its namespace; a service that is closed is neither asked nor kept by it."
                 (mapc #'funcall '(starting-and-asking signals-count-once
                                   statuses-without-a-name-are-refused claims-wait-for-tasks
                                   claims-of-sessions-that-end reports-and-the-next-step
+                                  a-report-gets-a-task-of-another-workflow
                                   a-report-again-gets-only-its-own-claim ids-that-are-free-again
                                   what-cannot-be-changed-holds-up-nobody old-cached-states
                                   wake-ups-are-not-lost claims-fit-into-an-answer
