@@ -14,6 +14,7 @@
   :components ((:file "command/worker-protos") (:file "command/package")
                (:file "command/standard-output") (:file "command/command") (:file "command/tls")
                (:file "command/interop-payload") (:file "command/serve")
+               (:file "command/manual-page") (:file "command/completion")
                (:file "command/client-command") (:file "command/gen")
                (:file "inspect/descriptor-source") (:file "inspect/declaration")
                (:file "command/balancing-options") (:file "inspect/call-command")

@@ -26,6 +26,12 @@ ends is in examples/."
       (grpc:stop-server server :drain 5)))
   0)
 
-(define-command "help" (((command "[COMMAND]" #'identity "The command to explain.")) ())
+(define-command "help" (((command "[COMMAND]" #'identity "The command to explain."))
+                        ((roff "[BOOLEAN]" #'command:parse-boolean nil
+                          "Print a page for man instead.")))
     "Explain a command, or list all. The same as --help."
-  (run-command (if command (list command "--help") '("--help"))))
+  (let ((found (and command (find-command command))))
+    (cond ((not roff) (run-command (if command (list command "--help") '("--help"))))
+          ((null command) (write-main-page *standard-output*) 0)
+          (found (write-command-page found *standard-output*) 0)
+          (t (run-command (list command "--help"))))))

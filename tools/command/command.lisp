@@ -55,16 +55,25 @@ parameters and options, keywords and values."
 
 ;;; Help
 
-(defun summary (command)
-  "The first sentence of COMMAND's documentation."
-  (let* ((text (substitute #\Space #\Newline (command-documentation command)))
+(defun first-sentence (text)
+  "The first sentence of TEXT, in one line, with a space between two words."
+  (let* ((words (remove "" (uiop:split-string text :separator '(#\Space #\Newline))
+                        :test #'string=))
+         (text (format nil "~{~A~^ ~}" words))
          (end (search ". " text)))      ; there are dots in names of files
     (string-right-trim "." (subseq text 0 end))))
+
+(defun summary (command)
+  "The first sentence of COMMAND's documentation."
+  (first-sentence (command-documentation command)))
+
+(defun commands-by-name ()
+  (sort (copy-list *commands*) #'string< :key #'command-name))
 
 (defun write-help (stream)
   (format stream "usage: clgrpc COMMAND [ARGUMENTS]~2%gRPC for Common Lisp: servers to try it ~
                   with, clients for any server, generators.~2%Commands:~%")
-  (dolist (command (sort (copy-list *commands*) #'string< :key #'command-name))
+  (dolist (command (commands-by-name))
     (format stream "  ~18A ~A~%" (command-name command) (summary command)))
   (format stream "~%`clgrpc COMMAND --help` explains a command; `clgrpc --version` prints the ~
                   version.~%"))

@@ -34,6 +34,16 @@
           ((integerp default) (format nil "~Ds" default))
           (t (format nil "~Dms" (* 1000 default))))))
 
+(defun argument-description (argument)
+  "What help texts say of ARGUMENT: a list of its names, the short ones first, what its value is
+called, or nil if that is its name, its documentation, and its default as a text, or nil."
+  (list (append (argument-aliases argument) (list (argument-name argument)))
+        (unless (string= (argument-name argument) (argument-value argument))
+          (argument-value argument))
+        (let ((text (argument-documentation argument)))
+          (if (functionp text) (funcall text) text))
+        (default-text argument)))
+
 (defun write-command-help (command stream)
   "Write to STREAM how COMMAND is called, what it does and what its arguments are."
   (write-usage command stream)
@@ -42,12 +52,8 @@
            (when arguments
              (format stream "~%~A~%" title)
              (dolist (argument arguments)
-               (format stream "  ~{~A, ~}~A~@[ ~A~]~%      ~A~@[ (default ~A)~]~%"
-                       (argument-aliases argument) (argument-name argument)
-                       (unless (string= (argument-name argument) (argument-value argument))
-                         (argument-value argument))
-                       (let ((text (argument-documentation argument)))
-                         (if (functionp text) (funcall text) text))
-                       (default-text argument))))))
+               (format stream "  ~{~A~^, ~}~{~@[ ~A~]~%      ~A~@[ (default ~A)~]~%~}"
+                       (first (argument-description argument))
+                       (rest (argument-description argument)))))))
     (describe-arguments "Parameters:" (command-parameters command))
     (describe-arguments "Options:" (command-options command))))

@@ -23,4 +23,4 @@
    ;; line.lisp
    #:parse-arguments
    ;; help.lisp
-   #:write-command-help))
+   #:write-command-help #:argument-description))

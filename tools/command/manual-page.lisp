@@ -1,0 +1,54 @@
+;;;; Pages for man(1), in the macros of man(7): one of `clgrpc` and one of each command, made from
+;;;; what the commands declare.
+
+(in-package #:clgrpc.tools)
+
+(defun roff (text)
+  "TEXT as roff prints it: nothing in it is a request or an escape, lines flow, and those of a list
+begin anew."
+  (with-output-to-string (out)
+    (loop for (line . more) on (uiop:split-string text :separator '(#\Newline))
+          for bare = (string-left-trim " " line)
+          do (when (search "  " bare) (format out ".br~%"))
+             (when (and (string/= "" bare) (find (char bare 0) ".'")) (write-string "\\&" out))
+             (loop for char across bare
+                   do (case char
+                        (#\\ (write-string "\\e" out))
+                        (#\- (write-string "\\-" out))
+                        (t (write-char char out))))
+             (when more (terpri out)))))
+
+(defun write-page-head (name summary stream)
+  (format stream ".TH ~:@(~A~) 1 \"\" \"clgrpc ~A\" \"clgrpc\"~%.SH NAME~%~A \\- ~A~%"
+          (roff name) **version** (roff name) (roff summary)))
+
+(defun write-page-section (title arguments stream)
+  "The section TITLE about ARGUMENTS, parameters or options, if there are any."
+  (when arguments
+    (format stream ".SH ~A~%" title)
+    (dolist (argument arguments)
+      (destructuring-bind (names value text default) (command:argument-description argument)
+        (format stream ".TP~%\\fB~{~A~^\\fR, \\fB~}\\fR~@[ \\fI~A\\fR~]~%~A~@[ (default ~A)~]~%"
+                (mapcar #'roff names) (and value (roff value)) (roff text)
+                (and default (roff default)))))))
+
+(defun write-command-page (command stream)
+  "Write to STREAM the page of COMMAND."
+  (write-page-head (format nil "clgrpc-~A" (command-name command)) (summary command) stream)
+  (format stream ".SH SYNOPSIS~%\\fBclgrpc ~A\\fR~{ \\fI~A\\fR~} [\\fIOPTION\\fR]...~%"
+          (roff (command-name command))
+          (mapcar (lambda (parameter) (roff (command:argument-name parameter)))
+                  (command-parameters command)))
+  (format stream ".SH DESCRIPTION~%~A~%" (roff (command-documentation command)))
+  (write-page-section "PARAMETERS" (command-parameters command) stream)
+  (write-page-section "OPTIONS" (command-options command) stream)
+  (format stream ".SH SEE ALSO~%\\fBclgrpc\\fR(1)~%"))
+
+(defun write-main-page (stream)
+  "Write to STREAM the page of clgrpc itself."
+  (write-page-head "clgrpc" "gRPC for Common Lisp: servers, clients and generators" stream)
+  (format stream ".SH SYNOPSIS~%\\fBclgrpc\\fR \\fICOMMAND\\fR [\\fIARGUMENT\\fR]...~%")
+  (format stream ".SH COMMANDS~%")
+  (dolist (command (commands-by-name))
+    (format stream ".TP~%\\fBclgrpc\\-~A\\fR(1)~%~A~%" (roff (command-name command))
+            (roff (summary command)))))
