@@ -142,6 +142,46 @@ or an empty one."
                                                     metadata-file)))
           headers))
 
+;;; Mixes of methods
+
+(defstruct (part-of-mix (:copier nil))
+  "One row of --mix."
+  (method "" :type string)              ; a full name with dots
+  (weight 1 :type (integer 1 1000))     ; how many of the calls are of it, beside others' weights
+  (data nil :type (or null string)))    ; the requests, JSON; nil for an empty one, or none
+
+(defun parse-part-of-mix (json)
+  "The row of --mix that JSON, an object, says."
+  (flet ((member-of (name)
+           (and (consp json) (every #'consp json) (cdr (assoc name json :test #'string=)))))
+    (let ((method (member-of "method")) (weight (or (member-of "weight") 1)))
+      (unless (stringp method) (refuse "each part of a mix is an object with a \"method\""))
+      (let ((stranger (find-if-not (lambda (name)
+                                     (member name '("method" "weight" "data") :test #'string=))
+                                   json :key #'car)))
+        (when stranger
+          (refuse "a part of a mix has method, weight and data, not ~S" (car stranger))))
+      (unless (typep weight '(integer 1 1000))
+        (refuse "the weight of ~A is an integer from 1 to 1000" method))
+      (make-part-of-mix :method (split-method method) :weight weight
+                        :data (let ((data (assoc "data" json :test #'string=)))
+                                (and data (write-json (cdr data))))))))
+
+(defun parse-mix (string)
+  "The parts of a mix that STRING, an array in JSON, or the file that it names, says."
+  (let* ((text (if (uiop:string-prefix-p "[" (string-left-trim " " string))
+                   string
+                   (read-text-file string)))
+         (array (handler-case (parse-json text)
+                  (clgrpc-error (error) (refuse "the mix is not JSON: ~A" error)))))
+    (unless (and (simple-vector-p array) (plusp (length array)))
+      (refuse "a mix is an array of objects in JSON"))
+    (map 'list #'parse-part-of-mix array)))
+
+(defun methods-called (&key mix method &allow-other-keys)
+  "The full names with dots of what is called."
+  (if mix (mapcar #'part-of-mix-method mix) (list method)))
+
 ;;; Schedules
 
 (defun load-schedule (name kind value start step end step-seconds max-seconds)
@@ -354,8 +394,13 @@ PLAN, a plist, has made of them."
                 when (told-p key options)
                   collect (cons (if (stringp name) name (string-downcase name))
                                 (told-value (getf options key) how)))
-          (list (cons "call" (subseq (method-path (getf options :method)) 1))
+          (list (cons "call" (format nil "~{~A~^, ~}"
+                                     (loop for method in (apply #'methods-called options)
+                                           collect (subseq (method-path method) 1))))
                 (cons "insecure" (if (getf plan :credentials) :false :true)))
+          (when (getf options :mix)
+            (list (cons "weights" (map 'simple-vector #'part-of-mix-weight
+                                       (getf options :mix)))))
           (when (getf plan :total) (list (cons "total" (getf plan :total))))
           (when (and (getf options :together) (getf plan :rate))
             (list (cons "together" (getf plan :group-ns))))))
@@ -370,42 +415,57 @@ PLAN, a plist, has made of them."
         :options-of-http2 (make-channel-options
                            :preface-timeout-seconds (max 1/10 (min 600 connect-timeout)))))
 
-(defun load-request (credentials timeout &rest options
-                     &key target method authority disable-template-data enable-compression
-                     &allow-other-keys)
-  "What of a plan says what is called with CREDENTIALS, and that it may take TIMEOUT seconds."
+(defun load-request (credentials timeout weight
+                     &rest options &key target method authority disable-template-data
+                                     enable-compression &allow-other-keys)
+  "What calls of METHOD with CREDENTIALS are, which may take TIMEOUT seconds and are WEIGHT of those
+of a mix."
   (let* ((pool (apply #'load-pool credentials options))
          (rpc-method (find-method-in pool method)))
     (multiple-value-bind (fields maker)
         (handler-case (load:compile-metadata (apply #'load-metadata options)
                                              :templates (not disable-template-data))
           (load:template-error (error) (refuse "~A" error)))
-      (list :method rpc-method :payload (apply #'load-payload rpc-method pool options)
-            :fields (load:request-fields
-                     (method-path method)
-                     (or authority (loop:target-authority (loop:parse-target target)))
-                     (nanoseconds-of timeout) (if credentials "https" "http") (or fields #())
-                     :encoding (and enable-compression "gzip"))
-            :metadata-maker maker :timeout-ns (nanoseconds-of timeout)))))
+      (load:make-request
+       rpc-method
+       :weight weight
+       :payload (apply #'load-payload rpc-method pool options)
+       :fields (load:request-head
+                (method-path method)
+                (or authority (loop:target-authority (loop:parse-target target)))
+                (nanoseconds-of timeout) (if credentials "https" "http") (or fields #())
+                :encoding (and enable-compression "gzip"))
+       :metadata-maker maker))))
 
-(defun make-load-plan (&rest options &key method service-config timeout name tags
-                       &allow-other-keys)
+(defun load-requests (credentials timeout &rest options &key mix &allow-other-keys)
+  "What of a plan says what is called with CREDENTIALS, and that it may take TIMEOUT seconds."
+  (list :timeout-ns (nanoseconds-of timeout)
+        :requests
+        (if mix
+            (loop for part in mix
+                  collect (apply #'load-request credentials timeout (part-of-mix-weight part)
+                                 :method (part-of-mix-method part) :data (part-of-mix-data part)
+                                 options))
+            (list (apply #'load-request credentials timeout 1 options)))))
+
+(defun make-load-plan (&rest options &key service-config timeout name tags &allow-other-keys)
   "The plan that OPTIONS, those of the command `load`, say."
   (let* ((config (and service-config (config:parse-service-config service-config)))
-         (path (method-path method))
+         (paths (mapcar #'method-path (apply #'methods-called options)))
          (tags (and tags (parse-string-object tags "--tags")))
          (credentials (apply #'loads-credentials options))
          (route (apply #'load-route config options))
          (options (with-connections options (getf route :addresses)))
          (width (apply #'load-width options)))
-    (when config
+    (dolist (path (and config paths))
       (refuse-retries config path)
-      (tell-disobeyed config path))
+      (tell-disobeyed config path)
+      ;; of a mix, the shortest
+      (setf timeout (shorter-timeout timeout config path)))
     (let ((plan (append (list :name name :tags tags :credentials credentials)
                         width
                         (apply #'load-length options)
                         (apply #'load-streams options)
-                        (apply #'load-request credentials (shorter-timeout timeout config path)
-                               options)
+                        (apply #'load-requests credentials timeout options)
                         route)))
       (apply #'load:make-plan :options (told-options plan options) plan))))

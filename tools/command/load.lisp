@@ -180,10 +180,18 @@ nil, has counted of METHOD meanwhile."
   (dolist (one (cons run (load:run-rounds run)))
     (setf (load:run-latency one) (load:run-all-latency one))))
 
-(defun method-called (&key method call &allow-other-keys)
-  "The method to call, as a parameter or as ghz's --call has it."
+(defparameter *options-of-one-method*
+  '((:method "METHOD") (:call "--call") (:data "--data") (:data-file "--data-file")
+    (:binary "--binary") (:binary-file "--binary-file") (:server-metrics "--server-metrics"))
+  "What a mix of methods has no place for.")
+
+(defun method-called (&rest options &key method call mix &allow-other-keys)
+  "The method to call, as a parameter or as ghz's --call has it; nil for a mix."
+  (when mix
+    (loop for (key name) in *options-of-one-method*
+          when (getf options key) do (refuse "--mix and ~A exclude each other" name)))
   (cond ((and method call) (refuse "METHOD and --call exclude each other"))
-        ((or method call))
+        ((or method call mix) (or method call))
         (t (refuse "METHOD is missing"))))
 
 (defun perform-load (&rest options &key workers fail-if format compare output count-errors
@@ -249,6 +257,10 @@ nil, has counted of METHOD meanwhile."
               "More options, an object in JSON such as {\"host\": \"127.0.0.1:50051\", \"rps\": 9};
       what the command line says counts more.")
       (call "METHOD" #'split-method nil "What to call, as METHOD, for command lines of ghz.")
+      (mix "JSON|FILE" #'parse-mix nil
+           "What to call instead of METHOD: an array of objects, such as
+      [{\"method\": \"a.B/C\", \"weight\": 9, \"data\": {}}, {\"method\": \"a.B/D\"}].
+      Calls take turns by weight, 1 by default, and each method has a row of the report.")
       (proto "FILE" #'identity nil
              "The .proto file that declares the service; without it, the server's reflection is
       asked.")
@@ -339,9 +351,9 @@ nil, has counted of METHOD meanwhile."
       (tags "JSON" #'identity nil "An object of strings, for reports.")
       (quiet "[BOOLEAN]" #'parse-boolean nil
              "Say nothing on standard error meanwhile; so if that is no terminal.")))
-    "Load any server with calls of one method, and report their latencies. Types come from the
-server's reflection, --proto or --protoset. With --rps calls begin on time whatever becomes of them,
-and latencies count from when they were due; how late the tool itself was is told, and whether it
+    "Load any server with calls of one method, or of several, and report their latencies. Types come
+from the server's reflection, --proto or --protoset. With --rps calls begin on time whatever becomes
+of them, and latencies count from when they were due; how late the tool itself was is told, and whether it
 was the limit. Exits with 0 if all calls ended with OK, 3 if some did not or none ended, or with
 --fail-if 4 if a condition holds and else 0, 130 if interrupted and 143 by SIGTERM, after a report
 of what was done, 1 if the run could not be made, 2 if the arguments are wrong."

@@ -29,8 +29,10 @@
   (let* ((random (sb-ext:seed-random-state (loop:event-loop-random loop)))
          (generator (make-generator :plan plan :number number :loop loop :on-event on-event
                                     :connection-slots (make-generator-connection-slots plan number)
-                                    :data (make-call-data :method (plan-method plan) :random random)
-                                    :tally (make-tally :most-samples (plan-samples plan))
+                                    :data (make-call-data :random random)
+                                    :tally (make-tally :most-samples (plan-samples plan)
+                                                       :methods (method-rows
+                                                                 (plan-requests plan)))
                                     :skip (share-of (plan-skip-first plan) number
                                                     (plan-generators plan)))))
     (when (plan-total plan)
@@ -92,7 +94,7 @@
   "A call on CONNECTION-SLOT that was to begin at INTENDED-NS, with its requests."
   (let* ((generator (the generator (connection-slot-generator connection-slot)))
          (load-call (make-load-call connection-slot intended-ns)))
-    (when (payload-maker (plan-payload (generator-plan generator)))
+    (when (payload-maker (request-payload (the request (load-call-request load-call))))
       (handler-case (expand-frames generator load-call)
         (error (error) (give-generator-up generator error))))
     (unless (or (zerop (plan-timeout-ns (generator-plan generator)))

@@ -37,21 +37,26 @@
   (let* ((generator (the generator (connection-slot-generator connection-slot)))
          (plan (generator-plan generator))
          (load-call (take-load-call generator))
+         (turns (plan-turns plan))
+         (number (logand most-positive-fixnum
+                         (+ (* (generator-made generator) (plan-generators plan))
+                            (generator-number generator))))
+         (request (the request (svref turns (if (= 1 (length turns))
+                                                0
+                                                (mod number (length turns))))))
          (youngest (generator-youngest generator))
          (behind (<= (generator-measure-ns generator) intended-ns))
          (counted (and behind (<= (generator-skip generator) (generator-counted generator)))))
     (setf (load-call-connection-slot load-call) connection-slot
-          (load-call-number load-call) (logand most-positive-fixnum
-                                               (+ (* (generator-made generator)
-                                                     (plan-generators plan))
-                                                  (generator-number generator)))
+          (load-call-number load-call) number
+          (load-call-request load-call) request
           (load-call-intended-ns load-call) intended-ns
           (load-call-made-ns load-call) (generator-now generator)
           (load-call-sent-ns load-call) 0
           (load-call-counted load-call) counted
           (load-call-waited load-call) nil
           (load-call-retried load-call) nil
-          (load-call-frames load-call) (payload-frames (plan-payload plan))
+          (load-call-frames load-call) (payload-frames (request-payload request))
           (load-call-ended load-call) nil
           (load-call-previous load-call) youngest
           (generator-youngest generator) load-call)
@@ -72,15 +77,16 @@
 (defun load-call-data (generator load-call)
   "What templates may say of LOAD-CALL: GENERATOR's CALL-DATA, until it is asked for again."
   (let ((data (generator-data generator)))
-    (setf (call-data-number data) (load-call-number load-call)
+    (setf (call-data-method data) (request-method (load-call-request load-call))
+          (call-data-number data) (load-call-number load-call)
           (call-data-worker data) (connection-slot-number (load-call-connection-slot load-call)))
     data))
 
 (defun expand-frames (generator load-call)
   "The frames of LOAD-CALL, for which the templates are expanded anew."
   (setf (load-call-frames load-call)
-        (funcall (payload-maker (plan-payload (generator-plan generator)))
-                                              (load-call-data generator load-call))))
+        (funcall (payload-maker (request-payload (load-call-request load-call)))
+                 (load-call-data generator load-call))))
 
 (define-hot unlink-load-call ((generator generator) (load-call load-call)) null
   (let ((next (load-call-next load-call)) (previous (load-call-previous load-call)))
@@ -136,6 +142,7 @@
                     (setf (connection-slot-backend connection-slot)
                           (find-backend
                            tally (loop:target-text (connection-slot-target connection-slot)))))
+                (request-number (the request (load-call-request load-call)))
                 (load-call-intended-ns load-call) now code text)
       (incf (tally-messages-sent tally) (load-call-next-frame load-call))
       (incf (tally-messages-received tally) (load-call-responses load-call))
@@ -177,7 +184,7 @@
   (let ((generator (load-call-generator load-call)))
     (note-now generator)
     (when (load-call-stream load-call)
-      (cond ((sends-stream-p (generator-plan generator)) (send-stream load-call))
+      (cond ((sends-stream-p (load-call-request load-call)) (send-stream load-call))
             ((load-call-overdue-p load-call)
              (end-load-call load-call +code-cancelled+ "cancelled after its duration"))))
     (after-event generator)))
@@ -218,12 +225,15 @@ behind the last."
 (define-hot send-requests ((load-call load-call) (plan plan)) null
   "Send what LOAD-CALL, which has just got its stream, sends at first."
   (let ((frames (load-call-frames load-call)))
-    (cond ((sends-stream-p plan) (send-stream load-call))
+    (cond ((sends-stream-p (load-call-request load-call)) (send-stream load-call))
           (t
            (send-frame (the http2:stream (load-call-stream load-call))
                        (svref frames (if (= 1 (length frames))
                                          0
-                                         (mod (load-call-number load-call) (length frames))))
+                                         ;; another in each turn of a mix
+                                         (mod (floor (load-call-number load-call)
+                                                     (length (plan-turns plan)))
+                                              (length frames))))
                        t)
            (setf (load-call-next-frame load-call) 1)
            (when (plusp (plan-call-duration-ns plan))
@@ -236,7 +246,8 @@ behind the last."
   "Begin LOAD-CALL on CONNECTION; return false if no stream may be opened there now."
   (let* ((generator (the generator (load-call-generator load-call)))
          (plan (generator-plan generator))
-         (maker (plan-metadata-maker plan))
+         (request (the request (load-call-request load-call)))
+         (maker (request-metadata-maker request))
          (stream (http2:open-stream (the http2:connection (connection-http2 connection)))))
     (when stream
       (setf (http2:stream-user stream) load-call
@@ -253,7 +264,7 @@ behind the last."
             (connection-used connection) t)
       (incf (connection-slot-begun (the connection-slot (load-call-connection-slot load-call))))
       (multiple-value-bind (encoder buffer) (http2:begin-headers stream)
-        (hpack:encode-fields encoder buffer (plan-fields plan))
+        (hpack:encode-fields encoder buffer (request-fields request))
         (when maker
           (loop for field across
                 (the simple-vector (funcall maker (load-call-data generator load-call)))
@@ -305,7 +316,7 @@ behind the last."
               (t (end-load-call load-call code text))))))
 
 (define-hot end-with-ok ((load-call load-call)) null
-  (let ((single (member (plan-kind (generator-plan (the generator (load-call-generator load-call))))
+  (let ((single (member (request-kind (the request (load-call-request load-call)))
                         '(:unary :client-streaming))))
     (cond ((or (plusp (load-call-left load-call)) (plusp (load-call-prefix load-call)))
            (end-load-call load-call +code-internal+ "the response ends in the middle of a message"))
@@ -380,18 +391,17 @@ came before them."
     (when load-call
       (let* ((load-call load-call)
              (before (load-call-responses (the load-call load-call)))
-             (sound (count-responses load-call octets start end)))
+             (sound (count-responses load-call octets start end))
+             (kind (request-kind (the request (load-call-request load-call)))))
         (declare (type load-call load-call))
-        (when (member (plan-kind (generator-plan (the generator (load-call-generator load-call))))
-                      '(:server-streaming :bidi))
+        (when (member kind '(:server-streaming :bidi))
           (note-responses load-call (logand most-positive-fixnum
                                             (- (load-call-responses load-call) before))))
         (cond ((not sound)
                (end-load-call load-call +code-internal+
                               "a response is compressed though there is no grpc-encoding"))
               (ended (end-load-call load-call +code-internal+ "the response has no trailers"))
-              ((eq :server-streaming (plan-kind (generator-plan
-                                                 (the generator (load-call-generator load-call)))))
+              ((eq :server-streaming kind)
                (let ((most (plan-messages (generator-plan (the generator
                                                                (load-call-generator load-call))))))
                  (when (and most (<= most (load-call-responses load-call)))

@@ -191,8 +191,10 @@ that begins with the limit's name, or nil."
   (let* ((generators (control-generators control))
          (end-ns (reduce #'max generators :key #'generator-last-end-ns :initial-value measure-ns))
          (run (make-run :name (plan-name plan) :target (plan-target plan)
-                        :method (subseq (method:rpc-method-path (plan-method plan)) 1)
-                        :kind (plan-kind plan) :options (plan-options plan)
+                        :method (format nil "~{~A~^, ~}"
+                                        (mapcar #'request-name (plan-requests plan)))
+                        :kind (request-kind (first (plan-requests plan)))
+                        :options (plan-options plan)
                         :tags (plan-tags plan)
                         :started-unix-ns (+ measure-ns (tally-real-offset-ns
                                                         (generator-tally (first generators))))

@@ -14,6 +14,7 @@
   (connection-slot nil)                 ; where it goes
   (connection nil)                      ; that it has a stream of
   (stream nil :type (or null http2:stream)) ; that it has
+  (request nil :type (or null request)) ; what it calls, and sends
   (number 0 :type quantity) ; of the request, over all generators
   (intended-ns 0 :type nanoseconds)     ; when it was to begin; its latency counts from then
   (made-ns 0 :type nanoseconds)         ; when it was made; its timeout counts from then
@@ -43,7 +44,7 @@
   (connection-slot nil)                 ; whose it is
   (http2 nil :type (or null http2:connection)) ; the core
   (socket nil :type (or null loop:connection)) ; the loop's
-  (backend nil :type (or null backend-row)) ; what is counted of its peer
+  (backend nil :type (or null share-row)) ; what is counted of its peer
   (unflushed nil :type (or null load-call)) ; calls whose first octets are in the output, chained
   (ready nil :type boolean)             ; the peer's SETTINGS have come
   (used nil :type boolean)              ; a call has begun on it
@@ -59,7 +60,7 @@
   ;; :WAITING is for the next attempt to connect, after one that failed
   (state :connecting :type (member :connecting :ready :waiting :closed))
   (failure "no connection yet" :type string) ; why the last attempt failed
-  (backend nil :type (or null backend-row)) ; of calls that fail without a connection
+  (backend nil :type (or null share-row)) ; of calls that fail without a connection
   ;; connections that failed or went before they had a call, one after the other
   (failures 0 :type index)
   (quota 0 :type fixnum)                ; calls that may be under way

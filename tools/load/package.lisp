@@ -17,15 +17,15 @@
    #:run #:make-run #:run-name #:run-target #:run-method #:run-kind #:run-started-unix-ns
    #:run-duration-ns #:run-options #:run-tags #:run-loop-kind #:run-intended-rps #:run-count
    #:run-message-latency #:run-server #:run-burst #:run-under-way #:run-oldest-under-way-ns
-   #:run-latency #:run-all-latency #:run-statuses #:run-backends #:run-seconds
+   #:run-latency #:run-all-latency #:run-statuses #:run-backends #:run-methods #:run-seconds
    #:run-interval-seconds #:run-stages
    #:run-lateness #:run-octets-sent #:run-octets-received #:run-messages-sent
    #:run-messages-received #:run-connections
    #:run-connects #:run-cpu-ns #:run-limited #:run-ended-early #:run-samples #:run-rounds
    #:status-row #:make-status-row #:status-row-name #:status-row-code #:status-row-count
    #:status-row-latency #:status-row-messages
-   #:backend-row #:make-backend-row #:backend-row-address #:backend-row-count
-   #:backend-row-errors #:backend-row-latency
+   #:share-row #:make-share-row #:share-row-name #:share-row-count
+   #:share-row-errors #:share-row-latency
    #:second-row #:make-second-row #:second-row-count #:second-row-errors #:second-row-latency
    #:second-row-sent-octets #:second-row-received-octets #:second-row-connections
    #:second-row-lateness-max-ns
@@ -39,7 +39,7 @@
    ;; payload.lisp
    #:json-payload #:binary-payload #:compress-payload #:compile-metadata
    ;; plan.lisp
-   #:plan #:make-plan #:plan-rate #:plan-payload #:plan-method #:plan-total #:plan-duration-ns
-   #:plan-warm-up-ns #:request-fields
+   #:plan #:make-plan #:plan-rate #:plan-total #:plan-duration-ns #:plan-warm-up-ns
+   #:make-request #:request-head
    ;; load-run.lisp
    #:perform-run #:run-failed #:calls-ended #:single-targets))

@@ -2,17 +2,52 @@
 
 (in-package #:clgrpc.load)
 
-(defstruct (plan (:copier nil))
+(defstruct (request (:constructor %make-request) (:copier nil))
+  "What calls of one method are."
+  (method nil :type (or null method:rpc-method)) ; what is called
+  (number 0 :type index)                ; its place in the plan
+  (kind :unary :type keyword)           ; the method's
+  (payload (make-payload) :type payload) ; what calls send
+  (fields #() :type simple-vector)      ; all header fields of a request that are constant
+  (metadata-maker nil :type (or null function)) ; (call-data) returns a vector of further fields
+  (weight 1 :type (integer 1 1000)))    ; how many of the calls of a mix are of it
+
+(declaim (sb-ext:freeze-type request))
+
+(defun make-request (method &rest arguments)
+  "A request of METHOD; ARGUMENTS are :PAYLOAD, :FIELDS, :METADATA-MAKER and :WEIGHT."
+  (apply #'%make-request :method method :kind (method:rpc-method-kind method) arguments))
+
+(defun request-name (request)
+  "What reports call the method of REQUEST: package.Service/Method."
+  (subseq (method:rpc-method-path (request-method request)) 1))
+
+(defun mix-requests (requests)
+  "A vector of REQUESTS, a list, in which each stands as often as its weight says, as evenly spread
+as can be: calls take their turns in it."
+  (let* ((total (reduce #'+ requests :key #'request-weight))
+         (credits (make-array (length requests) :initial-element 0)))
+    ;; each gets its weight in every turn, and who has most pays for the turn
+    (coerce (loop repeat total
+                  collect (let ((best 0))
+                            (loop for request in requests
+                                  for i from 0
+                                  do (incf (aref credits i) (request-weight request))
+                                     (when (< (aref credits best) (aref credits i))
+                                       (setf best i)))
+                            (decf (aref credits best) total)
+                            (nth best requests)))
+            'simple-vector)))
+
+(defstruct (plan (:constructor %make-plan) (:copier nil))
   "What is to be called, and how. Generators read it and never change it."
   (name nil :type (or null string))     ; the user's, for reports
   (tags '() :type list)                 ; the user's, for reports
   (options '() :type list)              ; what was asked for, for reports; see RUN-OPTIONS
   (target "" :type string)              ; as the user wrote it
   (addresses '() :type list)            ; targets of one address each, where connections go in turn
-  (method nil :type (or null method:rpc-method)) ; what is called
-  (payload (make-payload) :type payload) ; what calls send
-  (fields #() :type simple-vector)      ; all header fields of a request that are constant
-  (metadata-maker nil :type (or null function)) ; (call-data) returns a vector of further fields
+  (requests '() :type list)             ; REQUESTs: one, or those of a mix
+  (turns #() :type simple-vector)       ; REQUESTs, which calls take in turn
   (credentials nil)                     ; of TLS, or nil
   (server-name nil :type (or null string)) ; whose certificate TLS wants to see
   (timeout-ns 0 :type nanoseconds)      ; that a call may take; 0 for no limit
@@ -45,13 +80,17 @@
 
 (declaim (sb-ext:freeze-type plan))
 
-(defun plan-kind (plan)
-  (method:rpc-method-kind (plan-method plan)))
+(defun make-plan (&rest arguments &key requests &allow-other-keys)
+  "A plan of REQUESTS, which calls take in turn; the other ARGUMENTS are its slots."
+  (loop for request in requests
+        for number from 0
+        do (setf (request-number request) number))
+  (apply #'%make-plan :turns (mix-requests requests) arguments))
 
-(defun sends-stream-p (plan)
-  (member (plan-kind plan) '(:client-streaming :bidi)))
+(defun sends-stream-p (request)
+  (member (request-kind request) '(:client-streaming :bidi)))
 
-(defun request-fields (path authority timeout-ns scheme metadata &key encoding)
+(defun request-head (path authority timeout-ns scheme metadata &key encoding)
   "The header fields of a request (gRPC over HTTP/2, \"Requests\") to PATH at AUTHORITY, with the
 vector of fields METADATA behind them; messages are compressed by ENCODING, a text, or not."
   (flet ((field (name value) (hpack:string-field name value)))

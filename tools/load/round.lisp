@@ -25,11 +25,11 @@ rows, where KEY is the same."
                      :latency (merge-histograms (mapcar #'status-row-latency rows))
                      :messages (sort messages #'> :key #'cdr))))
 
-(defun merge-backend-rows (rows)
-  (make-backend-row :address (backend-row-address (first rows))
-                    :count (reduce #'+ rows :key #'backend-row-count)
-                    :errors (reduce #'+ rows :key #'backend-row-errors)
-                    :latency (merge-histograms (mapcar #'backend-row-latency rows))))
+(defun merge-share-rows (rows)
+  (make-share-row :name (share-row-name (first rows))
+                    :count (reduce #'+ rows :key #'share-row-count)
+                    :errors (reduce #'+ rows :key #'share-row-errors)
+                    :latency (merge-histograms (mapcar #'share-row-latency rows))))
 
 (defun join-seconds (runs)
   "The SECOND-ROWs of RUNS one behind the other, and of how many seconds each is."
@@ -64,10 +64,12 @@ rounds. Its seconds are theirs in their order, its duration is the sum."
                 (most-frequent (merge-rows runs #'run-statuses #'status-row-code
                                            #'merge-status-rows)
                                #'status-row-count)
+                (run-methods whole)
+                (merge-rows runs #'run-methods #'share-row-name #'merge-share-rows)
                 (run-backends whole)
-                (most-frequent (merge-rows runs #'run-backends #'backend-row-address
-                                           #'merge-backend-rows)
-                               #'backend-row-count)
+                (most-frequent (merge-rows runs #'run-backends #'share-row-name
+                                           #'merge-share-rows)
+                               #'share-row-count)
                 (run-stages whole)
                 (merge-rows runs #'run-stages #'car
                             (lambda (rows)

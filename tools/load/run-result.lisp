@@ -10,9 +10,9 @@
   (latency (make-histogram) :type histogram) ; of these calls
   (messages '() :type list))            ; alist from status message to count, of bounded length
 
-(defstruct (backend-row (:copier nil))
-  "The calls that one address answered."
-  (address "" :type string)             ; as the channel prints it; "" if none was reached
+(defstruct (share-row (:copier nil))
+  "The calls that one address answered, or, of a mix, those of one method."
+  (name "" :type string)                ; of the address, "" if none was reached, or the method
   (count 0 :type quantity)         ; calls that ended
   (errors 0 :type quantity)        ; those of them that did not end with OK
   (latency (make-histogram) :type histogram)) ; of those that ended with OK
@@ -54,7 +54,8 @@ of the last, with those of a warm-up left out."
   (latency (make-histogram) :type histogram) ; of calls that ended with OK
   (all-latency (make-histogram) :type histogram) ; of all calls that ended
   (statuses '() :type list)             ; STATUS-ROWs, the most frequent first
-  (backends '() :type list)             ; BACKEND-ROWs, the most frequent first
+  (backends '() :type list)             ; SHARE-ROWs, the most frequent first
+  (methods '() :type list)              ; of a mix the same, named as METHOD is
   (seconds #() :type vector)            ; SECOND-ROWs, from the begin of the run
   (interval-seconds 1 :type (integer 1)) ; how long each of SECONDS is: more in a long run
   (stages '() :type list)               ; alist from "queue", "connect", "send", "wait" to HISTOGRAM

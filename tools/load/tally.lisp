@@ -11,7 +11,8 @@
   (under-way 0 :type quantity)          ; calls that had not when the run was broken off
   (oldest-under-way-ns 0 :type quantity) ; how long the oldest of these had been under way
   (statuses (make-array 17 :initial-element nil) :type (simple-vector 17)) ; STATUS-ROWs, by code
-  (backends '() :type list)             ; BACKEND-ROWs
+  (backends '() :type list)             ; SHARE-ROWs
+  (methods #() :type simple-vector)     ; of a mix SHARE-ROWs, by REQUEST-NUMBER
   (wait (make-histogram) :type histogram) ; from when a request was sent until its call ended
   (send (make-histogram) :type histogram) ; from when it had a stream until it was sent
   (queue (make-histogram) :type histogram) ; from when it was due until it had one
@@ -84,9 +85,9 @@
         do (next-second tally)))
 
 (defun find-backend (tally address)
-  "The BACKEND-ROW for ADDRESS, made if there is none."
-  (or (find address (tally-backends tally) :key #'backend-row-address :test #'string=)
-      (let ((row (make-backend-row :address address)))
+  "The SHARE-ROW for ADDRESS, made if there is none."
+  (or (find address (tally-backends tally) :key #'share-row-name :test #'string=)
+      (let ((row (make-share-row :name address)))
         (push row (tally-backends tally))
         row)))
 
@@ -119,11 +120,27 @@
           (tally-sample-count tally) (length (tally-samples tally))
           (tally-sample-every tally) (* 2 (tally-sample-every tally)))))
 
-(define-hot note-end ((tally tally) (backend backend-row) (intended-ns nanoseconds)
-                      (now nanoseconds) (code (integer 0 16)) (text (or null string)))
+(define-hot (note-share :inline t) ((row share-row) (latency nanoseconds) (code (integer 0 16)))
     null
-  "A call that counts, which was to begin at INTENDED-NS, has ended with the status CODE, and TEXT
-if that is not OK, at NOW, at BACKEND."
+  "A call that counts in ROW has ended with the status CODE after LATENCY."
+  (incf (share-row-count row))
+  (if (zerop code)
+      (record-value (share-row-latency row) latency)
+      (incf (share-row-errors row)))
+  nil)
+
+(defun method-rows (requests)
+  "For REQUESTS of a mix, a list, what METHODS of a tally begins as; for one, nothing."
+  (if (rest requests)
+      (map 'simple-vector (lambda (request) (make-share-row :name (request-name request))) requests)
+      #()))
+
+(define-hot note-end ((tally tally) (backend share-row) (number index)
+                      (intended-ns nanoseconds) (now nanoseconds) (code (integer 0 16))
+                      (text (or null string)))
+    null
+  "A call that counts, of the request with NUMBER, which was to begin at INTENDED-NS, has ended with
+the status CODE, and TEXT if that is not OK, at NOW, at BACKEND."
   (let* ((latency (max 0 (- now intended-ns)))
          (row (or (svref (tally-statuses tally) code) (ensure-status tally code))))
     (declare (type status-row row) (type nanoseconds latency))
@@ -131,14 +148,14 @@ if that is not OK, at NOW, at BACKEND."
     (let ((second (tally-second tally)))
       (incf (tally-count tally))
       (incf (status-row-count row))
-      (incf (backend-row-count backend))
+      (note-share backend latency code)
+      (unless (zerop (length (tally-methods tally)))
+        (note-share (the share-row (svref (tally-methods tally) number)) latency code))
       (incf (second-row-count second))
       (record-value (status-row-latency row) latency)
       (cond ((zerop code)
-             (record-value (backend-row-latency backend) latency)
              (record-value (second-row-latency second) latency))
             (t
-             (incf (backend-row-errors backend))
              (incf (second-row-errors second))
              (note-message row (or text "")))))
     (when (zerop (mod (tally-count tally) (tally-sample-every tally)))
@@ -188,10 +205,14 @@ if that is not OK, at NOW, at BACKEND."
             (run-all-latency run) (merge-histograms (mapcar #'status-row-latency statuses))
             (run-statuses run) statuses
             (run-backends run)
-            (sort (delete 0 (merge-rows tallies #'tally-backends #'backend-row-address
-                                        #'merge-backend-rows)
-                          :key #'backend-row-count)
-                  #'> :key #'backend-row-count)
+            (sort (delete 0 (merge-rows tallies #'tally-backends #'share-row-name
+                                        #'merge-share-rows)
+                          :key #'share-row-count)
+                  #'> :key #'share-row-count)
+            (run-methods run) (merge-rows tallies
+                                          (lambda (tally) (coerce (tally-methods tally) 'list))
+                                          #'share-row-name
+                                          #'merge-share-rows)
             (run-stages run) stages
             (run-lateness run) (merged #'tally-lateness)
             (run-message-latency run) (merged #'tally-message)

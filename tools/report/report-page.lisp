@@ -407,18 +407,19 @@ MARKS."
        :note "In the tool, before a request is on its way (queue, connect, send), and after
 that, until the answer is there (wait)."))))
 
-(defun backend-table (run)
-  (when (rest (load:run-backends run))
+(defun share-table (title column rows)
+  "A card TITLE with ROWS, SHARE-ROWs of a run, if there are several; COLUMN is what one is of."
+  (when (rest rows)
     (page:card
-     "Backends"
-     (list (page:table `(("Backend") ("calls" :number) ("failed" :number) ,@(latency-columns))
-                       (loop for row in (load:run-backends run)
-                             collect `(,(load:backend-row-address row)
-                                       ,(page:count-text (load:backend-row-count row))
-                                       (:cell ,(and (plusp (load:backend-row-errors row)) "bad")
-                                              ,(page:count-text (load:backend-row-errors row)))
-                                       ,@(latency-cells (load:backend-row-latency row))))
-                       :label "Backends")))))
+     title
+     (list (page:table `((,column) ("calls" :number) ("failed" :number) ,@(latency-columns))
+                       (loop for row in rows
+                             collect `(,(load:share-row-name row)
+                                       ,(page:count-text (load:share-row-count row))
+                                       (:cell ,(and (plusp (load:share-row-errors row)) "bad")
+                                              ,(page:count-text (load:share-row-errors row)))
+                                       ,@(latency-cells (load:share-row-latency row))))
+                       :label title)))))
 
 (defun round-table (run)
   (when (rest (load:run-rounds run))
@@ -535,5 +536,7 @@ that, until the answer is there (wait)."))))
                    (failures run intervals)
                    (traffic run intervals)
                    (tool-lateness run intervals)))
-           (status-table run) (stage-table run) (backend-table run) (round-table run)
+           (status-table run) (stage-table run)
+           (share-table "Methods" "Method" (load:run-methods run))
+           (share-table "Backends" "Backend" (load:run-backends run)) (round-table run)
            (run-facts run)))))

@@ -209,6 +209,18 @@ that one slow call does not press all others into one, and the slowest."
                                        histogram))
           (list (duration-cell (load:histogram-max histogram) histogram))))
 
+(defun write-shares (title rows stream)
+  "Write ROWS, SHARE-ROWs of a run, if there are several, below TITLE."
+  (when (rest rows)
+    (format stream "~%~A:~%" title)
+    (write-columns stream
+                   (cons `("" "calls" "failed" ,@*row-percentiles* "max")
+                         (loop for row in rows
+                               collect `(,(plain (load:share-row-name row))
+                                         ,(page:count-text (load:share-row-count row))
+                                         ,(page:count-text (load:share-row-errors row))
+                                         ,@(latency-cells (load:share-row-latency row))))))))
+
 (defun write-own-part (run stream)
   (format stream "~%Load:~%")
   (write-columns stream (load-facts run) :left '(0 1))
@@ -218,15 +230,8 @@ that one slow call does not press all others into one, and the slowest."
                    (cons `("" ,@*row-percentiles* "max")
                          (loop for (name . histogram) in (load:run-stages run)
                                collect (cons name (latency-cells histogram))))))
-  (when (rest (load:run-backends run))
-    (format stream "~%Backends:~%")
-    (write-columns stream
-                   (cons `("" "calls" "failed" ,@*row-percentiles* "max")
-                         (loop for row in (load:run-backends run)
-                               collect `(,(plain (load:backend-row-address row))
-                                         ,(page:count-text (load:backend-row-count row))
-                                         ,(page:count-text (load:backend-row-errors row))
-                                         ,@(latency-cells (load:backend-row-latency row)))))))
+  (write-shares "Methods" (load:run-methods run) stream)
+  (write-shares "Backends" (load:run-backends run) stream)
   (when (rest (load:run-rounds run))
     (format stream "~%Rounds:~%")
     (write-columns stream

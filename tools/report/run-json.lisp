@@ -26,11 +26,11 @@
                   "latency" (histogram-json (load:status-row-latency row)))
           (list (cons "messages" (load:status-row-messages row)))))
 
-(defun backend-json (row)
-  (object "address" (load:backend-row-address row)
-          "count" (load:backend-row-count row)
-          "errors" (load:backend-row-errors row)
-          "latency" (histogram-json (load:backend-row-latency row))))
+(defun share-json (row key)
+  (object key (load:share-row-name row)
+          "count" (load:share-row-count row)
+          "errors" (load:share-row-errors row)
+          "latency" (histogram-json (load:share-row-latency row))))
 
 (defun second-json (row)
   (object "count" (load:second-row-count row)
@@ -84,7 +84,10 @@
          (cons "stages" (loop for (name . histogram) in (load:run-stages run)
                               collect (cons name (histogram-json histogram))))
          (cons "statuses" (json-vector (mapcar #'status-json (load:run-statuses run))))
-         (cons "backends" (json-vector (mapcar #'backend-json (load:run-backends run))))
+         (cons "backends" (json-vector (loop for row in (load:run-backends run)
+                                             collect (share-json row "address"))))
+         (cons "methods" (json-vector (loop for row in (load:run-methods run)
+                                            collect (share-json row "method"))))
          (cons "seconds" (map 'simple-vector #'second-json (load:run-seconds run)))
          (cons "rounds" (json-vector (mapcar #'run-json (load:run-rounds run)))))))
 

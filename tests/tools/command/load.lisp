@@ -578,3 +578,79 @@ success: calls that hang are in the report."
                                                   "--proto" proto "-i" root
                                                   "--connect-timeout" "1s")))))
             (support:signal-program server sb-unix:sigcont)))))))
+
+;;; Mixes
+
+(defparameter *mix*
+  "[{\"method\": \"routeguide.RouteGuide/GetFeature\", \"weight\": 3,
+  \"data\": {\"latitude\": 409146138, \"longitude\": -746188906}},
+ {\"method\": \"routeguide.RouteGuide/RecordRoute\",
+  \"data\": [{\"latitude\": 1}, {\"latitude\": 2}]},
+ {\"method\": \"routeguide.RouteGuide/Nothing\", \"weight\": 2}]"
+  "A mix; the third is of a method that there is not.")
+
+(defun real-mix ()
+  "*MIX* with a method that there is in the place of the third."
+  (let ((at (search "Nothing" *mix*)))
+    (concatenate 'string (subseq *mix* 0 at) "ListFeatures" (subseq *mix* (+ 7 at)))))
+
+(test a-mix-calls-methods-by-their-weights
+  (with-serve (program address "route-guide")
+    (multiple-value-bind (run code) (load-line address "--mix" (real-mix) "-n" "600" "-c" "5"
+                                               "--loops" "2" "--connections" "2" "--rounds" "2")
+      (is (= 0 code))
+      (is (equal '(("routeguide.RouteGuide/GetFeature" 600 0)
+                   ("routeguide.RouteGuide/RecordRoute" 200 0)
+                   ("routeguide.RouteGuide/ListFeatures" 400 0))
+                 (loop for row in (load:run-methods run)
+                       collect (list (load:share-row-name row) (load:share-row-count row)
+                                     (load:share-row-errors row)))))
+      (is (every (lambda (row) (= (load:share-row-count row)
+                                  (load:histogram-count (load:share-row-latency row))))
+                 (load:run-methods run)))
+      (is (= (+ 600 (* 2 200) 400) (load:run-messages-sent run)))
+      (is (string= (format nil "~{~A~^, ~}" (mapcar #'load:share-row-name
+                                                    (load:run-methods run)))
+                   (load:run-method run)))
+      (is (equalp #(3 1 2) (option-of run "weights"))))
+    (let ((summary (nth-value 1 (call-with-file
+                                 (lambda (file) (run-line "load" address "--mix" file "-n" "60"))
+                                 (real-mix)))))
+      (is (search "Methods:" summary))
+      (is (search "routeguide.RouteGuide/RecordRoute" summary)))
+    (is (null (load:run-methods (load-line address "routeguide.RouteGuide/GetFeature" "-n" "5")))
+        "A method alone has no row.")))
+
+(test a-mix-is-refused
+  (flet ((said (text &rest arguments)
+           (multiple-value-bind (code output error-output)
+               (apply #'run-line "load" "127.0.0.1:1" "--mix" arguments)
+             (declare (ignore output))
+             (is (= 2 code))
+             (is (search text error-output) "~A" error-output)
+             (is (one-line-p error-output)))))
+    (said "exclude each other" *mix* "-d" "{}")
+    (said "exclude each other" *mix* "a.B/C")
+    (said "an array of objects" "[]")
+    (said "not JSON" "[")
+    (said "an object with a \"method\"" "[{}]")
+    (said "an object with a \"method\"" "[1]")
+    (said "from 1 to 1000" "[{\"method\": \"a.B/C\", \"weight\": 0}]")
+    (said "not \"wait\"" "[{\"method\": \"a.B/C\", \"wait\": 1}]")
+    (said "cannot be read" "/nowhere/mix.json"))
+  (with-serve (program address "route-guide")
+    (multiple-value-bind (code output error-output) (run-line "load" address "--mix" *mix*)
+      (declare (ignore output))
+      (is (= 1 code))
+      (is (search "no method Nothing" error-output)))))
+
+(test turns-of-a-mix-are-spread
+  (flet ((turns (&rest weights)
+           (let ((requests (loop for weight in weights
+                                 collect (load::%make-request :weight weight))))
+             (map 'list (lambda (request) (position request requests))
+                  (load::mix-requests requests)))))
+    (is (equal '(0) (turns 1)))
+    (is (equal '(0 1) (turns 1 1)))
+    (is (equal '(0 0 1 0) (turns 3 1)))
+    (is (equal '(0 1 0 2 0 1 0) (turns 4 2 1)))))

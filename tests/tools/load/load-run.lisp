@@ -13,10 +13,13 @@
   (let* ((method (route-method method))
          (target (loop:parse-target address)))
     (apply #'load:make-plan
-           :target address :addresses (list target) :method method
-           :payload (load:json-payload data method (constantly nil))
-           :fields (load:request-fields (method:rpc-method-path method)
-                                        (loop:target-authority target) timeout-ns "http" #())
+           :target address :addresses (list target)
+           :requests
+           (list (load:make-request
+                  method :payload (load:json-payload data method (constantly nil))
+                         :fields (load:request-head (method:rpc-method-path method)
+                                                    (loop:target-authority target) timeout-ns
+                                                    "http" #())))
            :timeout-ns timeout-ns :connect-timeout-ns 2000000000
            :options-of-http2 options-of-http2
            :rate (and rate (load:make-schedule :start (float rate 1d0)))
@@ -42,7 +45,7 @@
   "True if what RUN tells in several ways is the same."
   (let ((count (load:run-count run)))
     (and (= count (reduce #'+ (load:run-statuses run) :key #'load:status-row-count))
-         (= count (reduce #'+ (load:run-backends run) :key #'load:backend-row-count))
+         (= count (reduce #'+ (load:run-backends run) :key #'load:share-row-count))
          (= count (reduce #'+ (load:run-seconds run) :key #'load:second-row-count))
          (= count (load:histogram-count (load:run-all-latency run)))
          (loop for row in (load:run-statuses run)

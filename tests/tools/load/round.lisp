@@ -16,7 +16,7 @@
                         (list (load:make-status-row :name "Unavailable" :code 14 :count failed
                                                     :latency failures
                                                     :messages (list (cons "gone" failed))))))
-     :backends (list (load:make-backend-row :address "a" :count (+ failed (length latencies))
+     :backends (list (load:make-share-row :name "a" :count (+ failed (length latencies))
                                             :errors failed :latency latency))
      :interval-seconds interval-seconds
      :seconds (coerce (loop for i below seconds collect (row-of i)) 'vector)

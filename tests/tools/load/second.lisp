@@ -36,11 +36,11 @@
 (test a-run-of-hours
   "Three hours of calls, one a second, are kept in rows of four seconds, without a call lost."
   (let ((tally (load::make-tally))
-        (backend (load:make-backend-row :address "a"))
+        (backend (load:make-share-row :name "a"))
         (run (load:make-run)))
     (load::begin-tally tally 0)
     (dotimes (second 10800)
-      (load::note-end tally backend (+ 500000000 (* second 1000000000))
+      (load::note-end tally backend 0 (+ 500000000 (* second 1000000000))
                       (+ 600000000 (* second 1000000000)) 0 nil))
     (load::fill-run run (list tally (load::make-tally)))
     (is (= 4 (load:run-interval-seconds run)))

@@ -55,9 +55,9 @@
                         (list (load:make-status-row
                                :name "Unavailable" :code 14 :count failed :latency slow
                                :messages (list (cons "<b>gone</b>, \"away\"" (- failed 1)))))))
-     :backends (list (load:make-backend-row :address "127.0.0.1:50051" :latency latency
+     :backends (list (load:make-share-row :name "127.0.0.1:50051" :latency latency
                                             :count (* rate seconds) :errors failed)
-                     (load:make-backend-row :address "127.0.0.1:50052" :count 0))
+                     (load:make-share-row :name "127.0.0.1:50052" :count 0))
      :seconds rows
      :stages (loop for (name . share) in '(("queue" . 1/20) ("connect" . 0) ("send" . 1/8)
                                            ("wait" . 3/4))
