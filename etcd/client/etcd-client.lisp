@@ -108,12 +108,24 @@ before that ends its leases and watches. From any thread."
   "ENDING is one of ETCD-ENDINGS: a function, or a client that uses the same channel."
   (if (functionp ending) (funcall ending) (close-etcd ending)))
 
+(defun run-next-ending (etcd)
+  "Run the newest of the endings of ETCD. Return false if there is none. One that this thread is
+unwound out of is left for the next time."
+  (let ((ending nil) (done nil))
+    (with-undoing ((setf ending (sb-thread:with-mutex ((etcd-lock etcd))
+                                  (setf (etcd-closed etcd) t)
+                                  (pop (etcd-endings etcd))))
+                   (unless (or done (null ending))
+                     (sb-thread:with-mutex ((etcd-lock etcd))
+                       (push ending (etcd-endings etcd)))))
+      (when ending (run-ending ending))
+      (setf done t))
+    ending))
+
 (defun close-etcd (etcd)
   "End ETCD: its watches end, its leases are kept alive no longer and end by themselves, its
 connections are closed. From any thread but that of a watch or a lease."
-  (mapc #'run-ending (sb-thread:with-mutex ((etcd-lock etcd))
-                       (setf (etcd-closed etcd) t)
-                       (shiftf (etcd-endings etcd) '())))
+  (loop while (run-next-ending etcd))
   (if (etcd-parent etcd)
       (remove-ending (etcd-parent etcd) etcd)
       (calling:close-channel (etcd-channel etcd)))
@@ -155,13 +167,14 @@ before that. From any thread."
 (defun background-of (etcd)
   "Where the jobs of ETCD run; one that has ended if ETCD is closed."
   (or (etcd-background etcd)
-      (let* ((new (loop:make-background "clgrpc etcd"))
-             (present (sb-thread:with-mutex ((etcd-lock etcd))
-                        (or (etcd-background etcd)
-                            (and (not (etcd-closed etcd))
-                                 (setf (etcd-background etcd) new))))))
-        (unless (eq present new) (loop:end-background new))
-        (or present new))))
+      (sb-sys:without-interrupts
+        (let* ((new (loop:make-background "clgrpc etcd"))
+               (present (sb-thread:with-mutex ((etcd-lock etcd))
+                          (or (etcd-background etcd)
+                              (and (not (etcd-closed etcd))
+                                   (setf (etcd-background etcd) new))))))
+          (unless (eq present new) (loop:end-background new))
+          (or present new)))))
 
 (defun add-job (etcd function)
   "Return a new job of the client ETCD, see LOOP:ADD-JOB; all its jobs share one thread that waits.

@@ -56,8 +56,16 @@ ETCD-ERROR-PERHAPS-DONE-P says whether it may be there. From any thread."
       (let ((lease (%make-lease etcd number granted (time-after (seconds-ns granted) asked))))
         (freshen-lease lease end)
         (when on-loss (on-lease-loss lease on-loss))
-        (when keep-alive (begin-keeping lease))
+        (when keep-alive (keep-lease lease))
         lease))))
+
+(defun keep-lease (lease)
+  "Have LEASE be kept alive, unless this thread is unwound meanwhile: then nobody has it, and it is
+left to its end."
+  (let ((kept nil))
+    (with-undoing (nil (unless kept (abandon-lease lease)))
+      (begin-keeping lease)
+      (setf kept t))))
 
 (defun adopt-lease (etcd id &key (keep-alive t) on-loss timeout)
   "Return the lease with the number ID that somebody has been granted before, such as this program
@@ -72,7 +80,7 @@ has ended, or another ETCD-ERROR. From any thread."
                               (time-after (seconds-ns seconds) asked))))
       (renew-lease lease :timeout timeout)
       (when on-loss (on-lease-loss lease on-loss))
-      (when keep-alive (begin-keeping lease))
+      (when keep-alive (keep-lease lease))
       lease)))
 
 (defun lease-by-number (etcd number)
@@ -83,19 +91,26 @@ From any thread."
   (check-type number (signed-byte 64))
   (%make-lease etcd number 0 0))
 
+(defun abandon-lease (lease)
+  "Keep LEASE alive no longer. Its job may still be at work when this returns, which waits for
+nothing and is not interrupted."
+  (sb-sys:without-interrupts
+    (end-lease lease)
+    (end-cancellation-token (lease-cancellation-token lease))
+    (when (lease-job lease)
+      (forget-lease (keepalive-of (lease-etcd lease)) lease)
+      (loop:end-job (lease-job lease) :seconds 0))
+    (when (lease-ending lease) (remove-ending (lease-etcd lease) (lease-ending lease)))))
+
 (defun stop-keeping (lease)
   "Keep LEASE alive no longer, and wait for what its job does unless this is called there."
-  (end-lease lease)
-  (end-cancellation-token (lease-cancellation-token lease))
-  (when (lease-job lease)
-    (forget-lease (keepalive-of (lease-etcd lease)) lease)
-    (loop:end-job (lease-job lease))))
+  (abandon-lease lease)
+  (when (lease-job lease) (loop:end-job (lease-job lease))))
 
 (defun revoke-lease (lease &key timeout)
   "End LEASE, and with it all entries that were put with it. It is not renewed any more even if this
 signals an ETCD-ERROR; one that has ended is not an error. From any thread."
   (stop-keeping lease)
-  (when (lease-ending lease) (remove-ending (lease-etcd lease) (lease-ending lease)))
   (handler-case (ask (lease-etcd lease) #'leases:lease-revoke
                      (pb:make-lease-revoke-request :id (lease-id lease)) timeout :twice t)
     (lease-not-found ()))

@@ -36,17 +36,18 @@
 (defun keepalive-of (etcd)
   "The keepalive of ETCD, made when it is first needed."
   (or (etcd-keepalive etcd)
-      (let* ((background (background-of etcd))
-             (new (make-keepalive etcd))
-             (present (sb-thread:with-mutex ((etcd-lock etcd))
-                        (or (etcd-keepalive etcd)
-                            (progn
-                              (setf (keepalive-job new)
-                                    (loop:add-job background (lambda () (keep-leases new))))
-                              (setf (etcd-keepalive etcd) new))))))
-        ;; its leases' endings, which come later, are called before it
-        (when (eq present new) (add-ending etcd (lambda () (end-keepalive new))))
-        present)))
+      (sb-sys:without-interrupts
+        (let* ((background (background-of etcd))
+               (new (make-keepalive etcd))
+               (present (sb-thread:with-mutex ((etcd-lock etcd))
+                          (or (etcd-keepalive etcd)
+                              (progn
+                                (setf (keepalive-job new)
+                                      (loop:add-job background (lambda () (keep-leases new))))
+                                (setf (etcd-keepalive etcd) new))))))
+          ;; its leases' endings, which come later, are called before it
+          (when (eq present new) (add-ending etcd (lambda () (end-keepalive new))))
+          present))))
 
 (defun end-keepalive (keepalive)
   "KEEPALIVE, whose leases are kept alive no longer, is to do nothing any more."
@@ -73,27 +74,30 @@
 ;;; Which leases
 
 (defun begin-keeping (lease)
-  "Have LEASE be kept alive until it is to end."
-  (let* ((etcd (lease-etcd lease)) (keepalive (keepalive-of etcd)))
-    (setf (lease-ending lease) (lambda () (stop-keeping lease))
-          (lease-job lease) (add-job etcd (lambda () (attend-lease lease)))
-          (lease-renewal lease) (make-renewal (loop:notice-end (third-of-time lease))
-                                              (tenth-of-time lease)
-                                              (loop:make-pauses 1/2 1/2)))
-    (sb-thread:with-mutex ((keepalive-lock keepalive))
-      (push lease (gethash (lease-id lease) (keepalive-leases keepalive))))
-    (add-ending etcd (lease-ending lease))
-    (loop:wake-job (keepalive-job keepalive))))
+  "Have LEASE be kept alive until it is to end. It is not interrupted: a lease of which a part does
+not know would be kept alive though nobody has it."
+  (sb-sys:without-interrupts
+    (let* ((etcd (lease-etcd lease)) (keepalive (keepalive-of etcd)))
+      (setf (lease-ending lease) (lambda () (stop-keeping lease))
+            (lease-job lease) (add-job etcd (lambda () (attend-lease lease)))
+            (lease-renewal lease) (make-renewal (loop:notice-end (third-of-time lease))
+                                                (tenth-of-time lease)
+                                                (loop:make-pauses 1/2 1/2)))
+      (sb-thread:with-mutex ((keepalive-lock keepalive))
+        (push lease (gethash (lease-id lease) (keepalive-leases keepalive))))
+      (add-ending etcd (lease-ending lease))
+      (loop:wake-job (keepalive-job keepalive)))))
 
 (defun forget-lease (keepalive lease)
   "KEEPALIVE is to renew LEASE no more."
-  (when (sb-thread:with-mutex ((keepalive-lock keepalive))
-          (let ((leases (keepalive-leases keepalive)))
-            (unless (setf (gethash (lease-id lease) leases)
-                          (remove lease (gethash (lease-id lease) leases)))
-              (remhash (lease-id lease) leases))
-            (zerop (hash-table-count leases))))
-    (loop:wake-job (keepalive-job keepalive))))
+  (sb-sys:without-interrupts
+    (when (sb-thread:with-mutex ((keepalive-lock keepalive))
+            (let ((leases (keepalive-leases keepalive)))
+              (unless (setf (gethash (lease-id lease) leases)
+                            (remove lease (gethash (lease-id lease) leases)))
+                (remhash (lease-id lease) leases))
+              (zerop (hash-table-count leases))))
+      (loop:wake-job (keepalive-job keepalive)))))
 
 ;;; What comes
 

@@ -63,6 +63,11 @@ suspended, and how long it was."
   "When LEASE has ended unless it is renewed, by the clock of the loops."
   (max 0 (- (lease-until-ns lease) (funcall (the function *suspension*)))))
 
+(defmacro with-lease ((lease) &body body)
+  "Evaluate BODY, which changes LEASE, with its lock. It is not interrupted."
+  `(sb-sys:without-interrupts
+     (sb-thread:with-mutex ((lease-lock ,lease)) ,@body)))
+
 (defun lease-alive-p (lease)
   "True if LEASE is there for certain: it was neither revoked nor lost, and its time is not over
 since it was renewed last. From any thread."
@@ -72,7 +77,7 @@ since it was renewed last. From any thread."
 (defun end-lease (lease &optional loss)
   "LEASE is to be kept alive no longer; LOSS is the condition that it is lost by, or nil. Return
 false if it had ended."
-  (sb-thread:with-mutex ((lease-lock lease))
+  (with-lease (lease)
     (unless (shiftf (lease-ended lease) t)
       (setf (lease-loss lease) loss)
       t)))
@@ -82,7 +87,7 @@ false if it had ended."
 has not renewed it for so long that it may have ended; at once if that is so. One that is revoked is
 not lost, and of one that is not kept alive nobody learns. FUNCTION runs on a thread for the
 lease, and may wait, but calls no CLOSE-ETCD. From any thread."
-  (let ((loss (sb-thread:with-mutex ((lease-lock lease))
+  (let ((loss (with-lease (lease)
                 (unless (lease-ended lease) (push function (lease-loss-callbacks lease)))
                 (lease-loss lease))))
     (when loss (funcall function loss))
@@ -90,7 +95,7 @@ lease, and may wait, but calls no CLOSE-ETCD. From any thread."
 
 (defun forget-loss-callback (lease function)
   "FUNCTION of ON-LEASE-LOSS is not to be called any more."
-  (sb-thread:with-mutex ((lease-lock lease))
+  (with-lease (lease)
     (setf (lease-loss-callbacks lease) (remove function (lease-loss-callbacks lease)))))
 
 (defconstant +longest-lease-seconds+ 9000000000 "No lease of etcd lasts longer.")
@@ -106,7 +111,7 @@ lease, and may wait, but calls no CLOSE-ETCD. From any thread."
 (defun extend-lease (lease asked-ns seconds)
   "LEASE was renewed for SECONDS by a request that was made at ASKED-NS. Of two the later end
 counts."
-  (sb-thread:with-mutex ((lease-lock lease))
+  (with-lease (lease)
     (setf (lease-until-ns lease) (max (lease-until-ns lease)
                                       (time-after (seconds-ns seconds) asked-ns)))))
 
@@ -132,20 +137,23 @@ ended, or another ETCD-ERROR. From any thread."
 
 (defun add-cleanup (lease key function)
   "Have FUNCTION called after the renewals of LEASE, if it is kept alive, with the seconds that it
-may take, until it signals no ETCD-ERROR. KEY, a string, is what FORGET-CLEANUP knows it by."
-  (sb-thread:with-mutex ((lease-lock lease))
-    (push (cons key function) (lease-cleanups lease))))
+may take, until it signals no ETCD-ERROR. KEY, a string, is what FORGET-CLEANUP knows it by. Return
+the cleanup."
+  (let ((cleanup (cons key function)))
+    (with-lease (lease)
+      (push cleanup (lease-cleanups lease)))
+    cleanup))
 
 (defun forget-cleanup (lease key)
   "Have the cleanup of LEASE that is known by KEY not be done any more."
   (sb-thread:with-mutex ((lease-cleanup-lock lease))
-    (sb-thread:with-mutex ((lease-lock lease))
+    (with-lease (lease)
       (setf (lease-cleanups lease)
             (remove key (lease-cleanups lease) :key #'car :test #'string=)))))
 
 (defun set-cleanups (lease cleanup &rest again)
   "CLEANUP of LEASE was done, or follows as AGAIN, a list of it, behind the others."
-  (sb-thread:with-mutex ((lease-lock lease))
+  (with-lease (lease)
     (setf (lease-cleanups lease) (append (remove cleanup (lease-cleanups lease)) again))))
 
 (defun do-cleanups (lease seconds)
@@ -171,7 +179,7 @@ time."
     (note (lease-etcd lease) #'meter-losses)
     (log-event :warning :etcd-lease-lost :lease (format nil "~(~X~)" (lease-id lease))
                                          :condition (princ-to-string condition))
-    (dolist (function (reverse (sb-thread:with-mutex ((lease-lock lease))
+    (dolist (function (reverse (with-lease (lease)
                                  (shiftf (lease-loss-callbacks lease) '()))))
       (loop:guarding (:etcd-lease-error :lease (format nil "~(~X~)" (lease-id lease)))
         (funcall (the function function) condition)))))

@@ -25,16 +25,20 @@ under it is not written beside what the next owner writes, however late it comes
   "True if LOCK is had for certain: its lease was renewed in time, by our clock. From any thread."
   (waiter-held-p lock))
 
+(defun new-lock (etcd name lease seconds on-loss timeout)
+  "A lock that nobody has asked for yet, and when TIMEOUT seconds are over; see REQUEST-LOCK."
+  (let ((end (loop:notice-end (or timeout (etcd-timeout etcd)))))
+    (values (make-waiter #'%make-lock etcd name lease seconds on-loss end) end)))
+
 (defun request-lock (etcd name &key lease (seconds +waiter-seconds+) on-loss timeout)
   "Join those who wait for the lock NAME, a string, and return it at once; AWAIT-LOCK waits for it,
 RELEASE-LOCK gives it up. It is bound to LEASE, or else to a lease of its own, which ends SECONDS
 after its owner is not heard of any more. With a lease that has the lock, or waits for it, it is the
 same lock. If the lease is lost ON-LOSS is called with an ETCD-ERROR, on the lease's thread. Signal
 an ETCD-ERROR if that takes more than TIMEOUT seconds, by default those of ETCD. From any thread."
-  (let* ((end (loop:notice-end (or timeout (etcd-timeout etcd))))
-         (lock (make-waiter #'%make-lock etcd name lease seconds on-loss end)))
+  (multiple-value-bind (lock end-ns) (new-lock etcd name lease seconds on-loss timeout)
     (with-waiter-kept (lock)
-      (enter-queue lock "" end))
+      (enter-queue lock "" end-ns))
     lock))
 
 (defun await-lock (lock &key timeout)
@@ -44,16 +48,19 @@ meanwhile; OWNERSHIP-LOST if its lease has ended; or another ETCD-ERROR. In any 
 owner still waits, until RELEASE-LOCK. From any thread."
   (await-head lock (loop:notice-end (or timeout (etcd-timeout (lock-etcd lock))))))
 
-(defun acquire-lock (etcd name &rest options &key lease seconds on-loss timeout)
+(defun obtain-lock (lock end-ns)
+  "Ask for LOCK, a new one, and wait until END-NS for it. Within CALL-WITH-WAITER."
+  (enter-queue lock "" end-ns)
+  (await-lock lock :timeout (loop:seconds-until end-ns)))
+
+(defun acquire-lock (etcd name &key lease (seconds +waiter-seconds+) on-loss timeout)
   "Return the lock NAME, a string, once it is ours. Signal NOT-OBTAINED if others have it for
 TIMEOUT seconds, by default those of ETCD, OWNERSHIP-LOST if its lease ends meanwhile, or another
 ETCD-ERROR; then we wait no longer. The other arguments are those of REQUEST-LOCK. From any thread;
 end it with RELEASE-LOCK, or use WITH-LOCK."
-  (declare (ignore lease seconds on-loss))
-  (let* ((end (loop:notice-end (or timeout (etcd-timeout etcd))))
-         (lock (apply #'request-lock etcd name options)))
+  (multiple-value-bind (lock end-ns) (new-lock etcd name lease seconds on-loss timeout)
     (with-waiter-kept (lock)
-      (await-lock lock :timeout (loop:seconds-until end)))))
+      (obtain-lock lock end-ns))))
 
 (defun release-lock (lock &key timeout)
   "Give LOCK up, or wait for it no longer: who waits in AWAIT-LOCK is told NOT-OBTAINED. One that is
@@ -61,13 +68,17 @@ lost, or was released, is not an error. Signal an ETCD-ERROR if etcd does not an
 with its lease, which nobody renews if it is its own. From any thread."
   (leave-queue lock timeout))
 
-(defun call-with-lock (function etcd name &rest options)
+(defun call-with-lock (function etcd name
+                       &key lease (seconds +waiter-seconds+) on-loss timeout)
   "See WITH-LOCK."
-  (let ((lock (apply #'acquire-lock etcd name options)))
-    (multiple-value-prog1 (with-waiter-kept (lock) (funcall function lock))
-      (let ((held (lock-held-p lock)))
-        (handler-case (release-lock lock)
-          (etcd-error ()))
+  (let ((held nil))
+    (multiple-value-bind (lock end-ns) (new-lock etcd name lease seconds on-loss timeout)
+      (multiple-value-prog1
+          (call-with-waiter (lambda ()
+                              (obtain-lock lock end-ns)
+                              (multiple-value-prog1 (funcall function lock)
+                                (setf held (lock-held-p lock))))
+                            lock)
         (unless held (error (lost-error lock)))))))
 
 (defmacro with-lock ((variable etcd name &rest options) &body body)

@@ -47,7 +47,9 @@ is none.")
     (format stream "~{~(~S~) ~S~^ ~}~:[~;, ended~]" (mirror-range mirror) (mirror-ended mirror))))
 
 (defmacro with-mirror ((mirror) &body body)
-  `(sb-thread:with-mutex ((mirror-lock ,mirror)) ,@body))
+  "Evaluate BODY with the lock of MIRROR. It is not interrupted."
+  `(sb-sys:without-interrupts
+     (sb-thread:with-mutex ((mirror-lock ,mirror)) ,@body)))
 
 (defun tell-mirror (mirror kind items revision)
   "Call the function of MIRROR. Signal FUNCTION-FAILED for what it signals: whatever that is, it
@@ -101,12 +103,14 @@ ETCD-ERROR, or FUNCTION-FAILED."
     (watch-mirror mirror entries revision timeout)))
 
 (defun end-mirror (mirror)
-  "MIRROR tells nothing any more. Return false if it had ended; and its watch."
-  (multiple-value-prog1
-      (with-mirror (mirror)
-        (values (not (shiftf (mirror-ended mirror) t)) (mirror-watch mirror)))
-    (end-cancellation-token (mirror-cancellation-token mirror))
-    (remove-ending (mirror-etcd mirror) (mirror-ending mirror))))
+  "MIRROR tells nothing any more. Return false if it had ended; and its watch. It is not
+interrupted."
+  (sb-sys:without-interrupts
+    (multiple-value-prog1
+        (with-mirror (mirror)
+          (values (not (shiftf (mirror-ended mirror) t)) (mirror-watch mirror)))
+      (end-cancellation-token (mirror-cancellation-token mirror))
+      (remove-ending (mirror-etcd mirror) (mirror-ending mirror)))))
 
 (defun meet-mirror-failure (mirror condition)
   "MIRROR cannot go on because of CONDITION. Return the seconds until it tries to, nil if it has
@@ -151,28 +155,42 @@ goes on whatever happens, which ON-ERROR is told. From any thread."
                                       (when to (list :to to)))
                               most on-end on-error))
         (begun nil))
-    (setf (mirror-ending mirror) (lambda () (cancel-mirror mirror))
-          (mirror-job mirror) (add-job etcd (lambda () (attend-mirror mirror))))
-    (add-ending etcd (mirror-ending mirror))
-    (if on-error
-        (loop:wake-job (mirror-job mirror))
-        (unwind-protect
-             (handler-case (progn (begin-mirror mirror timeout)
-                                  (setf begun t))
-               (function-failed (failure) (error (function-failed-cause failure))))
-          (unless begun (cancel-mirror mirror))))
+    (with-undoing ((setf (mirror-ending mirror) (lambda () (cancel-mirror mirror))
+                         (mirror-job mirror) (add-job etcd (lambda () (attend-mirror mirror))))
+                   (unless begun (detach-mirror mirror)))
+      (add-ending etcd (mirror-ending mirror))
+      (if on-error
+          (loop:wake-job (mirror-job mirror))
+          (handler-case (begin-mirror mirror timeout)
+            (function-failed (failure) (error (function-failed-cause failure)))))
+      (setf begun t))
     mirror))
 
 (defun refresh-mirror (mirror)
   "Have MIRROR tell all entries again. From any thread but that of its function."
-  (let ((watch (with-mirror (mirror) (shiftf (mirror-watch mirror) nil))))
-    (when watch (cancel-watch watch))
-    (loop:wake-job (mirror-job mirror))))
+  (let ((watch nil) (done nil))
+    (flet ((end-watch-and-wake ()
+             (when watch (cancel-watch watch))
+             (loop:wake-job (mirror-job mirror))))
+      (with-undoing ((setf watch (with-mirror (mirror) (shiftf (mirror-watch mirror) nil)))
+                     ;; without a watch, and not woken, it would tell nothing ever again
+                     (unless done (run-in-background (mirror-etcd mirror) #'end-watch-and-wake)))
+        (end-watch-and-wake)
+        (setf done t)))))
+
+(defun detach-mirror (mirror)
+  "End MIRROR, whose function may still be running when this returns, and return its watch, or nil.
+It is not interrupted, and waits for nothing that takes long."
+  (sb-sys:without-interrupts
+    (let ((watch (nth-value 1 (end-mirror mirror))))
+      (when watch (detach-watch watch))
+      (loop:end-job (mirror-job mirror) :seconds 0)
+      watch)))
 
 (defun cancel-mirror (mirror)
   "End MIRROR: its function is called no more once this has returned. From any thread; in its
 function, that call is the last."
-  (let ((watch (nth-value 1 (end-mirror mirror))))
+  (let ((watch (detach-mirror mirror)))
     (when watch (cancel-watch watch))
     (loop:end-job (mirror-job mirror))
     nil))

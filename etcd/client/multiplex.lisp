@@ -34,6 +34,20 @@
   (print-unreadable-object (multiplex stream :type t)
     (format stream "~D watches" (hash-table-count (multiplex-watches multiplex)))))
 
+(defmacro with-multiplex ((multiplex) &body body)
+  "Evaluate BODY with the lock of MULTIPLEX. It is not interrupted: a user's thread may be left by
+WITH-TIMEOUT, and half of a change would stay."
+  `(sb-sys:without-interrupts
+     (sb-thread:with-mutex ((multiplex-lock ,multiplex)) ,@body)))
+
+(defun tell-watches (multiplex function)
+  "Call FUNCTION with the lock of MULTIPLEX, and have the jobs of the watches that it returns look;
+no interrupt keeps them from that."
+  (declare (type function function))
+  (sb-sys:without-interrupts
+    (dolist (watch (with-multiplex (multiplex) (funcall function)))
+      (loop:wake-job (watch-job watch)))))
+
 (defun multiplex-of (etcd)
   "What tells the watches of ETCD, made when it is first needed."
   (or (etcd-multiplex etcd)
@@ -102,15 +116,15 @@ nothing, the one that it was asked for first. The lock of MULTIPLEX is held."
 (defun deliver (multiplex call response)
   "RESPONSE has come on CALL, a stream of MULTIPLEX."
   (let ((octets (response-octets response)))
-    (mapc (lambda (watch) (loop:wake-job (watch-job watch)))
-          (sb-thread:with-mutex ((multiplex-lock multiplex))
-            (when (eq call (multiplex-call multiplex))
-              (loop for watch in (addressees multiplex response)
-                    do (cond ((< (watch-waiting-octets watch) +most-waiting-octets+)
-                              (queue-response watch response octets))
-                             (t (queue-response watch :outrun 0)
-                                (forget-watch multiplex watch)))
-                    collect watch))))))
+    (flet ((queue ()
+             (when (eq call (multiplex-call multiplex))
+               (loop for watch in (addressees multiplex response)
+                     do (cond ((< (watch-waiting-octets watch) +most-waiting-octets+)
+                               (queue-response watch response octets))
+                              (t (queue-response watch :outrun 0)
+                                 (forget-watch multiplex watch)))
+                     collect watch))))
+      (tell-watches multiplex #'queue))))
 
 (defun take-stream (multiplex)
   "The stream of MULTIPLEX is over: return the watches that it had. The lock is held."
@@ -122,12 +136,12 @@ nothing, the one that it was asked for first. The lock of MULTIPLEX is held."
 
 (defun break-stream (multiplex call condition)
   "CALL, a stream of MULTIPLEX, has ended with CONDITION: its watches know it by that."
-  (mapc (lambda (watch) (loop:wake-job (watch-job watch)))
-        (sb-thread:with-mutex ((multiplex-lock multiplex))
-          (when (eq call (multiplex-call multiplex))
-            (loop for watch in (take-stream multiplex)
-                  do (queue-response watch condition 0)
-                  collect watch)))))
+  (flet ((queue ()
+           (when (eq call (multiplex-call multiplex))
+             (loop for watch in (take-stream multiplex)
+                   do (queue-response watch condition 0)
+                   collect watch))))
+    (tell-watches multiplex #'queue)))
 
 (defun note-watches-end (multiplex call)
   "CALL, a stream of MULTIPLEX, has ended."
@@ -144,7 +158,7 @@ nothing, the one that it was asked for first. The lock of MULTIPLEX is held."
                              :wait-for-ready t
                              :metadata (append (token-metadata token) *require-leader*))))
     (note etcd #'meter-streams)
-    (sb-thread:with-mutex ((multiplex-lock multiplex))
+    (with-multiplex (multiplex)
       (setf (multiplex-call multiplex) call
             (multiplex-token multiplex) token))
     (rpc:on-message call (lambda (response) (deliver multiplex call response)))
@@ -187,7 +201,7 @@ for now."
 
 (defun enter-stream (multiplex watch call)
   "WATCH is one of CALL, the stream of MULTIPLEX, from now on. Return false if that has ended."
-  (sb-thread:with-mutex ((multiplex-lock multiplex))
+  (with-multiplex (multiplex)
     (when (eq call (multiplex-call multiplex))
       (set-watch watch (lambda ()
                          (let ((number (incf (multiplex-number multiplex))))
@@ -200,25 +214,26 @@ for now."
   "WATCH is told nothing more of its stream, if it has one; that ends with the last watch. From any
 thread."
   (let ((multiplex (multiplex-of (watch-etcd watch))) (last nil) (number nil) (call nil))
-    (sb-thread:with-mutex ((multiplex-lock multiplex))
-      (when (watch-number watch)
-        (forget-watch multiplex watch)
-        (sb-thread:with-mutex ((watch-lock watch))
-          (setf number (shiftf (watch-number watch) nil)
-                call (shiftf (watch-call watch) nil)
-                (watch-waiting-octets watch) 0)
-          (clear-fifo (watch-responses watch))
-          (sb-thread:condition-broadcast (watch-bell watch)))
-        (when (and (eq call (multiplex-call multiplex))
-                   (zerop (hash-table-count (multiplex-watches multiplex))))
-          (take-stream multiplex)
-          (setf last t))))
-    (cond (last (rpc:cancel call))
-          ((and call (eq call (multiplex-call multiplex)))
-           (sb-thread:with-mutex ((multiplex-send-lock multiplex))
-             (send-request call (pb:make-watch-request
-                                 :cancel-request (pb:make-watch-cancel-request
-                                                  :watch-id number))))))))
+    (sb-sys:without-interrupts
+      (with-multiplex (multiplex)
+        (when (watch-number watch)
+          (forget-watch multiplex watch)
+          (sb-thread:with-mutex ((watch-lock watch))
+            (setf number (shiftf (watch-number watch) nil)
+                  call (shiftf (watch-call watch) nil)
+                  (watch-waiting-octets watch) 0)
+            (clear-fifo (watch-responses watch))
+            (sb-thread:condition-broadcast (watch-bell watch)))
+          (when (and (eq call (multiplex-call multiplex))
+                     (zerop (hash-table-count (multiplex-watches multiplex))))
+            (take-stream multiplex)
+            (setf last t))))
+      (cond (last (rpc:cancel call))
+            ((and call (eq call (multiplex-call multiplex)))
+             (sb-thread:with-mutex ((multiplex-send-lock multiplex))
+               (send-request call (pb:make-watch-request
+                                   :cancel-request (pb:make-watch-cancel-request
+                                                    :watch-id number)))))))))
 
 (defun ask-for-progress (watch call end-ns)
   "Ask for the progress of the watches of CALL, the stream of WATCH; one that has ended is asked for

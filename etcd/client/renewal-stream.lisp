@@ -24,13 +24,14 @@
 (defun renewal-stream-of (etcd)
   "The renewal stream of ETCD, made when it is first needed."
   (or (etcd-renewal-stream etcd)
-      (let* ((new (make-renewal-stream))
-             (present (sb-thread:with-mutex ((etcd-lock etcd))
-                        (or (etcd-renewal-stream etcd)
-                            (setf (etcd-renewal-stream etcd) new)))))
-        (when (eq present new)
-          (add-ending etcd (lambda () (end-renewals new (renewal-stream-call new)))))
-        present)))
+      (sb-sys:without-interrupts
+        (let* ((new (make-renewal-stream))
+               (present (sb-thread:with-mutex ((etcd-lock etcd))
+                          (or (etcd-renewal-stream etcd)
+                              (setf (etcd-renewal-stream etcd) new)))))
+          (when (eq present new)
+            (add-ending etcd (lambda () (end-renewals new (renewal-stream-call new)))))
+          present))))
 
 (defun fail-pending (stream condition)
   "What waits on STREAM has failed with CONDITION. The lock is held."
@@ -41,14 +42,15 @@
 
 (defun end-renewals (stream call &optional condition)
   "CALL, if it is that of STREAM, is it no more; what waits on it has failed with CONDITION."
-  (when (sb-thread:with-mutex ((renewal-stream-lock stream))
-          (when (and call (eq call (renewal-stream-call stream)))
-            (setf (renewal-stream-call stream) nil)
-            (fail-pending stream (or condition
-                                     (make-condition 'unavailable
-                                                     :text "the stream of renewals has ended")))
-            t))
-    (rpc:cancel call)))
+  (sb-sys:without-interrupts
+    (when (sb-thread:with-mutex ((renewal-stream-lock stream))
+            (when (and call (eq call (renewal-stream-call stream)))
+              (setf (renewal-stream-call stream) nil)
+              (fail-pending stream (or condition
+                                       (make-condition 'unavailable
+                                                       :text "the stream of renewals has ended")))
+              t))
+      (rpc:cancel call))))
 
 (defun note-renewal (stream call response)
   "RESPONSE has come on CALL, of STREAM."
@@ -85,14 +87,15 @@ the one that is, and the one before if it is not wanted any more."
 
 (defun open-renewals (etcd stream metadata)
   "Have STREAM, of ETCD, have a call with METADATA; return it."
-  (let ((new (leases:lease-keep-alive (etcd-channel etcd) :open
-                                      :wait-for-ready t
-                                      :metadata (append metadata *require-leader*))))
-    (rpc:on-message new (lambda (response) (note-renewal stream new response)))
-    (rpc:on-end new (lambda () (note-renewals-end stream new)))
-    (multiple-value-bind (call other) (adopt-renewals stream new metadata)
-      (when other (rpc:cancel other))
-      call)))
+  (sb-sys:without-interrupts            ; nobody would cancel what is not adopted
+    (let ((new (leases:lease-keep-alive (etcd-channel etcd) :open
+                                        :wait-for-ready t
+                                        :metadata (append metadata *require-leader*))))
+      (rpc:on-message new (lambda (response) (note-renewal stream new response)))
+      (rpc:on-end new (lambda () (note-renewals-end stream new)))
+      (multiple-value-bind (call other) (adopt-renewals stream new metadata)
+        (when other (rpc:cancel other))
+        call))))
 
 (defun renewal-call (etcd stream metadata)
   "The call of STREAM, of ETCD, with METADATA."
@@ -117,11 +120,13 @@ the one that is, and the one before if it is not wanted any more."
 or ETCD-ERROR."
   (let* ((stream (renewal-stream-of etcd)) (pending (make-pending-renewal))
          (call (renewal-call etcd stream metadata)))
-    (if (sb-thread:with-mutex ((renewal-stream-lock stream))
-          (when (eq call (renewal-stream-call stream))
-            (setf (gethash number (renewal-stream-pending stream))
-                  (append (gethash number (renewal-stream-pending stream)) (list pending)))))
-        (rpc:try-send call (pb:make-lease-keep-alive-request :id number))
-        (setf (pending-renewal-failure pending)
-              (make-condition 'unavailable :text "the stream of renewals has ended")))
+    ;; what is pending and was not asked for would take the answer to the next one
+    (sb-sys:without-interrupts
+      (if (sb-thread:with-mutex ((renewal-stream-lock stream))
+            (when (eq call (renewal-stream-call stream))
+              (setf (gethash number (renewal-stream-pending stream))
+                    (append (gethash number (renewal-stream-pending stream)) (list pending)))))
+          (rpc:try-send call (pb:make-lease-keep-alive-request :id number))
+          (setf (pending-renewal-failure pending)
+                (make-condition 'unavailable :text "the stream of renewals has ended"))))
     (await-renewal stream call pending seconds)))

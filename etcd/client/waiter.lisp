@@ -23,6 +23,7 @@
   (began-ns (loop:world-now) :type nanoseconds :read-only t) ; when it was asked for
   (revision 0 :type (signed-byte 64))   ; at which its key was made; 0 if that is not known
   (asked nil :type boolean)             ; its key was perhaps made
+  (cleanup nil :type list)              ; of its lease, which removes its key; see ADD-CLEANUP
   (on-loss nil :type (or null function) :read-only t) ; called when it is lost
   (loss-callback nil :type (or null function)) ; hears of its lease's loss
   (lock (sb-thread:make-mutex :name "clgrpc place") :read-only t) ; of what follows
@@ -53,11 +54,12 @@
 
 (defun set-waiter (waiter state)
   "WAITER comes to STATE, unless it is lost or left: then return false."
-  (sb-thread:with-mutex ((waiter-lock waiter))
-    (when (member (waiter-state waiter) '(:waiting :held))
-      (setf (waiter-state waiter) state)
-      (sb-thread:condition-broadcast (waiter-bell waiter))
-      t)))
+  (sb-sys:without-interrupts
+    (sb-thread:with-mutex ((waiter-lock waiter))
+      (when (member (waiter-state waiter) '(:waiting :held))
+        (setf (waiter-state waiter) state)
+        (sb-thread:condition-broadcast (waiter-bell waiter))
+        t))))
 
 (defun lose-waiter (waiter condition)
   "WAITER is lost, as CONDITION says."
@@ -115,13 +117,13 @@ END-NS."
 (defun note-waiter (waiter)
   "The lease of WAITER has its key."
   (let ((lease (waiter-lease waiter)))
-    (sb-thread:with-mutex ((lease-lock lease))
+    (with-lease (lease)
       (pushnew waiter (lease-waiters lease)))))
 
 (defun forget-waiter (waiter)
   "The lease of WAITER has its key no more, or is to lose it."
   (let ((lease (waiter-lease waiter)))
-    (sb-thread:with-mutex ((lease-lock lease))
+    (with-lease (lease)
       (setf (lease-waiters lease) (remove waiter (lease-waiters lease))))))
 
 (defun shared-key-p (waiter)
@@ -132,12 +134,17 @@ END-NS."
 
 (defun enter-queue (waiter value end-ns)
   "Put WAITER's key with VALUE, until END-NS. If it is there, since its lease has this place
-already, have it as it is; return false then if its value is another."
-  (unless (waiter-own-lease waiter) (forget-cleanup (waiter-lease waiter) (waiter-key waiter)))
+already, have it as it is; return false then if its value is another. Within WITH-WAITER-KEPT:
+from here on its lease, if that is its own, is kept alive, and its loss is heard of."
+  ;; before the cleanup of a place that was the same is forgotten
+  (setf (waiter-asked waiter) t)
+  (on-lease-loss (waiter-lease waiter) (waiter-loss-callback waiter))
+  (if (waiter-own-lease waiter)
+      (begin-keeping (waiter-lease waiter))
+      (forget-cleanup (waiter-lease waiter) (waiter-key waiter)))
   (call-patiently
    waiter end-ns
    (lambda (timeout)
-     (setf (waiter-asked waiter) t)
      (multiple-value-bind (new results revision)
          (transact (waiter-etcd waiter)
                    :when `((:absent ,(waiter-key waiter)))
@@ -150,15 +157,15 @@ already, have it as it is; return false then if its value is another."
          (or new (equalp (text-octets value) (entry-value entry))))))))
 
 (defun make-waiter (constructor etcd name lease seconds on-loss end-ns)
-  "A place in the queue NAME that CONSTRUCTOR makes, with LEASE or one of its own for SECONDS."
+  "A place in the queue NAME that CONSTRUCTOR makes, with LEASE or one of its own for SECONDS. That
+is not kept alive yet, see ENTER-QUEUE, and so ends if this thread is unwound."
   (check-type name string)
   (let* ((lease-of-its-own (null lease))
-         (lease (or lease (grant-lease etcd seconds :timeout (loop:seconds-until end-ns))))
+         (lease (or lease (grant-lease etcd seconds :keep-alive nil
+                                                    :timeout (loop:seconds-until end-ns))))
          (waiter (funcall constructor :etcd etcd :name name :lease lease :on-loss on-loss
-                                      :own-lease lease-of-its-own))
-         (loss-callback (lambda (condition) (lose-waiter waiter condition))))
-    (setf (waiter-loss-callback waiter) loss-callback)
-    (on-lease-loss lease loss-callback)
+                                      :own-lease lease-of-its-own)))
+    (setf (waiter-loss-callback waiter) (lambda (condition) (lose-waiter waiter condition)))
     waiter))
 
 (defun remove-waiter (waiter timeout)
@@ -171,32 +178,51 @@ has that lease if it was; then it is left to another place that is the same."
       (transact (waiter-etcd waiter) :when (list condition)
                                      :then `((:remove ,(waiter-key waiter))) :timeout timeout))))
 
-(defun leave-queue (waiter timeout)
-  "Leave WAITER: end its lease if that is its own, else remove its key. Signal an ETCD-ERROR if that
-was not to be done; a lease of its own then ends by itself, and with another one the key is removed
-when etcd can be reached, if the lease is kept alive here."
-  (set-waiter waiter :left)
-  (forget-loss-callback (waiter-lease waiter) (waiter-loss-callback waiter))
-  (forget-waiter waiter)
-  (cond ((waiter-own-lease waiter) (revoke-lease (waiter-lease waiter) :timeout timeout))
-        ((waiter-asked waiter)
-         (handler-bind ((etcd-error (lambda (error)
-                                      (declare (ignore error))
-                                      (add-cleanup (waiter-lease waiter) (waiter-key waiter)
-                                                   (lambda (seconds)
-                                                     (remove-waiter waiter seconds))))))
-           (remove-waiter waiter timeout))))
+(defun leave-place (waiter)
+  "Leave WAITER, as far as that is to be done here: a lease of its own ends by itself from now on,
+and with another one the key is removed when etcd can be reached, if the lease is kept alive here.
+Waits for nothing, and is not interrupted; REMOVE-PLACE follows."
+  (sb-sys:without-interrupts
+    (let ((lease (waiter-lease waiter)))
+      (set-waiter waiter :left)
+      (forget-loss-callback lease (waiter-loss-callback waiter))
+      (forget-waiter waiter)
+      (cond ((waiter-own-lease waiter) (abandon-lease lease))
+            ((and (waiter-asked waiter) (null (waiter-cleanup waiter)))
+             (setf (waiter-cleanup waiter)
+                   (add-cleanup lease (waiter-key waiter)
+                                (lambda (seconds) (remove-waiter waiter seconds)))))))))
+
+(defun remove-place (waiter timeout)
+  "Have etcd know that WAITER was left: end its lease if that is its own, else remove its key.
+Signal an ETCD-ERROR if that was not to be done."
+  (let ((lease (waiter-lease waiter)))
+    (cond ((waiter-own-lease waiter) (revoke-lease lease :timeout timeout))
+          ((waiter-asked waiter)
+           (remove-waiter waiter timeout)
+           (set-cleanups lease (shiftf (waiter-cleanup waiter) nil)))))
   nil)
+
+(defun leave-queue (waiter timeout)
+  "Leave WAITER, see LEAVE-PLACE and REMOVE-PLACE. Signal an ETCD-ERROR if etcd does not know it."
+  (leave-place waiter)
+  (remove-place waiter timeout))
+
+(defun call-with-waiter (function waiter &key keep)
+  "Return what FUNCTION does, and leave WAITER, as far as that can be done; with KEEP only if this
+thread is unwound out of FUNCTION."
+  (let ((kept nil))
+    (unwind-protect
+         (with-undoing (nil (unless kept (leave-place waiter)))
+           (multiple-value-prog1 (funcall (the function function))
+             (setf kept keep)))
+      (unless kept
+        (handler-case (remove-place waiter nil)
+          (etcd-error ()))))))
 
 (defmacro with-waiter-kept ((waiter) &body body)
   "Evaluate BODY; if it is left by an error, WAITER's, leave the queue, as far as that can be done."
-  (let ((kept (gensym "KEPT")))
-    `(let ((,kept nil))
-       (unwind-protect (multiple-value-prog1 (progn ,@body)
-                         (setf ,kept t))
-         (unless ,kept
-           (handler-case (leave-queue ,waiter nil)
-             (etcd-error ())))))))
+  `(call-with-waiter (lambda () ,@body) ,waiter :keep t))
 
 ;;; Waiting
 
@@ -222,18 +248,17 @@ lost. Signal an ETCD-ERROR if that cannot be watched; what was compacted meanwhi
 at again, since it may be the removal."
   (setf (waiter-stirred waiter) nil)
   (let* ((failure nil)
-         (watch (watch (waiter-etcd waiter)
-                       (lambda (changes revision)
-                         (declare (ignore changes revision))
-                         (notify-waiter waiter))
-                       :key key :after revision :only :removals
-                       :on-end (lambda (condition)
-                                 (setf failure condition)
-                                 (notify-waiter waiter))
-                       :timeout (step-timeout waiter end-ns))))
-    (unwind-protect
-         (pause-waiter waiter (min end-ns (lease-end-ns (waiter-lease waiter))))
-      (cancel-watch watch))
+         (watch (new-watch (waiter-etcd waiter)
+                           (lambda (changes revision)
+                             (declare (ignore changes revision))
+                             (notify-waiter waiter))
+                           :key key :after revision :only :removals
+                           :on-end (lambda (condition)
+                                     (setf failure condition)
+                                     (notify-waiter waiter)))))
+    (with-undoing (nil (detach-watch watch))
+      (start-watch watch (step-timeout waiter end-ns))
+      (pause-waiter waiter (min end-ns (lease-end-ns (waiter-lease waiter)))))
     (unless (typep failure '(or null compacted future-revision)) (error failure))))
 
 (defun hold-waiter (waiter)

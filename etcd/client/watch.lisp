@@ -358,13 +358,16 @@ WATCH ends before, cancel it and signal why."
       (error failure))))
 
 (defun start-watch (watch timeout)
-  "Have etcd begin WATCH, and wait until it has, see AWAIT-OPENING."
-  (let ((etcd (watch-etcd watch)))
-    (setf (watch-ending watch) (lambda () (cancel-watch watch))
-          (watch-job watch) (add-job etcd (lambda () (attend-watch watch))))
-    (add-ending etcd (watch-ending watch))
-    (loop:wake-job (watch-job watch))
-    (await-opening watch (or timeout (etcd-timeout etcd)))
+  "Have etcd begin WATCH, and wait until it has, see AWAIT-OPENING. If this thread is unwound
+meanwhile, by WITH-TIMEOUT for example, nobody knows WATCH, and it ends."
+  (let ((etcd (watch-etcd watch)) (begun nil))
+    (with-undoing ((setf (watch-ending watch) (lambda () (cancel-watch watch))
+                         (watch-job watch) (add-job etcd (lambda () (attend-watch watch))))
+                   (unless begun (detach-watch watch)))
+      (add-ending etcd (watch-ending watch))
+      (loop:wake-job (watch-job watch))
+      (await-opening watch (or timeout (etcd-timeout etcd)))
+      (setf begun t))
     watch))
 
 (defun new-watch (etcd function &key key prefix from to revision after mark only previous on-end)
@@ -404,13 +407,20 @@ not called. From any thread."
   (start-watch (apply #'new-watch etcd function (alexandria:remove-from-plist options :timeout))
                timeout))
 
+(defun detach-watch (watch)
+  "End WATCH, whose function may still be running when this returns. It is not interrupted, and
+waits for nothing that takes long."
+  (sb-sys:without-interrupts
+    (end-watch watch nil)
+    (when (watch-ending watch) (remove-ending (watch-etcd watch) (watch-ending watch)))
+    (end-cancellation-token (watch-cancellation-token watch))
+    (leave-stream watch)
+    (when (watch-job watch) (loop:end-job (watch-job watch) :seconds 0))))
+
 (defun cancel-watch (watch)
   "End WATCH: its function is called no more once this has returned. From any thread; in its
 function, that call is the last."
-  (end-watch watch nil)
-  (when (watch-ending watch) (remove-ending (watch-etcd watch) (watch-ending watch)))
-  (end-cancellation-token (watch-cancellation-token watch))
-  (leave-stream watch)
+  (detach-watch watch)
   (when (watch-job watch) (loop:end-job (watch-job watch)))
   nil)
 

@@ -73,12 +73,14 @@ since etcd is away; :serving; :draining; :withdrawn. From any thread."
             (registration-state registration))))
 
 (defmacro with-registration ((registration) &body body)
-  "Evaluate BODY, which changes REGISTRATION, under its lock, and tell who waits."
+  "Evaluate BODY, which changes REGISTRATION, under its lock, and tell who waits. It is not
+interrupted."
   (let ((it (gensym "REGISTRATION")))
     `(let ((,it ,registration))
-       (sb-thread:with-mutex ((registration-lock ,it))
-         (multiple-value-prog1 (progn ,@body)
-           (sb-thread:condition-broadcast (registration-bell ,it)))))))
+       (sb-sys:without-interrupts
+         (sb-thread:with-mutex ((registration-lock ,it))
+           (multiple-value-prog1 (progn ,@body)
+             (sb-thread:condition-broadcast (registration-bell ,it))))))))
 
 (defun await (registration end-ns predicate)
   "Wait until PREDICATE, which is called under REGISTRATION's lock, is true, REGISTRATION is to be
@@ -263,12 +265,17 @@ wrong argument. From any thread."
                                            :key (endpoint-key name (or id address))
                                            :seconds lease-seconds :notice-seconds notice-seconds
                                            :endpoint endpoint)))
-    (setf (registration-ending registration) (lambda () (stop-keeping registration))
-          (registration-job registration)
-          (etcd:add-job etcd (lambda () (keep-registered registration))))
-    (when server
-      (server:call-before-stop server (lambda (drain) (take-leave registration drain))))
-    (etcd:add-ending etcd (registration-ending registration))
+    ;; if this thread is unwound meanwhile nobody has the registration, and it ends
+    (let ((begun nil))
+      (with-undoing ((setf (registration-ending registration)
+                           (lambda () (stop-keeping registration))
+                           (registration-job registration)
+                           (etcd:add-job etcd (lambda () (keep-registered registration))))
+                     (unless begun (end-keeping registration)))
+        (etcd:add-ending etcd (registration-ending registration))
+        (when server
+          (server:call-before-stop server (lambda (drain) (take-leave registration drain))))
+        (setf begun t)))
     (loop:wake-job (registration-job registration))
     registration))
 
@@ -324,14 +331,20 @@ any thread."
 From any thread."
   (say registration :state :draining))
 
+(defun end-keeping (registration)
+  "Have the job of REGISTRATION end: it may wait for an answer, and what that brings it ends itself.
+Waits for nothing, and is not interrupted."
+  (sb-sys:without-interrupts
+    (with-registration (registration)
+      (count-standing registration nil)
+      (setf (registration-ended registration) t))
+    (loop:end-job (registration-job registration) :seconds 0)
+    (etcd:remove-ending (registration-etcd registration) (registration-ending registration))))
+
 (defun stop-keeping (registration &optional (seconds 3600))
-  "End the job of REGISTRATION, and wait for it, SECONDS at most: it may wait for an answer, and
-what that brings it ends itself."
-  (with-registration (registration)
-    (count-standing registration nil)
-    (setf (registration-ended registration) t))
-  (loop:end-job (registration-job registration) :seconds seconds)
-  (etcd:remove-ending (registration-etcd registration) (registration-ending registration)))
+  "As END-KEEPING, and wait for the job, SECONDS at most."
+  (end-keeping registration)
+  (loop:end-job (registration-job registration) :seconds seconds))
 
 (defun withdraw (registration)
   "End REGISTRATION: the store says nothing of its server any more, at once if etcd can be reached,
@@ -340,15 +353,17 @@ else when the lease ends. Return in three seconds at most. From any thread."
     (stop-keeping registration (- +withdraw-seconds+ +last-seconds+))
     (multiple-value-bind (lease seconds)
         (sb-thread:with-mutex ((registration-lock registration))
-          (values (shiftf (registration-lease registration) nil)
+          (values (registration-lease registration)
                   (if (registration-failure registration) +last-seconds+ +write-seconds+)))
       (when lease
+        ;; known still if this thread is unwound meanwhile: then this can be called again
         (handler-case (etcd:revoke-lease lease :timeout (min seconds
                                                          ;; so that something can be asked
                                                          (loop:seconds-until end-ns 1/10)))
           (etcd:etcd-error (condition)
             (log-event :warning :server-not-withdrawn :key (registration-key registration)
-                                                      :condition (princ-to-string condition))))))
+                                                      :condition (princ-to-string condition))))
+        (with-registration (registration) (setf (registration-lease registration) nil))))
     (log-event :info :server-withdrawn :key (registration-key registration)))
   nil)
 

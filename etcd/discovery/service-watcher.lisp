@@ -300,32 +300,36 @@ Return the seconds until it has to again."
   (when (stringp (service-watcher-place service-watcher))
         (etcd:close-etcd (service-watcher-etcd service-watcher))))
 
+(defun present-service-watcher (place name)
+  "The service watcher of NAME in PLACE that has begun, or nil. The lock is held."
+  (find-if (lambda (service-watcher)
+             (and (equal place (service-watcher-place service-watcher))
+                  (string= name (service-watcher-name service-watcher))
+                  (eq loop:*world* (service-watcher-world service-watcher))
+                  (not (loop:job-ended (service-watcher-job service-watcher)))))
+           **service-watchers**))
+
 (defun attach-resolver (resolver place name)
   "Have RESOLVER be told of NAME in PLACE, now if something is known of it. Return the service
-watcher."
-  (sb-thread:with-mutex (**service-watchers-lock**)
-    (let ((service-watcher (or (find-if (lambda (service-watcher)
-                                          (and (equal place (service-watcher-place service-watcher))
-                                               (string= name (service-watcher-name service-watcher))
-                                               (eq loop:*world*
-                                                   (service-watcher-world service-watcher))
-                                               (not (loop:job-ended
-                                                     (service-watcher-job service-watcher)))))
-                                        **service-watchers**)
-                               (first (push (start-service-watcher place name)
-                                            **service-watchers**)))))
-      (sb-thread:with-mutex ((service-watcher-lock service-watcher))
-        (push resolver (service-watcher-resolvers service-watcher))
-        (tell-resolver service-watcher resolver))
-      service-watcher)))
+watcher. It is not interrupted, and waits for nothing: whatever follows NAME has a resolver."
+  (sb-sys:without-interrupts
+    (sb-thread:with-mutex (**service-watchers-lock**)
+      (let ((service-watcher (or (present-service-watcher place name)
+                                 (first (push (start-service-watcher place name)
+                                              **service-watchers**)))))
+        (sb-thread:with-mutex ((service-watcher-lock service-watcher))
+          (push resolver (service-watcher-resolvers service-watcher))
+          (tell-resolver service-watcher resolver))
+        service-watcher))))
 
 (defun detach-resolver (resolver service-watcher)
   "Tell RESOLVER nothing any more. SERVICE-WATCHER ends with its last resolver."
-  (when (sb-thread:with-mutex (**service-watchers-lock**)
-          (sb-thread:with-mutex ((service-watcher-lock service-watcher))
-            (setf (service-watcher-resolvers service-watcher)
-                  (remove resolver (service-watcher-resolvers service-watcher)))
-            (unless (service-watcher-resolvers service-watcher)
-              (setf **service-watchers** (remove service-watcher **service-watchers**))
-              t)))
+  (when (sb-sys:without-interrupts
+          (sb-thread:with-mutex (**service-watchers-lock**)
+            (sb-thread:with-mutex ((service-watcher-lock service-watcher))
+              (setf (service-watcher-resolvers service-watcher)
+                    (remove resolver (service-watcher-resolvers service-watcher)))
+              (unless (service-watcher-resolvers service-watcher)
+                (setf **service-watchers** (remove service-watcher **service-watchers**))
+                t))))
     (end-service-watcher service-watcher)))

@@ -142,10 +142,13 @@ thread, which waits for nothing."
   "JOB is to run no more; wait until its function has returned, SECONDS at most, unless this is
 called there. Return true if it has. From any thread."
   (let ((background (job-background job)) (end (notice-end seconds)))
+    ;; one that has ended and is still timed would be due for ever
+    (sb-sys:without-interrupts
+      (sb-thread:with-mutex ((background-lock background))
+        (setf (job-ended job) t
+              (background-jobs background) (delete job (background-jobs background))
+              (background-timed background) (delete job (background-timed background)))))
     (sb-thread:with-mutex ((background-lock background))
-      (setf (job-ended job) t
-            (background-jobs background) (delete job (background-jobs background))
-            (background-timed background) (delete job (background-timed background)))
       (loop while (and (job-running job)
                        (not (eq (job-thread job) sb-thread:*current-thread*)))
             always (await-notice (background-quiet background) (background-lock background) end

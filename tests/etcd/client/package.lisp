@@ -12,7 +12,8 @@
                     (#:watches #:etcdserverpb.watch))
   ;; server.lisp, for tests of what stands on etcd
   (:export #:with-store #:with-cluster #:end-store #:*etcd* #:run-store-tests #:store-address
-           #:store-program #:begin-store #:wait-until #:need-etcd #:free-port #:+patience+))
+           #:store-program #:begin-store #:wait-until #:need-etcd #:free-port #:+patience+
+           #:with-stand-in #:unwind-within))
 
 (in-package #:clgrpc.tests.etcd)
 

@@ -37,6 +37,32 @@
       (is (eq :withdrawn (discovery:registration-state registration)))
       (is (null (listed "greeter"))))))
 
+(test registrations-of-unwound-threads-end
+  "A registration that was not returned ends; one that is being withdrawn is gone, or can be
+withdrawn again, and its lease is not kept alive."
+  (with-stand-in (store other)
+    (let ((registrations '()) (registration nil) (etcd *etcd*)
+          (packages '(#:clgrpc.discovery #:clgrpc.etcd)))
+      (flet ((begin ()
+               (setf registration (discovery:register nil "shop" :etcd etcd :address "127.0.0.1:5"))
+               (is-true (discovery:await-registration registration :timeout +patience+))))
+        ;; the client has what keeps leases alive from here on
+        (etcd:revoke-lease (etcd:grant-lease etcd 60))
+        (unwind-within store
+                       (lambda ()
+                         (push (discovery:register nil "shop" :etcd etcd :address "127.0.0.1:5")
+                               registrations))
+                       :packages packages
+                       :after (lambda () (mapc #'discovery:withdraw (shiftf registrations '()))))
+        (begin)
+        (unwind-within store
+                       (lambda () (discovery:withdraw registration))
+                       :packages packages
+                       :after (lambda ()
+                                (discovery:withdraw registration)
+                                (begin)))
+        (discovery:withdraw registration)))))
+
 (test wrong-registrations
   (etcd:with-etcd (etcd "127.0.0.1:1")
     (flet ((wrong (&rest arguments)

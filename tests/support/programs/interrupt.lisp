@@ -22,3 +22,56 @@
                    (loop while (= before (+ hits misses)) do (sb-thread:thread-yield)))))
       (setf ended t)
       (sb-thread:join-thread thread))))
+
+(defun package-functions (package)
+  "The names of the ordinary functions of PACKAGE."
+  (let ((names '()) (package (find-package package)))
+    (do-symbols (symbol package names)
+      (when (and (eq package (symbol-package symbol))
+                 (fboundp symbol)
+                 (not (macro-function symbol))
+                 (not (special-operator-p symbol))
+                 (not (typep (fdefinition symbol) 'generic-function)))
+        (push symbol names)))))
+
+(defun call-with-call-hook (function packages hook)
+  "Call FUNCTION while whoever calls a function of PACKAGES calls HOOK before, with its name."
+  (declare (type function hook))
+  (let ((names (mapcan #'package-functions packages)))
+    (unwind-protect
+         (progn
+           (dolist (name names)
+             (let ((name name))
+               (sb-int:encapsulate name 'call-hook
+                                   (lambda (function &rest arguments)
+                                     (funcall hook name)
+                                     (apply (the function function) arguments)))))
+           (funcall function))
+      (dolist (name names) (sb-int:unencapsulate name 'call-hook)))))
+
+(defun interrupt-at-each-call (packages function after)
+  "Call FUNCTION in a thread that is interrupted, and unwound, as it calls its first function of
+PACKAGES; then in one that is so at the second call, and so on, until one has returned. An interrupt
+that comes while interrupts are off is taken as soon as they are on. Call AFTER each time, with the
+name of the function called, or nil when none was left. Return how many calls there are."
+  (let ((victim nil) (left 0) (called nil) (tag (list nil)))
+    (declare (type fixnum left))
+    (flet ((note-call (name)
+             (when (and (eq victim sb-thread:*current-thread*) (zerop (decf left)))
+               (setf called name)
+               (sb-thread:interrupt-thread victim (lambda () (throw tag :unwound)))))
+           (run ()
+             (catch tag
+               (setf victim sb-thread:*current-thread*)
+               (funcall (the function function))
+               (setf victim nil)
+               :returned)))
+      (call-with-call-hook
+       (lambda ()
+         (loop for point from 1
+               do (setf left point called nil)
+                  (let ((outcome (sb-thread:join-thread (sb-thread:make-thread #'run))))
+                    (setf victim nil)
+                    (funcall (the function after) called)
+                    (when (eq :returned outcome) (return (1- point))))))
+       packages #'note-call))))
