@@ -392,7 +392,7 @@ connection's beginning. Then the request is answered with 408, whatever has come
 an octet now and then hold no connection.")
    (http1-body-timeout-seconds 60 0.1 86400 "seconds"
     "How long the body of an HTTP/1.1 request may take after its head. Then the request is answered
-with 408. The messages of a call that come in chunks may take longer, if some octets come within
+with 408. A stream of messages that comes in chunks may take longer, if a whole message comes within
 each such time.")
    (http1-idle-seconds 75 0.1 86400 "seconds"
     "How long an HTTP/1.1 connection may be without a request before it is closed. Load balancers

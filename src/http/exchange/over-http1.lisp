@@ -308,6 +308,14 @@ the connection."
       (setf (state-since-ns state) (state-now state))
       (loop:start-reading (state-socket state)))))
 
+(defun renew-body-time (request)
+  "A whole message of a stream has come in the body of REQUEST, which is claimed and is over
+HTTP/1.1. If that is in chunks it has as much time again: a stream may take long, but not a message
+of it. On the loop."
+  (let ((state (http1-request-connection request)))
+    (unless (integerp (http1:message-body (state-message state)))
+      (setf (state-since-ns state) (state-now state)))))
+
 (define-load-time-global **http1-responder**
     (make-responder :answer #'answer-over-http1 :begin #'begin-over-http1 :chunk #'chunk-over-http1
                     :end #'end-over-http1 :unsent #'unsent-over-http1
@@ -448,8 +456,6 @@ told of it; else nil."
         (length (http1:message-body (the http1:message (state-message state)))))
     (cond ((http-request-claimed request)
            (incf (http-request-fill request) (- end start))
-           ;; a stream in chunks may take long, but something of it must come
-           (unless (integerp length) (setf (state-since-ns state) (state-now state)))
            (funcall (the function (sink-body (state-sink state))) request octets start end
                     (eql (http-request-fill request) length)))
           (t (receive-body request octets start end))))

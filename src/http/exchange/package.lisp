@@ -29,7 +29,7 @@
    #:query-values
    #:answer #:answer-of #:receive-body #:end-body #:refuse-unrouted #:write-end #:begun-p
    #:http-request-claimed #:http-request-fill #:http-request-whole #:write-head #:write-part
-   #:cut-answer-off #:unsent-octets #:pause-body #:resume-body
+   #:cut-answer-off #:unsent-octets #:pause-body #:resume-body #:renew-body-time
    ;; chunked.lisp
    #:end-open-response #:begin-response #:send-chunk #:end-response #:response-open-p
    #:on-response-end

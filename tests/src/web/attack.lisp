@@ -315,6 +315,39 @@ listed origin depend on it, good ones, errors and those to requests that nothing
                                  finally (return ""))))
                    "~A" name)))))
 
+(defun heard-while-dripping (socket text &key (seconds 0.02))
+  "What comes from SOCKET, on which TEXT is said again and again, each time after SECONDS."
+  (loop repeat 900
+        for heard = (hear-all socket :seconds seconds)
+        when (plusp (length heard)) return heard
+        do (say-text socket text)
+        finally (return "")))
+
+(test chunks-that-drip
+  "A body in chunks has no more time than one whose length is known: what comes of a message now and
+then does not renew it. A message that is whole does, so that a stream may take longer."
+  (with-all-protocols (server :http1-body-timeout-seconds 0.3)
+      (:ask #'double :collect #'sum-up)
+    (let ((chunked "Transfer-Encoding: chunked|"))
+      (loop for (name begin) in `((:connect "{") (:rest "{") (:rest-stream "{")
+                                  (:connect-stream ,(map 'string #'code-char '(0 0 0 3 232))))
+            do (with-plain-socket (socket (grpc:server-address server))
+                 (say-text socket (request-text (assoc name *good-requests*) chunked
+                                                (wire-text (format nil "~(~X~)|~A|" (length begin)
+                                                                   begin))))
+                 (is (equal '(408) (heard-statuses
+                                    (heard-while-dripping socket (wire-text "1| |"))))
+                     "~A" name)))
+      (let* ((row (assoc :connect-stream *good-requests*)) (body (fourth row))
+             (chunk (wire-text (format nil "~(~X~)|~A|" (length body) body))))
+        (with-plain-socket (socket (grpc:server-address server))
+          (say-text socket (request-text row chunked chunk))
+          (loop repeat 10
+                do (is (equal "" (hear-all socket :seconds 0.1)))
+                   (say-text socket chunk))
+          (say-text socket (wire-text "0||"))
+          (is (equal '(200) (heard-statuses (hear-all socket :seconds 1)))))))))
+
 (defparameter *bad-json*
   (flet ((times (count text) (format nil "~v@{~A~:*~}" count text)))
     `(("{\"number\":1,\"number\":2}" "twice")
