@@ -140,22 +140,23 @@ were called with, (index . match index or status), in the order of the calls."
       (sb-thread:signal-semaphore gate 100))))
 
 (test who-must-not-wait-does-not
-  "With :wait 0, also where the stream takes nothing; what was refused there is sent later."
+  "With :wait 0, also where the stream takes nothing; what was refused there is sent later. A stream
+takes what its windows are, and as much again, which the member's end queues: 5.2 MB."
   (let* ((gate (sb-thread:make-semaphore))
          (member (gated-member gate)))
     (with-member (peer member :timeout 100 :window 10000 :batch-octets 1)
       (let* ((told nil)
              (giver (sb-thread:make-thread
-                     (lambda () (setf told (give-entries peer 50 :octets 100000 :wait 0))))))
+                     (lambda () (setf told (give-entries peer 100 :octets 100000 :wait 0))))))
         (is-true (await-true (lambda () told)))
-        (is (= 50 (getf (raft:peer-statistics peer) :queued-entries)))
-        (is (> 50 (getf (raft:peer-statistics peer) :under-way)))
+        (is (= 100 (getf (raft:peer-statistics peer) :queued-entries)))
+        (is (> 70 (getf (raft:peer-statistics peer) :under-way)))
         (sb-thread:signal-semaphore gate 1000)
         (sb-thread:join-thread giver)
         (is-true (raft:flush-pipeline peer))
-        (is (equal (up-to 50) (mapcar #'car (funcall told))))
-        (is (equal (up-to 50) (reverse (member-indices member))))
-        (is (= 50 (getf (raft:peer-statistics peer) :entries)))))))
+        (is (equal (up-to 100) (mapcar #'car (funcall told))))
+        (is (equal (up-to 100) (reverse (member-indices member))))
+        (is (= 100 (getf (raft:peer-statistics peer) :entries)))))))
 
 (defun interfering (function)
   "An interceptor that calls FUNCTION with each request of a stream before it is sent."
