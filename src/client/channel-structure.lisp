@@ -401,7 +401,7 @@ several that are under way the oldest."
 
 (define-hot (unattended-p :inline t) ((call client-call)) boolean
   "True if CALL is its own future: no stub waits for it."
-  (logtest wire:+unattended+ (client-call-marks call)))
+  (wire:marked-p call :unattended))
 
 (defstruct (attempt (:constructor make-attempt (stream)) (:copier nil))
   "One try of a call, on one stream. It is made once for the object that stands for streams, and
@@ -430,6 +430,19 @@ used again with that."
   "The parts of CALL, made now if need be. From any thread."
   (the client-parts (rpc:ensure-parts call)))
 
+(define-hot (call-client-outlet :inline t) ((call client-call)) (or null client-outlet)
+  "What goes out of CALL, or nil."
+  (the (or null client-outlet) (rpc:call-outlet call)))
+
+(define-hot (ensure-client-outlet :inline t) ((call client-call)) client-outlet
+  "What goes out of CALL, made now if need be. From any thread."
+  (the client-outlet (rpc:ensure-outlet call)))
+
+(define-hot (call-replay :inline t) ((call client-call)) (or null replay)
+  "What is kept of what CALL has sent, or nil."
+  (let ((parts (call-client-parts call)))
+    (and parts (client-parts-replay parts))))
+
 (define-hot (call-retries :inline t) ((call client-call)) (or null client-retries)
   "What is known of the attempts of CALL; nil while it has but one, and no hedging policy."
   (let ((parts (call-client-parts call)))
@@ -451,10 +464,7 @@ used again with that."
   "The call that goes on with STREAM, so far, or nil."
   (let* ((attempt (the (or null attempt) (http2:stream-user stream)))
          (call (and attempt (attempt-call attempt))))
-    (and call (eq stream (wire-call-stream call)) call)))
+    (and call (eq stream (client-call-stream call)) call)))
 
 (define-hot (client-call-core :inline t) ((call client-call)) core
   (the core (client-call-endpoint call)))
-
-(defmethod wire:link-observer ((owner connection-set))
-  (core-observer (connection-set-core owner)))

@@ -15,7 +15,7 @@
   (let* ((links (loop for subchannel in (core-subchannels core)
                       append (connection-set-links (subchannel-connection-set subchannel))))
          (limit (loop for link in links
-                      sum (http2:connection-peer-max-streams (wire:link-http2 link)))))
+                      sum (http2:connection-peer-max-streams (client-link-http2 link)))))
     (and links
          (format nil "all ~D that ~A ~[allows~:;and ~:*~D more allow~] are open" limit
                  (wire:link-peer (first links)) (1- (length links))))))
@@ -60,36 +60,34 @@ WAIT-CLOCK and the number of attempts to connect; nil if it has not waited."
           ((wait-clock-done wait)
            (values (wait-clock-totals wait) (wait-clock-attempts wait)))
           (t (clock-difference (core-clock (client-call-core call)) wait
-                               (wire:wire-now call))))))
+                               (operate now call))))))
 
 (defun late-from-the-start-p (call)
   "True if the deadline of CALL had passed before the call waited for anything."
   (and (rpc:overdue-p call)
-       (not (wire:marked-p (client-call-marks call) wire:+headers+))
+       (not (wire:marked-p call :headers))
        (null (call-waits call))))
 
 (defun client-stage (call)
   "The operation STAGE."
-  (let ((marks (client-call-marks call)))
-    (cond ((late-from-the-start-p call) :begin)
-          ((not (wire:marked-p marks wire:+headers+))
-           (wait-clock-stage (core-clock (client-call-core call))))
-          ((wire:stuck-p call) :send)
-          ((wire:marked-p marks wire:+answer+) :receive)
-          (t :wait))))
+  (cond ((late-from-the-start-p call) :begin)
+        ((not (wire:marked-p call :headers))
+         (wait-clock-stage (core-clock (client-call-core call))))
+        ((wire:stuck-p call) :send)
+        ((wire:marked-p call :answer) :receive)
+        (t :wait)))
 
 (defun client-spans (call total)
   "The stages of CALL, which has taken TOTAL nanoseconds so far: a list of (stage . ns), oldest
 first."
-  (let* ((marks (client-call-marks call))
-         (headers (wire:mark-ns marks wire:+headers+))
-         (answer (wire:mark-ns marks wire:+answer+))
+  (let* ((headers (wire:mark-ns call :headers))
+         (answer (wire:mark-ns call :answer))
          (waits (call-waits call))
          (retries (call-retries call))
          (named (append
                  (when (and retries (plusp (client-retries-since-ns retries)))
                    (list (cons :retry (- (client-retries-since-ns retries)
-                                         (wire:wire-call-born-ns call)))))
+                                         (client-call-born-ns call)))))
                  (when waits
                    (loop for stage in *waiting-stages*
                          for ns across waits
@@ -125,7 +123,7 @@ or the RPC-ERROR that says what is wrong with it, which is returned."
       (sb-thread:with-mutex ((undecoded-lock item))
         (when (eq item (client-call-reply call))
           (setf (client-call-reply call)
-                (handler-case (wire:wire-decode call (undecoded-reply item) 0 0)
+                (handler-case (operate decode call (undecoded-reply item) 0 0)
                   (status:rpc-error (error) error))))))
     (client-call-reply call)))
 

@@ -33,7 +33,7 @@
                       (credentials-metadata channel call-credentials method)))))
     (unless (eq :unset wait-for-ready)
       (setf (rpc:intent-wait-for-ready (rpc:ensure-intent call)) (and wait-for-ready t)))
-    (rpc:observe call-made (wire:call-observer call) call)
+    (rpc:observe call-made (core-observer (client-call-core call)) call)
     (ecase (rpc-method-kind method)
       (:unary
        (cond (async (submit-call call (only-request method request)) call)
@@ -73,12 +73,13 @@
   "A call of METHOD on CHANNEL, its own future if it is UNATTENDED. It begins NOW, or if that is 0
 when its loop begins it."
   (unless (channel-open-p channel) (misuse "~A is closed." channel))
-  (make-client-call
-   :rpc-method method :endpoint (channel-core channel) :deadline deadline
-   :marks (if unattended wire:+unattended+ 0) :born-ns now
-   :operations (if (member (rpc-method-kind method) '(:unary :client-streaming))
-                   **single-operations**
-                   **stream-operations**)))
+  (let ((call (make-client-call
+               :rpc-method method :endpoint (channel-core channel) :deadline deadline :born-ns now
+               :operations (if (member (rpc-method-kind method) '(:unary :client-streaming))
+                               **single-operations**
+                               **stream-operations**))))
+    (when unattended (wire:mark-call call :unattended))
+    call))
 
 (define-hot submit-call ((call client-call) request) null
   "Hand CALL to its loop with its only REQUEST, or nil: written straight into the output if this
@@ -92,7 +93,7 @@ loop has just stopped, since the channel was closed, end CALL."
         (submitted nil))
     (flet ((begin-here () (begin-call call (if encoded nil request))))
       (declare (dynamic-extent #'begin-here))
-      (when request (wire:close-sending call))
+      (when request (wire:mark-call call :closed))
       (setf (client-call-request call) encoded)
       (sb-sys:without-interrupts        ; what is counted can be left
         (loop:enter-call loop (unattended-p call))
@@ -116,12 +117,12 @@ loop has just stopped, since the channel was closed, end CALL."
   "Start CALL, unless it has ended, as soon as there is a stream. On its loop."
   (note-call-begun (client-call-core call))
   (unless (call-status call)
-    (when (zerop (wire:wire-call-born-ns call))
-      (setf (wire:wire-call-born-ns call) (loop:event-loop-now (wire-call-loop call))))
-    (rpc:observe call-begun (wire:call-observer call) call)
+    (when (zerop (client-call-born-ns call))
+      (setf (client-call-born-ns call) (loop:event-loop-now (wire-call-loop call))))
+    (rpc:observe call-begun (core-observer (client-call-core call)) call)
     (when (core-methods (client-call-core call)) (limit-time call))
     (cond ((rpc:overdue-p call)          ; its answer might be faster than the timer
-           (wire:deadline-passed call))
+           (rpc:abort-as call :deadline-passed))
           (t (wire:start-deadline call)
              (submit call request))))
   nil)
@@ -146,7 +147,7 @@ and wait for the end of CALL. If this is left otherwise, at whatever moment, can
   (unless (eq :ok (call-status call)) (error (rpc:call-condition call)))
   (values (let ((reply (shiftf (client-call-reply call) nil)))
             (cond ((null reply) (rpc:pop-incoming call))
-                  ((encoded-p reply) (wire:wire-decode call reply 0 0))
+                  ((encoded-p reply) (operate decode call reply 0 0))
                   (t reply)))
           call))
 

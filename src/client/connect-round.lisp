@@ -79,6 +79,7 @@ come."
                               (core-sink core) (core-options core) (core-pool core)
                               :make #'make-client-link
                               :account (core-account core)
+                              :observer (core-observer core)
                               :keepalive-ns (keepalive-ns core)
                               :patience-ns (patience-ns core))
               (connect-round-links connect-round))
@@ -153,12 +154,12 @@ many streams it allows."
       (note-failure connection-set nil)
       (note-connection-set-event connection-set :info "connected to ~A, socket ~D"
                                  (wire:link-peer link)
-                                 (wire:link-number link))
+                                 (client-link-number link))
       (enter-stages connection-set :queue)
       (trace-event :handshaker :settings-received
                    :role :client :peer (wire:link-peer link)
                    :max-concurrent-streams (http2:connection-peer-max-streams
-                                            (wire:link-http2 link)))
+                                            (client-link-http2 link)))
       (if (eq :ready (connection-set-link-state connection-set))
           (forget-failures (connection-set-back-off connection-set))
           (change-state connection-set :ready))

@@ -142,7 +142,7 @@ ENTER-STAGE."
 (defun room-p (subchannel)
   "True if a link of SUBCHANNEL is likely to have a stream."
   (some (lambda (link)
-          (let ((http2 (wire:link-http2 link)))
+          (let ((http2 (client-link-http2 link)))
             (< (http2:connection-stream-count http2) (http2:connection-peer-max-streams http2))))
         (connection-set-links (subchannel-connection-set subchannel))))
 
@@ -192,4 +192,4 @@ uses no more."
       (http2:map-streams (lambda (stream)
                            (when (eq subchannel (attempt-subchannel (stream-attempt stream)))
                              (funcall function stream)))
-                         (wire:link-http2 link)))))
+                         (client-link-http2 link)))))

@@ -94,7 +94,7 @@ nil twice, and an ATTEMPT-FAILURE."
 (defun wanted-p (call)
   "True if CALL, which waits for a stream, still needs one: attempts beside another may not."
   (not (or (call-status call)
-           (and (wire-call-stream call)
+           (and (client-call-stream call)
                 (call-retries call)
                 (client-retries-over (call-retries call))))))
 

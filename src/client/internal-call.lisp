@@ -26,7 +26,7 @@
       (rpc:on-message call (lambda (message)
                              (loop:post loop (lambda () (funcall on-message message)))))
       (rpc:on-end call (lambda () (loop:post loop #'end))))
-    (wire:close-sending call)
+    (wire:mark-call call :closed)
     call))
 
 (defun start-internal-call (call subchannel request)

@@ -34,8 +34,7 @@
                   #:metadata-pushback #:current-throttle #:count-success
                   #:throttled-p)
   (:import-from #:clgrpc.wire
-                  #:link #:link-loop #:wire-call #:wire-call-link #:wire-call-loop
-                #:wire-call-stream #:wire-call-send-closed
+                  #:link #:wire-call #:wire-call-loop
                 #:wire-call-options)
   (:export
    ;; ending.lisp

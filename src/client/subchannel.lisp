@@ -86,7 +86,7 @@ under way, or the last attempt has failed a short while ago. Return true if one 
 (defun quiet-p (link since-ns)
   "True if LINK has no calls and its peer has sent nothing since SINCE-NS."
   (and (zerop (client-link-calls link))
-       (< (http2:connection-last-receive-ns (wire:link-http2 link)) since-ns)))
+       (< (http2:connection-last-receive-ns (client-link-http2 link)) since-ns)))
 
 (defun leave-spare-links (connection-set since-ns)
   "Use those links of CONNECTION-SET no more, beyond those that it is to keep, that have been quiet
@@ -174,10 +174,10 @@ own."
 (defun next-stream (link)
   "A new stream of LINK, or nil if it has none now; if it has used up its identifiers, mark it so
 that it is left."
-  (let ((http2 (wire:link-http2 link)))
+  (let ((http2 (client-link-http2 link)))
     (or (let ((stream (http2:open-stream http2)))
           (when stream
-            (setf (wire:link-stream-ns link) (loop:event-loop-now (link-loop link))))
+            (setf (client-link-stream-ns link) (loop:event-loop-now (client-link-loop link))))
           stream)
         (progn
           (when (and (http2:connection-ready-p http2)
@@ -198,7 +198,7 @@ that it is left."
 (defun subchannel-calls (subchannel)
   "How many attempts of calls of its channel's users are under way that SUBCHANNEL was picked for."
   (- (subchannel-open-calls subchannel)
-     (count-if (lambda (call) (and (wire-call-stream call) (null (call-status call))))
+     (count-if (lambda (call) (and (client-call-stream call) (null (call-status call))))
                (subchannel-internal-calls subchannel))))
 
 (defun leave-full-links (connection-set)
@@ -219,7 +219,7 @@ that it is left."
            (push link (connection-set-leaving connection-set))
            (dolist (owner (connection-set-owners connection-set))
              (dolist (call (subchannel-internal-calls owner))
-               (when (eq link (wire-call-link call))
+               (when (eq link (client-call-link call))
                  (client-abort call :unavailable text :local))))
            (when (linkless-p connection-set) (go-on-without connection-set link text)))))
   (when (zerop (client-link-calls link)) (wire:close-link link text)))
@@ -234,13 +234,13 @@ that it is left."
 
 (defun link-streams (link)
   "How many streams LINK has had, other than those of internal calls."
-  (- (http2:counters-streams-opened (http2:connection-counters (wire:link-http2 link)))
+  (- (http2:counters-streams-opened (http2:connection-counters (client-link-http2 link)))
      (client-link-side-streams link)))
 
 (defun useful-p (connection-set link)
   "True if LINK, which has worked, had a call of a user's, other than such as the peer's GOAWAY says
 it has not seen, or lasted as long as the first wait between attempts."
-  (let ((http2 (wire:link-http2 link)))
+  (let ((http2 (client-link-http2 link)))
     (or (and (plusp (link-streams link)) (/= 0 (http2:connection-goaway-received http2)))
         (>= (- (core-now (connection-set-core connection-set)) (client-link-born-ns link))
             (seconds-ns
@@ -275,10 +275,11 @@ from the second time in a row the next attempt waits."
   (http2:map-streams (lambda (stream)
                        (let ((call (stream-call stream)))
                          (when call (client-abort call status text :local))))
-                     (wire:link-http2 link))
+                     (client-link-http2 link))
   (wire:close-link link text))
 
-(defmethod wire:link-due ((connection-set connection-set) link event)
+(defun link-due (connection-set link event)
+  "LINK of CONNECTION-SET should end, as EVENT of WIRE:LINK-EVENT says."
   (setf (client-link-draining link) t
         (connection-set-useless connection-set) 0) ; the server is not to blame
   (ecase event
@@ -300,7 +301,8 @@ from the second time in a row the next attempt waits."
             ((or (mentions "broken pipe") (mentions "unreachable")) "socket error")
             (t "unknown")))))
 
-(defmethod wire:link-ended ((connection-set connection-set) link)
+(defun link-ended (connection-set link)
+  "LINK of CONNECTION-SET has ended."
   (let ((connect-round (connect-round-of connection-set link))
         (used (member link (connection-set-links connection-set))))
     (trace-event
@@ -309,7 +311,7 @@ from the second time in a row the next attempt waits."
     (unless connect-round
       (note-connection-set-event connection-set
                                  :info "the connection with ~A, socket ~D, has ended: ~A"
-                                 (wire:link-peer link) (wire:link-number link)
+                                 (wire:link-peer link) (client-link-number link)
                                  (client-link-failure link)))
     (when (client-link-greeted link)
       (rpc:observe subchannel-disconnected (core-observer (connection-set-core connection-set))
@@ -323,6 +325,11 @@ from the second time in a row the next attempt waits."
           (used
            (keep-links connection-set)
            (serve-owners connection-set)))))
+
+(defmethod wire:link-event ((connection-set connection-set) link event)
+  (if (eq :ended event)
+      (link-ended connection-set link)
+      (link-due connection-set link event)))
 
 ;;; The end
 

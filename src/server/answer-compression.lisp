@@ -16,18 +16,17 @@ remembers what it means: an encoding, :identity, or why requests that have it ar
           (t (setf (request-incoming request) (if (eq :identity memo) nil memo))))))
 
 (defun encoding-memo (value)
-  (let ((encoding (wire:parse-encoding value)))
+  (multiple-value-bind (encoding text) (wire:parse-encoding value)
     (case encoding
       ((nil) :identity)
-      (:unknown (list :unimplemented (wire:unknown-encoding-text value)))
+      (:unknown (list :unimplemented text))
       (t encoding))))
 
 (defun begin-compression (call incoming default)
   "Give CALL its compression: INCOMING is an encoding, :unknown or nil, as its request said, DEFAULT
 the encoding for answers, if the client accepts it, or nil."
-  (let ((compression (wire:ensure-compression call)))
-    (setf (wire:compression-incoming compression) (if (eq incoming :unknown) nil incoming)
-          (wire:compression-outgoing compression) (acceptable-encoding call default))))
+  (setf (wire:incoming-encoding call) (if (eq incoming :unknown) nil incoming)
+        (wire:outgoing-encoding call) (acceptable-encoding call default)))
 
 (defun acceptable-encoding (call encoding)
   "ENCODING if CALL's client accepts that, else nil."
@@ -35,14 +34,6 @@ the encoding for answers, if the client accepts it, or nil."
 
 (defun server-change-encoding (call name)
   "The operation CHANGE-ENCODING."
-  (when (or (let ((outlet (wire:call-wire-outlet call)))
-              (and outlet (wire:wire-outlet-begun outlet)))
-            (call-status call))
+  (when (or (wire:sending-begun-p call) (call-status call))
     (misuse "It is too late to change the compression of ~A." call))
-  (setf (wire:compression-outgoing (wire:ensure-compression call))
-        (acceptable-encoding call (wire:find-encoding name))))
-
-(defun encode-compression-fields (call encoder buffer)
-  "Append the fields of compression to CALL's first header block. CALL has a COMPRESSION."
-  (wire:encode-encodings call encoder buffer)
-  (hpack:encode-field encoder buffer (wire:accepted-encodings-field) :index))
+  (setf (wire:outgoing-encoding call) (acceptable-encoding call (wire:find-encoding name))))

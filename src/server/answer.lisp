@@ -23,7 +23,7 @@ false: then POST-REPLY is to be called with the baton lent. On the loop."
         (t (let ((outcome (progn
                             (note-time call)
                             (wire:ensure-headers call)
-                            (handler-case (and (not (wire:compresses-p call :auto))
+                            (handler-case (and (null (wire:outgoing-encoding call))
                                                (wire:write-message call message nil))
                               ((or error storage-condition) (error)
                                 (bad-answer-condition call message error))))))
@@ -37,7 +37,7 @@ false: then POST-REPLY is to be called with the baton lent. On the loop."
 (defun server-reply (call message)
   "The operation REPLY: send MESSAGE and the status :ok. From user code in any thread."
   (unless (loop:with-baton ((wire-call-loop call))
-              (and (wire:in-turn-p call) (reply-now call message))
+              (and (zerop (wire:posted-octets call)) (reply-now call message))
             nil)
     (post-reply call message)))
 
@@ -48,18 +48,25 @@ false: then POST-REPLY is to be called with the baton lent. On the loop."
         ;; only the loop may write the answer of a plain request
         (t (loop:post (wire-call-loop call) (lambda () (reply-now call message))))))
 
+(defun note-answering (call count)
+  "COUNT octets of the answer to CALL are posted to its loop; if negative, they have arrived there."
+  (let ((link (the server-link (server-call-link call))))
+    (sb-ext:atomic-incf (server-link-coming link) count)
+    (if (minusp count)
+        (discharge-account (wire:link-account link) (- count))
+        (charge-account (wire:link-account link) count))))
+
 (defun post-encoded-reply (call message)
   "As POST-REPLY, for gRPC."
   (let* ((octets (handler-case (wire:encode-message call message :auto)
                    ((or error storage-condition) (error)
                      (bad-answer-condition call message error))))
          (bad (status:failure-p octets))
-         (link (wire-call-link call))
          (size (if bad 0 (wire:encoded-length octets))))
-    (note-answering link size)
+    (note-answering call size)
     (loop:post (wire-call-loop call)
                (lambda ()
-                 (note-answering link (- size))
+                 (note-answering call (- size))
                  (cond ((call-status call))
                        (bad (finish-with-condition call octets))
                        (t (wire:ensure-headers call)
@@ -77,9 +84,9 @@ false: then POST-REPLY is to be called with the baton lent. On the loop."
   (unless (call-status call)
     (rpc:add-trailers call trailers)
     (note-time call)
-    (wire:mark-call call wire:+end+)
+    (wire:mark-call call :end)
     (end-call call status :message message :details details :ended-by :local
-                          :observer (wire:call-observer call))
+                          :observer (server-loop-observer (server-call-endpoint call)))
     (wire:stop-timers call)
     (write-end call))
   nil)
@@ -103,15 +110,14 @@ done so by its deadline, tell the log whose it is."
   (unless (call-status call)
     (tell-of-forgotten call status)
     (server-finish call status text nil '())
-    (when (rpc:callbacks-p call) (wire:wire-schedule call))))
+    (when (rpc:callbacks-p call) (operate schedule call))))
 
 (defun server-send-metadata (call metadata)
   "The operation SEND-METADATA. From any thread."
   (check-metadata-size call metadata)
-  (when (shiftf (wire:wire-outlet-begun (wire:ensure-wire-outlet call)) t)
-    (misuse "The headers of ~A were sent before." call))
+  (wire:begin-sending call)
   (wire:post-in-turn call 1
                      (lambda ()
-                       (unless (or (call-status call) (wire-call-headers-sent call))
+                       (unless (or (call-status call) (wire:marked-p call :headers))
                          (setf (rpc:intent-metadata (rpc:ensure-intent call)) metadata)
                          (wire:ensure-headers call)))))

@@ -67,9 +67,9 @@ long as its user wants. All others hear of it when they have sent that, as their
   "True if the client of CALL may have a message of OCTETS decoded that stands in its query, which
 counts it then. Over HTTP/1.1 it has sent all of it; over HTTP/2 that may have been an octet or two,
 since HPACK has the path in its table, and so a connection may have only so many in a second."
-  (or (null (wire-call-stream call))
-      (let* ((link (wire-call-link call))
-             (now (loop:event-loop-now (link-loop link)))
+  (or (null (server-call-stream call))
+      (let* ((link (server-call-link call))
+             (now (loop:event-loop-now (server-link-loop link)))
              (due (+ (max now (server-link-queries-due link)) (* octets +query-octet-ns+))))
         (when (<= (- due now) (* +query-burst-octets+ +query-octet-ns+))
           (setf (server-link-queries-due link) due)

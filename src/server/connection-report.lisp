@@ -7,7 +7,7 @@
   (list :peer (wire:link-peer link)
         :calls (server-link-calls link)
         :tls (and (wire:link-security link) t)
-        :seconds (ns-seconds (max 0 (- (loop:event-loop-now (link-loop link))
+        :seconds (ns-seconds (max 0 (- (loop:event-loop-now (server-link-loop link))
                                        (server-link-born-ns link))))))
 
 (defun report-server-loop (server-loop limit)

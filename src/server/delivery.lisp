@@ -7,7 +7,7 @@
 
 (define-hot (unended-p :inline t) ((call server-call)) boolean
   "True if the peer of CALL has not ended its side of the stream."
-  (let ((stream (wire-call-stream call)))
+  (let ((stream (server-call-stream call)))
     (and stream (http2:stream-receivable-p stream))))
 
 (defconstant +free-octets+ 1024
@@ -25,7 +25,7 @@ take four times the memory of its octets, besides the messages inside it."
       (declare (type index memory))
       (cond ((status:failure-p message) (rpc:abort-with call message))
             ((or (<= memory +free-octets+)
-                 (null (wire-call-stream call))
+                 (null (server-call-stream call))
                  (wire:charge-call call memory))
              (setf (server-call-request call) message)))))
   nil)
@@ -86,7 +86,7 @@ take four times the memory of its octets, besides the messages inside it."
         (t (end-plain-request call))))
 
 (define-hot end-of-request ((call server-call)) null
-  (rpc:observe half-closed (wire:call-observer call) call)
+  (rpc:observe half-closed (server-loop-observer (server-call-endpoint call)) call)
   (when (call-http-request call) (end-other-request call))
   (cond ((wire:wire-call-partial call)
          (setf (server-call-half-closed call) t)

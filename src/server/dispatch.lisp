@@ -127,7 +127,7 @@ remembers it."
   "Make the call on STREAM of LINK that REQUEST begins, by ROUTE. Count it, give it its compression,
 and return it. A plain request is not a call, and not counted with those."
   (count-call link server-loop)
-  (let* ((now (loop:event-loop-now (link-loop link)))
+  (let* ((now (loop:event-loop-now (server-link-loop link)))
          (method (and route (route-method route)))
          (timeout (request-timeout request))
          (call (make-server-call
@@ -142,7 +142,7 @@ and return it. A plain request is not a call, and not counted with those."
                 :accepted (request-accepted request))))
     (declare (type (unsigned-byte 62) now))
     (setf (http2:stream-user stream) call
-          (wire:link-stream-ns link) now)
+          (server-link-stream-ns link) now)
     (unless (request-plain request) (note-call-begun server-loop now))
     (when (or (request-incoming request) (server-loop-encoding server-loop))
       (begin-compression call (request-incoming request) (server-loop-encoding server-loop)))
@@ -220,13 +220,13 @@ CALL has been ended."
   "Begin the call of another protocol on STREAM of LINK with the header LIST, of which REQUEST has
 the claim."
   (let* ((claim (the claim (request-claim request)))
-         (now (loop:event-loop-now (link-loop link)))
+         (now (loop:event-loop-now (server-link-loop link)))
          (call (make-claimed-call claim link server-loop now)))
     (count-call link server-loop)
     (note-call-begun server-loop now)
-    (setf (wire-call-stream call) stream
+    (setf (server-call-stream call) stream
           (http2:stream-user stream) call
-          (wire:link-stream-ns link) now)
+          (server-link-stream-ns link) now)
     (begin-claimed call
                    (exchange:claimed-http2-request stream **exchange-sink**
                                                    (server-loop-options server-loop)
@@ -299,8 +299,8 @@ the claim."
   "The sink's on-stream-closed: the core says nothing more of STREAM after this."
   (let ((call (http2:stream-user stream)))
     (when call
-      (let ((link (wire-call-link call)))
-        (setf (wire-call-stream call) nil)
+      (let ((link (server-call-link call)))
+        (setf (server-call-stream call) nil)
         (release-stream-charge link stream)
         (retire-call call link)
         (http2:release-stream stream)
@@ -317,9 +317,8 @@ the claim."
     (when call (wire:tell-writable call))))
 
 (define-load-time-global **server-sink**
-    (http2:make-sink :on-output #'wire:link-output :on-headers #'server-headers
-                     :on-data #'server-data :on-trailers #'server-trailers
-                     :on-reset #'server-reset :on-writable #'server-writable
-                     :on-stream-closed #'server-stream-closed
-                     :on-settings #'link-ready :on-ping-ack #'server-ping-ack
-                     :on-close #'wire:link-http2-closed))
+    (wire:link-sink :on-headers #'server-headers
+                    :on-data #'server-data :on-trailers #'server-trailers
+                    :on-reset #'server-reset :on-writable #'server-writable
+                    :on-stream-closed #'server-stream-closed
+                    :on-settings #'link-ready :on-ping-ack #'server-ping-ack))

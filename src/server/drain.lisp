@@ -28,11 +28,12 @@ things first.")
 
 (defun drain-http2 (link)
   "As DRAIN-LINK, of a LINK that speaks HTTP/2."
-  (let ((now (loop:event-loop-now (link-loop link))) (permit (server-link-permit link)))
-    (http2:send-goaway (wire:link-http2 link) http2:+no-error+ :last-stream-id #x7FFFFFFF)
-    (http2:send-ping (wire:link-http2 link) +drain-ping+)
+  (let ((now (loop:event-loop-now (server-link-loop link))) (permit (server-link-permit link)))
+    (http2:send-goaway (server-link-http2 link) http2:+no-error+ :last-stream-id #x7FFFFFFF)
+    (http2:send-ping (server-link-http2 link) +drain-ping+)
     (unless (permit-drain permit)
-      (setf (permit-drain permit) (loop:make-lasting-timer (link-loop link) #'look-at-drain link)))
+      (setf (permit-drain permit)
+            (loop:make-lasting-timer (server-link-loop link) #'look-at-drain link)))
     (end-open-responses link)
     (setf (permit-drain-end-ns permit) (+ now +longest-drain-ping-ns+)
           (permit-drain-busy-ns permit) now)
@@ -44,22 +45,23 @@ things first.")
                        (let ((call (http2:stream-user stream)))
                          (when (and (typep call 'server-call) (call-http-request call))
                            (exchange:end-open-response (call-http-request call)))))
-                     (wire:link-http2 link)))
+                     (server-link-http2 link)))
 
 (defun await-drain-ping (link now)
   "Start the timer for a look, a while after NOW, whether the PING of DRAIN-LINK has been answered."
-  (schedule-timer (loop:event-loop-wheel (link-loop link)) (permit-drain (server-link-permit link))
+  (schedule-timer (loop:event-loop-wheel (server-link-loop link))
+                  (permit-drain (server-link-permit link))
                   (+ now +drain-look-ns+)))
 
 (defun busy-p (link now)
   "True if there is no hurry at NOW to end LINK, or the PING or its answer may be on its way."
   (or (plusp (server-link-calls link))
-      (plusp (loop:connection-unsent (wire:link-socket link)))
-      (< (- now +drain-look-ns+) (http2:connection-last-receive-ns (wire:link-http2 link)))))
+      (plusp (loop:connection-unsent (server-link-socket link)))
+      (< (- now +drain-look-ns+) (http2:connection-last-receive-ns (server-link-http2 link)))))
 
 (defun look-at-drain (link)
   "LINK's peer has not answered the PING so far: go on without the answer if its time is up."
-  (let ((now (loop:event-loop-now (link-loop link))) (permit (server-link-permit link)))
+  (let ((now (loop:event-loop-now (server-link-loop link))) (permit (server-link-permit link)))
     (when (and (busy-p link now) (< now (permit-drain-end-ns permit)))
       (setf (permit-drain-busy-ns permit) now))
     (if (< now (+ (permit-drain-busy-ns permit) +drain-ping-ns+))
@@ -69,7 +71,7 @@ things first.")
 (defun forget-drain (link)
   "LINK has ended: no answer to the PING of DRAIN-LINK is waited for."
   (let ((timer (permit-drain (server-link-permit link))))
-    (when timer (cancel-timer (loop:event-loop-wheel (link-loop link)) timer))))
+    (when timer (cancel-timer (loop:event-loop-wheel (server-link-loop link)) timer))))
 
 (defun server-ping-ack (http2 payload)
   "The sink's on-ping-ack."
@@ -79,10 +81,5 @@ things first.")
   "LINK's peer begins no more calls: name the last one, and end LINK with it. On its loop."
   (unless (server-link-draining link)
     (setf (server-link-draining link) t)
-    (http2:send-goaway (wire:link-http2 link) http2:+no-error+)
+    (http2:send-goaway (server-link-http2 link) http2:+no-error+)
     (when (zerop (server-link-calls link)) (wire:close-link link "drained"))))
-
-(defmethod wire:link-due ((server-loop server-loop) link event)
-  (ecase event
-    ((:idle :age) (drain-link link))
-    (:grace (wire:abandon-link link :unavailable "the connection is too old"))))

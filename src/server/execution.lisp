@@ -12,7 +12,7 @@
 (define-hot start-call ((call server-call)) null
   "Start CALL's handler, unless it was started before."
   (unless (due-p call)
-    (wire:mark-call call wire:+due+)
+    (wire:mark-call call :due)
     (run-call call))
   nil)
 
@@ -23,7 +23,7 @@
               ;; a hundred such would hold the loop up for a second
               (not (long-request-p call)))
          (loop:defer (wire-call-loop call) #'run-inline call))
-        ((output-waits-p (the server-link (wire-call-link call)))
+        ((output-waits-p (the server-link (server-call-link call)))
          (hold-up call))
         (t (start-on-reserve call)))
   nil)
@@ -34,7 +34,7 @@ reserve-wait-seconds says, since all of them might wait for this call. Three thi
 ticket: the thread, the end of that time, and the end of CALL. The first takes the call out of it,
 so the others find nothing, and nothing keeps a call that has ended, nor a place in the queue."
   (let* ((ticket (list call nil))
-         (link (wire-call-link call))
+         (link (server-call-link call))
          (loop (wire-call-loop call))
          (reserve (server-reserve (server-loop-server (server-link-owner link)))))
     (setf (second ticket) (lambda ()
@@ -64,7 +64,7 @@ so the others find nothing, and nothing keeps a call that has ended, nor a place
 
 (defun leave-queue (call ticket)
   "CALL, which was taken out of TICKET, needs no thread any more: its place in the queue is free."
-  (let ((link (wire-call-link call)))
+  (let ((link (server-call-link call)))
     (loop:leave-reserve (server-reserve (server-loop-server (server-link-owner link)))
                         (ensure-share link)
                         :function (second ticket))))
@@ -73,7 +73,7 @@ so the others find nothing, and nothing keeps a call that has ended, nor a place
   "A call has waited for a reserve thread long enough."
   (let ((call (use-ticket ticket)))
     (when call
-      (let ((link (wire-call-link call)))
+      (let ((link (server-call-link call)))
         (complain (server-link-owner link) :reserve-wait-seconds (link-peer-name link)))
       (leave-queue call ticket)
       (rpc:abort-as call :no-thread-in-time))))
@@ -90,13 +90,13 @@ request any longer. On the loop."
                      (deferred-start-undecoded deferred-start) nil)))
             ((and deferred-start (deferred-start-place deferred-start))
              (quit-ring (deferred-start-place deferred-start)))
-            (t (leave-held-up (wire-call-link call) call))))))
+            (t (leave-held-up (server-call-link call) call))))))
 
 ;;; Calls that wait until their link's peer has taken more of the answers before them
 
 (defun earlier-p (call other)
   "True if CALL came before OTHER, a call of the same link."
-  (flet ((id (call) (http2:stream-id (the http2:stream (wire-call-stream call)))))
+  (flet ((id (call) (http2:stream-id (the http2:stream (server-call-stream call)))))
     (< (id call) (id other))))
 
 (defun ensure-held-up (link)
@@ -106,20 +106,21 @@ request any longer. On the loop."
 (defun hold-up (call)
   "Let CALL wait until its link's peer has taken enough of the answers before it. A call that has
 waited before goes back to its place among the others. On the loop."
-  (let ((link (wire-call-link call)))
+  (let ((link (server-call-link call)))
     (unless (call-status call)
       (enqueue-in-order call (ensure-held-up link) #'earlier-p)
       ;; the peer may have taken enough meanwhile
-      (wire:answers-left (server-link-owner link) link))))
+      (output-left link))))
 
 (defun leave-held-up (link call)
   "CALL, of LINK, waits no more, if it did."
   (let ((queue (server-link-held-up link)))
     (when queue (remove-from-fifo call queue))))
 
-(defmethod wire:answers-left ((server-loop server-loop) link)
+(defun output-left (link)
+  "Output of LINK, which has calls that are held up, may have left."
   ;; not now: output that is unsent now may be sent in this turn
-  (loop:defer (link-loop link) #'start-held-up link))
+  (loop:defer (server-link-loop link) #'start-held-up link))
 
 (defun start-held-up (link)
   "Start the first of LINK's calls that are held up, unless too much of its output waits still. The
@@ -128,7 +129,7 @@ next has its turn after what is due now."
     (when (and (fifo-items queue) (not (answers-wait-p link)) (not (output-waits-p link)))
       (let ((call (dequeue queue)))
         (unless (call-status call) (run-call call))
-        (loop:defer (link-loop link) #'start-held-up link)))))
+        (loop:defer (server-link-loop link) #'start-held-up link)))))
 
 ;;; Running it
 
@@ -202,9 +203,9 @@ promised; nil if there is no room."
   "Run CALL's handler on the loop."
   (let ((promised 0))
     (cond ((call-status call))          ; cancelled before it began
-          ((rpc:overdue-p call) (wire:deadline-passed call))
-          ((or (output-waits-p (the server-link (wire-call-link call)))
-               (answers-wait-p (the server-link (wire-call-link call))))
+          ((rpc:overdue-p call) (rpc:abort-as call :deadline-passed))
+          ((or (output-waits-p (the server-link (server-call-link call)))
+               (answers-wait-p (the server-link (server-call-link call))))
            (hold-up call))
           ((and (plusp (route-late (the server-route (server-call-route call))))
                 (leaves-loop-p call))
@@ -222,7 +223,7 @@ promised; nil if there is no room."
 (defun leaves-loop-p (call)
   "True if the handler of CALL, which was to begin on the loop, is to begin on a reserve thread
 after all: others of its method have lost the loop since and still run."
-  (let ((route (server-call-route call)) (link (wire-call-link call)))
+  (let ((route (server-call-route call)) (link (server-call-link call)))
     (if (eq :inline (route-execution route))
         (and (plusp (server-link-late link))
              (not (loop:share-open-p (server-reserve (server-loop-server (server-link-owner link)))
@@ -232,7 +233,7 @@ after all: others of its method have lost the loop since and still run."
 (defun charge (call change function)
   "Change the number of threads that the link of CALL is charged with by CHANGE, 1 or -1, if
 FUNCTION returns true. FUNCTION is called under the lock of the reserve."
-  (let ((link (wire-call-link call)))
+  (let ((link (server-call-link call)))
     (loop:charge-thread (server-reserve (server-loop-server (server-link-owner link))) change
                         (lambda ()
                           (when (funcall function)
@@ -240,7 +241,7 @@ FUNCTION returns true. FUNCTION is called under the lock of the reserve."
                             (server-link-share link))))))
 
 (defmethod loop:note-late ((call server-call))
-  (ensure-share (wire-call-link call))
+  (ensure-share (server-call-link call))
   (let ((reactions (rpc:call-reactions call)))
     (case (and reactions (rpc:reactions-scheduled reactions))
       ((:running :returned)             ; a callback: nothing is to be noted of the method
@@ -258,14 +259,14 @@ FUNCTION returns true. FUNCTION is called under the lock of the reserve."
   (charge call -1 (lambda ()
                     (eq :charged (shiftf (deferred-start-late (ensure-deferred-start call))
                                          :returned))))
-  (wire:wake-callbacks (wire-call-link call)))
+  (wire:wake-callbacks (server-call-link call)))
 
 (defun server-callback-returned (call)
   "The operation CALLBACK-RETURNED."
   (let ((reactions (rpc:call-reactions call)))
     (charge call -1 (lambda ()
                       (eq :charged (shiftf (rpc:reactions-scheduled reactions) :returned))))
-    (wire:wake-callbacks (wire-call-link call))))
+    (wire:wake-callbacks (server-call-link call))))
 
 ;;; On a reserve thread
 
@@ -273,8 +274,8 @@ FUNCTION returns true. FUNCTION is called under the lock of the reserve."
   (let ((promised 0))
     (cond ((call-status call))          ; cancelled before it began
           ((rpc:overdue-p call)
-           (loop:post (wire-call-loop call) (lambda () (wire:deadline-passed call))))
-          ((answers-wait-p (wire-call-link call))
+           (loop:post (wire-call-loop call) (lambda () (rpc:abort-as call :deadline-passed))))
+          ((answers-wait-p (server-call-link call))
            (put-off call #'hold-up))
           ((null (setf promised (promise-for call)))
            (put-off call (lambda (call) (await-room call #'run-call))))
@@ -290,11 +291,11 @@ FUNCTION returns true. FUNCTION is called under the lock of the reserve."
   "Run CALL's handler on this thread, which does not run the loop. PROMISED octets of the heap are
 promised for its answer."
   (let ((value '+abandoned+)
-        (start (setf (server-call-began-ns call) (wire:wire-now call))))
+        (start (setf (server-call-began-ns call) (operate now call))))
     (unwind-protect (setf value (run-handler call))
       (settle-answer promised)
       (conclude-elsewhere call (if (eq value '+abandoned+) (abandoned-condition call) value))
-      (note-duration (server-call-route call) (- (wire:wire-now call) start)))))
+      (note-duration (server-call-route call) (- (operate now call) start)))))
 
 ;;; Its value
 
@@ -315,10 +316,10 @@ debugger. Return the RPC-ERROR that ends CALL."
   "CALL's handler has returned VALUE, or VALUE is the RPC-ERROR that ended it. On the loop."
   (cond ((eq value call) (note-later call))
         ((or (status:failure-p value) (not (answers-once-p call)))
-         (if (wire:in-turn-p call)
+         (if (zerop (wire:posted-octets call))
              (end-with call value)
              (post-end call value)))
-        ((and (wire:in-turn-p call) (reply-now call value)))
+        ((and (zerop (wire:posted-octets call)) (reply-now call value)))
         (t (loop:call-user (wire-call-loop call)
                            (lambda (argument)
                              (declare (ignore argument))

@@ -28,11 +28,11 @@
 (defun lose-call (call cause)
   "The peer of CALL has cancelled it or gone, as CAUSE, a text, says."
   (unless (call-status call)
-    (wire:mark-call call wire:+end+)
+    (wire:mark-call call :end)
     (multiple-value-bind (status text) (rpc:verdict :caller-gone)
       (end-call call status :message text :ended-by :transport :cause cause))
     (wire:stop-timers call)
-    (when (rpc:callbacks-p call) (wire:wire-schedule call))))
+    (when (rpc:callbacks-p call) (operate schedule call))))
 
 (define-hot (retire-call :inline t) ((call server-call) (link server-link)) null
   "CALL of LINK is over, and nothing more of it is sent: it is counted no longer."

@@ -35,7 +35,7 @@ it."
   "LINK speaks HTTP/1.1 from now on."
   (setf (server-link-http1 link)
         (exchange:begin-http1 link (server-loop-http (server-link-owner link))
-                              (wire:link-socket link) (server-link-born-ns link))
+                              (server-link-socket link) (server-link-born-ns link))
         (server-link-dialect link) **http1**)
   ;; HTTP/2 is ready with its SETTINGS
   (note-ready link))
@@ -44,7 +44,8 @@ it."
 
 (defun stop-opening (link)
   "It is known what LINK speaks, or LINK has ended."
-  (cancel-timer (loop:event-loop-wheel (link-loop link)) (shiftf (server-link-opening link) nil)))
+  (cancel-timer (loop:event-loop-wheel (server-link-loop link))
+                (shiftf (server-link-opening link) nil)))
 
 (defun settle (link version)
   "LINK speaks VERSION, :HTTP1 or :HTTP2."
@@ -83,7 +84,7 @@ HTTP/2."
 it what is missing. A mute peer hears nothing: browsers connect ahead, and what they hear before
 they have asked they take for the answer."
   (cond ((server-link-failure link))
-        ((mute-p link) (wire:lose-link link "the peer has said nothing in time"))
+        ((mute-p link) (wire:close-link link "the peer has said nothing in time" :how :lost))
         (t (settle link :http2))))
 
 (define-load-time-global **opening**
@@ -94,8 +95,8 @@ they have asked they take for the answer."
 
 (defun begin-opening (link)
   "LINK has been accepted, and it is not known what it speaks."
-  (let ((timer (loop:make-lasting-timer (link-loop link) #'opening-due link)))
+  (let ((timer (loop:make-lasting-timer (server-link-loop link) #'opening-due link)))
     (setf (server-link-opening link) timer)
-    (schedule-timer (loop:event-loop-wheel (link-loop link)) timer
+    (schedule-timer (loop:event-loop-wheel (server-link-loop link)) timer
                     (+ (server-link-born-ns link)
                        (seconds-ns (options-preface-timeout-seconds (server-link-options link)))))))

@@ -25,8 +25,7 @@
                   #:route-table #:route-table-server #:route-table-epoch #:find-unknown-route
                   #:route-table-routes)
   (:import-from #:clgrpc.wire
-                #:link #:link-loop #:wire-call #:wire-call-link #:wire-call-loop
-                #:wire-call-stream #:wire-call-headers-sent)
+                #:link #:wire-call #:wire-call-loop)
   (:export
    #:wire-server #:start-server #:stop-server #:server-address #:server-addresses
    #:server-statistics #:server-running-p #:server-service-names #:note-server-started
@@ -41,6 +40,6 @@
    #:server-call-request #:server-call-undecoded #:keep-request #:unended-p #:route-method
    #:server-finish #:finish-with-condition #:note-answering #:deliver-to-stream
    #:half-close-stream #:handler-began-ns #:status-http-status #:**request-operations**
-   #:write-trailers
+   #:write-trailers-later #:note-served #:header-list-limit #:over-http1-p #:server-call-born-ns
    ;; connection-report.lisp
    #:report-connections #:server-speaks-tls-p))

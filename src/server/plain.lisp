@@ -32,7 +32,7 @@
   "As BEGIN-EXCHANGE, of a call of a protocol beside gRPC."
   (let* ((server-loop (server-link-owner link))
          (claim (exchange:http-request-route request))
-         (now (loop:event-loop-now (link-loop link)))
+         (now (loop:event-loop-now (server-link-loop link)))
          (call (make-claimed-call claim link server-loop now)))
     (count-call link server-loop)
     (note-call-begun server-loop now)
@@ -53,7 +53,7 @@
          (route (exchange:http-request-route request))
          (call (make-server-call :rpc-method (and route (route-method route)) :endpoint server-loop
                                  :link link :route route :fields #()
-                                 :born-ns (loop:event-loop-now (link-loop link))
+                                 :born-ns (loop:event-loop-now (server-link-loop link))
                                  :operations **request-operations**)))
     (count-call link server-loop)
     (join-exchange call request)
@@ -74,8 +74,8 @@
 
 (defun retire-exchange (call)
   "The sink's DONE: the answer of CALL, over HTTP/1.1, has been written."
-  (when (call-claim call) (count-end (server-link-owner (wire-call-link call)) call))
-  (retire-call call (wire-call-link call)))
+  (when (call-claim call) (count-end (server-link-owner (server-call-link call)) call))
+  (retire-call call (server-call-link call)))
 
 (define-load-time-global **exchange-sink**
     (flet ((of-call (function)
@@ -85,7 +85,7 @@
       (exchange:make-sink
        :begun #'begin-exchange :hold (of-call #'wire:hold) :whole (of-call #'end-of-request)
        :finish (of-call (lambda (call) (server-finish call :ok "" nil '())))
-       :head-sent (of-call (lambda (call) (wire:mark-call call wire:+headers+)))
+       :head-sent (of-call (lambda (call) (wire:mark-call call :headers)))
        :body (of-call #'receive-claimed)
        :writable (of-call (lambda (call) (funcall (manner-writable (call-manner call)) call)))
        :done (of-call #'retire-exchange)
@@ -95,7 +95,9 @@
        :on-end (of-call #'rpc:on-end) :peer (of-call #'rpc:call-peer)
        :secure-p (of-call (lambda (call) (and (rpc:call-security call) t)))
        :prompt-p #'prompt-p :busy-p #'wire:read-enough-p :measure #'wire:measure-link
-       :close #'wire:close-link :expel #'wire:expel-link :closed #'wire:end-link)))
+       :close #'wire:close-link
+       :expel (lambda (link text) (wire:close-link link text :how :expel))
+       :closed #'wire:end-link)))
 
 (defun server-loop-router (server-loop)
   "Who answers plain requests of SERVER-LOOP, or nil."

@@ -30,21 +30,25 @@
     (values hpack:encoder buffer)
   (multiple-value-bind (encoder buffer) (http2:begin-headers stream)
     (hpack:encode-fields encoder buffer **response-fields**)
-    (when (wire:compression-of call) (encode-compression-fields call encoder buffer))
+    (wire:encode-encodings call encoder buffer t)
     (values encoder buffer)))
 
 (defun write-answer-head (call)
   "The operation WRITE-HEAD."
-  (let ((stream (wire-call-stream call)))
+  (let ((stream (server-call-stream call)))
     (multiple-value-bind (encoder buffer) (write-headers-start stream call)
       (when (rpc:outgoing-metadata call)
         (wire:encode-metadata (rpc:outgoing-metadata call) encoder buffer)))
     (http2:end-headers stream nil)))
 
-(defun header-list-limit (link)
-  "How large a header list may be that is sent on LINK. From any thread."
-  (min (http2:connection-peer-max-header-list (wire:link-http2 link))
-       (options-max-header-list-octets (server-link-options link))))
+(defun header-list-limit (call)
+  "How large a header list may be that CALL sends. From any thread."
+  (let* ((link (server-call-link call))
+         (http2 (server-link-http2 link))
+         (own (options-max-header-list-octets (server-link-options link))))
+    (if http2
+        (min own (http2:connection-peer-max-header-list http2))
+        own)))
 
 (defconstant +constant-octets+ 300
   "How many octets of a header list are kept for :status, content-type, the two fields of
@@ -57,7 +61,7 @@ compression and grpc-status; they take fewer.")
 (defun check-metadata-size (call metadata)
   "Signal an RPC-ERROR if METADATA is more than CALL's client takes."
   (let ((size (wire:metadata-octets metadata))
-        (limit (header-list-limit (wire-call-link call))))
+        (limit (header-list-limit call)))
     (when (> (+ size +constant-octets+) limit)
       (error (status:make-rpc-error
               :resource-exhausted :call call :ended-by :local
@@ -93,7 +97,7 @@ room. A long message is cut; details or trailers that do not fit are left out."
   (let* ((status (call-status call))
          (text (if outcome (rpc:outcome-message outcome) ""))
          (details (and outcome (rpc:outcome-details outcome)))
-         (left (max 0 (- (header-list-limit (wire-call-link call)) +constant-octets+)))
+         (left (max 0 (- (header-list-limit call) +constant-octets+)))
          (kept (min left +kept-text-octets+ (length text)))
          (left-out '()))
     (flet ((fits-p (octets)
@@ -123,21 +127,33 @@ room. A long message is cut; details or trailers that do not fit are left out."
              :peer (rpc:call-peer call) :status (call-status call) :left-out left-out
              (funcall rpc:**call-ids** call)))))
 
+(define-hot (note-served :inline t) ((call server-call)) null
+  "The end of CALL's answer is written, over HTTP/2: a good end earns its connection a reset."
+  (let ((stream (server-call-stream call)))
+    (when (and stream (eq :ok (call-status call)))
+      (http2:note-call-served (http2:stream-connection stream))))
+  nil)
+
 (define-hot write-trailers ((stream http2:stream)) null
   "Write the trailers of STREAM's call, which has ended, and so end the stream."
   (let ((call (http2:stream-user stream)))
     (declare (type server-call call))
     (multiple-value-bind (encoder buffer)
-        (if (wire-call-headers-sent call)
+        (if (wire:marked-p call :headers)
             (http2:begin-headers stream)
-            (progn (wire:mark-call call wire:+headers+)
+            (progn (wire:mark-call call :headers)
                    (write-headers-start stream call)))
       (write-status call encoder buffer)
       (http2:end-headers stream t))
-    (when (eq :ok (call-status call)) (http2:note-call-served (http2:stream-connection stream)))
+    (note-served call)
     ;; the answer is whole, so the rest of the request is of no interest (RFC 9113 8.1)
     (unless (server-call-half-closed call) (http2:reset-stream stream http2:+no-error+))
     nil))
+
+(defun write-trailers-later (call)
+  "Write the trailers of CALL, which has ended, behind what its stream, if it has one, has queued."
+  (let ((stream (server-call-stream call)))
+    (when stream (http2:send-trailers-later stream #'write-trailers))))
 
 ;;; The end of a plain request (plain.lisp)
 
@@ -157,12 +173,10 @@ it."
 (defun write-plain-end (call)
   "Write the end of the plain request of CALL, which has ended."
   (let ((request (call-http-request call))
-        (status (call-status call))
-        (stream (wire-call-stream call)))
-    (unless (exchange:begun-p request) (wire:mark-call call wire:+headers+))
-    ;; as a call that ended well earns its connection a reset; a refusal earns nothing
-    (when (and stream (server-call-route call) (eq :ok status))
-      (http2:note-call-served (http2:stream-connection stream)))
+        (status (call-status call)))
+    (unless (exchange:begun-p request) (wire:mark-call call :headers))
+    ;; a refusal earns nothing
+    (when (server-call-route call) (note-served call))
     ;; a server that stops ends what would not end by itself
     (exchange:write-end request (and (member status '(:ok :unavailable)) t)
                         (lambda ()
@@ -176,7 +190,7 @@ it."
 
 (define-hot write-end ((call server-call)) null
   "Send the end of CALL behind what is queued."
-  (let ((stream (wire-call-stream call)))
+  (let ((stream (server-call-stream call)))
     (cond ((call-claim call) (funcall (manner-finish (call-manner call)) call))
           ((call-http-request call) (write-plain-end call))
           ((null stream))

@@ -84,6 +84,10 @@ plain request. From any thread."
         ((call-http-request call) nil)
         (t :grpc)))
 
+(define-hot (over-http1-p :inline t) ((call server-call)) boolean
+  "True if CALL, which is not gRPC's, has come over HTTP/1.1; or if its stream is closed."
+  (null (server-call-stream call)))
+
 (defun handler-began-ns (call)
   "When the handler of CALL began to run, a time, or nil."
   (let ((began-ns (server-call-began-ns call)))
@@ -91,7 +95,7 @@ plain request. From any thread."
 
 (define-hot (due-p :inline t) ((call server-call)) boolean
   "True once the handler of CALL was to start. On the loop."
-  (wire:marked-p (server-call-marks call) wire:+due+))
+  (wire:marked-p call :due))
 
 (define-hot (note-time :inline t) ((call server-call)) null
   "Read the clock, so that times noted of CALL from now on in this turn are those of the moment, not
@@ -111,12 +115,12 @@ that would cost too much. On the loop."
 handler has returned."
   (let ((loop (wire-call-loop call)))
     (loop:note-time loop)
-    (max 0 (- (loop:event-loop-now loop) (wire:wire-call-born-ns call)))))
+    (max 0 (- (loop:event-loop-now loop) (server-call-born-ns call)))))
 
 (defun server-particulars (call)
   "The operation PARTICULARS."
   (list :peer (rpc:call-peer call)
-        :stream (let ((stream (wire-call-stream call))) (and stream (http2:stream-id stream)))
+        :stream (let ((stream (server-call-stream call))) (and stream (http2:stream-id stream)))
         :protocol (call-protocol call)
         :plain (null (call-protocol call))))
 
@@ -124,19 +128,17 @@ handler has returned."
 
 (defun server-stage (call)
   "The operation STAGE."
-  (let ((marks (server-call-marks call)))
-    (cond ((not (wire:marked-p marks wire:+due+)) :receive)
-          ((null (handler-began-ns call)) :queue)
-          ((or (wire:stuck-p call) (wire:marked-p marks wire:+headers+)) :send)
-          (t :answer))))
+  (cond ((not (due-p call)) :receive)
+        ((null (handler-began-ns call)) :queue)
+        ((or (wire:stuck-p call) (wire:marked-p call :headers)) :send)
+        (t :answer)))
 
 (defun server-spans (call total)
   "The stages of CALL so far: a list of (stage . ns), oldest first."
-  (let* ((marks (server-call-marks call))
-         (due (wire:mark-ns marks wire:+due+))
-         (headers (wire:mark-ns marks wire:+headers+))
+  (let* ((due (wire:mark-ns call :due))
+         (headers (wire:mark-ns call :headers))
          (began-ns (handler-began-ns call))
-         (began (and began-ns (min total (- began-ns (wire:wire-call-born-ns call)))))
+         (began (and began-ns (min total (- began-ns (server-call-born-ns call)))))
          (answered (and headers (min total headers))))
     (append (list (cons :receive (or due total)))
             (when due (list (cons :queue (- (or began total) due))))

@@ -296,6 +296,7 @@ are admitted; so their limit is higher, and holds only when too many connections
                                :server **server-sink**
                                (server-loop-options server-loop) (server-loop-pool server-loop)
                                :account (peer-entry-account (permit-entry permit))
+                               :observer (server-loop-observer server-loop)
                                :dialect **opening** :handler **opening-handler**
                                :make #'make-server-link)))
     (begin-opening link)
@@ -305,7 +306,8 @@ are admitted; so their limit is higher, and holds only when too many connections
     ;; clients may know the address of a server that is still starting
     (when (member (server-state server) '(:draining :stopped)) (drain-link link))))
 
-(defmethod wire:link-ended ((server-loop server-loop) link)
+(defun link-ended (server-loop link)
+  "LINK of SERVER-LOOP has ended."
   (trace-event :server :connection-ended :peer (wire:link-peer link)
                                          :reason (server-link-failure link))
   (remove-link server-loop link)
@@ -315,6 +317,13 @@ are admitted; so their limit is higher, and holds only when too many connections
   (let ((server (server-loop-server server-loop)))
     (when (and (zerop (server-loop-link-count server-loop)) (not (server-running-p server)))
       (note-emptied server))))
+
+(defmethod wire:link-event ((server-loop server-loop) link event)
+  (ecase event
+    (:ended (link-ended server-loop link))
+    (:output-left (output-left link))
+    ((:idle :age) (drain-link link))
+    (:grace (wire:close-link link "the connection is too old" :status :unavailable))))
 
 ;;; Stopping
 
@@ -397,7 +406,7 @@ servers, with a DRAIN of 0. Not from a handler of SERVER."
 (defun abandon-links (server-loop)
   "End every link of SERVER-LOOP, with its calls. On its loop."
   (multiple-value-bind (status text) (rpc:verdict :server-stopping)
-    (map-links (lambda (link) (wire:abandon-link link status text)) server-loop)))
+    (map-links (lambda (link) (wire:close-link link text :status status)) server-loop)))
 
 (defun call-on-loops (server function)
   "Call FUNCTION with each server loop of SERVER on its loop, and wait until that is done. Wait no

@@ -3,11 +3,6 @@
 
 (in-package #:clgrpc.web)
 
-(defun outgoing-encoding (call)
-  "How messages that CALL sends may be compressed: an encoding or nil."
-  (let ((compression (wire:compression-of call)))
-    (and compression (wire:compression-outgoing compression))))
-
 (defun answer-headers (call more)
   "The headers of CALL's answer beside those that are constant: its metadata and MORE, and what
 pages of another origin are told."
@@ -30,7 +25,7 @@ has not begun."
 
 (defun head-due (call)
   "Send the head of CALL's answer if its handler has been silent for too long, or look again."
-  (unless (or (call-status call) (wire:wire-call-headers-sent call))
+  (unless (or (call-status call) (wire:marked-p call :headers))
     (if (plusp (head-wait-ns call))
         (await-head call)
         (wire:ensure-headers call))))
@@ -45,5 +40,5 @@ the head of the answer goes out. Pages and proxies wait for that."
   "The operation WRITE-HEAD of calls whose answer is a stream."
   (let ((claim (call-web-claim call)))
     (exchange:write-head (server:call-http-request call)
-                         (heads-head (web-claim-heads claim) (outgoing-encoding call))
+                         (heads-head (web-claim-heads claim) (wire:outgoing-encoding call))
                          (answer-headers call '()) nil)))

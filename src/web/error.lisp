@@ -27,7 +27,7 @@ compressed as it says is the client's mistake here."
     (let ((size (+ (wire:metadata-octets (rpc:outgoing-metadata call))
                    (wire:metadata-octets trailers)
                    (* (length *trailer-prefix*) (length trailers)))))
-      (when (> (+ size +constant-octets+) (header-list-limit call))
+      (when (> (+ size +constant-octets+) (server:header-list-limit call))
         (setf trailers '())
         (when (eq :ok status)
           (setf status :resource-exhausted

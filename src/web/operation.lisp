@@ -6,18 +6,10 @@
 (defconstant +constant-octets+ 512
   "How many octets of a header list are kept for what is no metadata.")
 
-(defun header-list-limit (call)
-  "How large a header list may be that CALL sends. From any thread."
-  (let ((stream (wire:wire-call-stream call))
-        (own (options-max-header-list-octets (wire:wire-call-options call))))
-    (if stream
-        (min own (http2:connection-peer-max-header-list (http2:stream-connection stream)))
-        own)))
-
 (defun check-metadata-size (call metadata)
   "Signal an RPC-ERROR if METADATA is more than header lists of CALL may have."
   (let ((size (wire:metadata-octets metadata))
-        (limit (header-list-limit call)))
+        (limit (server:header-list-limit call)))
     (when (> (+ size +constant-octets+) limit)
       (error (status:make-rpc-error
               :resource-exhausted :call call :ended-by :local
@@ -26,13 +18,12 @@
 (defun web-send-metadata (call metadata)
   "The operation SEND-METADATA. The head of an only answer goes out with that. From any thread."
   (check-metadata-size call metadata)
-  (when (shiftf (wire:wire-outlet-begun (wire:ensure-wire-outlet call)) t)
-    (misuse "The headers of ~A were sent before." call))
+  (wire:begin-sending call)
   (wire:post-in-turn call 1
                      (lambda ()
                        (cond ((call-status call))
                              ;; AWAIT-HEAD has sent it
-                             ((wire:wire-call-headers-sent call)
+                             ((wire:marked-p call :headers)
                               (setf (notes-late (call-web-notes call)) metadata))
                              (t
                               (setf (rpc:intent-metadata (rpc:ensure-intent call)) metadata)
@@ -46,7 +37,7 @@
     (values (unsigned-byte 62) (unsigned-byte 62) nanoseconds)
   "The operation TRAFFIC."
   (let ((notes (call-web-notes call)))
-    (values (notes-sent notes) (notes-received notes) (wire:wire-call-born-ns call))))
+    (values (notes-sent notes) (notes-received notes) (server:server-call-born-ns call))))
 
 (rpc:define-transport-end **web-request-operations** (:server :like server:**request-operations**)
   :send #'web-send :send-metadata #'web-send-metadata

@@ -33,12 +33,12 @@
    #:origin-headers #:preflight #:vary-headers
    ;; head.lisp
    #:heads #:make-heads #:heads-head #:other-head #:metadata-headers
-   #:answer-headers #:outgoing-encoding #:await-head
+   #:answer-headers #:await-head
    ;; receiving.lisp, sending.lisp
    #:call-web-notes #:notes-answer #:notes-too-long #:notes-sent #:collect-body #:collected-body
    #:notes-carry #:receive-bare #:deliver-body
    #:receive-enveloped #:body-whole #:write-encoded #:write-octets #:write-enveloped #:envelope
-   #:finish-enveloped #:mark-headers #:note-served
+   #:finish-enveloped #:mark-headers
    ;; operation.lisp
    #:**web-request-operations** #:**web-stream-operations** #:operations-for #:complete-style
    ;; error.lisp

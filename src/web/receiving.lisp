@@ -95,36 +95,33 @@
   "The RECEIVE of styles whose messages come in envelopes."
   (declare (ignore last))
   (wire:receive-messages call octets start end)
-  (unless (wire:wire-call-stream call) (hold-back call))
+  (when (server:over-http1-p call) (hold-back call))
   nil)
 
 (defun hold-back (call)
   "Some of CALL's body has come over HTTP/1.1: queue the messages in it, and read no more if too
 many wait."
-  (wire:seal-arrivals (wire:wire-call-link call))
-  (let ((inlet (rpc:call-inlet call)))
-    (when (and inlet (null (call-status call))
-               (<= (wire:queue-limit call) (rpc:inlet-queued-octets inlet)))
-      (setf (notes-paused (call-web-notes call)) t)
-      (exchange:pause-body (server:call-http-request call))
-      (sb-thread:barrier (:memory))
-      ;; the reader may have emptied the queue just before it could see that
-      (read-on call))))
+  (wire:seal-arrivals call)
+  (when (and (null (call-status call)) (wire:queue-full-p call))
+    (setf (notes-paused (call-web-notes call)) t)
+    (exchange:pause-body (server:call-http-request call))
+    (sb-thread:barrier (:memory))
+    ;; the reader may have emptied the queue just before it could see that
+    (read-on call)))
 
 (defun read-on (call)
   "Read more of CALL's body if few enough of its messages wait. On the loop."
   (let ((notes (call-web-notes call)))
-    (when (and (notes-paused notes) (null (call-status call))
-               (wire:enough-taken-p call (rpc:call-inlet call)))
+    (when (and (notes-paused notes) (null (call-status call)) (not (wire:queue-full-p call t)))
       (setf (notes-paused notes) nil)
       (exchange:resume-body (server:call-http-request call)))))
 
 (define-hot web-taken ((call server:server-call) (octets index)) null
   "The operation TAKEN."
   (wire:wire-taken call octets)
-  (when (and (null (wire:wire-call-stream call))
+  (when (and (server:over-http1-p call)
              (notes-paused (call-web-notes call))
-             (wire:enough-taken-p call (rpc:call-inlet call)))
+             (not (wire:queue-full-p call t)))
     (operate post call (lambda () (read-on call))))
   nil)
 
@@ -209,7 +206,7 @@ take. Signal a PROTOBUF-ERROR if they are none."
   (typecase item
     (octets (decode-message call item start end))
     (wire:parcel (let ((octets (wire:parcel-taken item)))
-                   (multiple-value-prog1 (decode-message call octets 0 (wire:parcel-end item))
+                   (multiple-value-prog1 (decode-message call octets 0 (wire:encoded-length item))
                      (give-octets-back octets))))
     (wire:packed (web-decode call (wire:unpacked call item) 0 0))
     (t item)))

@@ -15,7 +15,7 @@
     (setf (notes-sent notes)
           (ldb (byte 62 0) (+ (notes-sent notes)
                               (- (the index (wire:encoded-length encoded)) wire:+prefix-octets+)))))
-  (wire:note-written call encoded)
+  (wire:note-sent call encoded)
   nil)
 
 ;;; The only answer
@@ -37,7 +37,7 @@
           (handler-case
               (let ((size (protobuf:measure (rpc:outgoing-type call) message)))
                 (declare (type index size))
-                (if (or (wire:compresses-p call :auto)
+                (if (or (wire:outgoing-encoding call)
                         (if (codec-text (web-claim-codec (call-web-claim call)))
                             (not (and (<= size +short-answer-octets+)
                                       (encodes-at-once-p call message size)))
@@ -56,12 +56,11 @@
                     ((or error storage-condition) (error)
                       (serving:bad-answer-condition call message error))))
          (bad (status:failure-p encoded))
-         (link (wire:wire-call-link call))
          (size (if bad 0 (wire:encoded-length encoded))))
-    (server:note-answering link size)
+    (server:note-answering call size)
     (loop:post (wire:wire-call-loop call)
                (lambda ()
-                 (server:note-answering link (- size))
+                 (server:note-answering call (- size))
                  (cond ((call-status call))
                        (bad (server:finish-with-condition call encoded))
                        (t (keep-answer call encoded)))))))
@@ -99,17 +98,10 @@
     (note-part call encoded)
     (funcall (style-part (web-claim-style (call-web-claim call))) call encoded)))
 
-(defun note-spoken (call)
-  "CALL's user sends a message."
-  (let ((outlet (wire:ensure-wire-outlet call)))
-    (setf (wire:wire-outlet-begun outlet) t)
-    (incf (wire:wire-outlet-spoken outlet))))
-
 (defun web-send-message (call message compress)
   "Send MESSAGE from user code."
   (let* ((encoded (encode call message compress))
-         (posted (not (wire:in-turn-p call))))
-    (note-spoken call)
+         (posted (plusp (wire:posted-octets call))))
     (wire:post-in-turn call (wire:encoded-length encoded)
                        (lambda ()
                          (write-sent call encoded)
@@ -117,22 +109,14 @@
 
 (defun web-send (call message wait-p compress)
   "The operation SEND."
-  (cond ((not (wire:sendable-p call)) nil)
-        ((or (rpc:room-p call)
-             (and wait-p
-                  (progn (rpc:wait-for-call call #'rpc:room-p)
-                         (wire:sendable-p call))))
-         (web-send-message call message compress)
-         t)
-        (wait-p nil)
-        (t (wire:refuse-to-send call))))
+  (wire:send-in-room call wait-p (lambda () (web-send-message call message compress))))
 
 ;;; What styles write
 
 (define-hot write-encoded ((call server:server-call) encoded (start index) (last boolean)) null
   "Write ENCODED from START on, with its envelope if START is 0."
   (exchange:write-part (server:call-http-request call) (wire:encoded-octets encoded) start
-                       (wire:encoded-length encoded) (wire:parcel-p encoded) last)
+                       (wire:encoded-length encoded) (typep encoded 'wire:parcel) last)
   nil)
 
 (define-hot write-octets ((call server:server-call) (octets octets) (last boolean)) null
@@ -148,7 +132,7 @@
   "ENCODED, a message, as CALL writes it: itself, or octets in base64."
   (cond ((web-claim-text (call-web-claim call))
          (prog1 (base64-octets (wire:encoded-octets encoded) 0 (wire:encoded-length encoded))
-           (when (wire:parcel-p encoded) (give-octets-back (wire:parcel-taken encoded)))))
+           (when (typep encoded 'wire:parcel) (give-octets-back (wire:parcel-taken encoded)))))
         (t encoded)))
 
 (defun write-enveloped (call encoded)
@@ -164,15 +148,9 @@
 
 (defun mark-headers (call)
   "The head of CALL's answer goes out with its end, if it has not before. Return true then."
-  (unless (wire:wire-call-headers-sent call)
-    (wire:mark-call call wire:+headers+)
+  (unless (wire:marked-p call :headers)
+    (wire:mark-call call :headers)
     t))
-
-(defun note-served (call)
-  "CALL has ended well or not: as with gRPC, a good end earns its connection a reset."
-  (let ((stream (wire:wire-call-stream call)))
-    (when (and stream (eq :ok (call-status call)))
-      (http2:note-call-served (http2:stream-connection stream)))))
 
 (defun finish-enveloped (call end)
   "Write the rest of the answer of CALL, whose messages are in envelopes: its only answer, if it has
@@ -183,9 +161,9 @@ one, and END, octets that say how it ended. The head says how long that is if no
          (end (if (web-claim-text claim) (base64-octets end 0 (length end)) end)))
     (when (or (mark-headers call) answer) ; the head of an only answer goes out with that
       (exchange:write-head (server:call-http-request call)
-                           (heads-head (web-claim-heads claim) (outgoing-encoding call))
+                           (heads-head (web-claim-heads claim) (wire:outgoing-encoding call))
                            (answer-headers call '())
                            (+ (length end) (if answer (wire:encoded-length answer) 0))))
-    (note-served call)
+    (server:note-served call)
     (when answer (write-encoded call answer 0 nil))
     (write-octets call end t)))

@@ -45,11 +45,11 @@
            **encodings**))
 
 (defun parse-encoding (value)
-  "The encoding that VALUE, octets of grpc-encoding, names; nil for identity, :unknown for one we
-cannot read."
+  "The encoding that VALUE, octets of grpc-encoding, names; nil for identity. For one that we cannot
+read :unknown, and what to say of it."
   (cond ((octets-equal value (load-time-value (ascii-octets "identity"))) nil)
         ((and (os:open-zlib) (encoding-named value 0 (length value))))
-        (t :unknown)))
+        (t (values :unknown (unknown-encoding-text value)))))
 
 (defun parse-accepted-encodings (value)
   "Those of our encodings that VALUE, octets of grpc-accept-encoding, lists, each once."

@@ -24,11 +24,17 @@
     (or (wire-parts-compression parts)
         (setf (wire-parts-compression parts) (make-compression)))))
 
-(define-hot (compresses-p :inline t) ((call call) compress) boolean
-  "True if messages of CALL may be compressed; COMPRESS as for SEND."
-  (and compress
-       (let ((compression (compression-of call)))
-         (and compression (compression-outgoing compression) t))))
+(define-hot (outgoing-encoding :inline t) ((call call)) (or null encoding)
+  "How messages that CALL sends may be compressed, or nil. SETFable before they are."
+  (let ((compression (compression-of call)))
+    (and compression (compression-outgoing compression))))
+
+(defun (setf outgoing-encoding) (encoding call)
+  (setf (compression-outgoing (ensure-compression call)) encoding))
+
+(defun (setf incoming-encoding) (encoding call)
+  "CALL's peer may send messages that ENCODING has compressed; none if that is nil."
+  (setf (compression-incoming (ensure-compression call)) encoding))
 
 (define-hot (packs-p :inline t) ((call call)) boolean
   "True if CALL's peer may compress, so that what arrives is PACKED."
@@ -39,8 +45,7 @@
 
 (defun wire-compression (call)
   "The operation COMPRESSION."
-  (let* ((compression (compression-of call))
-         (encoding (and compression (compression-outgoing compression))))
+  (let ((encoding (outgoing-encoding call)))
     (if encoding (encoding-name encoding) :identity)))
 
 (defun wire-received-compressed (call)
@@ -57,14 +62,15 @@
 
 (define-hot wants-compression-p ((call call) compress (size index) (options options)) boolean
   "True if a message of SIZE octets is to be compressed. COMPRESS as for SEND."
-  (and (compresses-p call compress)
+  (and compress
+       (outgoing-encoding call)
        (or (eq compress t)
            (<= (options-compress-minimum-octets options) size))))
 
 (defun compress-encoded (call octets end compress options)
   "Compress a message of CALL, OCTETS up to END with its prefix. Return it compressed or, if it is
 shorter uncompressed and COMPRESS, as for SEND, is not t, as it is."
-  (let* ((encoding (compression-outgoing (compression-of call)))
+  (let* ((encoding (outgoing-encoding call))
          (parcel (compress-octets encoding (options-compression-level options) octets end)))
     (cond ((and parcel (or (eq compress t) (< (parcel-end parcel) end)))
            (give-octets-back octets)
@@ -73,24 +79,37 @@ shorter uncompressed and COMPRESS, as for SEND, is not t, as it is."
              (make-parcel octets end)))))
 
 (defun uncompressed (call encoded)
-  "ENCODED, of ENCODE-MESSAGE for CALL, as fresh octets that are not compressed. It stays as it is.
-If libz has no memory, end CALL and return nil."
-  (multiple-value-bind (outcome octets length)
-      (os:inflate-octets (encoding-name (compression-outgoing (compression-of call)))
-                         (parcel-octets encoded) +prefix-octets+ (parcel-end encoded)
-                         (parcel-plain encoded))
-    (ecase outcome
-      (:ok (let ((plain (make-octets (+ +prefix-octets+ length))))
-             (setf (u32be plain 1) length)
-             (copy-octets octets 0 length plain +prefix-octets+)
-             (give-octets-back octets)
-             plain))
-      (:no-memory (abort-as call :no-memory)
-       nil))))
+  "ENCODED, of ENCODE-MESSAGE for CALL, as octets that are not compressed: fresh ones, or itself.
+ENCODED stays as it is. If libz has no memory, end CALL and return nil."
+  (if (and (typep encoded 'parcel) (parcel-plain encoded))
+      (multiple-value-bind (outcome octets length)
+          (os:inflate-octets (encoding-name (outgoing-encoding call))
+                             (parcel-octets encoded) +prefix-octets+ (parcel-end encoded)
+                             (parcel-plain encoded))
+        (ecase outcome
+          (:ok (let ((plain (make-octets (+ +prefix-octets+ length))))
+                 (setf (u32be plain 1) length)
+                 (copy-octets octets 0 length plain +prefix-octets+)
+                 (give-octets-back octets)
+                 plain))
+          (:no-memory (abort-as call :no-memory)
+           nil)))
+      encoded))
 
-(defun encode-encodings (call encoder buffer)
-  "Append what CALL's compression says to its first header block."
+(define-hot (encode-encodings :inline t) ((call call) encoder buffer compressed) null
+  "Append to CALL's first header block which encodings we can read and, if COMPRESSED is true, by
+which our messages may be compressed. A server does so if CALL has a COMPRESSION."
   (let ((compression (compression-of call)))
-    (when compression
-      (let ((encoding (compression-outgoing compression)))
-        (when encoding (hpack:encode-field encoder buffer (encoding-field encoding) :index))))))
+    (when (or compression (client-p call))
+      (hpack:encode-field encoder buffer (accepted-encodings-field) :index))
+    (when (and compression compressed (compression-outgoing compression))
+      (hpack:encode-field encoder buffer
+                          (encoding-field (the encoding (compression-outgoing compression)))
+                          :index)))
+  nil)
+
+(defun encodings-octets (call)
+  "How much ENCODE-ENCODINGS adds to a header list of CALL, a client's, at most, as RFC 9113 section
+6.5.2 counts."
+  (+ (hpack:field-size (accepted-encodings-field))
+     (if (compression-of call) 52 0)))

@@ -63,10 +63,15 @@ through."
   (charge-link (the link (wire-call-link call)) (push-incoming call item size))
   nil)
 
-(define-hot seal-arrivals ((link link)) null
+(define-hot seal-link ((link link)) null
   "A read of LINK has been worked through: queue the batches of the calls that it had messages for."
   (loop while (link-arriving link)
         do (seal-batch (pop (link-arriving link)))))
+
+(define-hot seal-arrivals ((call wire-call)) null
+  "What has come of CALL's body without a read of HTTP/2 has been worked through: queue the messages
+in it."
+  (seal-link (the link (wire-call-link call))))
 
 (define-hot acceptable-prefix-p ((call wire-call) (flag octet) (length (unsigned-byte 32))) boolean
   "True if a message with this prefix may come; otherwise CALL has been ended."
@@ -199,12 +204,20 @@ few if its link holds much."
         (options-stream-window-octets options)
         (* 2 +arrival-octets+))))
 
+(define-hot queue-full-p ((call wire-call) &optional (half boolean nil)) boolean
+  "True if as much is queued on CALL, unread, as may be before its window is withheld; with HALF,
+half as much: less than that is queued once the window can be given back."
+  (let ((inlet (call-wire-inlet call)))
+    (and inlet
+         (<= (if half (ash (queue-limit call) -1) (queue-limit call))
+             (inlet-queued-octets inlet)))))
+
 (define-hot (give-window :inline t) ((call wire-call) (count index)) null
   "Give back the window of COUNT octets that CALL has received, unless too much of it is queued."
   (let ((inlet (call-wire-inlet call))
         (stream (wire-call-stream call)))
     (cond ((null stream))               ; closed by what was delivered
-          ((or (null inlet) (< (inlet-queued-octets inlet) (queue-limit call)))
+          ((or (null inlet) (not (queue-full-p call)))
            (http2:consume-data stream count))
           (t (incf (wire-inlet-withheld inlet) count)
              (trace-event :flowctl :window-withheld :call call :octets (wire-inlet-withheld inlet))
@@ -219,14 +232,10 @@ few if its link holds much."
   (receive-messages call octets start end)
   (give-window call (- end start)))
 
-(define-hot enough-taken-p ((call wire-call) (inlet wire-inlet)) boolean
-  "True if the withheld window of CALL can be given back: less than half of what may be queued is."
-  (< (inlet-queued-octets inlet) (ash (queue-limit call) -1)))
-
 (defun release-window (call)
   "Give back the window that was withheld of CALL, unless too much is queued again. On the loop."
   (let ((inlet (call-wire-inlet call)))
-    (when (and (plusp (wire-inlet-withheld inlet)) (enough-taken-p call inlet))
+    (when (and (plusp (wire-inlet-withheld inlet)) (not (queue-full-p call t)))
       (let ((count (shiftf (wire-inlet-withheld inlet) 0)))
         (trace-event :flowctl :window-given-back :call call :octets count)
         (when (wire-call-stream call)
@@ -236,7 +245,7 @@ few if its link holds much."
   "The operation TAKEN."
   (let ((inlet (ensure-wire-inlet call)))
     (discharge call size)
-    (when (and (plusp (wire-inlet-withheld inlet)) (enough-taken-p call inlet))
+    (when (and (plusp (wire-inlet-withheld inlet)) (not (queue-full-p call t)))
       (wire-post call (lambda () (release-window call))))
     nil))
 

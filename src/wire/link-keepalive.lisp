@@ -11,11 +11,6 @@
   "The payload of the PINGs that ask whether the peer is alive. Any octets of the peer's answer
 them.")
 
-(defgeneric link-due (owner link event)
-  (:documentation "Tell OWNER that LINK should end in order, since it has been without calls (EVENT
-is :IDLE) or is old (:AGE), or at once, since its calls have had time enough after that (:GRACE). On
-its loop."))
-
 (defun begin-life (link)
   "Begin to watch LINK, which has been opened just now."
   (let ((age-ns (seconds-ns (options-max-connection-age-seconds (link-options link)))))
@@ -65,14 +60,14 @@ way."
                       ((loop:connection-unread-p socket) (link-taken-ns link)))))
     (cond ((or (null since) (loop:connection-stopped-p socket)) (+ now timeout))
           ((< now (+ since timeout)) (+ since timeout))
-          (t (lose-link link "the rest of a frame did not come in time")))))
+          (t (close-link link "the rest of a frame did not come in time" :how :lost)))))
 
 (defun check-output (link now)
   "End LINK if its peer has taken nothing of the output that waits for too long."
   (let ((timeout (seconds-ns (options-send-timeout-seconds (link-options link)))))
     (cond ((not (loop:connection-blocked-p (link-socket link))) (+ now timeout))
           ((< now (+ (link-filled-ns link) timeout)) (+ (link-filled-ns link) timeout))
-          (t (lose-link link "the peer does not take our output")))))
+          (t (close-link link "the peer does not take our output" :how :lost)))))
 
 (defun keep-alive (link now)
   (let* ((interval (link-keepalive-ns link))
@@ -92,8 +87,9 @@ way."
                  (t (setf (link-dormant link) t)
                     (+ now interval))))
           ((< now (+ pinged patience)) (min (+ pinged patience) (+ now interval)))
-          (t (lose-link link (format nil "keepalive: no sign of the peer for ~,3F s"
-                                     (ns-seconds (- now heard))))))))
+          (t (close-link link (format nil "keepalive: no sign of the peer for ~,3F s"
+                                      (ns-seconds (- now heard)))
+                         :how :lost)))))
 
 (defun limit-silence (link limit-ns)
   "LINK asks its peer after a silence of LIMIT-NS at most, and gives it up if that is silent for as
@@ -120,13 +116,6 @@ once whether the peer is there, before the call goes out (gRFC A8)."
       (plusp (link-calls link))
       (options-keepalive-without-calls (link-options link))))
 
-(defun lose-link (link text)
-  "End LINK, whose peer is not there any more, because of TEXT."
-  (trace-event :http-keepalive :peer-silent :peer (link-peer link) :reason text)
-  (setf (link-failure link) text)
-  (loop:close-connection (link-socket link) :abort t)
-  nil)
-
 (defun check-age (link now)
   (let ((grace-ns (seconds-ns (options-max-connection-age-grace-seconds (link-options link))))
         (old-ns (+ (link-born-ns link) (link-age-ns link))))
@@ -134,12 +123,12 @@ once whether the peer is there, before the call goes out (gRFC A8)."
           ((< now old-ns) old-ns)
           ((not (shiftf (link-aged link) t))
            (trace-event :http-keepalive :connection-old :peer (link-peer link))
-           (link-due (link-owner link) link :age)
+           (link-event (link-owner link) link :age)
            (and (plusp grace-ns) (+ now grace-ns)))
           ((zerop grace-ns) nil)
           ((< now (+ old-ns grace-ns)) (+ old-ns grace-ns))
           (t (unless (shiftf (link-graced link) t)
-               (link-due (link-owner link) link :grace))
+               (link-event (link-owner link) link :grace))
              nil))))
 
 (defun check-idle (link now)
@@ -161,5 +150,5 @@ once whether the peer is there, before the call goes out (gRFC A8)."
            (+ limit (link-quiet-ns link)))
           ((shiftf (link-idled link) t) nil)
           (t (trace-event :http-keepalive :connection-idle :peer (link-peer link))
-             (link-due (link-owner link) link :idle)
+             (link-event (link-owner link) link :idle)
              nil))))

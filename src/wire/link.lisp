@@ -21,7 +21,8 @@ functions run on its loop."
   "One connection, at either end; at a server it may speak something else than HTTP/2."
   (loop nil :type loop:event-loop)      ; that all of it runs on
   (options nil :type options)           ; its owner's
-  (owner nil)                           ; the server loop, or the subchannel
+  (owner nil)                           ; the server loop, or the connection set
+  (observer nil :type (or null observer)) ; that is told of it
   (socket nil :type (or null loop:connection)) ; the loop's connection
   (http2 nil :type (or null http2:connection)) ; the core, if it speaks HTTP/2
   (calls 0 :type fixnum)                ; open ones
@@ -81,29 +82,30 @@ functions run on its loop."
   (setf (link-received-ns link) (loop:event-loop-now (link-loop link)))
   nil)
 
-(defun link-traffic (link)
-  "How many messages LINK has sent, and when the last; how many it has received, and when the last;
-and how many PINGs have asked whether its peer is there. A time of 0 is none. On its loop."
-  (values (link-messages-sent link) (link-sent-ns link)
-          (link-messages-received link) (link-received-ns link)
-          (link-keepalives link)))
-
 (defun link-security (link)
   "What the TLS handshake of LINK came to, or nil without TLS or before its end. From any thread."
   (let ((socket (link-socket link)))
     (and socket (loop:byte-channel-security (loop:connection-byte-channel socket)))))
 
-(defgeneric link-ended (owner link)
-  (:documentation "Tell OWNER that LINK has ended and all its streams with it."))
+(defun describe-link (link)
+  "What is told of LINK, a plist. A time of 0 is none. Of :NUMBER, :LOOP and :PEER from any thread,
+of the rest on its loop."
+  (list :number (link-number link) :loop (link-loop link) :peer (link-peer link)
+        :socket (link-socket link) :http2 (link-http2 link) :security (link-security link)
+        :stream-ns (link-stream-ns link)
+        :messages-sent (link-messages-sent link) :sent-ns (link-sent-ns link)
+        :messages-received (link-messages-received link) :received-ns (link-received-ns link)
+        :keepalives (link-keepalives link)))
 
-(defgeneric link-observer (owner)
-  (:documentation "The OBSERVER that is told of OWNER's links, or nil."))
+(defgeneric link-event (owner link event)
+  (:documentation "Tell OWNER what has become of LINK, on its loop. EVENT says that:
+:ENDED        it has ended and all its streams with it
+:OUTPUT-LEFT  output of it, which has calls that are held up, may have left
+:IDLE         it should end in order, since it has been without calls
+:AGE          it should end in order, since it is old
+:GRACE        it should end at once, since its calls have had time enough after :AGE"))
 
-(defgeneric answers-left (owner link)
-  (:documentation
-   "Tell OWNER that output of LINK, which has calls that are held up, may have left."))
-
-;;; What every sink does alike
+;;; The sink
 
 (define-hot link-output ((http2 http2:connection)) buffer
   "The sink's on-output: lend the core the buffer of the loop's connection."
@@ -123,13 +125,11 @@ and how many PINGs have asked whether its peer is there. A time of 0 is none. On
                         text))))
     (loop:close-connection socket :abort handshaking)))
 
-(defun close-link (link text)
-  "End LINK in order: GOAWAY, send what is queued, close."
-  (unless (link-failure link)
-    (setf (link-failure link) text)
-    (when (link-http2 link)
-      (http2:close-connection (link-http2 link) http2:+no-error+ text))
-    (loop:close-connection (link-socket link))))
+(defun link-sink (&rest functions)
+  "A sink of HTTP/2 with FUNCTIONS, as HTTP2:MAKE-SINK takes them, and what all links do alike."
+  (apply #'http2:make-sink :on-output #'link-output :on-close #'link-http2-closed functions))
+
+;;; Its end
 
 (defun abort-calls (link status text)
   "End every call on LINK with STATUS and TEXT."
@@ -141,18 +141,29 @@ and how many PINGs have asked whether its peer is there. A time of 0 is none. On
                            (when (typep call 'call) (operate abort call status text :local))))
                        (link-http2 link))))
 
-(defun abandon-link (link status text)
-  "End every call on LINK with STATUS and TEXT, and LINK in order."
-  (abort-calls link status text)
-  (close-link link text))
+(defun end-core (link error-code text)
+  "Have LINK's core, if it speaks HTTP/2, send a GOAWAY with ERROR-CODE and TEXT."
+  (setf (link-failure link) text)
+  (when (link-http2 link) (http2:close-connection (link-http2 link) error-code text)))
 
-(defun expel-link (link text)
-  "End every call on LINK with :unavailable and TEXT, and end LINK at once. Its peer is sent a
-GOAWAY with ENHANCE_YOUR_CALM, but we do not wait until it takes that."
-  (unless (link-failure link)
-    (abort-calls link :unavailable text)
-    (setf (link-failure link) text)
-    (when (link-http2 link)
-      (http2:close-connection (link-http2 link) http2:+enhance-your-calm+ text))
-    (loop:flush-connection (link-socket link)))
-  (loop:close-connection (link-socket link) :abort t))
+(defun close-link (link text &key status how)
+  "End LINK because of TEXT. If there is STATUS, end every call on it with that before. Return nil.
+HOW is one of
+nil      in order: GOAWAY, send what is queued, close
+:EXPEL   at once, and every call on it with :unavailable. Its peer is sent a GOAWAY with
+         ENHANCE_YOUR_CALM, but we do not wait until it takes that
+:LOST    at once: its peer is not there any more"
+  (when status (abort-calls link status text))
+  (ecase how
+    ((nil) (unless (link-failure link)
+             (end-core link http2:+no-error+ text)
+             (loop:close-connection (link-socket link))))
+    (:expel (unless (link-failure link)
+              (abort-calls link :unavailable text)
+              (end-core link http2:+enhance-your-calm+ text)
+              (loop:flush-connection (link-socket link)))
+     (loop:close-connection (link-socket link) :abort t))
+    (:lost (trace-event :http-keepalive :peer-silent :peer (link-peer link) :reason text)
+     (setf (link-failure link) text)
+     (loop:close-connection (link-socket link) :abort t)))
+  nil)

@@ -12,12 +12,12 @@
 (define-hot (ensure-headers :inline t) ((call wire-call)) null
   "Send our headers of CALL if they have not gone yet; those of a client's go when it has a stream.
 On its loop."
-  (unless (wire-call-headers-sent call)
+  (unless (marked-p call :headers)
     ;; the handler of a stream may have run for long before it sends; for a single answer, REPLY-NOW
     ;; does this
     (unless (or (null (call-rpc-method call)) (sends-one-p call))
       (loop:note-time (wire-call-loop call)))
-    (mark-call call +headers+)
+    (mark-call call :headers)
     (operate write-head call)
     (observe headers-sent (call-observer call) call))
   nil)
@@ -95,7 +95,7 @@ room. From any thread."
 it and return what ENCODE-MESSAGE does. Signal an RPC-ERROR if MESSAGE is too long."
   (let ((size (protobuf:measure (outgoing-type call) message)))
     (check-send-size call size)
-    (when (or (> size +parcel-octets+) (compresses-p call :auto))
+    (when (or (> size +parcel-octets+) (outgoing-encoding call))
       (encode-message call message :auto))))
 
 (define-hot write-message ((call wire-call) message (last boolean)) boolean
@@ -126,40 +126,31 @@ baton lent, and WRITE-ENCODED. On the loop; CALL has a stream and its headers ar
   "How many octets ENCODED, of ENCODE-MESSAGE, will be sent as."
   (if (typep encoded 'parcel) (parcel-end encoded) (length encoded)))
 
-(defun encoded-octets (encoded)
+(define-hot (encoded-octets :inline t) ((encoded (or octets parcel))) octets
   "The octets of ENCODED, of ENCODE-MESSAGE, from its prefix on."
   (if (typep encoded 'parcel) (parcel-octets encoded) encoded))
 
 (defun sent-encoding (call encoded)
   "How ENCODED, of ENCODE-MESSAGE for CALL, is compressed, a keyword, or nil."
-  (and (= 1 (aref (the octets (encoded-octets encoded)) 0))
-       (encoding-name (compression-outgoing (compression-of call)))))
+  (and (= 1 (aref (encoded-octets encoded) 0))
+       (encoding-name (outgoing-encoding call))))
 
-(defun note-sent (call stream encoded)
-  "ENCODED, of ENCODE-MESSAGE, is about to be written to STREAM of CALL, for the first time or
-again."
-  (note-message-sent (http2:connection-user (http2:stream-connection stream)))
-  (tell-sent call stream (- (encoded-length encoded) +prefix-octets+)
-             (and (typep encoded 'parcel) (parcel-plain encoded))))
-
-(defun note-written (call encoded)
-  "ENCODED, of CALL, goes to the peer in another form than WRITE-ENCODED gives it. On the loop."
-  (observe content-sent (call-observer call) call (encoded-octets encoded) +prefix-octets+
-           (encoded-length encoded) (sent-encoding call encoded))
-  (note-message-sent (wire-call-link call))
-  (tell-sent call (wire-call-stream call) (- (encoded-length encoded) +prefix-octets+)
-             (and (typep encoded 'parcel) (parcel-plain encoded))))
-
-(defun note-first-sent (call encoded)
-  "As NOTE-SENT, of ENCODED that CALL writes to its own stream, for the first time if it is a
-stream's."
-  (observe content-sent (call-observer call) call (encoded-octets encoded) +prefix-octets+
-           (encoded-length encoded) (sent-encoding call encoded))
-  (note-sent call (wire-call-stream call) encoded))
+(defun note-sent (call encoded &optional again)
+  "ENCODED, of ENCODE-MESSAGE for CALL, is about to go out on CALL's stream, be it in another form;
+or once more, on the stream AGAIN. On the loop."
+  (let ((stream (or again (wire-call-stream call))))
+    (unless again
+      (observe content-sent (call-observer call) call (encoded-octets encoded) +prefix-octets+
+               (encoded-length encoded) (sent-encoding call encoded)))
+    (note-message-sent (if again
+                           (http2:connection-user (http2:stream-connection again))
+                           (wire-call-link call)))
+    (tell-sent call stream (- (encoded-length encoded) +prefix-octets+)
+               (and (typep encoded 'parcel) (parcel-plain encoded)))))
 
 (defun write-encoded (call encoded last)
   "Send ENCODED, of ENCODE-MESSAGE, which now belongs to the connection. On the loop."
-  (note-first-sent call encoded)
+  (note-sent call encoded)
   (if (typep encoded 'parcel)
       (http2:send-data (wire-call-stream call) (parcel-taken encoded) 0 (parcel-end encoded) last t)
       (http2:send-data (wire-call-stream call) encoded 0 (length encoded) last))
@@ -187,29 +178,49 @@ stream's."
   (let ((outlet (call-wire-outlet call)))
     (may-send-p call (and outlet (wire-outlet-over outlet)))))
 
-(define-hot wire-send ((call wire-call) message wait-p compress) boolean
-  "The operation SEND."
+(define-hot note-spoken ((call wire-call)) null
+  "CALL's user sends a message."
+  (let ((outlet (ensure-wire-outlet call)))
+    (setf (wire-outlet-begun outlet) t)
+    (incf (wire-outlet-spoken outlet)))
+  nil)
+
+(define-hot send-in-room ((call wire-call) wait-p (function function)) boolean
+  "Call FUNCTION, which sends a message of CALL, if there is room, and return true. If there is none
+wait for it with WAIT-P; else have ON-WRITABLE called once there is some, and return false, as if
+CALL has ended with :ok. Signal why no message may be sent, if none may. From user code."
   (cond ((not (sendable-p call)) nil)
         ((or (room-p call)
              (and wait-p
                   (progn (wait-for-call call #'room-p)
                          (sendable-p call))))
-         (let ((outlet (ensure-wire-outlet call)))
-           (setf (wire-outlet-begun outlet) t)
-           (incf (wire-outlet-spoken outlet)))
-         (send-message call message compress)
+         (note-spoken call)
+         (funcall function)
          t)
         (wait-p nil)
         (t (refuse-to-send call))))
 
+(define-hot wire-send ((call wire-call) message wait-p compress) boolean
+  "The operation SEND."
+  (flet ((send-it () (send-message call message compress)))
+    (declare (dynamic-extent #'send-it))
+    (send-in-room call wait-p #'send-it)))
+
+(defun begin-sending (call)
+  "CALL's user sends its metadata. Signal MISUSE if it has sent something before."
+  (when (shiftf (wire-outlet-begun (ensure-wire-outlet call)) t)
+    (misuse "The headers of ~A were sent before." call)))
+
+(defun sending-begun-p (call)
+  "True if CALL's user has sent something, be it metadata."
+  (let ((outlet (call-wire-outlet call)))
+    (and outlet (wire-outlet-begun outlet))))
+
 (define-hot (posted-octets :inline t) ((call wire-call)) index
-  "The octets of CALL that threads have sent and that still have to come to the loop."
+  "The octets of CALL that threads have sent and that still have to come to the loop. While there
+are none the loop may send something of CALL without overtaking them."
   (let ((outlet (call-wire-outlet call)))
     (if outlet (the index (wire-outlet-unsent-octets outlet)) 0)))
-
-(define-hot (in-turn-p :inline t) ((call wire-call)) boolean
-  "True if nothing of CALL that another thread has sent before still has to come to the loop."
-  (zerop (posted-octets call)))
 
 (defun post-charged (call size function)
   "Post FUNCTION, which sends something of SIZE octets, at least 1, to CALL's loop, also from that.
@@ -225,7 +236,7 @@ Until it is called CALL is charged with SIZE, so nothing overtakes it."
 (defun post-in-turn (call size function)
   "As WIRE-POST, but behind what other threads have sent on CALL before. FUNCTION sends something of
 SIZE octets, as POST-CHARGED has it; 0 if it ends CALL's sending."
-  (cond ((and (in-turn-p call) (loop:run-now (wire-call-loop call) function)) t)
+  (cond ((and (zerop (posted-octets call)) (loop:run-now (wire-call-loop call) function)) t)
         ((zerop size) (loop:post (wire-call-loop call) function))
         (t (post-charged call size function))))
 
@@ -233,14 +244,14 @@ SIZE octets, as POST-CHARGED has it; 0 if it ends CALL's sending."
   "Send MESSAGE from user code. It goes straight into the output if this thread may run the loop and
 MESSAGE is short; else this thread encodes it first, and the loop does not wait for that. COMPRESS
 as for SEND."
-  (flet ((write-it () (and (in-turn-p call) (send-on-loop call message))))
+  (flet ((write-it () (and (zerop (posted-octets call)) (send-on-loop call message))))
     (declare (dynamic-extent #'write-it))
-    (unless (and (not (compresses-p call compress))
+    (unless (and (not (and compress (outgoing-encoding call)))
                  (null (call-replay call))
                  (values (loop:run-to-send (wire-call-loop call) #'write-it)))
       (let ((encoded (encode-message call message compress)))
         (flet ((send-it ()
-                 (when (in-turn-p call)
+                 (when (zerop (posted-octets call))
                    (send-encoded call encoded)
                    t)))
           (declare (dynamic-extent #'send-it))
@@ -260,14 +271,14 @@ as for SEND."
 (define-hot send-on-loop ((call wire-call) message) boolean
   "Send MESSAGE, unless CALL has ended. Return false, with nothing sent, if it is to be encoded
 first. On the loop."
-  (cond ((or (call-status call) (wire-call-send-closed call)) t)
+  (cond ((or (call-status call) (marked-p call :closed)) t)
         ((and (wire-call-stream call) (null (call-replay call)))
          (ensure-headers call)
          (write-message call message nil))))
 
 (defun send-encoded (call encoded)
   "Send ENCODED, of ENCODE-MESSAGE, unless CALL has ended. On the loop."
-  (unless (or (call-status call) (wire-call-send-closed call))
+  (unless (or (call-status call) (marked-p call :closed))
     (let ((sender (endpoint-sender (wire-call-endpoint call))))
       (cond (sender (funcall sender call encoded))
             ((wire-call-stream call)

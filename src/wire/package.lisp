@@ -26,42 +26,21 @@
                   #:push-incoming #:room-p #:sends-one-p #:uncharge #:verdict-error
                   #:wait-for-call #:with-user-code)
   (:export
-   #:link-observer #:shorten-deadline #:send-limit
-   #:call-observer #:note-sent #:note-first-sent #:count-from-none #:encoded-length #:call-replay
-   #:wire-outlet #:wire-parts
-   #:+prefix-octets+ #:tell-writable #:stuck-p #:mark-ns #:list-stages #:uncompressed
-   #:parcel-plain #:**wire-operations** #:call-wire-outlet
-   #:ensure-wire-outlet #:wire-outlet-begun #:wire-outlet-spoken
-   #:+answer+ #:+due+ #:+end+ #:+headers+ #:+parcel-octets+ #:+unattended+
-   #:abandon-link #:accepted-encodings #:accepted-encodings-field
-   #:answers-left #:close-link #:close-sending #:compresses-p
-   #:compression-incoming #:compression-of #:compression-outgoing #:deadline-passed
-   #:decode-status-message #:deliver-streamed #:encode-encodings
-   #:encode-message #:encode-metadata #:encode-status-message #:encode-unless-short #:encoding
-   #:endpoint #:ensure-compression #:ensure-headers #:error-code-status #:expel-link
-   #:find-encoding #:half-close-streamed
-   #:begin-on-link #:hold #:http-status-status #:keep-fields #:keep-octets #:link
-   #:link-due #:link-ended
-   #:link-http2 #:link-http2-closed #:limit-silence
-   #:link-loop #:link-output
-   #:link-peer #:link-security
-   #:link-socket #:link-number #:link-stream-ns #:link-traffic
-   #:list-custom-fields
-   #:mark-call #:marked-p #:metadata-octets #:open-link #:parcel
-   #:parcel-end #:parcel-octets #:parcel-taken #:parse-encoding #:parse-incoming #:queue-incoming
-   #:quoted-octets #:read-enough-p #:receive-data #:release-call
-   #:charge-call #:pressed-p #:link-account #:seal-batch #:inflate-message
-   #:sound-metadata-p #:start-deadline
-   #:status-number #:stop-timers #:to-keep-p #:total-held-limit #:measure-link
-   #:unknown-encoding-text #:unmarked #:unparsable-condition #:wake-callbacks #:wire-call
-   #:wire-call-born-ns #:wire-call-headers-sent #:wire-call-link
-   #:wire-call-loop #:wire-call-options #:wire-call-partial
-   #:wire-call-send-closed #:wire-call-stream #:wire-decode #:wire-now
-   #:wire-schedule #:in-turn-p #:posted-octets #:post-in-turn #:write-encoded #:write-message
-   #:make-dialect #:dialect-drain #:speak-http2 #:end-link
-   #:link-silent-p #:lose-link #:give-window #:packed
-   ;; for protocols beside gRPC
-   #:parcel-p #:unpacked #:inflation-outcome-p #:deliver-alone #:receive-messages
-   #:receive-limit #:seal-arrivals
-   #:note-written #:encode-text #:sendable-p #:refuse-to-send #:wire-taken
-   #:queue-limit #:enough-taken-p #:encoded-octets #:end-undecodable))
+   #:**wire-operations** #:+parcel-octets+ #:+prefix-octets+ #:accepted-encodings #:begin-on-link
+   #:begin-sending #:charge-call #:close-link #:count-from-none #:decode-status-message
+   #:deliver-alone #:deliver-streamed #:dialect-drain #:encode-encodings #:encode-message
+   #:encode-metadata #:encode-status-message #:encode-text #:encode-unless-short #:encoded-length
+   #:encoded-octets #:encoding #:encodings-octets #:end-link #:end-undecodable #:endpoint
+   #:ensure-headers #:error-code-status #:find-encoding #:give-window #:half-close-streamed #:hold
+   #:http-status-status #:incoming-encoding #:inflate-message #:inflation-outcome-p #:keep-fields
+   #:keep-octets #:limit-silence #:link #:link-account #:link-event #:describe-link #:link-peer
+   #:link-security #:link-silent-p #:link-sink #:list-custom-fields #:list-stages #:make-dialect
+   #:mark-call #:mark-ns #:marked-p #:measure-link #:metadata-octets #:note-sent #:open-link
+   #:outgoing-encoding #:packed #:parcel #:parcel-taken #:parse-encoding #:parse-incoming
+   #:post-in-turn #:posted-octets #:pressed-p #:queue-full-p #:queue-incoming #:quoted-octets
+   #:read-enough-p #:receive-data #:receive-limit #:receive-messages #:release-call
+   #:seal-arrivals #:seal-batch #:send-in-room #:send-limit #:sending-begun-p #:shorten-deadline
+   #:sound-metadata-p #:speak-http2 #:start-deadline #:status-number #:stop-timers #:stuck-p
+   #:tell-writable #:to-keep-p #:total-held-limit #:uncompressed #:reset-marks #:unpacked
+   #:unparsable-condition #:wake-callbacks #:wire-call #:wire-call-loop #:wire-call-options
+   #:wire-call-partial #:wire-outlet #:wire-parts #:wire-taken #:write-encoded #:write-message))

@@ -20,7 +20,7 @@
 (defun messages-sent (call)
   (if (sends-one-p call)
       (if (if (client-p call)
-              (marked-p (wire-call-marks call) +headers+)
+              (marked-p call :headers)
               (eq :ok (call-status call)))
           1
           0)
@@ -33,7 +33,7 @@
         (kind (rpc-method-kind (call-rpc-method call))))
     (cond ((not (or (eq kind :unary) (eq kind (if client :client-streaming :server-streaming))))
            (if inlet (wire-inlet-arrived inlet) 0))
-          ((if client (eq :ok (call-status call)) (marked-p (wire-call-marks call) +due+)) 1)
+          ((if client (eq :ok (call-status call)) (marked-p call :due)) 1)
           (t 0))))
 
 (defconstant +shortest-told-ns+ 1000
@@ -47,7 +47,7 @@ often it was attempted to connect while CALL waited for that."
   (let* ((outcome (call-outcome call))
          (status (call-status call))
          (born (wire-call-born-ns call))
-         (total (cond ((mark-ns (wire-call-marks call) +end+))
+         (total (cond ((mark-ns call :end))
                       ((zerop born) 0)  ; its loop has not begun it yet
                       (t (max 0 (- (operate now call) born)))))
          (unsent (if outcome (outcome-unsent outcome) (call-unsent-octets call))))

@@ -5,8 +5,8 @@
 ;;;; clock (it takes the time of the loop's turn) and without consing. Two flags that only the loop
 ;;;; changes share the fixnum.
 ;;;;
-;;;;   client  +HEADERS+ request headers sent   +ANSWER+ the first response headers   +END+
-;;;;   server  +HEADERS+ response headers sent  +DUE+    the handler may start        +END+
+;;;;   client  :HEADERS request headers sent   :ANSWER the first response headers   :END
+;;;;   server  :HEADERS response headers sent  :DUE    the handler may start        :END
 ;;;;
 ;;;; What people are told of all this is in stage-report.lisp.
 
@@ -16,17 +16,35 @@
 (defconstant +span-bits+ 20)
 
 (deftype span () `(unsigned-byte ,+span-bits+))
-(defconstant +closed+ (ash 1 60)
-  "The flag that our side of the call has ended.")
-(defconstant +unattended+ (ash 1 61)
-  "The flag that the call, a client's, is its own future.")
 (deftype marks () '(unsigned-byte 62))
-(deftype mark () "The place of a moment among MARKS." '(member 0 20 40))
 
-(defconstant +headers+ 0 "The mark of our headers: when they went out.")
-(defconstant +answer+ 20 "A client's mark: when the answer began to come.")
-(defconstant +due+ 20 "A server's mark: when the handler could start.")
-(defconstant +end+ 40 "The mark of the end.")
+(deftype moment ()
+  "What the marks of a call tell the time of: when our headers went out; of a client's when the
+answer began to come, of a server's when the handler could start; the end."
+  '(member :headers :answer :due :end))
+
+(deftype flag ()
+  "What the marks tell without a time: our side of the call has sent its last message; the call, a
+client's, is its own future."
+  '(member :closed :unattended))
+
+(deftype mark () '(or moment flag))
+
+(define-hot (moment-place :inline t) ((moment moment)) (member 0 20 40)
+  "The place of MOMENT among marks."
+  (cond ((eq :headers moment) 0)
+        ((eq :end moment) 40)
+        (t 20)))
+
+(define-hot (flag-bit :inline t) ((flag flag)) marks
+  "The bit of FLAG among marks."
+  (if (eq :closed flag) (ash 1 60) (ash 1 61)))
+
+(define-hot (mark-bits :inline t) ((mark mark)) marks
+  "All the bits of MARK among marks."
+  (typecase mark
+    (flag (flag-bit mark))
+    (t (ash (1- (ash 1 +span-bits+)) (moment-place mark)))))
 
 (define-hot (ns-span :inline t) ((ns fixnum)) span
   "NS as a span; the shortest span if NS is not positive."
@@ -39,19 +57,15 @@
   "The nanoseconds that SPAN stands for."
   (ash (ldb (byte +mantissa-bits+ 0) span) (ash span (- +mantissa-bits+))))
 
-(define-hot (add-mark :inline t) ((marks marks) (mark mark) (ns fixnum)) marks
-  "MARKS with MARK, which is not among them, NS nanoseconds after the beginning."
-  (logior marks (ash (if (plusp ns) (ns-span ns) 1) mark)))
+(define-hot (add-moment :inline t) ((marks marks) (moment moment) (ns fixnum)) marks
+  "MARKS with MOMENT, which is not among them, NS nanoseconds after the beginning."
+  (logior marks (ash (if (plusp ns) (ns-span ns) 1) (moment-place moment))))
 
-(define-hot (marked-p :inline t) ((marks marks) (mark mark)) boolean
-  "True if MARK is among MARKS."
-  (logtest marks (ash (1- (ash 1 +span-bits+)) mark)))
-
-(define-hot unmarked ((marks marks)) marks
+(define-hot without-moments ((marks marks)) marks
   "MARKS as if no moment had come."
-  (logand marks (logior +closed+ +unattended+)))
+  (logand marks (logior (flag-bit :closed) (flag-bit :unattended))))
 
-(defun mark-ns (marks mark)
-  "The nanoseconds from the beginning to MARK, or nil if it has not come."
-  (and (marked-p marks mark)
-       (span-ns (ldb (byte +span-bits+ mark) marks))))
+(defun moment-ns (marks moment)
+  "The nanoseconds from the beginning to MOMENT, or nil if it is not among MARKS."
+  (and (logtest marks (mark-bits moment))
+       (span-ns (ldb (byte +span-bits+ (moment-place moment)) marks))))

@@ -71,7 +71,7 @@ the rest of OCTETS is left for the next turn."
                        (read-enough-p link))
                    (return (values at t)))))
           (setf frames +frames-per-look+))
-      (seal-arrivals link)
+      (seal-link link)
       (when (or (< start at) (not (loop:connection-unread-p socket)))
         (setf (link-taken-ns link) now))
       (measure-link link)
@@ -93,7 +93,7 @@ the rest of OCTETS is left for the next turn."
       (setf (link-stopped link) nil)
       (loop:start-reading socket))
     (let ((held-up (link-held-up link)))
-      (when (and held-up (fifo-items held-up)) (answers-left (link-owner link) link)))
+      (when (and held-up (fifo-items held-up)) (link-event (link-owner link) link :output-left)))
     nil))
 
 (defun link-sent (socket octets start end)
@@ -114,9 +114,9 @@ owner."
   (end-life link)
   (when (link-http2 link) (http2:receive-eof (link-http2 link)))
   (close-account (link-account link))
-  (observe connection-ended (link-observer (link-owner link))
+  (observe connection-ended (link-observer link)
            (link-peer link) (link-failure link))
-  (link-ended (link-owner link) link))
+  (link-event (link-owner link) link :ended))
 
 (defun link-closed (socket reason)
   "The handler's CLOSED."
@@ -140,17 +140,19 @@ owner."
     (live-on link)))
 
 (defun open-link (owner loop byte-channel role sink options pool
-                  &key account dialect handler (make #'make-link)
+                  &key account observer dialect handler (make #'make-link)
                     (keepalive-ns (seconds-ns (options-keepalive-seconds options)))
                     (patience-ns (seconds-ns (options-keepalive-timeout-seconds options))))
   "Make a link over BYTE-CHANNEL, which is connected, on LOOP, begin HTTP/2 in ROLE, and return the
-link. It shares http2's POOL with its owner's other links. Its account is part of ACCOUNT. After a
+link. It shares http2's POOL with its owner's other links. Its account is part of ACCOUNT, and
+OBSERVER is told of it. After a
 silence of KEEPALIVE-NS, unless that is 0, it asks the peer by a PING whether it is there, and after
 PATIENCE-NS more it gives the peer up. MAKE is called with LOOP, OPTIONS and OWNER and returns the
 link. If it is not known yet what the link speaks, DIALECT and HANDLER, the loop's, are what it has
 until then: SPEAK-HTTP2 follows, if anything."
   (let ((link (funcall make loop options owner)))
-    (setf (link-keepalive-ns link) keepalive-ns
+    (setf (link-observer link) observer
+          (link-keepalive-ns link) keepalive-ns
           (link-patience-ns link) patience-ns
           (link-dialect link) dialect
           (link-socket link) (loop:make-connection
@@ -162,5 +164,5 @@ until then: SPEAK-HTTP2 follows, if anything."
     (if dialect
         (measure-link link)
         (speak-http2 link role sink pool))
-    (observe connection-begun (link-observer owner) (link-peer link))
+    (observe connection-begun observer (link-peer link))
     link))

@@ -17,9 +17,6 @@
   ;; nil if it goes to the call's stream and nowhere else
   (sender nil :type (or null function)))
 
-(defmethod link-observer ((owner endpoint))
-  (endpoint-observer owner))
-
 (defstruct (wire-call (:include call) (:constructor nil) (:copier nil))
   "A call on a stream of HTTP/2, at either end."
   (endpoint nil :type endpoint)         ; what it shares with others
@@ -101,24 +98,26 @@ count it and tell the observer, if CALL has one."
         (values 0 0 (wire-call-born-ns call)))))
 
 (define-hot (mark-call :inline t) ((call wire-call) (mark mark)) null
-  "CALL has come to MARK in this turn. On its loop."
+  "CALL has come to MARK, a moment, in this turn; or MARK is a flag, and true of CALL from now on.
+On its loop; a flag also before the loop begins CALL."
   (setf (wire-call-marks call)
-        (add-mark (wire-call-marks call) mark
-                  (- (loop:event-loop-now (wire-call-loop call)) (wire-call-born-ns call))))
+        (if (typep mark 'flag)
+            (logior (wire-call-marks call) (flag-bit mark))
+            (add-moment (wire-call-marks call) mark
+                        (- (loop:event-loop-now (wire-call-loop call)) (wire-call-born-ns call)))))
   nil)
 
-(define-hot (wire-call-headers-sent :inline t) ((call wire-call)) boolean
-  "True once our headers of CALL went out. On its loop."
-  (marked-p (wire-call-marks call) +headers+))
+(define-hot (marked-p :inline t) ((call wire-call) (mark mark)) boolean
+  "True if CALL has come to MARK, or MARK is a flag that is true of it."
+  (logtest (wire-call-marks call) (mark-bits mark)))
 
-(define-hot (wire-call-send-closed :inline t) ((call wire-call)) boolean
-  "True once our side of CALL has sent its last message. On its loop."
-  (logtest +closed+ (wire-call-marks call)))
+(defun mark-ns (call moment)
+  "The nanoseconds from the beginning of CALL to MOMENT, or nil if that has not come."
+  (moment-ns (wire-call-marks call) moment))
 
-(define-hot (close-sending :inline t) ((call wire-call)) null
-  "Note that our side of CALL sends no more. On its loop, or before the loop begins it."
-  (setf (wire-call-marks call) (logior +closed+ (wire-call-marks call)))
-  nil)
+(defun reset-marks (call)
+  "CALL, whose attempts so far have come to nothing, is as if no moment had come."
+  (setf (wire-call-marks call) (without-moments (wire-call-marks call))))
 
 (define-hot wire-now ((call wire-call)) nanoseconds
   "The operation NOW."

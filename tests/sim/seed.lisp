@@ -48,7 +48,7 @@ arguments."
   (let ((story (call-with-mutant 'server::drain-link
                                  (lambda (drain link)
                                    (declare (ignore drain))
-                                   (wire:abandon-link link :unavailable "going"))
+                                   (wire:close-link link "going" :status :unavailable))
                                  (lambda () (story-of 300)))))
     (is (search "no fault explains" story))))
 

@@ -26,7 +26,7 @@
   "The RETRIES of CALL, made now if there are none."
   (or (call-retries call)
       (let ((policy (find-policy-of call))
-            (stream (wire-call-stream call)))
+            (stream (client-call-stream call)))
         (setf (client-parts-retries (ensure-client-parts call))
               (make-client-retries policy
                                    (if policy (policy-limit policy (wire-call-options call)) 1)
@@ -99,8 +99,8 @@ it fail, or if it cannot have its headers."
 
 (define-hot (go-on-with :inline t) ((call client-call) (link link) (stream http2:stream)) null
   "CALL goes on with the attempt on STREAM of LINK."
-  (setf (wire-call-link call) link
-        (wire-call-stream call) stream)
+  (setf (client-call-link call) link
+        (client-call-stream call) stream)
   nil)
 
 (define-hot (new-attempt :inline t) ((call client-call) (stream http2:stream)) attempt
@@ -113,16 +113,16 @@ it fail, or if it cannot have its headers."
                  (attempt-began-ns attempt) (core-now (client-call-core call)))
            (calling:add-attempt retries attempt))
           (t (setf (attempt-number attempt) 0
-                   (attempt-began-ns attempt) (wire:wire-call-born-ns call))))
+                   (attempt-began-ns attempt) (client-call-born-ns call))))
     attempt))
 
 (define-hot begin-attempt ((call client-call) (link link) (stream http2:stream) request) null
   "An attempt of CALL begins on STREAM of LINK: it sends its headers and its only REQUEST, or if
 that is nil what CALL has sent before, and what has waited for a stream."
-  (let ((own (null (wire-call-stream call)))
+  (let ((own (null (client-call-stream call)))
         (core (client-call-core call))
         (attempt (new-attempt call stream)))
-    (when own (setf (wire-call-link call) link))
+    (when own (setf (client-call-link call) link))
     (wire:begin-on-link link)
     (tell-attempt-begun call link stream)
     (when request (setf (client-call-request call) request))
@@ -143,14 +143,14 @@ that is nil what CALL has sent before, and what has waited for a stream."
   "Send the headers of ATTEMPT and what its call has to send; OWN if the call goes on with it."
   (let ((call (the client-call (attempt-call attempt)))
         (stream (attempt-stream attempt)))
-    (when own (wire:mark-call call wire:+headers+))
+    (when own (wire:mark-call call :headers))
     (write-head call stream (attempt-number attempt) (attempt-metadata attempt))
-    (when own (rpc:observe headers-sent (wire:call-observer call) call))
+    (when own (rpc:observe headers-sent (core-observer (client-call-core call)) call))
     (cond ((null (client-call-request call))
            (write-replay call stream)
            (cond ((call-status call))   ; there was no memory for it
                  (own (write-outbox call))
-                 ((wire-call-send-closed call) (end-side stream))))
+                 ((wire:marked-p call :closed) (end-side stream))))
           (own (write-request call))
           (t (write-again call stream (encoded-request call) t))))
   nil)
@@ -187,7 +187,7 @@ stream; nothing has been sent on it."
 without a stream if that is nil."
   (rpc:note-failed-attempt call number (and link (wire:link-peer link))
                            (client-failure-status failure) (client-failure-message failure)
-                           (ns-seconds (since call (wire:wire-call-born-ns call)))))
+                           (ns-seconds (since call (client-call-born-ns call)))))
 
 (defun follow-failure (call attempt number link failure)
   "ATTEMPT of CALL, which runs, on LINK, or both nil of one without a stream, has failed with
@@ -212,11 +212,11 @@ it."
          (retries (ensure-retries call)))
     (setf (attempt-cause attempt) failure)
     (calling:forget-attempt retries attempt)
-    (when (eq (attempt-stream attempt) (wire-call-stream call))
+    (when (eq (attempt-stream attempt) (client-call-stream call))
       (let ((other (first (client-retries-running retries))))
         (if other
             (go-on-with call (stream-link (attempt-stream other)) (attempt-stream other))
-            (setf (wire-call-stream call) nil))))
+            (setf (client-call-stream call) nil))))
     (reset-attempt attempt)
     (unless (call-status call) (follow-failure call attempt number link failure))))
 
@@ -227,7 +227,7 @@ it."
       (let* ((retries (call-retries call))
              (began-ns (if retries
                            (client-retries-since-ns retries)
-                           (wire:wire-call-born-ns call))))
+                           (client-call-born-ns call))))
         (tell-lost-attempt call (client-failure-status failure) began-ns)
         (follow-failure call nil (calling:take-number (ensure-retries call)) nil failure))))
 
@@ -236,7 +236,7 @@ it."
 (defun carry-out (call decision argument)
   "Do for CALL, which runs, what DECISION of calling/retry.lisp with ARGUMENT says."
   (unless (client-retries-awaited (call-retries call)) (cancel-retry call))
-  (unless (or (eq :fail decision) (wire-call-stream call)) (begin-anew call))
+  (unless (or (eq :fail decision) (client-call-stream call)) (begin-anew call))
   (ecase decision
     ((nil))
     (:await (await-attempt call argument))
@@ -247,8 +247,8 @@ it."
 
 (defun begin-anew (call)
   "CALL, which has no stream, is as if it had had none."
-  (setf (client-parts-wait (ensure-client-parts call)) nil
-        (client-call-marks call) (wire:unmarked (client-call-marks call))))
+  (setf (client-parts-wait (ensure-client-parts call)) nil)
+  (wire:reset-marks call))
 
 (defun submit-again (call)
   (unless (call-status call)
@@ -291,7 +291,7 @@ it."
   "The answer to ATTEMPT of CALL, which has RETRIES, begins: CALL goes on with it alone."
   (let ((stream (attempt-stream attempt)))
     (tell-overtaken call attempt)
-    (unless (eq stream (wire-call-stream call))
+    (unless (eq stream (client-call-stream call))
       (trace-event :call :attempt-committed :method (rpc:call-path call)
                    :peer (wire:link-peer (stream-link stream)) :stream (http2:stream-id stream)))
     (go-on-with call (stream-link stream) stream)
@@ -343,10 +343,10 @@ nobody waits for it."
 for no call."
   (let* ((attempt (http2:stream-user stream))
          (call (and attempt (attempt-call attempt)))
-         (own (and call (eq stream (wire-call-stream call)))))
+         (own (and call (eq stream (client-call-stream call)))))
     (when call
       (when own
-        (setf (wire-call-stream call) nil)
+        (setf (client-call-stream call) nil)
         (wire:release-call call))
       (when (call-retries call) (calling:forget-attempt (call-retries call) attempt))
       (let ((cause (attempt-cause attempt)))

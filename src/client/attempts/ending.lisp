@@ -10,7 +10,7 @@
 
 (define-hot client-observer ((call client-call)) (or null rpc:observer)
   "The operation OBSERVER: that of CALL's channel, or nil."
-  (let ((observer (wire:call-observer call)))
+  (let ((observer (core-observer (client-call-core call))))
     (and observer (not (internal-call-p call)) observer)))
 
 (define-hot since ((call client-call) (ns nanoseconds)) nanoseconds
@@ -19,7 +19,7 @@
 
 (define-hot client-elapsed-ns ((call client-call)) nanoseconds
   "The operation ELAPSED-NS."
-  (since call (wire:wire-call-born-ns call)))
+  (since call (client-call-born-ns call)))
 
 (defun client-repeats (call)
   "The operation REPEATS."
@@ -77,7 +77,7 @@
 (defun drop-replay (call)
   "Forget what is kept of what CALL has sent. The collector frees the octets, since some may be
 queued still."
-  (let ((replay (wire:call-replay call)))
+  (let ((replay (call-replay call)))
     (when replay
       (release-replay replay)
       (setf (client-parts-replay (ensure-client-parts call)) nil))))
@@ -103,12 +103,12 @@ servers are not known there are none (gRFC A66)."
         (retries (call-retries call)))
     (when (or (resolved-p core) (eq :transient-failure (core-state core)))
       (cond ((null retries)
-             (unless (wire-call-stream call)
-               (tell-lost-attempt call status (wire:wire-call-born-ns call))))
+             (unless (client-call-stream call)
+               (tell-lost-attempt call status (client-call-born-ns call))))
             (t
              (dolist (number (client-retries-pending retries))
                (declare (ignore number))
-               (tell-lost-attempt call (if (wire-call-stream call) :cancelled status)
+               (tell-lost-attempt call (if (client-call-stream call) :cancelled status)
                                   (client-retries-since-ns retries))))))))
 
 (defun end-client-call (call status message &rest how &key details (ended-by :peer) cause (sent t))
@@ -129,9 +129,9 @@ deadline is that of the deadline, and what was said of it its cause."
     (unless (internal-call-p call)
       (note-call-ended (client-call-core call) status)
       (loop:leave-call (wire-call-loop call) (unattended-p call)))
-    (when (zerop (wire:wire-call-born-ns call)) ; it never began
-      (setf (wire:wire-call-born-ns call) (loop:event-loop-now (wire-call-loop call))))
-    (wire:mark-call call wire:+end+)
+    (when (zerop (client-call-born-ns call)) ; it never began
+      (setf (client-call-born-ns call) (loop:event-loop-now (wire-call-loop call))))
+    (wire:mark-call call :end)
     (stop-waiting call)
     (leave-places call)
     (when (and (eq :ok status) (core-throttle (client-call-core call)))
@@ -142,9 +142,9 @@ deadline is that of the deadline, and what was said of it its cause."
                (compare-and-swap (client-call-completions call) '() :done)) ; true if there are any
       (loop:run-completions call))
     (when (call-retries call) (end-attempts call))
-    (when (wire:call-replay call) (drop-replay call))
-    (when (wire-call-stream call) (reset-attempt (http2:stream-user (wire-call-stream call))))
-    (when (rpc:callbacks-p call) (wire:wire-schedule call))))
+    (when (call-replay call) (drop-replay call))
+    (when (client-call-stream call) (reset-attempt (http2:stream-user (client-call-stream call))))
+    (when (rpc:callbacks-p call) (operate schedule call))))
 
 (defun end-client-call-as (call name &rest how)
   "As END-CLIENT-CALL, with the status and the text of the verdict NAME."
@@ -154,7 +154,7 @@ deadline is that of the deadline, and what was said of it its cause."
 (defun client-abort (call status text ended-by)
   "The operation ABORT."
   (end-client-call call status text :ended-by ended-by
-                                    :sent (and (or (wire-call-stream call)
+                                    :sent (and (or (client-call-stream call)
                                                    (rpc:failed-attempts call))
                                                t)))
 

@@ -9,7 +9,7 @@
   "Have CALL, which has not begun, compress with ENCODING if some server of its channel may accept
 that."
   (unless (member encoding (core-refused (client-call-core call)))
-    (setf (wire:compression-outgoing (wire:ensure-compression call)) encoding)))
+    (setf (wire:outgoing-encoding call) encoding)))
 
 (defun client-change-encoding (call name)
   "The operation CHANGE-ENCODING."
@@ -39,32 +39,31 @@ that."
         (review-refused (subchannel-core owner))))))
 
 (defun response-encoding (list)
-  "The encoding of the response that begins with the header LIST, nil or :unknown; and its field."
+  "The encoding of the response that begins with the header LIST, nil or :unknown; and what to say
+of that."
   (let ((field (hpack:find-field list "grpc-encoding")))
-    (values (and field (wire:parse-encoding (hpack:field-value field))) field)))
+    (if field (wire:parse-encoding (hpack:field-value field)) nil)))
 
 (defun encoding-problem (list)
   "Nil if we can read the encoding that the header LIST says, else (status text)."
-  (multiple-value-bind (encoding field) (response-encoding list)
-    (when (eq :unknown encoding)
-      (list :internal (wire:unknown-encoding-text (hpack:field-value field))))))
+  (multiple-value-bind (encoding text) (response-encoding list)
+    (when (eq :unknown encoding) (list :internal text))))
 
 (defun note-encodings (call list)
   "Note what the header LIST of CALL's good response says of compression. Return true if its
 messages may be compressed."
-  (note-accepted-encodings (wire-call-link call) list)
+  (note-accepted-encodings (client-call-link call) list)
   (let ((encoding (response-encoding list)))
     (when encoding
-      (setf (wire:compression-incoming (wire:ensure-compression call)) encoding)
+      (setf (wire:incoming-encoding call) encoding)
       t)))
 
 ;;; As the peer of a stream can read it
 
 (defun reads-compressed-p (stream call)
   "True if the peer of STREAM can read what CALL compresses, as far as is known."
-  (let* ((compression (wire:compression-of call))
-         (encoding (and compression (wire:compression-outgoing compression)))
-         (accepted (client-link-accepted (stream-link stream))))
+  (let ((encoding (wire:outgoing-encoding call))
+        (accepted (client-link-accepted (stream-link stream))))
     (or (null encoding)
         (eq :unknown accepted)
         (and (member encoding accepted) t))))
@@ -73,9 +72,6 @@ messages may be compressed."
     (or null octets wire:parcel)
   "ENCODED, of ENCODE-MESSAGE for CALL, as the peer of STREAM can read it; nil if CALL has ended
 since there is no memory for that."
-  (if (and (wire:compression-of call)
-           (typep encoded 'wire:parcel)
-           (wire:parcel-plain encoded)
-           (not (reads-compressed-p stream call)))
-      (wire:uncompressed call encoded)
-      encoded))
+  (if (or (null (wire:outgoing-encoding call)) (reads-compressed-p stream call))
+      encoded
+      (wire:uncompressed call encoded)))

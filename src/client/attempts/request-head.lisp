@@ -45,14 +45,12 @@ METADATA, an alist."
                         (core-authority (client-call-core call)) :index)
     (when (plusp (call-deadline call))
       (hpack:encode-literal encoder buffer **grpc-timeout**
-                            (status:encode-timeout (- (call-deadline call) (wire:wire-now call)))
+                            (status:encode-timeout (- (call-deadline call) (operate now call)))
                             :plain))
     (hpack:encode-field encoder buffer **te-trailers** :index)
     (hpack:encode-field encoder buffer **content-type** :index)
     (hpack:encode-field encoder buffer **user-agent** :index)
-    (hpack:encode-field encoder buffer (wire:accepted-encodings-field) :index)
-    (when (and (wire:compression-of call) (reads-compressed-p stream call))
-      (wire:encode-encodings call encoder buffer))
+    (wire:encode-encodings call encoder buffer (reads-compressed-p stream call))
     (when (plusp number)
       (hpack:encode-field encoder buffer (attempts-field number) :index))
     (when metadata (wire:encode-metadata metadata encoder buffer))
@@ -63,12 +61,10 @@ METADATA, an alist."
 is at most, as RFC 9113 section 6.5.2 counts."
   (+ (loop for field in (list **post** **https** **te-trailers** **content-type** **user-agent**
                               (method-path-field (call-rpc-method call))
-                              (core-authority (client-call-core call))
-                              (wire:accepted-encodings-field))
+                              (core-authority (client-call-core call)))
            sum (hpack:field-size field))
-     ;; grpc-encoding and grpc-timeout
-     (if (wire:compression-of call) 52 0)
-     (if (plusp (call-deadline call)) 53 0)
+     (wire:encodings-octets call)
+     (if (plusp (call-deadline call)) 53 0) ; grpc-timeout
      (if (plusp number) (hpack:field-size (attempts-field number)) 0)
      (wire:metadata-octets metadata)))
 
@@ -78,7 +74,7 @@ is at most, as RFC 9113 section 6.5.2 counts."
 (defun large-headers (call link number metadata)
   "How the attempt of CALL on LINK that NUMBER others came before, with METADATA, fails, if LINK's
 server does not take as large a header list; else nil."
-  (let ((limit (http2:connection-peer-max-header-list (wire:link-http2 link)))
+  (let ((limit (http2:connection-peer-max-header-list (client-link-http2 link)))
         (size (request-list-octets call number metadata)))
     (when (> size limit)
       (make-client-failure :resource-exhausted
@@ -90,7 +86,7 @@ server does not take as large a header list; else nil."
     (or null client-failure)
   "How the attempt of CALL on LINK that NUMBER others came before, with METADATA, fails, if it
 cannot have its headers; else nil."
-  (and (or (< (http2:connection-peer-max-header-list (wire:link-http2 link)) +constant-octets+)
+  (and (or (< (http2:connection-peer-max-header-list (client-link-http2 link)) +constant-octets+)
            metadata)
        (large-headers call link number metadata)))
 

@@ -21,7 +21,7 @@
 (defun other-attempts (call)
   "The attempts of CALL that are under way beside the one that it goes on with, so far."
   (let ((retries (call-retries call)))
-    (and retries (remove (wire-call-stream call) (client-retries-running retries)
+    (and retries (remove (client-call-stream call) (client-retries-running retries)
                          :key #'attempt-stream))))
 
 ;;; What is kept
@@ -37,7 +37,7 @@ whatever it was told before."
 (defun keep-for-replay (call encoded)
   "Keep ENCODED, which CALL sends, and return true. If there is no room for it, or nothing is kept
 of CALL, keep nothing of CALL any more and return false."
-  (let ((replay (wire:call-replay call)))
+  (let ((replay (call-replay call)))
     (or (and replay
              (keep-message replay encoded (wire:encoded-length encoded)
                            (options-total-replay-octets (wire-call-options call))))
@@ -45,11 +45,11 @@ of CALL, keep nothing of CALL any more and return false."
 
 (defun repeatable-p (call)
   "True if all that CALL has sent can be sent again."
-  (let ((outlet (wire:call-wire-outlet call)))
+  (let ((outlet (call-client-outlet call)))
     (or (and (client-call-request call) t)
         (null outlet)
-        (zerop (wire:wire-outlet-spoken outlet))
-        (and (wire:call-replay call) t))))
+        (zerop (client-outlet-spoken outlet))
+        (and (call-replay call) t))))
 
 (defun encoded-request (call)
   "The only request of CALL, encoded from now on."
@@ -62,15 +62,15 @@ of CALL, keep nothing of CALL any more and return false."
   "Have the only request of CALL, or what it sends, be kept for further attempts. Return true if all
 of it is."
   (cond ((not (repeatable-p call)) nil)
-        ((or (null (client-call-request call)) (wire:call-replay call)) t)
+        ((or (null (client-call-request call)) (call-replay call)) t)
         (t (begin-replay call (options-replay-octets (wire-call-options call)))
            (keep-for-replay call (encoded-request call)))))
 
 (define-hot forget-request ((call client-call)) null
   "The response to CALL begins: what it has sent will not be needed again."
-  (when (wire:call-replay call) (drop-replay call))
+  (when (call-replay call) (drop-replay call))
   (let ((request (shiftf (client-call-request call) nil))
-        (stream (wire-call-stream call)))
+        (stream (client-call-stream call)))
     (when (and (typep request 'wire:parcel)
                stream
                (null (call-retries call)) ; no other attempt had it
@@ -80,20 +80,17 @@ of it is."
 
 ;;; Sending
 
-(define-hot write-kept ((stream http2:stream) encoded (last boolean)) null
+(define-hot write-kept ((stream http2:stream) (encoded (or octets wire:parcel)) (last boolean)) null
   "Send ENCODED, of ENCODE-MESSAGE, on STREAM; it stays the call's and is not given to the store."
-  (etypecase encoded
-    (octets (http2:send-data stream encoded 0 (length encoded) last))
-    (wire:parcel (http2:send-data stream (wire:parcel-octets encoded) 0 (wire:parcel-end encoded)
-                                  last)))
+  (http2:send-data stream (wire:encoded-octets encoded) 0 (wire:encoded-length encoded) last)
   nil)
 
 (defun write-first (call encoded last)
   "Send ENCODED, of ENCODE-MESSAGE, on the stream that CALL goes on with."
-  (let* ((stream (wire-call-stream call))
+  (let* ((stream (client-call-stream call))
          (fitting (fitting call stream encoded)))
     (when fitting
-      (wire:note-first-sent call fitting)
+      (wire:note-sent call fitting)
       (write-kept stream fitting last))))
 
 (defun write-again (call stream encoded last)
@@ -101,7 +98,7 @@ of it is."
 that CALL goes on with."
   (let ((fitting (fitting call stream encoded)))
     (when fitting
-      (wire:note-sent call stream fitting)
+      (wire:note-sent call fitting stream)
       (write-kept stream fitting last))))
 
 (define-hot write-request ((call client-call)) null
@@ -114,7 +111,7 @@ that CALL goes on with."
 
 (defun write-replay (call stream)
   "Send on STREAM the messages that CALL has sent so far."
-  (let ((replay (wire:call-replay call)))
+  (let ((replay (call-replay call)))
     (when replay
       (loop for kept in (reverse (replay-messages replay))
             until (call-status call)    ; there was no memory for one
@@ -125,7 +122,7 @@ that CALL goes on with."
   (let ((retries (call-retries call)))
     (when retries
       (mapc #'reset-attempt
-            (calling:commit retries (http2:stream-user (wire-call-stream call)))))))
+            (calling:commit retries (http2:stream-user (client-call-stream call)))))))
 
 (defun write-on-attempts (call encoded last)
   "Send ENCODED, of ENCODE-MESSAGE, on all streams of CALL, and keep it if CALL's messages are."
@@ -135,13 +132,13 @@ that CALL goes on with."
                until (call-status call)
                do (write-again call (attempt-stream attempt) encoded last)))
         (t (keep-to-one call)
-           (let ((fitting (fitting call (wire-call-stream call) encoded)))
+           (let ((fitting (fitting call (client-call-stream call) encoded)))
              (when fitting (wire:write-encoded call fitting last))))))
 
 (defun send-on-attempts (call encoded)
   "Send ENCODED, of ENCODE-MESSAGE, on all streams of CALL, or keep it until there is one."
-  (cond ((wire-call-stream call) (write-on-attempts call encoded nil))
-        (t (let ((outlet (wire:ensure-wire-outlet call)))
+  (cond ((client-call-stream call) (write-on-attempts call encoded nil))
+        (t (let ((outlet (ensure-client-outlet call)))
              (incf (client-outlet-outbox-octets outlet) (wire:encoded-length encoded))
              (push encoded (client-outlet-outbox outlet))))))
 
@@ -150,7 +147,7 @@ that CALL goes on with."
 the longest message that waits in CALL's outbox, 0 if none does."
   (flet ((length-of (encoded) (- (wire:encoded-length encoded) wire:+prefix-octets+)))
     (typecase request
-      (null (let ((outlet (wire:call-wire-outlet call)))
+      (null (let ((outlet (call-client-outlet call)))
               (loop for encoded in (and outlet (client-outlet-outbox outlet))
                     maximize (length-of encoded))))
       ((or octets wire:parcel) (length-of request))
@@ -164,29 +161,29 @@ the longest message that waits in CALL's outbox, 0 if none does."
 
 (defun write-half-close (call)
   "End our side of CALL, on all of its streams."
-  (rpc:observe half-closed (wire:call-observer call) call)
-  (end-side (wire-call-stream call))
+  (rpc:observe half-closed (core-observer (client-call-core call)) call)
+  (end-side (client-call-stream call))
   (dolist (attempt (other-attempts call)) (end-side (attempt-stream attempt))))
 
 (defun write-outbox (call)
   "Send what has waited for CALL's stream, and the half-close if that waits too."
-  (let* ((outlet (wire:call-wire-outlet call))
+  (let* ((outlet (call-client-outlet call))
          (waiting (and outlet (nreverse (shiftf (client-outlet-outbox outlet) '())))))
     (when waiting (setf (client-outlet-outbox-octets outlet) 0))
     (loop for (encoded . more) on waiting
           until (call-status call)
-          do (write-on-attempts call encoded (and (wire-call-send-closed call) (null more))))
-    (when (and (wire-call-send-closed call) (not (call-status call)))
+          do (write-on-attempts call encoded (and (wire:marked-p call :closed) (null more))))
+    (when (and (wire:marked-p call :closed) (not (call-status call)))
       (if waiting
-          (rpc:observe half-closed (wire:call-observer call) call)
+          (rpc:observe half-closed (core-observer (client-call-core call)) call)
           (write-half-close call)))
     (wire:tell-writable call)))
 
 (defun client-close-send (call)
   "The operation CLOSE-SEND. From any thread."
-  (setf (client-outlet-over (wire:ensure-wire-outlet call)) t)
+  (setf (client-outlet-over (ensure-client-outlet call)) t)
   (wire:post-in-turn call 0
                      (lambda ()
-                       (unless (or (call-status call) (wire-call-send-closed call))
-                         (wire:close-sending call)
-                         (when (wire-call-stream call) (write-half-close call))))))
+                       (unless (or (call-status call) (wire:marked-p call :closed))
+                         (wire:mark-call call :closed)
+                         (when (client-call-stream call) (write-half-close call))))))

@@ -27,9 +27,9 @@ that is not nil."
   (let ((call (committed-call stream)))
     (when (and call (not (call-status call)))
       (forget-request call)
-      (wire:mark-call call wire:+answer+)
+      (wire:mark-call call :answer)
       (setf (call-fields call) (or memo (response-fields call list)))
-      (rpc:observe headers-received (wire:call-observer call) call)
+      (rpc:observe headers-received (core-observer (client-call-core call)) call)
       (if (or memo (wire:sound-metadata-p (call-fields call)))
           (notify call)
           (client-abort call :internal **unsound-metadata** :peer)))))
@@ -52,7 +52,7 @@ that is not nil."
   "What STREAM brings, LIST, is not a response: that is STATUS and TEXT."
   (let ((call (tried-call stream)))
     (when call
-      (rpc:observe headers-received (wire:call-observer call) call)
+      (rpc:observe headers-received (core-observer (client-call-core call)) call)
       (fail-stream stream (make-client-failure status text :how '(:ended-by :peer)
                                                     :pushback (list-pushback list))))))
 
@@ -60,7 +60,7 @@ that is not nil."
   "All that STREAM brings is LIST: trailers."
   (let ((call (tried-call stream)))
     (when call
-      (rpc:observe headers-received (wire:call-observer call) call)
+      (rpc:observe headers-received (core-observer (client-call-core call)) call)
       (let ((failure (if (eq :ok (hpack:field-list-memo list)) nil (trailers-failure list))))
         (cond (failure
                (note-accepted-encodings (stream-link stream) list)
@@ -71,7 +71,7 @@ that is not nil."
 
 (defun response-fields (call list)
   "The metadata of the good response that begins with LIST."
-  (let* ((link (wire-call-link call))
+  (let* ((link (client-call-link call))
          (fields (wire:list-custom-fields list (client-link-last-fields link))))
     (unless (eq fields (client-link-last-fields link)) (wire:keep-fields link fields))
     (unless (or (note-encodings call list) (not (wire:sound-metadata-p fields)))
@@ -149,7 +149,7 @@ more than :ok."
 
 (defun read-trailers (call list)
   (multiple-value-bind (failure fields) (trailers-failure list)
-    (note-accepted-encodings (wire-call-link call) list)
+    (note-accepted-encodings (client-call-link call) list)
     (cond (failure (fail-late call failure))
           (t (when (plusp (length fields))
                (setf (rpc:ending-trailer-fields (rpc:ensure-ending call)) fields))
@@ -201,8 +201,8 @@ should be."
   (let ((call (tried-call stream)))
     (when call
       (let ((failure (reset-failure (stream-link stream) error-code source)))
-        (cond ((and (eq stream (wire-call-stream call))
-                    (wire:marked-p (client-call-marks call) wire:+answer+))
+        (cond ((and (eq stream (client-call-stream call))
+                    (wire:marked-p call :answer))
                (fail-late call failure))
               (t (fail-stream stream failure)))))))
 
@@ -210,7 +210,7 @@ should be."
   "How what a stream of LINK was for fails when it ends with ERROR-CODE because of SOURCE, as the
 sink's on-reset has them."
   (let ((cause (format nil "~A from ~(~A~)" (http2:error-code-name error-code) source))
-        (text (http2:connection-error-text (wire:link-http2 link)))
+        (text (http2:connection-error-text (client-link-http2 link)))
         (refused (= error-code http2:+refused-stream+)))
     (flet ((failure (status message ended-by cause &key (sent t) (reach :handler))
              (make-client-failure status message :reach reach
@@ -279,12 +279,11 @@ sink's on-reset has them."
     (when call (wire:tell-writable call))))
 
 (define-load-time-global **client-sink**
-    (http2:make-sink :on-output #'wire:link-output :on-headers #'client-headers
-                     :on-data #'client-data :on-trailers #'client-trailers
-                     :on-reset #'client-reset :on-writable #'client-writable
-                     :on-stream-closed #'client-stream-closed :on-goaway #'client-goaway
-                     :on-settings #'client-settings
-                     :on-close #'wire:link-http2-closed))
+    (wire:link-sink :on-headers #'client-headers
+                    :on-data #'client-data :on-trailers #'client-trailers
+                    :on-reset #'client-reset :on-writable #'client-writable
+                    :on-stream-closed #'client-stream-closed :on-goaway #'client-goaway
+                    :on-settings #'client-settings))
 
 (defun new-core (&rest arguments)
   "As MAKE-CORE, with what its links and subchannels tell, and where its calls send."

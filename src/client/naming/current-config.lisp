@@ -49,7 +49,7 @@ another now."
          (timeout-ns (and config (config:method-config-timeout-ns config))))
     (and timeout-ns
          (wire:shorten-deadline call (status:deadline-in timeout-ns
-                                                         (wire:wire-call-born-ns call))))))
+                                                         (client-call-born-ns call))))))
 
 (defun call-limits (call)
   "How long requests of CALL may be, and responses: what both the user and the service config allow,

@@ -99,7 +99,7 @@ if none does, the FAILURE that the last one's says."
   "CALL, which SUBCHANNEL was picked for, is not made there, or has ended. If it is the one by which
 the breaker tries the server, and has no stream, the next call is that; the end of a stream is told
 to the breaker by itself."
-  (when (and (subchannel-breaker subchannel) (null (wire-call-stream call)))
+  (when (and (subchannel-breaker subchannel) (null (client-call-stream call)))
     (forget-trial (subchannel-breaker subchannel) call)))
 
 (defun admit (core admitted picker call)

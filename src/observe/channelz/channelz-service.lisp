@@ -84,7 +84,8 @@ calls, LAST-NS, when the last began, by the clock of LOOP, or 0, and MORE."
                          begun
                          (max 0 (- begun failed (client:subchannel-calls subchannel)))
                          failed
-                         (reduce #'max links :key #'wire:link-stream-ns :initial-value 0)
+                         (reduce #'max links :key (lambda (link) (particular link :stream-ns))
+                                                :initial-value 0)
                          :state (state-message (client:subchannel-state subchannel))
                          :target (client:server-text subchannel))
      :socket-ref (mapcar #'link-ref links))))
@@ -135,14 +136,18 @@ calls, LAST-NS, when the last began, by the clock of LOOP, or 0, and MORE."
                               for value = (funcall function link)
                               when value collect value))))))
 
+(defun link-loop (link) (particular link :loop))
+
+(defun link-number (link) (particular link :number))
+
 (defconstant +refs-at-once+ 100
   "So many references of sockets are asked of a loop at once. They take it 0.3 ms.")
 
 (defun link-refs (links)
   "The SocketRefs of LINKS, in the order of their numbers."
   (let ((refs '()))
-    (dolist (loop (remove-duplicates (mapcar #'wire:link-loop links)))
-      (let ((own (remove loop links :key #'wire:link-loop :test-not #'eq)))
+    (dolist (loop (remove-duplicates (mapcar #'link-loop links)))
+      (let ((own (remove loop links :key #'link-loop :test-not #'eq)))
         (loop while own
               do (let ((some (loop repeat +refs-at-once+ while own collect (pop own))))
                    (setf refs (nconc (ask loop (lambda () (mapcar #'link-ref some))) refs))))))
@@ -156,7 +161,7 @@ calls, LAST-NS, when the last began, by the clock of LOOP, or 0, and MORE."
                        (listener-message number listener)
                        (first (server-links server
                                             (lambda (link)
-                                              (and (= number (wire:link-number link))
+                                              (and (= number (link-number link))
                                                    (link-message link summary))))))))
                (servers)))
 
@@ -202,7 +207,7 @@ calls, LAST-NS, when the last began, by the clock of LOOP, or 0, and MORE."
          (start (need-start (v1:get-server-sockets-request-start-socket-id request)))
          (most (most-results (v1:get-server-sockets-request-max-results request) +socket-page+))
          (links (server-links server #'identity)))
-    (multiple-value-bind (links end) (page links start most #'wire:link-number)
+    (multiple-value-bind (links end) (page links start most #'link-number)
       (v1:make-get-server-sockets-response :socket-ref (link-refs links) :end end))))
 
 (defmethod methods:get-channel ((service channelz-service) request &key)
@@ -232,6 +237,6 @@ calls, LAST-NS, when the last began, by the clock of LOOP, or 0, and MORE."
                         (lambda ()
                           (find-in-channels
                            (lambda (core)
-                             (let ((link (find number (links core) :key #'wire:link-number)))
+                             (let ((link (find number (links core) :key #'link-number)))
                                (and link (link-message link summary))))))))
                  (unknown "socket" number)))))

@@ -36,13 +36,17 @@
 
 ;;; Security
 
+(defun particular (link name)
+  "What NAME is among the particulars of LINK. But for :NUMBER and :LOOP, on its loop."
+  (getf (wire:describe-link link) name))
+
 (defun security-message (link)
   "The Security of LINK; nil if it has no TLS, or no handshake is over. On its loop."
-  (let ((security (wire:link-security link)))
+  (let ((security (particular link :security)))
     (when security
       (let ((cipher (loop:security-cipher security))
             (own (loop:byte-channel-own-certificate
-                  (loop:connection-byte-channel (wire:link-socket link))))
+                  (loop:connection-byte-channel (particular link :socket))))
             (peer (loop:security-peer-certificate security)))
         (v1:make-security
          :tls (apply #'v1:make-security.tls
@@ -131,12 +135,12 @@
 ;;; Connections
 
 (defun local-text (link)
-  (loop:connection-local (wire:link-socket link)))
+  (loop:connection-local (particular link :socket)))
 
 (defun link-ref (link)
   "The SocketRef of LINK. On its loop."
-  (v1:make-socket-ref :socket-id (wire:link-number link)
-                      :name (format nil "~A -> ~A" (local-text link) (wire:link-peer link))))
+  (v1:make-socket-ref :socket-id (particular link :number)
+                      :name (format nil "~A -> ~A" (local-text link) (particular link :peer))))
 
 (defun stream-data (link http2)
   "What SocketData says of HTTP2, the core of LINK: a plist. On its loop."
@@ -151,36 +155,38 @@
              (stamps link (if (eq :client (http2:connection-role http2))
                               :last-local-stream-created-timestamp
                               :last-remote-stream-created-timestamp)
-                     (wire:link-stream-ns link))))))
+                     (particular link :stream-ns))))))
 
 (defun stamps (link &rest names-and-ns)
   "A plist of those NAMES-AND-NS, by the clock of LINK's loop, at which something has happened."
   (loop for (name ns) on names-and-ns by #'cddr
-        when (plusp ns) append (list name (stamp ns (wire:link-loop link)))))
+        when (plusp ns) append (list name (stamp ns (particular link :loop)))))
 
 (defun link-data (link)
   "The SocketData of LINK, without its options. One that speaks HTTP/1.1, or has yet to show what it
 speaks, has no streams. On its loop."
-  (multiple-value-bind (sent sent-ns received received-ns keepalives) (wire:link-traffic link)
-    (let ((http2 (wire:link-http2 link)))
-      (apply #'v1:make-socket-data
-             :messages-sent sent :messages-received received :keep-alives-sent keepalives
-             (append (when http2 (stream-data link http2))
-                     (stamps link :last-message-sent-timestamp sent-ns
-                                  :last-message-received-timestamp received-ns))))))
+  (destructuring-bind (&key http2 messages-sent sent-ns messages-received received-ns keepalives
+                       &allow-other-keys)
+      (wire:describe-link link)
+    (apply #'v1:make-socket-data
+           :messages-sent messages-sent :messages-received messages-received
+           :keep-alives-sent keepalives
+           (append (when http2 (stream-data link http2))
+                   (stamps link :last-message-sent-timestamp sent-ns
+                                :last-message-received-timestamp received-ns)))))
 
 (defun link-message (link summary)
   "The Socket that LINK is, without the kernel's options if SUMMARY is true. On its loop."
   (let ((data (link-data link))
         (descriptor (loop:byte-channel-descriptor
-                     (loop:connection-byte-channel (wire:link-socket link))))
+                     (loop:connection-byte-channel (particular link :socket))))
         (security (security-message link)))
     (unless (or summary (minusp descriptor) (loop:simulated-p))
       (setf (v1:socket-data-option data) (option-messages descriptor)))
     (apply #'v1:make-socket
            :ref (link-ref link) :data data
            (loop for (name value) in `((:local ,(address-message (local-text link)))
-                                       (:remote ,(address-message (wire:link-peer link)))
+                                       (:remote ,(address-message (particular link :peer)))
                                        (:security ,security))
                  when value append (list name value)))))
 

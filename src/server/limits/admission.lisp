@@ -250,9 +250,10 @@ second value lists the permits that were dismissed for it, each as (PERMIT . OPT
   "End the connection of PERMIT, which has been dismissed because of OPTION. On SERVER-LOOP's loop."
   (let ((link (permit-link permit)))
     (complain server-loop option (peer-entry-name (permit-entry permit)))
-    (loop:post (link-loop link)
+    (loop:post (server-link-loop link)
                (lambda ()
-                 (wire:expel-link link (format nil "others need the place (~(~A~))" option))))))
+                 (wire:close-link link (format nil "others need the place (~(~A~))" option)
+                                  :how :expel)))))
 
 (defun admit (server-loop byte-channel)
   "Count the new connection BYTE-CHANNEL, and return its permit; or return nil if the limits forbid

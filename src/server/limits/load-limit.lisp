@@ -67,7 +67,7 @@ is 1309."
 
 (define-hot answers-wait-p ((link server-link)) boolean
   "True if so many answers wait for LINK's peer to take them that no more of its calls may begin."
-  (let* ((http2 (wire:link-http2 link))
+  (let* ((http2 (server-link-http2 link))
          (waiting (+ (the index (server-link-coming link))
                      (if http2
                          (http2:counters-queued-octets (http2:connection-counters http2))
@@ -79,15 +79,8 @@ is 1309."
 (define-hot (output-waits-p :inline t) ((link server-link)) boolean
   "True if so much of LINK's output is unsent that no more of its calls may begin. Unsent output may
 be header blocks, which no window holds back. On the loop."
-  (let ((socket (the loop:connection (wire:link-socket link))))
+  (let ((socket (the loop:connection (server-link-socket link))))
     (< (loop:connection-max-unsent socket) (loop:connection-unsent socket))))
-
-(defun note-answering (link count)
-  "COUNT octets of an answer are posted to LINK's loop; if negative, they have arrived there."
-  (sb-ext:atomic-incf (server-link-coming link) count)
-  (if (minusp count)
-      (discharge-account (wire:link-account link) (- count))
-      (charge-account (wire:link-account link) count)))
 
 (defun ensure-share (link)
   "The share of the reserve that LINK has, made now if there is none. On its loop."

@@ -9,7 +9,7 @@
          (start wire:+prefix-octets+))
     (exchange:write-head (server:call-http-request call)
                          (web:heads-head (web:web-claim-heads (web:call-web-claim call))
-                                         (and compressed (web:outgoing-encoding call)))
+                                         (and compressed (wire:outgoing-encoding call)))
                          (web:answer-headers call headers)
                          (- (wire:encoded-length encoded) start))
     (web:write-encoded call encoded start t)))
@@ -29,7 +29,7 @@
   (multiple-value-bind (status text details headers) (web:call-end-in-head call)
     (let ((answer (shiftf (web:notes-answer (web:call-web-notes call)) nil)))
       (web:mark-headers call)
-      (web:note-served call)
+      (server:note-served call)
       (if (and answer (eq :ok status))
           (write-answer call answer headers)
           (write-error call (if (eq :ok status) :internal status) text details headers)))))
@@ -74,10 +74,10 @@
   "Deliver MESSAGE, octets of CALL that ENCODING has compressed."
   (multiple-value-bind (octets end text) ; or nil, a status and a text
       (wire:inflate-message encoding message
-                           (if (wire:wire-call-stream call)
+                           (if (server:over-http1-p call)
+                               (wire:receive-limit call)
                                (min (wire:receive-limit call)
-                                    (* +inflated-times+ (length message)))
-                               (wire:receive-limit call)))
+                                    (* +inflated-times+ (length message)))))
     (cond ((null octets) (rpc:operate abort call end text :local))
           (t (when (may-decode-p call end)
                (wire:deliver-alone call nil octets 0 end))

@@ -5,15 +5,14 @@
 (defun finish (call)
   "The FINISH of the style."
   (let* ((claim (web:call-web-claim call))
-         (stream (wire:wire-call-stream call))
          (answer (shiftf (web:notes-answer (web:call-web-notes call)) nil)))
     (when (or (web:mark-headers call) answer) ; the head of an only answer goes out with that
       (exchange:write-head (server:call-http-request call)
                            (web:heads-head (web:web-claim-heads claim)
-                                           (web:outgoing-encoding call))
+                                           (wire:outgoing-encoding call))
                            (web:answer-headers call '()) nil))
     (when answer (web:write-encoded call answer 0 nil))
-    (when stream (http2:send-trailers-later stream #'server:write-trailers))))
+    (server:write-trailers-later call)))
 
 (define-load-time-global **style**
     (web:complete-style

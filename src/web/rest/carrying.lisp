@@ -118,7 +118,7 @@ Signal REQUEST-ERROR if they are wrong."
         (dolist (part parts)
           (unless (rpc:call-status call)
             (wire:deliver-alone call nil body (car part) (cdr part))))
-        (wire:seal-arrivals (wire:wire-call-link call))))))
+        (wire:seal-arrivals call)))))
 
 ;;; Answers
 
@@ -209,7 +209,7 @@ is too long is 413, also if it is so only once it is decompressed."
   (let ((compressed (= 1 (aref (wire:encoded-octets encoded) 0))))
     (exchange:write-head (server:call-http-request call)
                          (web:heads-head (web:web-claim-heads (web:call-web-claim call))
-                                         (and compressed (web:outgoing-encoding call)))
+                                         (and compressed (wire:outgoing-encoding call)))
                          (web:answer-headers call headers)
                          (- (wire:encoded-length encoded) wire:+prefix-octets+))
     (web:write-encoded call encoded wire:+prefix-octets+ t)))
@@ -250,7 +250,7 @@ is too long is 413, also if it is so only once it is decompressed."
   (multiple-value-bind (status text details headers) (web:call-end-in-head call)
     (let ((answer (shiftf (web:notes-answer (web:call-web-notes call)) nil))
           (fresh (web:mark-headers call)))
-      (web:note-served call)
+      (server:note-served call)
       (cond ((not (rpc:answers-once-p call))
              (finish-stream call fresh status text details headers))
             ((and answer (eq :ok status)) (write-answer call answer headers))

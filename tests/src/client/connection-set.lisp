@@ -136,7 +136,7 @@ that share connections and have OPTIONS besides."
         (dolist (call calls) (speak call 1))
         (let ((link (first (links-of first))))
           (loop:post (channel-loop first)
-                     (lambda () (wire:link-due (wire::link-owner link) link :age)))
+                     (lambda () (wire:link-event (wire::link-owner link) link :age)))
           (is (= 2 (number-of (ask second (note 1)))))
           (is (= 4 (number-of (ask first (note 2)))))
           (is (not (member link (links-of first))))

@@ -107,7 +107,7 @@
              (ask channel (note 1))
              (os:socket-option (loop:byte-channel-descriptor
                                 (loop:connection-byte-channel
-                                 (wire:link-socket
+                                 (wire::link-socket
                                   (first (client::connection-set-links
                                           (connection-set-of (the-subchannel channel)))))))
                                os:+ipproto-tcp+ os:+tcp-user-timeout+))))

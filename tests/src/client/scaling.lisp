@@ -46,7 +46,7 @@
                    (http2 (http2:make-connection :client client::**client-sink**
                                                  (client::core-options core))))
                (setf (http2:connection-peer-max-streams http2) 0
-                     (wire:link-http2 link) http2)
+                     (wire::link-http2 link) http2)
                link)))
       (setf (client::connection-set-links (connection-set-of subchannel))
             (loop repeat count collect (full-link)))

@@ -262,7 +262,7 @@ well."
         (is (await-signal running))
         (loop:post (client::core-loop (client:subchannel-core subchannel))
                    (lambda ()
-                     (let ((http2 (wire:link-http2 (first (client::connection-set-links
+                     (let ((http2 (wire::link-http2 (first (client::connection-set-links
                                                            (connection-set-of subchannel))))))
                        (setf (http2::connection-highest-id http2) (- #x7FFFFFFF 4)))
                      (signal-it done)))

@@ -87,7 +87,7 @@ when the end comes."
 
 (defun streams-of (link)
   (let ((streams '()))
-    (http2:map-streams (lambda (stream) (push stream streams)) (wire:link-http2 link))
+    (http2:map-streams (lambda (stream) (push stream streams)) (wire::link-http2 link))
     streams))
 
 (test the-largest-user-gives-way

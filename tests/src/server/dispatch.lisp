@@ -283,7 +283,7 @@ that, however handlers run."
 gets a few frames, and has its rest in the next one."
   (with-server-loop (server-loop) (:ask #'double)
     (comes server-loop)
-    (let* ((socket (wire:link-socket (link-of memory:*end* server-loop)))
+    (let* ((socket (wire::link-socket (link-of memory:*end* server-loop)))
            (frame (dialogue:frames-octets (dialogue:make-peer) '((:priority 3 1))))
            (frames (apply #'concatenate 'octets (loop repeat 20 collect frame))))
       (flet ((taken (turn-ns)

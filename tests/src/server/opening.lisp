@@ -104,7 +104,7 @@ was accepted."
       (memory:passes 1)
       (memory:say memory:*world* memory:*end* (subseq dialogue:*preface* 0 3))
       (memory:silent)
-      (is (null (wire:link-http2 link)))
+      (is (null (wire::link-http2 link)))
       (memory:passes 1)
       (memory:say memory:*world* memory:*end* (subseq dialogue:*preface* 3))
       (is (eq :settings (first (first (memory:said)))))

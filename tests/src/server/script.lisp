@@ -51,7 +51,7 @@ forms, and OPTIONS, a form. Fails if anything but EVENTS is logged as an error."
   "The link of SERVER-LOOP whose peer's end is END."
   (find end (server::server-loop-links server-loop)
         :key (lambda (link) (loop:byte-channel-state
-                             (loop:connection-byte-channel (wire:link-socket link))))))
+                             (loop:connection-byte-channel (wire::link-socket link))))))
 
 (defun asks (id method &rest arguments)
   "The peer calls METHOD of the probe on stream ID, with a note of ARGUMENTS."

@@ -7,7 +7,7 @@
   "What goes out for a letter of SIZE zeros; COMPRESS as for SEND."
   (let ((encoded (wire:encode-message call (letter size) compress)))
     (if (typep encoded 'wire:parcel)
-        (subseq (wire:parcel-octets encoded) 0 (wire:parcel-end encoded))
+        (subseq (wire:encoded-octets encoded) 0 (wire:encoded-length encoded))
         encoded)))
 
 (test messages-that-are-compressed
@@ -18,7 +18,7 @@ only if it says so."
       (flet ((flag (size compress) (aref (encoded-octets call size compress) 0)))
         (is (= 0 (flag 1000 :auto)))
         (is (eq :identity (rpc:call-compression call)))
-        (setf (wire:compression-outgoing (wire:ensure-compression call))
+        (setf (wire:outgoing-encoding call)
               (wire:find-encoding :gzip))
         (is (eq :gzip (rpc:call-compression call)))
         (is (= 1 (flag 1000 :auto)))
@@ -32,9 +32,9 @@ only if it says so."
 error."
   (with-link (link)
     (let ((call (calls 1)) (octets nil))
-      (setf (wire:compression-outgoing (wire:ensure-compression call)) (wire:find-encoding :gzip)
+      (setf (wire:outgoing-encoding call) (wire:find-encoding :gzip)
             octets (encoded-octets call 3000 t)
-            (wire:compression-incoming (wire:ensure-compression call)) (wire:find-encoding :gzip))
+            (wire:incoming-encoding call) (wire:find-encoding :gzip))
       (brings 1 octets)
       (brings 1 (letter-octets 7))
       (is (< (wire::link-held link) 1000))
@@ -50,9 +50,9 @@ error."
   "Their length is bounded as that of others is."
   (with-link (link :options '(:max-receive-octets 1000))
     (let ((call (calls 1)) (octets nil))
-      (setf (wire:compression-outgoing (wire:ensure-compression call)) (wire:find-encoding :gzip)
+      (setf (wire:outgoing-encoding call) (wire:find-encoding :gzip)
             octets (encoded-octets call 100000 t)
-            (wire:compression-incoming (wire:ensure-compression call)) (wire:find-encoding :gzip))
+            (wire:incoming-encoding call) (wire:find-encoding :gzip))
       (is (< (length octets) 1000))
       (brings 1 octets)
       (signals status:resource-exhausted (rpc:receive call)))))

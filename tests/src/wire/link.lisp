@@ -27,7 +27,7 @@
 (test links-are-abandoned-with-their-calls
   (with-link (link)
     (let ((call (calls 1)))
-      (on-loop (lambda () (wire:abandon-link link :unavailable "over")))
+      (on-loop (lambda () (wire:close-link link "over" :status :unavailable)))
       (is (eq :unavailable (rpc:call-status call)))
       (memory:says '(:rst-stream 1 :cancel) '(:goaway 1 :no-error)))))
 
@@ -35,7 +35,7 @@
   "At once: what the peer does not take is not waited for."
   (with-link (link)
     (let ((call (calls 1)))
-      (on-loop (lambda () (wire:expel-link link "others need the place")))
+      (on-loop (lambda () (wire:close-link link "others need the place" :how :expel)))
       (is (eq :unavailable (rpc:call-status call)))
       (is (equal '(:goaway 1 :enhance-your-calm) (first (last (memory:said)))))
       (is-true (memory:end-closed memory:*end*))

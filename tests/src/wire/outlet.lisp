@@ -51,7 +51,7 @@ hears of the room."
       (dolist (size '(0 1 1000 70000))
         (let* ((encoded (wire:encode-message call (letter size) nil))
                (octets (if (typep encoded 'wire:parcel)
-                           (subseq (wire:parcel-octets encoded) 0 (wire:parcel-end encoded))
+                           (subseq (wire:encoded-octets encoded) 0 (wire:encoded-length encoded))
                            encoded)))
           (is (equalp (letter-octets size) octets))
           (is (= (length octets) (wire:encoded-length encoded))))))))
@@ -65,7 +65,7 @@ the loop keeps for the next."
       (memory:said)
       (setf (memory:end-portion end) 50000)
       (on-loop (lambda () (rpc:send call (letter 3000000))))
-      (loop for buffer = (loop::connection-buffer (wire:link-socket link))
+      (loop for buffer = (loop::connection-buffer (wire::link-socket link))
             do (incf taken (length (memory:take-said end)))
             while buffer
             do (setf longest (max longest (length (buffer-octets buffer)))

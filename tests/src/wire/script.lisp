@@ -15,12 +15,9 @@
 
 (defvar *station* nil "The station of the test.")
 
-(defmethod wire:link-ended ((owner station) link)
-  (push (list :ended (wire::link-failure link)) (station-told owner)))
-
-(defmethod wire:link-due ((owner station) link event)
-  (declare (ignore link))
-  (push event (station-told owner)))
+(defmethod wire:link-event ((owner station) link event)
+  (push (if (eq :ended event) (list :ended (wire::link-failure link)) event)
+        (station-told owner)))
 
 (defun told ()
   "What the owner was told since the last look."
@@ -30,13 +27,13 @@
   "The operation ABORT."
   (when (rpc:end-call call status :message text :ended-by ended-by)
     (wire:stop-timers call)
-    (when (wire:wire-call-stream call)
-      (http2:reset-stream (wire:wire-call-stream call) http2:+cancel+))
-    (when (rpc:callbacks-p call) (wire:wire-schedule call))))
+    (when (wire::wire-call-stream call)
+      (http2:reset-stream (wire::wire-call-stream call) http2:+cancel+))
+    (when (rpc:callbacks-p call) (rpc:operate schedule call))))
 
 (defun write-post-head (call)
   "The operation WRITE-HEAD."
-  (let ((stream (wire:wire-call-stream call)))
+  (let ((stream (wire::wire-call-stream call)))
     (multiple-value-bind (encoder buffer) (http2:begin-headers stream)
       (hpack:encode-field encoder buffer (hpack:string-field ":status" "200") :plain))
     (http2:end-headers stream nil)))
@@ -63,7 +60,7 @@
          (call (make-post-call :rpc-method (method:find-rpc-method 'letters.post:exchange)
                                :operations **post-operations** :endpoint *station* :link link
                                :stream stream
-                               :born-ns (loop:event-loop-now (wire:link-loop link)))))
+                               :born-ns (loop:event-loop-now (wire::link-loop link)))))
     (incf (wire::link-calls link))
     (setf (http2:stream-user stream) call)
     (push call (station-calls *station*))
@@ -76,22 +73,21 @@
 
 (defun post-closed (stream)
   (let ((call (http2:stream-user stream)))
-    (setf (wire:wire-call-stream call) nil)
+    (setf (wire::wire-call-stream call) nil)
     (wire:release-call call)
     (http2:release-stream stream)
-    (decf (wire::link-calls (wire:wire-call-link call)))))
+    (decf (wire::link-calls (wire::wire-call-link call)))))
 
 (defun post-sink ()
-  (http2:make-sink :on-output #'wire:link-output :on-headers #'post-headers
-                   :on-data #'post-data :on-stream-closed #'post-closed
-                   :on-reset (lambda (stream code source)
-                               (declare (ignore code))
-                               (rpc:end-call (http2:stream-user stream) :cancelled
-                                             :message (string-downcase source)))
-                   :on-writable (lambda (stream)
-                                  (let ((call (http2:stream-user stream)))
-                                    (when call (wire:tell-writable call))))
-                   :on-close #'wire:link-http2-closed))
+  (wire:link-sink :on-headers #'post-headers
+                  :on-data #'post-data :on-stream-closed #'post-closed
+                  :on-reset (lambda (stream code source)
+                              (declare (ignore code))
+                              (rpc:end-call (http2:stream-user stream) :cancelled
+                                            :message (string-downcase source)))
+                  :on-writable (lambda (stream)
+                                 (let ((call (http2:stream-user stream)))
+                                   (when call (wire:tell-writable call))))))
 
 ;;; Beginning
 

@@ -10,10 +10,10 @@
       (is (null (rpc:call-security call)))
       (is (eq (station-loop *station*) (wire:wire-call-loop call)))
       (is (= (memory:world-now memory:*world*) (rpc:operate now call)))
-      (is (null (wire:wire-call-headers-sent call)))
-      (is (null (wire:wire-call-send-closed call)))
-      (wire::close-sending call)
-      (is-true (wire:wire-call-send-closed call)))))
+      (is (null (wire:marked-p call :headers)))
+      (is (null (wire:marked-p call :closed)))
+      (wire:mark-call call :closed)
+      (is-true (wire:marked-p call :closed)))))
 
 (test functions-are-posted-to-the-loop-of-a-call
   "At once on the loop, else in its next turn; not when it has stopped."

@@ -19,7 +19,7 @@
   "What the connections of SERVER have queued for windows or a turn."
   (loop for server-loop in (server::server-loops server)
         sum (loop for link across (server::server-loop-links server-loop)
-                  for http2 = (wire:link-http2 link)
+                  for http2 = (wire::link-http2 link)
                   ;; nil until it is known what the link speaks
                   sum (if http2
                           (clgrpc.http2:counters-queued-octets
@@ -88,7 +88,7 @@ When those have been cancelled, or taken, they are."
                            (lambda (server-loop)
                              (loop for link across (server::server-loop-links server-loop)
                                    do (incf total (loop:connection-unsent
-                                                   (wire:link-socket link))))))
+                                                   (wire::link-socket link))))))
     total))
 
 (test errors-that-nobody-reads

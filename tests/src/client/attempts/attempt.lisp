@@ -12,7 +12,7 @@
                              (multiple-value-bind (stream link)
                                  (client::free-stream (client::attempt-subchannel
                                                        (client::stream-attempt
-                                                        (wire:wire-call-stream call))))
+                                                        (wire::wire-call-stream call))))
                                (client::ensure-retries call)
                                (client::begin-attempt call link stream nil)
                                (setf attempt (first (client::other-attempts call)))))
@@ -22,10 +22,10 @@
 
 (defun at-rest-p (call)
   "True if no stream and no octet of CALL is left on its link."
-  (let ((link (wire:wire-call-link call)))
+  (let ((link (wire::wire-call-link call)))
     (wait-until (lambda ()
                   (and (zerop (wire::link-calls link))
-                       (zerop (http2:connection-stream-count (wire:link-http2 link)))
+                       (zerop (http2:connection-stream-count (wire::link-http2 link)))
                        (zerop (clgrpc.base::octet-budget-held
                                (client::core-replays (wire::wire-call-endpoint call)))))))))
 
@@ -115,8 +115,8 @@ Return what AWAIT returns, or the error it signals, the call, and the exchanges.
         (let ((call (chat channel :open)))
           (grpc:send call (note 1))
           (grpc:send call (note 2 :body 30000))
-          (is-true (wait-until (lambda () (wire:call-replay call))))
-          (is-true (wait-until (lambda () (wire:wire-call-stream call))))
+          (is-true (wait-until (lambda () (client::call-replay call))))
+          (is-true (wait-until (lambda () (wire::wire-call-stream call))))
           (is-true (try-beside call))
           (grpc:send call (note 3))
           (grpc:close-send call)
@@ -166,8 +166,8 @@ Return what AWAIT returns, or the error it signals, the call, and the exchanges.
   (with-probe (channel) (:chat #'echo)
     (let ((call (chat channel :open))
           (octet-budget (client::core-replays (client::channel-core channel))))
-      (is-true (wire:call-replay call))
+      (is-true (client::call-replay call))
       (speak call 1)
-      (is (null (wire:call-replay call)))
+      (is (null (client::call-replay call)))
       (is (zerop (clgrpc.base::octet-budget-held octet-budget)))
       (grpc:cancel call))))

@@ -74,7 +74,7 @@
     (dolist (subchannel subchannels)
       (let ((link (client::make-client-link (client:core-loop core) (client:core-options core)
                                             subchannel)))
-        (setf (clgrpc.wire:link-http2 link) http2
+        (setf (clgrpc.wire::link-http2 link) http2
               (client::connection-set-links (client:subchannel-connection-set subchannel))
               (list link))))))
 

@@ -94,12 +94,12 @@
       (let ((before (grpc:call-deadline hasty)))
         (push-config puppet (config-of-ask :timeout 20))
         (is (= before (grpc:call-deadline hasty)) "its own is earlier"))
-      (is (= 20000000000 (- (grpc:call-deadline call) (wire:wire-call-born-ns call))))
-      (is (= 20000000000 (- (grpc:call-deadline patient) (wire:wire-call-born-ns patient))))
+      (is (= 20000000000 (- (grpc:call-deadline call) (wire::wire-call-born-ns call))))
+      (is (= 20000000000 (- (grpc:call-deadline patient) (wire::wire-call-born-ns patient))))
       (let ((next (begin-ask core)))
-        (is (= 20000000000 (- (grpc:call-deadline next) (wire:wire-call-born-ns next)))))
+        (is (= 20000000000 (- (grpc:call-deadline next) (wire::wire-call-born-ns next)))))
       (push-config puppet (config-of-ask :timeout 1))
-      (is (= 20000000000 (- (grpc:call-deadline call) (wire:wire-call-born-ns call)))
+      (is (= 20000000000 (- (grpc:call-deadline call) (wire::wire-call-born-ns call)))
           "a call that has a config keeps what it said of its time"))))
 
 (test a-timeout-ends-waiting-calls

@@ -384,7 +384,7 @@ other, and one that has said nothing has neither."
                 server
                 (lambda (server-loop)
                   (server::map-links (lambda (link)
-                                       (push (list (and (wire:link-http2 link) t)
+                                       (push (list (and (wire::link-http2 link) t)
                                                    (and (server::server-link-http1 link) t))
                                              parts))
                                      server-loop)))

@@ -147,7 +147,7 @@ on the loop have sent them."
       (setf *begun* nil)
       (say-text socket (wire-text "GET /events HTTP/1.1|Host: a|Connection: close||"))
       (is-true (wait-until (lambda () *begun*)))
-      (let ((connection (wire:link-socket (wire:wire-call-link
+      (let ((connection (wire::link-socket (wire::wire-call-link
                                            (exchange:http-request-context *begun*))))
             (chunk (make-octets 30000))
             (sent 0))

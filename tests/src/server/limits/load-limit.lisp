@@ -79,6 +79,7 @@ places before later ones."
           ;; the news that output has left may come several times before the first call goes on
           (memory:call-in-world memory:*world*
                                 (lambda ()
-                                  (loop repeat 3 do (wire:answers-left server-loop link)))))
+                                  (loop repeat 3
+                                        do (wire:link-event server-loop link :output-left)))))
         (memory:say memory:*world* memory:*end* (make-octets 0))
         (is (equal ids (reverse begun)))))))
