@@ -50,7 +50,8 @@ METADATA, an alist."
     (hpack:encode-field encoder buffer **te-trailers** :index)
     (hpack:encode-field encoder buffer **content-type** :index)
     (hpack:encode-field encoder buffer **user-agent** :index)
-    (wire:encode-encodings call encoder buffer (reads-compressed-p stream call))
+    (wire:encode-encodings call encoder buffer
+                           (and (wire:outgoing-encoding call) (reads-compressed-p stream call)))
     (when (plusp number)
       (hpack:encode-field encoder buffer (attempts-field number) :index))
     (when metadata (wire:encode-metadata metadata encoder buffer))
