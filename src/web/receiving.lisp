@@ -191,7 +191,7 @@ take. Signal a PROTOBUF-ERROR if they are none."
     null
   "The operation DELIVER of methods that take a stream."
   (note-received call (- end start))
-  (unless (wire:wire-call-stream call)
+  (when (server:over-http1-p call)
     (exchange:renew-body-time (server:call-http-request call)))
   (server:deliver-to-stream call octets start end)
   nil)
