@@ -133,6 +133,9 @@ that is not loaded (:DATA)."
   ("src/client" ("clgrpc-tests/server" "clgrpc-tests/dns")
    :first ("support" "response" "retry" "resolver") :rooms ("attempts" "naming" "picking"))
   ("src/client/balance" ("clgrpc-tests/client") :first ("support"))
+  ("src/rpc/topic" ("clgrpc-tests/server") :first ("topic"))
+  ("src/client/token" ("clgrpc-tests/server" "sb-bsd-sockets")
+   :first ("support" "token-file"))
   ("src/observe/trace" ("clgrpc-tests/client") :first ("trace-context" "observe"))
   ("whole/transports" ("clgrpc-tests/server") :first ("support" "retry"))
   ("src/inproc" ("clgrpc-tests/server"))
@@ -168,7 +171,7 @@ that is not loaded (:DATA)."
   ("cluster/membership" ("clgrpc" "clgrpc-cluster" "clgrpc-tests/etcd")
    :first ("support") :name "cluster")
   ("src/program/command" ("clgrpc/command"))
-  ("src/program" ("clgrpc/examples") :data ("greeter" "late"))
+  ("src/program" ("clgrpc/examples" "sb-bsd-sockets") :data ("greeter" "late"))
   ("cluster/simulation" ("clgrpc" "clgrpc-cluster" "clgrpc-cluster/workflow" "clgrpc-sim")
    :first ("lab" "workflow"))
   ("cluster/faults" ("clgrpc" "clgrpc-cluster/workflow" "clgrpc-cluster" "clgrpc-etcd/memory"

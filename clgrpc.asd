@@ -13,8 +13,8 @@
   :description "gRPC for Common Lisp: HTTP/2, protobuf, client and server, native and fast."
   :depends-on ("clgrpc/client" "clgrpc/balance" "clgrpc/inproc" "clgrpc/server" "clgrpc/grpc-web"
                "clgrpc/grpc-json" "clgrpc/connect" "clgrpc/rest" "clgrpc/gateway" "clgrpc/services"
-               "clgrpc/logs" "clgrpc/metrics" "clgrpc/channelz" "clgrpc/trace" "clgrpc/otlp"
-               "clgrpc/program")
+               "clgrpc/logs" "clgrpc/metrics" "clgrpc/channelz" "clgrpc/trace" "clgrpc/token"
+               "clgrpc/topic" "clgrpc/otlp" "clgrpc/program")
   :pathname "src/" :serial t
   :components ((:file "package"))
   :in-order-to ((test-op (test-op "clgrpc-tests/base" "clgrpc-tests/os" "clgrpc-tests/loop"
@@ -62,7 +62,7 @@
   :components ((:file "package") (:file "syscall") (:file "address") (:file "file") (:file "socket")
                (:file "epoll") (:file "poll") (:file "futex") (:file "stack") (:file "processor")
                (:file "process") (:file "signal") (:file "library") (:file "zlib") (:file "openssl")
-               (:file "certificate") (:file "tls-session")))
+               (:file "certificate") (:file "signature") (:file "tls-session")))
 
 (defsystem "clgrpc/loop"
   :description "The event loop, usable on its own."
@@ -199,9 +199,16 @@
   :description "What channels of all transports share: stubs, futures, client loops."
   :depends-on ("clgrpc/rpc" "clgrpc/config")
   :pathname "src/rpc/calling/" :serial t
-  :components ((:file "package") (:file "channel") (:file "stub") (:file "call-async")
+  :components ((:file "package") (:file "call-credentials") (:file "channel") (:file "stub")
+               (:file "call-async")
                (:file "dropped") (:file "client-loop") (:file "retry-policy") (:file "retry")
                (:file "attempt-view")))
+
+(defsystem "clgrpc/topic"
+  :description "Topics: what one sends, many streams of answers have."
+  :depends-on ("clgrpc/rpc")
+  :pathname "src/rpc/topic/" :serial t
+  :components ((:file "package") (:file "topic") (:file "stream-follower")))
 
 (defsystem "clgrpc/serving"
   :description "What servers of all transports share: routes, acceptors, how handlers are called."
@@ -244,6 +251,7 @@
                (:file "wait-clock") (:file "channel-structure") (:file "picking/stream-queue")
                (:file "attempts/request-compression") (:file "attempts/ending")
                (:file "attempts/request-head") (:file "attempts/request")
+               (:file "attempts/caller-identity")
                (:file "naming/current-config") (:file "picking/veto") (:file "connection-set")
                (:file "client-keepalive") (:file "connect-round") (:file "subchannel")
                (:file "picking/guarded-picker") (:file "core") (:file "attempts/attempt")
@@ -251,6 +259,13 @@
                (:file "attempts/dropped-channel") (:file "attempts/response") (:file "client-call")
                (:file "client-operations") (:file "internal-call") (:file "network-channel")
                (:file "description") (:file "client-stub")))
+
+(defsystem "clgrpc/token"
+  :description "Call credentials of tokens: from files, signed by ourselves, from a server."
+  :depends-on ("clgrpc/client" "clgrpc/http1" "alexandria")
+  :pathname "src/client/token/" :serial t
+  :components ((:file "package") (:file "token-credentials") (:file "web-token")
+               (:file "token-file") (:file "http-request") (:file "token-exchange")))
 
 (defsystem "clgrpc/trace"
   :description "Distributed tracing: contexts, samplers, spans of calls."
@@ -389,7 +404,7 @@
                "clgrpc/otlp" "clgrpc/logs" "clgrpc/channelz")
   :pathname "src/program/" :serial t
   :components ((:file "package") (:file "shutdown-signal") (:file "perf-map") (:file "credentials")
-               (:file "telemetry") (:file "server-program") (:file "run-server")))
+               (:file "telemetry") (:file "service-manager") (:file "server-program") (:file "run-server")))
 
 (defsystem "clgrpc/examples"
   :description "A greeter, a RouteGuide and its client, a chat with its page, as users write them."

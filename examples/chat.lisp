@@ -4,8 +4,9 @@
 ;;;;
 ;;;;   (start-server (make-instance 'chat) :protocols '(:connect) :http (list (chat-page)))
 ;;;;
-;;;; A handler of Join returns its call, which then waits without a thread. A caller that does not
-;;;; read is ended rather than kept for: it may join again, and has the last lines.
+;;;; The lines are a topic, to which each call of Join subscribes; it then waits without a thread. A
+;;;; caller that does not read is ended rather than kept for: it may join again, and has the last
+;;;; lines.
 
 (in-package #:clgrpc.examples)
 
@@ -14,23 +15,9 @@
 (defconstant +text-characters+ 1000 "The longest text.")
 
 (defclass chat (chat:chat)
-  ((lock :initform (sb-thread:make-mutex :name "chat") :reader chat-lock) ; of the rest
-   (calls :initform '() :accessor chat-calls) ; those of Join
-   (past :initform '() :accessor chat-past)   ; the last lines, newest first
-   (count :initform 0 :accessor chat-count))  ; of all lines
+  ((topic :initform (grpc:make-topic :past +past-lines+) :reader chat-topic) ; of all lines
+   (lock :initform (sb-thread:make-mutex :name "chat") :reader chat-lock)) ; of the next number
   (:documentation "chat.Chat: a room in which everybody hears what is said."))
-
-(defmacro with-chat ((chat) &body body)
-  "Evaluate BODY with the lock of CHAT held. A call that BODY ends may call back at once, which
-takes the lock as well."
-  `(sb-thread:with-recursive-lock ((chat-lock ,chat)) ,@body))
-
-(defun pass-on (call line)
-  "Send LINE on CALL, of Join, unless that has ended; end it if its caller does not read."
-  (handler-case
-      (unless (grpc:try-send call line)
-        (grpc:finish call :status :resource-exhausted :message "the lines said are not read"))
-    (grpc:rpc-error () nil)))
 
 (defun check-text (what text longest)
   (unless (<= 1 (length text) longest)
@@ -39,24 +26,17 @@ takes the lock as well."
 (defmethod chat.chat:say ((chat chat) line &key)
   (check-text "a name" (chat:line-name line) +name-characters+)
   (check-text "a text" (chat:line-text line) +text-characters+)
-  (with-chat (chat)
-    (let ((said (chat:make-line :name (chat:line-name line) :text (chat:line-text line)
-                                :number (incf (chat-count chat))))
-          (past (chat-past chat)))
-      (setf (chat-past chat)
-            (cons said (subseq past 0 (min (length past) (1- +past-lines+)))))
-      (dolist (call (chat-calls chat) said)
-        (pass-on call said)))))
+  (let ((topic (chat-topic chat)))
+    (sb-thread:with-mutex ((chat-lock chat))
+      (let ((said (chat:make-line :name (chat:line-name line) :text (chat:line-text line)
+                                  :number (1+ (grpc:topic-position topic)))))
+        (grpc:broadcast topic said)
+        said))))
 
 (defmethod chat.chat:join ((chat chat) request &key call)
+  (declare (ignore request))
   (grpc:send-metadata call '())         ; that the caller has joined, whether or not lines follow
-  (with-chat (chat)
-    (dolist (line (reverse (chat-past chat))) (pass-on call line))
-    (push call (chat-calls chat)))
-  (grpc:on-end call (lambda ()
-                      (with-chat (chat)
-                        (setf (chat-calls chat) (remove call (chat-calls chat))))))
-  call)
+  (grpc:subscribe (chat-topic chat) call :from :past))
 
 ;;; The page
 

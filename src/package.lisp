@@ -83,10 +83,18 @@
   (:import-from #:clgrpc.calling
                   #:close-channel #:channel-target #:channel-state #:channel-addresses
                   #:ensure-connected #:reset-back-off
-                  #:wait-for-state-change #:call-async #:bearer-token
+                  #:wait-for-state-change #:on-state-change #:call-async #:bearer-token
+                  #:call-credentials #:get-request-metadata #:credentials-request
+                  #:credentials-request-path #:credentials-request-authority
+                  #:credentials-request-audience #:credentials-request-secure-p
+                  #:compose-credentials
                   #:attempt #:attempt-call #:attempt-number #:attempt-kind #:attempt-peer
                   #:attempt-request-metadata #:attempt-status #:attempt-message
                   #:attempt-metadata #:attempt-trailers #:on-attempt-end)
+  (:import-from #:clgrpc.topic
+                #:topic #:make-topic #:subscribe #:unsubscribe #:broadcast #:close-topic
+                #:topic-position #:topic-statistics
+                #:follow-stream)
   (:import-from #:clgrpc.serving
                   #:server)
   (:import-from #:clgrpc.client
@@ -100,6 +108,9 @@
                 #:backend #:backend-key #:backend-attributes
                 #:subchannel #:open-subchannel #:connect #:close-subchannel #:subchannel-state
                 #:subchannel-key #:subchannel-attributes #:subchannel-calls)
+  (:import-from #:clgrpc.token
+                #:token-credentials #:fetch-token #:token-file #:self-signed-token #:client-token
+                #:exchanged-token)
   (:import-from #:clgrpc.config
                 #:service-config-error #:service-config-error-path #:service-config-error-text)
   (:import-from #:clgrpc.server

@@ -29,6 +29,7 @@
   "README.md" "doc/addresses.md" "doc/calls.md" "doc/channelz.md" "doc/cluster/cluster.md"
   "doc/compression.md" "doc/tools/console.md" "doc/deadlines.md" "doc/etcd/discovery.md" "doc/errors.md"
   "doc/etcd/etcd.md" "doc/guides/cookbook.md" "doc/guides/security.md" "doc/event-loop.md" "doc/fleets.md" "doc/http.md" "doc/web.md" "doc/in-process.md"
+  "doc/call-credentials.md" "doc/topics.md"
   "doc/interceptors.md" "doc/limits.md" "doc/etcd/memory.md" "doc/monitoring.md"
   "doc/observability.md" "doc/observers.md" "doc/protobuf.md" "doc/cluster/raft.md" "doc/servers.md"
   "doc/simulation.md" "doc/tls.md" "doc/tracing.md" "doc/cluster/workflows.md")

@@ -19,7 +19,8 @@
   "The packages for users and those who build on a layer, all of whose exports must be documented.")
 
 (defparameter *inner-packages*
-  '(#:clgrpc.os #:clgrpc.dns #:clgrpc.proxy #:clgrpc.status #:clgrpc.method #:clgrpc.rpc
+  '(#:clgrpc.os #:clgrpc.dns #:clgrpc.proxy #:clgrpc.token #:clgrpc.topic #:clgrpc.status
+    #:clgrpc.method #:clgrpc.rpc
     #:clgrpc.calling
     #:clgrpc.serving #:clgrpc.wire #:clgrpc.config #:clgrpc.client #:clgrpc.balance
     #:clgrpc.rest #:clgrpc.gateway #:clgrpc.exchange #:clgrpc.server #:clgrpc.web

@@ -81,8 +81,8 @@ there are; see stream-queue.lisp."
                  (:constructor make-core
                      (&key name client-loop loop options observer sink sender on-stream
                         subchannel-pool credentials call-credentials plaintext-credentials
-                        authority encoding resolution balancing default-config receive-limit
-                        attempt-interceptors channel-trace))
+                        authority user-agent encoding resolution balancing default-config
+                        receive-limit attempt-interceptors channel-trace))
                  (:copier nil))
   "What a channel is on its loop."
   (name "" :type string :read-only t)   ; the channel's target, as it was given
@@ -93,11 +93,12 @@ there are; see stream-queue.lisp."
   ;; STATE has, or FAILED-ATTEMPTS
   (changed (sb-thread:make-waitqueue :name "clgrpc channel state") :read-only t)
   (credentials nil :type (or null loop:tls-credentials) :read-only t) ; for TLS, or nil
-  (call-credentials nil :read-only t)   ; a function of the paths of methods, or nil
+  (call-credentials nil :read-only t)   ; see calling/call-credentials.lisp, or nil
   (plaintext-credentials nil :type boolean :read-only t) ; those go without TLS as well
   (sink nil :type (or null http2:sink) :read-only t) ; what links tell of their streams
   (pool (http2:make-pool :keeps-users t) :type http2:pool :read-only t) ; of all links
   (authority nil :type hpack:field :read-only t) ; the field :authority of calls
+  (user-agent nil :type (or null hpack:field) :read-only t) ; likewise, if not **USER-AGENT**
   (encoding nil :type (or null wire:encoding) :read-only t) ; of requests, if nobody says otherwise
   (refused '() :type list)              ; the encodings that no server is known to read, as one is
                                         ; known not to; changed by one store
@@ -113,6 +114,7 @@ there are; see stream-queue.lisp."
   (picker-wrapper #'identity :type function)
   (idle-watch (make-idle-watch) :type idle-watch :read-only t) ; whether it may go idle
   (state :idle :type connectivity)      ; of the channel
+  (state-functions '() :type list)      ; that hear of it, see ON-STATE-CHANGE
   (subchannels '() :type list)          ; those in use, and those that have calls still
   (subchannel-count 0 :type index)      ; how many these are
   (crowded nil :type boolean)           ; there was no room for another, since the last update
@@ -131,6 +133,8 @@ there are; see stream-queue.lisp."
   (replays (make-octet-budget) :type octet-budget :read-only t) ; octets of requests that are kept
   (retrying (make-hash-table :test 'eq) :type hash-table :read-only t) ; calls that wait for their
                                         ; next attempt, as keys
+  ;; from calls that wait for what their credentials say to how many of their attempts do
+  (asking (make-hash-table :test 'eq) :type hash-table :read-only t)
   (attempt-interceptors '() :type list :read-only t) ; see MAKE-CHANNEL
   ;; for channelz
   ;; its number and its last events
@@ -231,7 +235,8 @@ has just failed is asked later in any case."
   (greeted nil :type boolean)           ; the peer's SETTINGS made it one to use
   (farewell nil :type (or null string)) ; the name of the error code of the peer's first GOAWAY
   (accepted :unknown :type (or list (eql :unknown))) ; the encodings that the peer reads
-  (side-streams 0 :type index))         ; how many streams internal calls have had
+  (side-streams 0 :type index)          ; how many streams internal calls have had
+  (authorities '() :type list))         ; texts: those of calls that its peer's certificate is for
 
 (declaim (sb-ext:freeze-type client-link))
 
@@ -365,8 +370,25 @@ SETTINGS come (gRFC A61)."
 
 (declaim (sb-ext:freeze-type client-failure client-retries))
 
+(defstruct (caller-identity (:constructor make-caller-identity (credentials metadata))
+                            (:copier nil))
+  "Who makes a call, which its attempts are to say; see caller-identity.lisp."
+  (credentials nil :read-only t)        ; call credentials, see calling/call-credentials.lisp
+  (metadata '() :type list :read-only t) ; what else the attempts send, an alist
+  (asked nil :type boolean)             ; what the next attempt sends was asked for already
+  (awaited nil :type boolean)           ; they have been asked, and have not answered, or failed
+  ;; how the next attempt fails, once it has a stream, since they have failed for it
+  (failure nil :type (or null client-failure)))
+
+(declaim (sb-ext:freeze-type caller-identity))
+
+(defmethod print-object ((identity caller-identity) stream)
+  (print-unreadable-object (identity stream :type t)
+    (princ (caller-identity-credentials identity) stream)))
+
 (defstruct (client-parts (:include wire:wire-parts) (:copier nil))
   "The parts of a call on the client."
+  (identity nil :type (or null caller-identity)) ; of who makes it, if that is to be said
   (internal nil :type boolean)          ; the channel's own call, see internal-call.lisp
   (retries nil :type (or null client-retries)) ; once it may have more than one attempt
   (wait nil :type (or null wait-clock)) ; what the call waited for

@@ -46,7 +46,7 @@
   "The operation PARTICULARS."
   (let ((core (client-call-core call)))
     (list :target (core-name core)
-          :authority (hpack:field-value-string (core-authority core)))))
+          :authority (hpack:field-value-string (authority-field call)))))
 
 ;;; Where the time of a call went: the operations STAGE and STAGES, computed on demand from its
 ;;; marks (wire/stage.lisp) and from what it has waited for (wait-clock.lisp)
@@ -68,9 +68,18 @@ WAIT-CLOCK and the number of attempts to connect; nil if it has not waited."
        (not (wire:marked-p call :headers))
        (null (call-waits call))))
 
+(defun awaits-credentials-p (call)
+  "True if CALL's credentials were asked last and have not answered, or have failed."
+  (let* ((parts (call-client-parts call))
+         (identity (and parts (client-parts-identity parts))))
+    (and identity
+         (null (client-call-stream call))
+         (caller-identity-awaited identity))))
+
 (defun client-stage (call)
   "The operation STAGE."
-  (cond ((late-from-the-start-p call) :begin)
+  (cond ((awaits-credentials-p call) :credentials)
+        ((late-from-the-start-p call) :begin)
         ((not (wire:marked-p call :headers))
          (wait-clock-stage (core-clock (client-call-core call))))
         ((wire:stuck-p call) :send)

@@ -13,6 +13,7 @@
 (defmethod method:invoke ((channel wire-channel) method request &rest options
                        &key timeout deadline metadata values
                          (wait-for-ready :unset) async call-credentials
+                         authority max-send-octets max-receive-octets
                          (compression nil compression-p))
   (declare (dynamic-extent options))
   (check-call-options options)
@@ -26,11 +27,11 @@
                       (core-encoding (channel-core channel)))))
     (when encoding (begin-compression call encoding))
     (when values (begin-values call values))
-    (when (or metadata call-credentials)
-      (setf (rpc:intent-metadata (rpc:ensure-intent call))
-            (append (status:check-metadata metadata)
-                    (when call-credentials
-                      (credentials-metadata channel call-credentials method)))))
+    (when metadata
+      (setf (rpc:intent-metadata (rpc:ensure-intent call)) (status:check-metadata metadata)))
+    (when (or authority max-send-octets max-receive-octets)
+      (begin-intent call authority max-send-octets max-receive-octets))
+    (when call-credentials (begin-identity call channel call-credentials))
     (unless (eq :unset wait-for-ready)
       (setf (rpc:intent-wait-for-ready (rpc:ensure-intent call)) (and wait-for-ready t)))
     (rpc:observe call-made (core-observer (client-call-core call)) call)

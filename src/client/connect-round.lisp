@@ -109,17 +109,17 @@ come."
 
 (defun server-name (connection-set peer)
   "The name that the certificate of CONNECTION-SET's server at PEER, an address as text, must have,
-unless credentials say: the host of the target, or what a resolver says of this server as
-:server-name."
+unless credentials say: the host of the channel's own :authority, what a resolver says of this
+server as :server-name, or the host of the target."
   (let ((address (find-address (connection-set-addresses connection-set) peer))
-        (owner (first (connection-set-owners connection-set))))
-    (or (and owner (getf (if (subchannel-backends owner)
+        (owner (first (connection-set-owners connection-set)))
+        (core (connection-set-core connection-set)))
+    (or (resolver-own-host (resolution-resolver (core-resolution core)))
+        (and owner (getf (if (subchannel-backends owner)
                              (attributes-at address (subchannel-backends owner))
                              (subchannel-attributes owner))
                          :server-name))
-        (certificate-name (resolution-resolver
-                           (core-resolution (connection-set-core connection-set)))
-                          address))))
+        (certificate-name (resolution-resolver (core-resolution core)) address))))
 
 (defun connect-round-of (connection-set link)
   "The connect round of CONNECTION-SET's that LINK is a candidate of, or nil."

@@ -216,7 +216,14 @@ if they hold up others only until one finds no stream."
   (setf (core-state core) state)
   (sb-thread:with-mutex ((core-lock core))
     (sb-thread:condition-broadcast (core-changed core)))
+  (dolist (function (core-state-functions core)) (calling:tell-state function state))
   (when (core-dropped core) (funcall (core-dropped core))))
+
+(defun watch-state (core function)
+  "FUNCTION hears of the state of CORE, now and until the last."
+  (calling:tell-state function (core-state core))
+  (unless (eq :shutdown (core-state core))
+    (setf (core-state-functions core) (append (core-state-functions core) (list function)))))
 
 (defun change-picker (core state picker)
   "CORE's channel is in STATE, and its calls are picked for by PICKER from now on."
@@ -364,6 +371,7 @@ takes it."
   "True if CORE has calls of users'."
   (or (waiting-p core)
       (plusp (hash-table-count (core-retrying core)))
+      (plusp (hash-table-count (core-asking core)))
       (used-p core)))
 
 (defun core-picks (core)
@@ -447,7 +455,8 @@ as after the first failure."
   (quit-resolver (resolution-resolver (core-resolution core)))
   (dolist (call (waiting-calls core))
     (end-client-call-as call :channel-closed :ended-by :local :sent nil))
-  (dolist (call (alexandria:hash-table-keys (core-retrying core)))
+  (dolist (call (append (alexandria:hash-table-keys (core-retrying core))
+                        (alexandria:hash-table-keys (core-asking core))))
     (end-client-call-as call :channel-closed :ended-by :local))
   (mapc #'abandon-subchannel (core-subchannels core))
   (close-balancer (core-balancer core)))

@@ -4,8 +4,9 @@
 ;;;; the channel's users: observers are not told of them, nor do they make a connection a useful
 ;;;; one. When its link is left an internal call ends, so that it holds up nobody's end.
 ;;;;
-;;;; They carry the channel's call credentials, as gRFC A17 asks. Those are a user's function, which
-;;;; may wait, so a thread of the reserve calls it, and the call begins after that.
+;;;; They carry the channel's call credentials, as gRFC A17 asks. Those may have to be fetched, or
+;;;; be a user's function, which may wait, so a thread of the reserve calls it; the call begins
+;;;; after that.
 
 (in-package #:clgrpc.client)
 
@@ -60,19 +61,16 @@ it has not ended meanwhile."
 (defun start-with-credentials (call subchannel request)
   "Start CALL once the channel's call credentials have been asked for it."
   (let ((core (subchannel-core subchannel)))
-    (flet ((ask ()
-             (multiple-value-bind (metadata error)
-                 (handler-case (credentials-metadata core (core-call-credentials core)
-                                                     (call-rpc-method call))
-                   (error (error)
-                     (values '() (status:refusal-error error :unauthenticated
-                                                       "the call credentials have failed"))))
-               (loop:post (core-loop core)
-                          (lambda ()
-                            (start-with-metadata call subchannel request metadata error))))))
-      (unless (loop:run-on-reserve (client-loop-reserve (core-client-loop core)) #'ask
-                                   :if-busy :insist)
-        (end-client-call-as call :channel-closed :ended-by :local :sent nil)))))
+    (handler-case (calling:check-credentials-secure core)
+      (status:rpc-error (error) (end-refused call error))
+      (:no-error (&rest values)
+        (declare (ignore values))
+        (calling:ask-credentials
+         (core-call-credentials core) (request-for-credentials call) (waiting-runner core)
+         (lambda (metadata error)
+           (loop:post (core-loop core)
+                      (lambda ()
+                        (start-with-metadata call subchannel request metadata error)))))))))
 
 ;;; Both
 

@@ -38,7 +38,7 @@
 (defun make-channel (target &rest arguments &key credentials compression interceptors
                                              call-credentials plaintext-credentials observer
                                              balance service-config attempt-interceptors
-                                             (proxy :environment)
+                                             (proxy :environment) authority user-agent resolvers
                      &allow-other-keys)
   "Return a channel to TARGET, \"HOST:PORT\", \"[IPV6]:PORT\", \"unix:PATH\" or any other form that
 doc/addresses.md has. It connects nothing yet; end it with CLOSE-CHANNEL, or use WITH-CHANNEL.
@@ -49,10 +49,14 @@ INTERCEPTORS           a list of functions (method request options next), the fi
                        each called around every stub, in the caller's thread. METHOD is an
                        RPC-METHOD, OPTIONS a plist of the stub's keywords; what it returns is what
                        the stub returns, which (funcall next request options) gives
-CALL-CREDENTIALS       a function of a method's path, called in the caller's thread, that returns
-                       metadata, such as (bearer-token TOKEN); stubs take :call-credentials as
-                       well. They are refused with :unauthenticated on a channel without TLS, or
-                       with TLS that verifies nothing
+CALL-CREDENTIALS       what says who calls, asked before each attempt of a call: what BEARER-TOKEN,
+                       TOKEN-FILE, SELF-SIGNED-TOKEN, CLIENT-TOKEN, EXCHANGED-TOKEN or
+                       COMPOSE-CREDENTIALS returns, an instance of a subclass of CALL-CREDENTIALS,
+                       or a function of a method's path that returns metadata, and may wait: it is
+                       called in the caller's thread for the first attempt, on another for further
+                       ones. Stubs take :call-credentials as well, which are sent besides. They are
+                       refused with :unauthenticated on a channel without TLS, or with TLS that
+                       verifies nothing
 PLAINTEXT-CREDENTIALS  true has them sent there all the same
 BALANCE                which of TARGET's addresses have the calls, whatever a service config says of
                        it: :pick-first, the default, the one that the channel is connected to;
@@ -63,6 +67,14 @@ PROXY                  the URL of the proxy by which to connect, http://[USER:PA
                        socks5://…; :environment, the default, is the one of the environment
                        variables grpc_proxy, https_proxy or http_proxy unless no_proxy excepts the
                        target's host; nil means no proxy. See doc/addresses.md
+AUTHORITY              a string, the :authority of all calls, by which proxies and meshes route, in
+                       place of the target's host and port. With TLS its host is also the name that
+                       the server must prove, unless CREDENTIALS have a :server-name. Stubs take
+                       :authority as well
+RESOLVERS              an alist from schemes, strings, to names of classes that DEFINE-RESOLVER has
+                       defined: a TARGET of such a scheme has that resolver, whatever the image has
+USER-AGENT             a string, the application's name and version, that stands before this
+                       library's in the header user-agent: \"shop/1.2 grpc-lisp-clgrpc/…\"
 OBSERVER               what MAKE-OBSERVER, MAKE-METRICS, MAKE-TRACING, MAKE-ACCESS-LOG or
                        MAKE-CONSOLE returns, or a list of such, is told of the channel's calls,
                        messages and connections
@@ -75,8 +87,9 @@ A list (WHERE . functions) among either kind of interceptors is for some methods
 service whose full name WHERE is, a string, or the one whose symbol it is. All other keywords are
 rows of the options table, see OPTION-TABLE. Signal MISUSE for a wrong target or option, TLS-ERROR
 if CREDENTIALS cannot be used. From any thread."
-  (declare (ignore observer attempt-interceptors))
-  (let ((scheme (loop:find-scheme target)))
+  (declare (ignore observer attempt-interceptors authority user-agent))
+  (let ((scheme (and (null (own-resolver target (check-resolvers resolvers)))
+                     (loop:find-scheme target))))
     (if (and scheme (loop:scheme-open scheme))
         (funcall (loop:scheme-open scheme) target arguments)
         (make-wire-channel target arguments credentials compression interceptors call-credentials
@@ -90,17 +103,25 @@ if CREDENTIALS cannot be used. From any thread."
                          (alexandria:remove-from-plist
                           arguments :credentials :compression :interceptors :call-credentials
                           :plaintext-credentials :balance :service-config :observer
-                          :attempt-interceptors :proxy)))
+                          :attempt-interceptors :proxy :authority :user-agent :resolvers)))
+         (own-resolver (own-resolver target (getf arguments :resolvers)))
          (observers (rpc:check-observer (getf arguments :observer)))
          (attempt-interceptors (append (rpc:check-interceptors
                                         (getf arguments :attempt-interceptors))
                                        (rpc:observer-interceptors observers)))
-         (resolver (make-resolver target options proxy))
+         (resolver (if own-resolver
+                       (make-user-resolver own-resolver target)
+                       (make-resolver target options proxy)))
          (balancing (and balance (config:default-policy-config balance)))
          (config (and service-config (config:parse-service-config service-config)))
          (encoding (wire:find-encoding compression))
          (interceptors (rpc:check-interceptors interceptors))
-         (authority (channel-authority resolver credentials))
+         (call-credentials (and call-credentials
+                                (calling:check-credentials-kind call-credentials)))
+         (own-authority (getf arguments :authority))
+         (user-agent (and (getf arguments :user-agent)
+                          (user-agent-field (check-user-agent (getf arguments :user-agent)))))
+         (authority (channel-authority resolver credentials own-authority))
          (pool-key (and (options-share-connections options)
                         (pool-key options credentials resolver
                                   (hpack:field-value-string authority)
@@ -112,11 +133,13 @@ if CREDENTIALS cannot be used. From any thread."
                            :loop (client-loop-loop client-loop) :options options
                            :observer (rpc:observer-for observers
                                                        :role :client
-                                                       :target (canonical-target target)
+                                                       :target (if own-resolver
+                                                                   target
+                                                                   (canonical-target target))
                                                        :loop (client-loop-loop client-loop))
                            :credentials credentials :call-credentials call-credentials
                            :plaintext-credentials (and plaintext-credentials t)
-                           :encoding encoding :authority authority
+                           :encoding encoding :authority authority :user-agent user-agent
                            :resolution (make-resolution resolver)
                            :balancing balancing :default-config config
                            :receive-limit (getf arguments :max-receive-octets)
@@ -145,15 +168,27 @@ if CREDENTIALS cannot be used. From any thread."
   "TARGET with the scheme that it has if it names none (gRPC's naming document)."
   (if (loop:find-scheme target) target (format nil "dns:///~A" target)))
 
-(defun channel-authority (resolver credentials)
-  "The field :authority of the calls to the servers of RESOLVER with CREDENTIALS or NIL. Signal
-MISUSE if it would have characters that it cannot have (RFC 3986)."
-  (let ((name (or (and credentials (loop:tls-credentials-server-name credentials))
-                  (resolver-authority resolver))))
-    (unless (every (lambda (character) (char< #\Space character #\Rubout)) name)
-      (misuse "~S cannot be the :authority of calls, which is ASCII without spaces; a name in ~
-               another alphabet has a form in it, xn--…" name))
-    (hpack:string-field ":authority" name)))
+(defun channel-authority (resolver credentials own)
+  "The field :authority of the calls to the servers of RESOLVER with CREDENTIALS or NIL; OWN is what
+the user says of it, or nil. Then the servers must prove its host. Signal MISUSE as CHECK-AUTHORITY
+does."
+  (when own
+    (setf (resolver-own-host resolver) (calling:authority-host (check-authority own))))
+  (hpack:string-field ":authority"
+                      (check-authority
+                       (or own
+                           (and credentials (loop:tls-credentials-server-name credentials))
+                           (resolver-authority resolver)))))
+
+(defun check-user-agent (prefix)
+  "Return PREFIX, what a user wants the header user-agent to begin with. Signal MISUSE if it cannot
+stand in a header."
+  (unless (and (stringp prefix)
+               (plusp (length prefix))
+               (every (lambda (character) (char<= #\Space character #\~)) prefix))
+    (misuse ":user-agent is the name and version of an application, printable ASCII, not ~S."
+            prefix))
+  prefix)
 
 (defmethod close-channel ((channel wire-channel))
   (sb-ext:cancel-finalization channel)
@@ -229,6 +264,12 @@ that, or NIL after TIMEOUT seconds."
   (format nil "not connected to ~A within ~A s, but ~A~@[; ~A~]" (core-name core) seconds
           (rpc:stage-text :client (wait-clock-stage (core-clock core)))
           (core-last-error core)))
+
+(defmethod calling:on-state-change ((channel wire-channel) function)
+  (let ((core (channel-core channel)))
+    (unless (loop:post (core-loop core) (lambda () (watch-state core function)))
+      (calling:tell-state function :shutdown)))
+  channel)
 
 (defmethod wait-for-state-change ((channel wire-channel) state &key (timeout 10))
   (check-type state (member :idle :connecting :ready :transient-failure :shutdown))

@@ -27,7 +27,7 @@
                   #:interception #:credentials-metadata #:client-loop #:client-loop-loop
                   #:client-loop-reserve #:acquire-client-loop #:release-client-loop #:drive-for
                   #:when-dropped #:report-dropped #:end-elsewhere #:check-call-options
-                  #:begin-values
+                  #:begin-intent #:begin-values #:check-authority
                   #:absolute-deadline #:request-generator #:only-request #:fail-or-retry
                   #:send-requests #:pump-requests #:throttle #:find-retry-policy #:policy-limit
                   #:parse-pushback

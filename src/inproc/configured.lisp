@@ -19,9 +19,22 @@
            (interceptors-of channel method))
        t))
 
+(defun within-limits (plan options)
+  "OPTIONS of a stub, whose limits for messages are no higher than PLAN allows."
+  (let ((config (plan-config plan)))
+    (flet ((limited (name configured)
+             (let ((value (getf options name)))
+               (when (and configured (typep value '(integer 0 2147483647)) (< configured value))
+                 (setf options (list* name configured options))))))
+      (when config
+        (limited :max-send-octets (config:method-config-max-request-octets config))
+        (limited :max-receive-octets (config:method-config-max-response-octets config)))
+      options)))
+
 (defun within-timeout (plan options)
-  "OPTIONS of a stub, with the time that PLAN allows."
-  (let ((timeout-ns (and (plan-config plan)
+  "OPTIONS of a stub, with the time and within the limits that PLAN allows."
+  (let ((options (within-limits plan options))
+        (timeout-ns (and (plan-config plan)
                          (config:method-config-timeout-ns (plan-config plan))))
         (timeout (getf options :timeout)))
     (if (and timeout-ns (typep timeout '(or null (real 0))))
@@ -78,6 +91,7 @@ take them: copies, since the stub may have returned by then, unless ON-CALLER is
                                                (lambda (call) (begin-relay relay call)))
                                   method deadline (relay-fields relay) (getf options :values))))
     (setf (call-pair-unattended call-pair) (and (getf options :async) t))
+    (begin-intent-of call-pair options)
     call-pair))
 
 (defun invoke-on-caller (relay method deadline request channel options)
@@ -113,7 +127,7 @@ take them: copies, since the stub may have returned by then, unless ON-CALLER is
   "INVOKE for calls that lead to a relay."
   (calling:check-call-options options)
   (destructuring-bind (&key timeout deadline metadata wait-for-ready async call-credentials
-                         compression values)
+                         compression values &allow-other-keys)
       options
     (declare (ignore wait-for-ready values))
     (rpc:check-compression compression)

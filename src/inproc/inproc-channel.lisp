@@ -7,6 +7,7 @@
   ((inproc-core :initarg :inproc-core :reader channel-inproc-core) ; what its calls share
    ;; of what follows, and of whether INPROC-CORE is open
    (lock :initform (sb-thread:make-mutex :name "clgrpc in-process channel") :reader channel-lock)
+   (state-functions :initform '() :accessor channel-state-functions) ; see ON-STATE-CHANGE
    ;; threads that wait for another state wait on this
    (closed :initform (sb-thread:make-waitqueue :name "clgrpc channel closed")
            :reader channel-closed))
@@ -112,11 +113,22 @@ none."
         (dolist (call-pair (callee-open-call-pairs callee))
           (when (eq inproc-core (call-inproc-core (call-pair-server call-pair)))
             (rpc:abort-as (call-pair-client call-pair) :channel-closed))))
-      (release-inproc-core inproc-core)))
+      (release-inproc-core inproc-core)
+      (dolist (function (channel-state-functions channel))
+        (calling:tell-state function :shutdown))))
   nil)
 
 (defmethod calling:channel-state ((channel inproc-channel))
   (if (inproc-core-open (channel-inproc-core channel)) :ready :shutdown))
+
+(defmethod calling:on-state-change ((channel inproc-channel) function)
+  (let ((open (sb-thread:with-mutex ((channel-lock channel))
+                (when (inproc-core-open (channel-inproc-core channel))
+                  (setf (channel-state-functions channel)
+                        (append (channel-state-functions channel) (list function)))
+                  t))))
+    (calling:tell-state function (if open :ready :shutdown)))
+  channel)
 
 (defmethod calling:wait-for-state-change ((channel inproc-channel) state &key (timeout 10))
   (loop:await-until (channel-closed channel) (channel-lock channel) (loop:notice-end timeout)

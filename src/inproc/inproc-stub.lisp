@@ -8,7 +8,7 @@
 
 (defmethod method:invoke ((channel inproc-channel) method request &rest options
                        &key timeout deadline metadata wait-for-ready async call-credentials
-                         compression values)
+                         compression authority max-send-octets max-receive-octets values)
   (declare (ignore wait-for-ready) (dynamic-extent options))
   (when options
     (calling:check-call-options options)
@@ -28,7 +28,8 @@
     (unless (inproc-core-open inproc-core) (misuse "~A is closed." channel))
     (if (and (eq :unary (rpc-method-kind method))
              (eq :caller (inproc-core-execution inproc-core))
-             (null async))
+             (null async)
+             (not (or authority max-send-octets max-receive-octets)))
         (multiple-value-bind (reply call)
                              (call-unary inproc-core method request deadline fields values)
           (if (eq :ok (call-status call))
@@ -213,6 +214,14 @@ exit, the call has ended."
             ;; error
             (if (call-status client) (setf passed t) (error error))))))))
 
+(defun begin-intent-of (call-pair options)
+  "Note for the call of CALL-PAIR what OPTIONS, its stub's, say of its limits. Nobody asks a call
+within the image for its :authority, which is checked all the same."
+  (destructuring-bind (&key authority max-send-octets max-receive-octets &allow-other-keys) options
+    (when (or authority max-send-octets max-receive-octets)
+      (calling:begin-intent (call-pair-client call-pair) authority max-send-octets
+                            max-receive-octets))))
+
 (defun invoke-call-pair (channel inproc-core method request deadline fields values async options)
   "INVOKE for all but the plainest calls."
   (let* ((kind (rpc-method-kind method))
@@ -224,6 +233,7 @@ exit, the call has ended."
                                              (and callee (route-to callee method))
                                              method deadline fields values))
       (setf (call-pair-unattended call-pair) (and async t))
+      (begin-intent-of call-pair options)
       (begin-kind call-pair kind channel method request generator options))))
 
 (defun begin-kind (call-pair kind channel method request generator options)

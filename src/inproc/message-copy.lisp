@@ -25,6 +25,18 @@ copy."
       (callee-options (call-pair-callee (call-call-pair call)))
       (inproc-core-options (call-inproc-core call))))
 
+(define-hot (sending-limit :inline t) ((call inproc-call)) index
+  "How many octets a message that CALL sends may have, as its own end says."
+  (let ((intent (and (rpc:client-p call) (rpc:call-intent call))))
+    (or (and intent (rpc:intent-send-limit intent))
+        (options-max-send-octets (sending-options call)))))
+
+(define-hot (receiving-limit :inline t) ((call inproc-call)) index
+  "How many octets a message that CALL sends may have, as the end says that receives it."
+  (let ((intent (and (not (rpc:client-p call)) (rpc:call-intent (other-end call)))))
+    (or (and intent (rpc:intent-receive-limit intent))
+        (options-max-receive-octets (receiving-options call)))))
+
 (define-hot (observers-p :inline t) ((call-pair call-pair)) boolean
   "True if the channel or the server of CALL-PAIR's call has an observer, or its messages are
 counted."
@@ -52,8 +64,7 @@ counted."
   "Return MESSAGE, which CALL sends, as the other end gets it, and its size. Signal the same as on
 the wire if it is of the wrong type or too long."
   (let ((size (protobuf:measure (rpc:outgoing-type call) message)))
-    (when (or (> size (options-max-send-octets (sending-options call)))
-              (> size (options-max-receive-octets (receiving-options call))))
+    (when (> size (min (sending-limit call) (receiving-limit call)))
       (refuse-length call size))
     (when (observers-p (call-call-pair call)) (tell-of-message call message size))
     (values (if (<= size rpc:+long-octets+)
@@ -63,11 +74,10 @@ the wire if it is of the wrong type or too long."
 
 (defun refuse-length (call size)
   "Signal that a message of CALL, SIZE octets long, is too long to send or too long to be received."
-  (let ((limit (options-max-send-octets (sending-options call))))
+  (let ((limit (sending-limit call)))
     (when (> size limit)
       (error (rpc:verdict-error :too-long-to-send (list size limit) :call call)))
-    (rpc:abort-as (other-end call) :too-long-received size
-                  (options-max-receive-octets (receiving-options call)))
+    (rpc:abort-as (other-end call) :too-long-received size (receiving-limit call))
     (error (rpc:call-condition call))))
 
 ;;; Metadata

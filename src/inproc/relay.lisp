@@ -197,6 +197,13 @@ know VIEW or nil."
         (concatenate 'simple-vector fields
                      (list (cons "grpc-previous-rpc-attempts" (princ-to-string number)))))))
 
+(defun limit-attempt (client attempt)
+  "ATTEMPT, of the call whose client's end is CLIENT, has its limits for messages."
+  (let ((intent (rpc:call-intent client)))
+    (when (and intent (or (rpc:intent-send-limit intent) (rpc:intent-receive-limit intent)))
+      (calling:begin-intent attempt nil (rpc:intent-send-limit intent)
+                            (rpc:intent-receive-limit intent)))))
+
 (defun begin-attempt (relay number channel)
   "The call pair of the attempt of RELAY that NUMBER others came before, a call on CHANNEL whose
 handler has not begun. If interceptors have it fail it has ended."
@@ -217,6 +224,7 @@ handler has not begun. If interceptors have it fail it has ended."
                                          (attempt-fields relay number view)
                                          (and observer (list 'rpc:attempt-of client))))))
         (when view (setf (calling:own-view (call-pair-client call-pair)) view))
+        (limit-attempt client (call-pair-client call-pair))
         (setf (relay-attempt relay) (call-pair-client call-pair))
         (when observer (begin-call-counts call-pair))
         call-pair))))

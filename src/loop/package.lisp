@@ -28,7 +28,7 @@
    #:share #:make-share #:share-running
    ;; reserve.lisp
    #:reserve #:make-reserve #:run-on-reserve #:leave-reserve #:share-open-p #:charge-thread
-   #:close-reserve #:reserve-root #:reserve-thread-count
+   #:close-reserve #:reserve-root #:reserve-thread-count #:start-thread
    ;; poller.lisp
    #:poller #:make-poller #:make-epoll-poller #:make-poll-poller #:poller-tokens #:poller-flags
    #:poller-state

@@ -74,14 +74,19 @@ the text as WHAT, if there is none or one is damaged."
   (print-unreadable-object (certificate stream :type t)
     (write-string (certificate-subject certificate) stream)))
 
-(defun x509-octets (x509)
-  "The DER of X509."
-  (let* ((octets (make-octets (i2d-x509 x509 0)))
+(defun der-octets (i2d object)
+  "The DER of OBJECT, something of OpenSSL's, which I2D, one of its i2d_ functions, writes."
+  (declare (type function i2d))
+  (let* ((octets (make-octets (funcall i2d object 0)))
          (place (make-array 1 :element-type '(unsigned-byte 64))))
     (with-pinned-objects (octets place)
       (setf (aref place 0) (sap-int (vector-sap octets)))
-      (i2d-x509 x509 (sap-int (vector-sap place))))
+      (funcall i2d object (sap-int (vector-sap place))))
     octets))
+
+(defun x509-octets (x509)
+  "The DER of X509."
+  (der-octets #'i2d-x509 x509))
 
 (defun foreign-octets (address length)
   (let ((octets (make-octets length)))
@@ -169,7 +174,8 @@ the text as WHAT, if there is none or one is damaged."
             (setf (certificate-facts certificate) (read-facts (certificate-der certificate))))
         name))
 
-(defun read-facts (der)
+(defun call-with-x509 (function der)
+  "Call FUNCTION with OpenSSL's form of the certificate DER, octets."
   (open-openssl)
   (let ((place (make-array 1 :element-type '(unsigned-byte 64))))
     (with-pinned-objects (der place)
@@ -177,8 +183,26 @@ the text as WHAT, if there is none or one is damaged."
       (let ((x509 (d2i-x509 0 (sap-int (vector-sap place)) (length der))))
         (when (zerop x509)
           (tls-error "These octets are no certificate: ~A." (openssl-failure)))
-        (unwind-protect (x509-facts x509)
+        (unwind-protect (funcall function x509)
           (x509-free x509))))))
+
+(defun read-facts (der)
+  (call-with-x509 #'x509-facts der))
+
+(defconstant +no-partial-wildcards+ 4)
+(defconstant +never-check-subject+ #x20)
+
+(defun certificate-for-p (certificate name)
+  "True if CERTIFICATE is for NAME, a host name or a numeric address, as its alternative names say
+(RFC 9525); a client judges its server's so in the handshake."
+  (call-with-x509 (lambda (x509)
+                    (= 1 (if (make-address name 0)
+                             (x509-check-ip-asc x509 name 0)
+                             (x509-check-host x509 name 0
+                                              (logior +no-partial-wildcards+
+                                                      +never-check-subject+)
+                                              0))))
+                  (certificate-der certificate)))
 
 (macrolet ((define-reader (name key documentation)
              `(defun ,name (certificate)

@@ -72,7 +72,10 @@
    ;; certificate.lisp
    #:certificate #:make-certificate #:first-certificate #:certificate-der #:certificate-subject
    #:certificate-issuer
-   #:certificate-names #:certificate-serial-number #:certificate-not-before #:certificate-not-after
+   #:certificate-for-p #:certificate-names #:certificate-serial-number #:certificate-not-before
+   #:certificate-not-after
+   ;; signature.lisp
+   #:private-key-kind #:sign-octets
    ;; tls-session.lisp
    #:+record-octets+ #:make-tls-context #:free-tls-context #:add-certificate-chain #:add-private-key
    #:add-roots #:add-system-roots #:host-name-p #:host-name-matches-p

@@ -39,8 +39,6 @@
 (defconstant +ssl-error-want-client-hello+ 11)
 (defconstant +x509-flag-partial-chain+ #x80000
   "A root that was given is trusted also if it is not self-signed.")
-(defconstant +no-partial-wildcards+ 4)
-(defconstant +never-check-subject+ #x20)
 (defconstant +extension-server-name+ 0)
 (defconstant +extension-alpn+ 16)
 (defconstant +alert-unrecognized-name+ 112)

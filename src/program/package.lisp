@@ -4,6 +4,7 @@
 
 (defpackage #:clgrpc.program
   (:use #:cl #:clgrpc.base #:clgrpc.option #:clgrpc.command)
+  (:import-from #:sb-ext #:defglobal)
   (:local-nicknames (#:loop #:clgrpc.loop) (#:os #:clgrpc.os) (#:serving #:clgrpc.serving)
                     (#:server #:clgrpc.server)
                     (#:services #:clgrpc.services) (#:metrics #:clgrpc.metrics)

@@ -7,7 +7,7 @@
   (let ((path (first sb-ext:*posix-argv*)))
     (if path (file-namestring (sb-ext:parse-native-namestring path)) "server")))
 
-(defparameter *own-keywords* '(:arguments :exit)
+(defparameter *own-keywords* '(:arguments :exit :reload)
   "The keyword arguments of RUN-SERVER that are neither options of the command line nor
 START-SERVER's.")
 
@@ -49,7 +49,8 @@ START-SERVER's.")
                 (call-with-ending
                  (lambda (ending)
                    (serve-as-asked (as-list services) given ending
-                                   (start-arguments options command))))))
+                                   (start-arguments options command)
+                                   :reload (getf options :reload))))))
           0)
       (usage-error (error) (complain error 2))
       (clgrpc-error (error) (complain error 1)))))
@@ -71,7 +72,7 @@ reader has stopped reading but is still there, such as a pager that waits for a 
                                                                      *error-output*))
                     :timeout +exit-seconds+ :default :late)))))
 
-(defun run-server (services &rest options &key arguments (exit t) &allow-other-keys)
+(defun run-server (services &rest options &key arguments (exit t) reload &allow-other-keys)
   "Serve SERVICES, as START-SERVER has them, until SIGTERM or SIGINT; then let running calls end, as
 STOP-SERVER does, write what is left of the log and of the standard output, and exit with 0. For the
 main function of a program.
@@ -81,6 +82,9 @@ ARGUMENTS   a list of strings, such as (uiop:command-line-arguments): options of
             other systems, such as --register of clgrpc-etcd/discovery and --console of
             clgrpc-tools/console, are there once those are loaded.
 EXIT        true by default; if false, return the exit code instead of exiting
+RELOAD      a function without arguments, called at each SIGHUP, on a thread of its own, to read
+            anew what the program has from files; an error in it is logged. Certificates are read
+            again and a binary log begun anew in any case. nil by default
 Each option of the command line is a keyword argument as well (:LOG-LEVEL :WARNING), whose value is
 what ARGUMENTS do not say; all others are START-SERVER's. It listens on 127.0.0.1:50051 by default.
 The log goes to the standard error, from :info on, unless *LOG-FUNCTION* has been set. Prints
@@ -88,8 +92,10 @@ The log goes to the standard error, from :info on, unless *LOG-FUNCTION* has bee
 with the code 128 and the signal's number; so does, with 1, an end that takes ten seconds longer
 than :DRAIN-SECONDS. Exiting unwinds the calling thread and runs SB-EXT:*EXIT-HOOKS*, unless the
 last output cannot be written since its reader has stopped reading. An error of
-START-SERVER, such as a port in use, is a line on the standard error and exit code 1. In the main
-thread."
+START-SERVER, such as a port in use, is a line on the standard error and exit code 1. Where the
+environment has NOTIFY_SOCKET (systemd's Type=notify), the service manager hears when this serves,
+reloads and ends. Signal MISUSE if RELOAD is no function. In the main thread."
+  (unless (typep reload '(or null function)) (misuse ":RELOAD is a function, not ~S." reload))
   (let* ((written nil)
          (code (unwind-protect (run-as-asked services arguments options)
                  (setf written (write-everything)))))

@@ -105,11 +105,13 @@ TLS if TLS is true."
           (and metrics-url (list (format nil "metrics at ~A" metrics-url)))
           (telemetry-lines (getf given :trace-sample) (getf given :otlp))))
 
-(defun serve-as-asked (services given ending options &key report paths)
+(defun serve-as-asked (services given ending options &key report paths reload)
   "Serve SERVICES, a list, as GIVEN, the plist of a command line with the options :SERVING and those
 of the groups, and OPTIONS, arguments of START-SERVER, say. Print where, at which PATHS there are
 pages, and what else there is to know; call REPORT, if there is one, with the server at each
-SIGUSR1. Once the process is told to end, by ENDING, let running calls end, and return."
+SIGUSR1. At SIGHUP read the certificates again, begin the binary log anew, and call RELOAD, if there
+is one. Once the process is told to end, by ENDING, let running calls end, and return. A service
+manager hears of all that."
   (let* ((credentials (asked-credentials given options))
          (own (observers-of-groups (list* :observer (as-list (getf options :observer))
                                           :credentials credentials given)))
@@ -131,8 +133,11 @@ SIGUSR1. Once the process is told to end, by ENDING, let running calls end, and 
               (progn
                 (call-at-map ending #'begin-perf-map)
                 (when report (call-at-report ending (lambda () (funcall report server))))
-                (when binary-log
-                  (call-at-hang-up ending (lambda () (logs:rotate-binary-log binary-log))))
+                (reload-at-hang-up
+                 ending server
+                 (and credentials (lambda () (loop:reload-credentials credentials)))
+                 (and binary-log (lambda () (logs:rotate-binary-log binary-log)))
+                 reload)
                 (setf (ending-seconds ending)
                       (+ (options-drain-seconds (serving:server-options server)) +ending-seconds+)
                       exporter (begin-exporting (getf given :otlp) metrics
@@ -142,7 +147,9 @@ SIGUSR1. Once the process is told to end, by ENDING, let running calls end, and 
                  (lambda (lines)
                    (announce server (append (page-lines server given metrics-url credentials paths)
                                             lines))
+                   (tell-serving server)
                    (await-end ending)
+                   (tell-stopping (ending-seconds ending))
                    (server:stop-server server))))
            (server:stop-server server)
            (when binary-log (logs:close-binary-log binary-log))

@@ -17,7 +17,8 @@ HTTP/2), :BACK-OFF (until the next attempt to connect), :RETRY (until its last a
 others have failed before), :QUEUE (for a stream of the connection, past the server's limit), :WAIT
 (from the request's headers to the first of the response), :RECEIVE (the rest of the response).
 :SEND as :STAGE means that the peer does not take what there is to send, :BEGIN that the call's
-deadline had passed before it waited for anything.
+deadline had passed before it waited for anything, :CREDENTIALS that its call credentials had not
+answered, or have failed.
 Stages of a handler's call: :RECEIVE (until the handler may start), :QUEUE (for a thread, or its
 turn on the loop), :ANSWER (from the start of the handler to the first of its answer), :SEND (the
 rest).
@@ -34,7 +35,8 @@ than the rest of the call. From any thread."
   '(:resolve "waiting for the name to be looked up" :connect "waiting for a connection"
     :handshake "waiting for the handshake" :back-off "waiting for the next attempt to connect"
     :answer "waiting for the handler" :begin "before it was sent"
-    :queue "waiting for a stream" :send "waiting for the server to take the request"
+    :credentials "waiting for its call credentials" :queue "waiting for a stream"
+    :send "waiting for the server to take the request"
     :wait "waiting for the response" :receive "receiving the response"))
 
 (defparameter *server-stage-texts*

@@ -30,7 +30,8 @@
    #:ending-outcome #:ending-trailer-fields #:ending-trailers #:ensure-ending #:ensure-inlet
    #:ensure-intent #:ensure-outlet #:ensure-parts #:ensure-reactions #:error-condition
    #:failed-attempts #:filter-messages #:filtered #:finish #:flaw #:gate-ringer #:incoming-type
-   #:inlet #:inlet-filter #:inlet-queued-octets #:inlet-received #:intent-attempt #:intent-metadata
+   #:inlet #:inlet-filter #:inlet-queued-octets #:inlet-received #:intent-attempt
+   #:intent-authority #:intent-metadata #:intent-receive-limit #:intent-send-limit
    #:intent-wait-for-ready #:interceptors-for #:join-observers #:late-value #:make-arrival
    #:make-observer #:make-trusted-observer #:may-send-p #:message-due-p
    #:note-failed-attempt #:note-opened #:notify #:notify-sleeper #:observe #:observer #:observer-for

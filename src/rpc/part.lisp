@@ -93,6 +93,9 @@
   "What the user of a call has asked for."
   (metadata '() :type list)             ; to be sent with the headers, an alist
   (wait-for-ready :unset :type (member :unset t nil)) ; the call outlasts failures to connect
+  (authority nil :type (or null string)) ; the :authority of its requests, if not the channel's
+  (send-limit nil :type (or null index)) ; octets of its requests, if not the channel's limit
+  (receive-limit nil :type (or null index)) ; octets of its responses, likewise
   (attempt nil))                        ; what interceptors know of a client's own attempt while it
                                         ; runs, see calling/attempt-view.lisp; nil if there are none
 

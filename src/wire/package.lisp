@@ -10,7 +10,8 @@
   (:import-from #:clgrpc.method
                   #:rpc-method-kind)
   (:import-from #:clgrpc.rpc
-                  #:observer #:observe #:parts #:call-parts #:ensure-parts #:inlet #:call-inlet
+                  #:observer #:observe #:parts #:call-intent #:call-parts #:ensure-parts #:inlet
+                  #:call-inlet #:intent-receive-limit #:intent-send-limit
                   #:ensure-inlet #:inlet-queued-octets #:outlet #:call-outlet #:call-path
                   #:ensure-outlet #:reactions #:call-reactions #:ensure-reactions
                   #:reactions-on-message #:reactions-due #:reactions-scheduled #:reactions-timers

@@ -43,14 +43,18 @@
   (let ((limits (endpoint-limits (wire-call-endpoint call))))
     (if limits
         (values (funcall limits call))
-        (options-max-send-octets (wire-call-options call)))))
+        (let ((intent (call-intent call)))
+          (or (and intent (intent-send-limit intent))
+              (options-max-send-octets (wire-call-options call)))))))
 
 (define-hot (receive-limit :inline t) ((call wire-call)) index
   "The largest message that CALL may receive."
   (let ((limits (endpoint-limits (wire-call-endpoint call))))
     (if limits
         (nth-value 1 (funcall limits call))
-        (options-max-receive-octets (wire-call-options call)))))
+        (let ((intent (call-intent call)))
+          (or (and intent (intent-receive-limit intent))
+              (options-max-receive-octets (wire-call-options call)))))))
 
 (define-hot (call-observer :inline t) ((call wire-call)) (or null observer)
   "The operation OBSERVER: the observer of CALL's channel or server, or nil."

@@ -24,7 +24,10 @@
           (dolist (stream streams)
             (is (equal '(31 "Grace" "hello") (hear stream))))
           (mapc #'grpc:cancel streams)))
-      (is-true (server:wait-until (lambda () (null (clgrpc.examples::chat-calls chat))))
+      (is-true (server:wait-until (lambda ()
+                                    (zerop (getf (grpc:topic-statistics
+                                                  (clgrpc.examples::chat-topic chat))
+                                                 :subscribers))))
                "who has left is forgotten"))))
 
 (test names-and-texts-have-a-length

@@ -20,7 +20,9 @@
   (list
    (make-chapter-list "First service" "In this order; the first four are enough to begin with."
               '("guides/first-service.md" "calls.md" "servers.md" "errors.md" "deadlines.md"
-                "protobuf.md" "interceptors.md" "in-process.md" "web.md" "guides/cookbook.md"
+                "protobuf.md" "interceptors.md" "call-credentials.md" "topics.md"
+                "in-process.md" "web.md"
+                "guides/cookbook.md"
                 "guides/coming-from.md"))
    (make-chapter-list "In production" "For programs that others depend on."
               '("guides/deployment.md" "guides/security.md" "guides/tuning.md" "limits.md" "tls.md"
@@ -38,8 +40,8 @@
   (list
    (make-subject "messages" "Protocol Buffers" '("CLGRPC.PROTOBUF") '("protobuf.md"))
    (make-subject "services" "Services and methods" '("CLGRPC.METHOD") '("calls.md"))
-   (make-subject "calls" "Calls" '("CLGRPC.RPC" "CLGRPC.CALLING" "CLGRPC.INPROC")
-                 '("calls.md" "deadlines.md" "interceptors.md" "in-process.md"))
+   (make-subject "calls" "Calls" '("CLGRPC.RPC" "CLGRPC.CALLING" "CLGRPC.INPROC" "CLGRPC.TOPIC")
+                 '("calls.md" "deadlines.md" "interceptors.md" "topics.md" "in-process.md"))
    (make-subject "errors" "Statuses and errors" '("CLGRPC.STATUS") '("errors.md"))
    (make-subject "servers" "Servers"
                  '("CLGRPC.SERVING" "CLGRPC.SERVER" "CLGRPC.PROGRAM" "CLGRPC.SERVICES"
@@ -47,7 +49,8 @@
                  '("servers.md" "web.md" "limits.md"))
    (make-subject "channels" "Channels, resolvers and balancers" '("CLGRPC.CLIENT" "CLGRPC.CONFIG")
                  '("fleets.md" "addresses.md"))
-   (make-subject "security" "TLS" '("CLGRPC.OS") '("tls.md"))
+   (make-subject "security" "TLS and tokens" '("CLGRPC.OS" "CLGRPC.TOKEN")
+                 '("tls.md" "call-credentials.md"))
    (make-subject "http" "Plain HTTP and REST" '("CLGRPC.EXCHANGE" "CLGRPC.REST")
                  '("http.md" "web.md"))
    (make-subject "observing" "Metrics, traces and logs"

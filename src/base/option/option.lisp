@@ -120,7 +120,7 @@ takes.")
 (defparameter *other-keywords*
   '("listen" "loops" "execution" "credentials" "compression" "interceptors" "http" "fallback"
     "observer" "balance" "service-config" "call-credentials" "attempt-interceptors"
-    "plaintext-credentials" "proxy")
+    "plaintext-credentials" "proxy" "authority" "user-agent" "resolvers")
   "Names of keywords of START-SERVER and MAKE-CHANNEL that are no options.")
 
 (defparameter *keyword-hints*

@@ -167,6 +167,27 @@ stream; nothing has been sent on it."
           (calling:first-begun (ensure-retries call) (keep-request call)))))))
 
 (define-hot submit ((call client-call) request) t
+  "Begin an attempt of CALL, with its only REQUEST unless that is nil, once its credentials have
+said who calls, and there is a stream."
+  (let* ((parts (call-client-parts call))
+         (identity (and parts (client-parts-identity parts))))
+    (if (and identity (not (shiftf (caller-identity-asked identity) nil)))
+        (ask-identity call identity request #'submit-identified)
+        (submit-now call request))))
+
+(defun submit-identified (call request error)
+  "The credentials of CALL, which runs, have answered: its attempt goes on, with its only REQUEST
+unless that is nil, or fails with ERROR, an RPC-ERROR: once it has a stream if no service config is
+in force yet, since that may say what follows."
+  (cond ((null error) (submit-now call request))
+        ((core-config (client-call-core call))
+         (fail-unbegun call (interceptor-failure call error)))
+        (t (rpc:ensure-intent call)     ; for UNFIT-HEADERS to look
+           (setf (caller-identity-failure (client-parts-identity (ensure-client-parts call)))
+                 (interceptor-failure call error))
+           (submit-now call request))))
+
+(define-hot submit-now ((call client-call) request) t
   "Begin an attempt of CALL, with its only REQUEST unless that is nil, once there is a stream."
   (multiple-value-bind (stream link picked) (find-stream (client-call-core call) call)
     (cond (stream (begin-attempt call link stream request))

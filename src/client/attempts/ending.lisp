@@ -134,6 +134,8 @@ deadline is that of the deadline, and what was said of it its cause."
     (wire:mark-call call :end)
     (stop-waiting call)
     (leave-places call)
+    (when (plusp (hash-table-count (core-asking (client-call-core call))))
+      (remhash call (core-asking (client-call-core call))))
     (when (and (eq :ok status) (core-throttle (client-call-core call)))
       (count-success (core-throttle (client-call-core call))))
     (when (core-observer (client-call-core call)) (tell-lost-attempts call status))

@@ -13,6 +13,19 @@
 (define-field **user-agent** "user-agent"
   (format nil "grpc-lisp-clgrpc/~A" **version**))
 
+(defun user-agent-field (prefix)
+  "The field user-agent of a channel whose user has said PREFIX, a string."
+  (hpack:string-field "user-agent"
+                      (format nil "~A ~A" prefix (hpack:field-value-string **user-agent**))))
+
+(define-hot (authority-field :inline t) ((call client-call)) hpack:field
+  "The field :authority of the requests of CALL."
+  (let* ((intent (rpc:call-intent call))
+         (own (and intent (rpc:intent-authority intent))))
+    (if own
+        (hpack:string-field ":authority" own)
+        (core-authority (client-call-core call)))))
+
 (defglobal **grpc-timeout** (ascii-octets "grpc-timeout"))
 
 (define-field **first-retry** "grpc-previous-rpc-attempts" "1")
@@ -41,15 +54,16 @@ METADATA, an alist."
                             **http**)
                         :index)
     (hpack:encode-field encoder buffer (method-path-field (call-rpc-method call)) :index)
-    (hpack:encode-field encoder buffer
-                        (core-authority (client-call-core call)) :index)
+    (hpack:encode-field encoder buffer (authority-field call) :index)
     (when (plusp (call-deadline call))
       (hpack:encode-literal encoder buffer **grpc-timeout**
                             (status:encode-timeout (- (call-deadline call) (operate now call)))
                             :plain))
     (hpack:encode-field encoder buffer **te-trailers** :index)
     (hpack:encode-field encoder buffer **content-type** :index)
-    (hpack:encode-field encoder buffer **user-agent** :index)
+    (hpack:encode-field encoder buffer
+                        (or (core-user-agent (client-call-core call)) **user-agent**)
+                        :index)
     (wire:encode-encodings call encoder buffer
                            (and (wire:outgoing-encoding call) (reads-compressed-p stream call)))
     (when (plusp number)
@@ -60,9 +74,10 @@ METADATA, an alist."
 (defun request-list-octets (call number metadata)
   "How large the header list of the attempt of CALL that NUMBER others came before, with METADATA,
 is at most, as RFC 9113 section 6.5.2 counts."
-  (+ (loop for field in (list **post** **https** **te-trailers** **content-type** **user-agent**
+  (+ (loop for field in (list **post** **https** **te-trailers** **content-type**
+                              (or (core-user-agent (client-call-core call)) **user-agent**)
                               (method-path-field (call-rpc-method call))
-                              (core-authority (client-call-core call)))
+                              (authority-field call))
            sum (hpack:field-size field))
      (wire:encodings-octets call)
      (if (plusp (call-deadline call)) 53 0) ; grpc-timeout
@@ -83,13 +98,49 @@ server does not take as large a header list; else nil."
                             size limit)
                     :how '(:ended-by :local :sent nil)))))
 
+(defconstant +remembered-authorities+ 16
+  "So many names that its server has proved a link remembers; others are looked up each time.")
+
+(defun proves-p (link authority)
+  "True if the certificate of LINK's server is for the host that AUTHORITY names."
+  (or (find authority (client-link-authorities link) :test #'string=)
+      (let ((security (wire:link-security link)))
+        (when (os:certificate-for-p (loop:security-peer-certificate security)
+                                    (calling:authority-host authority))
+          (when (< (length (client-link-authorities link)) +remembered-authorities+)
+            (push authority (client-link-authorities link)))
+          t))))
+
+(defun false-authority (call link)
+  "How an attempt of CALL on LINK fails if CALL has an :authority of its own for which LINK's
+server, which is to prove its name, has no certificate; else nil."
+  (let* ((authority (rpc:intent-authority (rpc:call-intent call)))
+         (credentials (core-credentials (client-call-core call))))
+    (unless (or (null authority)
+                (null credentials)
+                (not (loop:tls-credentials-verify credentials))
+                (proves-p link authority))
+      (make-client-failure :unavailable
+                           (format nil "the certificate of ~A is not for ~A, the call's :authority"
+                                   (wire:link-peer link) authority)
+                           :how '(:ended-by :local :sent nil)))))
+
+(defun identity-failure (call)
+  "How the attempt of CALL that begins fails since its credentials have failed, or nil."
+  (let ((identity (client-parts-identity (ensure-client-parts call))))
+    (and identity (shiftf (caller-identity-failure identity) nil))))
+
 (define-hot unfit-headers ((call client-call) (link link) (number index) (metadata list))
     (or null client-failure)
   "How the attempt of CALL on LINK that NUMBER others came before, with METADATA, fails, if it
 cannot have its headers; else nil."
-  (and (or (< (http2:connection-peer-max-header-list (client-link-http2 link)) +constant-octets+)
-           metadata)
-       (large-headers call link number metadata)))
+  (or (and (rpc:call-intent call)
+           (or (identity-failure call) (false-authority call link)))
+      (and (or (< (http2:connection-peer-max-header-list (client-link-http2 link))
+                  +constant-octets+)
+               metadata
+               (rpc:call-intent call))
+           (large-headers call link number metadata))))
 
 (defun metadata-fields (metadata)
   "METADATA, an alist that CHECK-METADATA has passed, as fields that might have come from a peer."

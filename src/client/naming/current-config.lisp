@@ -53,20 +53,25 @@ another now."
 
 (defun call-limits (call)
   "How long requests of CALL may be, and responses: what both the user and the service config allow,
-and where only one of them says what that one does."
-  (let ((core (client-call-core call))
-        (config (method-config-of call)))
+and where only one of them says what that one does. What the user says for CALL counts, if nothing
+what the user says for the channel."
+  (let* ((core (client-call-core call))
+         (config (method-config-of call))
+         (intent (rpc:call-intent call))
+         (own-send (and intent (rpc:intent-send-limit intent)))
+         (own-receive (and intent (rpc:intent-receive-limit intent))))
     (flet ((smaller (limit configured)
              (if configured (min limit configured) limit)))
       (let* ((table (core-methods core))
              (options (core-options core))
              (configured (and config (config:method-config-max-response-octets config)))
-             (given (and table (method-table-receive-limit table))))
-        (values (smaller (options-max-send-octets options)
+             (given (or own-receive (and table (method-table-receive-limit table)))))
+        (values (smaller (or own-send (options-max-send-octets options))
                          (and config (config:method-config-max-request-octets config)))
                 (if (and configured (null given))
                     configured
-                    (smaller (options-max-receive-octets options) configured)))))))
+                    (smaller (or own-receive (options-max-receive-octets options))
+                             configured)))))))
 
 (defun refuse-long-request (call request)
   "End CALL if what it is about to send, its only REQUEST if that is not nil, is longer than it may

@@ -78,6 +78,8 @@
               :documentation "What calls have as :authority, unless credentials say otherwise.")
    (host :initarg :host :reader resolver-host
          :documentation "The name that a server's certificate must have, unless credentials say.")
+   (own-host :initform nil :accessor resolver-own-host
+             :documentation "The host of the :authority that the channel's user has given, or nil.")
    (proxy :initform nil :initarg :proxy :reader resolver-proxy
           :documentation "The PROXY whose addresses are told instead of the servers', or nil.")
    (loop :initform nil :accessor resolver-loop
@@ -292,13 +294,35 @@ later. Return false if the channel does not want to know any more. From any thre
 
 (defmacro define-resolver (name scheme (&rest slots) &body class-options)
   "Define the class NAME of resolvers with SLOTS and CLASS-OPTIONS as DEFCLASS has them, and have
-MAKE-CHANNEL make one for each target that begins with SCHEME, a string, and a colon. It has a
-method of START-RESOLVER that calls PUSH-ADDRESSES, and may have others of RESOLVE-NOW and
-STOP-RESOLVER. RESOLVER-NAME says which servers are asked for; it is the channel's :authority, too.
+MAKE-CHANNEL make one for each target that begins with SCHEME, a string, and a colon; if SCHEME is
+nil only channels have it that name it among their :resolvers. It has a method of START-RESOLVER
+that calls PUSH-ADDRESSES, and may have others of RESOLVE-NOW and STOP-RESOLVER. RESOLVER-NAME says
+which servers are asked for; it is the channel's :authority, too.
 A scheme that has resolvers gets others; channels that there are keep theirs."
   `(progn
      (defclass ,name (user-resolver) (,@slots) ,@class-options)
-     (loop:register-scheme ,scheme :resolver (lambda (text options)
-                                               (declare (ignore options))
-                                               (make-user-resolver ',name text)))
+     ,@(when scheme
+         `((loop:register-scheme ,scheme :resolver (lambda (text options)
+                                                     (declare (ignore options))
+                                                     (make-user-resolver ',name text)))))
      ',name))
+
+(defun check-resolvers (resolvers)
+  "Return RESOLVERS, an alist from schemes to names of classes of resolvers. Signal MISUSE if it is
+none."
+  (flet ((right-p (row)
+           (and (consp row)
+                (stringp (car row))
+                (symbolp (cdr row))
+                (find-class (cdr row) nil)
+                (subtypep (cdr row) 'user-resolver))))
+    (unless (and (listp resolvers) (every #'right-p resolvers))
+      (misuse ":RESOLVERS is an alist from schemes, strings, to names of classes that ~
+               DEFINE-RESOLVER has defined, not ~S." resolvers)))
+  resolvers)
+
+(defun own-resolver (text resolvers)
+  "The class, a symbol, that RESOLVERS, an alist, have for the scheme of TEXT, a target, or nil."
+  (let ((colon (and (stringp text) (position #\: text))))
+    (and colon
+         (cdr (assoc (subseq text 0 colon) resolvers :test #'string-equal)))))

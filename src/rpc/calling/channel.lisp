@@ -9,6 +9,18 @@
   (:documentation "The connectivity of CHANNEL: :idle, :connecting, :ready, :transient-failure or
 :shutdown. From any thread."))
 
+(defgeneric on-state-change (channel function)
+  (:documentation "Call FUNCTION, of one argument, with the state of CHANNEL, as CHANNEL-STATE has
+it, now and with each that it comes to, in their order, until :shutdown, which is the last. It runs
+on CHANNEL's loop, or, for a channel within the image, in the thread that calls this or closes
+CHANNEL: it must not wait. An error in it is logged. A FUNCTION that refers to CHANNEL keeps it from
+being closed for having been dropped. Return CHANNEL. From any thread."))
+
+(defun tell-state (function state)
+  "Call FUNCTION, of ON-STATE-CHANGE, with STATE."
+  (loop:guarding (:state-function-error :state state)
+    (funcall (the function function) state)))
+
 (defgeneric channel-addresses (channel)
   (:documentation "What CHANNEL knows of its servers now: a list of plists, one for each, with
 :ADDRESS, text, of several addresses of one server with commas between; :STATE, as CHANNEL-STATE;
@@ -67,42 +79,11 @@ CHANNEL. From any thread.")
   (:documentation "True if CHANNEL sends call credentials though somebody might read them.")
   (:method ((channel channel)) nil))
 
-;;; Call credentials: metadata that says who calls, made again for each call
-
-(defun bearer-token (token)
-  "Return call credentials, for :call-credentials of a channel or stub, that send `authorization:
-Bearer TOKEN`. TOKEN is a string, or a function without arguments that returns one, called for each
-call in the caller's thread."
-  (check-type token (or string function))
-  (lambda (method)
-    (declare (ignore method))
-    (list (cons "authorization"
-                (concatenate 'string "Bearer " (if (functionp token) (funcall token) token))))))
-
-(defun credentials-metadata (channel credentials method)
-  "The metadata that CREDENTIALS, a function of a method's path, give for a call of METHOD on
-CHANNEL. Signal :unauthenticated if anybody on the way could read them, or CREDENTIALS signal an
-error; if that is an RPC-ERROR, its status, or :internal for one that only applications give."
-  (unless (or (channel-secure-p channel) (channel-plaintext-credentials channel))
-    (error (make-rpc-error
-            :unauthenticated :ended-by :local :sent nil
-            :message (format nil "call credentials are not sent to ~A without TLS; ~
-                                  :plaintext-credentials t of its channel allows that"
-                             (channel-target channel)))))
-  (unless (typep credentials '(or function symbol))
-    (misuse "Call credentials are a function of the method's path, such as BEARER-TOKEN returns, ~
-             not ~S."
-            credentials))
-  (check-metadata
-   (handler-case (funcall credentials (rpc-method-path method))
-     (error (cause)
-       (error (refusal-error cause :unauthenticated "the call credentials have failed"))))))
-
 ;;; Channels
 
 (defclass interception ()
   ((interceptors :initarg :interceptors :reader channel-interceptors) ; the outermost first
-   ;; a function of a method's path that returns metadata, or nil
+   ;; see call-credentials.lisp, or nil
    (call-credentials :initarg :call-credentials :reader channel-call-credentials))
   (:documentation "What a channel with interceptors or call credentials is besides its own kind."))
 
@@ -118,7 +99,7 @@ for METHOD, REQUEST and OPTIONS."
 
 (document-functions
   channel-interceptors "The interceptors of CHANNEL, as CHECK-INTERCEPTORS takes them."
-  channel-call-credentials "A function of a method's path that returns metadata, or nil.")
+  channel-call-credentials "The call credentials of CHANNEL's calls, or nil.")
 
 (defmethod invoke :around ((channel interception) method request &rest options)
   (let ((credentials (channel-call-credentials channel)))
@@ -127,7 +108,8 @@ for METHOD, REQUEST and OPTIONS."
      (lambda (request options)
        (apply #'call-next-method channel method request
               (if credentials
-                  (list* :metadata (append (getf options :metadata)
-                                           (credentials-metadata channel credentials method))
+                  (list* :call-credentials
+                         (let ((own (getf options :call-credentials)))
+                           (if own (compose-credentials credentials own) credentials))
                          options)
                   options))))))

@@ -11,6 +11,7 @@
                 #:call-outcome #:call-path #:call-rpc-method
                 #:call-status #:call-value #:check-message #:client-p #:close-send
                 #:ending-trailer-fields #:ensure-intent #:failed-attempts #:intent-attempt
+                #:intent-authority #:intent-receive-limit #:intent-send-limit
                 #:interceptors-for #:on-writable #:operate #:outcome-message
                 #:reply #:retry-call #:send #:try-send #:verdict-error #:wait-for-call)
   (:import-from #:clgrpc.method
@@ -20,11 +21,18 @@
                 #:check-metadata #:refusal-error #:deadline #:deadline-in #:earlier-deadline
                 #:failure-p #:make-rpc-error #:rpc-error #:rpc-error-trailers)
   (:export
-   #:absolute-deadline #:acquire-client-loop #:acquire-timer-loop #:bearer-token #:begin-values
+   ;; call-credentials.lisp
+   #:call-credentials #:get-request-metadata #:credentials-request #:make-credentials-request
+   #:credentials-request-path #:credentials-request-authority #:credentials-request-audience
+   #:credentials-request-secure-p #:compose-credentials #:ask-credentials #:token-metadata
+   #:check-credentials-secure #:check-credentials-kind #:waiting-credentials-p
+   #:absolute-deadline #:acquire-client-loop #:acquire-timer-loop #:bearer-token #:begin-intent
+   #:authority-host #:begin-values #:check-authority
    #:call-async #:channel-addresses #:channel-plaintext-credentials #:channel-secure-p
    #:channel-state #:channel-target #:check-call-options #:client-loop #:client-loop-loop
    #:client-loop-reserve #:close-channel #:credentials-metadata #:drive-for #:end-elsewhere
-   #:ensure-connected #:limit-silence #:reset-back-off #:fail-or-retry #:interception #:only-request
+   #:ensure-connected #:limit-silence #:on-state-change #:tell-state #:reset-back-off
+   #:fail-or-retry #:interception #:only-request
    #:pump-requests #:release-client-loop #:release-timer-loop #:report-dropped #:request-generator
    #:send-requests #:wait-for-state-change #:when-dropped
    ;; attempt-view.lisp

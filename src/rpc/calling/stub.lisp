@@ -9,7 +9,7 @@
 (define-hot check-call-options ((options list)) null
   "Signal MISUSE if the plist OPTIONS has a keyword that stubs do not take."
   (let ((known '(:timeout :deadline :metadata :wait-for-ready :call-credentials :compression
-                 :values)))
+                 :authority :max-send-octets :max-receive-octets :values)))
     (loop for name in options by #'cddr
           unless (or (member name known)
                      (eq name :async))  ; of CALL-ASYNC
@@ -23,6 +23,39 @@
   ;; of a key that is there twice the first counts
   (loop for (value key) on (reverse plist) by #'cddr
         do (setf (call-value call key) value)))
+
+(defun check-authority (authority)
+  "Return AUTHORITY, which is to be the :authority of calls. Signal MISUSE if it has characters that
+it cannot have (RFC 3986)."
+  (unless (and (stringp authority)
+               (plusp (length authority))
+               (every (lambda (character) (char< #\Space character #\Rubout)) authority))
+    (misuse "~S cannot be the :authority of calls, which is ASCII without spaces; a name in ~
+             another alphabet has a form in it, xn--…" authority))
+  authority)
+
+(defun authority-host (authority)
+  "The host that AUTHORITY, a text HOST, HOST:PORT or [ADDRESS]:PORT, names (RFC 3986 section
+3.2)."
+  (let ((bracket (position #\] authority)))
+    (if (and bracket (char= #\[ (char authority 0)))
+        (subseq authority 1 bracket)
+        (subseq authority 0 (position #\: authority)))))
+
+(defun begin-intent (call authority max-send-octets max-receive-octets)
+  "Note what the stub of CALL, a new one, was told: the :authority of its requests, and how many
+octets a request and a response may have, each nil for what the channel says."
+  (flet ((limit (name value)
+           (unless (typep value '(integer 0 2147483647))
+             (misuse "~S is a number of octets up to 2147483647, not ~S." name value))
+           value))
+    (let ((intent (ensure-intent call)))
+      (when authority (setf (intent-authority intent) (check-authority authority)))
+      (when max-send-octets
+        (setf (intent-send-limit intent) (limit :max-send-octets max-send-octets)))
+      (when max-receive-octets
+        (setf (intent-receive-limit intent)
+              (limit :max-receive-octets max-receive-octets))))))
 
 (defconstant +least-deadline-ns+ (* 10 +ns-per-second+)
   "A smaller number, less than ten seconds after the machine's start, is not a deadline: it is a

@@ -237,7 +237,7 @@ that channels take. The generic function cannot name these itself, since then al
 have to take them."
   (if (typep function 'method-function)
       '(target request &key timeout deadline metadata wait-for-ready call-credentials compression
-        values)
+        authority max-send-octets max-receive-octets values)
       (funcall look function)))
 
 (sb-int:encapsulate 'sb-introspect:function-lambda-list 'define-service #'shown-lambda-list)
@@ -290,7 +290,8 @@ thread."
   (defun usage (kind)
     "How a method of KIND is called and implemented, as text."
     (format nil "With a channel: ~A.~%The keywords are :timeout (seconds), :deadline, :metadata, ~
-                 :wait-for-ready, :call-credentials,~%:compression and :values.~2%A handler ~A."
+                 :wait-for-ready, :call-credentials,~%:compression, :authority, :max-send-octets, ~
+                 :max-receive-octets and :values.~2%A handler ~A."
             (ecase kind
               (:unary "returns the reply and, as second value, the call")
               (:server-streaming "returns a call, to iterate with DO-MESSAGES or RECEIVE from")

@@ -195,3 +195,21 @@
         (grpc:stop-server server)
         (is (eq :idle (sb-thread:join-thread heard))))
       (signals type-error (grpc:wait-for-state-change channel :asleep)))))
+
+(test states-are-told
+  "From the present one on, in their order, to :shutdown; an error in a function stops no other."
+  (with-log (:state-function-error)
+    (let ((server (start-probe (list :ask #'double))) (states '()) (late '()))
+      (let ((channel (grpc:make-channel (grpc:server-address server))))
+        (is (eq channel (grpc:on-state-change channel (lambda (state)
+                                                        (declare (ignore state))
+                                                        (error "on purpose")))))
+        (grpc:on-state-change channel (lambda (state) (push state states)))
+        (ask channel (note 1))
+        (grpc:stop-server server)
+        (is (wait-until (lambda () (eq :idle (grpc:channel-state channel)))))
+        (grpc:close-channel channel)
+        (is (wait-until (lambda () (equal '(:idle :connecting :ready :idle :shutdown)
+                                          (reverse states)))))
+        (grpc:on-state-change channel (lambda (state) (push state late)))
+        (is (wait-until (lambda () (equal '(:shutdown) late))))))))

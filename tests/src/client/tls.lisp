@@ -330,3 +330,44 @@
                      (outcome (list "127.0.0.2:9" :server-name "a.test.example")
                               (list address :server-name "elsewhere.example" :zone "a"))))
           (is (eq :unavailable (outcome (list address :server-name "a.test.example")))))))))
+
+;;; Names that requests say
+
+(test tls-proves-the-channels-authority
+  "With TLS the host of the channel's :authority is the name that the server must have."
+  (with-tls-probe (channel :channel-options '(:authority "a.test.example:443")) (:ask #'double)
+    (let ((call (nth-value 1 (ask channel (note 1)))))
+      (is (equal "a.test.example" (grpc:security-server-name (grpc:call-security call))))))
+  (with-tls-probe (channel :channel-options '(:authority "x.example")) (:ask #'double)
+    (let ((error (caught (ask channel (note 1)))))
+      (is (typep error 'grpc:unavailable))
+      (is (search "not for x.example" (grpc:rpc-error-message error)))))
+  ;; what credentials say of the name is what they verify
+  (with-tls-probe (channel :client-credentials (trusting nil :server-name "localhost")
+                           :channel-options '(:authority "x.example"))
+      (:ask #'double)
+    (is (= 2 (number-of (ask channel (note 1)))))))
+
+(test tls-proves-a-calls-authority
+  "With TLS a call with an :authority that the server's certificate is not for fails before it is
+sent, with :unavailable; where nothing is verified it does not."
+  (with-tls-probe (channel) (:ask #'double)
+    (dotimes (i 2)
+      (dolist (authority '("a.test.example" "b.test.example:50051" "[::1]:80" "LOCALHOST"))
+        (is (= 2 (number-of (ask channel (note 1) :authority authority)))))
+      (dolist (authority '("x.example" "test.example" "a.b.test.example" "[::2]:80" "10.0.0.1"))
+        (let ((error (caught (ask channel (note 1) :authority authority))))
+          (is (typep error 'grpc:unavailable))
+          (is (not (grpc:rpc-error-sent-p error)))
+          (is (search (format nil "is not for ~A" authority) (grpc:rpc-error-message error)))))))
+  (with-tls-probe (channel :client-credentials (grpc:tls-credentials :verify nil)) (:ask #'double)
+    (is (= 2 (number-of (ask channel (note 1) :authority "x.example"))))))
+
+(test authorities-that-a-link-remembers
+  "A link remembers a bounded number of names that its server has proved."
+  (with-tls-probe (channel) (:ask #'double)
+    (dotimes (i 20)
+      (ask channel (note 1) :authority (format nil "host-~D.test.example" i)))
+    (let ((link (first (client::connection-set-links
+                        (connection-set-of (the-subchannel channel))))))
+      (is (= 16 (length (client::client-link-authorities link)))))))

@@ -53,6 +53,15 @@
     (signals grpc:misuse (ask channel (note 1)))
     (signals grpc:misuse (grpc:ensure-connected channel))))
 
+(test states-are-told-within-the-image
+  (with-inproc (channel :server server) (:ask #'double)
+    (let ((channel (grpc:server-channel server)) (states '()))
+      (is (eq channel (grpc:on-state-change channel (lambda (state) (push state states)))))
+      (grpc:close-channel channel)
+      (grpc:close-channel channel)
+      (grpc:on-state-change channel (lambda (state) (push state states)))
+      (is (equal '(:ready :shutdown :shutdown) (reverse states))))))
+
 (test options-of-channels
   (with-inproc (channel :server server) (:ask #'double)
     (dolist (wrong '((:messages :move) (:on 5) (:max-send-octets -1) (:no-such 1)

@@ -21,11 +21,19 @@
     (format t "greeting ~A, " name)     ; this stays in the stream's buffer
     (helloworld:make-hello-reply :message (format nil "Hello, ~A!" name))))
 
+(defun read-again ()
+  (format t "own reload~%")
+  (finish-output)
+  (error "on purpose"))
+
 (defun main ()
   (push (lambda () (format t "exit hook~%")) sb-ext:*exit-hooks*)
   (unwind-protect (grpc:run-server (list (make-instance 'my-greeter)
                                          (make-instance 'grpc:health-service))
                                    :arguments (rest sb-ext:*posix-argv*)
+                                   :reload (and (member "--tls-cert" sb-ext:*posix-argv*
+                                                        :test #'string=)
+                                                #'read-again)
                                    :max-receive-octets 1000)
     (format t "unwound~%")))
 

@@ -606,6 +606,47 @@ the other end has values of its own."
     (is (eq :resource-exhausted
             (status-of-error (caught (ask channel (note 1 :body 4194305))))))))
 
+(define-case message-limits-of-a-call ()
+  "A stub's limits are that call's, lower or higher than the channel's, whatever its policy for
+retries. A service config bounds them as it bounds the channel's."
+  (flet ((config (more)
+           (list :service-config
+                 (format nil "{\"methodConfig\":[{\"name\":[{}],~A}]}" more)))
+         (answer (note call) (declare (ignore call)) (note 1 :body (number-of note)))
+         (answer-more (note call) (grpc:send call (note 1 :body (number-of note))) nil))
+    (dolist (channel-options
+             (list '()
+                   (config "\"maxResponseMessageBytes\":2000,\"maxRequestMessageBytes\":2000")
+                   (config "\"retryPolicy\":{\"maxAttempts\":2,\"initialBackoff\":\"0.01s\",
+                            \"maxBackoff\":\"0.01s\",\"backoffMultiplier\":1,
+                            \"retryableStatusCodes\":[\"UNAVAILABLE\"]}")))
+      (with-transport (channel :channel-options (append '(:max-receive-octets 1000
+                                                          :max-send-octets 1000)
+                                                        channel-options))
+          (:ask #'answer :watch #'answer-more)
+        (flet ((check (expected &rest arguments)
+                 (is (eq expected (or (status-of-error (caught (apply #'ask channel arguments)))
+                                      :ok))
+                     "~S ~S" channel-options arguments)))
+          (check :ok (note 900))
+          (check :resource-exhausted (note 1001))
+          (check :ok (note 1500) :max-receive-octets 1600)
+          (check :resource-exhausted (note 500) :max-receive-octets 400)
+          (check :resource-exhausted (note 1 :body 1001))
+          (check :ok (note 1 :body 1500) :max-send-octets 1600)
+          (check :resource-exhausted (note 1 :body 500) :max-send-octets 400)
+          (let ((long (if (search "maxResponse" (princ-to-string channel-options))
+                          :resource-exhausted
+                          :ok)))
+            (check long (note 3000) :max-receive-octets 6000)
+            (check long (note 1 :body 3000) :max-send-octets 6000))
+          (is (equal '(1) (numbers (watch channel (note 1500) :max-receive-octets 1600))))
+          (is (eq :resource-exhausted (status-of-error (caught (numbers (watch channel
+                                                                               (note 1500)))))))
+          (dolist (bad '(-1 "x" 2147483648 1.5))
+            (signals grpc:misuse (ask channel (note 1) :max-receive-octets bad))
+            (signals grpc:misuse (ask channel (note 1) :max-send-octets bad))))))))
+
 (define-case compression-is-no-matter ()
   "What asks for it gets the same messages, compressed or not."
   (with-transport (channel :options '(:compression :gzip))

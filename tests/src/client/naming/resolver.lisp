@@ -196,3 +196,31 @@ the loop."
         (signal-it *come*)
         (is (= 2 (number-of (grpc:await future))))))
     (grpc:stop-server server)))
+
+;;; Of one channel
+
+(defvar *herd-address* nil)
+
+(grpc:define-resolver herd nil ()
+  (:documentation "A resolver that only channels have which say so."))
+
+(defmethod grpc:start-resolver ((herd herd))
+  (grpc:push-addresses herd (list *herd-address*)))
+
+(test resolvers-of-one-channel
+  "They go before those of the image, and other channels do not have them."
+  (with-probe (channel :server server) (:ask #'double)
+    (setf *herd-address* (grpc:server-address server))
+    (unwind-protect
+         (progn
+           (dolist (scheme '("herd" "HERD" "dns" "inproc"))
+             (grpc:with-channel (channel "herd:cows" :resolvers '(("herd" . herd)))
+               (is (= 4 (number-of (ask channel (note 2))))))
+             (grpc:with-channel (channel (format nil "~A:cows" scheme)
+                                         :resolvers `((,(string-downcase scheme) . herd)))
+               (is (= 4 (number-of (ask channel (note 2)))))
+               (is (equal (format nil "~A:cows" scheme) (grpc:channel-target channel)))))
+           (signals grpc:misuse (grpc:make-channel "herd:cows"))
+           (dolist (bad '(5 (("herd" . car)) (("herd" . no-such-class)) ((herd . herd)) ("herd")))
+             (signals grpc:misuse (grpc:make-channel "127.0.0.1:1" :resolvers bad))))
+      (setf *herd-address* nil))))

@@ -34,16 +34,20 @@
     (is (equal '(3) (serving::call-intercepted '() nil '(3) #'identity)))))
 
 (test interceptors-of-a-channel
-  "They see the options of the stub, and give others; credentials are metadata besides."
+  "They see the options of the stub, and give others; credentials are among them for the transport."
   (let ((channel (make-instance 'intercepted-test-channel
                                 :interceptors (list (lambda (method request options next)
                                                       (is (eq *test-method* method))
                                                       (funcall next (1+ request)
                                                                (list* :timeout 3 options))))
                                 :call-credentials (calling:bearer-token "secret"))))
-    (is (equal `(,*test-method* 2 (:metadata (("a" . "b") ("authorization" . "Bearer secret"))
-                                   :timeout 3 :metadata (("a" . "b"))))
-               (method:invoke channel *test-method* 1 :metadata '(("a" . "b")))))))
+    (destructuring-bind (method request (name credentials . options))
+        (method:invoke channel *test-method* 1 :metadata '(("a" . "b")))
+      (is (equal `(,*test-method* 2 :call-credentials (:timeout 3 :metadata (("a" . "b"))))
+                 (list method request name options)))
+      (is (equal '(("authorization" . "Bearer secret"))
+                 (calling:credentials-metadata (make-instance 'secure-channel) credentials
+                                               *test-method*))))))
 
 (test credentials-are-for-secure-channels
   (let ((token (calling:bearer-token (lambda () "new"))))

@@ -1,0 +1,96 @@
+;;;; Who makes a call, as its attempts say: its call credentials (calling/call-credentials.lisp) are
+;;;; asked before each attempt, the first, retries, hedges and transparent retries, so that a token
+;;;; that has expired meanwhile is not sent again.
+;;;;
+;;;;   credentials that never wait     SUBMIT asks them on the loop. Mostly they answer at once, and
+;;;;                                   the attempt begins in the same turn; otherwise it begins when
+;;;;                                   they have answered
+;;;;   functions, which may wait       the stub asks them in its caller's thread for the first
+;;;;                                   attempt, a thread of the reserve for each further one
+;;;;
+;;;; An attempt sends the newest metadata that the credentials have given for its call. One for
+;;;; which they fail is an attempt that finds no server: the policy of its method decides what
+;;;; follows. A call whose attempt waits for credentials is in the table ASKING of its core; it ends
+;;;; by its deadline, or with its channel. All but BEGIN-IDENTITY is on the loop.
+
+(in-package #:clgrpc.client)
+
+(defun request-for-credentials (call)
+  "What the credentials of CALL are asked for."
+  (calling:make-credentials-request (rpc-method-path (call-rpc-method call))
+                                    (hpack:field-value-string (authority-field call))
+                                    (and (channel-secure-p (client-call-core call)) t)))
+
+(defun waiting-runner (core)
+  "What ASK-CREDENTIALS runs a function with that may wait, for CORE's channel."
+  (lambda (function)
+    (loop:run-on-reserve (client-loop-reserve (core-client-loop core)) function
+                         :if-busy :insist)))
+
+(defun take-identity (call identity metadata)
+  "METADATA is what CALL's credentials have given last."
+  (setf (caller-identity-awaited identity) nil
+        (rpc:intent-metadata (rpc:ensure-intent call))
+        (append (caller-identity-metadata identity) metadata)))
+
+(defun begin-identity (call channel credentials)
+  "The attempts of CALL, a new one on CHANNEL, are to say what CREDENTIALS give. Signal
+:unauthenticated if they must not go there, or whatever functions among them fail with. In the
+caller's thread."
+  (calling:check-credentials-secure channel)
+  (calling:check-credentials-kind credentials)
+  (let ((identity (make-caller-identity credentials (rpc:outgoing-metadata call))))
+    (when (calling:waiting-credentials-p credentials)
+      (take-identity call identity
+                     (credentials-metadata channel credentials (call-rpc-method call)
+                                           (hpack:field-value-string (authority-field call))))
+      (setf (caller-identity-asked identity) t))
+    (setf (client-parts-identity (ensure-client-parts call)) identity)))
+
+;;; Waiting for an answer
+
+(defun count-asking (call change)
+  "CHANGE more attempts of CALL wait for its credentials."
+  (let* ((asking (core-asking (client-call-core call)))
+         (count (+ change (gethash call asking 0))))
+    (if (plusp count)
+        (setf (gethash call asking) count)
+        (remhash call asking))))
+
+(defun go-on-later (call identity metadata error taker)
+  "An attempt of CALL has waited: as ASK-IDENTITY has it. The service config may have come
+meanwhile."
+  (declare (type function taker))
+  (count-asking call -1)
+  (unless (call-status call)
+    (guarding-call (call)
+      (when (and (core-methods (client-call-core call)) (limit-time call))
+        (wire:start-deadline call))
+      (unless error (take-identity call identity metadata))
+      (funcall taker call nil error))))
+
+(defun ask-identity (call identity request taker)
+  "Ask the credentials of CALL, which has IDENTITY. When they have answered, and CALL runs still,
+call TAKER with CALL, its only REQUEST, or nil if there is none or it is kept by then, and nil or
+the RPC-ERROR that they fail with. They may answer while they are asked, or later on any thread."
+  (declare (type function taker))
+  (let ((stage (list :asking)) (answered-metadata '()) (answered-error nil)
+        (core (client-call-core call)))
+    (setf (caller-identity-awaited identity) t)
+    (flet ((answer (metadata error)
+             (setf answered-metadata metadata
+                   answered-error error)
+             (unless (eq :asking (compare-and-swap (car stage) :asking :answered))
+               (loop:post (core-loop core)
+                          (lambda () (go-on-later call identity metadata error taker))))))
+      (calling:ask-credentials (caller-identity-credentials identity)
+                               (request-for-credentials call) (waiting-runner core) #'answer))
+    (cond ((eq :asking (car stage))
+           (when request
+             (setf (client-call-request call) (wire:encode-message call request nil)))
+           (count-asking call 1)
+           (unless (eq :asking (compare-and-swap (car stage) :asking :waiting))
+             (go-on-later call identity answered-metadata answered-error taker)))
+          (t (unless answered-error (take-identity call identity answered-metadata))
+             (funcall taker call request answered-error))))
+  nil)

@@ -1,0 +1,222 @@
+;;;; One request of HTTP/1.1 (RFC 9112), for servers that give tokens: a form is posted on a
+;;;; connection of its own, over TLS or not, and the answer is read whole. The thread that asks
+;;;; waits; a client loop does the rest. Everything that the server may do has a limit: the time for
+;;;; all of it, the length of the head (the parser's), the length of the body.
+;;;;
+;;;; States of an exchange: :connecting → :open → :done. It is settled once, by RESOLVE-FUTURE or
+;;;; REJECT-FUTURE of its future, and its connection is aborted then. What comes after is dropped.
+
+(in-package #:clgrpc.token)
+
+(defconstant +most-answer-octets+ 1048576
+  "How long the body of an answer may be.")
+
+(defstruct (exchange (:copier nil))
+  "A request and its answer."
+  (future (loop:make-future) :type loop:future :read-only t) ; of the status and the body
+  (request (make-octets 0) :type octets :read-only t) ; head and body
+  (parser (http1:make-parser :client) :type http1:parser :read-only t) ; of the answer
+  (body (make-buffer :size 1024) :type buffer :read-only t) ; of the answer, so far
+  (connection nil :type (or null loop:connection))) ; once it is there
+
+(defmethod print-object ((exchange exchange) stream)
+  (print-unreadable-object (exchange stream :type t))) ; it has secrets
+
+(defstruct (url (:constructor make-url (text secure host port path)) (:copier nil))
+  "What a URL of HTTP names."
+  (text "" :type string :read-only t)   ; the URL, without what is secret in it
+  (secure nil :type boolean :read-only t) ; by TLS
+  (host "" :type string :read-only t)   ; a name or an address without brackets
+  (port 0 :type (integer 1 65535) :read-only t) ; of the server
+  (path "/" :type string :read-only t)) ; and the query
+
+(defmethod print-object ((url url) stream)
+  (print-unreadable-object (url stream :type t)
+    (write-string (url-text url) stream)))
+
+(defun parse-url (url)
+  "What URL, a text, names: http://HOST[:PORT][/PATH] or https://…. Signal MISUSE if it is neither,
+or has a user in it."
+  (flet ((refuse () (misuse "~S is no URL http://HOST[:PORT]/PATH or https://…" url))
+         (begins (text) (and (< (length text) (length url))
+                             (string-equal text url :end2 (length text)))))
+    (unless (and (stringp url)
+                 (every (lambda (character) (char< #\Space character #\Rubout)) url))
+      (refuse))
+    (let* ((secure (begins "https://"))
+           (start (cond (secure 8) ((begins "http://") 7) (t (refuse))))
+           (end (or (position-if (lambda (character) (find character "/?#")) url :start start)
+                    (length url)))
+           (authority (subseq url start end))
+           (bracket (position #\] authority))
+           (colon (position #\: authority :start (or bracket 0)))
+           (host (subseq authority 0 colon))
+           (port (if colon
+                     (parse-integer authority :start (1+ colon) :junk-allowed t)
+                     (if secure 443 80)))
+           (path (subseq url end (position #\# url :start end))))
+      (when (or (find #\@ authority)
+                (string= "" host)
+                (not (typep port '(integer 1 65535)))
+                (and colon (notevery #'digit-char-p (subseq authority (1+ colon)))))
+        (refuse))
+      (make-url (subseq url 0 end) (and secure t) (string-trim "[]" host) port
+                  (if (and (plusp (length path)) (char= #\/ (char path 0)))
+                      path
+                      (concatenate 'string "/" path))))))
+
+(defun url-authority (url)
+  "The host and the port of URL, as a target."
+  (format nil "~:[~A~;[~A]~]:~D" (find #\: (url-host url)) (url-host url)
+          (url-port url)))
+
+(defun form-text (parameters)
+  "PARAMETERS, an alist of strings, as application/x-www-form-urlencoded."
+  (flet ((encoded (text)
+           (with-output-to-string (stream)
+             (loop for octet across (string-octets text)
+                   for character = (code-char octet)
+                   do (if (and (< octet 128)
+                               (or (alphanumericp character) (find character "-._~")))
+                          (write-char character stream)
+                          (format stream "%~2,'0X" octet))))))
+    (format nil "~{~A=~A~^&~}" (loop for (name . value) in parameters
+                                     collect (encoded name) collect (encoded value)))))
+
+(defun post-octets (url parameters headers)
+  "The octets of a request that posts PARAMETERS, an alist, to URL with HEADERS, an alist."
+  (let ((body (string-octets (form-text parameters)))
+        (buffer (make-buffer :size 1024)))
+    (http1:write-request-head buffer "POST" (url-path url)
+                              `(("host" . ,(url-authority url))
+                                ("user-agent" . ,(format nil "grpc-lisp-clgrpc/~A" **version**))
+                                ("accept" . "application/json")
+                                ("content-type" . "application/x-www-form-urlencoded")
+                                ("connection" . "close")
+                                ,@headers)
+                              (length body))
+    (append-octets buffer body)
+    (subseq-octets (buffer-octets buffer) (buffer-start buffer) (buffer-end buffer))))
+
+;;; On the loop
+
+(defun settle (exchange &optional failure)
+  "EXCHANGE has its answer, or never will because of FAILURE, a text."
+  (if failure
+      (loop:reject-future (exchange-future exchange)
+                          (status:make-rpc-error :unavailable :ended-by :local :sent nil
+                                                 :message failure))
+      (let ((body (exchange-body exchange)))
+        (loop:resolve-future (exchange-future exchange)
+                             (http1:message-status
+                              (http1:parser-message (exchange-parser exchange)))
+                             (subseq-octets (buffer-octets body) (buffer-start body)
+                                            (buffer-end body)))))
+  (when (exchange-connection exchange)
+    (loop:close-connection (exchange-connection exchange) :abort t)))
+
+(defun take-answer (exchange octets start end)
+  "Give the parser of EXCHANGE what has come. Return where it stopped."
+  (let ((parser (exchange-parser exchange)) (body (exchange-body exchange)))
+    (loop
+      (multiple-value-bind (at event) (http1:parse parser octets start end)
+        (setf start at)
+        (case event
+          (:body
+           (append-octets body octets :start (http1:parser-body-start parser)
+                                      :end (http1:parser-body-end parser))
+           (when (< +most-answer-octets+ (- (buffer-end body) (buffer-start body)))
+             (settle exchange (format nil "the answer has more than ~D octets"
+                                      +most-answer-octets+))
+             (return end)))
+          (:end (if (<= 100 (http1:message-status (http1:parser-message parser)) 199)
+                    (http1:next-message parser)
+                    (progn (settle exchange)
+                           (return end))))
+          (:head)
+          (t (return end)))))))
+
+(defun take-input (connection octets start end)
+  "The handler's INPUT."
+  (let ((exchange (loop:connection-user connection)))
+    (if (loop:future-done-p (exchange-future exchange))
+        end
+        (handler-case (take-answer exchange octets start end)
+          (http1:http1-error (error)
+            (settle exchange (format nil "the answer is not HTTP/1.1: ~A"
+                                     (http1:http1-error-text error)))
+            end)))))
+
+(defun connection-closed (connection reason)
+  "The handler's CLOSED."
+  (let ((exchange (loop:connection-user connection)))
+    (unless (loop:future-done-p (exchange-future exchange))
+      (cond ((and (null reason)
+                  (eq :end (ignore-errors (http1:parse-end (exchange-parser exchange)))))
+             (settle exchange))
+            (t (settle exchange (format nil "the connection ended before the answer: ~A"
+                                        (if reason
+                                            (string-right-trim "." (princ-to-string reason))
+                                            "the server closed it"))))))))
+
+(sb-ext:define-load-time-global **exchange-handler**
+  (loop:make-handler :input #'take-input :closed #'connection-closed))
+
+(defun begin-exchange (exchange loop byte-channel url credentials)
+  "Send the request of EXCHANGE over BYTE-CHANNEL, which is connected to URL, on LOOP."
+  (handler-case
+      (let ((byte-channel (if (url-secure url)
+                              (loop:make-tls-byte-channel loop byte-channel credentials :client
+                                                          :server-name (url-host url))
+                              byte-channel)))
+        (http1:expect-response (exchange-parser exchange) "POST")
+        (setf (exchange-connection exchange)
+              (loop:make-connection loop byte-channel **exchange-handler** :user exchange))
+        (append-octets (loop:connection-output (exchange-connection exchange))
+                       (exchange-request exchange)))
+    (clgrpc-error (error)
+      (loop:close-byte-channel byte-channel)
+      (settle exchange (string-right-trim "." (princ-to-string error))))))
+
+(defun connect-exchange (exchange loop url credentials timeout)
+  "Connect to URL for EXCHANGE on LOOP."
+  (loop:connect-to loop (url-authority url) (seconds-ns timeout)
+                   (lambda (byte-channel condition)
+                     (cond (condition
+                            (settle exchange (string-right-trim "." (princ-to-string condition))))
+                           ((loop:future-done-p (exchange-future exchange)) ; nobody waits
+                            (loop:close-byte-channel byte-channel))
+                           (t (begin-exchange exchange loop byte-channel url credentials))))))
+
+;;; For the thread that asks
+
+(defun give-up (exchange loop)
+  "Nobody waits for EXCHANGE any more: its connection ends on LOOP."
+  (let ((done (loop:make-future)))
+    (loop:post loop (lambda ()
+                      (unless (loop:future-done-p (exchange-future exchange))
+                        (settle exchange "given up"))
+                      (loop:resolve-future done)))
+    done))
+
+(defun post-form (url parameters &key headers credentials timeout)
+  "Post PARAMETERS, an alist of strings, to URL with HEADERS, an alist, over TLS with CREDENTIALS
+if URL says so; wait for the answer, and return its status and its body, octets. Signal
+:unavailable if none comes in TIMEOUT seconds, or it cannot be read. Not on a loop."
+  (let* ((client-loop (calling:acquire-client-loop (option:make-channel-options)))
+         (loop (calling:client-loop-loop client-loop))
+         (exchange (make-exchange :request (post-octets url parameters headers))))
+    (unwind-protect
+         (handler-case
+             (progn
+               (loop:post loop (lambda ()
+                                 (connect-exchange exchange loop url credentials timeout)))
+               (loop:await (exchange-future exchange) :timeout timeout))
+           (loop:await-timeout ()
+             (status:fail :unavailable (format nil "no answer from ~A within ~A s"
+                                               (url-text url) timeout)))
+           (status:rpc-error (error)
+             (status:fail :unavailable (format nil "~A: ~A" (url-text url)
+                                               (status:rpc-error-message error)))))
+      (ignore-errors (loop:await (give-up exchange loop) :timeout 5))
+      (calling:release-client-loop client-loop))))

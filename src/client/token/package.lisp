@@ -1,0 +1,18 @@
+;;;; Tokens that say who calls, as call credentials: from a file, signed by ourselves, or asked for
+;;;; over HTTP.
+
+(defpackage #:clgrpc.token
+  (:use #:cl #:clgrpc.base)
+  (:local-nicknames (#:os #:clgrpc.os) (#:loop #:clgrpc.loop) (#:http1 #:clgrpc.http1)
+                    (#:option #:clgrpc.option)
+                    (#:calling #:clgrpc.calling) (#:status #:clgrpc.status)
+                    (#:wire #:clgrpc.wire))
+  (:export
+   ;; token-credentials.lisp
+   #:token-credentials #:fetch-token
+   ;; web-token.lisp
+   #:self-signed-token
+   ;; token-file.lisp
+   #:token-file
+   ;; token-exchange.lisp
+   #:client-token #:exchanged-token))

@@ -1,0 +1,158 @@
+;;;; Tokens that are kept until they expire, and fetched again before that, as gRFC A83 and A97 say.
+;;;;
+;;;;   now, until the token's end            what an attempt gets
+;;;;   more than 90 s                        the token
+;;;;   30 to 90 s                            the token; a fetch begins
+;;;;   less, or there is no token            waits for the fetch, which begins if none is under way
+;;;;   the same, soon after a failure        that failure, until the back-off is over
+;;;;
+;;;; (Of a token that lives less than 6 minutes both numbers are a twelfth and a quarter of its
+;;;; life.) So there is one fetch at a time, however many calls wait, and none while nobody calls. A
+;;;; fetch runs on a thread of its own, which may wait and ends with it. Failures double the
+;;;; back-off from 1 s to 120 s, as gRPC's document on connection back-off has it.
+;;;;
+;;;; LOCK guards the state; no function of others runs while it is held. Times are of the wall
+;;;; clock, as those in tokens are.
+
+(in-package #:clgrpc.token)
+
+(defconstant +least-life-seconds+ 30
+  "A token is not sent in the last so many seconds of its life: clocks differ, and servers take
+time.")
+(defconstant +refresh-seconds+ 60
+  "A fetch begins so long before a token is not sent any more.")
+(defconstant +most-token-octets+ 65536
+  "A longer token is none: no server takes such headers.")
+(defconstant +first-pause-seconds+ 1)
+(defconstant +most-pause-seconds+ 120)
+
+(defstruct (kept-token (:constructor make-kept-token (text refresh-ns end-ns)) (:copier nil))
+  "A token, until it expires."
+  (text "" :type string :read-only t)   ; itself
+  (refresh-ns 0 :type integer :read-only t) ; from then on another is fetched
+  (end-ns 0 :type integer :read-only t)) ; from then on it is not sent
+
+(defmethod print-object ((kept kept-token) stream)
+  (print-unreadable-object (kept stream :type t))) ; it is secret
+
+(defclass token-credentials (calling:call-credentials)
+  ((lock :initform (sb-thread:make-mutex :name "clgrpc token") :reader token-lock) ; of the rest
+   (kept :initform nil :accessor token-kept) ; a KEPT-TOKEN, or nil
+   (waiting :initform '() :accessor token-waiting) ; futures of those that wait for the fetch
+   (fetching :initform nil :accessor token-fetching) ; true while a fetch is under way
+   (failure :initform nil :accessor token-failure) ; the RPC-ERROR of the last fetch, if it failed
+   (retry-ns :initform 0 :accessor token-retry-ns) ; when the next may begin after that
+   ;; after failures
+   (pauses :initform (loop:make-pauses +first-pause-seconds+ +most-pause-seconds+)
+           :reader token-pauses))
+  (:documentation "Call credentials that send a token which FETCH-TOKEN, of a subclass, returns, as
+`authorization: Bearer TOKEN`. It is kept, fetched again before it expires, by one fetch at a time,
+and shared by all channels that have the same credentials."))
+
+(defgeneric fetch-token (credentials)
+  (:documentation "Return a new token of CREDENTIALS, TOKEN-CREDENTIALS, a string of printable
+ASCII, and the seconds, a real, for which it is good; a third value, seconds, has it fetched again
+earlier than its life would have it. For methods of one's own subclasses. It is called on a thread
+of its own and may wait, which should have an end. An RPC-ERROR that it signals is what the attempts
+that wait for the token fail with, :unavailable where another attempt may succeed; any other error
+makes that :unauthenticated."))
+
+(defun wall-now ()
+  "The nanoseconds since 1970."
+  (loop:unix-ns))
+
+(defun keep-token (text seconds &optional refresh-seconds)
+  "A KEPT-TOKEN of TEXT, which is good for SECONDS from now, and fetched again in REFRESH-SECONDS at
+the latest if that is not nil."
+  (let* ((now (wall-now))
+         (early (- seconds (min (+ +least-life-seconds+ +refresh-seconds+) (/ seconds 4)))))
+    (make-kept-token text
+                     (+ now (seconds-ns (if refresh-seconds (min early refresh-seconds) early)))
+                     (+ now (seconds-ns (- seconds (min +least-life-seconds+ (/ seconds 12))))))))
+
+(defun check-token (token seconds)
+  "Return TOKEN, which is good for SECONDS. Signal :unauthenticated if it can be no token, or is
+good no more."
+  (flet ((refuse (text &rest arguments)
+           (error (status:make-rpc-error :unauthenticated :ended-by :local :sent nil
+                                         :message (apply #'format nil text arguments)))))
+    (cond ((not (and (stringp token)
+                     (< 0 (length token) +most-token-octets+)
+                     (every (lambda (character) (char< #\Space character #\Rubout)) token)))
+           (refuse "what came is no token: it has 1 to ~D characters of printable ASCII"
+                   (1- +most-token-octets+)))
+          ((not (typep seconds '(real (0))))
+           (refuse "the token has expired"))
+          (t token))))
+
+;;; The end of a fetch
+
+(defun take-token (credentials kept)
+  "The fetch of CREDENTIALS has given KEPT: those that wait have it."
+  (dolist (future (sb-thread:with-mutex ((token-lock credentials))
+                    (loop:forget-failures (token-pauses credentials))
+                    (setf (token-kept credentials) kept
+                          (token-failure credentials) nil
+                          (token-fetching credentials) nil)
+                    (reverse (shiftf (token-waiting credentials) '()))))
+    (loop:resolve-future future (calling:token-metadata (kept-token-text kept)))))
+
+(defun take-failure (credentials error)
+  "The fetch of CREDENTIALS has failed with ERROR, an RPC-ERROR: those that wait fail with it, and
+so do others until the back-off is over, unless there is a token still."
+  (log-event :warning :token-not-fetched :credentials credentials
+                                         :reason (princ-to-string error))
+  (dolist (future (sb-thread:with-mutex ((token-lock credentials))
+                    (setf (token-failure credentials) error
+                          (token-retry-ns credentials)
+                          (+ (wall-now) (seconds-ns (loop:next-pause (token-pauses credentials))))
+                          (token-fetching credentials) nil)
+                    (reverse (shiftf (token-waiting credentials) '()))))
+    (loop:reject-future future error)))
+
+(defun fetch (credentials)
+  "Fetch a token of CREDENTIALS. On the thread of that."
+  (multiple-value-bind (kept error)
+      (handler-case (multiple-value-bind (token seconds refresh-seconds) (fetch-token credentials)
+                      (keep-token (check-token token seconds) seconds refresh-seconds))
+        (status:rpc-error (error) (values nil error))
+        (serious-condition (error)
+          (values nil (status:make-rpc-error :unauthenticated :ended-by :local :sent nil
+                                             :cause error :message (princ-to-string error)))))
+    (if kept
+        (take-token credentials kept)
+        (take-failure credentials error))))
+
+(defun begin-fetch (credentials)
+  "Have a thread fetch a token of CREDENTIALS, whose FETCHING is true."
+  (handler-case (loop:start-thread loop:*world* (lambda () (fetch credentials)) "clgrpc token")
+    (error (error)
+      (take-failure credentials
+                    (status:make-rpc-error :unavailable :ended-by :local :sent nil :cause error
+                                           :message "no thread can fetch the token")))))
+
+;;; What an attempt gets
+
+(defun look-for-token (credentials now)
+  "What an attempt gets from CREDENTIALS at NOW: the KEPT-TOKEN, the RPC-ERROR or the future; and
+true if a fetch is to begin."
+  (sb-thread:with-mutex ((token-lock credentials))
+    (let* ((kept (token-kept credentials))
+           (failure (and (< now (token-retry-ns credentials)) (token-failure credentials)))
+           (good (and kept (< now (kept-token-end-ns kept))))
+           (fresh (and good (< now (kept-token-refresh-ns kept))))
+           (begins (not (or fresh failure (token-fetching credentials)))))
+      (when begins (setf (token-fetching credentials) t))
+      (values (cond (good kept)
+                    (failure)
+                    (t (first (push (loop:make-future) (token-waiting credentials)))))
+              begins))))
+
+(defmethod calling:get-request-metadata ((credentials token-credentials) request)
+  (declare (ignore request))
+  (multiple-value-bind (found begins) (look-for-token credentials (wall-now))
+    (when begins (begin-fetch credentials))
+    (etypecase found
+      (kept-token (calling:token-metadata (kept-token-text found)))
+      (condition (error found))
+      (loop:future found))))

@@ -1,0 +1,222 @@
+;;;; Tokens that an authorization server gives: by OAuth 2.0's client credentials (RFC 6749 section
+;;;; 4.4), and in exchange for another token (RFC 8693), both by one POST to its token endpoint.
+;;;;
+;;;;   what comes                                 the status of the attempts that wait
+;;;;   nothing, or no HTTP                        :unavailable
+;;;;   429, 502, 503, 504                         :unavailable (gRFC A83, as the mapping of HTTP's)
+;;;;   another status than 200                    :unauthenticated, with `error` of the answer
+;;;;   200 without a token that can be sent so    :unauthenticated
+
+(in-package #:clgrpc.token)
+
+(defconstant +default-life-seconds+ 3600
+  "How long a token is good whose answer does not say so; RFC 6749 section 5.1 leaves it to us.")
+
+(defclass endpoint-credentials (token-credentials)
+  ((url :initarg :url :reader endpoint-url) ; a URL
+   (parameters :initarg :parameters :reader endpoint-parameters) ; a function that returns an alist
+   (headers :initarg :headers :reader endpoint-headers) ; an alist
+   (tls :initarg :tls :reader endpoint-tls) ; TLS credentials, or nil
+   (timeout :initarg :timeout :reader endpoint-timeout)) ; seconds
+  (:documentation "Call credentials of a token that an authorization server gives; see CLIENT-TOKEN
+and EXCHANGED-TOKEN."))
+
+(defmethod print-object ((credentials endpoint-credentials) stream)
+  (print-unreadable-object (credentials stream :type t)
+    (write-string (url-text (endpoint-url credentials)) stream)))
+
+(defun refuse-answer (credentials text &rest arguments)
+  "What the endpoint of CREDENTIALS has answered gives no token."
+  (status:fail :unauthenticated (format nil "~A ~?" (url-text (endpoint-url credentials)) text
+                                        arguments)))
+
+(defun answer-members (body)
+  "The object in BODY, JSON as octets, an alist; nil if it is none."
+  (handler-case (let ((value (parse-json body :max-length +most-answer-octets+ :max-depth 20)))
+                  (and (consp value) value))
+    (clgrpc-error () nil)))
+
+(defun text-member (name members)
+  "The member NAME of MEMBERS, an alist, if it is a string, else nil."
+  (let ((value (cdr (assoc name members :test #'string=))))
+    (and (stringp value) value)))
+
+(defun told-error (members)
+  "What MEMBERS, of an answer, say of an error (RFC 6749 section 5.2), as text, or nil."
+  (let ((code (text-member "error" members)))
+    (and code
+         (printable-text (format nil "~A~@[: ~A~]" code (text-member "error_description" members))
+                         :limit 200))))
+
+(defun check-answer-status (credentials status members)
+  "Signal :unavailable or :unauthenticated unless STATUS, of HTTP, is that of a token."
+  (unless (= 200 status)
+    (if (eq :unavailable (wire:http-status-status status))
+        (status:fail :unavailable (format nil "~A answers ~D"
+                                          (url-text (endpoint-url credentials)) status))
+        (refuse-answer credentials "answers ~D~@[: ~A~]" status (told-error members)))))
+
+(defun life-member (members)
+  "For how many seconds the token of MEMBERS is good; 0 if what they say of it is no such number."
+  (let ((member (assoc "expires_in" members :test #'string=)))
+    (cond ((null member) +default-life-seconds+)
+          ((typep (cdr member) '(real 0 1d9)) (rational (cdr member)))
+          ;; some send the number as a string
+          ((and (stringp (cdr member))
+                (< 0 (length (cdr member)) 10)
+                (every #'digit-char-p (cdr member)))
+           (parse-integer (cdr member)))
+          (t 0))))
+
+(defmethod fetch-token ((credentials endpoint-credentials))
+  (multiple-value-bind (status body)
+      (post-form (endpoint-url credentials) (funcall (endpoint-parameters credentials))
+                 :headers (endpoint-headers credentials) :credentials (endpoint-tls credentials)
+                 :timeout (endpoint-timeout credentials))
+    (let ((members (answer-members body)))
+      (check-answer-status credentials status members)
+      (unless members (refuse-answer credentials "answers what is no JSON object"))
+      (let ((token (text-member "access_token" members))
+            (type (text-member "token_type" members)))
+        (unless token (refuse-answer credentials "answers without an access_token"))
+        (unless (and type (member type '("bearer" "n_a") :test #'string-equal))
+          (refuse-answer credentials "gives a token of the type ~A, not Bearer"
+                         (printable-text (or type "?") :limit 40)))
+        (values token (life-member members))))))
+
+;;; What users make
+
+(defun check-strings (&rest names-and-values)
+  "Signal MISUSE unless each of NAMES-AND-VALUES, a plist, is a string or nil."
+  (loop for (name value) on names-and-values by #'cddr
+        unless (typep value '(or null string))
+          do (misuse "~S of a token is a string, not ~S." name value)))
+
+(defun make-endpoint-credentials (url parameters headers credentials timeout)
+  "ENDPOINT-CREDENTIALS of the token endpoint at URL."
+  (let ((url (parse-url url)))
+    (unless (typep timeout '(real (0) 3600)) (misuse ":TIMEOUT is seconds, not ~S." timeout))
+    (when (and credentials (not (url-secure url)))
+      (misuse "~A is not reached by TLS; the URL begins with https:// then." (url-text url)))
+    (let ((tls (and (url-secure url)
+                    (or credentials (loop:tls-credentials :alpn nil)))))
+      (when tls
+        (when (loop:tls-credentials-alpn tls)
+          (misuse "The TLS credentials of a token endpoint are made with :alpn nil: it speaks ~
+                   HTTP/1.1."))
+        (loop:check-credentials tls :client))
+      (make-instance 'endpoint-credentials :url url :parameters parameters :headers headers
+                                           :tls tls :timeout timeout))))
+
+(defun optional-parameters (&rest names-and-values)
+  "An alist of those NAMES-AND-VALUES, by turns, that have a value."
+  (loop for (name value) on names-and-values by #'cddr
+        when value collect (cons name value)))
+
+(defun basic-header (id secret)
+  "The header that says who the client is (RFC 6749 section 2.3.1)."
+  (flet ((encoded (text) (subseq (form-text (list (cons "" text))) 1)))
+    `(("authorization" . ,(format nil "Basic ~A"
+                                  (encode-base64 (string-octets (format nil "~A:~A" (encoded id)
+                                                                        (encoded secret)))
+                                                 :padding t))))))
+
+(defun client-token (url &key client-id client-secret scope audience in-body credentials
+                           (timeout 10))
+  "Return call credentials, for :call-credentials of a channel or stub, that send a token which the
+authorization server's token endpoint at URL, http:// or https://, gives this client (OAuth 2.0,
+client credentials, RFC 6749 section 4.4). It is asked for when a token is first needed, and again
+90 seconds before the token expires, by one request at a time.
+CLIENT-ID      a string, who asks
+CLIENT-SECRET  a string, which proves that
+SCOPE          a string, the scopes wanted, with spaces between; none by default
+AUDIENCE       a string, for whom the token is to be, which some servers want; none by default
+IN-BODY        true: id and secret are parameters of the request, not the header of RFC 6749
+CREDENTIALS    what TLS-CREDENTIALS returns with :alpn nil, for https://; by default the roots of
+the
+               system are trusted
+TIMEOUT        a real, the seconds that a request may take; 10 by default
+An attempt of a call fails with :unavailable if the server cannot be reached or answers 429, 502,
+503 or 504, else with :unauthenticated; another request follows after a back-off of 1 to 120 seconds
+(gRFC A83). Secrets go to http:// in plaintext. Signal MISUSE for a wrong argument, TLS-ERROR if
+CREDENTIALS cannot be used. From any thread."
+  (check-strings :client-id client-id :client-secret client-secret :scope scope :audience audience)
+  (unless (and client-id client-secret) (misuse "A client has an id and a secret."))
+  (let ((parameters (append '(("grant_type" . "client_credentials"))
+                            (optional-parameters "scope" scope "audience" audience)
+                            (when in-body
+                              (optional-parameters "client_id" client-id
+                                                   "client_secret" client-secret)))))
+    (make-endpoint-credentials url (constantly parameters)
+                               (if in-body '() (basic-header client-id client-secret))
+                               credentials timeout)))
+
+(defun token-text (token)
+  "What TOKEN says now: a string, the text of the file that a pathname names, or what a function
+returns."
+  (etypecase token
+    (string token)
+    (pathname (read-token token))
+    (function (funcall token))))
+
+(defparameter *token-types*
+  '((:jwt . "urn:ietf:params:oauth:token-type:jwt")
+    (:access-token . "urn:ietf:params:oauth:token-type:access_token")
+    (:id-token . "urn:ietf:params:oauth:token-type:id_token")
+    (:saml2 . "urn:ietf:params:oauth:token-type:saml2"))
+  "The types of tokens by their keywords (RFC 8693 section 3).")
+
+(defun token-type (type)
+  "The URI of TYPE, a keyword of *TOKEN-TYPES* or a URI itself, or nil of nil."
+  (cond ((null type) nil)
+        ((stringp type) type)
+        ((cdr (assoc type *token-types*)))
+        (t (misuse "~S is no type of a token; there are~{ ~(~S~)~^,~}, and URIs." type
+                   (mapcar #'car *token-types*)))))
+
+(defun exchanged-token (url &key subject-token (subject-type :jwt) actor-token (actor-type :jwt)
+                              requested-type resource audience scope client-id client-secret
+                              credentials (timeout 10))
+  "Return call credentials, for :call-credentials of a channel or stub, that send a token which the
+security token service at URL, http:// or https://, gives in exchange for another one (RFC 8693). It
+is asked for when a token is first needed, and again 90 seconds before the token expires, by one
+request at a time.
+SUBJECT-TOKEN   the token of whom calls are made for: a string, a pathname, whose file is read for
+                each exchange, or a function without arguments that returns a string, called on a
+                thread of its own
+SUBJECT-TYPE    its type: :jwt, the default, :access-token, :id-token, :saml2 or a URI
+ACTOR-TOKEN     the token of who acts for the subject, given as SUBJECT-TOKEN; none by default
+ACTOR-TYPE      its type, as SUBJECT-TYPE
+REQUESTED-TYPE  the type of the token that is wanted, as SUBJECT-TYPE; nil, the default: any
+RESOURCE        a string, the URI of the service where the token is to be used; none by default
+AUDIENCE        a string, the name of that service; none by default
+SCOPE           a string, the scopes wanted, with spaces between; none by default
+CLIENT-ID       a string, who asks, with CLIENT-SECRET, if the service wants to know
+CREDENTIALS, TIMEOUT, what attempts of calls fail with and what is signalled are as for
+CLIENT-TOKEN. From any thread."
+  (check-strings :resource resource :audience audience :scope scope :client-id client-id
+                 :client-secret client-secret)
+  (flet ((check (token name)
+           (unless (typep token '(or string pathname function))
+             (misuse "~S is a string, a pathname or a function, not ~S." name token))))
+    (check subject-token :subject-token)
+    (when actor-token (check actor-token :actor-token)))
+  (when client-secret (unless client-id (misuse "A client with a secret has an id.")))
+  (let ((subject-type (or (token-type subject-type) (misuse "The subject's token has a type.")))
+        (actor-type (and actor-token (or (token-type actor-type)
+                                         (misuse "The actor's token has a type."))))
+        (requested-type (token-type requested-type)))
+    (make-endpoint-credentials
+     url
+     (lambda ()
+       (append '(("grant_type" . "urn:ietf:params:oauth:grant-type:token-exchange"))
+               (optional-parameters "subject_token" (token-text subject-token)
+                                    "subject_token_type" subject-type
+                                    "actor_token" (and actor-token (token-text actor-token))
+                                    "actor_token_type" actor-type
+                                    "requested_token_type" requested-type
+                                    "resource" resource "audience" audience "scope" scope)
+               (when (and client-id (null client-secret))
+                 (optional-parameters "client_id" client-id))))
+     (and client-secret (basic-header client-id client-secret))
+     credentials timeout)))

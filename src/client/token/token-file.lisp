@@ -1,0 +1,65 @@
+;;;; Tokens that something else writes to a file and renews there, such as Kubernetes or an agent of
+;;;; SPIFFE (gRFC A97).
+
+(in-package #:clgrpc.token)
+
+(defconstant +unknown-life-seconds+ 600
+  "So long a token that does not say when it expires is still sent while its file cannot be read
+again.")
+
+(defclass file-credentials (token-credentials)
+  ((path :initarg :path :reader token-file-path) ; a pathname
+   (seconds :initarg :seconds :reader token-file-seconds)) ; between looks, or nil
+  (:documentation "Call credentials of a token in a file; see TOKEN-FILE."))
+
+(defmethod print-object ((credentials file-credentials) stream)
+  (print-unreadable-object (credentials stream :type t)
+    (format stream "~A" (token-file-path credentials))))
+
+(defun token-file (path &key seconds)
+  "Return call credentials, for :call-credentials of a channel or stub, that send the token in the
+file PATH, a pathname or its text, as `authorization: Bearer TOKEN` (gRFC A97). The file has the
+token alone, perhaps with blanks and ends of lines around it, 65,535 octets at most. It is read when
+a token is first needed, on a thread of its own.
+SECONDS  a real, 1 or more: the file is read again so often. nil, the default, is for JSON Web
+         Tokens: the file is read again a minute before its token is 30 seconds from its expiry
+         (`exp`); a token without one fails then
+An attempt whose token cannot be read fails with :unavailable, one whose token cannot be used with
+:unauthenticated; the file is then read again after a back-off of 1 to 120 seconds. Signal MISUSE
+for a wrong argument. From any thread."
+  (unless (typep path '(or string pathname)) (misuse "The file of a token cannot be ~S." path))
+  (unless (typep seconds '(or null (real 1 1000000)))
+    (misuse ":SECONDS of a file of a token is 1 to 1000000, or nil, not ~S." seconds))
+  (make-instance 'file-credentials
+                 :path (if (stringp path) (uiop:parse-native-namestring path) path)
+                 :seconds seconds))
+
+(defun file-text (path)
+  "The octets of the file at PATH as text, +MOST-TOKEN-OCTETS+ of them at most."
+  (with-open-file (stream path :element-type 'octet)
+    (let* ((octets (make-octets +most-token-octets+))
+           (end (read-sequence octets stream)))
+      (map 'string #'code-char (subseq octets 0 end)))))
+
+(defun read-token (path)
+  "The text of the file at PATH without what is blank around it. Signal :unavailable if it cannot be
+read."
+  (string-trim '(#\Space #\Tab #\Return #\Newline)
+               (handler-case (file-text path)
+                 (error (error)
+                   (status:fail :unavailable
+                                (format nil "the token in ~A cannot be read: ~A" path error))))))
+
+(defmethod fetch-token ((credentials file-credentials))
+  (let* ((path (token-file-path credentials))
+         (token (read-token path))
+         (seconds (token-file-seconds credentials))
+         (expiry (web-token-expiry token)))
+    (unless (or seconds expiry)
+      (status:fail :unauthenticated
+                   (format nil "the token in ~A is no JSON Web Token that says when it expires"
+                           path)))
+    (values token
+            (cond (expiry (seconds-until expiry))
+                  (t (+ seconds +unknown-life-seconds+)))
+            seconds)))

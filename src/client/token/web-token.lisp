@@ -1,0 +1,137 @@
+;;;; JSON Web Tokens (RFC 7519): their expiry, and such as a client signs for itself, with RS256 or
+;;;; ES256 (RFC 7518 section 3). Nothing here verifies a token: that is for the server.
+
+(in-package #:clgrpc.token)
+
+(defun base64-url (octets)
+  "OCTETS in base64url without padding (RFC 4648 section 5)."
+  (substitute #\_ #\/ (substitute #\- #\+ (encode-base64 (coerce octets 'octets) :padding nil))))
+
+(defun base64-url-octets (text)
+  "The octets that TEXT, base64url without padding, means."
+  (decode-base64 (substitute #\/ #\_ (substitute #\+ #\- text))))
+
+(defun web-token-expiry (token)
+  "The member `exp` of TOKEN, a JSON Web Token, a real, seconds since 1970; nil if it has none that
+can be read."
+  (let* ((first (position #\. token))
+         (second (and first (position #\. token :start (1+ first)))))
+    (and second
+         (handler-case
+             (let* ((claims (parse-json (base64-url-octets (subseq token (1+ first) second))
+                                        :max-length +most-token-octets+ :max-depth 20))
+                    (exp (and (listp claims) (cdr (assoc "exp" claims :test #'string=)))))
+               (and (realp exp) (< 0 exp 1d11) exp))
+           (error () nil)))))
+
+(defun seconds-until (expiry)
+  "The seconds from now until EXPIRY, seconds since 1970."
+  (- (rational expiry) (/ (wall-now) +ns-per-second+)))
+
+(defun signed-token (claims key-text what password key-id)
+  "A JSON Web Token with CLAIMS, an alist as WRITE-JSON takes it, signed with the key in KEY-TEXT,
+PEM. KEY-ID, a string, is the member `kid` of its header if it is not nil."
+  (flet ((part (value)
+           (base64-url (string-octets (write-json value)))))
+    (let* ((kind (os:private-key-kind key-text what password))
+           (head (part `(("alg" . ,(ecase kind (:rsa "RS256") (:ec "ES256")))
+                         ("typ" . "JWT")
+                         ,@(when key-id `(("kid" . ,key-id))))))
+           (signed (format nil "~A.~A" head (part claims))))
+      (format nil "~A.~A" signed
+              (base64-url (os:sign-octets (string-octets signed) key-text what password))))))
+
+;;; Call credentials
+
+(defconstant +remembered-audiences+ 64
+  "For so many services a self-signed token is kept; a further one takes the place of all.")
+
+(defclass self-signed-credentials (calling:call-credentials)
+  ((key :initarg :key :reader signer-key) ; PEM
+   (what :initarg :what :reader signer-what) ; what that is called in errors
+   (password :initarg :password :reader signer-password) ; of KEY, or nil
+   (key-id :initarg :key-id :reader signer-key-id) ; `kid`, or nil
+   (issuer :initarg :issuer :reader signer-issuer) ; `iss`
+   (subject :initarg :subject :reader signer-subject) ; `sub`, or nil
+   (audience :initarg :audience :reader signer-audience) ; a string, or :service
+   (claims :initarg :claims :reader signer-claims) ; an alist
+   (seconds :initarg :seconds :reader signer-seconds) ; that a token is good for
+   ;; of KEPT
+   (lock :initform (sb-thread:make-mutex :name "clgrpc self-signed tokens") :reader signer-lock)
+   ;; from audiences to KEPT-TOKENs
+   (kept :initform (make-hash-table :test 'equal) :reader signer-kept))
+  (:documentation "Call credentials of JSON Web Tokens that the client signs; see
+SELF-SIGNED-TOKEN."))
+
+(defmethod print-object ((signer self-signed-credentials) stream)
+  (print-unreadable-object (signer stream :type t)
+    (format stream "issuer ~A, key ~A" (signer-issuer signer) (signer-what signer))))
+
+(defun key-text (key)
+  "The text of KEY, PEM as a string or the name of a file; and what that is called."
+  (if (and (stringp key) (search "-----BEGIN" key))
+      (values key "the key")
+      (values (handler-case (alexandria:read-file-into-string key :external-format :latin-1)
+                (error (error)
+                  (os:tls-error "The key ~A cannot be read: ~A." key error)))
+              (princ-to-string key))))
+
+(defun self-signed-token (&key key password key-id issuer (subject issuer) (audience :service)
+                            claims (seconds 3600))
+  "Return call credentials, for :call-credentials of a channel or stub, that send a JSON Web Token
+(RFC 7519) which this client signs itself, as `authorization: Bearer TOKEN`. A token is made when it
+is first needed, once for each audience, and again before it expires.
+KEY       the private key: PEM, a string that holds it or the name of a file, which is read now. RSA
+          of 2048 bits or more signs by RS256, a key on the curve P-256 by ES256
+PASSWORD  a string, that of KEY if it is encrypted
+KEY-ID    a string, by which the server finds the public key (`kid`); none by default
+ISSUER    a string, who says so (`iss`)
+SUBJECT   a string, who calls (`sub`); ISSUER by default
+AUDIENCE  a string, for whom the token is (`aud`); :service, the default, is the URL of the service
+          that is called, see CREDENTIALS-REQUEST-AUDIENCE
+CLAIMS    an alist from strings to strings or other values of JSON, what else the token says
+SECONDS   a real, 60 to 86400, for how long a token is good; 3600 by default
+Signal MISUSE for a wrong argument, TLS-ERROR if KEY cannot be used. From any thread."
+  (flet ((check (value type name)
+           (unless (typep value type) (misuse "~S of a token cannot be ~S." name value))))
+    (check key '(or string pathname) :key)
+    (check password '(or null string) :password)
+    (check key-id '(or null string) :key-id)
+    (check issuer 'string :issuer)
+    (check subject '(or null string) :subject)
+    (check audience '(or string (eql :service)) :audience)
+    (check claims 'list :claims)
+    (check seconds '(real 60 86400) :seconds))
+  (multiple-value-bind (text what) (key-text key)
+    (os:private-key-kind text what password)
+    (make-instance 'self-signed-credentials
+                   :key text :what what :password password :key-id key-id :issuer issuer
+                   :subject subject :audience audience :claims claims :seconds seconds)))
+
+(defun new-signed-token (signer audience)
+  "A new KEPT-TOKEN of SIGNER for AUDIENCE."
+  (let ((now (floor (wall-now) +ns-per-second+)) (seconds (signer-seconds signer)))
+    (keep-token (signed-token `(("iss" . ,(signer-issuer signer))
+                                ,@(when (signer-subject signer)
+                                    `(("sub" . ,(signer-subject signer))))
+                                ("aud" . ,audience)
+                                ("iat" . ,now)
+                                ("exp" . ,(+ now (floor seconds)))
+                                ,@(signer-claims signer))
+                              (signer-key signer) (signer-what signer) (signer-password signer)
+                              (signer-key-id signer))
+                (floor seconds))))
+
+(defmethod calling:get-request-metadata ((signer self-signed-credentials) request)
+  (let* ((audience (if (eq :service (signer-audience signer))
+                       (calling:credentials-request-audience request)
+                       (signer-audience signer)))
+         (kept (sb-thread:with-mutex ((signer-lock signer))
+                 (gethash audience (signer-kept signer)))))
+    (unless (and kept (< (wall-now) (kept-token-refresh-ns kept)))
+      (setf kept (new-signed-token signer audience)) ; a millisecond
+      (sb-thread:with-mutex ((signer-lock signer))
+        (when (<= +remembered-audiences+ (hash-table-count (signer-kept signer)))
+          (clrhash (signer-kept signer)))
+        (setf (gethash audience (signer-kept signer)) kept)))
+    (calling:token-metadata (kept-token-text kept))))

@@ -1,0 +1,223 @@
+;;;; Call credentials: metadata that say who calls, asked for before each attempt of a call (gRPC's
+;;;; "authentication" guide; gRFC A54 for the statuses of what fails).
+;;;;
+;;;; Call credentials are one of:
+;;;;
+;;;;   a function of a method's path    returns metadata, and may wait. For the first attempt of a
+;;;;                                    call it is called in the caller's thread
+;;;;   an instance of CALL-CREDENTIALS  GET-REQUEST-METADATA returns metadata, or a future of
+;;;;                                    them, and does not wait. It is asked where the attempt
+;;;;                                    begins, on the channel's loop
+;;;;
+;;;; ASK-CREDENTIALS asks either kind without waiting; CREDENTIALS-METADATA asks and waits.
+;;;; Whatever goes wrong becomes one RPC-ERROR, never a condition out of the loop. Credentials go
+;;;; only where nobody on the way can read them, unless the channel's user allows more.
+
+(in-package #:clgrpc.calling)
+
+(defclass call-credentials ()
+  ()
+  (:documentation "What says who calls: instances of its subclasses are :call-credentials of a
+channel or a stub. BEARER-TOKEN, COMPOSE-CREDENTIALS, TOKEN-FILE, SELF-SIGNED-TOKEN, CLIENT-TOKEN
+and EXCHANGED-TOKEN return such. A subclass of one's own has a method of GET-REQUEST-METADATA."))
+
+(defstruct (credentials-request (:constructor make-credentials-request (path authority secure))
+                                (:copier nil))
+  "What call credentials are asked for; see GET-REQUEST-METADATA."
+  (path "" :type string :read-only t)   ; of the method
+  (authority "" :type string :read-only t) ; of the call, HOST or HOST:PORT
+  (secure nil :type boolean :read-only t)) ; nobody on the way reads what is sent
+
+(document-functions
+  credentials-request-path "The path of the method that is called, \"/package.Service/Method\". From
+any thread."
+  credentials-request-authority "The :authority of the call, \"HOST\" or \"HOST:PORT\"; within the
+image the channel's target. From any thread.")
+
+(defun credentials-request-secure-p (request)
+  "True if the metadata are sent over TLS to a server that has proved its name, or stay in the
+image; false if the channel's user allows more. From any thread."
+  (credentials-request-secure request))
+
+(defmethod print-object ((request credentials-request) stream)
+  (print-unreadable-object (request stream :type t)
+    (format stream "~A at ~A" (credentials-request-path request)
+            (credentials-request-authority request))))
+
+(defun credentials-request-audience (request)
+  "The URL of the service that is called, \"https://HOST/package.Service\", for which a token can be
+made: a string, with the port unless that is 443. From any thread."
+  (let* ((path (credentials-request-path request))
+         (authority (credentials-request-authority request))
+         (port (search ":443" authority :start2 (max 0 (- (length authority) 4))))
+         (host (subseq authority 0 port)))
+    (format nil "https://~A~A" host (subseq path 0 (position #\/ path :from-end t)))))
+
+(defgeneric get-request-metadata (credentials request)
+  (:documentation "Return the metadata that say who makes REQUEST, a CREDENTIALS-REQUEST: an alist
+as :metadata of a stub, or a future of one (MAKE-FUTURE), for what must be fetched first. Called
+before each attempt of a call, each retry and each hedge, and for the channel's own health checks,
+on the channel's loop or, for calls within the image, in the caller's thread: it must not wait. An
+RPC-ERROR that is signalled, or that the future is rejected with, is how the attempt fails, which
+the method's retry policy judges; with a status that is for applications to give it is :internal
+(gRFC A54). Any other error makes that :unauthenticated."))
+
+;;; Kinds
+
+(defclass fixed-credentials (call-credentials)
+  ((metadata :initarg :metadata :reader fixed-credentials-metadata)) ; an alist
+  (:documentation "Metadata that are always the same."))
+
+(defmethod get-request-metadata ((credentials fixed-credentials) request)
+  (declare (ignore request))
+  (fixed-credentials-metadata credentials))
+
+(defmethod print-object ((credentials fixed-credentials) stream)
+  (print-unreadable-object (credentials stream :type t)
+    (format stream "~{~A~^, ~}" (mapcar #'car (fixed-credentials-metadata credentials)))))
+
+(defun token-metadata (token)
+  "The metadata that send TOKEN, a string."
+  (list (cons "authorization" (concatenate 'string "Bearer " token))))
+
+(defun bearer-token (token)
+  "Return call credentials, for :call-credentials of a channel or stub, that send `authorization:
+Bearer TOKEN`. TOKEN is a string, or a function without arguments that returns one, which may wait:
+it is called for each attempt of a call, for the first in the caller's thread. Signal MISUSE if it
+is neither. From any thread."
+  (etypecase token
+    (string (make-instance 'fixed-credentials :metadata (token-metadata token)))
+    (function (lambda (path)
+                (declare (ignore path))
+                (token-metadata (funcall token))))))
+
+(defclass composite-credentials (call-credentials)
+  ((parts :initarg :parts :reader composite-credentials-parts)) ; in their order
+  (:documentation "Several call credentials of one call."))
+
+(defun check-credentials-kind (credentials)
+  "Return CREDENTIALS. Signal MISUSE if they are no call credentials."
+  (unless (typep credentials '(or call-credentials function (and symbol (not null))))
+    (misuse "Call credentials are what BEARER-TOKEN, for example, returns, an instance of a ~
+             subclass of CALL-CREDENTIALS, or a function of a method's path, not ~S."
+            credentials))
+  credentials)
+
+(defun compose-credentials (&rest credentials)
+  "Return call credentials that send what all CREDENTIALS give, in this order. If one of them fails
+the attempt fails so. Signal MISUSE if something in it is no call credentials. From any thread."
+  (mapc #'check-credentials-kind credentials)
+  (if (= 1 (length credentials))
+      (first credentials)
+      (make-instance 'composite-credentials :parts credentials)))
+
+(defmethod print-object ((credentials composite-credentials) stream)
+  (print-unreadable-object (credentials stream :type t)
+    (format stream "~{~A~^, ~}" (composite-credentials-parts credentials))))
+
+(defun waiting-credentials-p (credentials)
+  "True if functions that may wait are among CREDENTIALS."
+  (typecase credentials
+    (composite-credentials (some #'waiting-credentials-p (composite-credentials-parts credentials)))
+    (call-credentials nil)
+    (t t)))
+
+;;; Asking
+
+(defun check-credentials-secure (channel)
+  "Signal :unauthenticated if call credentials must not be sent on CHANNEL, or a core."
+  (unless (or (channel-secure-p channel) (channel-plaintext-credentials channel))
+    (error (make-rpc-error
+            :unauthenticated :ended-by :local :sent nil
+            :message (format nil "call credentials are not sent to ~A without TLS; ~
+                                  :plaintext-credentials t of its channel allows that"
+                             (channel-target channel))))))
+
+(defun credentials-failure (cause)
+  "The RPC-ERROR of an attempt whose call credentials have signalled CAUSE."
+  (refusal-error cause :unauthenticated "the call credentials have failed"))
+
+(defun fit-metadata (metadata)
+  "METADATA, what call credentials have given, and nil; or nil and the RPC-ERROR that says why they
+cannot be sent."
+  (handler-case (values (check-metadata metadata) nil)
+    (error (error)
+      (values nil (refusal-error error :internal
+                                 "what the call credentials gave cannot be sent")))))
+
+(defun ask-object (credentials request deliver)
+  "As ASK-CREDENTIALS, of an instance of CALL-CREDENTIALS."
+  (declare (type function deliver))
+  (flet ((deliver (metadata error)
+           (if error
+               (funcall deliver nil (credentials-failure error))
+               (multiple-value-call deliver (fit-metadata metadata)))))
+    (multiple-value-bind (answer error)
+        (handler-case (get-request-metadata credentials request)
+          (error (error) (values nil error)))
+      (if (typep answer 'loop:future)
+          (attach answer #'deliver)
+          (deliver answer error))))
+  nil)
+
+(defun ask-function (function request deliver)
+  "As ASK-CREDENTIALS, of a FUNCTION of a method's path, which may wait."
+  (multiple-value-bind (metadata error)
+      (handler-case (values (funcall function (credentials-request-path request)) nil)
+        (error (error) (values nil error)))
+    (if error
+        (funcall (the function deliver) nil (credentials-failure error))
+        (multiple-value-call deliver (fit-metadata metadata)))))
+
+(defun ask-parts (parts request run deliver)
+  "As ASK-CREDENTIALS, of PARTS, all of which are asked at once."
+  (let* ((left (list (length parts)))
+         (answers (make-list (length parts)))
+         (failure nil))
+    (when (null parts) (funcall (the function deliver) nil nil))
+    (loop for part in parts
+          for place on answers
+          do (let ((place place))
+               (ask-credentials part request run
+                                (lambda (metadata error)
+                                  (setf (first place) metadata)
+                                  (when error (setf failure error))
+                                  (when (= 1 (sb-ext:atomic-decf (car left)))
+                                    (if failure
+                                        (funcall (the function deliver) nil failure)
+                                        (funcall (the function deliver)
+                                                 (apply #'append answers) nil)))))))))
+
+(defun ask-credentials (credentials request run deliver)
+  "Ask CREDENTIALS for the metadata of REQUEST, and call (DELIVER metadata error) once, now or
+later, on whatever thread has them: ERROR is nil, or the RPC-ERROR that they are not to be had
+because of, and METADATA is nil then. RUN is called with a function that may wait, to call it on a
+thread where that may be; it returns false if there is none any more."
+  (declare (type function run deliver))
+  (typecase credentials
+    (composite-credentials
+     (ask-parts (composite-credentials-parts credentials) request run deliver))
+    (call-credentials (ask-object credentials request deliver))
+    (t (unless (funcall run (lambda () (ask-function credentials request deliver)))
+         (funcall deliver nil (make-rpc-error :unavailable :ended-by :local :sent nil
+                                              :message "the channel is closed")))))
+  nil)
+
+(defun credentials-metadata (channel credentials method &optional authority)
+  "The metadata that CREDENTIALS give for a call of METHOD on CHANNEL, with AUTHORITY, its
+:authority, or nil for what the channel's target says. Wait for them. Signal MISUSE if they are
+none, :unauthenticated if anybody on the way could read them, or an RPC-ERROR if they fail: with the
+status of theirs, or :internal for one that only applications give."
+  (check-credentials-secure channel)
+  (check-credentials-kind credentials)
+  (let ((future (loop:make-future)))
+    (ask-credentials credentials
+                     (make-credentials-request (rpc-method-path method)
+                                               (or authority (channel-target channel))
+                                               (and (channel-secure-p channel) t))
+                     (lambda (function) (funcall function) t)
+                     (lambda (metadata error)
+                       (if error
+                           (loop:reject-future future error)
+                           (loop:resolve-future future metadata))))
+    (values (await future))))

@@ -1,0 +1,8 @@
+;;;; Topics: what one sends, many streams have. Streams that resume.
+
+(defpackage #:clgrpc.topic
+  (:use #:cl #:clgrpc.base)
+  (:local-nicknames (#:loop #:clgrpc.loop) (#:rpc #:clgrpc.rpc) (#:status #:clgrpc.status))
+  (:export #:follow-stream
+           #:topic #:make-topic #:subscribe #:unsubscribe #:broadcast #:close-topic
+           #:topic-position #:topic-statistics))

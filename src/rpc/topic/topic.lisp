@@ -1,0 +1,282 @@
+;;;; Topics. A message that is broadcast to a topic goes to every call that subscribes to it, in the
+;;;; same order to each. The calls are handlers' streams, on any loop and over any protocol, which
+;;;; their handlers have returned, so that none has a thread.
+;;;;
+;;;; Every subscription has a queue of its own, so one that is slow holds up no other, and no
+;;;; sender. A message is sent at once while its call takes it (TRY-SEND), else when there is room
+;;;; (ON-WRITABLE). What becomes of a queue that is full is the topic's SLOW:
+;;;;
+;;;;   :end          the call ends with :resource-exhausted; it may subscribe again
+;;;;   :drop-oldest  the oldest message in the queue goes; with :queue 1 the newest is what counts
+;;;;   :drop-newest  the new message does not come into the queue
+;;;;
+;;;; A call is used by one thread at a time, so one thread at a time pumps a subscription:
+;;;;
+;;;;   1. PUMPING is set by the first that comes; another sets AGAIN, and leaves.
+;;;;   2. The pump takes messages out of the queue and sends them, until there is none, or one is
+;;;;      refused, which it puts back.
+;;;;   3. It leaves unless AGAIN is set; then it goes on at 2.
+;;;;
+;;;; Locks are taken in this order: the topic's, a subscription's. Nothing of a call is done, and no
+;;;; function of users runs, while one is held.
+
+(in-package #:clgrpc.topic)
+
+(defstruct (topic (:constructor %make-topic (slow queue-limit past-limit)) (:copier nil))
+  "What one sends and many hear; see MAKE-TOPIC."
+  (slow :end :type (member :end :drop-oldest :drop-newest) :read-only t) ; of full queues
+  (queue-limit 0 :type index :read-only t) ; how many messages a subscription may have waiting
+  (past-limit 0 :type index :read-only t) ; how many of the last messages are kept
+  (lock (sb-thread:make-mutex :name "clgrpc topic") :read-only t) ; of all that follows
+  (subscriptions (make-hash-table :test 'eq) :type hash-table :read-only t) ; by their calls
+  (position 0 :type index)              ; the number of the last message
+  (past (make-fifo) :type fifo :read-only t) ; the last messages
+  (past-count 0 :type index)            ; how many those are
+  (dropped 0 :type index)               ; messages that a full queue has lost
+  (ended 0 :type index)                 ; calls that were ended for being slow
+  (closing nil :type list))             ; once it is closed: the arguments of FINISH
+
+(defstruct (subscription (:constructor make-subscription (call)) (:copier nil))
+  "A call that hears a topic."
+  (call nil :read-only t)               ; a handler's
+  (lock (sb-thread:make-mutex :name "clgrpc subscription") :read-only t) ; of all that follows
+  (queue (make-fifo) :type fifo :read-only t) ; messages to be sent
+  (count 0 :type index)                 ; how many those are
+  (pumping nil :type boolean)           ; a thread sends them
+  (again nil :type boolean)             ; and is to look again before it leaves
+  (closing nil :type list))             ; the arguments of FINISH, to be called once QUEUE is empty
+
+(declaim (sb-ext:freeze-type topic subscription))
+
+(document-functions
+  topic-position "The number of the last message that was broadcast to TOPIC, from 1; 0 before the
+first. From any thread.")
+
+(defmethod print-object ((topic topic) stream)
+  (print-unreadable-object (topic stream :type t)
+    (format stream "~D subscribers, ~D messages~:[~;, closed~]"
+            (hash-table-count (topic-subscriptions topic)) (topic-position topic)
+            (topic-closing topic))))
+
+(defmethod print-object ((subscription subscription) stream)
+  (print-unreadable-object (subscription stream :type t)
+    (format stream "~A, ~D wait" (subscription-call subscription)
+            (subscription-count subscription))))
+
+(defun make-topic (&key (slow :end) (queue 100) (past 0))
+  "Return a topic, to which BROADCAST sends messages that all calls that SUBSCRIBE have.
+SLOW   what becomes of a call that does not take its messages, once QUEUE of them wait: :end, the
+       default, ends it with :resource-exhausted; :drop-oldest and :drop-newest leave out messages
+QUEUE  an integer, 1 or more: how many messages may wait for each call, besides what
+       :send-budget-octets allows on their way; 100 by default
+PAST   an integer, 0 or more: how many of the last messages are kept for those who subscribe with
+       :from; 0 by default
+Signal MISUSE for a wrong argument. From any thread."
+  (unless (member slow '(:end :drop-oldest :drop-newest))
+    (misuse ":SLOW of a topic is :end, :drop-oldest or :drop-newest, not ~S." slow))
+  (unless (typep queue '(integer 1 10000000))
+    (misuse ":QUEUE of a topic is 1 to 10000000 messages, not ~S." queue))
+  (unless (typep past '(integer 0 10000000))
+    (misuse ":PAST of a topic is 0 to 10000000 messages, not ~S." past))
+  (%make-topic slow queue past))
+
+;;; Sending
+
+(defun next-waiting (subscription)
+  "Take the oldest message out of the queue of SUBSCRIPTION, and return it; nil if there is none."
+  (sb-thread:with-mutex ((subscription-lock subscription))
+    (let ((message (dequeue (subscription-queue subscription))))
+      (when message (decf (subscription-count subscription)))
+      message)))
+
+(defun put-back (subscription message)
+  "MESSAGE, which its call has refused, is the next to be sent on SUBSCRIPTION's again."
+  (sb-thread:with-mutex ((subscription-lock subscription))
+    (enqueue-first message (subscription-queue subscription))
+    (incf (subscription-count subscription))))
+
+(defun send-next (subscription)
+  "Send the next message of SUBSCRIPTION; return true if there may be more to do at once."
+  (let ((message (next-waiting subscription))
+        (call (subscription-call subscription)))
+    (cond (message
+           (handler-case (or (rpc:try-send call message)
+                             (progn (put-back subscription message) nil))
+             ;; it has ended, and nobody takes what is left; or the message is too long for it
+             (status:rpc-error () (null (rpc:call-status call)))))
+          (t (let ((closing (sb-thread:with-mutex ((subscription-lock subscription))
+                              (shiftf (subscription-closing subscription) '()))))
+               (when closing
+                 (handler-case (apply #'rpc:finish call closing)
+                   (status:rpc-error () nil)))
+               nil)))))
+
+(defun leave-p (subscription)
+  "True if the thread that pumps SUBSCRIPTION leaves; else somebody has come meanwhile."
+  (sb-thread:with-mutex ((subscription-lock subscription))
+    (if (shiftf (subscription-again subscription) nil)
+        nil
+        (progn (setf (subscription-pumping subscription) nil)
+               t))))
+
+(defun pump (subscription)
+  "Send what waits in the queue of SUBSCRIPTION, as far as its call takes it."
+  (when (sb-thread:with-mutex ((subscription-lock subscription))
+          (if (subscription-pumping subscription)
+              (progn (setf (subscription-again subscription) t)
+                     nil)
+              (setf (subscription-pumping subscription) t)))
+    (let ((left nil))
+      (unwind-protect
+           (loop
+             (loop while (send-next subscription))
+             (when (setf left (leave-p subscription)) (return)))
+        ;; a message that cannot be sent is its sender's error; the others go on
+        (unless left
+          (sb-thread:with-mutex ((subscription-lock subscription))
+            (setf (subscription-pumping subscription) nil)))))))
+
+(defun put-in-queue (topic subscription message)
+  "Add MESSAGE to the queue of SUBSCRIPTION, to TOPIC. Return how many messages are lost for that,
+or :slow if there is no room. TOPIC's lock is held."
+  (sb-thread:with-mutex ((subscription-lock subscription))
+    (let ((queue (subscription-queue subscription))
+          (full (<= (topic-queue-limit topic) (subscription-count subscription))))
+      (flet ((add ()
+               (enqueue message queue)
+               (incf (subscription-count subscription))))
+        (cond ((not full) (add) 0)
+              (t (ecase (topic-slow topic)
+                   (:end :slow)
+                   (:drop-newest 1)
+                   (:drop-oldest
+                    (dequeue queue)
+                    (decf (subscription-count subscription))
+                    (add)
+                    1))))))))
+
+(defun keep-past (topic message)
+  "Keep MESSAGE as the last of TOPIC, whose lock is held."
+  (enqueue message (topic-past topic))
+  (if (< (topic-past-count topic) (topic-past-limit topic))
+      (incf (topic-past-count topic))
+      (dequeue (topic-past topic))))
+
+(defun end-slow (subscription)
+  "End the call of SUBSCRIPTION, which is not in its topic any more, since it is too slow."
+  (handler-case
+      (rpc:finish (subscription-call subscription)
+                  :status :resource-exhausted :message "the messages of the stream are not read")
+    (status:rpc-error () nil)))
+
+(defun pump-all (subscriptions)
+  "Pump SUBSCRIPTIONS; then signal MISUSE if a message was of another type than one of them sends."
+  (let ((wrong nil))
+    (dolist (subscription subscriptions)
+      (handler-case (pump subscription)
+        (misuse (error) (setf wrong error))))
+    (when wrong (error wrong))))
+
+(defun broadcast (topic message)
+  "Send MESSAGE, one of the type that the calls which subscribe to TOPIC answer with, to all of
+them, in the order of broadcasts to each. Return its number, see TOPIC-POSITION. MESSAGE is not to
+be changed afterwards. Never waits for a call. Signal MISUSE if TOPIC is closed, or MESSAGE is of a
+type that a call does not send. From any thread."
+  (let ((heard '()) (slow '()) (number 0))
+    (sb-thread:with-mutex ((topic-lock topic))
+      (when (topic-closing topic) (misuse "~A is closed." topic))
+      (setf number (incf (topic-position topic)))
+      (loop for subscription being the hash-values of (topic-subscriptions topic)
+            for lost = (put-in-queue topic subscription message)
+            do (cond ((eq :slow lost) (push subscription slow))
+                     (t (incf (topic-dropped topic) lost)
+                        (push subscription heard))))
+      (dolist (subscription slow)
+        (incf (topic-ended topic))
+        (remhash (subscription-call subscription) (topic-subscriptions topic)))
+      (when (plusp (topic-past-limit topic)) (keep-past topic message)))
+    (mapc #'end-slow slow)
+    (pump-all heard)
+    number))
+
+;;; Subscribing
+
+(defun past-from (topic from)
+  "The messages of TOPIC behind the one with the number FROM, or with :past all that are kept.
+Signal :out-of-range if one of them is kept no more, or FROM is still to come. The lock is held."
+  (let* ((kept (fifo-items (topic-past topic)))
+         (before (- (topic-position topic) (topic-past-count topic))))
+    (cond ((eq :past from) (copy-list kept))
+          ((<= before from (topic-position topic)) (copy-list (nthcdr (- from before) kept)))
+          (t (status:fail :out-of-range
+                          (format nil "messages after ~D to ~D can be had, not those after ~D"
+                                  before (topic-position topic) from))))))
+
+(defun subscribe (topic call &key from)
+  "Have CALL, a handler's stream of answers, get what is broadcast to TOPIC until it ends, or
+UNSUBSCRIBE. Return CALL, for the handler to return: it needs no thread.
+FROM  where CALL begins: nil, the default, with the next message that is broadcast; :past with those
+      that are kept; an integer with those behind the one that has this number (TOPIC-POSITION),
+      for a client that goes on where it has left off
+Signal :out-of-range, for CALL to end so, if some of these are kept no more, or FROM is greater than
+the number of the last; MISUSE for a wrong argument. If TOPIC is closed CALL ends as its other calls
+did. Nothing else may be sent on CALL meanwhile, nor is ON-WRITABLE of it free. From any thread."
+  (unless (typep from '(or null (eql :past) index))
+    (misuse ":FROM is nil, :past or the number of a message, not ~S." from))
+  (let ((subscription (make-subscription call)))
+    (sb-thread:with-mutex ((topic-lock topic))
+      (when (gethash call (topic-subscriptions topic))
+        (misuse "~A subscribes to ~A already." call topic))
+      (when from
+        (dolist (message (past-from topic from))
+          (enqueue message (subscription-queue subscription))
+          (incf (subscription-count subscription))))
+      (if (topic-closing topic)
+          (setf (subscription-closing subscription) (topic-closing topic))
+          (setf (gethash call (topic-subscriptions topic)) subscription)))
+    (rpc:on-end call (lambda () (unsubscribe topic call)))
+    (rpc:on-writable call (lambda () (pump subscription)))
+    (pump subscription))
+  call)
+
+(defun unsubscribe (topic call)
+  "CALL gets nothing more that is broadcast to TOPIC, but for what has begun; it does not end by
+that. Return true if it subscribed. From any thread."
+  (let ((subscription (sb-thread:with-mutex ((topic-lock topic))
+                        (let ((subscription (gethash call (topic-subscriptions topic))))
+                          (remhash call (topic-subscriptions topic))
+                          subscription))))
+    (when subscription
+      (sb-thread:with-mutex ((subscription-lock subscription))
+        (clear-fifo (subscription-queue subscription))
+        (setf (subscription-count subscription) 0))
+      t)))
+
+(defun close-topic (topic &key (status :ok) (message ""))
+  "End all calls that subscribe to TOPIC with STATUS, a keyword, and its text MESSAGE, each once it
+has got what was broadcast before; later ones end so at once. Return true unless TOPIC was closed
+already. Signal MISUSE if STATUS is none. From any thread."
+  (status:status-code status)
+  (let ((subscriptions
+          (sb-thread:with-mutex ((topic-lock topic))
+            (when (topic-closing topic) (return-from close-topic nil))
+            (setf (topic-closing topic) (list :status status :message message))
+            (loop for subscription being the hash-values of (topic-subscriptions topic)
+                  do (sb-thread:with-mutex ((subscription-lock subscription))
+                       (setf (subscription-closing subscription) (topic-closing topic)))
+                  collect subscription))))
+    (pump-all subscriptions))
+  t)
+
+(defun topic-statistics (topic)
+  "Return a plist of what TOPIC has come to: :SUBSCRIBERS, how many calls subscribe; :MESSAGES, how
+many were broadcast; :WAITING, how many messages wait in queues; :DROPPED, how many messages calls
+have not got since their queues were full; :ENDED, how many calls were ended for that. From any
+thread."
+  (sb-thread:with-mutex ((topic-lock topic))
+    (list :subscribers (hash-table-count (topic-subscriptions topic))
+          :messages (topic-position topic)
+          :waiting (loop for subscription being the hash-values of (topic-subscriptions topic)
+                         sum (subscription-count subscription))
+          :dropped (topic-dropped topic)
+          :ended (topic-ended topic))))

@@ -1,0 +1,261 @@
+;;;; Call credentials and attempts: when they are asked, what for, in which thread, what becomes of
+;;;; answers that come late, never, wrong or not at all.
+
+(in-package #:clgrpc.tests.client)
+(in-suite :clgrpc.client)
+
+(defclass told-credentials (grpc:call-credentials)
+  ((answer :initarg :answer) ; a function of the request and how many came before it
+   (requests :initform '() :accessor told-requests)
+   (lock :initform (sb-thread:make-mutex)))
+  (:documentation "Call credentials that answer as a test says."))
+
+(defmethod grpc:get-request-metadata ((credentials told-credentials) request)
+  (with-slots (answer requests lock) credentials
+    (funcall answer request
+             (sb-thread:with-mutex (lock)
+               (push request requests)
+               (1- (length requests))))))
+
+(defun told-credentials (answer)
+  (make-instance 'told-credentials :answer answer))
+
+(defun numbered-credentials ()
+  "Those whose tokens are t0, t1 and so on."
+  (told-credentials (lambda (request number)
+                      (declare (ignore request))
+                      `(("authorization" . ,(format nil "t~D" number))))))
+
+(defun policy-config (policy)
+  (format nil "{\"methodConfig\":[{\"name\":[{}],~A}]}" policy))
+
+(defparameter *retry-unavailable*
+  (policy-config "\"retryPolicy\":{\"maxAttempts\":3,\"initialBackoff\":\"0.01s\",
+                    \"maxBackoff\":\"0.01s\",\"backoffMultiplier\":1,
+                    \"retryableStatusCodes\":[\"UNAVAILABLE\"]}"))
+
+(defmacro with-told-probe ((channel &rest channel-options) handlers &body body)
+  `(with-probe (,channel :channel-options (list :plaintext-credentials t ,@channel-options))
+       ,handlers
+     ,@body))
+
+(test credentials-are-asked-for-each-attempt
+  "Each retry has metadata of its own; what else the call sends goes with all."
+  (let ((seen '()) (credentials (numbered-credentials)))
+    (with-told-probe (channel :service-config *retry-unavailable* :call-credentials credentials)
+        (:ask (lambda (note call)
+                (push (list (token-of call)
+                            (cdr (assoc "x-own" (grpc:call-metadata call) :test #'string=)))
+                      seen)
+                (when (< (length seen) 3) (grpc:fail :unavailable "not yet"))
+                note))
+      (ask channel (note 1) :metadata '(("x-own" . "me")))
+      (is (equal '(("t0" "me") ("t1" "me") ("t2" "me")) (reverse seen)))
+      (is (= 3 (length (told-requests credentials)))))))
+
+(test functions-are-asked-in-the-callers-thread-first
+  "Further attempts ask a function on another thread, which may wait."
+  (let ((threads '()) (count 0))
+    (with-told-probe (channel :service-config *retry-unavailable*)
+        (:ask (lambda (note call)
+                (declare (ignore call))
+                (when (< (incf count) 2) (grpc:fail :unavailable "not yet"))
+                note))
+      (ask channel (note 1) :call-credentials (lambda (path)
+                                                (push sb-thread:*current-thread* threads)
+                                                `(("x-path" . ,path))))
+      (is (= 2 (length threads)))
+      (is (eq sb-thread:*current-thread* (second threads)))
+      (is (not (eq sb-thread:*current-thread* (first threads)))))))
+
+(test what-credentials-are-asked-for
+  (let ((credentials (numbered-credentials)))
+    (with-told-probe (channel :authority "greeters.example:443" :call-credentials credentials)
+        (:ask #'double)
+      (ask channel (note 1))
+      (ask channel (note 1) :authority "other.example:8443")
+      (destructuring-bind (second first) (told-requests credentials)
+        (is (equal "/lab.Bench/Ask" (grpc:credentials-request-path first)))
+        (is (equal "greeters.example:443" (grpc:credentials-request-authority first)))
+        (is (equal "https://greeters.example/lab.Bench"
+                   (grpc:credentials-request-audience first)))
+        (is (equal "https://other.example:8443/lab.Bench"
+                   (grpc:credentials-request-audience second)))
+        (is (not (grpc:credentials-request-secure-p first))))))
+  (let ((credentials (numbered-credentials)))
+    (with-probe (channel :options (list :credentials (credentials "server"))
+                         :channel-options (list :credentials (trusting nil)
+                                                :call-credentials credentials))
+        (:ask #'double)
+      (ask channel (note 1))
+      (is (grpc:credentials-request-secure-p (first (told-requests credentials)))))))
+
+(test credentials-that-answer-later
+  "A call waits for its credentials, and no other call for it; all four kinds, and futures."
+  (let ((futures '()))
+    (with-told-probe (channel) (:ask #'tell-token :watch #'count-up :collect #'add-up :chat #'echo)
+      (let ((credentials (told-credentials (lambda (request number)
+                                             (declare (ignore request number))
+                                             (first (push (grpc:make-future) futures))))))
+        (flet ((settle ()
+                 (wait-until (lambda () futures))
+                 (grpc:resolve-future (pop futures) '(("authorization" . "late")))))
+          (let ((call (grpc:call-async #'lab.bench:ask channel (note 1)
+                                       :call-credentials credentials)))
+            (wait-until (lambda () futures))
+            (is (equal "none" (lab:note-text (ask channel (note 1)))))
+            (is (not (grpc:future-done-p call)))
+            (settle)
+            (is (equal "late" (lab:note-text (grpc:await call :timeout 5)))))
+          (macrolet ((settled (form)
+                       `(let ((thread (sb-thread:make-thread #'settle)))
+                          (prog1 ,form (sb-thread:join-thread thread)))))
+            (is (equal "late" (lab:note-text (settled (ask channel (note 1)
+                                                           :call-credentials credentials)))))
+            (is (equal '(0 1 2) (settled (numbers (watch channel (note 3)
+                                                         :call-credentials credentials)))))
+            (is (= 3 (number-of (settled (collect channel (list (note 1) (note 2))
+                                                  :call-credentials credentials)))))
+            (is (equal '(7 8) (settled (numbers (chat channel (list (note 7) (note 8))
+                                                      :call-credentials credentials)))))))))))
+
+(test credentials-that-never-answer
+  "The deadline ends a call that waits for them, and so does the end of its channel; what they
+answer after that is dropped."
+  (let* ((futures '())
+         (credentials (told-credentials (lambda (request number)
+                                          (declare (ignore request number))
+                                          (first (push (grpc:make-future) futures))))))
+    (with-told-probe (channel :call-credentials credentials) (:ask #'double)
+      (let ((error (caught (ask channel (note 1) :timeout 0.05))))
+        (is (typep error 'grpc:deadline-exceeded))
+        (is (eq :credentials (getf (grpc:rpc-error-stages error) :stage)))
+        (is (search "waiting for its call credentials" (princ-to-string error))))
+      (let ((call (grpc:call-async #'lab.bench:ask channel (note 1)))
+            (other (grpc:call-async #'lab.bench:ask channel (note 1))))
+        (wait-until (lambda () (= 3 (length futures))))
+        (grpc:cancel other)
+        (is (typep (caught (grpc:await other :timeout 5)) 'grpc:cancelled))
+        (let ((core (client::channel-core channel)))
+          (grpc:close-channel channel)
+          (is (typep (caught (grpc:await call :timeout 5)) 'grpc:rpc-error))
+          (dolist (future futures) (grpc:resolve-future future '(("authorization" . "x"))))
+          (is (not (client::busy-p core))))))))
+
+(test credentials-that-fail-where-attempts-begin
+  "With their status, but none that only applications give (gRFC A54); another error is
+:unauthenticated, metadata that cannot be sent :internal. At once or later, it is the same."
+  (flet ((failing (answer)
+           (let ((error nil))
+             (with-told-probe (channel :call-credentials (told-credentials answer)) (:ask #'double)
+               (setf error (caught (ask channel (note 1)))))
+             (is-false (grpc:rpc-error-sent-p error))
+             (grpc:rpc-error-status error))))
+    (loop for (expected make)
+            in `((:unavailable ,(lambda () (grpc:make-rpc-error :unavailable :message "x")))
+                 (:permission-denied
+                  ,(lambda () (grpc:make-rpc-error :permission-denied :message "x")))
+                 (:internal ,(lambda () (grpc:make-rpc-error :not-found :message "x")))
+                 (:unauthenticated ,(lambda () (make-condition 'simple-error
+                                                               :format-control "x"))))
+          do (is (eq expected (failing (lambda (request number)
+                                         (declare (ignore request number))
+                                         (error (funcall make))))))
+             (is (eq expected (failing (lambda (request number)
+                                         (declare (ignore request number))
+                                         (let ((future (grpc:make-future)))
+                                           (grpc:reject-future future (funcall make))
+                                           future))))))
+    (dolist (bad '((("Upper" . "x")) (("a" . 5)) (("grpc-x" . "x")) 7 (("a" . "b") . "c")))
+      (is (eq :internal (failing (lambda (request number)
+                                   (declare (ignore request number))
+                                   bad)))
+          "~S" bad))))
+
+(test policies-judge-credentials-that-fail
+  "A retry policy has another attempt made, for which they are asked again."
+  (let ((credentials (told-credentials (lambda (request number)
+                                         (declare (ignore request))
+                                         (if (< number 2)
+                                             (grpc:fail :unavailable "no token yet")
+                                             '(("authorization" . "t")))))))
+    (with-told-probe (channel :service-config *retry-unavailable* :call-credentials credentials)
+        (:ask #'tell-token)
+      (is (equal "t" (lab:note-text (ask channel (note 1)))))
+      (is (= 3 (length (told-requests credentials))))))
+  (let ((credentials (told-credentials (lambda (request number)
+                                         (declare (ignore request number))
+                                         (error "never")))))
+    (with-told-probe (channel :service-config *retry-unavailable* :call-credentials credentials)
+        (:ask #'tell-token)
+      (is (typep (caught (ask channel (note 1))) 'grpc:unauthenticated))
+      (is (= 1 (length (told-requests credentials)))))))
+
+(test hedges-ask-their-own-credentials
+  (let ((credentials (numbered-credentials)) (seen '()) (lock (sb-thread:make-mutex)))
+    (with-told-probe (channel :call-credentials credentials
+                              :service-config
+                              (policy-config "\"hedgingPolicy\":{\"maxAttempts\":3,
+                                                \"hedgingDelay\":\"20s\",
+                                                \"nonFatalStatusCodes\":[\"UNAVAILABLE\"]}"))
+        (:ask (lambda (note call)
+                (when (< (sb-thread:with-mutex (lock)
+                           (push (token-of call) seen)
+                           (length seen))
+                         3)
+                  (grpc:fail :unavailable "x"))
+                note))
+      (ask channel (note 1))
+      (is (equal '("t0" "t1" "t2") (reverse seen)))
+      (is (= 3 (length (told-requests credentials)))))))
+
+(defun fixed-a (path)
+  (declare (ignore path))
+  '(("x-who" . "a")))
+
+(test credentials-of-channel-and-call
+  "Both are sent, the channel's first; a part that fails fails the attempt."
+  (flet ((fixed (name) (lambda (path) (declare (ignore path)) `(("x-who" . ,name))))
+         (who (call) (loop for (name . value) in (grpc:call-metadata call)
+                           when (string= "x-who" name) collect value)))
+    (with-told-probe (channel :call-credentials
+                              (grpc:compose-credentials #'fixed-a (numbered-credentials)))
+        (:ask (lambda (note call)
+                (note (number-of note) :text (format nil "~{~A~^ ~}~@[ ~A~]" (who call)
+                                                     (token-of call)))))
+      (is (equal "a t0" (lab:note-text (ask channel (note 1)))))
+      (is (equal "a b t1" (lab:note-text (ask channel (note 1) :call-credentials (fixed "b")))))
+      (is (typep (caught (ask channel (note 1)
+                              :call-credentials (told-credentials
+                                                 (lambda (request number)
+                                                   (declare (ignore request number))
+                                                   (grpc:fail :unavailable "x")))))
+                 'grpc:unavailable)))))
+
+(test what-is-no-credentials-is-misuse
+  (dolist (bad '("token" 5 (1 2)))
+    (signals grpc:misuse (grpc:make-channel "127.0.0.1:1" :call-credentials bad))
+    (signals grpc:misuse (grpc:compose-credentials bad))
+    (with-told-probe (channel) (:ask #'double)
+      (signals grpc:misuse (ask channel (note 1) :call-credentials bad))))
+  (signals error (grpc:bearer-token 5)))
+
+(test credentials-are-not-asked-on-plaintext
+  (let ((credentials (numbered-credentials)))
+    (with-probe (channel :channel-options (list :call-credentials credentials)) (:ask #'double)
+      (is (typep (caught (ask channel (note 1))) 'grpc:unauthenticated))
+      (is (null (told-requests credentials))))))
+
+(test idle-channels-wait-for-credentials
+  "A channel does not go idle under a call whose credentials are fetched."
+  (let* ((future (grpc:make-future))
+         (credentials (told-credentials (lambda (request number)
+                                          (declare (ignore request))
+                                          (if (zerop number) future '())))))
+    (with-told-probe (channel :call-credentials credentials) (:ask #'double)
+      (let ((call (grpc:call-async #'lab.bench:ask channel (note 1))))
+        (wait-until (lambda () (told-requests credentials)))
+        (is (wait-until (lambda () (client::busy-p (client::channel-core channel)))))
+        (grpc:resolve-future future '())
+        (is (= 2 (number-of (grpc:await call :timeout 5))))
+        (is (wait-until (lambda () (not (client::busy-p (client::channel-core channel))))))))))

@@ -1,0 +1,94 @@
+;;;; The requests for tokens as HTTP: what is sent, and peers that are absent, slow, endless, or
+;;;; speak something else.
+
+(in-package #:clgrpc.tests.token)
+(in-suite :clgrpc.token)
+
+(test urls-of-endpoints
+  (loop for (url secure host port path)
+          in '(("http://h" nil "h" 80 "/") ("https://h/t?x=1" t "h" 443 "/t?x=1")
+               ("HTTPS://H:8443/" t "H" 8443 "/") ("http://[::1]:5/a#b" nil "::1" 5 "/a")
+               ("http://h?x" nil "h" 80 "/?x"))
+        do (let ((url (token::parse-url url)))
+             (is (eq secure (token::url-secure url)))
+             (is (equal host (token::url-host url)))
+             (is (eql port (token::url-port url)))
+             (is (equal path (token::url-path url))))))
+
+(defparameter *good-body* "{\"access_token\":\"t\",\"token_type\":\"Bearer\"}")
+
+(test what-is-sent
+  (let ((request nil))
+    (with-socket (url (lambda (stream)
+                        (setf request (read-request stream))
+                        (say stream "HTTP/1.1 200 OK|content-length: ~D||~A" (length *good-body*)
+                             *good-body*)))
+      (is (equal "t" (ask-token (client-of url))))
+      (is (eql 0 (search "POST /token HTTP/1.1" request)))
+      (dolist (text '("host: 127.0.0.1:" "connection: close" "accept: application/json"
+                      "content-type: application/x-www-form-urlencoded"
+                      "grant_type=client_credentials"))
+        (is (search text request))))))
+
+(test answers-in-other-forms
+  "Chunked, until the end of the connection, after an interim answer, an octet at a time."
+  (flet ((check (&rest texts)
+           (with-socket (url (lambda (stream)
+                               (read-request stream)
+                               (dolist (text texts) (say stream "~A" text))))
+             (is (equal "t" (ask-token (client-of url))) "~S" texts))))
+    (check "HTTP/1.1 200 OK|transfer-encoding: chunked||" (format nil "~X|~A|0||"
+                                                                   (length *good-body*)
+                                                                   *good-body*))
+    (check "HTTP/1.1 200 OK||" *good-body*)
+    (check "HTTP/1.0 200 OK||" *good-body*)
+    (check (format nil "HTTP/1.1 100 Continue||HTTP/1.1 200 OK|content-length: ~D||~A"
+                   (length *good-body*) *good-body*))
+    (apply #'check (map 'list #'string (format nil "HTTP/1.1 200 OK|content-length: ~D||~A"
+                                               (length *good-body*) *good-body*)))))
+
+(test endpoints-that-misbehave
+  "Whatever they do, the attempt fails with :unavailable, soon."
+  (flet ((check (text manner &rest arguments)
+           (with-socket (url manner)
+             (multiple-value-bind (status said)
+                 (status-of-token (apply #'client-of url arguments))
+               (is (eq :unavailable status))
+               (is (and said (search text said)) "~S is not in ~S" text said)))))
+    (check "no answer" (lambda (stream) (read-request stream) (read-byte stream nil))
+           :timeout 0.2)
+    (check "no answer" (lambda (stream)
+                         (read-request stream)
+                         (say stream "HTTP/1.1 200 OK|content-length: 5||ab")
+                         (read-byte stream nil))
+           :timeout 0.2)
+    (check "before the answer" #'read-request)
+    (check "before the answer" (lambda (stream) (declare (ignore stream))))
+    (check "before the answer" (lambda (stream)
+                                 (read-request stream)
+                                 (say stream "HTTP/1.1 200 OK|content-length: 500||ab")))
+    (check "not HTTP/1.1" (lambda (stream) (read-request stream) (say stream "SSH-2.0-x||")))
+    (check "not HTTP/1.1" (lambda (stream)
+                            (read-request stream)
+                            (say stream "HTTP/1.1 200 OK|content-length: 5|content-length: 6||")))
+    (check "not HTTP/1.1" (lambda (stream)
+                            (read-request stream)
+                            (say stream "HTTP/1.1 200 OK|x: ~A||"
+                                 (make-string 100000 :initial-element #\a))))
+    (check "more than" (lambda (stream)
+                         (read-request stream)
+                         (say stream "HTTP/1.1 200 OK||")
+                         (let ((octets (make-octets 65536)))
+                           (loop (write-sequence octets stream)))))
+    (check "not HTTP/1.1" (lambda (stream)
+                            (read-request stream)
+                            (loop (say stream "HTTP/1.1 100 Continue||"))))))
+
+(test endpoints-that-are-not-there
+  (with-log ()
+    (multiple-value-bind (status text)
+        (status-of-token (client-of "http://127.0.0.1:1/token"))
+      (is (eq :unavailable status))
+      (is (search "127.0.0.1:1" text)))
+    (is (eq :unavailable (status-of-token (client-of "http://no-such-host.invalid/token"))))
+    (is (eq :unavailable (status-of-token (client-of "https://127.0.0.1:1/token"))))))

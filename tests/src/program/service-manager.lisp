@@ -1,0 +1,117 @@
+;;;; What a service manager hears of a program, and what SIGHUP does.
+
+(in-package #:clgrpc.tests.program)
+(in-suite :clgrpc.program)
+
+(defun call-with-manager (abstract function)
+  "Call FUNCTION with the text for NOTIFY_SOCKET and a function that waits for the next message."
+  (let* ((name (format nil "clgrpc-notify-~36R" (random (expt 36 10) (make-random-state t))))
+         (path (if abstract
+                   (format nil "@~A" name)
+                   (format nil "~A~A" (uiop:native-namestring (uiop:temporary-directory)) name)))
+         (socket (if abstract
+                     (make-instance 'sb-bsd-sockets:local-abstract-socket :type :datagram)
+                     (make-instance 'sb-bsd-sockets:local-socket :type :datagram))))
+    (sb-bsd-sockets:socket-bind socket (if abstract name path))
+    (unwind-protect
+         (funcall function path
+                  (lambda ()
+                    (multiple-value-bind (buffer length)
+                        (sb-bsd-sockets:socket-receive socket nil 1000
+                                                       :element-type '(unsigned-byte 8))
+                      (uiop:split-string (map 'string #'code-char (subseq buffer 0 length))
+                                         :separator '(#\Newline)))))
+      (sb-bsd-sockets:socket-close socket)
+      (unless abstract (uiop:delete-file-if-exists path)))))
+
+(defmacro with-managed-greeter ((program address next abstract &rest arguments) &body body)
+  "Run BODY while greeter.lisp, told of a service manager, runs with ARGUMENTS; NEXT waits for the
+lines of what that hears next."
+  `(call-with-manager
+    ,abstract
+    (lambda (path next)
+      (flet ((,next () (funcall next)))
+        (support:call-with-program
+         (lambda (,program)
+           (let ((,address (support:server-address ,program)))
+             (declare (ignorable ,address))
+             ,@body))
+         "/usr/bin/env"
+         (list* (format nil "NOTIFY_SOCKET=~A" path)
+                (uiop:native-namestring sb-ext:*runtime-pathname*)
+                (script-arguments "greeter.lisp" "--listen" "127.0.0.1:0" ,@arguments)))))))
+
+(defun says (line lines)
+  (is (member line lines :test #'string=) "~S is not in ~S" line lines))
+
+(test a-service-manager-hears-of-a-program
+  "When it serves, at an end that may take as long as its drain, and of SIGHUP in between."
+  (dolist (abstract '(nil t))
+    (with-managed-greeter (program address next abstract "--limits" "drain-seconds=30")
+      (let ((lines (next)))
+        (says "READY=1" lines)
+        (says (format nil "STATUS=listening on ~A" address) lines))
+      (support:signal-program program sb-unix:sighup)
+      (let ((lines (next)))
+        (says "RELOADING=1" lines)
+        (is (find-if (lambda (line) (uiop:string-prefix-p "MONOTONIC_USEC=" line)) lines)))
+      (says "READY=1" (next))
+      (grpc:with-channel (channel address)
+        (is (string= "Hello, Ada!" (greet channel "Ada"))))
+      (support:signal-program program sb-unix:sigterm)
+      (let ((lines (next)))
+        (says "STOPPING=1" lines)
+        (says "EXTEND_TIMEOUT_USEC=40000000" lines))
+      (last-lines program)
+      (is (= 0 (support:program-exit-code program))))))
+
+(test a-manager-that-is-not-there-stops-nothing
+  (dolist (path '("/nonexistent/socket" "@nobody-listens-here" "nonsense" "/"))
+    (support:call-with-program
+     (lambda (program)
+       (grpc:with-channel (channel (support:server-address program))
+         (is (string= "Hello, Ada!" (greet channel "Ada"))))
+       (support:signal-program program sb-unix:sigterm)
+       (last-lines program)
+       (is (= 0 (support:program-exit-code program))))
+     "/usr/bin/env"
+     (list* (format nil "NOTIFY_SOCKET=~A" path)
+            (uiop:native-namestring sb-ext:*runtime-pathname*)
+            (script-arguments "greeter.lisp" "--listen" "127.0.0.1:0")))))
+
+(test sighup-reloads-what-there-is
+  "Certificates and the program's own function, whose error stops nothing."
+  (uiop:with-temporary-file (:pathname certificate)
+    (uiop:with-temporary-file (:pathname key)
+      (flet ((install (name)
+               (uiop:copy-file (support:certificate-file (format nil "~A.pem" name)) certificate)
+               (uiop:copy-file (support:certificate-file (format nil "~A.key" name)) key))
+             (serial (address)
+               (grpc:with-channel (channel address
+                                           :credentials (grpc:tls-credentials
+                                                         :roots (support:certificate-file
+                                                                 "ca.pem")))
+                 (multiple-value-bind (reply call)
+                     (helloworld.greeter:say-hello channel (helloworld:make-hello-request)
+                                                   :timeout 10)
+                   (declare (ignore reply))
+                   (grpc:certificate-serial-number
+                    (grpc:security-peer-certificate (grpc:call-security call)))))))
+        (install "server")
+        (with-greeter (program address "--tls-cert" (uiop:native-namestring certificate)
+                                       "--tls-key" (uiop:native-namestring key))
+          (let ((before (serial address)))
+            (install "renewed")
+            (support:signal-program program sb-unix:sighup)
+            (loop until (search "own reload" (support:program-line program)))
+            (is (/= before (serial address)))
+            (support:signal-program program sb-unix:sigterm)
+            (last-lines program)
+            (is (= 0 (support:program-exit-code program)))))))))
+
+(test sighup-without-anything-to-reload
+  "Ends the process, as a terminal that is closed wants."
+  (with-greeter (program address)
+    (support:signal-program program sb-unix:sighup)
+    (last-lines program)
+    (is (/= 0 (support:program-exit-code program)))))

@@ -1,0 +1,212 @@
+;;;; Topics: that all get everything in one order, over several loops and within the image; what
+;;;; becomes of those that do not read; positions; the end.
+
+(in-package #:clgrpc.tests.topic)
+(in-suite :clgrpc.topic)
+
+(defparameter *narrow*
+  '(:stream-window-octets 65535 :connection-window-octets 65535)
+  "Options of a channel that takes little of what it does not read.")
+
+(defmacro with-topic ((topic channel &rest arguments) (&key options channel-options) &body body)
+  "Evaluate BODY with CHANNEL to a server whose streams of answers subscribe to TOPIC, made with
+ARGUMENTS, from the number in the request, if that is not negative."
+  `(let ((,topic (grpc:make-topic ,@arguments)))
+     (with-probe (,channel :options ,options :channel-options ,channel-options)
+         (:watch (lambda (note call)
+                   (grpc:subscribe ,topic call :from (and (<= 0 (number-of note))
+                                                          (number-of note))))
+          :ask #'double)
+       (unwind-protect (progn ,@body)
+         (grpc:close-topic ,topic)))))
+
+(defun subscribers (topic)
+  (getf (grpc:topic-statistics topic) :subscribers))
+
+(defun subscribe-all (topic channels &key (from -1))
+  "A call on each of CHANNELS, all of which TOPIC knows."
+  (let* ((before (subscribers topic))
+         (calls (mapcar (lambda (channel) (watch channel (note from))) channels)))
+    (wait-until (lambda () (= (+ before (length channels)) (subscribers topic))))
+    calls))
+
+(defun next-numbers (call count)
+  (loop repeat count collect (number-of (grpc:receive call))))
+
+(test all-subscribers-get-everything
+  "In one order, over two loops of the server, from several threads."
+  (with-topic (topic channel) (:options '(:loops 2))
+    (let* ((channels (loop repeat 6 collect (grpc:make-channel (grpc:channel-target channel))))
+           (calls (subscribe-all topic channels)))
+      (unwind-protect
+           (progn
+             (flet ((send-some (i)
+                      (sb-thread:make-thread
+                       (lambda ()
+                         (dotimes (k 20)
+                           (grpc:broadcast topic (note (+ (* 100 i) k))))))))
+               (mapc #'sb-thread:join-thread (mapcar #'send-some '(0 1 2 3))))
+             (let ((first (next-numbers (first calls) 80)))
+               (is (= 80 (length (remove-duplicates first))))
+               (loop for i below 4
+                     do (is (equal (loop for k below 20 collect (+ (* 100 i) k))
+                                   (remove-if-not (lambda (n) (<= (* 100 i) n (+ 99 (* 100 i))))
+                                                  first))))
+               (dolist (call (rest calls))
+                 (is (equal first (next-numbers call 80))))))
+        (mapc #'grpc:close-channel channels)))))
+
+(test subscribers-come-and-go
+  (with-topic (topic channel) ()
+    (is (= 1 (grpc:broadcast topic (note 0))))
+    (destructuring-bind (call) (subscribe-all topic (list channel))
+      (grpc:broadcast topic (note 1))
+      (is (= 1 (number-of (grpc:receive call))))
+      (grpc:cancel call)
+      (is (wait-until (lambda () (zerop (subscribers topic))))))
+    (grpc:broadcast topic (note 2))
+    (is (= 3 (grpc:topic-position topic)))
+    (is (= 4 (number-of (ask channel (note 2)))))))
+
+(test positions
+  "A call begins behind the number that it names, if what follows is kept."
+  (with-topic (topic channel :past 3) ()
+    (dotimes (i 5) (grpc:broadcast topic (note (* 10 (1+ i)))))
+    (flet ((from (position count)
+             (let ((call (watch channel (note position))))
+               (prog1 (next-numbers call count)
+                 (grpc:cancel call))))
+           (refused (position)
+             (caught (grpc:receive (watch channel (note position))))))
+      (is (equal '(30 40 50) (from 2 3)))
+      (is (equal '(50) (from 4 1)))
+      (dolist (position '(0 1 6 100))
+        (let ((error (refused position)))
+          (is (typep error 'grpc:out-of-range))
+          (is (search "2 to 5" (grpc:rpc-error-message error)))))
+      (let ((call (watch channel (note 5))))
+        (wait-until (lambda () (plusp (subscribers topic))))
+        (grpc:broadcast topic (note 60))
+        (is (equal '(60) (next-numbers call 1)))
+        (grpc:cancel call)))))
+
+(test past-messages
+  (let ((topic (grpc:make-topic :past 2)))
+    (dotimes (i 5) (grpc:broadcast topic (note i)))
+    (with-probe (channel) (:watch (lambda (note call)
+                                    (declare (ignore note))
+                                    (grpc:subscribe topic call :from :past)))
+      (let ((call (watch channel (note 0))))
+        (is (equal '(3 4) (next-numbers call 2)))
+        (grpc:close-topic topic)
+        (is (null (grpc:receive call)))))))
+
+(defun flood (topic count)
+  (dotimes (i count)
+    (grpc:broadcast topic (note i :body 10000))))
+
+(test a-slow-subscriber-is-ended
+  "And nobody else hears of that."
+  (with-topic (topic channel :queue 10) (:channel-options *narrow*)
+    (grpc:with-channel (other (grpc:channel-target channel))
+      (let* ((slow (first (subscribe-all topic (list channel))))
+             (fast (first (subscribe-all topic (list other))))
+             (count 0)
+             (reader (sb-thread:make-thread
+                      (lambda ()
+                        (handler-case (grpc:do-messages (note fast) (incf count))
+                          (grpc:rpc-error () nil))))))
+        (dotimes (i 100)
+          (flood topic 1)
+          (wait-until (lambda () (= count (1+ i)))))
+        (is (= 100 count))
+        (is (equal '(1 1) (list (subscribers topic)
+                                (getf (grpc:topic-statistics topic) :ended))))
+        (is (typep (caught (grpc:do-messages (note slow))) 'grpc:resource-exhausted))
+        (grpc:close-topic topic)
+        (sb-thread:join-thread reader)))))
+
+(test slow-subscribers-lose-messages
+  "The newest, or the oldest that wait; what they get is in order."
+  (dolist (slow '(:drop-oldest :drop-newest))
+    (with-topic (topic channel :slow slow :queue 5) (:channel-options *narrow*)
+      (let ((call (first (subscribe-all topic (list channel)))))
+        (flood topic 500)
+        (let ((dropped (getf (grpc:topic-statistics topic) :dropped)) (numbers '()))
+          (is (< 300 dropped 500))
+          (grpc:close-topic topic)
+          (grpc:do-messages (note call) (push (number-of note) numbers))
+          (is (= 500 (+ dropped (length numbers))))
+          (is (apply #'> numbers))
+          (is (eq (eq slow :drop-oldest) (= 499 (first numbers)))))))))
+
+(test the-end-of-a-topic
+  "Calls get what was broadcast before, then its status; later ones that at once."
+  (with-topic (topic channel) ()
+    (let ((call (first (subscribe-all topic (list channel)))))
+      (dotimes (i 3) (grpc:broadcast topic (note i)))
+      (is (grpc:close-topic topic :status :unavailable :message "moved"))
+      (is (not (grpc:close-topic topic)))
+      (is (equal '(0 1 2) (next-numbers call 3)))
+      (let ((error (caught (grpc:receive call))))
+        (is (typep error 'grpc:unavailable))
+        (is (equal "moved" (grpc:rpc-error-message error))))
+      (is (typep (caught (grpc:receive (watch channel (note -1)))) 'grpc:unavailable))
+      (signals grpc:misuse (grpc:broadcast topic (note 5))))))
+
+(test unsubscribed-calls-go-on
+  (let ((topic (grpc:make-topic)) (ours nil))
+    (with-probe (channel) (:watch (lambda (note call)
+                                    (declare (ignore note))
+                                    (setf ours call)
+                                    (grpc:subscribe topic call)))
+      (let ((call (watch channel (note 0))))
+        (wait-until (lambda () (plusp (subscribers topic))))
+        (signals grpc:misuse (grpc:subscribe topic ours))
+        (grpc:broadcast topic (note 1))
+        (is (= 1 (number-of (grpc:receive call))))
+        (is (grpc:unsubscribe topic ours))
+        (is (not (grpc:unsubscribe topic ours)))
+        (grpc:broadcast topic (note 2))
+        (grpc:finish ours)
+        (is (null (grpc:receive call)))))))
+
+(test wrong-messages-are-the-senders-error
+  "Others get what is sent before and after."
+  (with-topic (topic channel) ()
+    (let ((call (first (subscribe-all topic (list channel)))))
+      (grpc:broadcast topic (note 1))
+      (signals grpc:misuse (grpc:broadcast topic 5))
+      (grpc:broadcast topic (note 2))
+      (is (equal '(1 2) (next-numbers call 2))))))
+
+(test topics-within-the-image
+  (let* ((topic (grpc:make-topic))
+         (server (start-probe (list :watch (lambda (note call)
+                                             (declare (ignore note))
+                                             (grpc:subscribe topic call)))
+                              :listen "inproc:topics")))
+    (unwind-protect
+         (grpc:with-channel (channel "inproc:topics" :threads t)
+           (let ((call (first (subscribe-all topic (list channel)))))
+             (dotimes (i 20) (grpc:broadcast topic (note i)))
+             (is (equal (loop for i below 20 collect i) (next-numbers call 20)))
+             (grpc:close-topic topic)
+             (is (null (grpc:receive call)))))
+      (grpc:stop-server server :drain 5))))
+
+(test wrong-topics-are-misuse
+  (dolist (arguments '((:slow :wait) (:queue 0) (:queue 1.5) (:past -1)))
+    (signals grpc:misuse (apply #'grpc:make-topic arguments)))
+  (let ((topic (grpc:make-topic)))
+    (signals grpc:misuse (grpc:subscribe topic nil :from -1))
+    (signals grpc:misuse (grpc:close-topic topic :status :nothing))))
+
+(test many-subscribers
+  "Many streams of one channel have each of some messages once, in order."
+  (with-topic (topic channel) ()
+    (let ((calls (subscribe-all topic (make-list (support:at-length 200 900)
+                                                 :initial-element channel))))
+      (dotimes (i 10) (grpc:broadcast topic (note i)))
+      (is (every (lambda (call) (equal '(0 1 2 3 4 5 6 7 8 9) (next-numbers call 10))) calls))
+      (mapc #'grpc:cancel calls))))
