@@ -160,13 +160,21 @@ code, so they are compiled in half the time without care."
   "The public constructor: a keyword per field."
   (let* ((symbol (plan-symbol plan))
          (package (symbol-package symbol))
+         (constructor (public-name "MAKE-~A" symbol))
+         (arguments (make-symbol "ARGUMENTS"))
          (parameters (loop for slot in (plan-slots plan)
                            for name = (intern (slot-name slot) package)
                            collect (list name nil (make-symbol (format nil "~A-GIVEN" name))))))
     `(progn
-       (setf (compiler-macro-function ',(public-name "MAKE-~A" symbol)) #'checked-construction)
-       (define-function ,(public-name "MAKE-~A" symbol) (&key ,@parameters)
+       (setf (compiler-macro-function ',constructor) #'checked-construction)
+       (define-function ,constructor (&rest ,arguments &key ,@parameters &allow-other-keys)
          ,(format nil "Return a fresh ~A with the fields given." (plan-full-name plan))
+         ;; their length is that of the call, and costs nothing; a list is made for errors only
+         (declare (dynamic-extent ,arguments))
+         ;; a sum: a variable that is changed so often takes the compiler as long as all the rest
+         (unless (= (+ ,@(loop for (nil nil given) in parameters collect `(if ,given 2 0)))
+                    (length ,arguments))
+           (apply #'refuse-unknown-keywords ',constructor ,arguments))
          (let ((message (,(plan-maker plan))))
            ,@(loop for slot in (plan-slots plan)
                    for (name nil given) in parameters
@@ -174,15 +182,15 @@ code, so they are compiled in half the time without care."
                               (let ((value ,name)) ,(write-form slot))))
            message)))))
 
-;;; A keyword that is not a field of the message is refused with the fields that there are. The
-;;; compiler sees it, in calls that spell it out; others get SBCL's own error.
+;;; A keyword that is not a field of the message is refused with the fields that there are: by the
+;;; compiler, in calls that spell it out, and by the constructor itself.
 
 (defun constructor-keywords (name)
   "The keywords that the constructor NAME takes, or :any if it is not one."
   (let ((parameters (and (fboundp name)
                          (member '&key (sb-kernel:%fun-lambda-list (fdefinition name))))))
     (if parameters
-        (loop for parameter in (rest parameters)
+        (loop for parameter in (remove '&allow-other-keys (rest parameters))
               collect (intern (string (if (consp parameter) (first parameter) parameter))
                               '#:keyword))
         :any)))
@@ -193,12 +201,21 @@ code, so they are compiled in half the time without care."
     (unless (or (eq :any known) (member keyword known))
       (let ((names (mapcar #'string-downcase known)))
         (format nil "~(~S~) has no field ~(~S~)~@[ (is it :~A?)~]; it has~:[ none~;~:*~{ :~A~^,~}~]"
-                name keyword (suggested-name (string-downcase keyword) names) names)))))
+                name keyword
+                (and (symbolp keyword) (suggested-name (string-downcase keyword) names))
+                names)))))
 
 (defun refuse-unknown-keyword (name keyword)
   "Signal MISUSE unless the constructor NAME takes KEYWORD by now."
   (let ((text (unknown-keyword-text name keyword)))
     (when text (misuse "~A." text))))
+
+(defun refuse-unknown-keywords (name &rest arguments)
+  "Signal MISUSE if the constructor NAME does not take a keyword among ARGUMENTS, which has been
+called with them and has seen fewer."
+  (unless (getf arguments :allow-other-keys)
+    (loop for (keyword) on arguments by #'cddr
+          do (unless (eq :allow-other-keys keyword) (refuse-unknown-keyword name keyword)))))
 
 (defun checked-construction (form environment)
   "The compiler macro of constructors: FORM, or one that refuses a keyword in it that is not

@@ -67,6 +67,33 @@ message has got meanwhile is taken."
     (is (equal "a" (clgrpc.test:all-f14
                     (funcall (compile nil '(lambda () (clgrpc.test:make-all :f14 "a")))))))))
 
+(test keywords-that-the-compiler-does-not-see
+  "A call through EVAL, FUNCALL or APPLY is refused by the same text, and costs nothing more: a
+keyword twice, or after :ALLOW-OTHER-KEYS, is taken as by any function."
+  (flet ((refused (function)
+           (handler-case (progn (funcall function) "it was made")
+             (misuse (error) (princ-to-string error)))))
+    (dolist (text (list (refused (lambda () (eval '(clgrpc.test:make-all :f1 1d0 :f14x "a"))))
+                        (refused (lambda () (funcall 'clgrpc.test:make-all :f14x "a")))
+                        (refused (lambda () (apply #'clgrpc.test:make-all '(:f14x "a" :f1 1d0))))))
+      (is (search "clgrpc.test:make-all has no field :f14x (is it :f14?); it has :f1," text)
+          "~A" text))
+    (is (search "has no field 14;" (refused (lambda () (funcall 'clgrpc.test:make-all 14 "a"))))))
+  (is (equal "a" (clgrpc.test:all-f14 (funcall 'clgrpc.test:make-all :f14 "a" :f14 "b"))))
+  (is (equal "a" (clgrpc.test:all-f14 (funcall 'clgrpc.test:make-all
+                                               :x 1 :f14 "a" :allow-other-keys t)))))
+
+(test constructors-make-no-list-of-their-arguments
+  (flet ((octets-of-calls (function)
+           (let ((begin (sb-ext:get-bytes-consed)))
+             (loop repeat 1000 do (funcall function))
+             (- (sb-ext:get-bytes-consed) begin))))
+    (flet ((bare () (clgrpc.test:make-all))
+           (full () (clgrpc.test:make-all :f3 5 :f5 6 :f13 t)))
+      (octets-of-calls #'bare)
+      ;; six arguments would be a list of 96 octets
+      (is (< (abs (- (octets-of-calls #'full) (octets-of-calls #'bare))) 50000)))))
+
 (test enums-are-documented
   (is (search ":red (0)" (documentation 'clgrpc.test:color 'type))))
 
