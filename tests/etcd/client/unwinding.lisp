@@ -25,8 +25,8 @@
     count))
 
 (defun unwind-within (store function
-                      &key (after #'list) (least 5) (packages '(#:clgrpc.etcd)) others)
-  "Have FUNCTION be called, and unwound, at each call that it makes of a function of PACKAGES, and
+                      &key (after #'list) (least 5) (places '(#:clgrpc.etcd)) others)
+  "Have FUNCTION be called, and unwound, at each call that it makes of a function of PLACES, and
 see that nothing is left of it in the client *ETCD*, nor of watches in STORE, a stand-in, when AFTER
 has been called. OTHERS is true if other clients have watches."
   (funcall function)
@@ -37,14 +37,13 @@ has been called. OTHERS is true if other clients have watches."
   (let* ((etcd *etcd*)                  ; of this thread only
          (client (held-by etcd)) (watches (watches-of store)) (left '())
          (points (support:interrupt-at-each-call
-                  packages
+                  places
                   (lambda () (let ((*etcd* etcd)) (funcall function)))
                   (lambda (name)
                     (funcall after)
                     (unless (wait-until (lambda ()
                                           (and (equal client (held-by etcd))
-                                               (= watches (watches-of store))))
-                                        :seconds 10)
+                                               (= watches (watches-of store)))))
                       (let ((now (held-by etcd)))
                         (push (list name client watches now (watches-of store)) left)
                         (setf client now watches (watches-of store))))))))
@@ -89,7 +88,8 @@ revoked again. A renewal after one that was left has its own answer."
                      :after (lambda () (mapc #'etcd:revoke-lease (shiftf leases '()))))
       (unwind-within store
                      (lambda () (etcd:renew-lease lease))
-                     :after (lambda () (is (= 60 (etcd:renew-lease lease :timeout 2)))))
+                     :after (lambda ()
+                              (is (= 60 (etcd:renew-lease lease :timeout +patience+)))))
       (unwind-within store
                      (lambda () (etcd:revoke-lease lease))
                      :after (lambda ()
@@ -120,7 +120,7 @@ more: what keeps it alive, a lease of its own or the cleanup of another, is seen
                            (lambda ()
                              (handler-case (apply #'etcd:acquire-lock *etcd* "busy" :timeout 0.05
                                                   options)
-                               (etcd:not-obtained ())))
+                               (etcd:etcd-error ())))
                            :after #'look-at-lease)
             (unwind-within store
                            (lambda ()
@@ -148,7 +148,7 @@ one that is being refreshed tells what comes."
                                 (wait-until (lambda () (etcd:mirror-watch mirror)))
                                 (setf heard 0)
                                 (etcd:put other "m/a" "")
-                                (is-true (wait-until (lambda () (plusp heard)) :seconds 5))))
+                                (is-true (wait-until (lambda () (plusp heard))))))
         (unwind-within store
                        (lambda () (etcd:cancel-mirror mirror))
                        :after (lambda ()

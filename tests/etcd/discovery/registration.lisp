@@ -42,7 +42,8 @@
 withdrawn again, and its lease is not kept alive."
   (with-stand-in (store other)
     (let ((registrations '()) (registration nil) (etcd *etcd*)
-          (packages '(#:clgrpc.discovery #:clgrpc.etcd)))
+          (places '(#:clgrpc.discovery etcd:add-job etcd:add-ending etcd:remove-ending
+                    etcd:revoke-lease)))
       (flet ((begin ()
                (setf registration (discovery:register nil "shop" :etcd etcd :address "127.0.0.1:5"))
                (is-true (discovery:await-registration registration :timeout +patience+))))
@@ -52,12 +53,12 @@ withdrawn again, and its lease is not kept alive."
                        (lambda ()
                          (push (discovery:register nil "shop" :etcd etcd :address "127.0.0.1:5")
                                registrations))
-                       :packages packages
+                       :places places
                        :after (lambda () (mapc #'discovery:withdraw (shiftf registrations '()))))
         (begin)
         (unwind-within store
                        (lambda () (discovery:withdraw registration))
-                       :packages packages
+                       :places places
                        :after (lambda ()
                                 (discovery:withdraw registration)
                                 (begin)))
