@@ -75,6 +75,7 @@ that is not loaded (:DATA)."
                     (:file "slot")
                     (:file "glossary")
                     (:file "documentation")
+                    (:file "prose")
                     (:file "chapter")
                     (:file "chapters"))
        :perform (test-op (operation system)

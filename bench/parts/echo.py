@@ -70,7 +70,7 @@ def table(results):
     return "\n".join([
         "Connections × messages of 32 octets in flight on each. `clgrpc` is the echo server of the "
         "examples, which reads its input in place; with fresh vectors the callback gets one for "
-        "each read, as cl-async's does. What both sides do most of the time is the same: one recv "
+        "each read, as cl-async's does. Both sides do the same most of the time: one recv "
         "and one send for each connection that has something.", "",
         markdown.comparison(results["rows"], "connections × messages", describe, FIGURES)])
 

@@ -132,7 +132,7 @@ def table(results):
         "by the handler; a client stream is given as a list, or sent one by one. Nanoseconds of "
         "wall-clock time per call or, for echoes, per round trip on an open stream; with several "
         "callers, time by calls of all. The last column is what two threads of a C program need "
-        "to pass a word there and back, by sched_yield or by spinning: what two processors need "
+        "to pass a word there and back, by sched_yield or by spinning; the time of two processors "
         "for it depends on where the host of this machine has put them.", "",
         tournament(results["rows"] + results["own_rows"], "ns", "ns"),
         "Octets consed, or allocated, per call or round trip, messages included:", "",

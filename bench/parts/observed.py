@@ -73,7 +73,7 @@ def comparisons(results):
 def table(results):
     return "\n".join([
         "h2load on one core, the server on the other. The ratio is the median over %d rounds of "
-        "what a server took to what it took in the same round without observers."
+        "a server's CPU time to its time in the same round without observers."
         % max(2, results["rounds"] * ROUNDS_EACH), "",
         markdown.comparison(results["rows"], "connections × streams", describe, FIGURES)])
 

@@ -107,7 +107,7 @@ def table(results):
                         "watches", "the nodes' CPU %", "MB"],
                        ([row["stage"], *(markdown.figure(row[key]) for key in keys)]
                         for row in results["rows"])),
-        "With all of these a watcher is told of the end of its workflow %s ms after the signal was "
+        "With all of these a watcher hears of the end of its workflow %s ms after the signal was "
         "sent, 99 of 100 within %s ms. Calls that failed: %d." % (
             markdown.figure(results["told"]["p50"]), markdown.figure(results["told"]["p99"]),
             results["failures"]), ""])

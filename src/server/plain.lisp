@@ -67,7 +67,7 @@
                                       :local))
 
 (define-hot prompt-p ((link server-link)) boolean
-  "The sink's PROMPT-P: true if nobody is to be told of requests on LINK, whose peer takes answers."
+  "The sink's PROMPT-P: true if no observer sees the requests on LINK, and its peer takes answers."
   (and (null (server-loop-observer (the server-loop (server-link-owner link))))
        (not (tracing-p :call :server))
        (not (output-waits-p link))))

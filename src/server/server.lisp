@@ -108,8 +108,8 @@ EXECUTION     where handlers run. :inline: always on the loop that received the 
               of its generic function, to one of these says it for each method. Whatever EXECUTION
               says, a handler that blocks does not hold up others for long: another thread takes
               the loop over
-CREDENTIALS   what TLS-CREDENTIALS returns makes the server speak TLS, and only that; nil, the
-              default, is plaintext
+CREDENTIALS   a value of TLS-CREDENTIALS makes the server accept only TLS; nil, the default, is
+              plaintext
 COMPRESSION   :gzip, :deflate or :identity, the default: how answers are compressed for clients
               that accept that, unless a handler sets the CALL-COMPRESSION
 INTERCEPTORS  a list of functions (call request next), the first the outermost. Each is called
@@ -131,11 +131,12 @@ PROTOCOLS     a list of keywords: by which protocols beside gRPC, which is alway
 ORIGINS       whose web pages may call by these protocols from another origin (CORS): a list of
               origins such as \"https://app.example\", exactly as browsers send them; or :any, for
               all pages, but without credentials such as cookies; none by default
-OBSERVER      what MAKE-OBSERVER, MAKE-METRICS, MAKE-TRACING, MAKE-ACCESS-LOG or MAKE-CONSOLE
-              returns, or a list of such, is told of the server's calls, messages, connections and
-              refusals
+OBSERVER      a value of MAKE-OBSERVER, MAKE-METRICS, MAKE-TRACING, MAKE-ACCESS-LOG or
+              MAKE-CONSOLE, or a list of such, which receives the events of the server's calls,
+              messages, connections and refusals
 All other keywords are rows of the options table, see OPTION-TABLE. Signal MISUSE for a wrong
-argument, TLS-ERROR if CREDENTIALS cannot be used, and a socket error if an address cannot be had.
+argument, TLS-ERROR if CREDENTIALS cannot be used, and a socket error if it cannot listen on an
+address.
 From any thread."
   (let* ((services (check-services (if (listp services) services (list services))))
          (addresses (or (if (listp listen) listen (list listen))
@@ -334,8 +335,8 @@ are admitted; so their limit is higher, and holds only when too many connections
 
 (defun call-before-stop (server function)
   "Have STOP-SERVER call FUNCTION, before anything else, while SERVER still takes calls, on its own
-thread with the seconds that running calls will have: what sends clients here is to send them
-elsewhere. FUNCTION may wait for that, a part of these seconds. It returns nil, or a function to be
+thread with the seconds that running calls will have. FUNCTION should remove SERVER from registries
+and load balancers, and may block for a part of these seconds. It returns nil, or a function to be
 called when SERVER has stopped. An error in either goes to the log. Signal MISUSE if SERVER does not
 run. From any thread."
   (sb-thread:with-mutex ((server-lock server))
@@ -357,7 +358,7 @@ run. From any thread."
     (loop:guarding (:server-stop-error :server server) (funcall function))))
 
 (defun stop-server (server &key (drain (options-drain-seconds (server-options server))))
-  "Stop SERVER: accept nothing more, tell the peers with GOAWAY, give running calls DRAIN seconds to
+  "Stop SERVER: close its listeners, send GOAWAY to the peers, give running calls DRAIN seconds to
 end, end the rest with :unavailable, close every connection and thread. Return true if all calls
 ended by themselves. Always returns, shortly after DRAIN at the latest, unless a function that
 CALL-BEFORE-STOP was given takes longer. Stopping again does nothing. Saving the image stops all

@@ -66,8 +66,8 @@ constant NAME is made into octets when the call is compiled."
   `(field-text (header ,fields ,name)))
 
 (defun parse-header (field function)
-  "What FUNCTION returns for the value of FIELD, a header, never nil. FIELD remembers that, so a
-peer that repeats it has it read once: of each header only one function can be."
+  "The result of FUNCTION for the value of FIELD, a header, never nil. FIELD caches it, so a
+repeated header is read once. Use only one function for each header."
   (or (hpack:field-memo field)
       (setf (hpack:field-memo field) (funcall function (hpack:field-value-string field)))))
 

@@ -192,9 +192,9 @@ printed once it is a member. Return the exit code."
               "Where to listen, as `serve` has it; port 0 picks a free one.")
       (store "STORE" #'parse-store nil
              "Where the cluster's state is: etcd:HOST:PORT, of several members with commas
-      between; or memory: in this process, for trials, and gone with it. Others reach that one as
-      etcd:ADDRESS, where the node listens, and so does everybody who can connect; with --tls-cert
-      or --allow nobody does.")
+      between; or memory: in this process, for trials, and gone with it. Other nodes reach
+      it as etcd:ADDRESS, where the node listens, as can every client; with --tls-cert
+      or --allow none can.")
       (store-ca "FILE" #'identity nil
                 "Speak TLS to etcd, and trust the certificates in FILE (PEM).")
       (store-cert "FILE" #'identity nil
@@ -238,9 +238,9 @@ printed once it is a member. Return the exit code."
       :server-tls))
     "Be a node of a cluster: serve clgrpc.cluster.v1.Cluster, clgrpc.workflow.v1.Workflow, health
 and reflection, and be a member until SIGTERM or SIGINT. Prints `listening on ADDRESS` when it is
-one. With --tls-cert nobody has a role that --allow does not give; without it, and without --allow,
-everybody who can connect has all roles but join, and its log says so when it starts. Exits with
-0 when it was told to end, with 1 if it could not start, with 2 if the arguments are wrong, with 3
+one. With --tls-cert a peer has only the roles that --allow grants; without it, and without --allow,
+every peer that can connect has all roles but join, and the log says so at the start. Exits with
+0 at the end, with 1 if it could not start, with 2 if the arguments are wrong, with 3
 if another process has taken its name. See doc/cluster/cluster.md."
   (unless name (refuse "--name is missing"))
   (unless store (refuse "--store is missing"))

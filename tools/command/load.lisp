@@ -333,7 +333,7 @@ nil, has counted of METHOD meanwhile."
       ((tls-name nil "--cname") "NAME" #'identity nil
        "The name that the server's certificate must be for.")
       ((skip-tls nil "--skipTLS") "[BOOLEAN]" #'parse-boolean nil
-       "Speak TLS with whoever is there, without a look at its certificate.")
+       "Speak TLS with any server, without verifying its certificate.")
       (insecure "[BOOLEAN]" #'parse-boolean nil
                 "Speak plaintext; the default, for command lines of ghz.")
       (authority "NAME" #'identity nil "The :authority of calls, by default the target's.")

@@ -12,7 +12,7 @@
 (in-package #:clgrpc.tools)
 
 (defconstant +exit-broken-pipe+ 141
-  "Nobody reads the output any more, as behind `head`: the code of a process that SIGPIPE ended.")
+  "The reader of the output, such as `head`, has gone: the code of a process that SIGPIPE ended.")
 
 (defconstant +output-octets+ 65536 "How much a stream gathers before it writes.")
 
@@ -54,7 +54,7 @@
 
 (defun write-gathered (output)
   "Write what OUTPUT has gathered. If that fails it is lost; then signal OUTPUT-ERROR, or call the
-function UNREAD if nobody reads it."
+function UNREAD if its reader has gone."
   (let* ((gathered (output-gathered output))
          (octets (buffer-octets gathered))
          (at (buffer-start gathered))
@@ -115,13 +115,15 @@ function UNREAD if nobody reads it."
 (defvar *unread-caught* nil "True in a thread that evaluates the body of WITH-UNREAD-OUTPUT.")
 
 (defun end-unread ()
-  "Nobody reads the standard output: end the command, which may clean up, or else the process."
+  "The reader of the standard output has gone: end the command, which may clean up, or else the
+process."
   (if *unread-caught*
       (throw 'output-unread +exit-broken-pipe+)
       (sb-ext:exit :code +exit-broken-pipe+ :abort t)))
 
 (defmacro with-unread-output (&body body)
-  "Evaluate BODY; the value is +EXIT-BROKEN-PIPE+, at once, if nobody reads the standard output."
+  "Evaluate BODY; the value is +EXIT-BROKEN-PIPE+, at once, if the reader of the standard output
+has gone."
   `(let ((*unread-caught* t))
      (catch 'output-unread ,@body)))
 

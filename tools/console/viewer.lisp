@@ -13,10 +13,10 @@
 (defconstant +waiting-characters+ 1000000
   "How long the updates that wait for a slow viewer may be together: some minutes of them.")
 (defconstant +update-stream-ns+ 60000000000
-             "How long nobody may have looked for an update stream to go on.")
+             "How long an update stream goes on without a viewer.")
 
 (defstruct (viewer (:constructor make-viewer (request)) (:copier nil))
-  "Somebody who looks."
+  "A viewer of the console."
   (request nil :type exchange:http-request :read-only t) ; whose response is sent over time
   ;; it has got all updates until now, but those that wait for it; the thread's, as is what follows
   (current nil :type boolean)
@@ -95,14 +95,14 @@ who come."
         (when new (send-update console update-stream '() new))))))
 
 (defun wait-for-bell (console due-ns)
-  "Wait until DUE-NS, or until somebody comes or goes at CONSOLE."
+  "Wait until DUE-NS, or until a viewer of CONSOLE comes or goes."
   (sb-thread:wait-on-semaphore
    (console-bell console)
    ;; SBCL signals an error for a time-out of 0.0
    :timeout (ns-seconds (max 1000 (- due-ns (monotonic-ns))))))
 
 (defun show-updates (console)
-  "Make updates as long as there is somebody who looks at CONSOLE. The function of its thread."
+  "Make updates as long as CONSOLE has viewers. The function of its thread."
   (loop with due-ns = 0
         for viewers = (current-viewers console)
         for now = (monotonic-ns)

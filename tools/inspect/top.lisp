@@ -254,7 +254,7 @@ it."
 
 (defun draw-samples (channel url address interval)
   "Draw a sample of CHANNEL's process, at ADDRESS, whose metrics are at URL or nil, each INTERVAL
-seconds until somebody types q; s sorts by the next of *ORDERS*. While the process does not answer,
+seconds until the key q; the key s sorts by the next of *ORDERS*. While the process does not answer,
 that is said, and it is asked again."
   (call-with-screen
    (lambda ()

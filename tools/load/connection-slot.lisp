@@ -238,8 +238,8 @@ CONNECTION-SLOT."
         (connecting-failed connection-slot (string-right-trim "." (princ-to-string error)))))))
 
 (defun leave-connection (connection-slot connection)
-  "CONNECTION-SLOT makes no more calls on CONNECTION, which worked, and connects anew: at once, but
-for a peer that has sent away one before this, and this, before they had a call."
+  "CONNECTION-SLOT makes no more calls on CONNECTION, which worked, and connects again: at once,
+unless the peer has closed this connection and the one before it before they had a call."
   (when (eq connection (connection-slot-connection connection-slot))
     (setf (connection-slot-connection connection-slot) nil)
     (when (connection-used connection) (setf (connection-slot-failures connection-slot) 0))

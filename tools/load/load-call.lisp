@@ -83,7 +83,7 @@
     data))
 
 (defun expand-frames (generator load-call)
-  "The frames of LOAD-CALL, for which the templates are expanded anew."
+  "The frames of LOAD-CALL, with the templates expanded again."
   (setf (load-call-frames load-call)
         (funcall (payload-maker (request-payload (load-call-request load-call)))
                  (load-call-data generator load-call))))

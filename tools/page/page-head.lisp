@@ -10,7 +10,7 @@
 (defparameter *style* (file-text "page.css") "The style of all pages.")
 
 (defun write-page (stream title lead sections)
-  "Write to STREAM a page in HTML that asks nobody for anything, with TITLE, a string, LEAD, a node
+  "Write to STREAM a page in HTML without external resources, with TITLE, a string, LEAD, a node
 that says of what it is, and SECTIONS, nodes such as CARD returns."
   (format stream "<!doctype html>~%<html lang=\"en\">~%<head>~%")
   (write-markup

@@ -17,7 +17,7 @@
   "Hues of subsystems, in degrees; the kernel's are those of 20.")
 
 (defun area-hue (area)
-  "The hue of AREA, or nil for what belongs to nobody."
+  "The hue of AREA, or nil for frames without an area."
   (cond ((null area) nil)
         ((uiop:string-prefix-p "kernel" area) 20)
         (t (or (cdr (assoc area *area-hues* :test #'string=)) 240))))

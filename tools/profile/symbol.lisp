@@ -42,7 +42,7 @@
 
 (defun asked-perf-map (pid)
   "The path of the table of the process PID, which is asked for it if it is one of RUN-SERVER's;
-else of the one that somebody has had it write, which need not be there."
+else of the one that it wrote on another request, which may be missing."
   (let ((path (format nil "/tmp/perf-~D.map" pid)))
     (when (and (not (same-program-p pid)) (takes-signal-p pid os:+sigurg+))
       (ignore-errors (delete-file path))

@@ -42,7 +42,7 @@
           "latenessMax" (load:second-row-lateness-max-ns row)))
 
 (defun figures-json (run)
-  "The figures that people ask for, so that nobody needs to compute them from histograms."
+  "The common figures, so that readers need not compute them from histograms."
   (loop for name in (append *told-percentiles* '("mean" "max" "errors" "error-ratio" "rps"
                                                  "cpu-per-call"))
         for value = (figure-value name run)

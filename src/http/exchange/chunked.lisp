@@ -71,8 +71,9 @@ any thread."
              t))))
 
 (defun end-response (request)
-  "End the response to REQUEST that BEGIN-RESPONSE has begun, behind what was sent. Ending it again,
-or when the peer has gone, does nothing. Signal MISUSE if it has not been begun. From any thread."
+  "End the response to REQUEST that BEGIN-RESPONSE has begun, after all chunks sent so far. Ending
+it again, or when the peer has gone, does nothing. Signal MISUSE if it has not been begun. From any
+thread."
   (check-begun request)
   (post request 0 (lambda () (finish request)))
   nil)

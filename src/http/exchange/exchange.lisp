@@ -185,9 +185,9 @@ without one."
 (define-hot (parameter-named-p :inline t) ((query simple-string) (start index) (end index)
                                            (name simple-string))
     boolean
-  "True if NAME is what QUERY says from START to END. Most parameters are somebody else's, and some
-are there to cost us time: one is only decoded if it may well be that. A character takes at most
-twelve: four octets, each of which is escaped."
+  "True if QUERY has NAME from START to END. Most parameters have other names, and some are attacks
+on processor time: a name is only decoded if its length fits. A character takes at most twelve: four
+octets, each of which is escaped."
   (unless (<= (length name) (- end start) (* 12 (the index (length name))))
     (return-from parameter-named-p nil))
   (if (loop for i of-type index from start below end thereis (escape-p (char query i)))
@@ -248,8 +248,8 @@ strings; nil for a name that none of the first 64 parameters has."
     values))
 
 (defun http-request-parameter (request name)
-  "The decoded value of the first parameter of REQUEST's query that is called NAME, a string, as
-with \"/events?token=a%20b\" and \"token\"; nil if there is none."
+  "The decoded value of the first parameter of REQUEST's query with the name NAME, a string, as
+with \"/events?token=a%20b\" and \"token\"; nil if there is no such parameter."
   (query-parameter (http-request-query request) name))
 
 (defun http-request-peer (request)

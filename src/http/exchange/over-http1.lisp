@@ -403,8 +403,8 @@ is cut off."
     request))
 
 (define-hot prompt-answer ((state http1-connection) (known known-head)) (or null plain-answer)
-  "The answer to the request whose head is KNOWN, if it has a prompt handler, and nobody is to be
-told of it; else nil."
+  "The answer to the request whose head is KNOWN, if it has a prompt handler, and no observer
+sees it; else nil."
   (let ((prompt (known-head-prompt known)))
     (if (and prompt (funcall (sink-prompt-p (state-sink state)) (state-owner state)))
         (values (funcall prompt (known-head-query known)))

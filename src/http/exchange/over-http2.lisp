@@ -122,7 +122,7 @@ whole."
 
 (defun read-http2-request (list stream router sink options refusal)
   "The request with the header LIST on STREAM, whose owner has SINK and OPTIONS, with its route of
-ROUTER. REFUSAL, or nil, is its answer if there is nobody to answer it."
+ROUTER. REFUSAL, or nil, is its answer if it has no handler."
   (let ((request (make-http2-request :responder **http2-responder** :sink sink :options options
                                      :stream stream
                                      :refusal (or refusal **not-found**))))

@@ -6,7 +6,7 @@
 (defstruct (http-handler (:constructor %make-http-handler (path function methods execution quiet
                                                            &optional prompt))
                          (:copier nil))
-  "What answers requests for a path: see the function HTTP-HANDLER."
+  "A handler of requests for a path: see the function HTTP-HANDLER."
   (path "" :type string :read-only t)   ; all below it, too, if it ends with a slash
   (function nil :type (or function symbol) :read-only t) ; of an HTTP-REQUEST
   (methods '() :type list :read-only t) ; of HTTP, strings
@@ -21,8 +21,8 @@
     (format stream "~{~A~^, ~} ~A" (http-handler-methods handler) (http-handler-path handler))))
 
 (defun http-handler (path function &key (methods '("GET" "HEAD")) execution quiet)
-  "Return a handler for START-SERVER's :http, which has FUNCTION answer requests over HTTP/1.1 and
-HTTP/2 for PATH, a string such as \"/metrics\". If PATH ends with a slash, as \"/console/\" does, it
+  "Return a handler for START-SERVER's :http: FUNCTION answers requests over HTTP/1.1 and HTTP/2
+for PATH, a string such as \"/metrics\". If PATH ends with a slash, as \"/console/\" does, it
 is for all paths that begin with it and have no handler of their own.
 FUNCTION, a function or the name of one, gets an HTTP-REQUEST: see HTTP-REQUEST-PATH,
 HTTP-REQUEST-HEADER, HTTP-REQUEST-PARAMETER and HTTP-REQUEST-BODY. It returns an HTTP status from
@@ -30,8 +30,8 @@ HTTP-REQUEST-HEADER, HTTP-REQUEST-PARAMETER and HTTP-REQUEST-BODY. It returns an
 chunks: see BEGIN-RESPONSE. It runs as handlers of calls do. EXECUTION, :inline, :blocking or :auto,
 says where, as that of START-SERVER, which it is by default. An error in it is answered with 500 and
 goes to the log; FAIL in it is answered with the closest HTTP status.
-METHODS is a list of HTTP methods, strings; requests with others are answered with 405. What a GET
-is answered with, a HEAD is, without the body. With QUIET traces have no span of a request, and
+METHODS is a list of HTTP methods, strings; requests with others are answered with 405. HEAD gets
+the answer of GET without the body. With QUIET traces have no span of a request, and
 access logs none that ends well, as of probes that come every few seconds. Signal MISUSE for a wrong
 argument. From any thread."
   (unless (and (stringp path) (plusp (length path)) (char= #\/ (char path 0))

@@ -142,7 +142,7 @@ A constant NAME is made into octets when the call is compiled."
 
 (defconstant +field-octets+ 150
   "The memory of a field that is kept, beside the size that RFC 7541 gives it: its structure, the
-heads of its vectors, and its strings, which are made when somebody reads it.")
+heads of its vectors, and its strings, which are made at the first access.")
 
 (define-hot fields-octets ((fields simple-vector)) index
   "The memory of FIELDS, a vector of fields, about."

@@ -172,7 +172,7 @@ nothing has to be looked for."
               (:server (request-from octets start lines-end (parser-max-fields parser)))
               (:client (response-from octets start lines-end (parser-max-fields parser)
                                       (or request
-                                          (bad-message 502 "nobody has asked for a response")))))
+                                          (bad-message 502 "a response came without a request")))))
             (parser-last-head parser) (subseq-octets octets start end)
             (parser-last-request parser) request)))
   (begin-body parser (parser-message parser)))

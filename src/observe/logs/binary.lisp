@@ -31,7 +31,7 @@
   (:documentation "Entries for calls of servers and channels: see MAKE-BINARY-LOG."))
 
 (defstruct (record (:copier nil))
-  "What is logged of a call at one of its ends."
+  "The logged part of a call at one of its ends."
   (log nil :type binary-log :read-only t) ; that has it
   (limits nil :type limits :read-only t) ; how much is logged
   (client-p nil :type boolean :read-only t) ; which end this is
@@ -78,17 +78,17 @@ them. On its journal's thread."
 
 (defun make-binary-log (&key (filter (or (sb-ext:posix-getenv "GRPC_BINARY_LOG_FILTER") ""))
                           file (max-octets 100000000) (kept-files 4) function (limit 10000))
-  "Return a binary log (gRFC A16), for :observer of START-SERVER, MAKE-CHANNEL or SERVER-CHANNEL: of
-each call that FILTER is for, what it sends and receives is logged. FILTER, a string, is as
-GRPC_BINARY_LOG_FILTER has it, whose value it is by default, such as \"*\" or
-\"shop.Orders/*{h;m:256},-shop.Orders/Pay\"; the empty one logs nothing. Of a message 8 MB are
-logged at most. Entries are written to FILE, a pathname, each behind four octets of its length, as
-gRPC's tools read them. FILE is begun again, also before it has more than MAX-OCTETS; what was there
-is kept as FILE.1, what was there before that as FILE.2, and so on, KEPT-FILES of them. FILE may be
+  "Return a binary log (gRFC A16), for :observer of START-SERVER, MAKE-CHANNEL or SERVER-CHANNEL: it
+logs headers, messages and trailers of each call that FILTER selects. FILTER is a string in the form
+of the variable GRPC_BINARY_LOG_FILTER, its default, such as \"*\" or
+\"shop.Orders/*{h;m:256},-shop.Orders/Pay\"; the empty one logs nothing. Of a message at most
+8 MB are logged. Entries are written to FILE, a pathname, each after four octets of its length, as
+gRPC's tools read them. The log begins a new FILE at once, and before it has more than MAX-OCTETS;
+the old file becomes FILE.1, FILE.1 becomes FILE.2, and so on, KEPT-FILES of them. FILE may be
 a device or a pipe. FUNCTION, or nil, is called with each entry, a GRPC.BINARYLOG.V1:GRPC-LOG-ENTRY,
 on a thread of the log. At most LIMIT entries wait to be written, and 16 MB of them; further ones
-are dropped, see BINARY-LOG-DROPPED. Messages and metadata may hold what nobody else should read:
-the file is for its owner alone. Signal MISUSE for a FILTER that is wrong, and if FILE cannot be
+are dropped, see BINARY-LOG-DROPPED. Messages and metadata may be private, so
+only the owner can read the file. Signal MISUSE for a FILTER that is wrong, and if FILE cannot be
 written. From any thread; see CLOSE-BINARY-LOG and ROTATE-BINARY-LOG."
   (unless (stringp filter) (misuse ":filter is a string, not ~S." filter))
   (unless (typep function '(or function symbol)) (misuse ":function is no function: ~S." function))
@@ -117,8 +117,8 @@ nothing that goes on. Closing again does nothing. From any thread but an event l
     nil))
 
 (defun rotate-binary-log (log)
-  "Begin the file of LOG again, as soon as what waits is written; what is at its place is kept, as
-MAKE-BINARY-LOG says. Call this after a program such as logrotate has given the file another name,
+  "Begin a new file of LOG once the waiting entries are written; the old file is kept, as in
+MAKE-BINARY-LOG. Call this after a program such as logrotate has given the file another name,
 or to look at what it has; FLUSH-LOG waits until it is done. From any thread."
   (let ((file (binary-log-file log)))
     (when file
@@ -144,8 +144,8 @@ be. From any thread."
 
 (defun read-binary-log (stream)
   "Read the next entry of a binary log from STREAM, which gives octets, and return it, a
-GRPC.BINARYLOG.V1:GRPC-LOG-ENTRY; nil at the end. Signal PROTOBUF-ERROR if what is there is none,
-MISUSE if STREAM ends within it."
+GRPC.BINARYLOG.V1:GRPC-LOG-ENTRY; nil at the end. Signal PROTOBUF-ERROR if the octets are not an
+entry, MISUSE if STREAM ends within it."
   (let* ((prefix (make-octets 4))
          (read (read-sequence prefix stream)))
     (unless (zerop read)

@@ -53,7 +53,7 @@
        (let ((descriptor (os:open-to-write path)))
          (when (os:failed-p descriptor)
            (refuse-file file (if (= descriptor (- os:+enxio+))
-                                 "nobody reads this pipe."
+                                 "this pipe has no reader."
                                  (os:errno-text descriptor))))
          (setf (entry-file-descriptor file) descriptor)))
       (:link (refuse-file file "it is a symbolic link; name what it leads to."))

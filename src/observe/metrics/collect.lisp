@@ -242,7 +242,7 @@ increase in a series that appears with all that was refused.")
     (and address (sb-sys:sap-ref-32 (sb-sys:int-sap address) 0))))
 
 (defvar *process* nil
-  "While metrics are read: what the kernel says of this process, once somebody has asked.")
+  "While metrics are read: the kernel's figures of this process, after the first request for them.")
 
 (defun process ()
   (or *process* (setf *process* (os:read-process))))

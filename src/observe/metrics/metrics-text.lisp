@@ -183,7 +183,7 @@ anything."
     (when open (format stream "# EOF~%"))))
 
 (defun metrics-text (metrics &key accept)
-  "What METRICS have counted, for Prometheus: octets, and their content type. ACCEPT is the header
+  "Return the counts of METRICS for Prometheus: octets, and their content type. ACCEPT is the header
 of that name of the request, a string or nil; if it asks for OpenMetrics, that is the format, and
 there are exemplars, else Prometheus's own. From any thread."
   (let ((open (open-metrics-wanted-p accept)))

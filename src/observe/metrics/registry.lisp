@@ -29,7 +29,7 @@
   (sets-lock :initform (sb-thread:make-mutex :name "clgrpc metrics sets")
              :reader metrics-sets-lock)  ; of SETS; taken before LOCK
   (sets :initform '() :accessor metrics-sets)) ; a plist, see ENSURE-INSTRUMENTS
-  (:documentation "What servers and channels count, and the process: see MAKE-METRICS."))
+  (:documentation "Counts of servers, channels and the process: see MAKE-METRICS."))
 
 (document-functions
   metrics-started-ns "When METRICS began to count, in nanoseconds of Unix. From any thread.")
@@ -50,14 +50,14 @@ together: the calls, attempts and octets of gRFC A66 and what the process does. 
 instruments that are off by default, as strings, \"grpc.subchannel\" meaning all whose names begin
 with that and a dot, or is T for all; DISABLE names such as are not wanted, in the same way.
 OPTIONAL-LABELS names attributes, strings, that instruments have only if they are asked for. METHODS
-and TARGETS say which names are told apart: functions of one, \"helloworld.Greeter/SayHello\" or
-\"dns:///localhost:50051\", that return true, or lists of names; the rest count as \"other\", as do
-methods that no code was made for. EXEMPLAR is a function of a call that has ended, or of an
-attempt's call, which returns an alist of strings, such as ((\"trace_id\" . \"…\")), or nil; what it
-returns goes with the last call of each bucket of durations. It is called on the call's loop and
-must not wait. RESOURCE is an alist of attributes that tell this process from others, such as
-((\"service.name\" . \"shop\")), for target_info in Prometheus. METRICS-TEXT and COLLECT read what
-was counted. Signal MISUSE for a wrong argument. From any thread."
+and TARGETS select the names with series of their own: functions of a name,
+\"helloworld.Greeter/SayHello\" or \"dns:///localhost:50051\", that return true, or lists of names;
+the rest count as \"other\", as do methods without generated code. EXEMPLAR is a function of a call
+that has ended, or of an attempt's call, which returns an alist of strings, such as ((\"trace_id\" .
+\"…\")), or nil; the alist is the exemplar of the last call of each bucket of durations. It is
+called on the call's loop and must not wait. RESOURCE is an alist of attributes that identify this
+process, such as ((\"service.name\" . \"shop\")), for target_info in Prometheus. METRICS-TEXT and
+COLLECT read the counts. Signal MISUSE for a wrong argument. From any thread."
   (check-type enable (or (eql t) list))
   (unless (and (listp resource)
                (every (lambda (row) (and (consp row) (name-p (car row)))) resource))

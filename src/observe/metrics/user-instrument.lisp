@@ -72,17 +72,17 @@
     custom))
 
 (defun make-counter (metrics name &key (unit "") (text "") attributes (max-series 2000))
-  "Return a counter of METRICS, of what only grows: see ADD. NAME is as OpenTelemetry has them,
-\"shop.orders\"; UNIT as in UCUM, \"s\", \"By\" or \"{order}\"; TEXT says what it is; ATTRIBUTES are
-the names of what its numbers are told apart by. It has at most MAX-SERIES lists of their values;
-what comes with others then counts together, with the attribute otel.metric.overflow. Signal MISUSE
-for a wrong argument, and if METRICS has such an instrument. From any thread."
+  "Return a counter of METRICS for a value that only grows: see ADD. NAME is as OpenTelemetry has
+them, \"shop.orders\"; UNIT as in UCUM, \"s\", \"By\" or \"{order}\"; TEXT explains it; ATTRIBUTES
+are the names of its attributes. It has at most MAX-SERIES lists of their values; further lists
+count together, with the attribute otel.metric.overflow. Signal MISUSE for a wrong argument, and if
+METRICS has such an instrument. From any thread."
   (add-custom metrics name :counter :unit unit :text text :attributes attributes
                                     :max-series max-series))
 
 (defun make-up-down-counter (metrics name &key (unit "") (text "") attributes (max-series 2000))
-  "Return a counter of METRICS of what grows and shrinks, such as a queue. Arguments and errors as
-for MAKE-COUNTER. From any thread."
+  "Return a counter of METRICS for a value that grows and shrinks, such as a queue. Arguments and
+errors as for MAKE-COUNTER. From any thread."
   (add-custom metrics name :up-down-counter :unit unit :text text :attributes attributes
                                             :max-series max-series))
 

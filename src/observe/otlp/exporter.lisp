@@ -12,7 +12,7 @@
   ((pipelines :initarg :pipelines :reader exporter-pipelines) ; one or two
    (metrics :initarg :metrics :reader exporter-metrics) ; in which it counts, or nil
    (tracing :initarg :tracing :reader exporter-tracing)) ; whose spans are exported, or nil
-  (:documentation "What tells a collector of metrics and spans: see MAKE-OTLP-EXPORTER."))
+  (:documentation "A sender of metrics and spans to a collector: see MAKE-OTLP-EXPORTER."))
 
 (defmethod print-object ((exporter otlp-exporter) stream)
   (print-unreadable-object (exporter stream :type t)
@@ -185,18 +185,18 @@ and SLOTS."
 (defun make-otlp-exporter (target &rest options
                            &key metrics tracing interval span-interval batch-spans timeout headers
                                 compression credentials resource)
-  "Return an exporter, which tells an OpenTelemetry collector at TARGET of METRICS, what
-MAKE-METRICS returns, and of the spans of TRACING, what MAKE-TRACING returns, by OTLP over gRPC,
-until STOP-EXPORTER. TARGET is a channel's, or a URL with http or https; nil leaves it to the
+  "Return an exporter, which sends METRICS, a value of MAKE-METRICS, and the spans of TRACING, a
+value of MAKE-TRACING, to an OpenTelemetry collector at TARGET, by OTLP over gRPC, until
+STOP-EXPORTER. TARGET is a channel's, or a URL with http or https; nil leaves it to the
 environment, or else is http://localhost:4317.
 Metrics are sent every INTERVAL seconds (a real, by default 60), spans every SPAN-INTERVAL (5) or as
 soon as a batch waits, BATCH-SPANS (512) in a request. An export may take TIMEOUT seconds (10); if
 it fails and may succeed later, it is tried again, after longer and longer, or when the collector
 says.
 HEADERS is metadata for each export. COMPRESSION, :gzip or :identity, and CREDENTIALS are as for
-MAKE-CHANNEL. RESOURCE is an alist of attributes, strings and values, that tell this process from
-others, such as ((\"service.name\" . \"shop\")).
-What is not given the environment says, by the variables that OpenTelemetry names:
+MAKE-CHANNEL. RESOURCE is an alist of attributes, strings and values, that identify this
+process, such as ((\"service.name\" . \"shop\")).
+For arguments that are not given the environment counts, by OpenTelemetry's variables:
 OTEL_EXPORTER_OTLP_ENDPOINT and its kin, OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES,
 OTEL_METRIC_EXPORT_INTERVAL, OTEL_BSP_SCHEDULE_DELAY, OTEL_BSP_MAX_EXPORT_BATCH_SIZE,
 OTEL_SDK_DISABLED, OTEL_METRICS_EXPORTER and OTEL_TRACES_EXPORTER.
@@ -234,9 +234,9 @@ TIMEOUT seconds (a real) at most. Return true if it has. Not on an event loop's 
            (exporter-pipelines exporter) numbers)))
 
 (defun stop-exporter (exporter &key (timeout 10))
-  "End EXPORTER, of MAKE-OTLP-EXPORTER, once it has sent what there is now, after TIMEOUT seconds (a
-real) at most; what it could not send is dropped and counted. Return true if it could send all. A
-stopped one stays stopped. Not on an event loop's thread."
+  "End EXPORTER, of MAKE-OTLP-EXPORTER, once it has sent all waiting data, after at most TIMEOUT
+seconds (a real); unsent data is dropped and counted. Return true if it could send all. A stopped
+exporter stays stopped. Not on an event loop's thread."
   (prog1 (flush-exporter exporter :timeout timeout)
     (loop:forget-ending exporter)
     (when (exporter-tracing exporter)
@@ -245,7 +245,7 @@ stopped one stays stopped. Not on an event loop's thread."
     (mapc #'stop-pipeline (exporter-pipelines exporter))))
 
 (defun exporter-statistics (exporter)
-  "Return a plist of what EXPORTER, of MAKE-OTLP-EXPORTER, has done: by signal, :metrics or :traces,
+  "Return the counts of EXPORTER, of MAKE-OTLP-EXPORTER, as a plist: by signal, :metrics or :traces,
 a plist of the points or spans that the collector has taken (:exported), said that it has not
 (:rejected), that went with an export which failed for good (:dropped), that were never taken since
 too many waited (:overflowed), and that are to be sent again (:waiting); and of how many :requests

@@ -20,7 +20,7 @@ another process, and, if REMOTE, that it is."
                           :flags (ldb (byte 8 0) (trace:context-flags context)))))
 
 (defun status-message (span)
-  "The message for how SPAN ended, nil if nobody has said."
+  "The message for the status of SPAN, nil while it is unset."
   (let ((status (trace:span-status span)))
     (unless (eq :unset status)
       (spans:make-status :code (ecase status

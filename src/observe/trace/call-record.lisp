@@ -9,7 +9,7 @@
 
 (declaim (inline make-record))          ; so that ids stay words
 (defstruct (record (:include span-context) (:copier nil))
-  "What tracing knows of a call."
+  "The data of tracing about a call."
   (tracing nil :type tracing :read-only t) ; whose calls these are
   (queue nil :type queue :read-only t)  ; of the call's loop
   (parent nil :type (or null trace-context) :read-only t) ; of the call's span

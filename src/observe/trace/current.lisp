@@ -55,10 +55,10 @@ not begun."
                 (t (record-context record)))))))
 
 (defun current-trace ()
-  "The context of what this thread does: of the innermost WITH-SPAN, or of the call whose handler or
-callback runs. Nil if there is none, or nothing traces it. TRACE-ID, SPAN-ID, TRACE-SAMPLED-P and
-TRACE-STATE say what is in it; :parent of WITH-SPAN takes it, such as on another thread. From any
-thread."
+  "Return the trace context of this thread: of the innermost WITH-SPAN, or of the call whose handler
+or callback runs. Return nil without one, or if the call is not traced. TRACE-ID, SPAN-ID,
+TRACE-SAMPLED-P and TRACE-STATE read it; :parent of WITH-SPAN takes it, such as on another thread.
+From any thread."
   (let ((context (current-context)))
     (if (and context (bare-p context)) nil context)))
 
@@ -168,8 +168,8 @@ thread."
 ;;; Baggage
 
 (defun current-baggage ()
-  "The baggage of what this thread does (W3C Baggage): an alist of names and values, strings, that
-WITH-BAGGAGE around gave it, or that came with the call whose handler runs. It goes on with calls
+  "Return the baggage of this thread (W3C Baggage): an alist of names and values, strings, from the
+innermost WITH-BAGGAGE, or from the call whose handler runs. It goes on with calls
 that begin here if the :propagators of their tracing have :baggage. From any thread."
   (let ((context (current-context)))
     (and context (baggage-alist (context-baggage context)))))
@@ -195,12 +195,12 @@ that begin here if the :propagators of their tracing have :baggage. From any thr
       (funcall function))))
 
 (defmacro with-baggage ((&rest entries) &body body)
-  "Evaluate BODY with a baggage (W3C Baggage) that has ENTRIES, names and values by turns, before
-what it had: each name a string that is a token, each value a string, or nil to leave it out. The
-calls and spans that begin there carry it, whether they are recorded or not; channels send it if
-the :propagators of their tracing have :baggage, and servers read it then: see CURRENT-BAGGAGE.
-Anybody whom a call reaches can read it, and no more than 64 members and 8,192 octets of it go on.
-Signal MISUSE for other entries. From any thread."
+  "Evaluate BODY with a baggage (W3C Baggage) of ENTRIES, names and values by turns, followed by
+the current baggage: each name a string that is a token, each value a string, or nil to leave it
+out. The calls and spans that begin there carry it, whether they are recorded or not; channels send
+it if the :propagators of their tracing have :baggage, and servers read it then: see
+CURRENT-BAGGAGE. Every service that a call reaches can read it; at most 64 members and 8,192 octets
+are passed on. Signal MISUSE for other entries. From any thread."
   (let ((function (gensym "BODY")))
     `(flet ((,function () ,@body))
        (declare (dynamic-extent #',function))

@@ -283,18 +283,17 @@ TOLD-SIZE says of it."
 list of observers: their calls get spans as gRFC A72 says, which wait for an exporter, and trace
 contexts go with the calls. SAMPLER says which traces are recorded: :always-on, :always-off,
 (:trace-id-ratio RATIO) with a ratio from 0 to 1, or (:parent-based ROOT &key remote-parent-sampled
-remote-parent-not-sampled local-parent-sampled local-parent-not-sampled), each a sampler, which does
-what was decided for the parent and asks ROOT if there is none; or a function of the parent (a
+remote-parent-not-sampled local-parent-sampled local-parent-not-sampled), each a sampler, which
+takes the parent's decision, or that of ROOT without a parent; or a function of the parent (a
 context or nil) and the 16 octets of the trace id, called on the call's loop. PROPAGATORS are the
 forms in which contexts are sent and, the first that there is, read: :tracecontext (traceparent and
 tracestate of W3C Trace Context) and :grpc-trace-bin; beside them :baggage has WITH-BAGGAGE's
-entries sent and read (W3C Baggage). ON-BATCH is a function without arguments that
-is called, on the loop, when as many spans wait as :batch-spans says; it must not wait. With
-SEMANTIC-CONVENTIONS spans of calls have the attributes of OpenTelemetry's conventions for gRPC as
-well, by which its backends group: rpc.system, rpc.service, rpc.method, rpc.grpc.status_code,
-network.peer.address and network.peer.port. All other
-OPTIONS are rows of the options table as keywords. Signal MISUSE for what is none of these. From any
-thread."
+entries sent and read (W3C Baggage). ON-BATCH is a function without arguments that is called, on the
+loop, when as many spans wait as :batch-spans says; it must not wait. With SEMANTIC-CONVENTIONS
+spans of calls have the attributes of OpenTelemetry's conventions for gRPC as well, by which its
+backends group: rpc.system, rpc.service, rpc.method, rpc.grpc.status_code, network.peer.address and
+network.peer.port. All other OPTIONS are rows of the options table as keywords. Signal MISUSE for a
+wrong argument. From any thread."
   (let* ((limits (apply #'make-tracing-options
                         (loop for (name value) on options by #'cddr
                               unless (member name '(:sampler :propagators :on-batch

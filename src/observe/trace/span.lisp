@@ -112,7 +112,7 @@
 ;;; Attributes
 
 (defun short-text (text limits)
-  "TEXT, of LIMIT's max-attribute-characters at most, that nobody else changes."
+  "A private copy of TEXT, cut to max-attribute-characters of LIMITS."
   (let ((limit (options-max-attribute-characters limits)))
     (if (> (length text) limit) (subseq text 0 limit) (copy-seq text))))
 

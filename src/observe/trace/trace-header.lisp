@@ -45,8 +45,8 @@
     found))
 
 (defun field-state (field)
-  "The tracestate in FIELD, the only one of its name. A peer that says the same in each request has
-it read once."
+  "The tracestate in FIELD, the only one of its name. A tracestate that a
+peer repeats in each request is parsed once."
   (etypecase field
     (hpack:field (or (hpack:field-memo field)
                      (setf (hpack:field-memo field) (read-tracestate (list (field-text field))))))

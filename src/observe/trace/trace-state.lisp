@@ -154,8 +154,8 @@ none or something in it is wrong."
             (write-members text (shorten-state members))))))
 
 (defun trace-state (context)
-  "The tracestate of CONTEXT, what CURRENT-TRACE returns, as an alist from key to value, strings:
-what other tracing systems have said of the trace, in their order. From any thread."
+  "Return the tracestate of CONTEXT, a value of CURRENT-TRACE, as an alist from key to value,
+strings: the entries of other tracing systems, in their order. From any thread."
   (let ((text (coerce (context-state context) 'state-text)))
     (loop for place in (find-members text)
           for equals = (member-bounds-equals place)

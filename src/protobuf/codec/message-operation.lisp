@@ -124,10 +124,10 @@ PROTOBUF-ERROR, also if a required field is missing, unless PARTIAL."
                                     (max-decoded-octets **max-decoded-octets**))
   "Return the message of TYPE (a symbol such as HELLOWORLD:HELLO-REPLY, a full name or a message
 type) whose serialized form is OCTETS, a vector of octets, from START to END. With INTO, a message
-of TYPE, that is merged into it as MERGE-MESSAGE says and INTO returned; octets that are no message
-leave it unchanged. MAX-MESSAGE-DEPTH levels may be nested; the messages inside may take
+of TYPE, that is merged into it as MERGE-MESSAGE says and INTO returned; invalid octets leave
+it unchanged. MAX-MESSAGE-DEPTH levels may be nested; the messages inside may take
 MAX-DECODED-OCTETS of memory over eight times END - START; both are rows of OPTION-TABLE. Signal
-PROTOBUF-ERROR if OCTETS are no such message, and REQUIRED-FIELD-MISSING unless PARTIAL."
+PROTOBUF-ERROR if OCTETS are not such a message, and REQUIRED-FIELD-MISSING unless PARTIAL."
   (let ((type (need-message-type type))
         (octets (if (typep octets 'octets) octets (coerce octets 'octets))))
     (handler-bind ((protobuf-error

@@ -60,8 +60,8 @@
        ,@(when (descriptor-comment message) (list (descriptor-comment message))))))
 
 (defun hidden-structure (plan)
-  "The forms that define the concrete structure of PLAN. Nobody calls the accessors but inlined
-code, so they are compiled in half the time without care."
+  "The forms that define the concrete structure of PLAN. Only inlined code calls the
+accessors, so they are compiled with less optimization, in half the time."
   `((declaim (inline ,(plan-maker plan)))
     (locally
         (declare (optimize (speed 0) (safety 1) (debug 0) (compilation-speed 3)

@@ -328,7 +328,7 @@ users call it, to be compared by TEST."
 
 (defun enum-number (type value)
   "Return the number of VALUE, a keyword or number, in the enum TYPE (a symbol, full name or enum
-type). Signal MISUSE if the keyword is none of its values."
+type). Signal MISUSE if the keyword is not one of its values."
   (enum-number-of (or (find-enum-type type) (misuse "There is no enum type ~S." type)) value))
 
 (defun enum-keyword (type number)

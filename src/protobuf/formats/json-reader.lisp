@@ -408,9 +408,9 @@ A stream of such messages costs a peer two octets for each."
                                          (finder #'find-message-type))
   "Return the message of TYPE (a symbol, a full name or a message type) that SOURCE, a string or
 octets in UTF-8, is in JSON. Fields may go by their JSON name or that of the .proto file. With
-IGNORE-UNKNOWN, members that are no fields and names that are no enum values are passed over. FINDER
+IGNORE-UNKNOWN, unknown members and names of enum values are ignored. FINDER
 maps the full name of the type in an Any to its message type, or to nil. Signal MESSAGE-TEXT-ERROR
-with line, column and path if SOURCE is no such message or has more than MAX-OCTETS, and
+with line, column and path if SOURCE is not such a message or has more than MAX-OCTETS, and
 REQUIRED-FIELD-MISSING unless PARTIAL; MAX-MESSAGE-DEPTH and MAX-DECODED-OCTETS are as in
 PARSE-MESSAGE. Second value: how much memory it and the messages inside it take, about. Source:
 protobuf.dev, ProtoJSON format."

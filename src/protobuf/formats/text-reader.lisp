@@ -525,9 +525,9 @@ its fields."
                                          (max-decoded-octets **max-decoded-octets**)
                                          (finder #'find-message-type))
   "Return the message of TYPE (a symbol, a full name or a message type) that SOURCE, a string or
-octets in UTF-8, is in text format. With IGNORE-UNKNOWN, names that are no fields are passed over.
+octets in UTF-8, is in text format. With IGNORE-UNKNOWN, unknown fields are ignored.
 FINDER maps the full name of the type in an Any to its message type, or to nil. Signal
-MESSAGE-TEXT-ERROR with line, column and path if SOURCE is no such message or has more than
+MESSAGE-TEXT-ERROR with line, column and path if SOURCE is not such a message or has more than
 MAX-OCTETS, and REQUIRED-FIELD-MISSING unless PARTIAL; MAX-MESSAGE-DEPTH and MAX-DECODED-OCTETS are
 as in PARSE-MESSAGE. Source: protobuf.dev, Text Format Language Specification."
   (let* ((type (need-message-type type))

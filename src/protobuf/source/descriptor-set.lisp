@@ -424,8 +424,8 @@ PROTOBUF-ERROR and PROTO-SYNTAX-ERROR."
   "Register the files of OCTETS, a serialized google.protobuf.FileDescriptorSet in any order, so
 that FIND-DESCRIPTOR and its kin know what they declare. Imports that are not in the set must be
 loaded. No code is made; DEFINE-DESCRIPTOR-SET does that. Return the file descriptors, imports
-first. Signal PROTOBUF-ERROR if OCTETS are no such message, PROTO-SYNTAX-ERROR if the files do not
-fit together."
+first. Signal PROTOBUF-ERROR if OCTETS are not such a message, PROTO-SYNTAX-ERROR if the files do
+not fit together."
   (multiple-value-bind (all fresh) (link-set (set-files octets))
     (name-fresh fresh)
     (mapc #'register-file fresh)

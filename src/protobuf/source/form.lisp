@@ -115,8 +115,8 @@ gen` writes such forms. NAME is the file's name, under which others import it, I
 of the files that it imports. CONTENT is a google.protobuf.FileDescriptorProto, a string in text
 format or a vector of octets.
 
-What is imported must be loaded, or in generated files beside this one. Signal PROTO-SYNTAX-ERROR,
-and PROTOBUF-ERROR if CONTENT is no such message. The value is NAME."
+Imports must be loaded, or in generated files beside this one. Signal PROTO-SYNTAX-ERROR, and
+PROTOBUF-ERROR if CONTENT is not such a message. The value is NAME."
   `(progn
      ,@(when imports
          `((eval-when (:compile-toplevel :load-toplevel :execute)

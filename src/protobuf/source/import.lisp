@@ -196,10 +196,10 @@ to look in last."
                   :test #'equal :from-end t))))
 
 (defun read-proto-files (path &key import-paths (directory (source-directory)))
-  "Return the file descriptors of the .proto file PATH and of what it imports, imports first and
-without what the image has; MAKE-TYPE-POOL takes them. Nothing is interned, registered or compiled.
-PATH and its imports are found as DEFINE-PROTO finds them; relative paths are meant from DIRECTORY.
-Signal PROTO-SYNTAX-ERROR, and MISUSE if there is no file PATH."
+  "Return the file descriptors of the .proto file PATH and of its imports, imports first and
+without those that the image has; MAKE-TYPE-POOL takes them. Nothing is interned, registered or
+compiled. PATH and its imports are found as DEFINE-PROTO finds them; relative paths are meant from
+DIRECTORY. Signal PROTO-SYNTAX-ERROR, and MISUSE if there is no file PATH."
   (read-protos path import-paths nil directory '()))
 
 (defun direct-imports (truename)

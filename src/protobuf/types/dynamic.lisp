@@ -93,12 +93,12 @@ serves as :FINDER for JSON and text format."
 
 (defun make-type-pool (source)
   "Return a pool of dynamic types: for each message and enum that SOURCE declares, which is a list
-of file descriptors or octets, a serialized google.protobuf.FileDescriptorSet. What it imports and
-does not hold must be loaded. Nothing is interned or compiled, and the types of the image stay what
-they are; FIND-POOL-TYPE finds those of the pool, and MAKE-MESSAGE, PARSE-MESSAGE,
+of file descriptors or octets, a serialized google.protobuf.FileDescriptorSet. Imports that
+SOURCE lacks must be loaded. Nothing is interned or compiled, and the types of the image stay
+unchanged; FIND-POOL-TYPE finds those of the pool, and MAKE-MESSAGE, PARSE-MESSAGE,
 PARSE-JSON-MESSAGE and PARSE-TEXT-MESSAGE take them. Values of enums of the pool are strings, such
-as \"STATUS_OK\", or numbers. Signal PROTOBUF-ERROR if octets are no such set, PROTO-SYNTAX-ERROR if
-the files do not fit together, MISUSE if a type is missing."
+as \"STATUS_OK\", or numbers. Signal PROTOBUF-ERROR if octets are not such a set, PROTO-SYNTAX-ERROR
+if the files do not fit together, MISUSE if a type is missing."
   (let ((pool (%make-type-pool))
         (files (if (typep source 'octets) (link-set (set-files source)) source)))
     (setf (type-pool-files pool) files)

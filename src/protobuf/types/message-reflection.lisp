@@ -337,7 +337,7 @@ absent. FIELD is as FIELD-VALUE takes it; signal MISUSE if it is not a singular 
 
 (defun append-to-field (message field values)
   "Add VALUES, a sequence, to the end of the repeated FIELD of MESSAGE, as FIELD-VALUE takes it, and
-return MESSAGE. What was there is copied, so many values are best given at once."
+return MESSAGE. The present values are copied, so add many values at once."
   (let* ((current (current message)) (slot (need-slot current field)))
     (unless (eq :repeated (slot-label slot))
       (misuse "~A is not repeated." (descriptor-full-name (slot-field slot))))

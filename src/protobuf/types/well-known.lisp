@@ -64,15 +64,15 @@ nanoseconds after it. The universal time is negative before 1900."
    :value (serialize message)))
 
 (defun any-type-name (any)
-  "Return the full name of the type of the message in ANY, a google.protobuf.Any: what follows the
-last slash of its type URL."
+  "Return the full name of the type of the message in ANY, a google.protobuf.Any: the part of its
+type URL after the last slash."
   (let ((url (google.protobuf:any-type-url any)))
     (subseq url (let ((slash (position #\/ url :from-end t))) (if slash (1+ slash) 0)))))
 
 (defun any-unpack (any &optional type)
   "Return the message in ANY, a google.protobuf.Any. With TYPE, a symbol, full name or message type,
-return nil if it is of another. Signal PROTOBUF-ERROR if its type is not loaded or its octets are no
-message of it."
+return nil if it is of another. Signal PROTOBUF-ERROR if its type is not loaded or its octets are
+not a message of it."
   (let* ((name (any-type-name any))
          (found (find-message-type name)))
     (cond ((and type (not (eq found (need-message-type type)))) nil)

@@ -18,10 +18,10 @@
 
 (defun openapi-handler (path services &key (title "API") (version "1") connect)
   "Return a handler for START-SERVER's :http that answers GET for PATH, such as \"/openapi.json\",
-with the OpenAPI 3.1 document of what SERVICES, a list of service objects, offer by REST, and with
-CONNECT also of their unary methods by Connect. It is made of their descriptors, with the comments
-of the .proto files, when it is asked for. TITLE and VERSION are the document's, strings. Signal
-RULE-ERROR if a rule is wrong. From any thread."
+with the OpenAPI 3.1 document of the REST routes of SERVICES, a list of service objects, and with
+CONNECT also of their unary methods by Connect. The handler makes the document for each request,
+from their descriptors, with the comments of the .proto files. TITLE and VERSION are the document's,
+strings. Signal RULE-ERROR if a rule is wrong. From any thread."
   (services-document services title version connect) ; which finds what is wrong
   (exchange:http-handler path
                          (lambda (request)

@@ -76,7 +76,7 @@ details of DETAILS, a serialized google.rpc.Status or nil."
 
 (defun stream-form (accept)
   "Return the form in which a stream of answers is sent to a client that accepts ACCEPT, the header
-or nil: :ARRAY, :LINES or :EVENTS. An array is what nobody asks for gets."
+or nil: :ARRAY, :LINES or :EVENTS. An array is the default."
   (let ((best :array) (weight 0))
     (http1:do-preferences (type parameters preference accept)
       (let ((form (cdr (assoc type *stream-types* :test #'string-equal))))
