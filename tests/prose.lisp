@@ -14,7 +14,7 @@
     ("he|him|his|himself" 0 9)
     ("somebody|nobody|anybody|everybody" 0 130)
     ("is|are|was|were none" 0 188)
-    ("!there is|are|was|were no !longer|more|less" 0 125)
+    ("!there is|are|was|were no !longer|more|less" 0 81)
     ("to be had" 0 2)
     ("as|than may be" 0 4)
     ("anew" 0 7)

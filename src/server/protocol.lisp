@@ -89,7 +89,7 @@ one is not known."
   (loop for name in (remove-duplicates names :from-end t)
         unless (eq :grpc name)
           collect (or (find name **protocols** :key #'protocol-name)
-                      (misuse "~S is no protocol: :grpc~{, ~S~} are." name
+                      (misuse "~S is not a protocol: :grpc~{, ~S~} are." name
                               (protocol-names)))))
 
 (defun prepare-claimers (server protocols table)

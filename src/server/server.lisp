@@ -198,7 +198,7 @@ From any thread."
 (defun check-services (services)
   (dolist (service services services)
     (unless (typep service 'method:service)
-      (misuse "~S is no service: give instances of subclasses of the classes that define-proto ~
+      (misuse "~S is not a service: give instances of subclasses of the classes that define-proto ~
                makes." service))))
 
 (defun check-origins (origins)

@@ -18,7 +18,7 @@
     (unless (and equals (plusp equals)) (refuse "ROLE=PATTERN is wanted, not ~S" string))
     (let ((role (or (find (subseq string 0 (or colon equals)) '(:start :work :read :operate :join)
                           :test #'string-equal)
-                    (refuse "~S is no role: they are start, work, work:KIND, read, operate, join"
+                    (refuse "~S is not a role: they are start, work, work:KIND, read, operate, join"
                             (subseq string 0 equals)))))
       (handler-case (authority:check-permission
                      (cons (if colon (list role (subseq string (1+ colon) equals)) role)

@@ -22,7 +22,7 @@
 (defun parse-string-object (string what)
   "The alist of the object of strings in JSON that STRING is. WHAT it is for."
   (let ((object (handler-case (parse-json string)
-                  (clgrpc-error (error) (refuse "~A is no JSON: ~A" what error)))))
+                  (clgrpc-error (error) (refuse "~A is not JSON: ~A" what error)))))
     (unless (and (listp object) (every (lambda (row) (and (consp row) (stringp (car row))
                                                           (stringp (cdr row))))
                                        object))
@@ -67,7 +67,7 @@
 where the server listens."
   (let* ((text (read-text-file file))
          (object (handler-case (parse-json text)
-                   (clgrpc-error (error) (refuse "~A is no JSON: ~A" file error)))))
+                   (clgrpc-error (error) (refuse "~A is not JSON: ~A" file error)))))
     (unless (and (listp object) (every #'consp object))
       (refuse "~A has no object of options in JSON" file))
     (loop for (name . value) in object
@@ -81,7 +81,7 @@ where the server listens."
 (defun protoset-pool (file)
   "The types of the FileDescriptorSet in FILE."
   (handler-case (protobuf:make-type-pool (read-octets-file file))
-    (protobuf:protobuf-error (error) (refuse "~A is no descriptor set: ~A" file error))))
+    (protobuf:protobuf-error (error) (refuse "~A is not a descriptor set: ~A" file error))))
 
 (defun reflection-arguments (credentials connect-timeout)
   "The arguments of MAKE-CHANNEL for questions to reflection: CREDENTIALS, and the seconds that

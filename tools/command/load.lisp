@@ -350,7 +350,7 @@ nil, has counted of METHOD meanwhile."
       (name "TEXT" #'identity nil "The name of the run, for reports.")
       (tags "JSON" #'identity nil "An object of strings, for reports.")
       (quiet "[BOOLEAN]" #'parse-boolean nil
-             "Say nothing on standard error meanwhile; so if that is no terminal.")))
+             "Say nothing on standard error meanwhile; so if that is not a terminal.")))
     "Load any server with calls of one method, or of several, and report their latencies. Types come
 from the server's reflection, --proto or --protoset. With --rps calls begin on time whatever becomes
 of them, and latencies count from when they were due; how late the tool itself was is told, and whether it

@@ -8,7 +8,7 @@
 (defun parse-url (string)
   "STRING, \"http://HOST:PORT/PATH\", as its host, port and path."
   (unless (uiop:string-prefix-p "http://" string)
-    (refuse "~S is no URL that begins with http://" string))
+    (refuse "~S is not a URL that begins with http://" string))
   (let* ((start (length "http://"))
          (slash (or (position #\/ string :start start) (length string)))
          (colon (position #\: string :start start :end slash :from-end t))

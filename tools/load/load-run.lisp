@@ -249,7 +249,7 @@ that begins with the limit's name, or nil."
   "Do what PLAN says and return the RUN. ON-PROGRESS, a function of a CONTROL, is called about ten
 times a second by this thread. If the user interrupts, or the process gets SIGTERM, what has been
 done so far is returned. Signal RUN-FAILED if not one connection could be made, or what a template
-gave was no message."
+gave was not a message."
   (let ((control (make-control)))
     (sb-sys:without-interrupts
       (unwind-protect

@@ -81,7 +81,7 @@ finds types by name."
           do (let ((length 0))
                (loop for shift from 0 by 7
                      do (when (or (= at (length octets)) (> shift 35))
-                          (fail-template "the data are no messages behind their lengths"))
+                          (fail-template "the data are not messages behind their lengths"))
                         (let ((octet (aref octets at)))
                           (incf at)
                           (setf length (logior length (ash (logand octet 127) shift)))

@@ -176,5 +176,5 @@ most."
                 ((or file-error stream-error) (error)
                   (fail "~A cannot be read: ~A" path (bounded-text error)))
                 (clgrpc-error (error) (fail "~A: ~A" path error)))))
-    (unless (member-of data "clgrpcProfile") (fail "~A is no profile" path))
+    (unless (member-of data "clgrpcProfile") (fail "~A is not a profile" path))
     data))

@@ -42,7 +42,7 @@ where there is none or it is null, as Go writes what is empty."
    :count (whole-member json "count") :latency (histogram-member json "latency")
    :messages (loop for (message . count) in (member-of json "messages" 'list '())
                    unless (typep count 'unsigned-byte)
-                     do (reject-run "the count of a message is no integer")
+                     do (reject-run "the count of a message is not an integer")
                    collect (cons message count))))
 
 (defun read-share (json key)
@@ -153,7 +153,7 @@ where there is none or it is null, as Go writes what is empty."
   "The STATUS-ROWs of JSON, a report of ghz's, with the histograms of the table BY-STATUS."
   (loop for (name . count) in (member-of json "statusCodeDistribution" 'list '())
         unless (typep count 'unsigned-byte)
-          do (reject-run "the count of a status is no integer")
+          do (reject-run "the count of a status is not an integer")
         collect (load:make-status-row :name name :count count
                                       :code (or (position name *status-names* :test #'string=) 2)
                                       :latency (or (gethash name by-status)

@@ -10,7 +10,7 @@
 (defclass web-errors (lab:error-service) () (:documentation "Ends as it is told."))
 (defclass web-streams (lab:stream-service) () (:documentation "Counts, collects and chats."))
 (defclass web-bodies (lab:body-service) ()
-  (:documentation "Takes and gives bodies that are no JSON."))
+  (:documentation "Takes and gives bodies that are not JSON."))
 (defclass web-metadata (lab:meta-service) ()
   (:documentation "Tells what metadata and deadline came, and whether sleepers were cancelled."))
 (defclass web-perf (lab:perf-service) () (:documentation "Answers its request."))

@@ -36,13 +36,13 @@ access logs none that ends well, as of probes that come every few seconds. Signa
 argument. From any thread."
   (unless (and (stringp path) (plusp (length path)) (char= #\/ (char path 0))
                (not (find #\? path)))
-    (misuse "~S is no path: it begins with a slash and has no query." path))
+    (misuse "~S is not a path: it begins with a slash and has no query." path))
   (unless (typep function '(or function (and symbol (satisfies fboundp))))
     (misuse "The handler of ~A is a function, not ~S." path function))
   (unless (and methods (listp methods) (every #'stringp methods))
     (misuse "METHODS is a list of strings such as \"GET\", not ~S." methods))
   (unless (member execution '(nil :inline :blocking :auto))
-    (misuse "~S is no execution: :inline, :blocking or :auto." execution))
+    (misuse "~S is not an execution: :inline, :blocking or :auto." execution))
   (%make-http-handler path function methods execution (and quiet t)))
 
 (defun prompt-handler (path prompt &key quiet)

@@ -31,7 +31,7 @@
     (and field
          (let ((value (hpack:field-value field)))
            (or (decimal value 0 (length value))
-               (bad-message 400 "content-length is no number"))))))
+               (bad-message 400 "content-length is not a number"))))))
 
 (defun chunked-p (fields minor)
   "True if the body is in chunks."

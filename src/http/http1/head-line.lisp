@@ -85,9 +85,9 @@ LF without one, or no end before END."
 section 3.2)."
   (cond ((char= #\/ (char target 0)) (values nil target))
         ((and (string= "*" target) (string= "OPTIONS" http-method)) (values nil target))
-        ((string= "CONNECT" http-method) (bad-message 501 "this server is no proxy"))
+        ((string= "CONNECT" http-method) (bad-message 501 "this server is not a proxy"))
         (t (multiple-value-bind (authority path) (absolute-target target)
-             (unless authority (bad-message 400 "the target is no path"))
+             (unless authority (bad-message 400 "the target is not a path"))
              (values authority path)))))
 
 ;;; Fields

@@ -91,7 +91,8 @@ are dropped, see BINARY-LOG-DROPPED. Messages and metadata may be private, so
 only the owner can read the file. Signal MISUSE for a FILTER that is wrong, and if FILE cannot be
 written. From any thread; see CLOSE-BINARY-LOG and ROTATE-BINARY-LOG."
   (unless (stringp filter) (misuse ":filter is a string, not ~S." filter))
-  (unless (typep function '(or function symbol)) (misuse ":function is no function: ~S." function))
+  (unless (typep function '(or function symbol))
+    (misuse ":function is not a function: ~S." function))
   (loop for (name number least) in `((:limit ,limit 1) (:max-octets ,max-octets 1)
                                      (:kept-files ,kept-files 0))
         unless (typep number `(integer ,least 1000000000000))
@@ -140,7 +141,7 @@ be. From any thread."
             (binary-log-dropped log))))
 
 (defconstant +longest-entry+ (expt 2 26)
-  "A longer entry is taken for a file that is no binary log.")
+  "A longer entry is taken for a file that is not a binary log.")
 
 (defun read-binary-log (stream)
   "Read the next entry of a binary log from STREAM, which gives octets, and return it, a

@@ -41,7 +41,7 @@
   (cond ((string= text name) most-positive-fixnum)
         ((and (< 1 (length text)) (string= name text :end2 1) (char= #\: (char text 1)))
          (unless (and (digits-p (subseq text 2)) (<= (length text) 20))
-           (refuse-filter pattern "has a limit that is no number"))
+           (refuse-filter pattern "has a limit that is not a number"))
          (parse-integer text :start 2))))
 
 (defun parse-limits (text pattern)

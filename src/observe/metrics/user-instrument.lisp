@@ -168,14 +168,14 @@ its instruments. Return nil if METRICS is nil. From any thread, but not from FUN
 (defun check-number (custom number)
   "Signal MISUSE unless NUMBER is one that CUSTOM can take."
   (unless (countable-p number)
-    (misuse "~S is no number for ~A." number (custom-name custom))))
+    (misuse "~S is not a number for ~A." number (custom-name custom))))
 
 (defun add (counter number &rest values)
   "Add NUMBER, a real, to COUNTER, of MAKE-COUNTER, which takes none below 0, or
 MAKE-UP-DOWN-COUNTER. VALUES are those of its attributes, in their order: strings, or what is shown
 as one. Signal MISUSE for what does not fit. From any thread."
   (unless (and (custom-p counter) (member (custom-kind counter) '(:counter :up-down-counter)))
-    (misuse "~S is no counter." counter))
+    (misuse "~S is not a counter." counter))
   (check-number counter number)
   (when (and (eq :counter (custom-kind counter)) (minusp number))
     (misuse "~A only grows; ~S cannot be added to it." (custom-name counter) number))

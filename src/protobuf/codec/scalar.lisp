@@ -48,7 +48,7 @@ with VALUE bound."
 
 (defun scalar-of (kind)
   "The row of KIND."
-  (or (gethash kind *scalars*) (error "~S is no scalar kind." kind)))
+  (or (gethash kind *scalars*) (error "~S is not a scalar kind." kind)))
 
 (define-scalar :int32 (signed-byte 32) :default 0 :wire 0 :element (signed-byte 32)
   :take (signed-32 (take-varint32))

@@ -293,7 +293,7 @@ it."
 ;;; came.
 
 (defconstant +escape+ #xDC00
-  "Added to an octet that is no UTF-8 to make a character of it.")
+  "Added to an octet that is not UTF-8 to make a character of it.")
 
 (declaim (inline escape-p))
 (defun escape-p (char)

@@ -110,7 +110,7 @@ that it stands in by an octet or two, and a thousand digits take long to read.")
       message)))
 
 (defun text-message (slot text)
-  "The message of SLOT that TEXT means, if its type has a form in JSON that is no object or array;
+  "The message of SLOT that TEXT means, if the form of its type in JSON is neither object nor array;
 else nil, and what it takes."
   (let* ((type (slot-type-object slot))
          (form (text-layout-form (json-text-layout (layout-of-type type))))

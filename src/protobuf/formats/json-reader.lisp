@@ -323,7 +323,7 @@ none; second value true if there is any member. READER stays where it is."
       (if (not any)
           (do-json-members (name reader))
           (let* ((name (if url
-                           (or (url-type-name url) (json-wrong input "~S is no type URL" url))
+                           (or (url-type-name url) (json-wrong input "~S is not a type URL" url))
                            (json-wrong input "an Any needs @type")))
                  (type (funcall (input-finder input) name)))
             (unless (and type (message-type-defined-p type))

@@ -128,7 +128,7 @@
 pairs, which protoc takes in .proto files and its conformance suite wants refused here."
   (let* ((count (if (char= letter #\u) 4 8))
          (code (scan-escape-digits input 16 count count)))
-    (cond ((<= #xD800 code #xDFFF) (text-wrong-here input "a surrogate is no character"))
+    (cond ((<= #xD800 code #xDFFF) (text-wrong-here input "a surrogate is not a character"))
           ((> code #x10FFFF) (text-wrong-here input "there is no character U+~X" code))
           (t (code-char code)))))
 

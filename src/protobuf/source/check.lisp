@@ -149,7 +149,7 @@ before and gets theirs."
                  (dolist (name (list full-name type))
                    (unless (or (qualified-name-p name)
                                (and (eq name type) (scalar-type name)))
-                     (refuse "\"~A\" is no full name with a leading dot" name))))))))))
+                     (refuse "\"~A\" is not a full name with a leading dot" name))))))))))
 
 (defun declared-text (declaration name)
   (let ((octets (record-value declaration name)))

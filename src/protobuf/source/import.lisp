@@ -203,7 +203,7 @@ DIRECTORY. Signal PROTO-SYNTAX-ERROR, and MISUSE if there is no file PATH."
   (read-protos path import-paths nil directory '()))
 
 (defun direct-imports (truename)
-  "The names of the files that the file TRUENAME imports, and its package; none if it is no valid
+  "The names of the files that the file TRUENAME imports, and its package; none if it is not a valid
 source."
   (handler-case (let ((file (parse-proto (read-source truename) (file-namestring truename))))
                   (values (all-imports file) (file-descriptor-package file)))

@@ -66,7 +66,7 @@
   (and char (< (char-code char) 128) (digit-char-p char radix)))
 
 (defun control-p (char)
-  "True of control characters that are no white space."
+  "True of control characters that are not white space."
   (and (< (char-code char) 32)
        (not (member char '(#\Tab #\Newline #\Return #\Page #\Vt)))))
 

@@ -244,7 +244,7 @@ in RANGES; each range that overlaps with another one is in a pair."
            (or (not (member type '(nil :message :group :enum)))
                (complain field :type "the type has no name")))
           ((null declared) (complain-unknown field :type name))
-          ((not (type-descriptor-p thing)) (complain field :type "\"~A\" is no type" name))
+          ((not (type-descriptor-p thing)) (complain field :type "\"~A\" is not a type" name))
           ((not (check-visible declared field :type)) nil)
           ((if (enum-descriptor-p thing)
                (member type '(:message :group))

@@ -48,7 +48,7 @@ as protoc wants of a \"virtual path\", and is one line."
          (not (and (> (length name) 1) (letter-p (char name 0)) (char= #\: (char name 1)))))))
 
 (defun file-name-text (name)
-  "The text of the error that NAME is no FILE-NAME-P."
+  "The text of the error that NAME is not a FILE-NAME-P."
   (format nil "\"~A\" is not the name of a file: there is no \".\", \"..\" or nothing between ~
                slashes, no backslash, drive or control character"
           (substitute-if #\? #'control-character-p name)))

@@ -48,7 +48,7 @@ value is all of them."
 google.protobuf.compiler.CodeGeneratorRequest: a Lisp source for each file to generate, as
 GENERATE-SOURCES makes it. The parameter \"imports\" has those generated too that the files import.
 What is wrong with the files or the parameter is said in the response. Signal PROTOBUF-ERROR if
-OCTETS are no request."
+OCTETS are not a request."
   (let ((request (parse-message "google.protobuf.compiler.CodeGeneratorRequest" octets)))
     (serialize (handler-case (respond request)
                  (clgrpc-error (condition)

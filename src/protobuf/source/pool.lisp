@@ -159,7 +159,7 @@ nil."
 (defun check-identifier (descriptor)
   (let ((name (descriptor-name descriptor)))
     (unless (identifier-p name)
-      (complain descriptor :name "\"~A\" is no identifier" name))))
+      (complain descriptor :name "\"~A\" is not an identifier" name))))
 
 (defun declare-name (descriptor &optional owner)
   "Enter DESCRIPTOR, which the file being linked declares."
@@ -179,7 +179,7 @@ nil."
 
 (defun check-package (file)
   (unless (every #'identifier-p (split-name (file-descriptor-package file)))
-    (complain file :name "the package has a part that is no identifier")))
+    (complain file :name "the package has a part that is not an identifier")))
 
 (defun enter-package (file own)
   "Enter the package of FILE and those around it; OWN: FILE is the one being linked."

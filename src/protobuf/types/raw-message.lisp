@@ -61,7 +61,7 @@
     bound))
 
 (defconstant +value-octets+ 32
-  "How much memory values that are no messages take, with what finds them, for each octet.")
+  "How much memory values that are not messages take, with what finds them, for each octet.")
 
 (defun decoded-room (type octets max-decoded-octets)
   "Return how many octets of memory a message of TYPE, a raw type that knows what it would be

@@ -35,14 +35,14 @@
     (let ((rules (or (member-of http "rules") #())))
       (unless (simple-vector-p rules) (wrong-rule "\"rules\" is a sequence"))
       (map 'list (lambda (rule)
-                   (unless (object-p rule) (wrong-rule "an item of \"rules\" is no mapping"))
+                   (unless (object-p rule) (wrong-rule "an item of \"rules\" is not a mapping"))
                    (data-rule rule))
            rules))))
 
 (defun list-data (rule)
   "The object that RULE, a plist, means."
   (unless (and (listp rule) (evenp (length rule)))
-    (wrong-rule "~S is no plist such as (:selector \"a.B.C\" :get \"/v1/c\")" rule))
+    (wrong-rule "~S is not a plist such as (:selector \"a.B.C\" :get \"/v1/c\")" rule))
   (loop for (key value) on rule by #'cddr
         collect (cons (substitute #\_ #\- (string-downcase key))
                       (cond ((stringp value) value)

@@ -129,7 +129,7 @@ when a file is loaded again, numbers do not."
   (equal "google.api.HttpBody" type-name))
 
 (defun raw-p (field type)
-  "True if FIELD, one of TYPE, or, if that is no field, TYPE itself is a google.api.HttpBody."
+  "True if FIELD, one of TYPE, or, if that is not a field, TYPE itself is a google.api.HttpBody."
   (if (symbolp field)
       (http-body-p (protobuf:message-type-name type))
       (and (not (repeated-p field)) (http-body-p (protobuf:field-descriptor-type-name field)))))
