@@ -8,26 +8,26 @@
 
 (defparameter *marks*
   '(("whoever|whomever|whosoever" 0 5)
-    ("^ what|who|whom" 8 779)            ; titles of measurements in doc/performance.md
-    ("of|from|than|beside|by|with|before|after|behind|about what" 0 246)
+    ("^ what|who|whom" 8 771)            ; titles of measurements in doc/performance.md
+    ("of|from|than|beside|by|with|before|after|behind|about what" 0 244)
     ("of|from|than|beside|by|with|before|after|behind|about whom" 0 0)
     ("he|him|his|himself" 0 9)
     ("somebody|nobody|anybody|everybody" 0 130)
-    ("is|are|was|were none" 0 188)
+    ("!there is|are|was|were none" 0 37)
     ("!there is|are|was|were no !longer|more|less" 0 81)
     ("to be had" 0 2)
     ("as|than may be" 0 4)
     ("anew" 0 7)
-    ("tell|tells" 0 242)
-    ("is|are|was|were|be|been told" 0 136)
+    ("tell|tells" 0 217)
+    ("is|are|was|were|be|been told" 0 128)
     ("has|have|had|having it|them|one|this|these|all
       done|made|sent|called|asked|closed|opened|kept|taken|written|run|read|ended|begun" 0 3)
     ("has|have|had|having the|a|an|its|their *
       done|made|sent|called|asked|closed|opened|kept|taken|written|run|ended|begun" 0 5)
-    ("of those|these that|who" 0 20)
+    ("of those|these that|who" 0 18)
     ("that|those of which|whom|whose" 0 1)
     ("that which" 0 3)
-    ("behind it|them|those|one|which" 0 37)
+    ("behind it|them|those|one|which" 0 19)
     ("mended" 0 0)
     ("unless|otherwise told|said" 0 0)
     ("is|are to hear" 0 0))

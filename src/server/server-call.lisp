@@ -99,7 +99,7 @@ plain request. From any thread."
 
 (define-hot (note-time :inline t) ((call server-call)) null
   "Read the clock, so that times noted of CALL from now on in this turn are those of the moment, not
-of the turn's beginning. The clock is not read for a unary call that no observer is told of, since
+of the turn's beginning. The clock is not read for a unary call that no observer sees, since
 that would cost too much. On the loop."
   (when (or (rpc:call-parts call)
             (tracing-p :call)

@@ -232,7 +232,7 @@ printed once it is a member. Return the exit code."
       (worker "[true|false]" #'parse-boolean nil
               "Work on workflows as well, with steps to try: echo returns its input, sleep does so
       after as many seconds as that says, fail fails.")
-      (drain "DURATION" #'parse-seconds 10 "How long calls may go on when it is told to end.")
+      (drain "DURATION" #'parse-seconds 10 "How long calls may go on after the signal to end.")
       :console
       :telemetry
       :server-tls))

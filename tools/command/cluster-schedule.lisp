@@ -9,7 +9,7 @@
       (format nil "each ~D s" (/ (workflow-v1:schedule-state-interval-ms state) 1000))))
 
 (defun schedule-row (state)
-  "What a table tells of STATE, of a schedule."
+  "The cells of a table about STATE, of a schedule."
   (list (workflow-v1:schedule-state-id state) (schedule-times state)
         (workflow-v1:schedule-state-type state)
         (if (workflow-v1:schedule-state-paused state)

@@ -7,7 +7,7 @@
   (if (zerop unix-ms) "" (time-text (grpc:unix-time-timestamp (/ unix-ms 1000)))))
 
 (defun workflow-row (summary)
-  "What a table tells of SUMMARY, of a workflow."
+  "The cells of a table about SUMMARY, of a workflow."
   (list (workflow-v1:workflow-summary-id summary) (workflow-v1:workflow-summary-type summary)
         (string-downcase (workflow-v1:workflow-summary-status summary))
         (format nil "~D/~D" (workflow-v1:workflow-summary-current summary)
@@ -55,7 +55,7 @@ is nil."
       (if (eq :children (workflow-v1:step-action-case step)) "children" "wait")))
 
 (defun step-row (state)
-  "What a table tells of STATE, of a step."
+  "The cells of a table about STATE, of a step."
   (list (workflow-v1:step-state-number state)
         (step-name (workflow-v1:step-state-step state))
         (string-downcase (workflow-v1:step-state-status state))
@@ -65,7 +65,7 @@ is nil."
         (workflow-v1:step-state-error state)))
 
 (defun event-rows (change)
-  "What a table tells of CHANGE, a row for each of its events."
+  "The cells of a table about CHANGE, a row for each of its events."
   (loop for event across (workflow-v1:change-events change)
         collect (list (workflow-v1:change-number change)
                       (milliseconds-text (workflow-v1:change-unix-ms change))

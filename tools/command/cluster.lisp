@@ -8,7 +8,7 @@
                                 collect (format nil "~A=~A" name value))))
 
 (defun member-row (member)
-  "What a table tells of MEMBER."
+  "The cells of a table about MEMBER."
   (list (cluster:member-name member) (cluster:member-generation member)
         (cluster:member-state member) (cluster:member-address member)
         (time-text (grpc:unix-time-timestamp (cluster:member-joined member)))

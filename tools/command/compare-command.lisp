@@ -61,7 +61,7 @@ FAIL-IF-WORSE is true and one is worse."
       none is, but the noise of one could hide that it is, beyond p99.9 and the slowest.")))
     "Compare two runs of `clgrpc load`, or two profiles. Tells what has changed, by how much, and
 whether that is more than noise, which is known if both were made with --rounds; what it cannot know
-it calls unclear, with how many rounds would tell."
+it calls unclear, with how many rounds would decide."
   (cond ((and (listp before) (listp after))
          (when fail-if-worse (refuse "--fail-if-worse is about runs, not profiles"))
          (compare-profiles format before after)

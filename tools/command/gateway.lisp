@@ -65,7 +65,7 @@ Signal a FAILURE if FILE, where there is one, cannot be read now."
       (sb-thread:join-thread thread :default nil))))
 
 (define-command ("gateway" given)
-    (((target "TARGET" #'parse-channel-target "The gRPC server behind it."))
+    (((target "TARGET" #'parse-channel-target "The gRPC server that gets the calls."))
      ((types "FILE" #'identity nil
              "The .proto file, or the serialized descriptor set, that declares the services; without
       it, the reflection of the server is asked.")

@@ -201,7 +201,7 @@ nil, has counted of METHOD meanwhile."
         (options (list* :method (apply #'method-called options) options)))
     (when (eq :csv format)
       (when compare (refuse "csv has no place for --compare"))
-      (when workers (refuse "csv tells calls one by one, and workers do not")))
+      (when workers (refuse "csv lists single calls, and workers do not")))
     (when output (call-with-output (constantly nil) output)) ; rather now than after an hour
     (let ((run (call-beside-server
                 (getf options :server-metrics) (getf options :method)
@@ -307,10 +307,10 @@ nil, has counted of METHOD meanwhile."
             "Search the highest rate at which none of these holds, such as 'p99 > 10ms', by runs of
       -z, 5s by default, from --rps on, 100 by default; report the run at that rate.")
       (server-metrics "URL" #'parse-url nil
-                      "Where the server tells Prometheus of metrics, http://HOST:PORT/metrics: what
-      it counted itself of these calls is told beside what is seen here.")
+                      "Where the server serves metrics for Prometheus, http://HOST:PORT/metrics:
+      its own figures of these calls are shown beside the tool's.")
       (rounds "N" (integer-parser 1 1000) 1
-              "Make the run so many times, to tell change from noise.")
+              "Make the run so many times, to separate change from noise.")
       (stream-call-count "N" (integer-parser 1 1000000000) nil
                          "How many messages a stream sends, those of the data over and over; or,
       where only the server streams, receives before it is cancelled.")

@@ -136,7 +136,7 @@ the last column is as wide as it comes."
          (channelz:channel-trace-events trace))))
 
 (defun data-row (data)
-  "What a table tells of DATA, a ChannelData: state and calls."
+  "The cells of a table about DATA, a ChannelData: state and calls."
   (list (connectivity-name data) (channelz:channel-data-calls-started data)
         (channelz:channel-data-calls-succeeded data) (channelz:channel-data-calls-failed data)))
 

@@ -99,7 +99,7 @@
       (string-downcase (protobuf:field-descriptor-type field))))
 
 (defun label-text (field)
-  "The label to write before FIELD, with a space behind it, or \"\"."
+  "The label to write before FIELD, with a space after it, or \"\"."
   (cond ((protobuf:field-descriptor-oneof field) "")
         ((eq :optional (protobuf:field-descriptor-label field))
          (if (and (eq :explicit (protobuf:field-descriptor-presence field))

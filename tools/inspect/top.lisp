@@ -276,7 +276,7 @@ that is said, and it is asked again."
 (define-command "top"
     (((address "ADDRESS" (address-parser 1) "Where a server serves channelz."))
      ((metrics "URL" #'parse-url nil
-               "Where it tells Prometheus of metrics, http://HOST:PORT/metrics; without this,
+               "Where it serves metrics for Prometheus, http://HOST:PORT/metrics; without this,
       /metrics at ADDRESS if that answers. Without metrics there is no table of methods.")
       (interval "DURATION" #'parse-seconds 1 "How often to look.")
       (once "[true|false]" #'parse-boolean nil

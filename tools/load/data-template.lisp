@@ -116,7 +116,7 @@
              (unless words (fail-template "choice wants one text or more"))
              (let ((words (coerce words 'simple-vector)))
                (lambda (data) (svref words (random (length words) (call-data-random data))))))
-            (t (fail-template "there is no template {{~A}}; doc/tools/load.md tells those there are"
+            (t (fail-template "there is no template {{~A}}; doc/tools/load.md lists the templates"
                               text))))))
 
 (defun compile-template (text)

@@ -28,7 +28,7 @@
   (lateness-max-ns 0 :type quantity)) ; the latest that a call was begun after its time
 
 (defstruct (sample (:copier nil))
-  "One call of those that are told one by one."
+  "A call that is reported singly."
   (unix-ns 0 :type quantity)       ; when it was to begin
   (latency-ns 0 :type quantity)    ; from then on
   (status "OK" :type string)            ; as the name of STATUS-ROW

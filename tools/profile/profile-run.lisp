@@ -390,7 +390,7 @@ followed with perf, if PERF is true and the kernel allows it, or else strace; ni
            (with-open-file (stream path :external-format :utf-8)
              (allocation-data (sum-allocation stream) answer))))))
 
-(defconstant +few-unknown+ 1/10 "More unknown frames than this share are told with what to do.")
+(defconstant +few-unknown+ 1/10 "More unknown frames than this share are reported with a remedy.")
 
 (defun unseen-lines (subject cpu events)
   "What a profile of SUBJECT does not say, and why: a vector of texts. CPU and EVENTS are its data."

@@ -13,7 +13,7 @@
 
 (in-package #:clgrpc.report)
 
-(defparameter *least-difference* 1/100 "Changes below this share are none.")
+(defparameter *least-difference* 1/100 "Smaller changes do not count.")
 (defparameter *equivalence* 1/20 "Where the noise is below this share a figure is the same.")
 (defparameter *equivalent-share* 1/1000
   "Where the noise of a share, such as the error ratio, is below this, it is the same.")
@@ -120,7 +120,7 @@ than the slowest calls in a thousand."
                   (:unknown "noise is unknown"))))))
 
 (defun unclear-words (comparison)
-  "Why COMPARISON does not know, and what would tell."
+  "Why COMPARISON does not know, and what would decide."
   (format nil "unclear, the noise is ~A; ~:[more than ~D rounds~;about ~:*~D rounds~*~] would tell"
           (noise-text comparison) (comparison-rounds-needed comparison) +most-rounds-told+))
 
@@ -161,7 +161,7 @@ than the slowest calls in a thousand."
 (defparameter *time-options* '("duration" "timeout" "interval" "together" "warm-up")
   "How the names of options end that are durations, integers of nanoseconds.")
 
-(defparameter *longest-option* 60 "The characters that are told of an option's value.")
+(defparameter *longest-option* 60 "The characters that are shown of an option's value.")
 
 (defun meant-options (run)
   "The options of RUN that were given and mean something in it: those of a schedule only with one."

@@ -37,7 +37,7 @@
   (string-trim '(#\Space #\Tab #\Newline #\Return) string))
 
 (defun split-condition (text)
-  "The figure's name, the relation and what is behind it in TEXT."
+  "The figure's name, the relation and what is after it in TEXT."
   (loop for (sign . relation) in *relations*
         for place = (search sign text)
         when place
@@ -47,7 +47,7 @@
                                    <=), not ~S" text)))
 
 (defun split-number (text whole)
-  "The number that TEXT, the end of the condition WHOLE, begins with, and the unit behind it."
+  "The number that TEXT, the end of the condition WHOLE, begins with, and the unit after it."
   (let* ((end (or (position-if-not (lambda (char) (or (char<= #\0 char #\9) (char= char #\.))) text)
                   (length text)))
          (number (subseq text 0 end))

@@ -5,7 +5,7 @@
 (in-package #:clgrpc.report)
 
 (defparameter *told-percentiles* '("p50" "p75" "p90" "p95" "p99" "p99.9" "p99.99")
-  "The percentiles that reports tell, but where they do as ghz.")
+  "The percentiles in reports, but where they do as ghz.")
 
 (defun histogram-json (histogram)
   (let ((buckets '()))

@@ -200,7 +200,7 @@ where there is none or it is null, as Go writes what is empty."
 
 (defun parse-run (source)
   "The run whose report in JSON SOURCE is, a string or octets: one that RUN-JSON made, or one of
-ghz's. Signal UNREADABLE-RUN if it is none."
+ghz's. Signal UNREADABLE-RUN if it is not a report."
   (handler-case (parse-run-object (parse-json source :max-length *longest-report*))
     (json-error (error) (reject-run "~A" error))
     (limit-exceeded (error) (reject-run "~A" error))))

@@ -101,8 +101,9 @@ chance has it."
 (defconstant +most-rounds-told+ 1000 "More rounds than these are not asked for.")
 
 (defun rounds-needed (before after better wanted)
-  "How many rounds on either side would tell a difference of WANTED, a real above 0, from the noise
-of BEFORE and AFTER, which shrinks with the root of their number; NIL if more than a thousand."
+  "How many rounds on either side would separate a difference of WANTED, a real above 0, from the
+noise of BEFORE and AFTER, which shrinks with the root of their number; NIL if more than a
+thousand."
   (let* ((count (min (length before) (length after)))
          (needed (ceiling (* count (expt (/ (noise before after better) wanted) 2)))))
     (and (<= needed +most-rounds-told+) (max needed (1+ count)))))

@@ -6,7 +6,7 @@
 
 (defconstant +most-outstanding+ 20000 "How many calls may be under way at once.")
 
-(defconstant +most-told-failures+ 20 "How many failures are told one by one.")
+(defconstant +most-told-failures+ 20 "How many failures are reported singly.")
 
 (defstruct (storm (:copier nil))
   "What has become of the calls so far."

@@ -85,7 +85,7 @@ Signal an error if it can be none."
   (find-if (lambda (entry) (same-name-p name (car entry))) headers))
 
 (defun check-answer (http-status headers body)
-  "The PLAIN-ANSWER that the values of a handler stand for. Signal an error if they are none."
+  "The PLAIN-ANSWER that the values of a handler stand for. Signal an error if they are not."
   (unless (typep http-status '(integer 200 599))
     (error "A handler has returned ~S, which is not an HTTP status from 200 to 599." http-status))
   (let ((headers (loop for entry in headers

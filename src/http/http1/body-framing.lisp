@@ -104,7 +104,7 @@
           'simple-vector))
 
 (defun request-from (octets start end limit)
-  "The request whose head is the octets from START to END, without the empty line behind it; of at
+  "The request whose head is the octets from START to END, without the empty line after it; of at
 most LIMIT fields."
   (let ((line-end (line-end octets start end)))
     (multiple-value-bind (http-method target minor) (request-line octets start line-end)

@@ -69,7 +69,7 @@
   (or (= +space+ octet) (= +tab+ octet)))
 
 (define-hot decimal ((octets octets) (start index) (end index)) (or null index)
-  "The number that one to fifteen digits from START to END are, or nil if they are none."
+  "The number that one to fifteen digits from START to END are, or nil if they are not."
   (and (< start end)
        (<= (- end start) 14)            ; so that an INDEX has room for it
        (let ((number 0))

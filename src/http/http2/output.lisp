@@ -15,7 +15,7 @@
     (setf (connection-output connection) buffer)))
 
 (define-hot (output-buffer :inline t) ((connection connection)) buffer
-  "The buffer to append to. Calling it also tells the owner that there will be output."
+  "The buffer to append to. Calling it also notifies the owner that there will be output."
   (or (connection-output connection) (borrow-output connection)))
 
 (define-hot (output-fill :inline t) ((connection connection)) index

@@ -102,7 +102,7 @@ after that."
 
 (define-hot fail-stream ((stream stream) (code error-code) (text simple-string))
     null
-  "The peer made the stream error CODE on STREAM (5.4.2): reset it and tell the owner."
+  "The peer made the stream error CODE on STREAM (5.4.2): reset it and notify the owner."
   (let ((connection (stream-connection stream)))
     (unless (stream-flag-p stream +finished+)
       (reset-absent connection (stream-id stream) code text)

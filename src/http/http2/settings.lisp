@@ -110,7 +110,7 @@ sizes only the highest and the last matter, however many there are."
           do (change-initial-window connection window))))
 
 (defun receive-settings (connection octets start end)
-  "The peer's SETTINGS with parameters from START to END: apply, acknowledge, tell the owner."
+  "The peer's SETTINGS with parameters from START to END: apply, acknowledge, notify the owner."
   (incf (counters-settings-received (connection-counters connection)))
   (when (= +awaiting-settings+ (connection-phase connection))
     (setf (connection-phase connection) +running+

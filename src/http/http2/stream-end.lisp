@@ -41,7 +41,7 @@
     nil))
 
 (define-hot finish-stream ((stream stream)) null
-  "Take STREAM, whose state is closed or reset, out of the table and tell the owner; once."
+  "Take STREAM, whose state is closed or reset, out of the table and notify the owner; once."
   (unless (stream-flag-p stream +finished+)
     (let ((connection (stream-connection stream))
           (unconsumed (- (stream-unconsumed stream) (stream-credited stream))))
@@ -70,7 +70,7 @@ the client has not sent by then matters to nobody."
 
 (define-hot reset-finished-stream ((stream stream) (state state) (code error-code) (source keyword))
     null
-  "End STREAM in STATE and tell the owner why: CODE and SOURCE as ON-RESET has them."
+  "End STREAM in STATE and notify the owner why: CODE and SOURCE as ON-RESET has them."
   (note-early-end stream)
   (setf (stream-state stream) state)
   (funcall (sink-on-reset (connection-sink (stream-connection stream))) stream code source)
@@ -85,7 +85,7 @@ the client has not sent by then matters to nobody."
                connection))
 
 (defun end-connection (connection code text)
-  "Finish CONNECTION without a word to the peer: end its streams and tell the owner."
+  "Finish CONNECTION without a word to the peer: end its streams and notify the owner."
   (setf (connection-phase connection) +finished-connection+
         (connection-error-text connection) text
         (connection-settings-deadline connection) 0

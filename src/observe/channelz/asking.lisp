@@ -59,7 +59,7 @@ On its loop."
 
 (defun page (items start most key)
   "The first MOST of ITEMS, in the order of the numbers that KEY gives, whose number is START or
-more; and true if there are no others behind them."
+more; and true if there are no others after them."
   (let ((rest (sort (remove-if (lambda (item) (< (funcall key item) start)) items) #'< :key key)))
     (values (subseq rest 0 (min most (length rest)))
             (<= (length rest) most))))

@@ -153,7 +153,7 @@ entry, MISUSE if STREAM ends within it."
       (let* ((size (if (= 4 read) (u32be prefix 0) 0))
              (octets (make-octets (min size +longest-entry+))))
         (unless (and (= 4 read) (<= size +longest-entry+) (= size (read-sequence octets stream)))
-          (misuse "The binary log ends within an entry, or is none."))
+          (misuse "The binary log ends within an entry, or is not a binary log."))
         (protobuf:parse-message 'binlog:grpc-log-entry octets)))))
 
 ;;; Entries

@@ -55,9 +55,9 @@
              (header (and parts (parse-limit (first parts) "h" pattern)))
              (message (and parts (parse-limit (first (last parts)) "m" pattern))))
         (unless (= (length parts) (+ (if header 1 0) (if message 1 0)))
-          (refuse-filter pattern "has limits that are none of {h}, {m} and {h;m}"))
+          (refuse-filter pattern "has limits other than {h}, {m} and {h;m}"))
         (unless parts
-          (refuse-filter pattern "has limits that are none of {h}, {m} and {h;m}"))
+          (refuse-filter pattern "has limits other than {h}, {m} and {h;m}"))
         (make-limits :header (or header 0) :message (or message 0)))))
 
 (defun word-p (text &optional (more ""))

@@ -11,7 +11,7 @@
 (in-package #:clgrpc.metrics)
 
 (defstruct (exemplar (:constructor make-exemplar (value labels unix-ns)) (:copier nil))
-  "One call of those that a bucket has counted."
+  "One of the calls that a bucket has counted."
   (value 0 :type (unsigned-byte 62) :read-only t) ; in ns
   (labels '() :type list :read-only t)  ; an alist of strings, such as trace_id
   (unix-ns 0 :type (unsigned-byte 62) :read-only t)) ; when it ended

@@ -14,7 +14,7 @@
 (in-package #:clgrpc.otlp)
 
 (defconstant +silence-seconds+ 60
-  "The log tells the same failure of a pipeline once in so many seconds.")
+  "The log reports the same failure of a pipeline once in so many seconds.")
 
 (defstruct (batch (:constructor make-batch (contents items)) (:copier nil))
   "What goes in one request."

@@ -54,7 +54,7 @@ another process, and, if REMOTE, that it is."
      :status (status-message span))))
 
 (defun spans-request (spans resource)
-  "The request that tells a collector of SPANS, a list. RESOURCE is a message."
+  "The request that reports SPANS, a list, to a collector. RESOURCE is a message."
   (trace-collector:make-export-trace-service-request
    :resource-spans
    (list (spans:make-resource-spans

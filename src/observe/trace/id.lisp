@@ -42,7 +42,8 @@ goes on in a saved image, so the seed of the process is added to it."
   (if (< n 10) (+ n 48) (+ n 87)))
 
 (define-hot (digit-value :inline t) ((code octet)) (integer -1 15)
-  "The number that the digit of character CODE stands for, -1 if that is not one; A to F are none."
+  "The number that the digit of character CODE stands for, -1 if it is not a digit; A to F are
+not digits."
   (cond ((<= 48 code 57) (- code 48))
         ((<= 97 code 102) (- code 87))
         (t -1)))

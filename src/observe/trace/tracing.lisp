@@ -49,7 +49,7 @@
 
 (defun check-on-batch (function)
   (unless (typep function '(or null function))
-    (misuse "What is told of a batch is a function, not ~S." function))
+    (misuse "ON-BATCH is a function, not ~S." function))
   function)
 
 (defun on-batch (tracing)

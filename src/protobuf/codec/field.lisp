@@ -11,12 +11,12 @@
 ;;; Reading
 
 (defconstant +far+ (ash 1 60)
-  "A position behind any.")
+  "A position after any.")
 
 (with-kernel-parts
   (defun long-varint (value next octets spare mask)
     "Emit instructions for the varint of two octets or more that begins at NEXT of OCTETS, which
-have ten octets there: put it into VALUE, go behind it, and behind any if it has more than ten."
+have ten octets there: put it into VALUE, go after it, and after any if it has more than ten."
     (macrolet ((at (displacement base index)
                  `(memory (+ ,displacement +octets-data+) ,base ,index)))
       (sb-assem:assemble ()
@@ -103,15 +103,15 @@ have ten octets there: put it into VALUE, go behind it, and behind any if it has
                 (long-varint word next octets spare shift)
                 OUT)))
   (define-field-kernel %field-at nil
-    "The tag of one octet at AT of OCTETS, which have eleven octets there; the varint behind it, if
+    "The tag of one octet at AT of OCTETS, which have eleven octets there; the varint after it, if
 it is of wire type 0 or 2; and the position behind what was read. For a longer tag and for a varint
-of more than ten octets the position is behind any.")
+of more than ten octets the position is after any.")
   (define-field-kernel %wide-field-at t
     "As %FIELD-AT for tags of one octet or two; OCTETS have twelve octets at AT."))
 
 (define-hot read-field ((octets octets) (at index) (end index))
     (values (unsigned-byte 32) (unsigned-byte 32) (unsigned-byte 32) index)
-  "Read a tag, and what is behind it if that is a varint or a length. Return the tag, the low and
+  "Read a tag, and what is after it if that is a varint or a length. Return the tag, the low and
 the high half of WORD, and NEXT."
   (let ((tag (take-any-tag)))
     (declare (type (unsigned-byte 32) tag))
@@ -239,7 +239,7 @@ room.")
 
 (defmacro put-word-field (tag value)
   "Write the constant TAG, or none if it is zero, and VALUE, of 64 bits, as a varint. What is
-written behind it is overwritten by what comes next."
+written after it is overwritten by what comes next."
   (let ((octets (if (zerop tag) '() (tag-octets tag))))
     (if (> (length octets) 2)
         `(progn (put-tag ,tag) (put-word ,value))
@@ -385,7 +385,7 @@ octets there for each. Return the position after them."
                       ((octets octets) (at index) (end index))
                       ,vector
                     "A vector of the varints AT to END, at least one octet and at most +FEW-OCTETS+,
-with eight octets behind them."
+with eight octets after them."
                     (when (<= 128 (%octet-at octets (1- end))) (fail-truncated end))
                     (let* ((length (truly-the (integer 1 ,+few-octets+) (- end at)))
                            (count (if (<= length 8)

@@ -360,7 +360,7 @@ first few in hexadecimal."
                      (< 16 (length octets)))))))
 
 (defun octets-text (octets limit)
-  "The text that OCTETS are, LIMIT of them at most, or nil if they are none or it cannot be seen."
+  "The text that OCTETS are, LIMIT of them at most, or nil if they are not or it cannot be seen."
   (and (plusp (length octets))
        (let* ((end (min limit (length octets)))
               ;; do not end within a character

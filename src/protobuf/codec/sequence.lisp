@@ -212,7 +212,7 @@ and the position behind the last that was read, or AT."
                            (tag (unsigned-byte 14)))
     (values index index)
   "Write the first strings of VECTOR as fields with TAG at AT, while they are short base strings and
-others follow that will overwrite what is written behind them. Return how many, and where they end."
+others follow that will overwrite what is written after them. Return how many, and where they end."
   (let* ((i 0) (wide (avx512-p))
          (count (- (length vector) (floor +string-slack+ 2))) ; one takes two octets at least
          (last (- (length octets) 131))
@@ -250,7 +250,7 @@ of the data of TO. Both have numbers as elements."
   nil)
 
 (defmacro unpack-varint ()
-  "The varint that WORD, read at AT, begins with; AT goes behind it. How long it is, is predicted
+  "The varint that WORD, read at AT, begins with; AT goes after it. How long it is, is predicted
 rather than computed, since the next one waits for it."
   `(macrolet ((found (size value)
                 `(prog1 ,value (setf at (truly-the index (+ at ,size))))))
@@ -276,7 +276,7 @@ rather than computed, since the next one waits for it."
                     (logior low (ash high 32)))))))))
 
 (defmacro pack-varint (value)
-  "Write VALUE, of 64 bits, as a varint at AT of BASE and go behind it. Up to ten octets from AT on
+  "Write VALUE, of 64 bits, as a varint at AT of BASE and go after it. Up to ten octets from AT on
 may be written."
   `(let ((value ,value))
      (declare (type (unsigned-byte 64) value))

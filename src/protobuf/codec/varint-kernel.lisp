@@ -80,7 +80,7 @@
 (eval-when (:compile-toplevel :load-toplevel :execute)
   (defun decode-eight (element width)
     "Instructions that read the varints at HERE that end where ENDS has a bit, up to LAST, a bit of
-it, into the eight elements at DONE, and go behind them."
+it, into the eight elements at DONE, and go after them."
     `((inst lea next (memory 1 ends ends)) ; where they begin
       (instx :kmovq some ends)
       (instx :kmovq others next)

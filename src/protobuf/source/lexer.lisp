@@ -214,7 +214,7 @@ comment. Return the leading comment of the token to come, or nil."
 
 (defconstant +most-digits+ 800
   "The digits of a number that are looked at one by one. The middle between two doubles, the longest
-number that matters, has 768; of those behind it counts only whether all are 0.")
+number that matters, has 768; of those after it counts only whether all are 0.")
 
 (defun leading-digits (digits)
   "The integer that the first DIGITS, a string, write, and how many those are. If others follow that

@@ -50,7 +50,7 @@
 
 (defun complain (server-loop option peer)
   "A call or connection of PEER was refused or ended because of OPTION, a keyword: note it for the
-log and tell the observer. On SERVER-LOOP's loop."
+log and notify the observer. On SERVER-LOOP's loop."
   (rpc:observe refused (server-loop-observer server-loop) option peer)
   (let* ((server (server-loop-server server-loop))
          (refusals (server-refusals server))
