@@ -3,7 +3,7 @@
 (in-package #:clgrpc.server)
 
 (defun report-link (link)
-  "What LINK is, as a plist. On its loop."
+  "The state of LINK, as a plist. On its loop."
   (list :peer (wire:link-peer link)
         :calls (server-link-calls link)
         :tls (and (wire:link-security link) t)
@@ -11,7 +11,7 @@
                                        (server-link-born-ns link))))))
 
 (defun report-server-loop (server-loop limit)
-  "What the loop of SERVER-LOOP is doing, as a plist, with LIMIT of its connections. On the loop."
+  "The state of the loop of SERVER-LOOP, as a plist, with LIMIT of its connections. On the loop."
   (let ((links (server-loop-links server-loop)))
     (list :name (loop:event-loop-name (server-loop-loop server-loop))
           :connections (length links)
@@ -22,7 +22,7 @@
                        collect (report-link (aref links i))))))
 
 (defun report-connections (server &key (limit 100))
-  "What the loops of SERVER are doing, a list of plists in their order: :NAME; :CONNECTIONS and
+  "The states of the loops of SERVER, a list of plists in their order: :NAME; :CONNECTIONS and
 :OPEN, how many connections and requests under way it has; :CALLS, how many have ended; :TURNS;
 :LINKS, at most LIMIT of its connections, each a plist of :PEER, :CALLS under way, :TLS and :SECONDS
 since it began. Of a loop that does not answer within a second only the :NAME. Not on a loop of

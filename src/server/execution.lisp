@@ -134,7 +134,7 @@ next has its turn after what is due now."
 ;;; Running it
 
 (define-hot handler-request ((call server-call)) t
-  "What the handler gets as its REQUEST. In user code: signal an RPC-ERROR, which ends CALL as well,
+  "The REQUEST argument of the handler. In user code: signal an RPC-ERROR, which ends CALL as well,
 if that cannot be decoded."
   (case (rpc-method-kind (the rpc-method (call-rpc-method call)))
     ((:unary :server-streaming)

@@ -3,7 +3,7 @@
 (in-package #:clgrpc.server)
 
 (defstruct (request (:copier nil))
-  "What the headers of a request said, on its way to a call."
+  "The data of the headers of a request, on its way to a call."
   (table nil :type (or null route-table)) ; by whose routes
   (fields #() :type simple-vector)      ; the metadata, as WIRE:LIST-CUSTOM-FIELDS has it
   (charge 0 :type index)                ; octets that the call is charged with for them

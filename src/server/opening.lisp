@@ -10,8 +10,8 @@
   (and (server-loop-http server-loop) (options-http1 (server-loop-options server-loop))))
 
 (defun http-version-of (link octets start end)
-  "What LINK speaks whose first octets are those from START to END, as EXCHANGE:HTTP-VERSION-OF has
-it."
+  "The protocol of LINK, whose first octets are those from START to END, as of
+EXCHANGE:HTTP-VERSION-OF."
   (let ((security (wire:link-security link)))
     (if (speaks-http1-p (server-link-owner link))
         (exchange:http-version-of (and security (loop:security-alpn security)) octets start end)

@@ -100,7 +100,7 @@
        :closed #'wire:end-link)))
 
 (defun server-loop-router (server-loop)
-  "Who answers plain requests of SERVER-LOOP, or nil."
+  "The router for plain requests of SERVER-LOOP, or nil."
   (let ((http (server-loop-http server-loop))) (and http (exchange:http-loop-router http))))
 
 (defun read-plain-request (server-loop stream list reason)
@@ -172,7 +172,7 @@ if there is neither, and no protocol beside gRPC. EXECUTION is what START-SERVER
     (and (or handlers fallback (server-protocols server)) router)))
 
 (defun make-server-loop-http (server router)
-  "What HTTP on one loop of SERVER has, which answers by ROUTER; nil if that is nil."
+  "The data of HTTP on one loop of SERVER, which answers by ROUTER; nil if that is nil."
   (and router
        (exchange:make-http-loop :router router :sink **exchange-sink**
                                 :options (server-options server))))

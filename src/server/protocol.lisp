@@ -20,8 +20,8 @@
   (stray nil :type (or null function) :read-only t))
 
 (defstruct (manner (:copier nil))
-  "What a protocol does for its calls, beside their operations. All functions run on the loop but
-POST-REPLY."
+  "The functions of a protocol for its calls, beside their operations. All functions but POST-REPLY
+run on the loop."
   (name nil :type keyword :read-only t) ; of the protocol, as observers are told
   ;; (call octets start end last): more of the request's body, valid only during the call; LAST if
   ;; the body is whole with it
@@ -36,7 +36,7 @@ POST-REPLY."
   (writable nil :type function :read-only t)) ; (call): over HTTP/1.1 the peer has taken output
 
 (defstruct (claim (:copier nil))
-  "What a protocol has found in the head of a request. It is not changed, and kept with the head for
+  "The result of a protocol for the head of a request. It is not changed, and kept with the head for
 requests that repeat it. Protocols include it."
   (manner nil :type manner :read-only t) ; of the protocol
   (operations nil :type rpc:operations :read-only t) ; of the call
@@ -65,7 +65,7 @@ requests that repeat it. Protocols include it."
 (document-functions
   protocol-name "The keyword by which START-SERVER is told of PROTOCOL."
   manner-name "The keyword of the protocol that MANNER is of."
-  claim-manner "What the protocol of CLAIM does for its calls."
+  claim-manner "The functions of CLAIM's protocol for its calls."
   claim-route "The route of the calls that CLAIM makes."
   claim-http-method "The method of the request that CLAIM is of, \"GET\".")
 

@@ -5,7 +5,7 @@
 (in-package #:clgrpc.server)
 
 (defstruct (deferred-start (:copier nil))
-  "What is noted of a call whose handler does not simply run on the loop, whose request is long,
+  "The data of a call whose handler does not simply run on the loop, whose request is long,
 or that is not gRPC's."
   ;; for a reserve thread: a list of the call, or NIL once somebody has used it, and of the function
   ;; that waits; NIL without a ticket
@@ -57,7 +57,7 @@ true if it may be long once it is decompressed."
     (and deferred-start (deferred-start-long deferred-start))))
 
 (define-hot (call-notes :inline t) ((call server-call)) t
-  "What the protocol of CALL, which has a claim, keeps for it. SETFable."
+  "The data of CALL's protocol for CALL, which has a claim. SETFable."
   (deferred-start-notes (the deferred-start (server-call-deferred-start call))))
 
 (defun (setf call-notes) (notes call)
@@ -69,7 +69,7 @@ true if it may be long once it is decompressed."
     (and deferred-start (deferred-start-http-request deferred-start))))
 
 (define-hot (call-claim :inline t) ((call server-call)) t
-  "What CALL is of another protocol by, or nil if it is gRPC's or a plain request."
+  "The claim by which CALL is of another protocol, or nil if it is gRPC's or a plain request."
   (let ((deferred-start (server-call-deferred-start call)))
     (and deferred-start (deferred-start-claim deferred-start))))
 

@@ -12,7 +12,7 @@
   :elapsed-ns #'server-elapsed-ns)
 
 (setf (documentation '**request-operations** 'variable)
-      "What HTTP/2 does for calls of gRPC's methods that take one message.")
+      "The operations of HTTP/2 for calls of gRPC's methods that take one message.")
 
 (rpc:define-transport-end **stream-operations** (:server :like **request-operations**)
   :deliver #'deliver-to-stream :half-close #'half-close-stream)

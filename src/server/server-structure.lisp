@@ -35,7 +35,7 @@
 
 (document-functions
   server-origins "The :ORIGINS that START-SERVER was given."
-  server-credentials "What START-SERVER was given by which SERVER speaks TLS, or nil."
+  server-credentials "The TLS credentials of SERVER, from START-SERVER, or nil."
   server-loops "The server loops of SERVER, one for each of its loops."
   server-channel-trace "The number of SERVER, and what has happened to it."
   server-sockets "An alist from the numbers of what SERVER listens on to its listeners.")

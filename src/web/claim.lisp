@@ -4,7 +4,7 @@
 (in-package #:clgrpc.web)
 
 (defstruct (style (:copier nil))
-  "What one protocol does in its own way, for one form of its requests. All functions run on the
+  "The functions of one protocol for one form of its requests. All functions run on the
 loop."
   (name nil :type keyword :read-only t) ; of the protocol
   ;; (call octets start end last), as of a manner: RECEIVE-BARE, RECEIVE-ENVELOPED or its own
@@ -25,7 +25,7 @@ loop."
     (format stream "~(~A~)" (style-name style))))
 
 (defstruct (web-claim (:include server:claim) (:copier nil))
-  "What the head of a request has said."
+  "The data of the head of a request."
   (style nil :type style :read-only t)  ; of its form
   (codec nil :type codec :read-only t)  ; of its messages, and of the answer's
   (heads nil :type heads :read-only t)  ; how its answer begins
@@ -75,7 +75,7 @@ repeated header is read once. Use only one function for each header."
   "The end of a longer content type is not looked at.")
 
 (defun media-type (value)
-  "What VALUE, a content-type, says without its parameters, in lower case."
+  "VALUE, a content-type, without its parameters, in lower case."
   (let* ((end (min (length value) +media-type-characters+))
          (end (or (char-position #\; value :end end) end)))
     (string-downcase (string-trim '(#\Space #\Tab) (subseq value 0 end)))))

@@ -119,7 +119,7 @@ messages inside it take."
   (<= (text-room call (protobuf:message-type-of message) size) +unpromised-octets+))
 
 (defun send-as-text (call message function)
-  "What FUNCTION makes of MESSAGE, an answer of CALL, for which there is room then."
+  "The result of FUNCTION for MESSAGE, an answer of CALL, with room in the heap promised."
   (let* ((size (protobuf:measure (rpc:outgoing-type call) message))
          (room (text-room call (protobuf:message-type-of message) size)))
     (if (<= room +unpromised-octets+)

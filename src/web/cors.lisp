@@ -10,7 +10,7 @@
 
 (defparameter *preflight-vary*
   "origin, access-control-request-method, access-control-request-headers"
-  "What the answer to a preflight depends on.")
+  "The headers that the answer to a preflight depends on.")
 
 (defun origin-headers (origins fields)
   "What pages of the origin that FIELDS, of a request, name are told, an alist; nil if there is no
@@ -54,7 +54,7 @@ none, or asks for another method. ORIGINS is that of START-SERVER."
             (exchange:text-answer 403 "this origin may not call"))))))
 
 (defun vary-headers (origins)
-  "What answers say to caches, an alist, if they differ by origin as ORIGINS of START-SERVER says."
+  "The headers for caches, an alist, if answers differ by origin with ORIGINS of START-SERVER."
   (if (consp origins) '(("vary" . "origin")) '()))
 
 (defun exposing (cors names)

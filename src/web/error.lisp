@@ -3,7 +3,7 @@
 (in-package #:clgrpc.web)
 
 (defun code-name (status)
-  "What Connect calls STATUS, a keyword: \"not_found\"."
+  "Connect's name of STATUS, a keyword: \"not_found\"."
   (if (eq :cancelled status)
       "canceled"
       (substitute #\_ #\- (string-downcase status))))

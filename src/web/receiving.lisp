@@ -8,7 +8,7 @@
 (in-package #:clgrpc.web)
 
 (defstruct (notes (:copier nil))
-  "What is kept for a call, beside what every server's call has. The loop's."
+  "The data of a call, beside those of every server's call. The loop's."
   (body (make-octets 0) :type octets)   ; what has come of a bare body, up to FILL
   (fill 0 :type index)                  ; how much of it that is
   (taken nil :type boolean)             ; the bare body was whole and has been delivered

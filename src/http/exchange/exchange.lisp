@@ -10,7 +10,7 @@
 (define-load-time-global **not-found** (text-answer 404 "there is nothing here"))
 
 (defstruct (sink (:copier nil))
-  "What an owner does for its exchanges and for its connections that speak HTTP/1.1. All functions
+  "An owner's functions for its exchanges and for its connections that speak HTTP/1.1. All functions
 run on the loop, but where it says otherwise."
   ;; (owner request): over HTTP/1.1 its head has come. Return true if it goes on; false if it has
   ;; been ended
@@ -63,7 +63,7 @@ any thread."
 (defstruct (known-head (:constructor make-known-head (message router route prompt query
                                                       claimed refusal))
                        (:copier nil))
-  "What is known of a request over HTTP/1.1 from its head alone. A peer that repeats the head has
+  "The data of a request over HTTP/1.1 from its head alone. A peer that repeats the head has
 this found in the memo of MESSAGE. The connection's."
   (message nil :type http1:message :read-only t) ; which the head is
   (headers :unread :type (or list (eql :unread))) ; as HTTP-REQUEST-HEADERS has them
@@ -149,7 +149,7 @@ runs, or before it is answered.")
   (or (char-position #\? target) (length target)))
 
 (defun target-query (target)
-  "What follows the question mark in TARGET, or nil."
+  "The part of TARGET after the question mark, or nil."
   (let ((start (query-start target)))
     (and (< start (length target)) (subseq target (1+ start)))))
 
@@ -168,7 +168,7 @@ without one."
   (cdr (assoc name (http-request-headers request) :test #'string=)))
 
 (defun decoded-query (text start end)
-  "What TEXT, a query, says from START to END, decoded as UTF-8; as it is if that is not possible."
+  "TEXT, a query, from START to END, decoded as UTF-8, or undecoded if it is not UTF-8."
   (let ((octets (and (or (not (typep text 'simple-base-string))
                          (char-position #\% text :start start :end end)
                          (char-position #\+ text :start start :end end))
@@ -361,8 +361,8 @@ if it may not have so much memory and so has been ended."
 ;;; Its answer
 
 (defun answer-of (request values)
-  "What VALUES, those of a handler of REQUEST, are: REQUEST itself if it is answered later; T if an
-answer has been begun, and so is to end; else an answer."
+  "The meaning of VALUES, those of a handler of REQUEST: REQUEST itself for a later answer; T if an
+answer has been begun, and has to end; else an answer."
   (cond ((eq request (first values)) request)
         ((plain-answer-p (first values)) (first values))
         ((http-request-sending request) t)

@@ -4,9 +4,9 @@
 (in-package #:clgrpc.exchange)
 
 (defun first-octets-version (octets start end)
-  "What a connection speaks whose first octets those from START to END are: \"PRI \" begins HTTP/2,
-other text a request of HTTP/1.1, or what should be one. What is neither is left to HTTP/2, which
-says so. :MORE if it cannot be told yet."
+  "The protocol of a connection whose first octets are those from START to END: \"PRI \" begins
+HTTP/2, other text a request of HTTP/1.1. All else is left to HTTP/2, which reports the error.
+ :MORE if it cannot be told yet."
   (let ((count (min 4 (- end start))))
     (cond ((null (mismatch #.(ascii-octets "PRI ") octets :end1 count :start2 start
                                                           :end2 (+ start count)))
@@ -15,8 +15,8 @@ says so. :MORE if it cannot be told yet."
           (t :http2))))
 
 (defun http-version-of (agreed octets start end)
-  "What a connection speaks, :HTTP1 or :HTTP2, on which ALPN has AGREED, a string or nil, and whose
-first octets are those from START to END. :MORE if it cannot be told yet."
+  "The protocol of a connection, :HTTP1 or :HTTP2, on which ALPN has AGREED, a string or nil, and
+whose first octets are those from START to END. :MORE if it cannot be told yet."
   (cond ((null agreed) (first-octets-version octets start end))
         ((string= "http/1.1" agreed) :http1)
         (t :http2)))

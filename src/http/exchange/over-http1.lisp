@@ -13,7 +13,7 @@
 (in-package #:clgrpc.exchange)
 
 (defstruct (http-loop (:copier nil))
-  "What the connections on one loop that speak HTTP/1.1 share."
+  "The shared data of the connections on one loop that speak HTTP/1.1."
   (router nil :type router :read-only t) ; who answers
   (sink nil :type sink :read-only t)    ; their owner's
   (options nil :type options :read-only t) ; their owner's
@@ -81,7 +81,7 @@
   (funcall (sink-expel (state-sink state)) (state-owner state) text))
 
 (define-hot (measure-state :inline t) ((state http1-connection)) null
-  "What STATE keeps may have changed."
+  "Note that the memory of STATE may have changed."
   (funcall (sink-measure (state-sink state)) (state-owner state))
   nil)
 
@@ -169,7 +169,7 @@
   nil)
 
 (defun connection-option (state)
-  "What an answer of STATE says of the connection, nil if nothing."
+  "The value of the header connection in an answer of STATE, nil for none."
   (cond ((not (stays-p state)) "close")
         ((zerop (http1:message-minor (state-message state))) "keep-alive")))
 
@@ -358,7 +358,7 @@ is cut off."
 ;;; Requests
 
 (defun learn-head (message router)
-  "What is known of the request whose head is MESSAGE, of a server with ROUTER."
+  "The known head for the request whose head is MESSAGE, of a server with ROUTER."
   (let* ((target (http1:message-target message))
          (http-method (http1:message-http-method message))
          (claim (and (router-claim router)
@@ -378,7 +378,7 @@ is cut off."
                          nil nil))))
 
 (define-hot known-head-of ((message http1:message) (router router)) known-head
-  "What is known of the request whose head is MESSAGE, which may be repeated and so remembers it."
+  "The known head for the request whose head is MESSAGE, cached in MESSAGE for repeated heads."
   (let ((known (http1:message-memo message)))
     (if (and (known-head-p known) (eq router (known-head-router known))
              (= (known-head-epoch known) (router-epoch router)))

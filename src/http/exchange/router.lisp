@@ -60,7 +60,7 @@ thread."
   (route nil :read-only t))             ; the owner's, by which it is called
 
 (defstruct (router (:copier nil))
-  "Who answers the plain requests of a server."
+  "The handlers of the plain requests of a server."
   (entries (make-hash-table :test 'equal) :type hash-table :read-only t) ; by path
   (longest 0 :type index)               ; how long the longest path of ENTRIES is
   (trees '() :type list)                ; the entries whose paths end with a slash, longest first

@@ -76,7 +76,7 @@
           (t :until-close))))
 
 (defun host (fields minor authority)
-  "What host says, or AUTHORITY, of the target, which is to be believed (RFC 9112 section 3.2.2)."
+  "The value of host, or AUTHORITY, of the target, which has priority (RFC 9112 section 3.2.2)."
   (let ((host (only-value "host" fields)))
     (unless (or host (zerop minor)) (bad-message 400 "there is no host"))
     (unless (and (every #'host-char-p (or host "")) (every #'host-char-p (or authority "")))

@@ -81,7 +81,7 @@ of strings with host among them. BODY is the length of its body, :chunked, or ni
   (append-line-end buffer))
 
 (defun reason-text (status)
-  "What HTTP calls STATUS."
+  "HTTP's reason phrase of STATUS."
   (case status
     (100 "Continue") (200 "OK") (201 "Created") (202 "Accepted") (204 "No Content")
     (206 "Partial Content") (301 "Moved Permanently") (302 "Found") (303 "See Other")
@@ -105,7 +105,7 @@ of strings with host among them. BODY is the length of its body, :chunked, or ni
   (append-framed-fields buffer fields body connection))
 
 (defun written-octets (append &rest arguments)
-  "What APPEND, called with a buffer and ARGUMENTS, appends to the buffer."
+  "The octets that APPEND, called with a buffer and ARGUMENTS, appends to the buffer."
   (let ((buffer (make-buffer :size 256)))
     (apply append buffer arguments)
     (subseq-octets (buffer-octets buffer) (buffer-start buffer) (buffer-end buffer))))

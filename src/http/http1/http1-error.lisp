@@ -15,7 +15,7 @@ parser is of no further use."))
 
 (document-functions
   http1-error-status "The status, such as 400, that a server answers with."
-  http1-error-text "What is wrong with the message, as text.")
+  http1-error-text "The fault of the message, as text.")
 
 (declaim (ftype (function (integer string &rest t) nil) bad-message))
 (defun bad-message (status control &rest arguments)

@@ -13,7 +13,7 @@
 (in-package #:clgrpc.http1)
 
 (defstruct (parser (:constructor %make-parser (role max-head-octets max-fields)) (:copier nil))
-  "What reads the messages of one peer, in their order. One thread at a time."
+  "A parser of the messages of one peer, in their order. One thread at a time."
   (role :server :type (member :server :client) :read-only t) ; :server if it reads requests
   (max-head-octets 0 :type index :read-only t) ; of a head, and of the trailers
   (max-fields 0 :type index :read-only t) ; of a head, and of the trailers

@@ -29,7 +29,7 @@ what follows is HTTP/1.1 no more."
   message-http-method "The method of a request, such as \"GET\"; empty in a response."
   message-target "The path and query of a request, or \"*\"; empty in a response."
   message-status "The status of a response; 0 in a request."
-  message-reason "What a response says of its status, for people; empty in a request."
+  message-reason "The reason phrase of a response, for people; empty in a request."
   message-minor "The minor number of the version, 0 or 1 mostly; the major one is 1."
   message-fields "A vector of HPACK's fields, names in lower case, in their order. That of a
 request's host is \":authority\". Fields about the connection are not among them."

@@ -9,7 +9,7 @@
   "So long a loop is waited for: one that works answers within a millisecond.")
 
 (defun ask (loop function)
-  "What FUNCTION returns, called on LOOP; nil if LOOP has stopped. Fail with :unavailable if LOOP
+  "The value of FUNCTION, called on LOOP; nil if LOOP has stopped. Fail with :unavailable if LOOP
 does not answer."
   (declare (type function function))
   (let ((done (sb-thread:make-semaphore))
@@ -28,7 +28,7 @@ does not answer."
         value))))
 
 (defun first-found (function owners)
-  "What FUNCTION, called with each of OWNERS, returns first that is not nil. One whose loop does not
+  "The first value of FUNCTION, called with each of OWNERS, that is not nil. One whose loop does not
 answer is skipped; if nothing is found, its error is signalled."
   (declare (type function function))
   (let ((silent nil))

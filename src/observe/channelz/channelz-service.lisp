@@ -95,7 +95,7 @@ calls, LAST-NS, when the last began, by the clock of LOOP, or 0, and MORE."
   (ask (client:core-loop core) (lambda () (channel-message core))))
 
 (defun find-in-channels (function)
-  "What FUNCTION, called with the core of each channel on its loop, returns first that is not nil."
+  "The first value of FUNCTION, called with each channel's core on its loop, that is not nil."
   (declare (type function function))
   (first-found (lambda (core)
                  (ask (client:core-loop core) (lambda () (funcall function core))))
@@ -126,7 +126,7 @@ calls, LAST-NS, when the last began, by the clock of LOOP, or 0, and MORE."
                             collect (listener-ref number listener))))))
 
 (defun server-links (server function)
-  "What FUNCTION returns, not nil, for the links of SERVER, each on its loop."
+  "The values of FUNCTION, but nil, for the links of SERVER, each on its loop."
   (declare (type function function))
   (loop for server-loop in (server:server-loops server)
         append (let ((server-loop server-loop))

@@ -143,7 +143,7 @@
                       :name (format nil "~A -> ~A" (local-text link) (particular link :peer))))
 
 (defun stream-data (link http2)
-  "What SocketData says of HTTP2, the core of LINK: a plist. On its loop."
+  "The part of SocketData about HTTP2, the core of LINK: a plist. On its loop."
   (let* ((counters (http2:connection-counters http2))
          (began (http2:counters-streams-opened counters))
          (failed (http2:counters-streams-failed counters)))

@@ -151,23 +151,23 @@ called on EVENT-LOOP; from any thread if that is nil."
     (list :message (status:rpc-error-message error) :ended-by (status:rpc-error-ended-by error))))
 
 (defun exemplar-plist (exemplar call)
-  "What EXEMPLAR, a function or nil, says of CALL, as a plist."
+  "The value of EXEMPLAR, a function or nil, for CALL, as a plist."
   (loop for (name . text) in (and exemplar (funcall exemplar call))
         collect (intern (substitute #\- #\_ (string-upcase name)) '#:keyword)
         collect text))
 
 (defun added-plist (exemplar call)
-  "What EXEMPLAR says of CALL, and the ids of its trace, if it is traced."
+  "The value of EXEMPLAR for CALL, and the ids of its trace, if it is traced."
   (let ((said (exemplar-plist exemplar call)))
     (if (getf said :trace-id)
         said
         (append said (funcall rpc:**call-ids** call)))))
 
 (defparameter *counted-stages* '(:messages-sent :messages-received)
-  "What the event says of its own that CALL-STAGES has.")
+  "The keys of CALL-STAGES that the event has by itself.")
 
 (defun stages-plist (stages)
-  "What of STAGES, a value of CALL-STAGES, says where the time went."
+  "The part of STAGES, a value of CALL-STAGES, that shows where the time went."
   (loop for (name value) on stages by #'cddr
         unless (or (member name *counted-stages*)
                    ;; attempts to connect, which the event's :attempts are not
@@ -176,7 +176,7 @@ called on EVENT-LOOP; from any thread if that is nil."
           append (list name (if (keywordp value) (string-downcase value) value))))
 
 (defun call-plist (call target exemplar)
-  "What the event of CALL, which has just ended, says. TARGET is that of its channel, or nil;
+  "The content of the event of CALL, which has just ended. TARGET is that of its channel, or nil;
 EXEMPLAR that of its access log."
   (let ((method (call-rpc-method call))
         (stages (rpc:call-stages call)))

@@ -79,7 +79,7 @@ attributes and a vector of exemplars or nil."
                 (list (cons "clgrpc.protocol" (target-record-protocol target-record))))))
 
 (defun map-series (function metrics role reader)
-  "What FUNCTION returns for the attributes and the SERIES of each status in the vector that READER
+  "The values of FUNCTION for the attributes and the SERIES of each status in the vector that READER
 gives of a method record of ROLE, a list."
   (loop for target-record in (target-records metrics role)
         append (loop for method-record in (target-record-method-records-of target-record)
@@ -278,7 +278,7 @@ increase in a series that appears with all that was refused.")
                                 metrics)))
 
 (defun collect (metrics &key (names t))
-  "What METRICS have counted so far: a list of FAMILYs in the order of the table of instruments,
+  "The counts of METRICS so far: a list of FAMILYs in the order of the table of instruments,
 then those of users. Those with no points are left out. NAMES is T or a list of names, strings, of
 those that are wanted: what is not is not read. From any thread."
   (flet ((wanted (items key)

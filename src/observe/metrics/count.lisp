@@ -52,7 +52,7 @@
   nil)
 
 (defun end-runs (target-record)
-  "What TARGET-RECORD's loop does before it sends output."
+  "The work of TARGET-RECORD's loop before it sends output."
   (settle-runs target-record (loop:read-clock (shard-loop (target-record-shard target-record))))
   (setf (target-record-due target-record) nil))
 
@@ -149,7 +149,7 @@ threads without a loop share."
              ,(version 'count-atomically 'record-atomically t))))))
 
 (define-observers server-observer (exemplar)
-    "What counts the calls and connections of servers."
+    "The observer that counts the calls and connections of servers."
   (:call-begun (call)
     (let ((method (call-rpc-method call)))
       (unless (plain-request-p call)
@@ -189,8 +189,8 @@ threads without a loop share."
     (tally (labelled target-record :refusal (string-downcase option)) +padding+ 1)))
 
 (define-observers client-observer (exemplar repeats)
-    "What counts the calls, attempts and connections of channels; if REPEATS is true what becomes of
-calls that are made again, too."
+    "The observer that counts the calls, attempts and connections of channels; if REPEATS is
+true also retries and hedges."
   (:attempt-begun (call peer stream)
     (declare (ignore peer stream))
     (tally (method-record-cells (method-record-of target-record (call-rpc-method call))) +started+

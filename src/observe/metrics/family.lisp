@@ -14,7 +14,7 @@
   (points '() :type list :read-only t)) ; by attributes
 
 (defstruct (point (:copier nil))
-  "What an instrument has counted for one set of attributes."
+  "An instrument's counts for one set of attributes."
   (attributes '() :type list :read-only t) ; an alist of strings
   (value nil :type (or null real) :read-only t) ; nil of a histogram
   (bounds '() :type list :read-only t)  ; of a histogram: reals, ascending

@@ -135,7 +135,7 @@ apart."
 ;;; Target records and method records
 
 (defun kept-target (metrics target)
-  "What grpc.target is for TARGET. The lock is held."
+  "The value of grpc.target for TARGET. The lock is held."
   (cond ((member target (metrics-targets metrics) :test #'equal) target)
         ((or (>= (length (metrics-targets metrics)) +most-targets+)
              (not (funcall (the function (metrics-keep-target metrics)) target)))
@@ -177,7 +177,7 @@ gRPC or none, since gRFC A66 says which attributes its calls have. On the loop."
                (values (add-protocol-record target-record protocol))))))
 
 (defun method-text (metrics method)
-  "What grpc.method is for METHOD, an RPC-METHOD or nil."
+  "The value of grpc.method for METHOD, an RPC-METHOD or nil."
   (let ((name (and method
                    (plusp (method:rpc-method-number method))
                    (string-left-trim "/" (method:rpc-method-path method)))))

@@ -43,7 +43,7 @@ row is a name and how many cells it has."
                                                            **transparent-retries** **weights**))))
 
 (defstruct (series (:constructor make-series (cells)) (:copier nil))
-  "What is counted of the calls, or attempts, of one method that end with one status."
+  "The counts of the calls, or attempts, of one method that end with one status."
   (cells nil :type cells :read-only t)  ; histograms, one behind the other
   ;; by bucket of the first of them the last EXEMPLAR, once there is one
   (exemplars nil :type (or null simple-vector)))
@@ -51,7 +51,7 @@ row is a name and how many cells it has."
 (defconstant +statuses+ 17 "How many status codes there are.")
 
 (defstruct (method-record (:constructor make-method-record (method)) (:copier nil))
-  "What is counted of the calls of one method."
+  "The counts of the calls of one method."
   (method "" :type string :read-only t) ; its name as grpc.method has it
   ;; whatever their status: see METHOD-RECORD-CELL
   (cells (make-cells +method-record-cells+) :type cells :read-only t)
@@ -75,7 +75,7 @@ row is a name and how many cells it has."
 
 (defstruct (target-record (:constructor make-target-record (role target protocol shard))
                           (:copier nil))
-  "What is counted of servers, or of channels to one target."
+  "The counts of servers, or of channels to one target."
   ;; whose it is
   (role :server :type (member :server :client) :read-only t)
   (target nil :type (or null string) :read-only t) ; as grpc.target has it; nil of servers
@@ -95,7 +95,7 @@ row is a name and how many cells it has."
   (labelled '() :type list))            ; an alist from (kind . text) to CELLS of one: see LABELLED
 
 (defstruct (shard (:constructor make-shard (metrics)) (:copier nil))
-  "What is counted on one loop, or by some of the threads that have none."
+  "The counts of one loop, or of some of the threads without a loop."
   (metrics nil :read-only t)            ; that it is of
   (loop nil :type (or null loop:event-loop)) ; whose it is now
   (target-records '() :type list))      ; of servers, and of the targets of channels

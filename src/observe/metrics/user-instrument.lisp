@@ -11,7 +11,7 @@
 (defconstant +billion+ 1000000000)
 
 (defstruct (row (:constructor make-row (values stripes)) (:copier nil))
-  "What an instrument has counted for one list of attribute values."
+  "An instrument's counts for one list of attribute values."
   ;; strings; :OVERFLOW of the row for all others
   (values '() :type (or list (eql :overflow)) :read-only t)
   ;; by stripe CELLS: whole units, billionths, and a histogram's buckets

@@ -7,7 +7,7 @@
 (in-package #:clgrpc.otlp)
 
 (deftype signal-name ()
-  "What there is to export."
+  "The signals to export."
   '(member :metrics :traces))
 
 (defconstant +collector-port+ 4317

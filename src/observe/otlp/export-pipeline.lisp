@@ -17,7 +17,7 @@
   "The log reports the same failure of a pipeline once in so many seconds.")
 
 (defstruct (batch (:constructor make-batch (contents items)) (:copier nil))
-  "What goes in one request."
+  "The contents of one request."
   (contents nil :read-only t)           ; what the pipeline's REQUEST makes the request of
   (items 0 :type index :read-only t))   ; how many points or spans that is
 
@@ -26,7 +26,7 @@
     (format stream "~D item~:P" (batch-items batch))))
 
 (defstruct (tally (:copier nil))
-  "What has become of the points or spans of a pipeline."
+  "The outcomes of the points or spans of a pipeline."
   (exported 0 :type (unsigned-byte 62)) ; that the collector has taken
   (rejected 0 :type (unsigned-byte 62)) ; that it says it has not, though the export was right
   (dropped 0 :type (unsigned-byte 62))  ; of exports that failed for good, or did not come about

@@ -40,7 +40,7 @@
                                 :baggage (record-baggage record)))))
 
 (define-hot (known-record :inline t) ((call call)) t
-  "What is noted of CALL: its RECORD; the parent's context while it has not begun; nil if it is not
+  "The note about CALL: its RECORD; the parent's context while it has not begun; nil if it is not
 traced or, at a server on the wire, not recorded."
   (if (rpc:call-parts call) (values (call-value call 'record)) nil))
 

@@ -12,7 +12,7 @@
 (in-package #:clgrpc.trace)
 
 (defstruct (scope (:constructor make-scope (call context tracing span)) (:copier nil))
-  "What WITH-SPAN, or a future, has made current."
+  "The context that WITH-SPAN, or a future, has made current."
   (call nil :type (or null call) :read-only t) ; that must be current for this to count
   (context nil :type (or null trace-context) :read-only t) ; what is current
   (tracing nil :type (or null tracing) :read-only t) ; whose spans those below are

@@ -8,7 +8,7 @@
 (in-package #:clgrpc.trace)
 
 (defstruct (event (:constructor make-event (name ns attributes)) (:copier nil))
-  "What happened at a moment of a span."
+  "An event at a moment of a span."
   (name "" :type string :read-only t)   ; what
   (ns 0 :type nanoseconds :read-only t) ; when, since 1970
   (attributes '() :type list :read-only t)) ; an alist, in their order
@@ -43,18 +43,18 @@
 (declaim (sb-ext:freeze-type event span-link span))
 
 (document-functions
-  event-name "What EVENT, of a span, is."
+  event-name "The name of EVENT, of a span."
   event-ns "When EVENT, of a span, was, in nanoseconds since 1970."
   event-attributes "The alist of EVENT's attributes."
   span-link-context "The context of the span that LINK leads to."
   span-link-attributes "The alist of LINK's attributes."
-  span-name "What SPAN is, as text."
+  span-name "The name of SPAN, as text."
   span-kind "The part that SPAN has in a call: :internal, :server, :client, :producer or :consumer."
   span-context "The TRACE-CONTEXT of SPAN."
   span-start-ns "When SPAN began, in nanoseconds since 1970."
   span-end-ns "When SPAN ended, in nanoseconds since 1970; 0 if it has not."
   span-status "How the work of SPAN ended: :unset, :ok or :error."
-  span-status-text "What went wrong with SPAN, empty if nothing did.")
+  span-status-text "The error of SPAN, empty without one.")
 
 (defmethod print-object ((event event) stream)
   (print-unreadable-object (event stream :type t)

@@ -28,10 +28,10 @@
 
 (declaim (type (or null tracing) **tracing**))
 (defglobal **tracing** nil
-  "What MAKE-TRACING made last: spans without a parent that are no call's go there.")
+  "The last value of MAKE-TRACING: it gets spans without a parent outside of calls.")
 
 (defun clock-offset ()
-  "What to add to a time of the loops' clock for the time since 1970; 0 in a simulated world."
+  "The difference between the time since 1970 and the loops' clock; 0 in a simulated world."
   (if (loop:simulated-p)
       0
       (- (real-time-ns) (monotonic-ns))))

@@ -122,7 +122,7 @@ kept for other peers: its address may be a load balancer's and stand for many."
                (first (push (cons server-loop (make-peer-view)) (peer-entry-peer-views entry))))))))
 
 (defun link-peer-name (link)
-  "What the peer of LINK is called."
+  "The name of the peer of LINK."
   (peer-entry-name (permit-entry (server-link-permit link))))
 
 ;;; Counting; the lock is held

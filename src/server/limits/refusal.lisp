@@ -8,7 +8,7 @@
   "A warning names so many kinds of refusals; all others are counted together.")
 
 (defstruct (refusals (:copier nil))
-  "What a server has refused and not told yet."
+  "The refusals of a server that are not logged yet."
   (lock (sb-thread:make-mutex :name "clgrpc refusals") :read-only t) ; for all the others
   (counts '() :type list)               ; lists of option, peer and how often
   (quiet-until 0 :type nanoseconds)     ; nothing is told before that

@@ -71,7 +71,7 @@
 
 (defun make-connect-claim (make style form route fields origins incoming accepted rejection
                            &rest more)
-  "What MAKE, a constructor, makes of what is known of a request with FIELDS by ROUTE."
+  "The value of MAKE, a constructor, for a request with FIELDS by ROUTE."
   (let* ((text (web:header-value fields "connect-timeout-ms"))
          (timeout (and text (parse-timeout-ms text)))
          (metadata (web:metadata-fields fields)))
@@ -117,7 +117,7 @@
   "The names of the parameters, in the order of MAKE-GET-QUERY.")
 
 (defun read-get-query (query)
-  "What QUERY, a string or nil, says, read in one pass."
+  "The parameters of QUERY, a string or nil, read in one pass."
   (apply #'make-get-query (exchange:query-values query *query-names*)))
 
 (defun query-encoding (query)
@@ -153,7 +153,7 @@
   (null (web:header fields ":method")))
 
 (defun claim-of-post (forms route fields origins)
-  "What a POST with FIELDS for ROUTE is: a claim, an answer, or nil."
+  "The result for a POST with FIELDS for ROUTE: a claim, an answer, or nil."
   (let* ((method (server:route-method route))
          (type (web:header-value fields "content-type"))
          (form (web:find-form forms type)))
@@ -165,7 +165,7 @@
           (t (claim-post form route fields origins)))))
 
 (defun claim-of-get (forms route query fields origins)
-  "What a GET with QUERY, a string or nil, and FIELDS for ROUTE is: a claim or an answer."
+  "The result for a GET with QUERY, a string or nil, and FIELDS for ROUTE: a claim or an answer."
   (let ((method (server:route-method route)))
     (if (not (safe-p method))
         (wrong-http-method method)
@@ -176,7 +176,7 @@
               (exchange:text-answer 415 "the parameter encoding is proto or json"))))))
 
 (defun claim-of (forms table origins http-method target fields)
-  "What the request is, of a server with the routes of TABLE: a claim, an answer, or nil."
+  "The result for the request, at a server with the routes of TABLE: a claim, an answer, or nil."
   (let* ((mark (char-position #\? target))
          (route (web:find-web-route table target (or mark (length target)))))
     (cond ((null route) nil)

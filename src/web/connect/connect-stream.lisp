@@ -16,7 +16,7 @@
     (nreverse members)))
 
 (defun end-json (call)
-  "What the last envelope of CALL, which has ended, says, for WRITE-JSON."
+  "The content of the last envelope of CALL, which has ended, for WRITE-JSON."
   (multiple-value-bind (status text details trailers) (web:call-end call)
     `(,@(unless (eq :ok status) `(("error" . ,(web:error-json status text details))))
       ,@(and trailers `(("metadata" . ,(trailers-json trailers)))))))

@@ -42,7 +42,7 @@
 ;;; GET, for methods that say NO_SIDE_EFFECTS: the message is in the query
 
 (defstruct (get-claim (:include web:web-claim) (:copier nil))
-  "What a GET has said."
+  "The parameters of a GET."
   (message "" :type string :read-only t) ; the request, as it is in the query
   (base64 nil :type boolean :read-only t)) ; MESSAGE is octets in base64
 

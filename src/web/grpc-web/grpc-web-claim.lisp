@@ -32,7 +32,7 @@
                         unreadable late (web:metadata-rejection metadata)))))))
 
 (defun claim-of (forms table origins http-method target fields)
-  "What the request is, of a server with the routes of TABLE: a claim, an answer, or nil."
+  "The result for the request, at a server with the routes of TABLE: a claim, an answer, or nil."
   (let* ((type (web:header-value fields "content-type"))
          (form (web:find-form forms type))
          (route (web:find-web-route table target)))

@@ -10,7 +10,7 @@
 (in-package #:clgrpc.rest)
 
 (defstruct (rest-claim (:include web:web-claim) (:copier nil))
-  "What the head of a request has said."
+  "The data of the head of a request."
   (rule nil :type route :read-only t)   ; by which it calls
   (match nil :type match :read-only t)  ; of its path
   (query nil :type (or null string) :read-only t) ; as it came
@@ -182,7 +182,7 @@ Signal REQUEST-ERROR if they are wrong."
           (t **raw-request-operations**))))
 
 (defun status-octets (status text details)
-  "What says that a call has ended with STATUS, TEXT and DETAILS, octets or nil."
+  "The message for the end of a call with STATUS, TEXT and DETAILS, octets or nil."
   (status-answer (status:sent-code status details) text details))
 
 (defun http-status-of (call status text)

@@ -27,7 +27,7 @@ is all that a base string has."
     (wide-string (replace (make-string (- end start)) text :start2 start :end2 end))))
 
 (defun decode-escapes (text start end keep-slashes plus)
-  "What TEXT from START to END says, octet by octet, as DECODE-TEXT has it."
+  "TEXT from START to END, decoded octet by octet, as by DECODE-TEXT."
   (let ((octets (percent-octets text start end :keep-slashes keep-slashes :plus plus)))
     (handler-case (if octets (octets-string octets) (refuse-text text start end))
       (invalid-utf8 () (refuse-text text start end)))))

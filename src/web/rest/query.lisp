@@ -107,7 +107,7 @@ of Google APIs send and no field has."
   (decode-text query start end :plus t))
 
 (defun query-parameters (route query)
-  "What QUERY, a string or nil, gives to fields of a request of ROUTE: a list of lists of the
+  "The values of QUERY, a string or nil, for fields of a request of ROUTE: a list of lists of the
 descriptors that lead to a field and of its texts."
   (let ((all '()) (names 0) (entry nil)) ; the last of each comes first
     (labels ((look-up (name)

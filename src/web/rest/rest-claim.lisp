@@ -196,7 +196,7 @@ Fetch standard, \"CORS-safelisted request-header\")."
        :rule route :match match :query query :content-type content-type :form form))))
 
 (defun claim-of (router heads origins limit http-method target fields)
-  "What a request is: a claim, an answer, or nil."
+  "The result for a request: a claim, an answer, or nil."
   (let* ((mark (char-position #\? target))
          (path (subseq target 0 mark))
          (asked (and (string= "OPTIONS" http-method)

@@ -40,7 +40,7 @@ what kind of error it is, TEXT what is wrong, FIELD of which field, HEADERS what
 (document-functions
   request-error-http-status "The status of HTTP with which the request is to be answered."
   request-error-status "The status of gRPC that says the same, a keyword."
-  request-error-text "What is wrong with the request, as text."
+  request-error-text "The fault of the request, as text."
   request-error-field "The path of the field that has no right value, as text, or nil."
   request-error-headers "The headers that belong to the answer, an alist.")
 

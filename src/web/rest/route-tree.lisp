@@ -11,7 +11,7 @@
 (in-package #:clgrpc.rest)
 
 (defstruct (node (:copier nil))
-  "What the paths that lead here may go on with."
+  "The possible continuations of the paths that lead here."
   (literals nil :type (or null hash-table)) ; from a segment to its node
   (longest 0 :type index)               ; how many characters the longest of LITERALS has
   (one nil :type (or null node))        ; that * leads to

@@ -33,7 +33,7 @@
   route-method "The descriptor of the method that ROUTE's requests call."
   route-request-type "The message type of the requests of ROUTE's method."
   route-response-type "The message type of the answers of ROUTE's method."
-  route-payload "What the owner of ROUTE keeps for it.")
+  route-payload "The owner's data for ROUTE.")
 
 (defun route-text (route)
   (format nil "~A ~A of ~A" (route-verb route) (template-text (route-template route))
@@ -147,7 +147,7 @@ when a file is loaded again, numbers do not."
     (and (not (symbolp body)) (same-fields-p (list field) (list body)))))
 
 (defun body-of (rule verb type bindings)
-  "What of the request, of TYPE, the body is by RULE."
+  "The part of the request, of TYPE, that is the body by RULE."
   (let ((name (google.api:http-rule-body rule)))
     (when (and (string/= "" name) (member verb '("GET" "HEAD" "DELETE") :test #'string=))
       (wrong-rule "it has a body, which ~A requests do not have" verb))
