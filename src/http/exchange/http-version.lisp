@@ -6,7 +6,7 @@
 (defun first-octets-version (octets start end)
   "The protocol of a connection whose first octets are those from START to END: \"PRI \" begins
 HTTP/2, other text a request of HTTP/1.1. All else is left to HTTP/2, which reports the error.
- :MORE if it cannot be told yet."
+:MORE if more octets are needed."
   (let ((count (min 4 (- end start))))
     (cond ((null (mismatch #.(ascii-octets "PRI ") octets :end1 count :start2 start
                                                           :end2 (+ start count)))
