@@ -8,16 +8,16 @@
 
 (defparameter *marks*
   '(("whoever|whomever|whosoever" 0 5)
-    ("^ what|who|whom" 8 700)            ; titles of measurements in doc/performance.md
+    ("^ what|who|whom" 8 710)            ; titles of measurements in doc/performance.md
     ("of|from|than|beside|by|with|before|after|behind|about what" 0 250)
-    ("of|from|than|beside|by|with|before|after|behind|about whom" 0 0)
+    ("of|from|than|beside|by|with|before|after|behind|about whom" 0 1)
     ("he|him|his|himself" 0 9)
-    ("somebody|nobody|anybody|everybody" 0 140)
+    ("somebody|nobody|anybody|everybody" 0 150)
     ("!there is|are|was|were none" 0 50)
-    ("!there is|are|was|were no !longer|more|less" 0 90)
-    ("to be had" 0 2)
+    ("!there is|are|was|were no !longer|more|less" 0 100)
+    ("to be had" 0 3)
     ("as|than may be" 0 5)
-    ("anew" 0 7)
+    ("anew" 0 10)
     ("tell|tells" 0 230)
     ("is|are|was|were|be|been told" 0 140)
     ("has|have|had|having it|them|one|this|these|all
@@ -27,14 +27,14 @@
     ("of those|these that|who" 0 18)
     ("that|those of which|whom|whose" 0 1)
     ("that which" 0 3)
-    ("behind it|them|those|one|which" 0 19)
+    ("behind it|them|those|one|which" 0 20)
     ("mended" 0 0)
     ("unless|otherwise told|said" 0 0)
     ("is|are to hear" 0 0))
   "Lists of a phrase, and how often it may occur in the chapters and in the texts of the sources. A
 phrase consists of words with alternatives; ! stands before words that must not be there, * for any
-word, and ^ for the beginning of a sentence that is not a question. The number for the chapters stays
-0; that for the sources is the present one, rounded up to tens: lower it when you rewrite texts.")
+word, and ^ for the beginning of a sentence that is not a question. The number for the chapters
+stays 0; that for the sources is the present one, rounded up to tens: lower it when you rewrite texts.")
 
 (defparameter *shown-occurrences* 12
   "How many occurrences of a phrase a failed test shows.")
@@ -47,7 +47,8 @@ word, and ^ for the beginning of a sentence that is not a question. The number f
         (start nil))
     (loop for i from 0 to (length text)
           for char = (if (< i (length text)) (char text i) #\Space)
-          do (cond ((or (alpha-char-p char) (and start (find char "'-"))) (unless start (setf start i)))
+          do (cond ((or (alpha-char-p char) (and start (find char "'-")))
+                    (unless start (setf start i)))
                    (t (when start
                         (push (string-downcase (subseq text start i)) tokens)
                         (setf start nil))
