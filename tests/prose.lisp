@@ -34,7 +34,8 @@
   "Lists of a phrase, and how often it may occur in the chapters and in the texts of the sources. A
 phrase consists of words with alternatives; ! stands before words that must not be there, * for any
 word, and ^ for the beginning of a sentence that is not a question. The number for the chapters
-stays 0; that for the sources is the present one, rounded up to tens: lower it when you rewrite texts.")
+stays 0; that for the sources is the present one, rounded up to tens: lower it when you rewrite
+texts.")
 
 (defparameter *shown-occurrences* 12
   "How many occurrences of a phrase a failed test shows.")
@@ -56,8 +57,8 @@ stays 0; that for the sources is the present one, rounded up to tens: lower it w
     (coerce (nreverse (cons "." tokens)) 'simple-vector)))
 
 (defun phrase-elements (phrase)
-  "The elements of PHRASE, each :START, :ANY, or a list of T or NIL, whether a word must be one of the
-others, and these words."
+  "The elements of PHRASE, each :START, :ANY, or a list of T or NIL, whether a word must be one of
+the others, and these words."
   (loop for word in (remove "" (uiop:split-string phrase :separator '(#\Space #\Newline))
                             :test #'string=)
         collect (cond ((string= word "^") :start)
