@@ -355,7 +355,7 @@ nil, has counted of METHOD meanwhile."
 from the server's reflection, --proto or --protoset. With --rps calls begin on time whatever becomes
 of them, and latencies count from when they were due; the report shows how late the tool itself was
 and whether it was the limit. Exits with 0 if all calls ended with OK, 3 if some did not or none
-ended, or with --fail-if 4 if a condition holds and else 0, 130 if interrupted and 143 by SIGTERM, after a report
-of what was done, 1 if the run could not be made, 2 if the arguments are wrong."
+ended, or with --fail-if 4 if a condition holds and else 0, 130 if interrupted and 143 by SIGTERM,
+after a report, 1 if the run could not be made, 2 if the arguments are wrong."
   (tune-collector)
   (apply #'perform-load options))
