@@ -144,13 +144,13 @@ or an empty one."
 
 ;;; Mixes of methods
 
-(defstruct (part-of-mix (:copier nil))
+(defstruct (weighted-method (:copier nil))
   "One row of --mix."
   (method "" :type string)              ; a full name with dots
   (weight 1 :type (integer 1 1000))     ; how many of the calls are of it, beside others' weights
   (data nil :type (or null string)))    ; the requests, JSON; nil for an empty one, or none
 
-(defun parse-part-of-mix (json)
+(defun parse-weighted-method (json)
   "The row of --mix that JSON, an object, says."
   (flet ((member-of (name)
            (and (consp json) (every #'consp json) (cdr (assoc name json :test #'string=)))))
@@ -163,7 +163,7 @@ or an empty one."
           (refuse "a part of a mix has method, weight and data, not ~S" (car stranger))))
       (unless (typep weight '(integer 1 1000))
         (refuse "the weight of ~A is an integer from 1 to 1000" method))
-      (make-part-of-mix :method (split-method method) :weight weight
+      (make-weighted-method :method (split-method method) :weight weight
                         :data (let ((data (assoc "data" json :test #'string=)))
                                 (and data (write-json (cdr data))))))))
 
@@ -176,11 +176,11 @@ or an empty one."
                   (clgrpc-error (error) (refuse "the mix is not JSON: ~A" error)))))
     (unless (and (simple-vector-p array) (plusp (length array)))
       (refuse "a mix is an array of objects in JSON"))
-    (map 'list #'parse-part-of-mix array)))
+    (map 'list #'parse-weighted-method array)))
 
 (defun methods-called (&key mix method &allow-other-keys)
   "The full names with dots of what is called."
-  (if mix (mapcar #'part-of-mix-method mix) (list method)))
+  (if mix (mapcar #'weighted-method-method mix) (list method)))
 
 ;;; Schedules
 
@@ -399,7 +399,7 @@ PLAN, a plist, has made of them."
                                            collect (subseq (method-path method) 1))))
                 (cons "insecure" (if (getf plan :credentials) :false :true)))
           (when (getf options :mix)
-            (list (cons "weights" (map 'simple-vector #'part-of-mix-weight
+            (list (cons "weights" (map 'simple-vector #'weighted-method-weight
                                        (getf options :mix)))))
           (when (getf plan :total) (list (cons "total" (getf plan :total))))
           (when (and (getf options :together) (getf plan :rate))
@@ -443,8 +443,9 @@ of a mix."
         :requests
         (if mix
             (loop for part in mix
-                  collect (apply #'load-request credentials timeout (part-of-mix-weight part)
-                                 :method (part-of-mix-method part) :data (part-of-mix-data part)
+                  collect (apply #'load-request credentials timeout (weighted-method-weight part)
+                                 :method (weighted-method-method part)
+                                 :data (weighted-method-data part)
                                  options))
             (list (apply #'load-request credentials timeout 1 options)))))
 
