@@ -141,7 +141,7 @@
       (is (search "is a symbolic link" (refusal path)))
       (sb-posix:unlink path)
       (sb-posix:mkfifo path #o600)
-      (is (search "nobody reads" (refusal path)))
+      (is (search "has no reader" (refusal path)))
       (sb-posix:unlink path))
     (with-probe (channel :server server) (:ask #'double)
       (loop for (device dropped) in '(("/dev/null" 0) ("/dev/full" 12))

@@ -59,7 +59,8 @@ service Teller { rpc Tell(Word) returns (Word);~%  rpc TellAll(Word) returns (st
 (test stubs-show-their-keywords
   (let ((shown (sb-introspect:function-lambda-list 'words.speaker:echo)))
     (is (equal '("TARGET" "REQUEST" "&KEY" "TIMEOUT" "DEADLINE" "METADATA" "WAIT-FOR-READY"
-                 "CALL-CREDENTIALS" "COMPRESSION" "VALUES")
+                 "CALL-CREDENTIALS" "COMPRESSION" "AUTHORITY" "MAX-SEND-OCTETS"
+                 "MAX-RECEIVE-OCTETS" "VALUES")
                (mapcar #'symbol-name shown)))
     (let ((described (with-output-to-string (out) (describe 'words.speaker:echo out))))
       (dolist (keyword (rest (member '&key shown)))
