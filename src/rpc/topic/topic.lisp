@@ -131,7 +131,7 @@ Signal MISUSE for a wrong argument. From any thread."
            (loop
              (loop while (send-next subscription))
              (when (setf left (leave-p subscription)) (return)))
-        ;; a message that cannot be sent is its sender's error; the others go on
+        ;; a filter of the call may signal an error
         (unless left
           (sb-thread:with-mutex ((subscription-lock subscription))
             (setf (subscription-pumping subscription) nil)))))))
@@ -169,22 +169,22 @@ or :slow if there is no room. TOPIC's lock is held."
                   :status :resource-exhausted :message "the messages of the stream are not read")
     (status:rpc-error () nil)))
 
-(defun pump-all (subscriptions)
-  "Pump SUBSCRIPTIONS; then signal MISUSE if a message was of another type than one of them sends."
-  (let ((wrong nil))
-    (dolist (subscription subscriptions)
-      (handler-case (pump subscription)
-        (misuse (error) (setf wrong error))))
-    (when wrong (error wrong))))
+(defun check-fit (topic message)
+  "Signal MISUSE if MESSAGE is not of the type that all calls of TOPIC send. TOPIC's lock is held. A
+thread that finds the message in a queue later could tell its sender nothing."
+  (loop for call being the hash-keys of (topic-subscriptions topic)
+        for method = (rpc:call-rpc-method call)
+        do (when method (rpc:check-message method (rpc:outgoing-type call) message))))
 
 (defun broadcast (topic message)
   "Send MESSAGE, one of the type that the calls which subscribe to TOPIC answer with, to all of
 them, in the order of broadcasts to each. Return its number, see TOPIC-POSITION. MESSAGE is not to
 be changed afterwards. Never waits for a call. Signal MISUSE if TOPIC is closed, or MESSAGE is of a
-type that a call does not send. From any thread."
+type that a call does not send; then no call gets it. From any thread."
   (let ((heard '()) (slow '()) (number 0))
     (sb-thread:with-mutex ((topic-lock topic))
       (when (topic-closing topic) (misuse "~A is closed." topic))
+      (check-fit topic message)
       (setf number (incf (topic-position topic)))
       (loop for subscription being the hash-values of (topic-subscriptions topic)
             for lost = (put-in-queue topic subscription message)
@@ -196,7 +196,7 @@ type that a call does not send. From any thread."
         (remhash (subscription-call subscription) (topic-subscriptions topic)))
       (when (plusp (topic-past-limit topic)) (keep-past topic message)))
     (mapc #'end-slow slow)
-    (pump-all heard)
+    (mapc #'pump heard)
     number))
 
 ;;; Subscribing
@@ -265,7 +265,7 @@ already. Signal MISUSE if STATUS is none. From any thread."
                   do (sb-thread:with-mutex ((subscription-lock subscription))
                        (setf (subscription-closing subscription) (topic-closing topic)))
                   collect subscription))))
-    (pump-all subscriptions))
+    (mapc #'pump subscriptions))
   t)
 
 (defun topic-statistics (topic)
