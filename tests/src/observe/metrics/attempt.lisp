@@ -98,6 +98,8 @@ config of all methods; what the channel counts, all instruments; and what the se
                                               (points server "grpc.server.call.started")))))
        (grpc:cancel call))
      (is-true (ended-p client "grpc.client.call.duration" 2))
+     ;; the attempt ends on the loop, the call perhaps before
+     (is-true (ended-p client "grpc.client.attempt.duration" 2))
      (is (equal '(("lab.Bench/Ask" "CANCELLED" 1) ("lab.Bench/Ask" "DEADLINE_EXCEEDED" 1))
                 (points client "grpc.client.call.duration")))
      (is (equal '(("lab.Bench/Ask" "CANCELLED" 1) ("lab.Bench/Ask" "DEADLINE_EXCEEDED" 1))
