@@ -296,7 +296,7 @@ store does not do now is done when it is back."
           (node-timers node) (loop repeat +timer-jobs+
                                    collect (etcd:add-job etcd (lambda () (run-timers node))))
           (node-keeper node) (etcd:add-job etcd (lambda () (attend-keeper node due)))
-          (node-renewer node) (etcd:add-job etcd (lambda () (run-renewer node)))
+          (node-renewer node) (etcd:add-job etcd (lambda () (renew-beats node)))
           (node-jobs node) (list* (node-keeper node)
                                   (etcd:add-job etcd (lambda () (sweep-now-and-then node)))
                                   (node-renewer node)
@@ -368,7 +368,7 @@ client is closed. Nothing of its workflows is lost; other nodes go on with them.
 its own."
   (end-counting service)
   (close-task-queue service)
-  (end-heartbeats service)
+  (end-beats service)
   (end-watches service)
   (stop-feed (node-feed service))
   (end-jobs service)

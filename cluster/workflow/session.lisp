@@ -80,9 +80,9 @@ session: a client that gives the number of another lease does nothing to that le
   "Renew SESSION, and return how long it lasts. One that the watch of the index has told of is one;
 of another the store is asked whether it is. Signal SESSION-LOST if it has ended."
   (if (session-known-p node session)
-      (or (first (etcd:renew-leases (list (etcd:lease-by-number (node-etcd node)
-                                                                (session-number session)))))
-          (refuse :session-lost "the session ~A has ended" session))
+      (handler-case (etcd:renew-lease (etcd:lease-by-number (node-etcd node)
+                                                            (session-number session)))
+        (etcd:lease-not-found () (refuse :session-lost "the session ~A has ended" session)))
       (etcd:lease-seconds (session-lease node session))))
 
 (defun session-claims (node session)
@@ -165,37 +165,36 @@ them."
 
 ;;; Heartbeats of workers without tasks
 
-(defun idle-heartbeat-p (node session held)
+(defun idle-beat-p (node session held)
   "True if a heartbeat of SESSION, which has HELD, only has to renew its lease."
   (and (node-renewer node)
        (zerop (length held))
        (session-known-p node session)
        (not (may-have-claims-p node session))))
 
-(defun queue-heartbeat (node session call)
+(defun queue-beat (node session call)
   "Have CALL, a heartbeat of SESSION, be answered when its lease is renewed, with others."
-  (let* ((queue (node-heartbeats node)) (number (session-number session))
-         (first (sb-thread:with-mutex ((heartbeat-queue-lock queue))
-                  (when (heartbeat-queue-closed queue)
-                    (refuse :store-unavailable "the node is stopping"))
-                  (push (list* session number call) (heartbeat-queue-waiting queue))
-                  (null (rest (heartbeat-queue-waiting queue))))))
+  (let* ((beats (node-beats node)) (number (session-number session))
+         (first (sb-thread:with-mutex ((beats-lock beats))
+                  (when (beats-closed beats) (refuse :store-unavailable "the node is stopping"))
+                  (push (list* session number call) (beats-waiting beats))
+                  (null (rest (beats-waiting beats))))))
     (when first (loop:wake-job (node-renewer node)))))
 
-(defun take-heartbeats (node)
+(defun take-beats (node)
   "The heartbeats that wait at NODE, which do so no longer."
-  (let ((queue (node-heartbeats node)))
-    (sb-thread:with-mutex ((heartbeat-queue-lock queue))
-      (setf (heartbeat-queue-gathering queue) nil)
-      (nreverse (shiftf (heartbeat-queue-waiting queue) '())))))
+  (let ((beats (node-beats node)))
+    (sb-thread:with-mutex ((beats-lock beats))
+      (setf (beats-gathering beats) nil)
+      (nreverse (shiftf (beats-waiting beats) '())))))
 
-(defun fail-heartbeat (node call condition)
+(defun fail-beat (node call condition)
   "End CALL, a heartbeat, with CONDITION, a workflow error."
   (count-refusal node condition)
   (end-call call condition))
 
-(defun answer-heartbeats (node waiting)
-  "Renew the leases of the sessions WAITING, as QUEUE-HEARTBEAT has them, and answer their calls."
+(defun answer-beats (node waiting)
+  "Renew the leases of the sessions WAITING, as QUEUE-BEAT has them, and answer their calls."
   (handler-case
       (with-store-errors
         (loop for seconds in (etcd:renew-leases
@@ -205,33 +204,33 @@ them."
               do (if seconds
                      (handler-case (rpc:reply call (pb:make-heartbeat-reply))
                        (status:rpc-error ())) ; nobody waits for it
-                     (fail-heartbeat node call
-                                     (make-condition 'session-lost
-                                                     :text (format nil "the session ~A has ended"
-                                                                   session))))))
+                     (fail-beat node call
+                                (make-condition 'session-lost
+                                                :text (format nil "the session ~A has ended"
+                                                              session))))))
     (workflow-error (condition)
       (loop for (nil nil . call) in waiting
-            unless (rpc:call-status call) do (fail-heartbeat node call condition)))))
+            unless (rpc:call-status call) do (fail-beat node call condition)))))
 
-(defun run-renewer (node)
+(defun renew-beats (node)
   "What the job does that answers heartbeats: those that have come since it was woken. Return when
 it does so."
-  (let ((queue (node-heartbeats node)))
-    (cond ((sb-thread:with-mutex ((heartbeat-queue-lock queue))
-             (when (and (heartbeat-queue-waiting queue) (not (heartbeat-queue-gathering queue)))
-               (setf (heartbeat-queue-gathering queue) t)))
+  (let ((beats (node-beats node)))
+    (cond ((sb-thread:with-mutex ((beats-lock beats))
+             (when (and (beats-waiting beats) (not (beats-gathering beats)))
+               (setf (beats-gathering beats) t)))
            +gathering-seconds+)
-          (t (let ((waiting (take-heartbeats node)))
-               (when waiting (answer-heartbeats node waiting)))
+          (t (let ((waiting (take-beats node)))
+               (when waiting (answer-beats node waiting)))
              nil))))
 
-(defun end-heartbeats (node)
+(defun end-beats (node)
   "Nothing waits at NODE any more."
-  (let ((queue (node-heartbeats node)))
-    (sb-thread:with-mutex ((heartbeat-queue-lock queue)) (setf (heartbeat-queue-closed queue) t))
-    (loop for (nil nil . call) in (take-heartbeats node)
-          do (fail-heartbeat node call (make-condition 'store-unavailable
-                                                       :text "the node is stopping")))))
+  (let ((beats (node-beats node)))
+    (sb-thread:with-mutex ((beats-lock beats)) (setf (beats-closed beats) t))
+    (loop for (nil nil . call) in (take-beats node)
+          do (fail-beat node call (make-condition 'store-unavailable
+                                                  :text "the node is stopping")))))
 
 (defun end-session-claims (node session)
   "SESSION has ended: others get what it has claimed."

@@ -167,8 +167,8 @@ runs, or runs since."
   (let ((session (pb:heartbeat-request-session request))
         (held (pb:heartbeat-request-held request)))
     (check-owner call session)
-    (cond ((idle-heartbeat-p node session held)
-           (queue-heartbeat node session call)
+    (cond ((idle-beat-p node session held)
+           (queue-beat node session call)
            call)
           (t (pb:make-heartbeat-reply :lost (note-heartbeat node session held))))))
 

@@ -383,24 +383,6 @@ task."
           (is-true (find "w9" (claim node (open-a-session node) '("b") :count 16)
                          :key #'pb:task-id :test #'string=)))))))
 
-(part what-does-not-pass-is-not-told-as-passing
-  "A store that is full, or forbids what is asked, is told as that; one that may be back is not."
-  (with-nodes (node) ()
-    (flet ((start (condition)
-             (sb-int:encapsulate 'etcd:transact 'refuse
-                                 (lambda (function &rest arguments)
-                                   (declare (ignore function arguments))
-                                   (error condition :text "as etcd says")))
-             (unwind-protect
-                  (handler-case (start-workflow node "w" '("a"))
-                    (workflow-error (condition)
-                      (list (type-of condition) (and (workflow::passing-p condition) t))))
-               (sb-int:unencapsulate 'etcd:transact 'refuse))))
-      (is (equal '(store-full nil) (start 'etcd:space-exceeded)))
-      (is (equal '(store-forbids nil) (start 'etcd:access-denied)))
-      (is (equal '(store-unavailable t) (start 'etcd:unavailable)))
-      (is-true (start-workflow node "w" '("a"))))))
-
 (defun beat-all (node sessions)
   "What heartbeats of SESSIONS, made at once at NODE, bring: :kept, or the reason of a refusal."
   (let ((calls (loop for session in sessions
@@ -433,9 +415,8 @@ task."
       (let ((call (calling:call-async #'methods:heartbeat node
                                          (pb:make-heartbeat-request :session (first sessions))
                                          :timeout 10)))
-        (is-true (wait-until (lambda () (workflow::heartbeat-queue-waiting
-                                         (workflow::node-heartbeats node)))))
-        (workflow::end-heartbeats node)
+        (is-true (wait-until (lambda () (workflow::beats-waiting (workflow::node-beats node)))))
+        (workflow::end-beats node)
         (signals store-unavailable (workflow::with-workflow-errors (loop:await call)))
         (is (equal '(store-unavailable) (beat-all node (list (first sessions)))))))))
 
@@ -1031,7 +1012,6 @@ its namespace; a service that is closed is neither asked nor kept by it."
                                   claims-of-sessions-that-end reports-and-the-next-step
                                   a-report-gets-a-task-of-another-workflow
                                   heartbeats-of-idle-workers-are-renewed-together
-                                  what-does-not-pass-is-not-told-as-passing
                                   a-report-again-gets-only-its-own-claim ids-that-are-free-again
                                   what-cannot-be-changed-holds-up-nobody old-cached-states
                                   wake-ups-are-not-lost claims-fit-into-an-answer
