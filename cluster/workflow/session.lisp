@@ -3,15 +3,10 @@
 ;;;; session is, its name says that, too, and nobody else may use it. Whether a worker lives is
 ;;;; decided by the store's own clock, and a store that does not answer for a while ends no session.
 ;;;; When the key is gone, some node gives what the session had claimed to others.
-;;;;
-;;;; Heartbeats of workers that have nothing to do wait a little at their node, and a job renews the
-;;;; leases of all that have come together, which costs the store little more than one. Those of
-;;;; workers with tasks go to the store at once, since their claims are looked at, too.
 
 (in-package #:clgrpc.workflow)
 
 (defconstant +default-session-seconds+ 10)
-(defconstant +gathering-seconds+ 1/4 "Heartbeats that come within this time are renewed together.")
 
 (defun session-number (session)
   "The number of the lease that SESSION names. Signal SESSION-LOST if it names none."
@@ -162,75 +157,6 @@ them."
             (setf (gethash claim current) t))
           (drop-unheld node session (lambda (claim) (gethash claim known)) seconds claims times)))
       (remove-if (lambda (held) (gethash (claim-of held) current)) held))))
-
-;;; Heartbeats of workers without tasks
-
-(defun idle-beat-p (node session held)
-  "True if a heartbeat of SESSION, which has HELD, only has to renew its lease."
-  (and (node-renewer node)
-       (zerop (length held))
-       (session-known-p node session)
-       (not (may-have-claims-p node session))))
-
-(defun queue-beat (node session call)
-  "Have CALL, a heartbeat of SESSION, be answered when its lease is renewed, with others."
-  (let* ((beats (node-beats node)) (number (session-number session))
-         (first (sb-thread:with-mutex ((beats-lock beats))
-                  (when (beats-closed beats) (refuse :store-unavailable "the node is stopping"))
-                  (push (list* session number call) (beats-waiting beats))
-                  (null (rest (beats-waiting beats))))))
-    (when first (loop:wake-job (node-renewer node)))))
-
-(defun take-beats (node)
-  "The heartbeats that wait at NODE, which do so no longer."
-  (let ((beats (node-beats node)))
-    (sb-thread:with-mutex ((beats-lock beats))
-      (setf (beats-gathering beats) nil)
-      (nreverse (shiftf (beats-waiting beats) '())))))
-
-(defun fail-beat (node call condition)
-  "End CALL, a heartbeat, with CONDITION, a workflow error."
-  (count-refusal node condition)
-  (end-call call condition))
-
-(defun answer-beats (node waiting)
-  "Renew the leases of the sessions WAITING, as QUEUE-BEAT has them, and answer their calls."
-  (handler-case
-      (with-store-errors
-        (loop for seconds in (etcd:renew-leases
-                              (loop for (nil number) in waiting
-                                    collect (etcd:lease-by-number (node-etcd node) number)))
-              for (session nil . call) in waiting
-              do (if seconds
-                     (handler-case (rpc:reply call (pb:make-heartbeat-reply))
-                       (status:rpc-error ())) ; nobody waits for it
-                     (fail-beat node call
-                                (make-condition 'session-lost
-                                                :text (format nil "the session ~A has ended"
-                                                              session))))))
-    (workflow-error (condition)
-      (loop for (nil nil . call) in waiting
-            unless (rpc:call-status call) do (fail-beat node call condition)))))
-
-(defun renew-beats (node)
-  "What the job does that answers heartbeats: those that have come since it was woken. Return when
-it does so."
-  (let ((beats (node-beats node)))
-    (cond ((sb-thread:with-mutex ((beats-lock beats))
-             (when (and (beats-waiting beats) (not (beats-gathering beats)))
-               (setf (beats-gathering beats) t)))
-           +gathering-seconds+)
-          (t (let ((waiting (take-beats node)))
-               (when waiting (answer-beats node waiting)))
-             nil))))
-
-(defun end-beats (node)
-  "Nothing waits at NODE any more."
-  (let ((beats (node-beats node)))
-    (sb-thread:with-mutex ((beats-lock beats)) (setf (beats-closed beats) t))
-    (loop for (nil nil . call) in (take-beats node)
-          do (fail-beat node call (make-condition 'store-unavailable
-                                                  :text "the node is stopping")))))
 
 (defun end-session-claims (node session)
   "SESSION has ended: others get what it has claimed."

@@ -164,13 +164,9 @@ runs, or runs since."
       (pb:make-open-session-reply :session session :seconds seconds))))
 
 (define-answer methods:heartbeat :work (node request call)
-  (let ((session (pb:heartbeat-request-session request))
-        (held (pb:heartbeat-request-held request)))
-    (check-owner call session)
-    (cond ((idle-beat-p node session held)
-           (queue-beat node session call)
-           call)
-          (t (pb:make-heartbeat-reply :lost (note-heartbeat node session held))))))
+  (check-owner call (pb:heartbeat-request-session request))
+  (pb:make-heartbeat-reply :lost (note-heartbeat node (pb:heartbeat-request-session request)
+                                                 (pb:heartbeat-request-held request))))
 
 (define-answer methods:close-session :work (node request call)
   (check-owner call (pb:close-session-request-session request))

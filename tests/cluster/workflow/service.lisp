@@ -383,43 +383,6 @@ task."
           (is-true (find "w9" (claim node (open-a-session node) '("b") :count 16)
                          :key #'pb:task-id :test #'string=)))))))
 
-(defun beat-all (node sessions)
-  "What heartbeats of SESSIONS, made at once at NODE, bring: :kept, or the reason of a refusal."
-  (let ((calls (loop for session in sessions
-                     collect (calling:call-async
-                              #'methods:heartbeat node
-                              (pb:make-heartbeat-request :session session) :timeout 10))))
-    (loop for call in calls
-          collect (handler-case (progn (workflow::with-workflow-errors (loop:await call)) :kept)
-                    (workflow-error (condition) (type-of condition))))))
-
-(part heartbeats-of-idle-workers-are-renewed-together
-  (with-nodes (node) ()
-    (let* ((sessions (loop repeat 20 collect (open-a-session node))) (asked 0)
-           (gone (elt sessions 3)))
-      (sb-int:encapsulate 'clgrpc.etcd::ask-for-renewals 'count
-                          (lambda (function &rest arguments)
-                            (incf asked)
-                            (apply function arguments)))
-      (unwind-protect
-           (is (equal (make-list 20 :initial-element :kept) (beat-all node sessions)))
-        (sb-int:unencapsulate 'clgrpc.etcd::ask-for-renewals 'count))
-      (is (< asked 5))
-      (etcd:revoke-lease (etcd:lease-by-number (workflow::node-etcd node)
-                                               (workflow::session-number gone)))
-      ;; the node knows, or learns it from the store
-      (is (equal (loop for session in sessions
-                       collect (if (equal session gone) 'session-lost :kept))
-                 (beat-all node sessions)))
-      ;; what waits is answered when the node stops
-      (let ((call (calling:call-async #'methods:heartbeat node
-                                         (pb:make-heartbeat-request :session (first sessions))
-                                         :timeout 10)))
-        (is-true (wait-until (lambda () (workflow::beats-waiting (workflow::node-beats node)))))
-        (workflow::end-beats node)
-        (signals store-unavailable (workflow::with-workflow-errors (loop:await call)))
-        (is (equal '(store-unavailable) (beat-all node (list (first sessions)))))))))
-
 (part a-report-again-gets-only-its-own-claim
   "The session that has reported may have claimed the next step since, by another call: the same
 report again does not give that to a second thread."
@@ -1011,7 +974,6 @@ its namespace; a service that is closed is neither asked nor kept by it."
                                   statuses-without-a-name-are-refused claims-wait-for-tasks
                                   claims-of-sessions-that-end reports-and-the-next-step
                                   a-report-gets-a-task-of-another-workflow
-                                  heartbeats-of-idle-workers-are-renewed-together
                                   a-report-again-gets-only-its-own-claim ids-that-are-free-again
                                   what-cannot-be-changed-holds-up-nobody old-cached-states
                                   wake-ups-are-not-lost claims-fit-into-an-answer
