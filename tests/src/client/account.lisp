@@ -61,7 +61,7 @@
 
 (test handlers-on-the-loop-have-an-account
   "Handlers that stay on the loop take time as well: they are so short that nobody takes it over,
-unless the system keeps a handler's thread from running meanwhile. So at least eight of ten show it."
+unless the system keeps a handler's thread from running. So at least eight of ten show it."
   (let ((accounts '()) (ended (make-signal)))
     (flet ((tell (call)
              (grpc:on-end call (lambda ()
