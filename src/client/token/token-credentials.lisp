@@ -11,8 +11,8 @@
 ;;;; fetch runs on a thread of its own, which may wait and ends with it. Failures double the
 ;;;; back-off from 1 s to 120 s, as gRPC's document on connection back-off has it.
 ;;;;
-;;;; LOCK guards the state; no function of others runs while it is held. Times are of the wall
-;;;; clock, as those in tokens are.
+;;;; LOCK guards the state; no function of others runs while it is held. Times of tokens are of the
+;;;; wall clock, as those in them are; the back-off is of the loops' clock, which nobody sets.
 
 (in-package #:clgrpc.token)
 
@@ -22,7 +22,7 @@ time.")
 (defconstant +refresh-seconds+ 60
   "A fetch begins so long before a token is not sent any more.")
 (defconstant +most-token-octets+ 65536
-  "A longer token is none: no server takes such headers.")
+  "A longer token is refused: no server takes such headers.")
 (defconstant +first-pause-seconds+ 1)
 (defconstant +most-pause-seconds+ 120)
 
@@ -41,7 +41,7 @@ time.")
    (waiting :initform '() :accessor token-waiting) ; futures of those that wait for the fetch
    (fetching :initform nil :accessor token-fetching) ; true while a fetch is under way
    (failure :initform nil :accessor token-failure) ; the RPC-ERROR of the last fetch, if it failed
-   (retry-ns :initform 0 :accessor token-retry-ns) ; when the next may begin after that
+   (retry-ns :initform 0 :accessor token-retry-ns) ; the next fetch, by WORLD-NOW
    ;; after failures
    (pauses :initform (loop:make-pauses +first-pause-seconds+ +most-pause-seconds+)
            :reader token-pauses))
@@ -105,7 +105,8 @@ so do others until the back-off is over, unless there is a token still."
   (dolist (future (sb-thread:with-mutex ((token-lock credentials))
                     (setf (token-failure credentials) error
                           (token-retry-ns credentials)
-                          (+ (wall-now) (seconds-ns (loop:next-pause (token-pauses credentials))))
+                          (+ (loop:world-now)
+                             (seconds-ns (loop:next-pause (token-pauses credentials))))
                           (token-fetching credentials) nil)
                     (reverse (shiftf (token-waiting credentials) '()))))
     (loop:reject-future future error)))
@@ -138,7 +139,8 @@ so do others until the back-off is over, unless there is a token still."
 true if a fetch is to begin."
   (sb-thread:with-mutex ((token-lock credentials))
     (let* ((kept (token-kept credentials))
-           (failure (and (< now (token-retry-ns credentials)) (token-failure credentials)))
+           (failure (and (< (loop:world-now) (token-retry-ns credentials))
+                         (token-failure credentials)))
            (good (and kept (< now (kept-token-end-ns kept))))
            (fresh (and good (< now (kept-token-refresh-ns kept))))
            (begins (not (or fresh failure (token-fetching credentials)))))

@@ -190,8 +190,8 @@ cannot be sent."
 
 (defun ask-credentials (credentials request run deliver)
   "Ask CREDENTIALS for the metadata of REQUEST, and call (DELIVER metadata error) once, now or
-later, on whatever thread has them: ERROR is nil, or the RPC-ERROR that they are not to be had
-because of, and METADATA is nil then. RUN is called with a function that may wait, to call it on a
+later, on whatever thread has them: ERROR is nil, or the RPC-ERROR that says why there are no
+metadata; METADATA is nil then. RUN is called with a function that may wait, to call it on a
 thread where that may be; it returns false if there is none any more."
   (declare (type function run deliver))
   (typecase credentials

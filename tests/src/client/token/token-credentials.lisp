@@ -102,7 +102,7 @@ after a back-off only."
           (waits '()))
       (dotimes (i 12)
         (status-of-token credentials)
-        (push (- (token::token-retry-ns credentials) (token::wall-now)) waits)
+        (push (- (token::token-retry-ns credentials) (clgrpc.loop:world-now)) waits)
         (end-back-off credentials))
       (is (every (lambda (wait) (< wait (* 181 1000000000))) waits))
       (is (< (* 55 1000000000) (first waits)))
