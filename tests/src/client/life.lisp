@@ -135,8 +135,7 @@
                (is (equal (loop for i below 100 collect i)
                           (mapcar (lambda (future) (number-of (grpc:await future))) futures)))))
            (slots ()
-             (loop for link across (clgrpc.server::server-loop-links
-                                  (first (clgrpc.server::server-loops server)))
+             (loop for link in (server-links server)
                    sum (length (clgrpc.http2::connection-table (clgrpc.wire::link-http2 link))))))
       (burst)
       (is (plusp (slots)))

@@ -13,7 +13,8 @@
                     (#:dialogue #:clgrpc.tests.dialogue))
   (:export
    ;; support.lisp
-   #:+patience+ #:make-signal #:signal-it #:await-signal #:wait-until #:settled #:note #:number-of
+   #:+patience+ #:make-signal #:signal-it #:await-signal #:wait-until #:settled #:server-links
+   #:held-octets #:note #:number-of
    #:numbers #:with-threads #:with-log #:events-of #:elapsed-seconds #:caught #:route-named
    ;; service.lisp
    #:probe #:make-probe #:with-probe #:probe-server #:ask #:watch #:collect #:chat

@@ -18,6 +18,15 @@
   "Wait until SIGNAL has been signalled COUNT times; return false if it is not in time."
   (and (sb-thread:wait-on-semaphore signal :n count :timeout seconds) t))
 
+(defun server-links (server)
+  "The connections of SERVER, whose loops go on: one may be about to put one into its vector."
+  (loop for server-loop in (server::server-loops server)
+        append (remove nil (coerce (server::server-loop-links server-loop) 'list))))
+
+(defun held-octets (server)
+  "What the connections of SERVER are charged with."
+  (reduce #'+ (server-links server) :key #'wire::link-held))
+
 (defun wait-until (predicate &key (seconds +patience+))
   "Wait until PREDICATE is true, for what tells nobody when it changes; return its value. It is
 looked at all the time for 10 ms, and then each millisecond, for others need the processor, too."

@@ -199,13 +199,6 @@ waits or a callback, at either end; in the end nothing is charged to the connect
 
 ;;; Calls that nobody reads
 
-(defun held-octets (server)
-  "What waits on the connections of SERVER."
-  (loop for server-loop in (server::server-loops server)
-        sum (loop for link across (server::server-loop-links server-loop)
-                  when link             ; a loop may be about to put one there
-                    sum (wire::link-held link))))
-
 (defun endless (note)
   (lambda () note))
 

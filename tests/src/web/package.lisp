@@ -8,7 +8,7 @@
                     (#:memory #:clgrpc.tests.world) (#:dialogue #:clgrpc.tests.dialogue))
   (:import-from #:clgrpc.tests.server
                 #:with-probe #:curl #:note #:number-of #:framed #:note-octets #:make-signal
-                #:signal-it #:await-signal #:wait-until #:+patience+
+                #:signal-it #:await-signal #:wait-until #:+patience+ #:server-links
                 #:with-plain-socket #:connect-socket #:close-socket #:say-text
                 #:hear-octets #:wire-text #:answers #:hear-all
                 #:with-server-loop #:connects #:answer-http #:*others* #:check-kept))

@@ -165,8 +165,7 @@ not have returned for the next to run elsewhere. Neither do quick ones bring the
       (throw-and-reset attacker (support:at-length 50 200) 1000000)
       (with-attacker (decent address) (is-true (served-p decent)))
       (let ((held-up (clgrpc.wire::link-held-up
-                      (find-if #'clgrpc.wire::link-held-up
-                               (server::server-loop-links (first (server::server-loops server)))))))
+                      (find-if #'clgrpc.wire::link-held-up (server-links server)))))
         ;; one of the two that asked for much may wait still
         (is-true (wait-until
                   (lambda ()

@@ -170,21 +170,12 @@ connection of who sends them."
 
 ;;; Memory
 
-(defun held-octets (server)
-  "What the connections of SERVER are charged with."
-  (loop for server-loop in (server::server-loops server)
-        sum (loop for link across (server::server-loop-links server-loop)
-                  when link             ; a loop may be about to put one there
-                    sum (wire::link-held link))))
-
 (defun charged-beside (server)
   "What SERVER's account is charged with beside what its open connections have told it: theirs is
 what they keep for speed, which a busy bystander has as well."
   (- (account-sum (server::server-account server))
-     (loop for server-loop in (server::server-loops server)
-           sum (loop for link across (server::server-loop-links server-loop)
-                     when link
-                       sum (clgrpc.base::account-told (wire::link-account link))))))
+     (loop for link in (server-links server)
+           sum (clgrpc.base::account-told (wire::link-account link)))))
 
 (defun check-nothing-held (server)
   (is (wait-until (lambda () (zerop (held-octets server)))) "~D octets held" (held-octets server)))

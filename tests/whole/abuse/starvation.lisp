@@ -17,14 +17,11 @@
 
 (defun queued-octets (server)
   "What the connections of SERVER have queued for windows or a turn."
-  (loop for server-loop in (server::server-loops server)
-        sum (loop for link across (server::server-loop-links server-loop)
-                  for http2 = (wire::link-http2 link)
-                  ;; nil until it is known what the link speaks
-                  sum (if http2
-                          (clgrpc.http2:counters-queued-octets
-                           (clgrpc.http2:connection-counters http2))
-                          0))))
+  (loop for link in (server-links server)
+        for http2 = (wire::link-http2 link)
+        ;; nil until it is known what the link speaks
+        when http2
+          sum (clgrpc.http2:counters-queued-octets (clgrpc.http2:connection-counters http2))))
 
 (defmacro with-long-answers ((address server &rest options) &body body)
   `(with-victim (,address :server ,server :options (list ,@options)

@@ -12,10 +12,8 @@
 
 (defun thread-counts (server)
   "How many threads each connection of SERVER holds that has had one, the most first."
-  (sort (loop for server-loop in (server::server-loops server)
-              append (loop for link across (server::server-loop-links server-loop)
-                           when (wire::link-share link)
-                             collect (loop:share-running (wire::link-share link))))
+  (sort (loop for share in (remove nil (mapcar #'wire::link-share (server-links server)))
+              collect (loop:share-running share))
         #'>))
 
 (defun talk (attacker)

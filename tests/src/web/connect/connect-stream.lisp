@@ -93,11 +93,6 @@ when the peer takes it."
                 "--max-time" "0.3"))
         (is (await-signal gone))))))
 
-(defun links-of (server)
-  "The connections of SERVER."
-  (loop for server-loop in (server:server-loops server)
-        append (coerce (server:server-loop-links server-loop) 'list)))
-
 (defun last-answer-p (link)
   "True if LINK, which speaks HTTP/1.1, ends with the answer under way, as it does in a drain."
   (clgrpc.exchange::state-last (server::server-link-http1 link)))
@@ -121,7 +116,7 @@ when the peer takes it."
         (say-text socket body))
       (await-signal entered)
       (let ((stopping (sb-thread:make-thread (lambda () (grpc:stop-server server :drain 20)))))
-        (is-true (wait-until (lambda () (every #'last-answer-p (links-of server)))))
+        (is-true (wait-until (lambda () (every #'last-answer-p (server-links server)))))
         (signal-it go-on)
         (let ((text (hear-all socket)))
           (is (search "{\"number\":\"2\"}" text))
