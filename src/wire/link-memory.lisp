@@ -4,9 +4,9 @@
 ;;;; - Charged where it begins and taken off where it ends: header lists of calls, messages that are
 ;;;;   not whole, requests that wait for a handler (HOLD, CHARGE-CALL); messages that nobody has
 ;;;;   taken, answers on their way to the loop (CHARGE-LINK).
-;;;; - Measured when the link is read and flushed: tables and caches, open streams, queued DATA,
-;;;;   header blocks that are not whole, what a dialect keeps (MEASURE-LINK); leftovers of input,
-;;;;   output, TLS (loop/io/connection-io.lisp).
+;;;; - Measured when the link is read and flushed, and when more DATA is queued: tables and caches,
+;;;;   open streams, queued DATA, header blocks that are not whole, what a dialect keeps
+;;;;   (MEASURE-LINK); leftovers of input, output, TLS (loop/io/connection-io.lisp).
 ;;;;
 ;;;; A message that waits for its rest counts with the memory that it has been given.
 ;;;;

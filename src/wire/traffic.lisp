@@ -122,6 +122,35 @@ owner."
   "The handler's CLOSED."
   (end-link (loop:connection-user socket) reason))
 
+;;; The sink
+
+(define-hot link-output ((http2 http2:connection)) buffer
+  "The sink's on-output: lend the core the buffer of the loop's connection."
+  (loop:connection-output (the loop:connection (link-socket (http2:connection-user http2)))))
+
+(defun link-http2-closed (http2 error-code text)
+  "The sink's on-close: the core has ended the connection; send what it wrote and close."
+  (let* ((link (http2:connection-user http2))
+         (socket (link-socket link))
+         (handshaking (loop:byte-channel-handshaking-p (loop:connection-byte-channel socket))))
+    (unless (link-failure link)
+      (setf (link-failure link)
+            (if handshaking             ; so the core has seen nothing, and has run out of time
+                (format nil "the TLS handshake was not over within ~A seconds"
+                        (options-preface-timeout-seconds (link-options link)))
+                (format nil "HTTP/2 connection error ~A: ~A" (http2:error-code-name error-code)
+                        text))))
+    (loop:close-connection socket :abort handshaking)))
+
+(defun link-queued (http2)
+  "The sink's on-queued. Without windows nothing of it leaves, so nothing else would measure it."
+  (measure-link (http2:connection-user http2)))
+
+(defun link-sink (&rest functions)
+  "A sink of HTTP/2 with FUNCTIONS, as HTTP2:MAKE-SINK takes them, and what all links do alike."
+  (apply #'http2:make-sink :on-output #'link-output :on-close #'link-http2-closed
+                           :on-queued #'link-queued functions))
+
 ;;; How it is opened
 
 (define-load-time-global **link-handler**

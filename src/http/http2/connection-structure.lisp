@@ -30,6 +30,7 @@ function that does nothing, except ON-OUTPUT, which has no default.
     :LOCAL (we found an error of the peer and sent RST_STREAM), :GOAWAY (not processed by the peer,
     may be tried again) or :CONNECTION (the connection ended).
   ON-WRITABLE (stream): its queue fell under half of the option send-budget-octets.
+  ON-QUEUED (connection): more DATA waits, for windows or a turn.
   ON-STREAM-CLOSED (stream): the last call for this stream, once for each.
   ON-GOAWAY (connection last-stream-id error-code debug-octets)
   ON-SETTINGS (connection): the peer's settings are in force.
@@ -43,6 +44,7 @@ function that does nothing, except ON-OUTPUT, which has no default.
   (on-trailers #'ignore-call :type function) ; the last fields of the peer's side
   (on-reset #'ignore-call :type function) ; a stream ended early
   (on-writable #'ignore-call :type function) ; a stream's queue has become short
+  (on-queued #'ignore-call :type function) ; more DATA waits
   (on-stream-closed #'ignore-call :type function) ; the last call for a stream
   (on-goaway #'ignore-call :type function) ; the peer opens or takes no more streams
   (on-settings #'ignore-call :type function) ; the peer's settings are in force

@@ -78,7 +78,9 @@ the connection is finished. Signal MISUSE if the headers are missing or our side
     (cond ((< at end)
            (enqueue-segment stream octets at end storable)
            (when end-stream-p (set-stream-flag stream +queue-ends+))
-           (join-ring (stream-connection stream) stream))
+           (let ((connection (stream-connection stream)))
+             (join-ring connection stream)
+             (funcall (sink-on-queued (connection-sink connection)) connection)))
           (t (when storable (give-octets-back octets))
              (when (and end-stream-p (= start end)) ; behind a queue
                (set-stream-flag stream +queue-ends+)))))

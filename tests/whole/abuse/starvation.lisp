@@ -70,6 +70,22 @@ When those have been cancelled, or taken, they are."
       (with-attacker (decent address) (is-true (served-p decent)))
       (is (< (queued-octets server) 60000000) "~D octets queued" (queued-octets server)))))
 
+(test answers-without-window-are-charged
+  "What waits for windows is charged while its connection is silent. A long answer is encoded while
+another thread runs the loop, which sends its header list meanwhile, and nothing goes out with it;
+it is charged all the same. Of these rounds about half failed."
+  (loop repeat 8
+        do (with-long-answers (address server :max-total-held-octets 40000000)
+             (with-connected (attackers 20 address)
+               (dolist (attacker attackers)
+                 (greet attacker '(:initial-window-size 0))
+                 (ask-for-much attacker 50 400))
+               (flet ((queued () (queued-octets server))
+                      (charged () (account-sum (server::server-account server))))
+                 (is (wait-until (lambda () (< 15000000 (queued)))))
+                 (is (wait-until (lambda () (<= (queued) (charged))))
+                     "~D octets wait, ~D are charged" (queued) (charged)))))))
+
 (test answers-that-nobody-reads
   "The windows are large, but nothing is taken from the socket; the calls are not begun either."
   (with-long-answers (address server)
