@@ -9,16 +9,28 @@
 ;;;; 4. The date is moved only as far as most machines' dates ask for: to the middle one or, of an
 ;;;;    even number, between the middle two, from whichever side it is outside them. So of two
 ;;;;    machines that differ neither moves it.
-;;;; 5. A node that is alone goes by its machine's date, but for one that is further off than an
-;;;;    hour: that has to stand for ten minutes first, in which somebody can mend it.
+;;;; 5. A node that is alone goes by its machine's date.
+;;;; 6. The date is moved by more than an hour only after a while, all through which the same was
+;;;;    asked for: ten minutes at a node that is alone, in which somebody can mend its machine's
+;;;;    date; half a minute at one among others. A node learns late what another's machine says,
+;;;;    so wrong dates of one moment after the other may look like those of most machines.
 
 (in-package #:clgrpc.workflow)
 
 (defconstant +date-slack-ms+ 250 "Dates that differ by no more are the same.")
-(defconstant +longest-step-ms+ 3600000 "So far a node that is alone follows its machine's date.")
-(defconstant +proof-ms+ 600000 "So long a date must stand that is further off.")
+(defconstant +longest-step-ms+ 3600000 "So far the date is moved at once.")
+(defconstant +lonely-proof-ms+ 600000
+  "So long a node that is alone is asked for a date that is further off.")
+(defconstant +common-proof-ms+ 30000
+  "So long a node among others is; each of them tells its machine's date thrice meanwhile.")
 (defconstant +longest-outage-ms+ 86400000
   "A date that is further behind the machine's than this is not taken for that of an outage.")
+
+(defstruct (doubt (:copier nil) (:predicate nil))
+  "An offset that is asked for and is far from that of the nodes' date."
+  (offset 0 :type integer :read-only t)
+  (begin-ms 0 :type integer :read-only t) ; since when, by STEADY-MS
+  (proof-ms 0 :type integer :read-only t)) ; how long it is to be asked for
 
 (defstruct (dates (:constructor make-dates (clock)) (:copier nil))
   "What a node knows of dates, in milliseconds since 1970. An offset is a date less STEADY-MS."
@@ -27,9 +39,9 @@
   (offset nil :type (or null integer))  ; of the nodes' date; nil until it is known
   (others (make-hash-table :test 'equal) :type hash-table
           :read-only t) ; from names of other nodes to the offsets of their machines' dates
-  (doubted-ms nil :type (or null integer))) ; since when, steadily, the machine's is far off
+  (doubt nil :type (or null doubt)))    ; about an offset that is far off
 
-(declaim (sb-ext:freeze-type dates))
+(declaim (sb-ext:freeze-type doubt dates))
 
 (defmethod print-object ((dates dates) stream)
   (print-unreadable-object (dates stream :type t)
@@ -49,23 +61,8 @@
   (let* ((sorted (sort (copy-list offsets) #'<)) (count (length sorted)))
     (values (elt sorted (floor (1- count) 2)) (elt sorted (floor count 2)))))
 
-(defun lonely-offset (dates own steady)
-  "The offset of a node without others, whose machine's is OWN at STEADY."
-  (let ((offset (dates-offset dates)))
-    (cond ((<= (abs (- own offset)) +longest-step-ms+)
-           (setf (dates-doubted-ms dates) nil)
-           own)
-          ((null (dates-doubted-ms dates))
-           (setf (dates-doubted-ms dates) steady)
-           (log-event :warning :workflow-date-doubted :seconds-off (round (- own offset) 1000))
-           offset)
-          ((< (- steady (dates-doubted-ms dates)) +proof-ms+) offset)
-          (t (setf (dates-doubted-ms dates) nil)
-             own))))
-
 (defun common-offset (dates own)
   "The offset that most of the machines ask for, of which this one's is OWN."
-  (setf (dates-doubted-ms dates) nil)
   (multiple-value-bind (low high)
       (middle (cons own (alexandria:hash-table-values (dates-others dates))))
     (let ((offset (dates-offset dates)))
@@ -73,16 +70,40 @@
             ((> offset (+ high +date-slack-ms+)) high)
             (t offset)))))
 
+(defun same-doubt-p (doubt offset proof-ms)
+  "True if DOUBT is about an offset like OFFSET, which is to be asked for PROOF-MS."
+  (and (= proof-ms (doubt-proof-ms doubt))
+       (<= (abs (- offset (doubt-offset doubt))) +longest-step-ms+)))
+
+(defun proven-offset (dates offset steady proof-ms)
+  "The offset of DATES now that OFFSET is asked for at STEADY, which is to be asked for PROOF-MS if
+it is far off."
+  (let ((present (dates-offset dates)) (doubt (dates-doubt dates)))
+    (cond ((<= (abs (- offset present)) +longest-step-ms+)
+           (setf (dates-doubt dates) nil)
+           offset)
+          ((not (and doubt (same-doubt-p doubt offset proof-ms)))
+           (setf (dates-doubt dates)
+                 (make-doubt :offset offset :begin-ms steady :proof-ms proof-ms))
+           (log-event :warning :workflow-date-doubted
+                      :seconds-off (round (- offset present) 1000))
+           present)
+          ((< (- steady (doubt-begin-ms doubt)) proof-ms) present)
+          (t (setf (dates-doubt dates) nil)
+             offset))))
+
 (defun date-now (dates)
   "The nodes' date now, as far as DATES say."
   (sb-thread:with-mutex ((dates-lock dates))
-    (let* ((steady (steady-ms)) (own (- (machine-ms dates) steady)))
+    (let* ((steady (steady-ms))
+           (own (- (machine-ms dates) steady))
+           (lonely (zerop (hash-table-count (dates-others dates)))))
       (+ steady
          (setf (dates-offset dates)
                (cond ((null (dates-offset dates)) own)
-                     ((zerop (hash-table-count (dates-others dates)))
-                      (lonely-offset dates own steady))
-                     (t (common-offset dates own))))))))
+                     (lonely (proven-offset dates own steady +lonely-proof-ms+))
+                     (t (proven-offset dates (common-offset dates own) steady
+                                       +common-proof-ms+))))))))
 
 (defun begin-date (dates others stored)
   "DATES begin with what the OTHERS reckon, a list of (name its-machine's-date nodes'-date), or if

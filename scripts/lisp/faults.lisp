@@ -69,7 +69,8 @@
 
 (defun run-all (faults seconds pause workflows)
   "Run users and WORKFLOWS; return true if all was well."
-  (let ((core (format nil "/tmp/clgrpc-faults-~36R.core"
+  (let ((core (format nil "~Aclgrpc-faults-~36R.core"
+                      (uiop:native-namestring (uiop:default-temporary-directory))
                       (random (expt 36 8) (make-random-state t)))))
     (if (zerop workflows)
         (run-users faults seconds pause)

@@ -85,9 +85,13 @@ workflows write 130 MB, to the log and again to its file.")
   "Where the members of etcd are themselves, without proxies."
   (mapcar #'shared:store-address (place-stores place)))
 
+(defun new-folder-name (name)
+  "The name of a folder that there is not yet, among those of TMPDIR. NAME says what for."
+  (format nil "~Aclgrpc-~A-~36R/" (uiop:native-namestring (uiop:default-temporary-directory)) name
+          (random (expt 36 8) (make-random-state t))))
+
 (defun call-with-place (function members)
-  (let* ((folder (format nil "/tmp/clgrpc-faults-~36R/" (random (expt 36 8)
-                                                                (make-random-state t))))
+  (let* ((folder (new-folder-name "faults"))
          (mounted (mount-folder folder members))
          (place (make-place :stores (new-stores members folder) :folder folder :mounted mounted)))
     (setf (place-address place) (own-addresses place))

@@ -479,8 +479,7 @@ workers that know nothing of it report what others do by then. The nodes' times 
                                       :network (loop:make-network)))
                        (base:*log-function* nil))
                    (memory:make-engine)))
-         (folder (format nil "/tmp/clgrpc-faults-~36R/" (random (expt 36 8)
-                                                                (make-random-state t))))
+         (folder (new-folder-name "faults"))
          (flow (begin-flow (make-place :address engine :folder folder) nil 60)))
     (unwind-protect
          (multiple-value-bind (complaints summary)
