@@ -3,11 +3,19 @@
 (in-package #:clgrpc.tests.program)
 (in-suite :clgrpc.program)
 
+(defun main-thread-waits-p (program)
+  "True if the main thread of PROGRAM computes nothing, be it for want of a processor."
+  (let ((text (uiop:read-file-string (format nil "/proc/~D/stat" (support:program-pid program)))))
+    (char= #\S (char text (+ 2 (position #\) text :from-end t))))))
+
 (test a-program-ends-with-zero
   "SIGTERM and SIGINT: the drain and the end are logged, what the streams hold is written, cleanup
 forms and exit hooks run."
   (dolist (signal (list sb-unix:sigterm sb-unix:sigint))
     (with-greeter (program address)
+      ;; until then it may be about to forget what its stream of standard output held, and with it
+      ;; what a handler puts there
+      (is-true (loop repeat 3000 thereis (main-thread-waits-p program) do (sleep 0.01)))
       (grpc:with-channel (channel address)
         (is (string= "Hello, Ada!" (greet channel "Ada"))))
       (support:signal-program program signal)
