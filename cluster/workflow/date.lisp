@@ -26,9 +26,9 @@
 (defconstant +longest-outage-ms+ 86400000
   "A date that is further behind the machine's than this is not taken for that of an outage.")
 
-(defstruct (doubt (:copier nil) (:predicate nil))
+(defstruct (date-step (:copier nil) (:predicate nil))
   "An offset that is asked for and is far from that of the nodes' date."
-  (offset 0 :type integer :read-only t)
+  (offset 0 :type integer :read-only t) ; that is asked for
   (begin-ms 0 :type integer :read-only t) ; since when, by STEADY-MS
   (proof-ms 0 :type integer :read-only t)) ; how long it is to be asked for
 
@@ -39,9 +39,9 @@
   (offset nil :type (or null integer))  ; of the nodes' date; nil until it is known
   (others (make-hash-table :test 'equal) :type hash-table
           :read-only t) ; from names of other nodes to the offsets of their machines' dates
-  (doubt nil :type (or null doubt)))    ; about an offset that is far off
+  (date-step nil :type (or null date-step))) ; that is asked for and has not been made
 
-(declaim (sb-ext:freeze-type doubt dates))
+(declaim (sb-ext:freeze-type date-step dates))
 
 (defmethod print-object ((dates dates) stream)
   (print-unreadable-object (dates stream :type t)
@@ -70,26 +70,26 @@
             ((> offset (+ high +date-slack-ms+)) high)
             (t offset)))))
 
-(defun same-doubt-p (doubt offset proof-ms)
-  "True if DOUBT is about an offset like OFFSET, which is to be asked for PROOF-MS."
-  (and (= proof-ms (doubt-proof-ms doubt))
-       (<= (abs (- offset (doubt-offset doubt))) +longest-step-ms+)))
+(defun same-step-p (date-step offset proof-ms)
+  "True if DATE-STEP is to an offset like OFFSET, which is to be asked for PROOF-MS."
+  (and (= proof-ms (date-step-proof-ms date-step))
+       (<= (abs (- offset (date-step-offset date-step))) +longest-step-ms+)))
 
 (defun proven-offset (dates offset steady proof-ms)
   "The offset of DATES now that OFFSET is asked for at STEADY, which is to be asked for PROOF-MS if
 it is far off."
-  (let ((present (dates-offset dates)) (doubt (dates-doubt dates)))
+  (let ((present (dates-offset dates)) (date-step (dates-date-step dates)))
     (cond ((<= (abs (- offset present)) +longest-step-ms+)
-           (setf (dates-doubt dates) nil)
+           (setf (dates-date-step dates) nil)
            offset)
-          ((not (and doubt (same-doubt-p doubt offset proof-ms)))
-           (setf (dates-doubt dates)
-                 (make-doubt :offset offset :begin-ms steady :proof-ms proof-ms))
+          ((not (and date-step (same-step-p date-step offset proof-ms)))
+           (setf (dates-date-step dates)
+                 (make-date-step :offset offset :begin-ms steady :proof-ms proof-ms))
            (log-event :warning :workflow-date-doubted
                       :seconds-off (round (- offset present) 1000))
            present)
-          ((< (- steady (doubt-begin-ms doubt)) proof-ms) present)
-          (t (setf (dates-doubt dates) nil)
+          ((< (- steady (date-step-begin-ms date-step)) proof-ms) present)
+          (t (setf (dates-date-step dates) nil)
              offset))))
 
 (defun date-now (dates)

@@ -149,6 +149,7 @@ them."
     (refuse-size :too-large :held +most-held+ (length held) "a worker has too many tasks"))
   (let ((known (make-hash-table :test 'equal)) (current (make-hash-table :test 'equal))
         (seconds (renew-session node session)))
+    (when (zerop (length held)) (forget-load node session))
     (flet ((claim-of (held) (cons (pb:held-id held) (pb:held-fence held))))
       (map nil (lambda (held) (setf (gethash (claim-of held) known) t)) held)
       (when (or (plusp (length held)) (may-have-claims-p node session))

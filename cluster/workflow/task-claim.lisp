@@ -4,9 +4,11 @@
 ;;;; does not try for one task twice at once.
 ;;;;
 ;;;; A claim that finds nothing waits at the task queue, without a thread. The watch of the index
-;;;; tells when a task becomes ready; then the first claim of its kind is woken for it, and tried
-;;;; again by one of a few jobs: it looks at no other task. So whatever becomes ready has somebody
-;;;; who is to see to it:
+;;;; tells when a task becomes ready; then a claim of its kind is woken for it, and tried again by
+;;;; one of a few jobs: it looks at no other task. That claim is the first whose worker was given no
+;;;; task since it ended one; if there is none, that of the worker that was given the fewest. So a
+;;;; worker that takes tasks and does none leaves them to others. Each task that becomes ready has
+;;;; one claim that is to see to it:
 ;;;;
 ;;;; - A woken waiter claims the task, or sees that it cannot be claimed any more, or that another
 ;;;;   claim of this node is about to take it. If it cannot, because nobody waits for its answer or
@@ -22,6 +24,8 @@
 (defconstant +claim-state-octets+ 1000000 "States that one claim puts; etcd takes 1.5 MB.")
 (defconstant +longest-wait-ms+ 60000 "Of a claim.")
 (defconstant +claimers+ 4 "Jobs that try claims again.")
+(defconstant +passed-claims+ 256
+  "So many claims that wait are passed by at most to find that of a worker with fewer tasks.")
 (defconstant +claim-rounds+ 5 "How often a claim looks for others when those it saw were taken.")
 
 ;;; Looking for tasks
@@ -206,7 +210,8 @@ last. A workflow that has failed by its last change gives none."
 
 (defun note-granted (node session count)
   "NODE has given SESSION so many tasks, COUNT."
-  (sb-thread:with-mutex ((node-lock node)) (incf (gethash session (node-grants node) 0) count)))
+  (sb-thread:with-mutex ((node-lock node)) (incf (gethash session (node-grants node) 0) count))
+  (note-load node session count))
 
 (defun check-held (node session)
   "Signal BACKLOG-FULL if SESSION has as many tasks as it may."
@@ -352,11 +357,29 @@ vain."
     (decf (task-queue-parked task-queue))
     (mapc #'quit-queue (shiftf (waiting-queue-entries waiting) '()))))
 
+(defun next-in-turn (task-queue queue)
+  "The entry in QUEUE, of the claims for a kind, of a worker with few tasks: the first with none,
+or, of a few, the first that has fewest. Claims that are passed by go to the end of QUEUE."
+  (loop with first = (ring-first queue) and best = nil and least = 0
+        repeat +passed-claims+
+        for queue-entry = (ring-first queue)
+        for load = (gethash (load-key (waiting-session (queue-entry-waiting queue-entry)))
+                            (task-queue-loads task-queue) 0)
+        until (and best (eq queue-entry first)) ; once round
+        do (when (or (null best) (< load least))
+             (setf best queue-entry
+                   least load))
+           (when (zerop load) (return best))
+           (quit-ring queue-entry)
+           (enter-ring queue-entry queue)
+        finally (return best)))
+
 (defun take-first (task-queue &optional kind)
-  "Take the first claim that is parked, of those for KIND if it is given, and return it; or nil."
+  "Take the first claim that is parked, or, if KIND is given, that of those for it whose turn it is,
+and return it; or nil."
   (let* ((queue (if kind (gethash kind (task-queue-queues task-queue))
                     (task-queue-queue task-queue)))
-         (queue-entry (and queue (ring-first queue))))
+         (queue-entry (and queue (if kind (next-in-turn task-queue queue) (ring-first queue)))))
     (when queue-entry
       (quit-task-queue task-queue (queue-entry-waiting queue-entry))
       (queue-entry-waiting queue-entry))))

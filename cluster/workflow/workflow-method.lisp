@@ -280,13 +280,15 @@ none."
                           (string/= "" session)
                           (progn (check-owner call session) t)))
          (claims nil)
+         (worker "")                    ; the session that had the task
          (other nil)                    ; the future of a task of another workflow
          (next nil))
     (flet ((record ()
              (change-workflow
               node (pb:report-request-id request)
               (lambda (draft)
-                (setf claims nil)
+                (setf claims nil
+                      worker (pb:workflow-state-session (draft-state draft)))
                 (check-reporter node call draft request)
                 (when (report-outcome draft request)
                   (when wants-next
@@ -305,6 +307,7 @@ none."
               :on-refusal (lambda () (setf wants-next nil)))))
       (unwind-protect
            (let* ((draft (record)) (state (draft-state draft)))
+             (forget-load node worker)
              (when claims (note-granted node session 1))
              (cond ((and wants-next (next-claimed-p state request))
                     (setf next (task-of node state (draft-input node state draft)

@@ -24,6 +24,8 @@ its kinds, so that the first of a kind is found, and one that waits no more is t
   (sessions (make-hash-table :test 'equal) :type hash-table :read-only t)
   ;; from what names of sessions say of whose they are to how many claims of theirs are there
   (owners (make-hash-table :test 'equal) :type hash-table :read-only t)
+  ;; how many tasks workers were given since they ended one, by LOAD-KEY of their sessions
+  (loads (make-hash-table :test 'equal) :type hash-table :read-only t)
   (retries (make-fifo) :type fifo :read-only t) ; claims for which there may be a task now
   ;; how often tasks of some kinds could be claimed, by ARRIVAL-PLACE of the kind
   (arrivals (make-array 256 :initial-element 0) :type simple-vector :read-only t)
@@ -199,12 +201,32 @@ about to be."
 (defun forget-session (node session)
   (sb-thread:with-mutex ((node-lock node))
     (remhash session (node-grants node))
-    (remhash session (node-session-names node))))
+    (remhash session (node-session-names node)))
+  (forget-load node session))
 
 (defun session-owner (session)
   "What the name of SESSION says of whose it is; empty for one of a peer without a certificate."
   (let ((dot (position #\. session)))
     (if dot (subseq session (1+ dot)) "")))
+
+(defun load-key (session)
+  "The key of SESSION in the loads of a task queue: its owner's name if a certificate says that."
+  (let ((owner (session-owner session)))
+    (if (string= "" owner) session owner)))
+
+(defun note-load (node session count)
+  "The worker of SESSION was given COUNT more tasks."
+  (let ((task-queue (node-task-queue node)))
+    (sb-thread:with-mutex ((task-queue-lock task-queue))
+      (incf (gethash (load-key session) (task-queue-loads task-queue) 0) count)))
+  nil)
+
+(defun forget-load (node session)
+  "The worker of SESSION has ended a task, or has none, or has gone."
+  (let ((task-queue (node-task-queue node)))
+    (sb-thread:with-mutex ((task-queue-lock task-queue))
+      (remhash (load-key session) (task-queue-loads task-queue))))
+  nil)
 
 (defun check-sessions-of (node owner)
   "Signal BACKLOG-FULL if OWNER, if that is not empty, has too many sessions for another one. The

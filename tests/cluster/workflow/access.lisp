@@ -198,6 +198,35 @@ resumes and deletes it."
           (signals backlog-full (claim node session '("ship") :wait 1))
           (mapc #'rpc:cancel calls))))))
 
+(test a-worker-that-ends-nothing-leaves-tasks-to-others
+  "A worker that has a hundred claims wait, takes tasks and ends none gets those that nobody else
+waits for."
+  (with-memory-node (node)
+    (let ((hoarder (open-a-session node)) (worker (open-a-session node))
+          (task-queue (workflow::node-task-queue node)))
+      (flet ((wait (session)
+               (calling:call-async #'methods:claim node
+                                   (pb:make-claim-request :session session :kinds '("charge")
+                                                          :wait-ms 50000)
+                                   :timeout 60))
+             (parked () (workflow::task-queue-parked task-queue)))
+        (let ((hoard (loop repeat 100 collect (wait hoarder))) (done 0))
+          (flet ((ended () (count-if #'loop:future-done-p hoard)))
+            (loop for i below 20
+                  for before = (ended)
+                  for call = (wait worker)
+                  do (is-true (wait-until (lambda () (= (- 101 before) (parked)))))
+                     (start-workflow node (format nil "w~D" i) '((:task "charge")))
+                     (is-true (wait-until (lambda ()
+                                            (or (loop:future-done-p call) (< before (ended))))))
+                     (cond ((loop:future-done-p call)
+                            (incf done)
+                            (report node (elt (pb:claim-reply-tasks (loop:await call)) 0)
+                                    "paid"))
+                           (t (rpc:cancel call)))))
+          (is (<= 18 done) "~D of 20 tasks are done" done)
+          (mapc #'rpc:cancel hoard))))))
+
 (test an-identity-has-so-many-waiting-claims
   "However many sessions it has, it leaves room for others."
   (with-memory-node (node :allow '((:work . "*")) :max-waiting-claims-per-identity 2)
