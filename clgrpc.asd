@@ -61,8 +61,8 @@
   :pathname "src/os/" :serial t
   :components ((:file "package") (:file "syscall") (:file "address") (:file "file") (:file "socket")
                (:file "epoll") (:file "poll") (:file "futex") (:file "stack") (:file "processor")
-               (:file "process") (:file "signal") (:file "library") (:file "zlib") (:file "openssl")
-               (:file "certificate") (:file "signature") (:file "tls-session")))
+               (:file "process") (:file "signal") (:file "library") (:file "zlib") (:file "zstd")
+               (:file "openssl") (:file "certificate") (:file "signature") (:file "tls-session")))
 
 (defsystem "clgrpc/loop"
   :description "The event loop, usable on its own."
@@ -184,16 +184,16 @@
   :components ((:static-file "../../../proto/grpc/health/v1/health.proto")
                (:static-file "../../../proto/xds/data/orca/v3/orca_load_report.proto")
                (:static-file "../../../proto/xds/service/orca/v3/orca.proto") (:file "package")
-               (:file "method") (:file "health-proto") (:file "generic")))
+               (:file "method") (:file "message-codec") (:file "health-proto") (:file "generic")))
 
 (defsystem "clgrpc/rpc"
   :description "What a call is on any transport: the contract of transports, observers."
   :depends-on ("clgrpc/method")
   :pathname "src/rpc/" :serial t
   :components ((:file "package") (:file "interceptor") (:file "transport") (:file "part")
-               (:file "observer") (:file "call") (:file "call-value") (:file "messaging")
-               (:file "verdict") (:file "handler-error") (:file "reaction") (:file "room")
-               (:file "call-report") (:file "call-tracer")))
+               (:file "observer") (:file "call") (:file "call-value") (:file "encoding-registry")
+               (:file "messaging") (:file "verdict") (:file "handler-error") (:file "reaction")
+               (:file "room") (:file "call-report") (:file "call-tracer")))
 
 (defsystem "clgrpc/calling"
   :description "What channels of all transports share: stubs, futures, client loops."

@@ -68,13 +68,14 @@
                   #:service #:channel #:current-call
                   #:rpc-method #:rpc-method-path #:rpc-method-name
                   #:rpc-method-service-name #:rpc-method-kind
-                  #:invoke #:generic-method #:pool-method #:pool-methods
+                  #:register-codec #:invoke #:generic-method #:pool-method #:pool-methods
                   #:generic-service #:make-generic-service #:generic-service-methods)
   (:import-from #:clgrpc.rpc
                   #:observer #:make-observer #:call #:send #:try-send #:close-send #:receive
                   #:do-messages #:with-call #:cancel #:cancelled-p #:call-status #:call-metadata
                   #:call-trailers #:call-peer #:call-stages #:failed-attempts #:call-security
-                  #:call-compression #:received-compressed-p #:send-metadata #:time-remaining
+                  #:call-compression #:received-compressed-p #:register-compressor
+                  #:register-zstd #:send-metadata #:time-remaining
                   #:call-deadline #:after
                   #:on-message #:on-half-close #:on-cancel #:on-writable #:reply #:finish #:on-end
                   #:filter-messages #:call-rpc-method #:call-value

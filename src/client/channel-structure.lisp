@@ -81,7 +81,7 @@ there are; see stream-queue.lisp."
                  (:constructor make-core
                      (&key name client-loop loop options observer sink sender on-stream
                         subchannel-pool credentials call-credentials plaintext-credentials
-                        authority user-agent encoding resolution balancing default-config
+                        authority user-agent encoding codec resolution balancing default-config
                         receive-limit attempt-interceptors channel-trace))
                  (:copier nil))
   "What a channel is on its loop."
@@ -100,6 +100,7 @@ there are; see stream-queue.lisp."
   (authority nil :type hpack:field :read-only t) ; the field :authority of calls
   (user-agent nil :type (or null hpack:field) :read-only t) ; likewise, if not **USER-AGENT**
   (encoding nil :type (or null wire:encoding) :read-only t) ; of requests, if nobody says otherwise
+  (codec nil :type (or null method:message-codec) :read-only t) ; of messages, or nil
   (refused '() :type list)              ; the encodings that no server is known to read, as one is
                                         ; known not to; changed by one store
   (resolution (make-resolution nil) :type resolution :read-only t) ; how its target is resolved

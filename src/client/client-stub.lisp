@@ -17,6 +17,7 @@
                          (compression nil compression-p))
   (declare (dynamic-extent options))
   (check-call-options options)
+  (when (core-codec (channel-core channel)) (setf method (method-in-channel method channel)))
   (let ((generator (and (member (rpc-method-kind method) '(:client-streaming :bidi))
                         (not (eq request :open))
                         (request-generator request)))
@@ -60,6 +61,13 @@
        (submit-call call nil)
        (when generator (pump-requests call generator))
        call))))
+
+(defun method-in-channel (method channel)
+  "METHOD with its messages in the codec of CHANNEL, unless it has one of its own, or raw messages."
+  (if (or (method:rpc-method-codec method)
+          (protobuf:raw-type-p (method:rpc-method-request-type method)))
+      method
+      (method:method-in-codec method (core-codec (channel-core channel)))))
 
 (defun keep-first-requests (call)
   "Keep the first messages that CALL will send, for a server that has not seen them."

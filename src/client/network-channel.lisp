@@ -38,13 +38,15 @@
 (defun make-channel (target &rest arguments &key credentials compression interceptors
                                              call-credentials plaintext-credentials observer
                                              balance service-config attempt-interceptors
-                                             (proxy :environment) authority user-agent resolvers
+                                             (proxy :environment) authority user-agent codec
+                                             resolvers
                      &allow-other-keys)
   "Return a channel to TARGET, \"HOST:PORT\", \"[IPV6]:PORT\", \"unix:PATH\" or any other form that
 doc/addresses.md has. It connects nothing yet; end it with CLOSE-CHANNEL, or use WITH-CHANNEL.
 CREDENTIALS            what TLS-CREDENTIALS returns has it speak TLS; nil, the default, is plaintext
-COMPRESSION            :gzip, :deflate or :identity, the default: how requests are compressed unless
-                       a stub's :compression says otherwise or the server does not accept it
+COMPRESSION            :gzip, :deflate, a name of REGISTER-COMPRESSOR, or :identity, the default:
+                       how requests are compressed unless a stub's :compression says otherwise or
+                       the server does not accept it
 INTERCEPTORS           a list of functions (method request options next), the first the outermost,
                        each called around every stub, in the caller's thread. METHOD is an
                        RPC-METHOD, OPTIONS a plist of the stub's keywords; what it returns is what
@@ -75,6 +77,9 @@ RESOLVERS              an alist from schemes, strings, to names of classes that 
                        defined: a TARGET of such a scheme has that resolver, whatever the image has
 USER-AGENT             a string, the application's name and version, that stands before this
                        library's in the header user-agent: \"shop/1.2 grpc-lisp-clgrpc/…\"
+CODEC                  the name of a codec, see REGISTER-CODEC: messages of all calls are in that,
+                       unless their method has one of its own, or raw messages; nil, the default,
+                       and \"proto\" are Protocol Buffers
 OBSERVER               what MAKE-OBSERVER, MAKE-METRICS, MAKE-TRACING, MAKE-ACCESS-LOG or
                        MAKE-CONSOLE returns, or a list of such, is told of the channel's calls,
                        messages and connections
@@ -87,7 +92,7 @@ A list (WHERE . functions) among either kind of interceptors is for some methods
 service whose full name WHERE is, a string, or the one whose symbol it is. All other keywords are
 rows of the options table, see OPTION-TABLE. Signal MISUSE for a wrong target or option, TLS-ERROR
 if CREDENTIALS cannot be used. From any thread."
-  (declare (ignore observer attempt-interceptors authority user-agent))
+  (declare (ignore observer attempt-interceptors authority user-agent codec))
   (let ((scheme (and (null (own-resolver target (check-resolvers resolvers)))
                      (loop:find-scheme target))))
     (if (and scheme (loop:scheme-open scheme))
@@ -103,7 +108,8 @@ if CREDENTIALS cannot be used. From any thread."
                          (alexandria:remove-from-plist
                           arguments :credentials :compression :interceptors :call-credentials
                           :plaintext-credentials :balance :service-config :observer
-                          :attempt-interceptors :proxy :authority :user-agent :resolvers)))
+                          :attempt-interceptors :proxy :authority :user-agent :codec
+                          :resolvers)))
          (own-resolver (own-resolver target (getf arguments :resolvers)))
          (observers (rpc:check-observer (getf arguments :observer)))
          (attempt-interceptors (append (rpc:check-interceptors
@@ -118,6 +124,7 @@ if CREDENTIALS cannot be used. From any thread."
          (interceptors (rpc:check-interceptors interceptors))
          (call-credentials (and call-credentials
                                 (calling:check-credentials-kind call-credentials)))
+         (codec (method:codec-of-name (getf arguments :codec)))
          (own-authority (getf arguments :authority))
          (user-agent (and (getf arguments :user-agent)
                           (user-agent-field (check-user-agent (getf arguments :user-agent)))))
@@ -139,7 +146,8 @@ if CREDENTIALS cannot be used. From any thread."
                                                        :loop (client-loop-loop client-loop))
                            :credentials credentials :call-credentials call-credentials
                            :plaintext-credentials (and plaintext-credentials t)
-                           :encoding encoding :authority authority :user-agent user-agent
+                           :encoding encoding :codec codec :authority authority
+                           :user-agent user-agent
                            :resolution (make-resolution resolver)
                            :balancing balancing :default-config config
                            :receive-limit (getf arguments :max-receive-octets)

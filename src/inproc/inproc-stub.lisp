@@ -13,6 +13,8 @@
   (when options
     (calling:check-call-options options)
     (rpc:check-compression compression))
+  (when (method:rpc-method-codec method)
+    (misuse "~A, whose method has a codec, is not for calls within the image." method))
   (let* ((inproc-core (channel-inproc-core channel))
          (deadline (if (or options *call*)
                        (calling:absolute-deadline timeout deadline

@@ -65,6 +65,8 @@
    ;; zlib.lisp
    #:open-zlib #:zlib-format #:deflate-octets #:inflation #:inflate-octets
    #:inflate-beginning #:zlib-stream-count
+   ;; zstd.lisp
+   #:open-zstd #:zstd-octets #:expand-zstd
    #:end-idle-streams
    ;; openssl.lisp
    #:tls-error #:tls-error-text #:open-openssl #:openssl-instance #:openssl-open-p

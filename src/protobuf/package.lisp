@@ -52,7 +52,8 @@
    ;; dynamic.lisp
    #:type-pool #:make-type-pool #:find-pool-type #:type-pool-files
    ;; raw-message.lisp
-   #:raw-type #:raw-type-p #:raw-type-decoded #:raw-type-finder #:make-raw-type #:**raw-type**
+   #:raw-type #:raw-type-p #:raw-type-decoded #:raw-type-finder #:coded-type-p
+   #:make-coded-type #:code-message #:decode-coded #:make-raw-type #:**raw-type**
    #:make-raw-message #:raw-message #:raw-message-p #:raw-message-octets #:decoded-room
    ;; message-reflection.lisp
    #:field-value #:field-present-p #:clear-field

@@ -113,11 +113,18 @@ transports may keep more there, else by MAKE-NAME."
                        (eq type (rpc-method-request-type method)) (protobuf:message-type-name type)
                        (printable-text (bounded-text message :limit 200 :escape t)))))
 
+(defun convert-message (method type message)
+  "MESSAGE, which is not of TYPE, one of METHOD's two, as the raw message that it is if METHOD has a
+codec. Signal MISUSE if it has none."
+  (if (protobuf:coded-type-p type)
+      (protobuf:code-message type message)
+      (refuse-message method type message)))
+
 (define-hot (check-message :inline t) ((method rpc-method) (type protobuf:message-type) message) t
-  "MESSAGE, if it is of TYPE, one of METHOD's two."
+  "MESSAGE, if it is of TYPE, one of METHOD's two; what the codec of METHOD, if any, makes of it."
   (if (protobuf:message-of-type-p message type)
       message
-      (refuse-message method type message)))
+      (convert-message method type message)))
 
 (define-hot (incoming-type :inline t) ((call call)) protobuf:message-type
   "The type of the messages that CALL receives."

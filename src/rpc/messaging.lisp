@@ -253,21 +253,10 @@ handlers that returned their call. From any thread."
 
 ;;; Compression of messages
 
-(defun check-compression (name)
-  "Return NAME, :gzip, :deflate, :identity or nil, if messages can be compressed so. Signal MISUSE
-for anything else, and if libz is not there."
-  (case name
-    ((nil :identity))
-    ((:gzip :deflate)
-     (multiple-value-bind (open reason) (os:open-zlib)
-       (unless open (misuse "There is no compression here: ~A." reason))))
-    (t (misuse "~S is no compression; there are :gzip, :deflate and :identity." name)))
-  name)
-
 (defun call-compression (call)
-  "How messages sent on CALL are compressed: :gzip, :deflate, or :identity, which is not at all.
-SETFable in a handler before it has sent metadata or a message. If the client cannot read the new
-value, messages go uncompressed. From any thread."
+  "How messages sent on CALL are compressed: :gzip, :deflate, a registered name, or :identity, which
+is not at all. SETFable in a handler before it has sent metadata or a message. If the client cannot
+read the new value, messages go uncompressed. From any thread."
   (operate compression call))
 
 (defun (setf call-compression) (name call)

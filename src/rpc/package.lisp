@@ -27,6 +27,10 @@
    #:cancel-call #:cancelled-p #:charged-arrival #:check-compression #:check-interceptors
    #:check-message #:check-observer #:client-p #:close-send #:define-shared-operations
    #:define-transport-end #:deliverable-p #:do-messages #:due-callback #:due-on-writable #:end-call
+   #:encoding #:encoding-p #:encoding-field #:encoding-name #:encoding-names #:encoding-of-name
+   #:encoding-text #:encoding-open-p #:encodings #:more-encodings-p #:expand-beginning
+   #:expand-octets
+   #:compressed-octets #:register-compressor #:register-zstd
    #:ending-outcome #:ending-trailer-fields #:ending-trailers #:ensure-ending #:ensure-inlet
    #:ensure-intent #:ensure-outlet #:ensure-parts #:ensure-reactions #:error-condition
    #:failed-attempts #:filter-messages #:filtered #:finish #:flaw #:gate-ringer #:incoming-type

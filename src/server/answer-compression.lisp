@@ -7,20 +7,15 @@
 
 (defun read-encoding (request field)
   "Note in REQUEST that its messages may be compressed as FIELD, a grpc-encoding, says. FIELD
-remembers what it means: an encoding, :identity, or why requests that have it are rejected."
-  (let ((memo (or (hpack:field-memo field)
-                  (setf (hpack:field-memo field) (encoding-memo (hpack:field-value field))))))
-    (cond ((consp memo)
-           (setf (request-incoming request) :unknown
-                 (request-rejection request) memo))
-          (t (setf (request-incoming request) (if (eq :identity memo) nil memo))))))
-
-(defun encoding-memo (value)
-  (multiple-value-bind (encoding text) (wire:parse-encoding value)
-    (case encoding
-      ((nil) :identity)
-      (:unknown (list :unimplemented text))
-      (t encoding))))
+remembers what it means, an encoding or :identity, unless it is unknown: it may be registered yet."
+  (let ((memo (hpack:field-memo field)))
+    (if memo
+        (setf (request-incoming request) (if (eq :identity memo) nil memo))
+        (multiple-value-bind (encoding text) (wire:parse-encoding (hpack:field-value field))
+          (setf (request-incoming request) encoding)
+          (if (eq :unknown encoding)
+              (setf (request-rejection request) (list :unimplemented text))
+              (setf (hpack:field-memo field) (or encoding :identity)))))))
 
 (defun begin-compression (call incoming default)
   "Give CALL its compression: INCOMING is an encoding, :unknown or nil, as its request said, DEFAULT

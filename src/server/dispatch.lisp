@@ -4,23 +4,26 @@
 
 (in-package #:clgrpc.server)
 
-(define-hot plain-content-type-p ((field hpack:field)) boolean
-  "True if a request whose content type is FIELD is a plain one, and not gRPC's. FIELD remembers
-it."
-  (eq :plain (or (hpack:field-memo field)
-                 (setf (hpack:field-memo field)
-                       (if (grpc-content-type-value-p (hpack:field-value-string field))
-                           :grpc
-                           :plain)))))
+(define-hot content-type-meaning ((field hpack:field)) (or symbol method:message-codec)
+  "What a request is whose content type is FIELD: :grpc in Protocol Buffers, a codec of gRPC's
+messages, or :plain. FIELD remembers it."
+  (or (hpack:field-memo field)
+      (setf (hpack:field-memo field)
+            (find-meaning (hpack:field-value-string field)))))
 
-(defun grpc-content-type-value-p (value)
-  (let ((base "application/grpc"))
-    (and (>= (length value) (length base))
-         (string-equal base value :end2 (length base))
-         (or (= (length value) (length base))
-             (char= #\; (char value (length base)))
-             (string-equal "+proto" (string-right-trim " " (subseq value (length base)
-                                                                  (position #\; value))))))))
+(defun find-meaning (value)
+  "What the content type VALUE means, as CONTENT-TYPE-MEANING has it."
+  (let* ((base "application/grpc")
+         (end (or (position #\; value) (length value)))
+         (type (string-right-trim " " (subseq value 0 end))))
+    (cond ((not (and (>= (length type) (length base))
+                     (string-equal base type :end2 (length base))))
+           :plain)
+          ((= (length type) (length base)) (if (= end (length type)) :grpc :plain))
+          ((char/= #\+ (char type (length base))) :plain)
+          ((string-equal "proto" (subseq type (1+ (length base)))) :grpc)
+          ((method:find-codec (subseq type (1+ (length base)))))
+          (t :plain))))
 
 (define-hot octets-are ((octets octets) (text simple-base-string)) boolean
   (and (= (length octets) (length text))
@@ -32,12 +35,28 @@ it."
   "The :path of LIST, the headers of a request."
   (hpack:field-value-string (hpack:find-field list ":path")))
 
+(defun take-codec (request)
+  "Have the route of REQUEST be that of its method in the codec that its content type names. A
+method whose messages are raw, or in a codec of its own, has no other."
+  (let* ((codec (request-codec request))
+         (route (request-route request))
+         (method (and route (route-method route))))
+    (cond ((or (null method) (eq codec (method:rpc-method-codec method))))
+          ((or (method:rpc-method-codec method)
+               (protobuf:raw-type-p (method:rpc-method-request-type method)))
+           (setf (request-rejection request)
+                 (list :unimplemented (format nil "~A has no messages in ~A"
+                                              (method:rpc-method-path method)
+                                              (method:codec-name codec)))))
+          (t (setf (request-route request) (route-in-codec route codec))))))
+
 (define-hot read-request ((request request) (table route-table) (list hpack:field-list)) null
   "Fill REQUEST, which has its metadata, from the fields of LIST."
   (setf (request-table request) table
         (request-route request) nil
         (request-timeout request) nil
         (request-plain request) :content-type
+        (request-codec request) nil
         (request-claim request) nil
         (request-incoming request) nil
         (request-accepted request) '()
@@ -48,8 +67,11 @@ it."
         (cond ((= kind http2:+kind-path+)
                (setf (request-route request) (route-of table field)))
               ((= kind http2:+kind-content-type+)
-               (setf (request-plain request)
-                     (if (plain-content-type-p field) :content-type nil)))
+               (let ((meaning (content-type-meaning field)))
+                 (cond ((eq :grpc meaning) (setf (request-plain request) nil))
+                       ((symbolp meaning) (setf (request-plain request) :content-type))
+                       (t (setf (request-plain request) nil
+                                (request-codec request) meaning)))))
               ((= kind http2:+kind-method+)
                (setf post (octets-are (hpack:field-value field)
                                       #.(coerce "POST" 'simple-base-string))))
@@ -60,6 +82,7 @@ it."
                (read-encoding request field))
               ((= kind http2:+kind-grpc-accept-encoding+)
                (setf (request-accepted request) (wire:accepted-encodings field))))))
+    (when (request-codec request) (take-codec request))
     (cond ((request-plain request))
           ((not post) (setf (request-plain request) :method))
           ((hpack:field-list-overflow-p list)

@@ -8,6 +8,7 @@
   (fields #() :type simple-vector)      ; the metadata, as WIRE:LIST-CUSTOM-FIELDS has it
   (charge 0 :type index)                ; octets that the call is charged with for them
   (route nil :type (or null server-route)) ; where the path leads; NIL without a path
+  (codec nil :type (or null method:message-codec)) ; of the messages, if the content type names one
   (timeout nil :type (or null (unsigned-byte 62))) ; nanoseconds
   (incoming nil :type (or symbol wire:encoding)) ; as BEGIN-COMPRESSION has it
   (accepted '() :type list)             ; the encodings that the client can read

@@ -26,10 +26,25 @@
 (defglobal **grpc-message** (ascii-octets "grpc-message"))
 (defglobal **grpc-status-details** (ascii-octets "grpc-status-details-bin"))
 
+(defun codec-field (codec)
+  "The header content-type of messages in CODEC."
+  (or (method:codec-field codec)
+      (setf (method:codec-field codec)
+            (hpack:string-field "content-type" (format nil "application/grpc+~A"
+                                                       (method:codec-name codec))))))
+
+(define-hot (call-codec :inline t) ((call server-call)) (or null method:message-codec)
+  "The codec of CALL's messages, or nil."
+  (let ((method (call-rpc-method call)))
+    (and method (method:rpc-method-codec (the rpc-method method)))))
+
 (define-hot write-headers-start ((stream http2:stream) (call server-call))
     (values hpack:encoder buffer)
   (multiple-value-bind (encoder buffer) (http2:begin-headers stream)
-    (hpack:encode-fields encoder buffer **response-fields**)
+    (let ((codec (call-codec call)))
+      (if codec
+          (hpack:encode-fields encoder buffer (vector **status-200** (codec-field codec)))
+          (hpack:encode-fields encoder buffer **response-fields**)))
     (wire:encode-encodings call encoder buffer t)
     (values encoder buffer)))
 
@@ -52,7 +67,16 @@
 
 (defconstant +constant-octets+ 300
   "How many octets of a header list are kept for :status, content-type, the two fields of
-compression and grpc-status; they take fewer.")
+compression and grpc-status; they take fewer, without registered compressions and a codec.")
+(defconstant +registered-octets+ 400
+  "How many more, with these.")
+
+(defun constant-octets (call)
+  "How many octets of a header list of CALL are kept for what is the same in all."
+  (if (or (call-codec call) (rpc:more-encodings-p))
+      (+ +constant-octets+ +registered-octets+)
+      +constant-octets+))
+
 (defconstant +text-octets+ 4096
   "The longest text that is sent, in octets of grpc-message: more than a person reads.")
 (defconstant +kept-text-octets+ 1024
@@ -62,7 +86,7 @@ compression and grpc-status; they take fewer.")
   "Signal an RPC-ERROR if METADATA is more than CALL's client takes."
   (let ((size (wire:metadata-octets metadata))
         (limit (header-list-limit call)))
-    (when (> (+ size +constant-octets+) limit)
+    (when (> (+ size (constant-octets call)) limit)
       (error (status:make-rpc-error
               :resource-exhausted :call call :ended-by :local
               :message (format nil "metadata of ~D octets to send, the client takes header lists ~
@@ -97,7 +121,7 @@ room. A long message is cut; details or trailers that do not fit are left out."
   (let* ((status (call-status call))
          (text (if outcome (rpc:outcome-message outcome) ""))
          (details (and outcome (rpc:outcome-details outcome)))
-         (left (max 0 (- (header-list-limit call) +constant-octets+)))
+         (left (max 0 (- (header-list-limit call) (constant-octets call))))
          (kept (min left +kept-text-octets+ (length text)))
          (left-out '()))
     (flet ((fits-p (octets)

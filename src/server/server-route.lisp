@@ -8,7 +8,8 @@
   "Where a path of a server leads."
   (blocks nil :type (member nil t :waits)) ; :auto, and it has overstayed, or waited beside others
   (quick 0 :type fixnum)                ; how many calls in a row have been quick since
-  (late 0 :type sb-ext:word))           ; how many that overstayed run still (atomic)
+  (late 0 :type sb-ext:word)            ; how many that overstayed run still (atomic)
+  (coded '() :type list))               ; an alist from codecs to ROUTE-IN-CODEC of this route
 
 (declaim (sb-ext:freeze-type server-route))
 
@@ -16,6 +17,42 @@
   (print-unreadable-object (route stream :type t)
     (format stream "~:[unknown~;~:*~A~] ~(~A~)~:[~; (blocks)~]" (route-method route)
             (route-execution route) (route-blocks route))))
+
+;;; Methods in a codec
+
+(defun coding-interceptor (method)
+  "An interceptor that makes what a handler of METHOD, which has a codec, answers the raw message
+that is sent."
+  (let ((type (method:rpc-method-response-type method))
+        (answers (member (rpc-method-kind method) '(:unary :client-streaming))))
+    (lambda (call request next)
+      (let ((value (funcall next request)))
+        (if (and answers (not (eq value call)))
+            (rpc:check-message method type value)
+            value)))))
+
+(defun code-answers (route)
+  "ROUTE, fresh, whose method has a codec perhaps: then its answers are made by that."
+  (let ((method (route-method route)))
+    (when (and method (method:rpc-method-codec method))
+      (push (coding-interceptor method) (route-interceptors route)))
+    route))
+
+(defun new-server-route (&rest slots)
+  "The server route with SLOTS, keywords and values."
+  (code-answers (apply #'make-server-route slots)))
+
+(defun route-in-codec (route codec)
+  "ROUTE for requests in CODEC."
+  (or (cdr (assoc codec (route-coded route)))
+      (let ((coded (copy-structure route)))
+        (setf (route-method coded) (method:method-in-codec (route-method route) codec)
+              (route-coded coded) '()
+              (route-blocks coded) nil
+              (route-late coded) 0)
+        (code-answers coded)
+        (push (cons codec coded) (route-coded route))
+        coded)))
 
 ;;; Which methods block. The slots for that are hints, which several threads set without a lock.
 

@@ -110,8 +110,9 @@ EXECUTION     where handlers run. :inline: always on the loop that received the 
               the loop over
 CREDENTIALS   a value of TLS-CREDENTIALS makes the server accept only TLS; nil, the default, is
               plaintext
-COMPRESSION   :gzip, :deflate or :identity, the default: how answers are compressed for clients
-              that accept that, unless a handler sets the CALL-COMPRESSION
+COMPRESSION   :gzip, :deflate, a name of REGISTER-COMPRESSOR, or :identity, the default: how
+              answers are compressed for clients that accept that, unless a handler sets the
+              CALL-COMPRESSION
 INTERCEPTORS  a list of functions (call request next), the first the outermost. Each is called
               around every handler, on the handler's thread; (funcall next request) returns what
               the handler returns. What the interceptor returns or signals takes the place of
@@ -162,7 +163,7 @@ From any thread."
                                           :threads (options-reserve-threads options)
                                           :queue (options-reserve-queue options)
                                           :idle-seconds (options-reserve-idle-seconds options))))
-         (routes (make-routes server services execution #'make-server-route
+         (routes (make-routes server services execution #'new-server-route
                               :interceptors interceptors)))
     (unless (typep fallback '(or null function (and symbol (satisfies fboundp))))
       (misuse "FALLBACK is a function, not ~S." fallback))
@@ -237,7 +238,7 @@ methods than before."
   (handler-case
       (sb-thread:with-mutex ((server-lock server))
         (let ((table (make-routes server (server-services server) (server-execution server)
-                                  #'make-server-route
+                                  #'new-server-route
                                   :interceptors (server-interceptors server)
                                   :epoch (1+ (route-table-epoch
                                               (server-loop-routes

@@ -127,6 +127,11 @@ repeated header is read once. Use only one function for each header."
             (ascii-octets "gzip")
             (map 'octets #'char-code name)))))
 
+(defun common-encoding-p (encoding)
+  "True if ENCODING, or :unknown, is one that the protocols beside gRPC have. Encodings of users are
+not: some of what is decompressed here is so on the loop, which a user's function may not hold up."
+  (and (rpc:encoding-p encoding) (member (rpc:encoding-name encoding) '(:gzip :deflate)) t))
+
 (defun head-encoding (fields name)
   "How messages are compressed as the header NAME of FIELDS says: an encoding, nil for none. The
 second value is a rejection if we cannot read that."
@@ -136,7 +141,7 @@ second value is a rejection if we cannot read that."
                         (wire:parse-encoding (if (string= "content-encoding" name)
                                                  (content-coding value)
                                                  value)))))
-    (if (eq :unknown encoding)
+    (if (and encoding (not (common-encoding-p encoding)))
         (values nil (list :unimplemented
                           (format nil "~A ~A is not supported; supported are gzip, deflate and ~
                                        identity"
@@ -147,7 +152,7 @@ second value is a rejection if we cannot read that."
   "The encodings that the client can read, as the header NAME of FIELDS says, or, without that, the
 one that it compresses by, INCOMING, if any."
   (let ((field (header fields name)))
-    (cond (field (wire:accepted-encodings field))
+    (cond (field (remove-if-not #'common-encoding-p (wire:accepted-encodings field)))
           (incoming (list incoming))
           (t '()))))
 
@@ -182,10 +187,14 @@ one that it compresses by, INCOMING, if any."
   "No method has a longer path.")
 
 (defun find-web-route (table target &optional (end (length target)))
-  "The route of TABLE for the path that TARGET, a string, is up to END, or nil."
-  (and (<= end +longest-path+)
-       (values (gethash (if (= end (length target)) target (subseq target 0 end))
-                        (serving:route-table-routes table)))))
+  "The route of TABLE for the path that TARGET, a string, is up to END, or nil. A method with a
+codec of its own is gRPC's only."
+  (let ((route (and (<= end +longest-path+)
+                    (gethash (if (= end (length target)) target (subseq target 0 end))
+                             (serving:route-table-routes table)))))
+    (and route
+         (null (method:rpc-method-codec (server:route-method route)))
+         route)))
 
 (defun refused (status)
   "The answer with the HTTP status STATUS and nothing to say."

@@ -1,54 +1,65 @@
-;;;; Compression of messages (gRPC's document "Compression"): the encodings there are, their names
-;;;; in grpc-encoding and grpc-accept-encoding, and octets to octets with each. Which messages of a
-;;;; call are compressed is decided in encoding.lisp.
+;;;; Compression of messages (gRPC's document "Compression"): the names of encodings in
+;;;; grpc-encoding and grpc-accept-encoding, and octets to octets with each. Which encodings there
+;;;; are is in rpc/encoding-registry.lisp, which messages of a call are compressed in encoding.lisp.
 ;;;;
 ;;;; libz is opened when the first channel is made, to know what may be offered to servers, or when
-;;;; a server first needs it. Without libz there is only `identity`.
+;;;; a server first needs it. Without libz there is only `identity`, unless users register others.
 
 (in-package #:clgrpc.wire)
 
-(defstruct (encoding (:constructor make-encoding (name field)) (:copier nil))
-  "A way to compress messages: NAME for users, FIELD for the peer."
-  (name :gzip :type os:zlib-format)     ; for users
-  (field nil :type hpack:field))        ; for the peer: grpc-encoding
+(defun grpc-encoding-field (encoding)
+  "The header field grpc-encoding that names ENCODING."
+  (or (encoding-field encoding)
+      (setf (encoding-field encoding)
+            (hpack:string-field "grpc-encoding" (encoding-text encoding)))))
 
-(declaim (sb-ext:freeze-type encoding))
+;; a list that RPC:ENCODINGS has returned, and the header that names those of it that can be used
+(declaim (type cons **accept**))
+(defglobal **accept** (cons nil nil))
 
-(defmethod print-object ((encoding encoding) stream)
-  (print-unreadable-object (encoding stream :type t)
-    (format stream "~(~A~)" (encoding-name encoding))))
+(defun make-accept-field (encodings)
+  "The grpc-accept-encoding that names ENCODINGS, from now on."
+  (let* ((usable (remove-if-not #'encoding-open-p encodings))
+         (field (hpack:string-field "grpc-accept-encoding"
+                                    (format nil "~:[identity~;~:*~{~A~^,~}~]"
+                                            (mapcar #'encoding-text usable)))))
+    (setf **accept** (cons encodings field))
+    field))
 
-(declaim (type list **encodings**))
-(sb-ext:define-load-time-global **encodings**
-    (list (make-encoding :gzip (hpack:string-field "grpc-encoding" "gzip"))
-          (make-encoding :deflate (hpack:string-field "grpc-encoding" "deflate"))))
+(defun forget-accept-field ()
+  "The machine of a core that is started may have other libraries."
+  (setf **accept** (cons nil nil)))
 
-(defglobal **accept-all** (hpack:string-field "grpc-accept-encoding" "gzip,deflate"))
-(defglobal **accept-identity** (hpack:string-field "grpc-accept-encoding" "identity"))
+(pushnew 'forget-accept-field sb-ext:*save-hooks*)
 
 (declaim (inline accepted-encodings-field))
 (defun accepted-encodings-field ()
   "The grpc-accept-encoding that says what we can read."
-  (if (os:open-zlib) **accept-all** **accept-identity**))
+  (let ((accept **accept**))
+    (if (eq (car accept) (encodings))
+        (the hpack:field (cdr accept))
+        (make-accept-field (encodings)))))
 
 (defun find-encoding (name)
   "The encoding for NAME, which RPC:CHECK-COMPRESSION has passed; nil for :identity and for nil."
-  (find (check-compression name) **encodings** :key #'encoding-name))
+  (encoding-of-name (check-compression name)))
 
 (defun encoding-named (octets start end)
-  "The encoding of ours whose name is OCTETS from START to END, or nil."
+  "The encoding of ours whose name is OCTETS from START to END, or nil if there is none that can be
+used."
   (declare (type octets octets) (type index start end))
   (find-if (lambda (encoding)
-             (let ((name (hpack:field-value (encoding-field encoding))))
+             (let ((name (hpack:field-value (grpc-encoding-field encoding))))
                (and (= (length name) (- end start))
-                    (null (mismatch name octets :start2 start :end2 end)))))
-           **encodings**))
+                    (null (mismatch name octets :start2 start :end2 end))
+                    (encoding-open-p encoding))))
+           (encodings)))
 
 (defun parse-encoding (value)
   "The encoding that VALUE, octets of grpc-encoding, names; nil for identity. For one that we cannot
 read :unknown, and what to say of it."
   (cond ((octets-equal value (load-time-value (ascii-octets "identity"))) nil)
-        ((and (os:open-zlib) (encoding-named value 0 (length value))))
+        ((encoding-named value 0 (length value)))
         (t (values :unknown (unknown-encoding-text value)))))
 
 (defun parse-accepted-encodings (value)
@@ -68,11 +79,15 @@ read :unknown, and what to say of it."
       (nreverse encodings))))
 
 (defun accepted-encodings (field)
-  "Those of our encodings that FIELD, a grpc-accept-encoding, lists. FIELD remembers the result."
-  (let ((memo (or (hpack:field-memo field)
-                  (setf (hpack:field-memo field)
-                        (or (parse-accepted-encodings (hpack:field-value field)) :none)))))
-    (if (eq :none memo) '() memo)))
+  "Those of our encodings that FIELD, a grpc-accept-encoding, lists. FIELD remembers the result, as
+long as none is registered."
+  (let ((memo (hpack:field-memo field)))
+    (if (and (consp memo) (eq (car memo) (encodings)))
+        (cdr memo)
+        (let ((encodings (encodings))
+              (accepted (parse-accepted-encodings (hpack:field-value field))))
+          (setf (hpack:field-memo field) (cons encodings accepted))
+          accepted))))
 
 (defconstant +quoted-octets+ 32 "How much of what a peer has sent is put into a text.")
 
@@ -84,8 +99,8 @@ read :unknown, and what to say of it."
 
 (defun unknown-encoding-text (value)
   "What to say of VALUE, octets of a grpc-encoding that is :unknown."
-  (format nil "grpc-encoding ~A is not supported; supported are ~:[~;gzip, deflate and ~]identity"
-          (quoted-octets value) (os:open-zlib)))
+  (format nil "grpc-encoding ~A is not supported; supported are ~{~A~^, ~}"
+          (quoted-octets value) (encoding-names)))
 
 ;;; Octets to octets
 
@@ -94,7 +109,8 @@ read :unknown, and what to say of it."
   "Compress a message, OCTETS up to END with its prefix. Return the compressed one with its own
 prefix, nil if there is no memory for that. From any thread."
   (multiple-value-bind (result result-end)
-      (os:deflate-octets (encoding-name encoding) level octets +prefix-octets+ end +prefix-octets+)
+      (compressed-octets encoding level octets +prefix-octets+ end +prefix-octets+)
+    (declare (type (or null octets) result) (type index result-end))
     (when result
       (setf (aref result 0) 1
             (u32be result 1) (- result-end +prefix-octets+))
@@ -142,7 +158,7 @@ honest."
   "Decompress the message in OCTETS up to END by ENCODING. The values are those of
 OS:INFLATE-OCTETS. In user code."
   (flet ((inflate (limit)
-           (os:inflate-octets (encoding-name encoding) octets 0 end limit)))
+           (expand-octets encoding octets 0 end limit)))
     (let* ((short (min limit +short-octets+))
            (size (inflated-size encoding octets 0 end)))
       (multiple-value-bind (outcome result length)
@@ -172,7 +188,7 @@ OS:INFLATE-OCTETS. In user code."
   "OCTETS, a message that ENCODING has compressed, decompressed: octets to give back, and how many
 of them it is. If it is broken or has more than LIMIT return nil, a status and a text."
   (multiple-value-bind (outcome result length)
-      (os:inflate-octets (encoding-name encoding) octets 0 (length octets) limit)
+      (expand-octets encoding octets 0 (length octets) limit)
     (if (eq :ok outcome)
         (values result length)
         (multiple-value-call #'values nil (inflation-problem outcome limit)))))

@@ -83,16 +83,16 @@ shorter uncompressed and COMPRESS, as for SEND, is not t, as it is."
 ENCODED stays as it is. If libz has no memory, end CALL and return nil."
   (if (and (typep encoded 'parcel) (parcel-plain encoded))
       (multiple-value-bind (outcome octets length)
-          (os:inflate-octets (encoding-name (outgoing-encoding call))
-                             (parcel-octets encoded) +prefix-octets+ (parcel-end encoded)
-                             (parcel-plain encoded))
+          (expand-octets (outgoing-encoding call) (parcel-octets encoded) +prefix-octets+
+                         (parcel-end encoded) (parcel-plain encoded))
         (ecase outcome
           (:ok (let ((plain (make-octets (+ +prefix-octets+ length))))
                  (setf (u32be plain 1) length)
                  (copy-octets octets 0 length plain +prefix-octets+)
                  (give-octets-back octets)
                  plain))
-          (:no-memory (abort-as call :no-memory)
+          ((:no-memory :corrupt :truncated :too-long) ; a user's functions may not fit each other
+           (abort-as call :no-memory)
            nil)))
       encoded))
 
@@ -104,7 +104,7 @@ which our messages may be compressed. A server does so if CALL has a COMPRESSION
       (hpack:encode-field encoder buffer (accepted-encodings-field) :index))
     (when (and compression compressed (compression-outgoing compression))
       (hpack:encode-field encoder buffer
-                          (encoding-field (the encoding (compression-outgoing compression)))
+                          (grpc-encoding-field (compression-outgoing compression))
                           :index)))
   nil)
 
@@ -112,4 +112,4 @@ which our messages may be compressed. A server does so if CALL has a COMPRESSION
   "How much ENCODE-ENCODINGS adds to a header list of CALL, a client's, at most, as RFC 9113 section
 6.5.2 counts."
   (+ (hpack:field-size (accepted-encodings-field))
-     (if (compression-of call) 52 0)))
+     (if (compression-of call) 70 0)))

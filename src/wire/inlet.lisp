@@ -169,7 +169,9 @@ second value is true if it says that it is long once it is decompressed, or may 
 (define-hot (to-keep-p :inline t) ((call wire-call) (size index)) boolean
   "True if a message of SIZE octets becomes a parcel: the loop does not decode it, nor put it into a
 batch."
-  (or (> size +parcel-octets+) (packs-p call)))
+  (or (> size +parcel-octets+)
+      (packs-p call)
+      (protobuf:coded-type-p (incoming-type call)))) ; a user's function decodes it
 
 (define-hot whole-message-p ((octets octets) (at index) (end index)) boolean
   (and (<= (+ at +prefix-octets+) end)
@@ -255,11 +257,14 @@ half as much: less than that is queued once the window can be given back."
   "Decode the octets; return the message. With CONSUME, the message may keep OCTETS as a part of it:
 then the second value is true. The third is how much memory the messages inside it take. Signal a
 PROTOBUF-ERROR if the octets are no message."
-  (let ((options (wire-call-options call)))
-    (protobuf:parse-received (incoming-type call) octets start end
-                             (options-max-message-depth options)
-                             (options-max-decoded-octets options)
-                             consume)))
+  (let ((options (wire-call-options call))
+        (type (incoming-type call)))
+    (if (protobuf:coded-type-p type)
+        (values (protobuf:decode-coded type octets start end) nil 0)
+        (protobuf:parse-received type octets start end
+                                 (options-max-message-depth options)
+                                 (options-max-decoded-octets options)
+                                 consume))))
 
 (define-hot wire-decode ((call wire-call) item (start index) (end index)) t
   "The operation DECODE."

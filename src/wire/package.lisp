@@ -20,7 +20,9 @@
                   #:call-outcome #:call-peer #:call-rpc-method #:call-stage
                   #:call-status #:call-unsent-octets #:call-with-room #:callbacks-p
                   #:charged-arrival #:check-compression #:client-p #:define-shared-operations
-                  #:due-callback #:incoming-type
+                  #:compressed-octets #:due-callback #:encoding #:encoding-field #:encoding-name
+                  #:encoding-names #:encoding-of-name #:encoding-text #:encoding-open-p
+                  #:encodings #:expand-octets #:incoming-type
                   #:may-send-p #:message-due-p #:notify #:operate #:outcome #:outcome-stage
                   #:overdue-p
                   #:outcome-unsent #:outgoing #:outgoing-type #:pop-incoming #:push-arrival

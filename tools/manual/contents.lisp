@@ -26,12 +26,14 @@
                 "guides/coming-from.md"))
    (make-chapter-list "In production" "For programs that others depend on."
               '("guides/deployment.md" "guides/security.md" "guides/tuning.md" "limits.md" "tls.md"
-                "addresses.md" "fleets.md" "etcd/discovery.md" "cluster/production.md"
+                "addresses.md" "fleets.md" "etcd/discovery.md"
+                "cluster/production.md"
                 "observability.md" "monitoring.md" "tracing.md"
                 "channelz.md" "tools/console.md" "tools/load.md" "tools/profile.md"
                 "cluster/cluster.md" "cluster/workflows.md"))
    (make-chapter-list "Looking things up" "Details, and how it works inside."
-              '("compression.md" "http.md" "transports.md" "observers.md" "event-loop.md"
+              '("compression.md" "codecs.md" "http.md" "transports.md" "observers.md"
+                "event-loop.md"
                 "simulation.md" "etcd/etcd.md" "etcd/memory.md" "cluster/raft.md"
                 "performance.md" "platforms.md" "architecture.md" "decisions.md" "glossary.md")))
   "The chapters, for three readers.")
@@ -39,7 +41,7 @@
 (defparameter *subjects*
   (list
    (make-subject "messages" "Protocol Buffers" '("CLGRPC.PROTOBUF") '("protobuf.md"))
-   (make-subject "services" "Services and methods" '("CLGRPC.METHOD") '("calls.md"))
+   (make-subject "services" "Services and methods" '("CLGRPC.METHOD") '("calls.md" "codecs.md"))
    (make-subject "calls" "Calls" '("CLGRPC.RPC" "CLGRPC.CALLING" "CLGRPC.INPROC" "CLGRPC.TOPIC")
                  '("calls.md" "deadlines.md" "interceptors.md" "topics.md" "in-process.md"))
    (make-subject "errors" "Statuses and errors" '("CLGRPC.STATUS") '("errors.md"))

@@ -27,7 +27,7 @@ that."
           (and known
                (remove-if (lambda (encoding)
                             (some (lambda (accepted) (member encoding accepted)) known))
-                          (mapcar #'wire:find-encoding '(:gzip :deflate)))))))
+                          (remove-if-not #'rpc:encoding-open-p (rpc:encodings)))))))
 
 (defun note-accepted-encodings (link list)
   "Remember what LINK's server accepts, if the header LIST says."

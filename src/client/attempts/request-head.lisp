@@ -18,6 +18,19 @@
   (hpack:string-field "user-agent"
                       (format nil "~A ~A" prefix (hpack:field-value-string **user-agent**))))
 
+(defun codec-content-type (codec)
+  "The field content-type of requests whose messages are in CODEC."
+  (or (method:codec-field codec)
+      (setf (method:codec-field codec)
+            (hpack:string-field "content-type" (format nil "application/grpc+~A"
+                                                       (method:codec-name codec))))))
+
+(declaim (inline content-type-field))
+(defun content-type-field (call)
+  "The field content-type of the requests of CALL."
+  (let ((codec (method:rpc-method-codec (call-rpc-method call))))
+    (if codec (codec-content-type codec) **content-type**)))
+
 (define-hot (authority-field :inline t) ((call client-call)) hpack:field
   "The field :authority of the requests of CALL."
   (let* ((intent (rpc:call-intent call))
@@ -60,7 +73,7 @@ METADATA, an alist."
                             (status:encode-timeout (- (call-deadline call) (operate now call)))
                             :plain))
     (hpack:encode-field encoder buffer **te-trailers** :index)
-    (hpack:encode-field encoder buffer **content-type** :index)
+    (hpack:encode-field encoder buffer (content-type-field call) :index)
     (hpack:encode-field encoder buffer
                         (or (core-user-agent (client-call-core call)) **user-agent**)
                         :index)
@@ -74,7 +87,7 @@ METADATA, an alist."
 (defun request-list-octets (call number metadata)
   "How large the header list of the attempt of CALL that NUMBER others came before, with METADATA,
 is at most, as RFC 9113 section 6.5.2 counts."
-  (+ (loop for field in (list **post** **https** **te-trailers** **content-type**
+  (+ (loop for field in (list **post** **https** **te-trailers** (content-type-field call)
                               (or (core-user-agent (client-call-core call)) **user-agent**)
                               (method-path-field (call-rpc-method call))
                               (authority-field call))

@@ -76,7 +76,7 @@ all of it."
   (head nil :type octets :read-only t)  ; the entry without its message
   (octets nil :type octets :read-only t) ; the message, or its beginning
   (cut nil :type boolean :read-only t)  ; OCTETS are only that
-  (encoding nil :type os:zlib-format :read-only t) ; how they are compressed
+  (encoding nil :type keyword :read-only t) ; how they are compressed
   (limit 0 :type index :read-only t)    ; so many of its octets are logged
   (told 0 :type index :read-only t))    ; how long the peer says the message is, or 0
 
@@ -89,10 +89,12 @@ all of it."
 (defun expand (dense)
   "The whole entry DENSE as octets."
   (multiple-value-bind (outcome octets count)
-      (os:inflate-beginning (dense-encoding dense) (dense-octets dense) 0
+      (rpc:expand-beginning (rpc:encoding-of-name (dense-encoding dense)) (dense-octets dense) 0
                             (length (dense-octets dense)) (dense-limit dense))
     (multiple-value-bind (message truncated)
-        (if (or (member outcome '(:ok :too-long)) (and (eq :truncated outcome) (dense-cut dense)))
+        (if (and octets
+                 (or (member outcome '(:ok :too-long))
+                     (and (eq :truncated outcome) (dense-cut dense))))
             (values (binlog:make-message
                      :length (if (eq :ok outcome) count (max (1+ count) (dense-told dense)))
                      :data (subseq-octets octets 0 count))

@@ -87,8 +87,11 @@ thread."
 (defun make-raw-type (name &optional decoded finder)
   "Return a new type, called NAME, of messages that are not decoded. Their octets are messages of
 DECODED, a message type, if that is given; FINDER finds types by name, as :FINDER for JSON does."
-  (let* ((type (%make-raw-type (copy-seq name) decoded finder))
-         (layout (make-layout :type type)))
+  (lay-out-raw (%make-raw-type (copy-seq name) decoded finder)))
+
+(defun lay-out-raw (type)
+  "Give TYPE, a raw type, its layout, and return it."
+  (let ((layout (make-layout :type type)))
     (setf (layout-maker layout) (lambda () (make-raw-message type (make-octets 0)))
           (layout-reader layout)
           (lambda (octets start end reading)
@@ -122,3 +125,44 @@ change."
   "True if OBJECT is a message that was not decoded."
   (and (dynamic-message-p object)
        (raw-type-p (layout-type (dynamic-layout object)))))
+
+;;; Coded messages: any object of Lisp, which functions of a user make octets and octets make. What
+;;; is sent is made a raw message first; what is received is decoded by DECODE-CODED.
+
+(defstruct (coded-type (:include raw-type) (:copier nil) (:predicate coded-type-p)
+                       (:constructor %make-coded-type (name serializer deserializer)))
+  "A type of messages that functions of a user turn into octets and back."
+  (serializer nil :type function :read-only t) ; of a message: octets
+  (deserializer nil :type function :read-only t)) ; of octets: a message, not nil
+
+(document-functions
+  coded-type-p "True if OBJECT is a type of messages that functions of a user turn into octets.")
+
+(defun make-coded-type (name serializer deserializer)
+  "Return a new type, called NAME, of messages that SERIALIZER, a function, makes octets and
+DESERIALIZER makes of octets."
+  (lay-out-raw (%make-coded-type (copy-seq name) serializer deserializer)))
+
+(defun code-message (type message)
+  "The raw message of TYPE, a coded one, that MESSAGE is. In user code."
+  (let ((octets (funcall (coded-type-serializer type) message)))
+    (unless (and (vectorp octets) (every (lambda (octet) (typep octet 'octet)) octets))
+      (misuse "The codec of ~A makes ~A, which is not a vector of octets, of a message."
+              (message-type-name type)
+              (printable-text (bounded-text octets :limit 200 :escape t))))
+    (make-raw-message type octets)))
+
+(defun codec-complaint (error)
+  "What to say of ERROR, a condition that a user's deserializer has signalled."
+  (if (typep error 'storage-condition)
+      "the codec has run out of memory or stack"
+      (format nil "the codec says: ~A" (printable-text (bounded-text error :limit 200)))))
+
+(defun decode-coded (type octets start end)
+  "The message that the octets START to END are by TYPE, a coded one. Signal a PROTOBUF-ERROR if
+they are none. In user code."
+  (flet ((refuse (text)
+           (error 'protobuf-error :type (message-type-name type) :text text)))
+    (or (handler-case (funcall (coded-type-deserializer type) (subseq-octets octets start end))
+          ((or error storage-condition) (error) (refuse (codec-complaint error))))
+        (refuse "the codec has made nil of it"))))

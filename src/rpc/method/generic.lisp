@@ -9,12 +9,13 @@
       (or (protobuf:find-message-type type) (misuse "There is no message type ~S." type))
       protobuf:**raw-type**))
 
-(defun generic-method (name &key (kind :unary) request-type response-type)
+(defun generic-method (name &key (kind :unary) request-type response-type codec)
   "Return the method NAME, such as \"helloworld.Greeter/SayHello\", to INVOKE on a channel though no
 code was made for it. KIND says which side streams: :unary, :client-streaming, :server-streaming or
 :bidi. REQUEST-TYPE and RESPONSE-TYPE are message types, their full names or symbols; without them
-messages are raw ones, see RAW-MESSAGE. Signal MISUSE if NAME is no service and method, or a type is
-not known. From any thread."
+messages are raw ones, see RAW-MESSAGE. With CODEC, the name of one of REGISTER-CODEC, messages are
+what that makes of them. Signal MISUSE if NAME is no service and method, or a type or CODEC is not
+known. From any thread."
   (let* ((path (string-left-trim "/" name))
          (slash (position #\/ path :from-end t)))
     (unless (member kind '(:unary :client-streaming :server-streaming :bidi))
@@ -23,10 +24,12 @@ not known. From any thread."
     (unless (and slash (< 0 slash (1- (length path))))
       (misuse "~S is not the name of a method, such as \"helloworld.Greeter/SayHello\"." name))
     (flet ((text (start end) (coerce (subseq path start end) 'simple-string)))
-      (make-rpc-method :name (text (1+ slash) nil) :service-name (text 0 slash) :kind kind
-                       :path (coerce (concatenate 'string "/" path) 'simple-string)
-                       :request-type (type-or-raw request-type)
-                       :response-type (type-or-raw response-type)))))
+      (method-in-codec
+       (make-rpc-method :name (text (1+ slash) nil) :service-name (text 0 slash) :kind kind
+                        :path (coerce (concatenate 'string "/" path) 'simple-string)
+                        :request-type (type-or-raw request-type)
+                        :response-type (type-or-raw response-type))
+       (codec-of-name codec)))))
 
 (defun pool-method (pool name &key raw)
   "Return the method NAME, such as \"helloworld.Greeter/SayHello\", whose service is in POOL, a type

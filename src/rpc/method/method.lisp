@@ -24,6 +24,8 @@
   (request-type nil :type (or null protobuf:message-type)) ; of the messages to the handler
   (response-type nil :type (or null protobuf:message-type)) ; of those to the client
   (function-name nil :type symbol)      ; of the generic function
+  (codec nil)                           ; its messages are in that one; nil for Protocol Buffers
+  (coded '() :type list)                ; an alist from codecs to METHOD-IN-CODEC of this one
   (quiet nil :type boolean)             ; logs and traces leave out calls that end well
   (number 0 :type (unsigned-byte 16)))  ; of PATH, see NUMBER-OF-PATH; 0 if no code was made for it
 

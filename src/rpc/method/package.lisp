@@ -11,7 +11,10 @@
    #:direct-channel #:find-rpc-method #:forget-watcher #:generic-method #:generic-service
    #:generic-service-methods #:invoke #:make-binding #:make-generic-service #:method-binding
    #:pool-method #:pool-methods
-   #:make-rpc-method #:rpc-method #:rpc-method-function-name #:rpc-method-descriptor
+   #:message-codec #:codec-field #:codec-name #:find-codec #:method-in-codec #:codec-of-name
+   #:register-codec
+   #:make-rpc-method #:rpc-method #:rpc-method-codec #:rpc-method-function-name
+   #:rpc-method-descriptor
    #:rpc-method-kind #:rpc-method-name
    #:rpc-method-number #:rpc-method-path #:rpc-method-path-field #:rpc-method-quiet
    #:rpc-method-request-type #:rpc-method-response-type #:rpc-method-route

@@ -220,3 +220,58 @@ is long, whatever that has said of its length; not for a short one."
                    statuses)))
       (is (null (set-difference statuses '(:ok :internal :resource-exhausted))) "~S" statuses)
       (is (eq :ok (status-of (ask-raw peer "/lab.Bench/Ask" :data (note-octets 1))))))))
+
+;;; Compressions that users register
+
+(defun call-with-compressor (name compress decompress function)
+  "Call FUNCTION while there is the compression NAME with these functions, besides our own."
+  (let ((before rpc::**encodings**))
+    (unwind-protect (progn (grpc:register-compressor name :compress compress :decompress decompress)
+                           (funcall function))
+      (setf rpc::**encodings** before))))
+
+(defun turned (octets &optional level)
+  "OCTETS, each exclusive-or 255: a compression for tests, which gains nothing."
+  (declare (ignore level))
+  (map 'octets (lambda (octet) (logxor 255 octet)) octets))
+
+(defun turned-note (number &rest arguments)
+  (framed (turned (grpc:serialize (apply #'note number arguments))) :flag 1))
+
+(test registered-compressors-at-the-server
+  "Their names go out, what they have compressed is read, and answers go so to clients that accept
+that. What is too long, or broken, ends the call, and no more than that."
+  (call-with-compressor
+   :turned #'turned
+   (lambda (octets write)
+     (let ((octets (turned octets)))
+       (case (length octets)
+         (3 (loop (funcall write octets))) ; a bomb of three octets
+         (4 (error "broken"))
+         (t (funcall write octets)))))
+   (lambda ()
+     (dolist (execution '(:auto :inline :blocking))
+       (with-raw-calls (peer :max-receive-octets 100000 :compression :turned :execution execution)
+           (:ask #'echo-note)
+         (flet ((answer (data &optional (accepted "turned") (encoding "turned"))
+                  (ask-raw peer "/lab.Bench/Ask" :data data
+                                                 :fields (encoding-fields encoding accepted))))
+           (let* ((exchange (answer (turned-note 7 :body 1000)))
+                  (octets (exchange-data-octets exchange)))
+             (is (eq :ok (status-of exchange)))
+             (is (equal "turned" (field-of "grpc-encoding" (exchange-headers exchange))))
+             (is (equal "gzip,deflate,turned"
+                        (field-of "grpc-accept-encoding" (exchange-headers exchange))))
+             ;; it gains nothing, so the answer is as it was
+             (is (= 0 (aref octets 0)))
+             (is (= 7 (number-of (grpc:parse-message 'lab:note (subseq octets 5))))))
+           (is (null (field-of "grpc-encoding"
+                               (exchange-headers (answer (turned-note 7) "gzip")))))
+           (is (eq :ok (status-of (answer (turned-note 1 :body 99000)))))
+           (is (eq :resource-exhausted (status-of (answer (framed (octets-of 1 2 3) :flag 1)))))
+           (is (eq :internal (status-of (answer (framed (octets-of 1 2 3 4) :flag 1)))))
+           (let ((exchange (answer (note-octets 1) "gzip" "snappy")))
+             (is (eq :unimplemented (status-of exchange)))
+             (is (search "supported are gzip, deflate, turned, identity"
+                         (field-of "grpc-message" (exchange-headers exchange)))))
+           (is (eq :ok (status-of (answer (turned-note 1)))))))))))

@@ -91,3 +91,130 @@ what it returns."
   (signals misuse (grpc:generic-method "a.B/C" :request-type "no.such.Type"))
   (let ((service (grpc:make-generic-service #'echo-raw)))
     (signals misuse (grpc:start-server (list service (grpc:make-generic-service #'echo-raw))))))
+
+;;; Codecs
+
+(defun register-lines ()
+  "Register the codec \"lab-lines\": lists of strings, a line each. Of a type of ours, a Note, the
+first line is its text. There is no message \"broken\", and \"nothing\" is nil."
+  (grpc:register-codec
+   "lab-lines"
+   :serialize (lambda (message type)
+                (string-octets (if (eq type 'lab:note)
+                                   (format nil "~A~%" (lab:note-text message))
+                                   (format nil "~{~A~%~}" message))))
+   :deserialize (lambda (octets type)
+                  (let ((lines (uiop:split-string (string-right-trim '(#\Newline)
+                                                                     (octets-string octets))
+                                                  :separator '(#\Newline))))
+                    (cond ((equal '("broken") lines) (error "broken ~S" type))
+                          ((equal '("nothing") lines) nil)
+                          ((eq type 'lab:note) (lab:make-note :text (first lines)))
+                          (t lines))))))
+
+(test methods-with-codecs-are-called-and-served
+  "A service of no type, of each kind; its messages are lists. What cannot be decoded ends the call,
+and no more than that."
+  (register-lines)
+  (flet ((coded (name kind) (grpc:generic-method name :kind kind :codec "lab-lines")))
+    (let ((methods (list (coded "a.B/Ask" :unary) (coded "a.B/Watch" :server-streaming)
+                         (coded "a.B/Collect" :client-streaming) (coded "a.B/Chat" :bidi)
+                         (coded "a.B/Later" :unary))))
+      (call-with-generic
+       (lambda (channel server)
+         (flet ((call (index request) (grpc:invoke channel (nth index methods) request
+                                                   :timeout +patience+)))
+           (is (equal '("a" "b" "Ask") (call 0 '("a" "b"))))
+           (is (equal '("a" "Later") (call 4 '("a"))))
+           (let ((long (loop repeat 5000 collect "a line")))
+             (is (equal (append long '("Ask")) (call 0 long))))
+           (let ((said '()))
+             (grpc:do-messages (message (call 1 '("a"))) (push message said))
+             (is (equal '(("a") ("a") ("a")) said)))
+           (is (equal '("2") (call 2 (list '("a") '("b")))))
+           (let ((said '()))
+             (grpc:do-messages (message (call 3 (list '("a") '("b" "c")))) (push message said))
+             (is (equal '(("b" "c") ("a")) said)))
+           (dolist (bad '(("broken") ("nothing")))
+             (is (typep (caught (call 0 bad)) 'grpc:internal))
+             (is (typep (caught (grpc:do-messages (message (call 3 (list '("a") bad)))
+                                  (declare (ignore message))))
+                        'grpc:internal)))
+           (is (typep (caught (call 0 '("answer-broken"))) 'grpc:internal))
+           (signals error (call 0 5))
+           (is (equal '("a" "Ask") (call 0 '("a"))))
+           ;; within the image there is none
+           (let ((within (grpc:server-channel server)))
+             (signals misuse (grpc:invoke within (first methods) '("a")))
+             (grpc:close-channel within))))
+       (grpc:make-generic-service
+        (lambda (method request call)
+          (let ((name (grpc:rpc-method-name method)))
+            (cond ((string= "Watch" name) (dotimes (i 3) (grpc:send call request)))
+                  ((string= "Collect" name)
+                   (list (princ-to-string (loop while (grpc:receive request) count t))))
+                  ((string= "Chat" name)
+                   (grpc:do-messages (message request) (grpc:send call message)))
+                  ((string= "Later" name)
+                   (grpc:after call 0 (lambda () (grpc:reply call (append request (list name)))))
+                   call)
+                  ((equal '("answer-broken") request) '("broken"))
+                  (t (append request (list name))))))
+        :methods methods)))))
+
+(test channels-with-a-codec
+  "Stubs of a service with types, by a channel that has a codec: the server takes it as the request
+says, for handlers that know nothing of it, with an interceptor around them."
+  (register-lines)
+  (with-probe (channel :server server
+                       :options (list :interceptors
+                                      (list (lambda (call request next)
+                                              (let ((value (funcall next request)))
+                                                (assert (or (eq value call)
+                                                            (typep value 'lab:note)))
+                                                value)))))
+      (:ask (lambda (note call)
+              (declare (ignore call))
+              (lab:make-note :text (format nil "~A!" (lab:note-text note)) :number 5)))
+    (grpc:with-channel (lines (grpc:server-address server) :codec "lab-lines")
+      (flet ((answer (channel text)
+               (let ((reply (ask channel (lab:make-note :text text :number 1))))
+                 (list (lab:note-text reply) (lab:note-number reply)))))
+        (is (equal '("a!" 0) (answer lines "a")))
+        (is (equal '("a!" 5) (answer channel "a")))
+        (is (equal '("b!" 0) (answer lines "b")))
+        (is (typep (caught (answer lines "broken")) 'grpc:internal))
+        (signals error (ask lines '("a")))
+        (let ((note (lab:make-note :text "c")))
+          (is (equal "c!" (lab:note-text (grpc:await (grpc:call-async #'lab.bench:ask lines
+                                                                      note))))))))
+    (signals misuse (grpc:make-channel "127.0.0.1:1" :codec "lab-other"))))
+
+(test codecs-on-the-wire
+  "The content type of the request is that of the answer; one of no codec is refused. A message that
+is no such thing, too long, or cut short ends its call; the server goes on."
+  (register-lines)
+  (with-raw-calls (peer :max-receive-octets 1000)
+      (:ask (lambda (note call) (declare (ignore call)) note))
+    (flet ((answer (data &key (type "application/grpc+lab-lines"))
+             (ask-raw peer "/lab.Bench/Ask" :content-type type :data data))
+           (lines (text) (framed (string-octets text))))
+      (let ((exchange (answer (lines "a"))))
+        (is (eq :ok (status-of exchange)))
+        (is (equal "application/grpc+lab-lines"
+                   (field-of "content-type" (exchange-headers exchange))))
+        (is (equalp (framed (string-octets (format nil "a~%"))) (exchange-data-octets exchange))))
+      (is (eq :ok (status-of (answer (lines "a") :type "Application/GRPC+Lab-Lines; charset=x"))))
+      (is (equal "415" (field-of ":status" (exchange-headers
+                                            (answer (lines "a") :type "application/grpc+lab")))))
+      (is (eq :internal (status-of (answer (lines "broken")))))
+      (is (eq :internal (status-of (answer (lines "nothing")))))
+      (is (eq :internal (status-of (answer (framed (octets-of 255 254 253))))))
+      (is (eq :resource-exhausted (status-of (answer (framed (make-octets 1001))))))
+      (is (eq :internal (status-of (answer (subseq (lines "abc") 0 7)))))
+      (is (eq :unimplemented (status-of (answer (octets-of)))) "there is no message")
+      (is (eq :unimplemented
+              (status-of (ask-raw peer "/lab.Bench/None" :content-type "application/grpc+lab-lines"
+                                                         :data (lines "a")))))
+      (is (eq :ok (status-of (answer (lines "a")))))
+      (is (eq :ok (status-of (answer (note-octets 1) :type "application/grpc")))))))

@@ -206,3 +206,25 @@ call ends, and the channel goes on."
          (sb-int:unencapsulate 'os:inflate-octets 'full))
        (is (= 4 (outcomes)))))
    (constantly nil)))
+
+(test compression-by-zstd
+  "Both ways, short and long, and by servers and channels that have a smaller limit."
+  (let ((before rpc::**encodings**))
+    (unwind-protect
+         (progn
+           (is (eq :zstd (grpc:register-zstd)))
+           (with-probe (channel :channel-options '(:compression :zstd :max-receive-octets 500000)
+                                :options '(:max-receive-octets 200000))
+               (:ask (lambda (note call)
+                       (setf (grpc:call-compression call) :zstd)
+                       (note (if (grpc:received-compressed-p call) 1 0)
+                             :body (if (= 5 (number-of note)) 1000000 (lab:note-body note)))))
+             (dolist (size '(1000 20000 190000))
+               (multiple-value-bind (reply call) (ask channel (note 1 :body size))
+                 (is (equal (list 1 t size) (told reply call)))
+                 (is (eq :zstd (grpc:call-compression call)))))
+             (is (typep (caught (ask channel (note 1 :body 300000))) 'grpc:resource-exhausted))
+             (is (typep (caught (ask channel (note 5 :body 1000))) 'grpc:resource-exhausted))
+             (is (equal '(1 t 1000)
+                        (multiple-value-call #'told (ask channel (note 1 :body 1000)))))))
+      (setf rpc::**encodings** before))))

@@ -1,0 +1,70 @@
+;;;; Zstandard (RFC 8878) through libzstd: octets in, octets out, one message at a time. The output
+;;;; is bounded, whatever the input claims. Messages are decompressed straight into octets of ours,
+;;;; so the window that a frame asks for takes no memory.
+
+(in-package #:clgrpc.os)
+
+(define-library **libzstd** ("libzstd.so.1" "libzstd.so") ()
+  (%zstd-bound "ZSTD_compressBound" (unsigned 64) (size (unsigned 64)))
+  (%zstd-compress "ZSTD_compress" (unsigned 64) (to system-area-pointer) (room (unsigned 64))
+                  (from system-area-pointer) (size (unsigned 64)) (level int))
+  (%zstd-decompress "ZSTD_decompress" (unsigned 64) (to system-area-pointer) (room (unsigned 64))
+                    (from system-area-pointer) (size (unsigned 64)))
+  (%zstd-error-p "ZSTD_isError" (unsigned 32) (result (unsigned 64)))
+  (%zstd-error-code "ZSTD_getErrorCode" int (result (unsigned 64))))
+
+(defun open-zstd ()
+  "Open libzstd unless it is open. Return true if there is one, else nil and why not as text. From
+any thread."
+  (open-library **libzstd**))
+
+(macrolet ((define-zstd-errors (&rest rows)
+             `(progn ,@(loop for (name c-name value) in rows
+                             collect `(defconstant ,name ,value
+                                        ,(format nil "What zstd_errors.h calls ~A." c-name))))))
+  (define-zstd-errors
+    (+zstd-no-memory+ "ZSTD_error_memory_allocation" 64)
+    (+zstd-room-too-small+ "ZSTD_error_dstSize_tooSmall" 70)
+    (+zstd-source-size-wrong+ "ZSTD_error_srcSize_wrong" 72)))
+
+(defun zstd-octets (level from start end room)
+  "Compress the octets START to END of FROM at LEVEL, 1 to 9. The values are those of
+DEFLATE-OCTETS. libzstd must be open. From any thread."
+  (declare (type octets from) (type message-octets start end room))
+  (let* ((bound (%zstd-bound (- end start)))
+         (to (borrow-octets (+ room bound)))
+         (result (with-pinned-objects (from to)
+                   (%zstd-compress (sap+ (vector-sap to) room) bound
+                                   (sap+ (vector-sap from) start) (- end start) level))))
+    (cond ((zerop (%zstd-error-p result)) (values to (+ room result)))
+          (t (give-octets-back to)
+             (values nil 0)))))
+
+(defun zstd-failure (result)
+  "How the decompression with RESULT, an error of libzstd's, ended: an INFLATION, or :full."
+  (let ((code (%zstd-error-code result)))
+    (cond ((= code +zstd-room-too-small+) :full)
+          ((= code +zstd-source-size-wrong+) :truncated)
+          ((= code +zstd-no-memory+) :no-memory)
+          (t :corrupt))))
+
+(defun expand-zstd (from start end limit)
+  "Decompress the octets START to END of FROM. The values are those of INFLATE-OCTETS. A result for
+which the octets at hand are too few is made again in four times as many, so that a short message
+takes no room for what it may become. libzstd must be open. From any thread."
+  (declare (type octets from) (type message-octets start end limit))
+  (loop with most = (1+ limit)
+        for room of-type (unsigned-byte 32) = (min most (max 512 (* 4 (- end start))))
+          then (min most (* 4 room))
+        for to of-type octets = (borrow-octets room)
+        for result = (with-pinned-objects (from to)
+                       (%zstd-decompress (vector-sap to) room (sap+ (vector-sap from) start)
+                                         (- end start)))
+        for outcome = (cond ((= start end) :truncated) ; no frame at all
+                            ((plusp (%zstd-error-p result)) (zstd-failure result))
+                            ((> result limit) :too-long)
+                            (t :ok))
+        do (when (eq :ok outcome) (return (values :ok to result)))
+           (give-octets-back to)
+           (unless (and (eq :full outcome) (< room most))
+             (return (values (if (eq :full outcome) :too-long outcome) nil 0)))))

@@ -1,0 +1,231 @@
+;;;; The encodings that messages can be compressed by (gRPC's document "Compression"): gzip and
+;;;; deflate through libz, those that users register, and zstd through libzstd if they ask for it.
+;;;; An encoding stays when it is registered again; only its functions change. So what has noted an
+;;;; encoding, such as a header field, need not be told.
+
+(in-package #:clgrpc.rpc)
+
+(defstruct (encoding (:copier nil))
+  "A way to compress messages."
+  (name :gzip :type keyword :read-only t) ; for users
+  (text "" :type simple-string :read-only t) ; for peers, in headers
+  (field nil)                           ; the wire's: the header grpc-encoding
+  ;; without arguments: return true if the functions below may be called, else nil and why not
+  (opener (constantly t) :type function)
+  ;; (level octets start end room): the values of OS:DEFLATE-OCTETS
+  (compressor #'identity :type function)
+  ;; (octets start end limit): the values of OS:INFLATE-OCTETS
+  (expander #'identity :type function)
+  ;; as EXPANDER, but of a result that cannot be had whole the beginning
+  (beginner #'identity :type function))
+
+(declaim (sb-ext:freeze-type encoding))
+
+(document-functions
+  encoding-name "The keyword that users have for ENCODING."
+  encoding-text "The name of ENCODING in headers."
+  encoding-field "The header grpc-encoding that names ENCODING, once the wire has made it.")
+
+(defmethod print-object ((encoding encoding) stream)
+  (print-unreadable-object (encoding stream :type t)
+    (format stream "~(~A~)" (encoding-name encoding))))
+
+(defun zlib-encoding (format)
+  "The encoding FORMAT, of OS:ZLIB-FORMAT."
+  (make-encoding
+   :name format :text (string-downcase format) :opener (lambda () (os:open-zlib))
+   :compressor (lambda (level octets start end room)
+                 (os:deflate-octets format level octets start end room))
+   :expander (lambda (octets start end limit) (os:inflate-octets format octets start end limit))
+   :beginner (lambda (octets start end limit)
+               (os:inflate-beginning format octets start end limit))))
+
+(declaim (type list **encodings**))
+(sb-ext:define-load-time-global **encodings**
+    (list (zlib-encoding :gzip) (zlib-encoding :deflate)))
+
+(declaim (inline encodings))
+(defun encodings ()
+  "All encodings, a list that is not changed: registration makes another. From any thread."
+  **encodings**)
+
+(defun more-encodings-p ()
+  "True if there are encodings besides gzip and deflate."
+  (and (cddr (encodings)) t))
+
+(defun encoding-open-p (encoding)
+  "True if messages can be compressed by ENCODING; else nil and why not. From any thread."
+  (funcall (encoding-opener encoding)))
+
+(defun encoding-of-name (name)
+  "The encoding that users know by NAME, or nil."
+  (find name (encodings) :key #'encoding-name))
+
+(defun encoding-names ()
+  "The texts of the encodings that can be used, and identity."
+  (append (mapcar #'encoding-text (remove-if-not #'encoding-open-p (encodings)))
+          (list "identity")))
+
+;;; Octets to octets. Whatever decompresses a message calls one of the last two.
+
+(defun compressed-octets (encoding level octets start end room)
+  "Compress the octets START to END by ENCODING. The values are those of OS:DEFLATE-OCTETS."
+  (funcall (encoding-compressor encoding) level octets start end room))
+
+(defun expand-octets (encoding octets start end limit)
+  "Decompress the octets START to END, a message compressed by ENCODING. The values are those of
+OS:INFLATE-OCTETS. In user code."
+  (funcall (encoding-expander encoding) octets start end limit))
+
+(defun expand-beginning (encoding octets start end limit)
+  "As EXPAND-OCTETS, but whatever the outcome is, return octets of BORROW-OCTETS, or nil, and how
+many of them, LIMIT at most, are the beginning of the result."
+  (funcall (encoding-beginner encoding) octets start end limit))
+
+;;; Encodings of users
+
+(defun compress-by (function)
+  "The COMPRESSOR of an encoding whose user has given FUNCTION, of octets and a level."
+  (declare (type function function))
+  (lambda (level octets start end room)
+    (let* ((result (funcall function (subseq-octets octets start end) level))
+           (end (+ room (length result)))
+           (to (borrow-octets end)))
+      (replace to result :start1 room)
+      (values to end))))
+
+(defstruct (bounded-output (:conc-name output-) (:copier nil))
+  "What a user's function has decompressed so far."
+  (octets nil :type octets)             ; of BORROW-OCTETS
+  (fill 0 :type index)                  ; how many of them are filled
+  (limit 0 :type index))                ; so many there may be
+
+(defun add-output (output octets start end)
+  "Add OCTETS from START to END to OUTPUT. If that is too much, add those that there is room for,
+and return false."
+  (let* ((fill (output-fill output))
+         (count (min (- end start) (- (output-limit output) fill)))
+         (room (length (output-octets output))))
+    (when (< room (+ fill count))
+      (let ((longer (borrow-octets (max (+ fill count)
+                                        (min (output-limit output) (* 4 room))))))
+        (copy-octets (output-octets output) 0 fill longer 0)
+        (give-octets-back (shiftf (output-octets output) longer))))
+    (replace (output-octets output) octets :start1 fill :start2 start :end2 (+ start count))
+    (setf (output-fill output) (+ fill count))
+    (= count (- end start))))
+
+(defun call-bounded (function octets output)
+  "Call FUNCTION, a user's, of OCTETS and a function that writes to OUTPUT. Return how that ended,
+as OS:INFLATION has it. Once OUTPUT is full FUNCTION is left."
+  (declare (type function function))
+  (block nil
+    (handler-case
+        (funcall function octets
+                 (lambda (octets &optional (start 0) (end (length octets)))
+                   (unless (add-output output octets start end) (return :too-long))))
+      (storage-condition () (return :no-memory))
+      (error () (return :corrupt)))
+    :ok))
+
+(defun expand-by (function)
+  "The BEGINNER of an encoding whose user has given FUNCTION, of octets and a function that
+writes."
+  (lambda (octets start end limit)
+    (let ((output (make-bounded-output
+                   :limit limit :octets (borrow-octets (min limit (max 512 (* 4 (- end start))))))))
+      (values (call-bounded function (subseq-octets octets start end) output)
+              (output-octets output)
+              (output-fill output)))))
+
+(defun whole-by (beginner)
+  "The EXPANDER for an encoding that has BEGINNER."
+  (declare (type function beginner))
+  (lambda (octets start end limit)
+    (multiple-value-bind (outcome result length) (funcall beginner octets start end limit)
+      (cond ((eq :ok outcome) (values :ok result length))
+            (t (when result (give-octets-back result))
+               (values outcome nil 0))))))
+
+;;; Registration
+
+(defconstant +encoding-characters+ 24 "The longest name of an encoding.")
+(defconstant +most-encodings+ 12 "So many encodings may there be; all are named in headers.")
+
+(defun encoding-text-for (name)
+  "The text in headers for NAME, a keyword. Signal MISUSE if that can be no encoding's name."
+  (let ((text (and (keywordp name) (coerce (string-downcase name) 'simple-string))))
+    (unless (and text
+                 (<= 1 (length text) +encoding-characters+)
+                 (every (lambda (character)
+                          (or (char<= #\a character #\z) (digit-char-p character)
+                              (find character "-_.")))
+                        text))
+      (misuse "~S cannot be the name of a compression: a keyword of letters, digits and \"-_.\", ~
+               ~D at most." name +encoding-characters+))
+    (when (member name '(:identity :gzip :deflate))
+      (misuse "The compression ~S is the library's own." name))
+    text))
+
+(defun put-encoding (new)
+  "Have NEW among the encodings, or give its functions to the one of its name. From any thread."
+  (loop
+    (let* ((old **encodings**)
+           (known (find (encoding-name new) old :key #'encoding-name)))
+      (cond (known
+             (setf (encoding-opener known) (encoding-opener new)
+                   (encoding-compressor known) (encoding-compressor new)
+                   (encoding-expander known) (encoding-expander new)
+                   (encoding-beginner known) (encoding-beginner new))
+             (return known))
+            ((<= +most-encodings+ (length old))
+             (misuse "There are ~D compressions already." +most-encodings+))
+            ((eq old (sb-ext:compare-and-swap (symbol-value '**encodings**) old
+                                              (append old (list new))))
+             (return new))))))
+
+(defun register-compressor (name &key compress decompress)
+  "Register the compression NAME, a keyword: from now on :COMPRESSION of channels, servers and stubs
+takes it, peers are told of it, and messages that they have compressed so are read. In headers its
+name is in lower case: \"snappy\" for :snappy. Return NAME.
+COMPRESS    a function of octets, those of a message, and the option :compression-level, 1 to 9,
+            that returns octets
+DECOMPRESS  a function of octets, those of a compressed message, and a function WRITE. It calls
+            WRITE with the octets of the message, in pieces: (funcall write octets start end), where
+            START and END may be left out. As soon as there are more than the limit of the call,
+            :max-receive-octets, WRITE does not return, and the call ends with :resource-exhausted.
+            If DECOMPRESS signals an error the message is corrupt: the call ends with :internal
+Both may be called by several threads at once, and must not change their octets. Registered again,
+NAME has the new functions. Do so before making the channels and servers that use it. Signal MISUSE
+for :identity, :gzip, :deflate, and what cannot be a name. From any thread."
+  (let ((text (encoding-text-for name)))
+    (unless (and (functionp compress) (functionp decompress))
+      (misuse "The compression ~S needs two functions, :compress and :decompress." name))
+    (let ((beginner (expand-by decompress)))
+      (put-encoding (make-encoding :name name :text text :compressor (compress-by compress)
+                                   :beginner beginner :expander (whole-by beginner))))
+    name))
+
+(defun register-zstd ()
+  "Register the compression :zstd (RFC 8878), by the machine's libzstd, and return :zstd; if there
+is no libzstd, nil and why, a string. The level is :compression-level. From any thread."
+  (multiple-value-bind (open reason) (os:open-zstd)
+    (cond (open
+           (put-encoding (make-encoding
+                          :name :zstd :text "zstd" :opener #'os:open-zstd
+                          :compressor #'os:zstd-octets
+                          :expander #'os:expand-zstd :beginner #'os:expand-zstd))
+           :zstd)
+          (t (values nil reason)))))
+
+(defun check-compression (name)
+  "Return NAME, that of an encoding, :identity or nil, if messages can be compressed so. Signal
+MISUSE for anything else, and if the library for it is not there."
+  (unless (member name '(nil :identity))
+    (let ((encoding (encoding-of-name name)))
+      (unless encoding
+        (misuse "~S is no compression; there are ~{~S, ~}and :identity." name
+                (mapcar #'encoding-name (encodings))))
+      (multiple-value-bind (usable reason) (encoding-open-p encoding)
+        (unless usable (misuse "There is no compression ~S here: ~A." name reason)))))
+  name)

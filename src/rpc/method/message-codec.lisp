@@ -1,0 +1,103 @@
+;;;; Codecs: how the messages of calls are octets, other than Protocol Buffers. The name of one is
+;;;; the content subtype of gRPC over HTTP/2: application/grpc+NAME. A codec belongs to a method,
+;;;; by GENERIC-METHOD, or to a channel; a server takes the one that a request names. Each way it
+;;;; comes to the same: a METHOD-IN-CODEC, like the method in all but its message types, which are
+;;;; coded ones (protobuf/types/raw-message.lisp).
+
+(in-package #:clgrpc.method)
+
+(defstruct (message-codec (:conc-name codec-) (:copier nil))
+  "How messages are octets."
+  (name "" :type simple-string :read-only t) ; the content subtype
+  (serialize nil :type function)        ; (message type) → octets
+  (deserialize nil :type function)      ; (octets type) → message
+  (field nil))                          ; the wire's: the header content-type, once it was made
+
+(declaim (sb-ext:freeze-type message-codec))
+
+(document-functions
+  codec-name "The content subtype that CODEC stands for."
+  codec-field "The header content-type of CODEC, once the wire has made it.")
+
+(defmethod print-object ((codec message-codec) stream)
+  (print-unreadable-object (codec stream :type t)
+    (princ (codec-name codec) stream)))
+
+(defglobal **codecs** (make-hash-table :test 'equalp :synchronized t)) ; by name
+
+(defconstant +codec-characters+ 32 "The longest name of a codec.")
+
+(defun check-codec-name (name)
+  "Return NAME if a codec can be called so; otherwise signal MISUSE."
+  (unless (and (stringp name)
+               (<= 1 (length name) +codec-characters+)
+               (every (lambda (character)
+                        (or (char<= #\a character #\z) (digit-char-p character)
+                            (find character "-_.")))
+                      name))
+    (misuse "~S cannot be the name of a codec: small letters, digits and \"-_.\", ~D at most." name
+            +codec-characters+))
+  (when (string= "proto" name) (misuse "The codec \"proto\" is the library's own."))
+  (coerce name 'simple-string))
+
+(defun register-codec (name &key serialize deserialize)
+  "Register the codec NAME, a content subtype in small letters such as \"json\": from now on
+GENERIC-METHOD and :CODEC of channels take it, and servers serve requests with the content type
+application/grpc+NAME, so that messages are other than Protocol Buffers. Return NAME.
+SERIALIZE    a function of a message and its type that returns octets
+DESERIALIZE  a function of octets and a type that returns a message, which must not be nil; if it
+             signals an error the call ends with :internal
+The type is a symbol such as HELLOWORLD:HELLO-REQUEST, or a message type; nil for a method without
+types, whose messages may be any objects. The octets are those of a whole message, as long as
+:max-receive-octets at most; how much memory DESERIALIZE makes of them is up to it. Both are called
+on the threads of handlers and callers, several at once. Registered again, NAME has the new
+functions. Not for channels within the image. Signal MISUSE for what cannot be a name, and for
+\"proto\". From any thread."
+  (let ((name (check-codec-name name)))
+    (unless (and (functionp serialize) (functionp deserialize))
+      (misuse "The codec ~S needs two functions, :serialize and :deserialize." name))
+    (sb-ext:with-locked-hash-table (**codecs**)
+      (let ((codec (gethash name **codecs**)))
+        (if codec
+            (setf (codec-serialize codec) serialize
+                  (codec-deserialize codec) deserialize)
+            (setf (gethash name **codecs**)
+                  (make-message-codec :name name :serialize serialize :deserialize deserialize)))))
+    name))
+
+(defun find-codec (name)
+  "The codec that is registered as NAME, a string in any case, or nil. From any thread."
+  (values (gethash name **codecs**)))
+
+(defun codec-of-name (name)
+  "The codec that is registered as NAME; nil for nil and for \"proto\". Signal MISUSE if there is
+none."
+  (cond ((or (null name) (equal "proto" name)) nil)
+        ((and (stringp name) (find-codec name)))
+        (t (misuse "There is no codec ~S; REGISTER-CODEC makes one." name))))
+
+(defun type-in-codec (type codec)
+  "The coded type for messages of TYPE, a message type, in CODEC."
+  (let ((designator (if (protobuf:raw-type-p type)
+                        nil
+                        (or (protobuf:message-type-symbol type) type))))
+    (protobuf:make-coded-type
+     (format nil "~A in ~A" (protobuf:message-type-name type) (codec-name codec))
+     (lambda (message) (funcall (codec-serialize codec) message designator))
+     (lambda (octets) (funcall (codec-deserialize codec) octets designator)))))
+
+(defun method-in-codec (method codec)
+  "METHOD with its messages in CODEC; METHOD itself if they are, and if CODEC is nil. The same each
+time, unless threads ask at once."
+  (cond ((or (null codec) (eq codec (rpc-method-codec method))) method)
+        ((cdr (assoc codec (rpc-method-coded method))))
+        (t (let ((coded (copy-structure method)))
+             (setf (rpc-method-codec coded) codec
+                   (rpc-method-coded coded) '()
+                   (rpc-method-route coded) nil
+                   (rpc-method-request-type coded)
+                   (type-in-codec (rpc-method-request-type method) codec)
+                   (rpc-method-response-type coded)
+                   (type-in-codec (rpc-method-response-type method) codec))
+             (push (cons codec coded) (rpc-method-coded method))
+             coded))))

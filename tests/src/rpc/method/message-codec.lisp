@@ -1,0 +1,71 @@
+;;;; Codecs: their names, and methods whose messages are in one.
+
+(in-package #:clgrpc.tests.rpc)
+(in-suite :clgrpc.method)
+
+(defun register-text-codec (name)
+  "Register a codec whose messages are strings, of no type."
+  (method:register-codec name :serialize (lambda (text type)
+                                           (declare (ignore type))
+                                           (string-octets text))
+                              :deserialize (lambda (octets type)
+                                             (declare (ignore type))
+                                             (octets-string octets))))
+
+(test codecs-have-names
+  (is (equal "words" (register-text-codec "words")))
+  (let ((codec (method:find-codec "words")))
+    (is (eq codec (method:find-codec "WORDS")))
+    (register-text-codec "words")
+    (is (eq codec (method:find-codec "words")) "registered again, it is the same"))
+  (dolist (name '("proto" "" "Words" "a b" "a,b" "a;b" "ä" :words nil
+                  "abcdefghijklmnopqrstuvwxyz1234567"))
+    (signals misuse (register-text-codec name)))
+  (signals misuse (method:register-codec "half" :serialize #'list))
+  (is (null (method:find-codec "half")))
+  (is (null (method:codec-of-name nil)))
+  (is (null (method:codec-of-name "proto")))
+  (signals misuse (method:codec-of-name "half"))
+  (signals misuse (method:generic-method "a.B/C" :codec "half")))
+
+(test methods-in-a-codec
+  "One for each codec, the same each time; the method itself stays."
+  (register-text-codec "words")
+  (let* ((codec (method:find-codec "words"))
+         (method (method:generic-method "a.B/C"))
+         (coded (method:method-in-codec method codec)))
+    (is (null (method:rpc-method-codec method)))
+    (is (eq codec (method:rpc-method-codec coded)))
+    (is (eq coded (method:method-in-codec method codec)))
+    (is (eq coded (method:method-in-codec coded codec)))
+    (is (eq method (method:method-in-codec method nil)))
+    (is (string= (method:rpc-method-path method) (method:rpc-method-path coded)))
+    (is (protobuf:coded-type-p (method:rpc-method-request-type coded)))
+    (is (not (protobuf:coded-type-p (method:rpc-method-request-type method))))))
+
+(defun descend (octets type)
+  "Recurse until the stack is full."
+  (let ((result (descend octets type)))
+    (incf (first result))
+    result))
+
+(test codecs-that-fail
+  "Whatever a deserializer does, it comes to a protobuf-error; what is not octets is not sent."
+  (flet ((type-of-codec (serialize deserialize)
+           (method:register-codec "failing" :serialize serialize :deserialize deserialize)
+           (method:rpc-method-request-type (method:generic-method "a.B/C" :codec "failing"))))
+    (loop for (function text)
+            in (list (list (lambda (octets type) (declare (ignore type)) (aref octets 100)) "says")
+                     (list (lambda (octets type) (declare (ignore octets type)) nil) "nil")
+                     (list #'descend "stack"))
+          do (let ((type (type-of-codec (constantly (octets-of)) function)))
+               (handler-case (protobuf:decode-coded type (octets-of 1 2) 0 2)
+                 (protobuf:protobuf-error (error)
+                   (is (search text (protobuf:protobuf-error-text error))))
+                 (:no-error (message) (fail "decoded as ~S" message)))))
+    (dolist (result (list nil 5 "text" (vector 1 256) (list 1 2)))
+      (signals misuse
+        (protobuf:code-message (type-of-codec (constantly result) #'list) 1)))
+    (is (equalp (octets-of 1 2)
+                (protobuf:raw-message-octets
+                 (protobuf:code-message (type-of-codec (constantly (vector 1 2)) #'list) 1))))))
