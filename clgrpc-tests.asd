@@ -74,7 +74,7 @@ that is not loaded (:DATA)."
                     (:file "path")
                     (:file "slot")
                     (:file "glossary")
-                    (:file "documentation")
+                    (:file "documentation") (:file "environment-table")
                     (:file "prose")
                     (:file "chapter")
                     (:file "chapters"))

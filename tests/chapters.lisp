@@ -27,7 +27,7 @@
 
 (define-chapters
   "README.md" "doc/addresses.md" "doc/calls.md" "doc/channelz.md" "doc/cluster/cluster.md"
-  "doc/codecs.md"
+  "doc/codecs.md" "doc/environment.md"
   "doc/compression.md" "doc/tools/console.md" "doc/deadlines.md" "doc/etcd/discovery.md" "doc/errors.md"
   "doc/etcd/etcd.md" "doc/guides/cookbook.md" "doc/guides/security.md" "doc/event-loop.md" "doc/fleets.md" "doc/http.md" "doc/web.md" "doc/in-process.md"
   "doc/call-credentials.md" "doc/topics.md"

@@ -26,7 +26,7 @@
                 "guides/coming-from.md"))
    (make-chapter-list "In production" "For programs that others depend on."
               '("guides/deployment.md" "guides/security.md" "guides/tuning.md" "limits.md" "tls.md"
-                "addresses.md" "fleets.md" "etcd/discovery.md"
+                "addresses.md" "environment.md" "fleets.md" "etcd/discovery.md"
                 "cluster/production.md"
                 "observability.md" "monitoring.md" "tracing.md"
                 "channelz.md" "tools/console.md" "tools/load.md" "tools/profile.md"

@@ -111,10 +111,17 @@ read. When it was written tells less: another may come in the same second, and c
          (dotimes (i (read-sequence octets stream) digest)
            (setf digest (ldb (byte 61 0) (* #x100000001B3 (logxor digest (aref octets i)))))))))))
 
+(defun roots-in-use (credentials)
+  "The roots of CREDENTIALS: PEM, a file, or :system. The environment may name a file in place of
+the system's (gRPC's document \"environment variables\")."
+  (let ((roots (tls-credentials-roots credentials))
+        (named (sb-ext:posix-getenv "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH")))
+    (if (and (eq :system roots) (plusp (length named))) named roots)))
+
 (defun file-digests (credentials)
   (mapcar #'file-digest (list (tls-credentials-certificate credentials)
                               (tls-credentials-key credentials)
-                              (tls-credentials-roots credentials))))
+                              (roots-in-use credentials))))
 
 ;;; Making
 
@@ -127,7 +134,8 @@ number of channels and servers, which then share what they learn. CERTIFICATE, K
 CERTIFICATE is what the own end shows: its certificate first, then those that lead to a root. A
 server needs one; a client needs one where the server asks for it. KEY is its private key, encrypted
 with PASSWORD if it is; without KEY it is looked for in CERTIFICATE.
-ROOTS are the certificates that are trusted; :system, the default, is those of the system.
+ROOTS are the certificates that are trusted; :system, the default, is those of the file that the
+environment variable GRPC_DEFAULT_SSL_ROOTS_FILE_PATH names, else those of the system.
 CLIENT-CERTIFICATES says what a server does about its clients' certificates: :none asks for none;
 :request asks, and refuses who shows one that ROOTS do not vouch for; :require refuses as well who
 has none. It is :require by default where ROOTS is given, otherwise :none.
@@ -182,8 +190,9 @@ TLS-ERROR signalled if they cannot be used, when a channel or server is made. Fr
   "Return a new context of CREDENTIALS for ROLE: :client, :server, or :http-server for a server that
 speaks HTTP/1.1 as well. Signal TLS-ERROR if something in them cannot be
 used."
-  (with-slots (certificate key password roots client-certificates verify) credentials
+  (with-slots (certificate key password client-certificates verify) credentials
     (let* ((digests (file-digests credentials))
+           (roots (roots-in-use credentials))
            (server (not (eq role :client)))
            (chain (and certificate (pem-text certificate)))
            (checks (cond (server client-certificates) (verify :require) (t :none)))

@@ -55,6 +55,36 @@
     (is (null (complaint :server :certificate (certificate-file "client.pem")
                                  :key (certificate-file "locked.key") :password "open")))))
 
+(defun call-with-variable (name value function)
+  "Call FUNCTION while the environment variable NAME is VALUE."
+  (let ((before (sb-posix:getenv name)))
+    (sb-posix:setenv name value 1)
+    (unwind-protect (funcall function)
+      (if before (sb-posix:setenv name before 1) (sb-posix:unsetenv name)))))
+
+(test roots-of-the-environment
+  "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH takes the place of the system's roots, of those alone, for
+clients and servers; what is wrong with the file is said of it."
+  (flet ((complaint (value role &rest arguments)
+           (call-with-variable "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH" value
+                               (lambda ()
+                                 (tls-complaint
+                                  (check-credentials (apply #'tls-credentials arguments) role)))))
+         (roots (value)
+           (call-with-variable "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH" value
+                               (lambda ()
+                                 (clgrpc.loop::roots-in-use (tls-credentials))))))
+    (is (search "The file nowhere.pem cannot be read" (complaint "nowhere.pem" :client)))
+    (is (search "The file nowhere.pem cannot be read"
+                (complaint "nowhere.pem" :server :client-certificates :require
+                           :certificate (certificate-file "server.pem")
+                           :key (certificate-file "server.key"))))
+    (is (null (complaint "nowhere.pem" :client :roots (certificate-file "ca.pem"))))
+    (is (null (complaint "nowhere.pem" :client :verify nil)))
+    (is (null (complaint (certificate-file "ca.pem") :client)))
+    (is (equal (certificate-file "ca.pem") (roots (certificate-file "ca.pem"))))
+    (is (eq :system (roots "")))))
+
 (test credentials-as-text
   (flet ((text (name) (uiop:read-file-string (certificate-file name))))
     (let ((both (tls-credentials :certificate (concatenate 'string (text "client.key")
