@@ -18,7 +18,7 @@
                 #:socket-error-reason
                 #:tls-credentials #:reload-credentials
                 #:security-protocol #:security-cipher #:security-resumed-p #:security-server-name
-                #:security-peer-certificate)
+                #:security-peer-certificate #:certificate-identity)
   (:import-from #:clgrpc.os
                 #:tls-error #:tls-error-text #:certificate #:certificate-der #:certificate-subject
                 #:certificate-issuer #:certificate-names #:certificate-serial-number

@@ -291,7 +291,7 @@ returns them, define to the names of the files that do."
     ("serving" "option" 2) ("status" "option" 1) ("trace" "option" 10) ("web" "option" 10)
     ("wire" "option" 25)
     ("os" "base" 20)
-    ("loop" "base" 70) ("loop" "os" 130)
+    ("loop" "base" 70) ("loop" "os" 136)
     ("async" "base" 30) ("async" "os" 20) ("async" "loop" 80)
     ("dns" "base" 25) ("dns" "os" 10) ("dns" "loop" 20)
     ("hpack" "base" 25)
@@ -402,7 +402,8 @@ names more of calling since attempts ask call credentials, and more of rpc since
 and an :authority of their own. Client and inproc name more of calling than before, and less of
 wire, since calling decides on retries. Workflow names more of loop, whose jobs it has instead of
 threads, and of etcd, whose errors it tells apart. Wire, server, logs and rpc itself name more since
-compressions can be registered; client and method since messages can be in a codec.")
+compressions can be registered; client and method since messages can be in a codec;
+loop of os since credentials have revocation lists, bundles and a key log.")
 
 (defun names-used (folder)
   "A table from each folder that FOLDER uses to the symbols of its package that FOLDER names."

@@ -60,7 +60,7 @@
    #:tls-credentials-alpn #:security-alpn #:make-tls-byte-channel #:byte-channel-handshaking-p
    #:byte-channel-security #:byte-channel-own-certificate #:security
    #:security-protocol #:security-cipher #:security-resumed-p #:security-server-name
-   #:security-peer-certificate
+   #:security-peer-certificate #:certificate-identity
    ;; baton.lisp
    #:*event-loop* #:call-user #:with-user-interrupts #:note-late #:with-baton #:holds-baton-p
    #:prepare-to-wait

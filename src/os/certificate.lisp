@@ -29,6 +29,22 @@ the text as WHAT, if there is none or one is damaged."
                      ((not (equal failure "no start line"))
                       (tls-error "A certificate of ~A cannot be read: ~A." what failure)))))))
 
+(defun call-with-revocation-lists (function text what)
+  "Call FUNCTION with each certificate revocation list of TEXT, PEM. Signal TLS-ERROR, naming the
+text as WHAT, if there is none or one is damaged."
+  (with-bio-over-text (bio text)
+    (loop for count from 0
+          for list = (pem-read-bio-x509-crl bio 0 0 "")
+          until (zerop list)
+          do (unwind-protect (funcall function list)
+               (x509-crl-free list))
+          finally
+             (let ((failure (openssl-failure)))
+               (cond ((zerop count) (tls-error "There is no revocation list in ~A." what))
+                     ;; the end of the text is an error, too
+                     ((not (equal failure "no start line"))
+                      (tls-error "A revocation list of ~A cannot be read: ~A." what failure)))))))
+
 (defun encrypted-key-p (text)
   "True if a private key in TEXT, PEM, is encrypted (RFC 7468 section 11, RFC 1421)."
   (or (search "-----BEGIN ENCRYPTED PRIVATE KEY-----" text)

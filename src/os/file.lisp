@@ -65,6 +65,14 @@ process's umask. Return a descriptor, which writes to its end, or a failed resul
              (int (logior +o-wronly+ +o-creat+ +o-excl+ +o-append+ +o-cloexec+))
              ((unsigned 32) mode))))
 
+(defun open-to-append (path mode)
+  "Return a descriptor that writes to the end of the file PATH, which is created with the
+permissions MODE, less the process's umask, if there is none; or a failed result."
+  (with-path (sap path)
+    (syscall ("open" int) (system-area-pointer sap)
+             (int (logior +o-wronly+ +o-creat+ +o-append+ +o-cloexec+))
+             ((unsigned 32) mode))))
+
 (defun open-to-write (path)
   "Return a descriptor that writes to what is at PATH, a device or a pipe, or a failed result: of a
 pipe that nobody reads -ENXIO."

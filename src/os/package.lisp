@@ -80,7 +80,8 @@
    #:private-key-kind #:sign-octets
    ;; tls-session.lisp
    #:+record-octets+ #:make-tls-context #:free-tls-context #:add-certificate-chain #:add-private-key
-   #:add-roots #:add-system-roots #:host-name-p #:host-name-matches-p
+   #:add-roots #:add-root #:chain-root #:add-revocation-lists #:log-secrets #:add-system-roots
+   #:host-name-p #:host-name-matches-p
    #:tls-area #:make-tls-area #:free-tls-area #:tls-area-octets #:tls-area-lent
    #:feed-area #:drain-area
    #:area-empty-p #:drop-unread #:empty-area

@@ -299,9 +299,41 @@ ClientHello must ask for the same (RFC 8446 section 4.1.2)."
                (setf (tls-context tls) other)
                (context-pointer other)))))))
 
+(defun passes-check-p (tls ssl)
+  "True unless the peer of SSL, the session of TLS, does not pass the PEER-CHECK of the
+credentials. An error in that is a refusal, and logged."
+  (let ((check (tls-credentials-peer-check (tls-used-credentials tls)))
+        (der (os:session-certificate ssl)))
+    (or (null check)
+        (null der)
+        (handler-case (funcall check (os:make-certificate der))
+          (error (error)
+            (log-event :error :peer-check-failed :condition error)
+            nil)))))
+
+(defun in-domain-p (tls ssl)
+  "True unless the credentials of TLS have SPIFFE bundles and the identity of the peer of SSL is of
+another trust domain than the root that vouches for it. A session that is resumed was looked at when
+it began, with the same bundles."
+  (let ((bundles (context-bundles (tls-context tls)))
+        (der (os:session-certificate ssl)))
+    (or (null bundles)
+        (null der)
+        (os:session-resumed-p ssl)
+        (handler-case (let ((root (os:chain-root ssl)))
+                        (and root (vouched-for-p bundles (os:make-certificate der) root)))
+          (os:tls-error () nil)))))
+
 (defun end-handshake (byte-channel tls)
   (let ((ssl (tls-ssl tls)))
-    (cond ((or (eq :server (tls-role tls)) ; which has chosen
+    (cond ((not (in-domain-p tls ssl))
+           (os:end-session-output ssl)
+           (fail-handshake byte-channel tls
+                           "the peer's SPIFFE identity is of another trust domain"))
+          ((not (passes-check-p tls ssl))
+           (os:end-session-output ssl)
+           (fail-handshake byte-channel tls "the peer's certificate has not passed :peer-check"))
+          ((or (eq :server (tls-role tls)) ; which has chosen
                (not (tls-credentials-alpn (tls-used-credentials tls)))
                (string= "h2" (os:session-alpn ssl)))
            (setf (tls-security tls) (describe-session tls ssl)
@@ -580,7 +612,10 @@ LOOP."
                             :loop loop :area area)))
         (setf (tls-ssl tls)
               (os:open-tls-session (context-pointer context) area role
-                                   :name name :check-name (tls-credentials-verify credentials)
+                                   :name name
+                                   :check-name (and (tls-credentials-verify credentials)
+                                                    (null (tls-credentials-spiffe-bundle
+                                                           credentials)))
                                    :resumed (and ticket (ticket-pointer ticket))))
         (let ((outer (make-byte-channel **tls** (byte-channel-descriptor byte-channel)
                                         (byte-channel-peer byte-channel) tls)))

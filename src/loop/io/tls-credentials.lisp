@@ -27,6 +27,7 @@
   (digests '() :type list :read-only t) ; of the files that it was made of
   (checked-ns 0 :type nanoseconds)      ; when these were last looked at
   (names '() :type list :read-only t)   ; the hosts that a server's certificate is for
+  (bundles '() :type list :read-only t) ; the roots of each trust domain; of no SPIFFE: nil
   (others '() :type list)               ; contexts of a server's other credentials
   (tickets (make-hash-table :test 'equal) :type hash-table :read-only t)) ; by name of the server
 
@@ -55,6 +56,10 @@ each slot but the last four, and says what it means."
   (verify t :type boolean :read-only t) ; a client verifies its server
   (server-name nil :type (or null string) :read-only t) ; nil: the host of the target
   (others '() :type list :read-only t)  ; credentials that a server has for other names
+  (peer-check nil :type (or null function) :read-only t) ; looks at the peer's certificate
+  (spiffe-bundle nil :type (or null string pathname) :read-only t) ; a file: roots, by trust domain
+  (revoked nil :type (or null string pathname) :read-only t) ; revocation lists: PEM or a file
+  (key-log nil :type (or null string pathname) :read-only t) ; the file for secrets
   (check-seconds nil :type (or null real) :read-only t) ; how often the files are looked at
   (alpn t :type boolean :read-only t)   ; HTTP/2 is agreed on by ALPN
   ;; the client's, the server's, and that of servers which speak HTTP/1.1 as well
@@ -70,12 +75,14 @@ string, or nil for that of the channel's target."
   tls-credentials-alpn "True if connections with CREDENTIALS agree on HTTP/2 by ALPN."
   tls-credentials-client-certificates "Whether a server with CREDENTIALS asks its peers for
 certificates: :none, :request or :require."
+  tls-credentials-peer-check "A function that the peer's certificate must pass, or nil."
   tls-credentials-verify "True if a client with CREDENTIALS verifies its server."
   tls-credentials-p "True of TLS credentials.")
 
 (defun source-text (source)
   "What SOURCE is called in messages and printed as; PEM itself may be secret."
   (cond ((null source) nil)
+        ((and (stringp source) (find #\{ source)) "JSON given as a string")
         ((pem-p source) "PEM given as a string")
         (t (princ-to-string source))))
 
@@ -121,13 +128,19 @@ the system's (gRPC's document \"environment variables\")."
 (defun file-digests (credentials)
   (mapcar #'file-digest (list (tls-credentials-certificate credentials)
                               (tls-credentials-key credentials)
+                              (tls-credentials-revoked credentials)
+                              (tls-credentials-spiffe-bundle credentials)
                               (roots-in-use credentials))))
 
 ;;; Making
 
 (defun tls-credentials (&key certificate key password (roots :system)
-                          (client-certificates (if (eq roots :system) :none :require))
-                          (verify t) server-name others (check-seconds 10) (alpn t))
+                          spiffe-bundle
+                          (client-certificates (if (and (eq roots :system) (null spiffe-bundle))
+                                                   :none
+                                                   :require))
+                          (verify t) server-name others peer-check revoked key-log
+                          (check-seconds 10) (alpn t))
   "Return TLS credentials for MAKE-CHANNEL or START-SERVER; the same object may serve both and any
 number of channels and servers, which then share what they learn. CERTIFICATE, KEY and ROOTS are PEM
 (RFC 7468): a string that holds it, or the name of a file.
@@ -147,6 +160,18 @@ OTHERS is a list of TLS credentials, each with a certificate, that a server has 
 a client that asks for a name (SNI, RFC 6066) it shows the first of OTHERS whose certificate is for
 that, and trusts whom that does; its own to everybody else. Sessions are resumed only under the
 credentials that they began with, and while all certificates that vouched for the peer are valid.
+SPIFFE-BUNDLE is a file of bundles of SPIFFE trust domains (gRFC A87), in place of ROOTS: a peer
+must have a SPIFFE identity, and a root of its trust domain must vouch for it. A client with it
+checks no host name; it needs a PEER-CHECK, which says which identities its server may have. See
+CERTIFICATE-IDENTITY.
+PEER-CHECK is a function that is asked about a peer whose certificate has passed all this: of the
+CERTIFICATE, it returns true to accept, false to refuse the connection. It is called on the loop, in
+every handshake, so it must not wait; it is not asked about a client that has shown no certificate.
+REVOKED are certificate revocation lists (RFC 5280), PEM as above: a certificate that one of them
+has, or whose issuer's list has expired, is refused; one whose issuer has no list is not (gRFC A69).
+KEY-LOG is a file to which the secrets of all connections are appended, in the format of
+SSLKEYLOGFILE (RFC 9850), for Wireshark: a reader of it can read the connections. The file is made
+readable for its owner only. The environment alone switches nothing on.
 Every CHECK-SECONDS seconds (a real, default 10; nil: never), when a connection begins, the files
 are looked at, and used if they have changed; if that takes longer than a tenth of a second, by the
 connections that begin afterwards. See RELOAD-CREDENTIALS.
@@ -162,39 +187,50 @@ TLS-ERROR signalled if they cannot be used, when a channel or server is made. Fr
     (check client-certificates '(member :none :request :require) :client-certificates)
     (check server-name '(or null (satisfies server-name-p)) :server-name)
     (check check-seconds '(or null (real 0 1000000)) :check-seconds)
+    (check peer-check '(or null function) :peer-check)
+    (check spiffe-bundle '(or null string pathname) :spiffe-bundle)
+    (check revoked '(or null string pathname) :revoked)
+    (check key-log '(or null string pathname) :key-log)
     (check others 'list :others))
-  (dolist (other others) (check-other other client-certificates alpn))
+  (dolist (other others) (check-other other client-certificates alpn peer-check))
+  (unless (or (null spiffe-bundle) (eq :system roots))
+    (misuse "TLS credentials have :roots or a :spiffe-bundle, not both."))
   (when (and key (not certificate)) (misuse "TLS credentials with a key need its certificate."))
   (%make-tls-credentials :certificate certificate :key (or key certificate) :password password
                          :roots roots :client-certificates client-certificates
                          :verify (and verify t) :server-name server-name
-                         :others others :check-seconds check-seconds :alpn (and alpn t)))
+                         :others others :peer-check peer-check :revoked revoked :key-log key-log
+                         :spiffe-bundle spiffe-bundle
+                         :check-seconds check-seconds :alpn (and alpn t)))
 
 (defun server-name-p (object)
   "True of strings that can be the name of a server: of a host, or a numeric address."
   (and (stringp object)
        (or (os:host-name-p object) (and (os:make-address object 0) t))))
 
-(defun check-other (other client-certificates alpn)
+(defun check-other (other client-certificates alpn peer-check)
   "Signal MISUSE if OTHER cannot be among the OTHERS of credentials."
   (unless (and (tls-credentials-p other)
                (tls-credentials-certificate other)
                (null (tls-credentials-others other))
                (eq (and alpn t) (tls-credentials-alpn other))
+               (eq peer-check (tls-credentials-peer-check other))
                (eq client-certificates (tls-credentials-client-certificates other)))
     (misuse "~S cannot be for other names: that takes TLS credentials with a certificate, which ~
-             have no others, and treat ALPN and clients' certificates (~(~S~)) alike."
+             have no others, and treat ALPN, clients' certificates (~(~S~)) and :peer-check alike."
             other client-certificates)))
 
 (defun build-context (credentials role)
   "Return a new context of CREDENTIALS for ROLE: :client, :server, or :http-server for a server that
 speaks HTTP/1.1 as well. Signal TLS-ERROR if something in them cannot be
 used."
-  (with-slots (certificate key password client-certificates verify) credentials
+  (with-slots (certificate key password client-certificates verify revoked key-log spiffe-bundle)
+      credentials
     (let* ((digests (file-digests credentials))
            (roots (roots-in-use credentials))
            (server (not (eq role :client)))
            (chain (and certificate (pem-text certificate)))
+           (bundles (and spiffe-bundle (read-bundles spiffe-bundle)))
            (checks (cond (server client-certificates) (verify :require) (t :none)))
            (pointer (os:make-tls-context (if server :server :client) checks
                                          :alpn (and (tls-credentials-alpn credentials)
@@ -206,13 +242,28 @@ used."
                (os:add-certificate-chain pointer chain (source-text certificate))
                (os:add-private-key pointer (pem-text key) (source-text key) password))
              (cond ((eq checks :none))
+                   (bundles (add-bundles pointer bundles (source-text spiffe-bundle)))
                    ((eq roots :system) (os:add-system-roots pointer))
                    (t (os:add-roots pointer (pem-text roots) (source-text roots) server)))
+             (when revoked
+               (os:add-revocation-lists pointer (pem-text revoked) (source-text revoked)))
+             (when key-log (os:log-secrets pointer (uiop:native-namestring key-log)))
              (setf done t))
         (unless done (os:free-tls-context pointer)))
       (note-context (make-context :pointer pointer :instance (os:openssl-instance)
                                   :digests digests :checked-ns (monotonic-ns)
-                                  :names (and server chain (host-names chain)))))))
+                                  :names (and server chain (host-names chain))
+                                  :bundles (if (eq checks :none) '() bundles))))))
+
+(defun read-bundles (source)
+  "The roots that SOURCE, JSON or a file, has by trust domain, as PARSE-BUNDLES returns them."
+  (parse-bundles (if (and (stringp source) (find #\{ source)) source (pem-text source))
+                 (source-text source)))
+
+(defun add-bundles (pointer bundles what)
+  "Make the context at POINTER trust the roots of all BUNDLES."
+  (loop for (nil . roots) in bundles
+        do (dolist (root roots) (os:add-root pointer root what))))
 
 (defun host-names (chain)
   "The host names that the first certificate of CHAIN, PEM, is for."
@@ -328,6 +379,12 @@ and TLS-ERROR if they cannot be used. From any thread."
     (misuse "~S are no credentials: give what TLS-CREDENTIALS returns." credentials))
   (when (and (eq role :server) (null (tls-credentials-certificate credentials)))
     (misuse "A server's TLS credentials need a certificate and its key."))
+  (when (and (eq role :client)
+             (tls-credentials-verify credentials)
+             (tls-credentials-spiffe-bundle credentials)
+             (null (tls-credentials-peer-check credentials)))
+    (misuse "A client's TLS credentials with a :spiffe-bundle need a :peer-check, which says which ~
+             identities the server may have."))
   (with-context (context credentials role) (context-pointer context))
   nil)
 

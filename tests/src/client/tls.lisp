@@ -371,3 +371,238 @@ sent, with :unavailable; where nothing is verified it does not."
     (let ((link (first (client::connection-set-links
                         (connection-set-of (the-subchannel channel))))))
       (is (= 16 (length (client::client-link-authorities link)))))))
+
+;;; What else may refuse a peer
+
+(test tls-peer-check
+  "A function of ours looks at each certificate that has passed, at both ends; its error is a
+refusal, and logged. A client without a certificate is not asked about."
+  (let ((seen '()))
+    (flet ((check (answer)
+             (lambda (certificate)
+               (sb-ext:atomic-push (grpc:certificate-subject certificate) (car seen))
+               answer)))
+      (setf seen (list '()))
+      (with-tls-probe (channel :server-credentials (trusting "server" :peer-check (check t))
+                               :client-credentials (trusting "client" :peer-check (check t)))
+          (:ask #'double)
+        (is (= 4 (number-of (ask channel (note 2))))))
+      (is (null (set-exclusive-or '("O=clgrpc tests,CN=client" "O=clgrpc tests,CN=server")
+                                  (car seen) :test #'string=)))
+      (is (search "has not passed :peer-check"
+                  (refusal (credentials "server") (trusting nil :peer-check (check nil)))))
+      (let ((text (refusal (trusting "server" :peer-check (check nil)) (trusting "client"))))
+        (is (stringp text)))
+      (setf seen (list '()))
+      (with-tls-probe (channel :server-credentials (credentials "server" :peer-check (check nil)))
+          (:ask #'double)
+        (is (= 4 (number-of (ask channel (note 2))))))
+      (is (null (car seen))))))
+
+(test tls-peer-check-of-resumed-sessions
+  "It is asked in each handshake, also in one that resumes a session."
+  (let ((allowed t) (asked (list 0)))
+    (flet ((check (certificate)
+             (declare (ignore certificate))
+             (sb-ext:atomic-incf (car asked))
+             allowed))
+      (let ((ours (trusting nil :peer-check #'check)))
+        (with-probe (first :server server
+                           :options (list :credentials (credentials "server"))
+                           :channel-options (list :credentials ours))
+            (:ask #'double)
+          (is (= 4 (number-of (ask first (note 2)))))
+          (grpc:with-channel (second (grpc:server-address server) :credentials ours)
+            (is (= 4 (number-of (ask second (note 2))))))
+          (is (= 2 (car asked)))
+          (setf allowed nil)
+          (grpc:with-channel (third (grpc:server-address server) :credentials ours)
+            (is (typep (caught (ask third (note 2))) 'grpc:unavailable)))
+          (is (<= 3 (car asked))))))))
+
+(defun revocation-list (name)
+  (support:certificate-file (format nil "~A.crl" name)))
+
+(test tls-revoked-certificates
+  "What a list has is refused, at both ends, and whatever an expired list vouches for; not what no
+list is about. A list that is renewed counts for new connections."
+  (flet ((works-p (server-credentials client-credentials)
+           (with-tls-probe (channel :server-credentials server-credentials
+                                    :client-credentials client-credentials)
+               (:ask #'double)
+             (let ((outcome (caught (ask channel (note 2)))))
+               (if (typep outcome 'error)
+                   (progn (is (typep outcome 'grpc:unavailable)) nil)
+                   t)))))
+    (is-true (works-p (credentials "server") (trusting nil :revoked (revocation-list "revoked"))))
+    (is-true (works-p (credentials "renewed")
+                      (trusting nil :revoked (revocation-list "none-revoked"))))
+    (is (search "certificate revoked"
+                (refusal (credentials "renewed")
+                         (trusting nil :revoked (revocation-list "revoked")))))
+    (is (search "CRL has expired"
+                (refusal (credentials "server") (trusting nil :revoked (revocation-list "old")))))
+    ;; an intermediate has no list, its own certificate is not in the root's
+    (is-true (works-p (credentials "chain") (trusting nil :revoked (revocation-list "revoked"))))
+    ;; clients
+    (is-true (works-p (trusting "server" :revoked (revocation-list "revoked"))
+                      (trusting "client")))
+    (is (not (works-p (trusting "server" :revoked (revocation-list "revoked"))
+                      (trusting "worker-1")))))
+  (uiop:with-temporary-file (:pathname path)
+    (uiop:copy-file (revocation-list "none-revoked") path)
+    (let ((ours (trusting nil :revoked path :check-seconds 0)))
+      (with-probe (channel :server server
+                           :options (list :credentials (credentials "renewed"))
+                           :channel-options (list :credentials ours))
+          (:ask #'double)
+        (is (= 4 (number-of (ask channel (note 2)))))
+        (uiop:copy-file (revocation-list "revoked") path)
+        (grpc:reload-credentials ours)
+        (grpc:with-channel (second (grpc:server-address server) :credentials ours)
+          (is (search "certificate revoked"
+                      (grpc:rpc-error-message (caught (ask second (note 2)))))))
+        (is (= 4 (number-of (ask channel (note 2)))) "an open connection goes on"))))
+  (dolist (wrong (list "/no/such/list" (support:certificate-file "ca.pem")))
+    (signals grpc:tls-error (grpc:make-channel "127.0.0.1:1" :credentials
+                                               (trusting nil :revoked wrong)))))
+
+(test tls-key-log
+  "The secrets of a connection are in the file, for its owner alone; none without it."
+  (uiop:with-temporary-file (:pathname path)
+    (delete-file path)
+    (with-tls-probe (channel :client-credentials (trusting nil :key-log path)) (:ask #'double)
+      (is (= 4 (number-of (ask channel (note 2))))))
+    (let ((lines (uiop:read-file-lines path)))
+      (is (<= 4 (length lines)))
+      (dolist (label '("CLIENT_HANDSHAKE_TRAFFIC_SECRET " "SERVER_HANDSHAKE_TRAFFIC_SECRET "
+                       "CLIENT_TRAFFIC_SECRET_0 " "SERVER_TRAFFIC_SECRET_0 "))
+        (is (= 1 (count-if (lambda (line) (uiop:string-prefix-p label line)) lines)) "~A" label))
+      (is (every (lambda (line) (= 3 (length (uiop:split-string line)))) lines)))
+    (is (= #o600 (logand #o777 (sb-posix:stat-mode (sb-posix:stat path))))))
+  (signals grpc:tls-error (grpc:make-channel "127.0.0.1:1" :credentials
+                                             (trusting nil :key-log "/no/such/folder/log"))))
+
+;;; SPIFFE
+
+(defun pem-base64 (name)
+  "The base64 of the certificate NAME, one line."
+  (format nil "~{~A~}" (remove-if (lambda (line) (or (string= "" line) (char= #\- (char line 0))))
+                                  (uiop:read-file-lines (support:certificate-file name)))))
+
+(defun bundle-json (&rest rows)
+  "JSON of bundles: ROWS are lists of a trust domain and names of its certificates."
+  (format nil "{\"trust_domains\": {~{~A~^, ~}}}"
+          (loop for (domain . names) in rows
+                collect (format nil "\"~A\": {\"sequence\": 1, \"keys\": [~{~A~^, ~}]}" domain
+                                (loop for name in names
+                                      collect (format nil "{\"kty\": \"EC\", \"use\": ~
+                                                           \"x509-svid\", \"x5c\": [\"~A\"]}"
+                                                      (pem-base64 name)))))))
+
+(defun client-identity-works-p (bundle name)
+  "Whether a server with BUNDLE takes a client with the certificate NAME."
+  (with-tls-probe (channel :server-credentials (credentials "server" :spiffe-bundle bundle)
+                           :client-credentials (trusting name))
+      (:ask #'double)
+    (let ((outcome (caught (ask channel (note 2)))))
+      (cond ((typep outcome 'error) (is (typep outcome 'grpc:unavailable)) nil)
+            (t t)))))
+
+(test tls-spiffe-bundles
+  "A root vouches for the identities of its trust domain, and for no others, though OpenSSL trusts
+it."
+  (let ((ours (bundle-json '("test.example" "ca.pem") '("other.example" "stranger.pem")))
+        (crossed (bundle-json '("other.example" "ca.pem") '("test.example" "stranger.pem"))))
+    (is-true (client-identity-works-p ours "client"))
+    (is-true (client-identity-works-p ours "node-a"))
+    (is (not (client-identity-works-p ours "foreign")))
+    (is (not (client-identity-works-p ours nil)) "none is shown")
+    (is (not (client-identity-works-p ours "elsewhere")) "it has no identity")
+    (is (not (client-identity-works-p ours "stranger")))
+    (is (not (client-identity-works-p crossed "client")))
+    (is-true (client-identity-works-p crossed "foreign"))))
+
+(test tls-spiffe-servers
+  "A client with bundles checks no host name, but an identity: a function of its own says which."
+  (flet ((outcome (name identity &optional (domain "test.example"))
+           (with-tls-probe (channel :server-credentials (credentials name)
+                                    :client-credentials
+                                    (credentials nil
+                                                 :spiffe-bundle (bundle-json (list domain "ca.pem"))
+                                                 :peer-check
+                                                 (lambda (certificate)
+                                                   (equal identity (grpc:certificate-identity
+                                                                    certificate)))))
+               (:ask #'double)
+             (let ((outcome (caught (ask channel (note 2)))))
+               (if (typep outcome 'error) (grpc:rpc-error-message outcome) t)))))
+    (is (eq t (outcome "node-a" "spiffe://test.example/node/a")))
+    (is (search ":peer-check" (outcome "node-a" "spiffe://test.example/node/b")))
+    (is (search "another trust domain" (outcome "server" nil)))
+    (is (search "another trust domain"
+                (outcome "node-a" "spiffe://test.example/node/a" "other.example"))))
+  (signals misuse (grpc:make-channel "127.0.0.1:1" :credentials
+                                     (credentials nil :spiffe-bundle
+                                                  (bundle-json '("test.example" "ca.pem")))))
+  (signals misuse (trusting nil :spiffe-bundle "bundle.json")))
+
+(test tls-spiffe-bundles-renewed
+  "The file is looked at again; a broken one leaves the old bundles, with a line in the log."
+  (uiop:with-temporary-file (:pathname path)
+    (flet ((write-bundles (text)
+             (with-open-file (stream path :direction :output :if-exists :supersede)
+               (write-string text stream))))
+      (write-bundles (bundle-json '("test.example" "ca.pem")))
+      (let ((credentials (credentials "server" :spiffe-bundle path)))
+        (with-probe (channel :server server
+                             :options (list :credentials credentials)
+                             :channel-options (list :credentials (trusting "client")))
+            (:ask #'double)
+          (flet ((works-p ()
+                   (grpc:with-channel (other (grpc:server-address server)
+                                             :credentials (trusting "client"))
+                     (not (typep (caught (ask other (note 2))) 'error)))))
+            (is-true (works-p))
+            (write-bundles "{\"trust_domains\": {")
+            (signals grpc:tls-error (grpc:reload-credentials credentials))
+            (is-true (works-p))
+            (write-bundles (bundle-json '("test.example" "stranger.pem")))
+            (grpc:reload-credentials credentials)
+            (is (not (works-p)))))))))
+
+(test tls-spiffe-bundles-refused
+  "A file with an error anywhere is not used at all; whatever is in it, TLS-ERROR says so."
+  (flet ((complaint (text)
+           (handler-case (grpc:start-server (make-probe)
+                                            :credentials (credentials "server" :spiffe-bundle text))
+             (grpc:tls-error (error) (princ-to-string error))
+             (:no-error (server) (grpc:stop-server server) nil)))
+         (keys (text) (format nil "{\"trust_domains\": {\"a.example\": {\"keys\": ~A}}}" text)))
+    (loop for (text part)
+            in `(("{" "Invalid JSON") ("{}" "no trust_domains")
+                 ("{\"trust_domains\": 5}" "no trust")
+                 ("{\"trust_domains\": {\"A.b\": {\"keys\": []}}}" "no name of a trust domain")
+                 ("{\"trust_domains\": {\"\": {\"keys\": []}}}" "no name of a trust domain")
+                 ("{\"trust_domains\": {\"a\": {\"keys\": []}, \"a\": {\"keys\": []}}}" "twice")
+                 ("{\"trust_domains\": {\"a\": 5}}" "no keys")
+                 (,(keys "5") "no keys") (,(keys "[5]") "x509-svid")
+                 (,(keys "[{\"use\": \"jwt-svid\"}]") "x509-svid")
+                 (,(keys "[{\"use\": \"x509-svid\"}]") "not one certificate")
+                 (,(keys "[{\"use\": \"x509-svid\", \"x5c\": [\"a\", \"b\"]}]")
+                  "not one certificate")
+                 (,(keys "[{\"use\": \"x509-svid\", \"x5c\": [5]}]") "not one certificate")
+                 (,(keys "[{\"use\": \"x509-svid\", \"x5c\": [\"!\"]}]") "base64")
+                 (,(keys "[{\"use\": \"x509-svid\", \"x5c\": [\"AAAA\"]}]") "certificate")
+                 (,(format nil "~A{" (make-string 100 :initial-element #\[)) "json-depth"))
+          do (let ((complaint (complaint text)))
+               (is (and complaint (search part complaint)) "~A: ~A" text complaint)))))
+
+(test spiffe-identities
+  (flet ((domain (uri) (clgrpc.loop::identity-domain uri)))
+    (is (equal "a.example" (domain "spiffe://a.example/b/c")))
+    (is (equal "a" (domain "spiffe://a")))
+    (dolist (uri '("" "spiffe://" "spiffe:///a" "https://a.example/" "spiffe://A/b" "spiffe://a?b"
+                   "spiffe://a/b#c" "spiffe://u@a/b" "spiffe://a:1/b" "spiffe://a/%61"
+                   "SPIFFE://a"))
+      (is (null (domain uri)) "~A" uri))))
