@@ -1,5 +1,5 @@
-;;;; The service clgrpc.cluster.v1.Cluster, on a store. What it answers is in the store, so any node
-;;;; may be asked; what it keeps itself are the watchers.
+;;;; The service clgrpc.cluster.v1.Cluster, on a store. Its answers come from the store, so any node
+;;;; may be asked; it keeps only the watchers itself.
 
 (in-package #:clgrpc.cluster)
 
@@ -26,13 +26,12 @@
 
 (defun make-cluster-service (store &rest arguments
                              &key cluster max-members lease-seconds allow)
-  "Return a service that says who is a member of CLUSTER, a name, by default \"default\", in STORE,
-a client of etcd, for START-SERVER. At most MAX-MEMBERS (1000) may join; who asks for no lease gets
-one of LEASE-SECONDS (10). ALLOW is a list of permissions, (ROLE . PATTERN): a peer whose identity
-is of PATTERN may :read, or :join, which nobody may by a call to whom it is not given; see
-START-NODE, which has such a service. The store need not be reachable yet. Signal MISUSE for wrong
-arguments. From any thread; end it with
-CLOSE-CLUSTER-SERVICE when its server has stopped."
+  "Return a service that reports the members of CLUSTER, a name, by default \"default\", in STORE, a
+client of etcd, for START-SERVER. At most MAX-MEMBERS (1000) may join; a member that asks for no
+lease gets one of LEASE-SECONDS (10). ALLOW is a list of permissions, (ROLE . PATTERN): a peer whose
+identity matches PATTERN may :read or :join. Without a permission for it no call may :join. See
+START-NODE, whose nodes have such a service. The store need not be reachable yet. Signal MISUSE for
+wrong arguments. From any thread; end it with CLOSE-CLUSTER-SERVICE when its server has stopped."
   (declare (ignore cluster max-members lease-seconds allow))
   (let ((service (apply #'make-service store arguments)))
     (follow-store (service-informer service))
@@ -56,8 +55,7 @@ CLOSE-CLUSTER-SERVICE when its server has stopped."
   (dismiss-watchers (service-informer service)))
 
 (defmacro telling-conditions (&body body)
-  "Evaluate BODY; what is wrong with a membership, and what the store says, ends the call with a
-status."
+  "Evaluate BODY; an error of a membership or of the store ends the call with a status."
   `(handler-case (progn ,@body)
      ((or misuse cluster-error etcd:etcd-error) (condition)
        (status:fail (condition-status condition) (princ-to-string condition)))))

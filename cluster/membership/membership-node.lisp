@@ -59,11 +59,11 @@ member."
   (informer-cluster (node-informer node)))
 
 (defun node-address (node)
-  "Where NODE tells others that it serves."
+  "The address at which other processes reach NODE."
   (member-address (node-asked node)))
 
 (defun node-instance (node)
-  "What NODE calls itself: random, another each time that a node is started."
+  "The instance name of NODE: random, another each time that a node is started."
   (member-instance (node-asked node)))
 
 (defun node-state (node)
@@ -72,8 +72,9 @@ entry is gone; :superseded, there is another of its name; :draining or :stopped.
   (with-node-lock (node) (node-%state node)))
 
 (defun node-generation (node)
-  "The generation of NODE, an integer, or that which it had last. What it writes elsewhere with this
-number tells it from all that had its name before. From any thread."
+  "Return the generation of NODE, an integer, or its last one if it is not a member now. The number
+distinguishes NODE's writes elsewhere from those of all earlier members of its name. From any
+thread."
   (with-node-lock (node) (node-%generation node)))
 
 (defun node-lease (node)
@@ -88,7 +89,8 @@ another when NODE has joined again. From any thread."
 
 (defun node-members (node)
   "Return the members that NODE knows, a list by name, and the revision of the store that they are
-of. Asks nobody. While the store cannot be reached they stay as they were. From any thread."
+of. This makes no request. While the store cannot be reached they stay as they were. From any
+thread."
   (informer-members (node-informer node)))
 
 (defun find-member (node name)
@@ -103,7 +105,7 @@ is true. Return what it has returned last. From any thread but those of ON-CHANG
 ;;; Being a member, or not
 
 (defun record-state (node)
-  "Tell NODE's health and metrics what its state is."
+  "Report NODE's state to its health service and metrics."
   (let ((state (node-state node)) (meters (node-meters node)))
     (services:set-health-status (node-health node) "clgrpc.cluster.v1.Cluster"
                                 (if (eq :member state) :serving :not-serving))
@@ -113,9 +115,8 @@ is true. Return what it has returned last. From any thread but those of ON-CHANG
         (metrics:record (meters-generation meters) (node-generation node) cluster name)))))
 
 (defun change-state (node from to)
-  "Have NODE be in the state TO if it is in one of FROM, a list. Return the state that it was in,
-nil if that is none of FROM; and the lease that it had, if any, which it has no more unless it is
-:draining."
+  "Put NODE into the state TO if it is in one of FROM, a list. Return its state before, nil if FROM
+does not have it; and its lease before, if any, which it keeps only if TO is :draining."
   (multiple-value-bind (before lease)
       (with-node-lock (node)
         (let ((before (node-%state node)) (lease (node-%lease node)))
@@ -138,8 +139,8 @@ nil if that is none of FROM; and the lease that it had, if any, which it has no 
     t))
 
 (defun give-back (node lease &optional timeout)
-  "End LEASE, or nil, which NODE does not want any more, so that nobody renews it, and what was put
-with it goes. If the store cannot be told within TIMEOUT, it ends by itself."
+  "End LEASE, or nil, which NODE does not want any more: no thread renews it, and its entries go. If
+the store cannot be reached within TIMEOUT seconds, the lease ends by itself."
   (when lease
     (handler-case (etcd:revoke-lease lease :timeout timeout)
       (etcd:etcd-error (condition)
@@ -216,13 +217,14 @@ entry meanwhile."
       (note-entry node member))))
 
 (defun note-entry (node member)
-  "In the place of NODE's name there is MEMBER, or nobody if it is nil."
+  "The entry of NODE's name is MEMBER's, or is gone if that is nil."
   (let ((generation (node-generation node)))
     (cond ((null member) (note-entry-gone node generation))
           ((< generation (member-generation member)) (supersede node member)))))
 
 (defun join-again (node)
-  "What the job does that has NODE join again when it is lost. Return when it is to try again."
+  "Run the job that makes NODE join again when it is lost. Return the seconds until it tries again,
+or nil."
   (handler-case
       (cond ((not (eq :lost (node-state node))) nil)
             ((node-pauses node)
@@ -317,27 +319,25 @@ or where it listens."
   "Start a server that is the member NAME of CLUSTER, both names, and return the node once it is.
 STORE is a client of etcd, or the name of a store as OPEN-STORE takes it. The server listens on
 LISTEN and serves clgrpc.cluster.v1.Cluster, health and SERVICES, a list of service objects; all
-other keywords are for START-SERVER. Others are told that it serves at ADDRESS, by default where it
-listens, which must then be an address of its own, not 0.0.0.0, and has LABELS, an alist of strings.
-The node stays a member while its lease of LEASE-SECONDS, from 2 to 3600, is renewed, which a thread
-sees to; if it dies, or is cut off from the store, it is no longer a member within these and a
-second, or within twice these if etcd has a new leader meanwhile.
-IF-TAKEN says what becomes of it if there is a member of its name: :take-over, the later wins, or
-:refuse. When the lease was lost the node joins again, as a new generation, unless REJOIN is nil.
-ON-CHANGE is called with all members that there are, as changes, then with each list of changes of
-the cluster, in order, and with the differences if the store has compacted what happened while it
-was out of reach; ON-LOSS with a CLUSTER-ERROR
-when the node is not a member any more: MEMBERSHIP-LOST or SUPERSEDED; ON-JOIN with the node each
-time that it has become one. All of these run on threads of the node, which do nothing else
-meanwhile. METRICS, of MAKE-METRICS, counts joins, leaves and losses; OBSERVER is for the server. At
-most MAX-MEMBERS may join through this node.
-ALLOW is a list of permissions, (ROLE . PATTERN), for calls of the service; :read and :join are its
-roles. PATTERN is a string: a DNS name or a SPIFFE identity of a certificate, in which * stands for
-one label or one segment of the path and {name} for the name of the member that somebody joins,
-renews or leaves as; \"*\" for every identity; \"anyone\" for peers without a certificate, too.
-Without permissions nobody may join by a call, and with TLS nobody may read. Signal NAME-TAKEN,
-CLUSTER-FULL, an ETCD-ERROR, MISUSE for wrong arguments, or what START-SERVER signals. From any
-thread; end it with STOP-NODE."
+other keywords are for START-SERVER. Other processes see its ADDRESS and its LABELS, an alist of
+strings. ADDRESS is by default the one that it listens on, which must then be an address of its own,
+not 0.0.0.0. The node stays a member while its lease of LEASE-SECONDS, from 2 to 3600, is renewed by
+a thread. If it dies, or is cut off from the store, it is no longer a member after LEASE-SECONDS and
+at most one second, or after at most twice LEASE-SECONDS if etcd has a new leader meanwhile.
+IF-TAKEN decides if there is a member of its name: :take-over, the later wins, or :refuse. When the
+lease was lost the node joins again, as a new generation, unless REJOIN is nil. ON-CHANGE is called
+with all present members, as changes, then with each list of changes of the cluster, in order. If
+the store has compacted changes while it was out of reach, ON-CHANGE gets the differences; ON-LOSS
+with a CLUSTER-ERROR when the node is not a member any more: MEMBERSHIP-LOST or SUPERSEDED; ON-JOIN
+with the node each time that it has become one. All of these run on threads of the node, which do
+nothing else meanwhile. METRICS, of MAKE-METRICS, counts joins, leaves and losses; OBSERVER is for
+the server. At most MAX-MEMBERS may join through this node. ALLOW is a list of permissions, (ROLE .
+PATTERN), for calls of the service; :read and :join are its roles. PATTERN is a string: a DNS name
+or a SPIFFE identity of a certificate, in which * stands for one label or one segment of the path
+and {name} for the name of the member that the call joins, renews or leaves; \"*\" for every
+identity; \"anyone\" for peers without a certificate, too. Without permissions no call may join, and
+with TLS no call may read. Signal NAME-TAKEN, CLUSTER-FULL, an ETCD-ERROR, MISUSE for wrong
+arguments, or what START-SERVER signals. From any thread; end it with STOP-NODE."
   (check-name name "member")
   (let* ((own-store (stringp store))
          (store (if own-store (open-store store) store))
@@ -377,10 +377,11 @@ thread; end it with STOP-NODE."
             (when own-store (etcd:close-etcd store)))))))
 
 (defun stop-node (node &key (drain 10))
-  "End NODE: tell the others that it is leaving, give the calls under way DRAIN seconds to end,
-leave, and close what was opened for it. Return true if all calls ended by themselves. If the store
-cannot be reached, or does not answer, NODE is gone all the same, within DRAIN and two seconds; the
-others see it until its lease ends. From any thread but the node's own."
+  "End NODE: announce that it is leaving, give the calls under way DRAIN seconds to end, leave, and
+close its server, its service and the client of the store that it has opened itself. Return true if
+all calls ended by themselves. If the store cannot be reached, or does not answer, NODE stops all
+the same, within DRAIN and two seconds; the others see it as a member until its lease ends. From any
+thread but the node's own."
   (multiple-value-bind (before lease)
       (change-state node '(:joining :member :lost :superseded) :draining)
     (if (null before)
@@ -402,7 +403,7 @@ others see it until its lease ends. From any thread but the node's own."
             (change-state node '(:draining) :stopped))))))
 
 (defun announce-draining (node)
-  "Tell the others that NODE goes, if the store can be asked."
+  "Announce in the store that NODE is leaving, if the store can be reached."
   (handler-case (announce (node-store node) (node-cluster node) (node-name node)
                           (node-generation node) :timeout +leaving-seconds+)
     (etcd:etcd-error (condition)

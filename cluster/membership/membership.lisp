@@ -10,13 +10,13 @@
 (in-package #:clgrpc.cluster)
 
 (defconstant +most-tries+ 20
-  "How often one reads and decides again because somebody else has written meanwhile.")
+  "The most times that one reads and decides again because another process has written meanwhile.")
 (defconstant +first-try-pause-seconds+ 1/200
   "About how long one waits before the second try, so that of many that write at once each does.")
 (defconstant +longest-try-pause-seconds+ 1/2 "The longest such wait.")
 
 (defun call-deciding-again (what function)
-  "What FUNCTION returns, which is called until that is true, see DECIDING-AGAIN."
+  "Call FUNCTION until it returns true, and return that value; see DECIDING-AGAIN."
   (loop with pauses = (loop:make-pauses +first-try-pause-seconds+ +longest-try-pause-seconds+)
         repeat +most-tries+
         do (let ((result (funcall function)))
@@ -26,8 +26,8 @@
                        :text (format nil "others write all the time where ~A" what))))
 
 (defmacro deciding-again ((what) &body body)
-  "Evaluate BODY until it returns true, at most +MOST-TRIES+ times, with pauses. WHAT says in the
-condition what could not be done."
+  "Evaluate BODY until it returns true, at most +MOST-TRIES+ times, with pauses. WHAT, a text in the
+condition, names the place that others write."
   `(call-deciding-again ,what (lambda () ,@body)))
 
 (defun fetch-entry (store cluster name &key timeout)
@@ -72,7 +72,7 @@ is not so."
       (and done revision))))
 
 (defun entry-lease (store entry)
-  "The lease of ENTRY in STORE; nil if somebody has put it without one."
+  "The lease of ENTRY in STORE; nil if it was put without one."
   (and (plusp (etcd:entry-lease entry))
        (etcd:lease-by-number store (etcd:entry-lease entry))))
 
@@ -97,8 +97,8 @@ that they are of. Signal an ETCD-ERROR. From any thread."
     (refuse-membership 'cluster-full "~A has ~D members, as many as it may" cluster max-members)))
 
 (defun write-or-look (store cluster member entry lease given)
-  "As WRITE-MEMBER, with LEASE, and with the generation of MEMBER in place of what the entry GIVEN,
-perhaps nil, has; if it is not known whether that was done, look."
+  "As WRITE-MEMBER, with LEASE; the generation of MEMBER replaces the one in the entry GIVEN, or
+nil. If it is not known whether the store has done this, look."
   (handler-bind
       ((etcd:etcd-error
          (lambda (condition)
@@ -158,12 +158,12 @@ MEMBER may not say. From any thread."
              (enter store cluster member lease if-taken known max-members)
            (setf used (not already))
            (values member revision (and used lease)))
-      ;; what cannot be ended now ends by itself
+      ;; a lease that cannot be ended now ends by itself
       (unless used
         (handler-case (etcd:revoke-lease lease :timeout 1)
           (etcd:etcd-error ()))))))
 
-;;; What follows
+;;; After joining
 
 (defun renew-membership (store cluster name generation)
   "Have the lease of the member NAME of CLUSTER, of GENERATION, begin again. Return its seconds.
@@ -201,7 +201,7 @@ From any thread."
       t)))
 
 (defun remove-member (store cluster name generation)
-  "Remove the member NAME of GENERATION, whose entry somebody has put without a lease."
+  "Remove the member NAME of GENERATION, whose entry was put without a lease."
   (deciding-again (name)
     (multiple-value-bind (entry existing) (fetch-entry store cluster name)
       (or (not (eq :alive (decide-life existing generation)))

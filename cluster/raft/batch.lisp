@@ -1,6 +1,6 @@
-;;;; What requests the pipeline sends as one: such as follow each other in one log and term. That
-;;;; says the same to the receiver as one after the other would, so the answer is each one's. Pure
-;;;; functions of requests.
+;;;; Batches: the pipeline sends requests as one if they follow each other in one log and term. The
+;;;; joint request means the same to the receiver as one request after the other, so its answer is
+;;;; the answer to each. Pure functions of requests.
 
 (in-package #:clgrpc.raft)
 
@@ -11,7 +11,7 @@
   (then nil :type function :read-only t)) ; to be called with the answer
 
 (defstruct (batch (:constructor make-batch (queued-requests)) (:copier nil))
-  "What is sent in one request, and answered at once."
+  "Queued requests that are sent, and answered, as one."
   (queued-requests '() :type list :read-only t) ; oldest first
   (noted nil :type boolean)             ; the meter has it
   (sent-ns 0 :type nanoseconds))        ; when it was given to the stream

@@ -4,16 +4,17 @@
 ;;;; The pipeline's state, under LOCK, which is held for a few instructions and never while a
 ;;;; message is sent or the user's code runs:
 ;;;;
-;;;;     what is taken    waits in WAITING, oldest first, for a stream and a place in its window
-;;;;     what is put      together for the stream, which has no room for it, is HELD: it is next
-;;;;     what is sent     is in SENT, oldest first; an answer is that of the oldest
-;;;;     each of these    counts in ENTRIES and OCTETS, which are bounded
+;;;;     WAITING            requests that were taken, oldest first; they wait for a stream and a place
+;;;;                        in its window
+;;;;     HELD               the next batch, for which the stream had no room
+;;;;     SENT               requests that were sent, oldest first; an answer is that of the oldest
+;;;;     ENTRIES, OCTETS    the sums of all of these, which are bounded
 
 (in-package #:clgrpc.raft)
 
 (defstruct (pipe (:copier nil))
-  "What flows to a peer without waiting."
-  (lock (sb-thread:make-mutex :name "clgrpc raft peer") :read-only t) ; of what follows
+  "The requests that flow to a peer without waiting for answers."
+  (lock (sb-thread:make-mutex :name "clgrpc raft peer") :read-only t) ; of the slots below
   (bell (sb-thread:make-waitqueue :name "clgrpc raft peer") :read-only t) ; there is room
   (waiting (make-fifo) :type fifo) ; queued requests that are not sent yet
   (sent (make-fifo) :type fifo) ; batches that are not answered yet
@@ -21,13 +22,14 @@
   (sent-count 0 :type index)            ; how many are in SENT
   (entries 0 :type index)               ; in WAITING, HELD and SENT
   (octets 0 :type (unsigned-byte 62))   ; of data in these
-  (telling 0 :type index)               ; threads that tell of queued requests that were in it
+  (telling 0 :type index)               ; threads that call functions of queued requests that were
+                                        ; in it
   (since-ns 0 :type nanoseconds)        ; since when no answer has come, while some is awaited
   (call nil)                            ; the stream, or nil
   (pumping '() :type list)              ; the claim of the thread that sends, a fresh list
   (rung nil :type boolean)              ; the stream had room since the last batch was tried
   (full nil :type boolean)              ; HELD is not to be tried again until the stream has room
-  (ending nil :type boolean)            ; what was in it is being told that the stream has broken
+  (ending nil :type boolean)            ; its requests are being ended, since the stream has broken
   (error nil :type (or null condition)) ; why the stream was given up, if that was here
   (closed nil :type boolean))           ; takes nothing any more
 
@@ -52,7 +54,7 @@
    (max-octets :initarg :max-octets :reader peer-max-octets) ; of data in the pipeline
    (pipe :initform (make-pipe) :reader peer-pipe) ; the way of its entries
    (turns :initform '() :accessor peer-turns) ; messages under way that go one at a time
-   (meter :initarg :meter :reader peer-meter)) ; what is measured
+   (meter :initarg :meter :reader peer-meter)) ; measurements
   (:documentation "Another member: see MAKE-PEER."))
 
 (document-functions

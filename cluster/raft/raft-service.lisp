@@ -1,17 +1,17 @@
-;;;; The service: what comes from other members is given to the state machine, and what that answers
-;;;; goes back. A thread waits at each stream, so that the state machine may block, for a disk or a
-;;;; lock. While answers are not taken, no more requests are handled.
+;;;; The service: messages of other members go to the state machine, and its answers go back. A
+;;;; thread waits at each stream, so that the state machine may block, for a disk or a lock. While
+;;;; answers are not taken, no more requests are handled.
 ;;;;
 ;;;; Each request is admitted first: its group and receiver are those of a local member, and its
 ;;;; sender is the member that the peer's certificate names. A request of a stream that is addressed
-;;;; as the one before it is admitted as that was. Without TLS nobody proves a name.
+;;;; as the one before it is admitted as that was. Without TLS no peer proves a name.
 
 (in-package #:clgrpc.raft)
 
 (defclass raft-service (v1:raft)
-  (;; who may send as which member, see MAKE-RAFT-SERVICE
+  (; the peers' permissions to send as members, see MAKE-RAFT-SERVICE
    (authority :initarg :authority :reader service-authority)
-   ;; without TLS everybody who can connect may send
+   ;; without TLS each peer that can connect may send
    (open :initarg :open :reader service-open-p)
    ;; the longest snapshot that is received, in octets
    (max-snapshot-octets :initarg :max-snapshot-octets :reader service-max-snapshot-octets)
@@ -31,9 +31,9 @@
                             (chunk-seconds 60))
   "Return a service without groups; see ADD-GROUP. ALLOW is a list of permissions, as
 CLGRPC.AUTHORITY:CHECK-PERMISSION takes each, whose role is :raft: a peer with an identity of the
-pattern may send as any member, or, if the pattern has {name} in it, as the member of that name. The
-default is that with TLS the sender's name is one of the peer's certificate, and that without TLS
-everybody who can connect may send as anybody. A snapshot that is longer than MAX-SNAPSHOT-OCTETS is
+pattern may send as any member, or, if the pattern has {name} in it, as the member of that name. By
+default, with TLS the sender's name must be one of the peer's certificate; without TLS each peer
+that can connect may send as any member. A snapshot that is longer than MAX-SNAPSHOT-OCTETS is
 refused with :resource-exhausted. A stream that brings no part of its snapshot for CHUNK-SECONDS
 ends with :aborted. Signal MISUSE for a wrong permission. From any thread."
   (check-type max-snapshot-octets (integer 0))
@@ -76,7 +76,7 @@ From any thread."
 (defmethod server:note-server-started ((service raft-service) server)
   (let* ((credentials (server:server-credentials server))
          (warning (if (and (service-open-p service) (null credentials))
-                      "without TLS everybody who can connect may send as any member"
+                      "without TLS each peer that can connect may send as any member"
                       (authority:authority-warning (service-authority service) credentials
                                                    "send Raft's messages"))))
     (when warning (log-event :warning :raft-access :condition warning))))

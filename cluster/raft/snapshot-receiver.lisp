@@ -1,13 +1,14 @@
-;;;; Snapshots that come in. What came of one is known by its identity (last index and term,
-;;;; length, CRC-32C) with the CRC-32C of that part: a leader that comes back goes on behind it. A
-;;;; process that was restarted asks the state machine what it has kept (KEPT-SNAPSHOT).
+;;;; Snapshots that come in. The received part of one is known by the snapshot's identity (last
+;;;; index and term, length, CRC-32C) with the CRC-32C of that part: a leader that comes back goes
+;;;; on after it. A restarted process asks the state machine for the part that it has kept
+;;;; (KEPT-SNAPSHOT).
 ;;;;
 ;;;; There is one snapshot receiver at a time, and no more than one thread in the state machine's
 ;;;; methods for snapshots. A stream that begins takes the place of one under way, which ends then:
 ;;;; so a leader that lost its connection need not wait until we notice. A stream that is refused
 ;;;; takes no place. Once the snapshot is installed, or could not be, the snapshot receiver is
-;;;; forgotten: a leader that has lost the last response begins anew, and the state machine says
-;;;; that it has it.
+;;;; forgotten: a leader that has lost the last response begins again, and the state machine answers
+;;;; that it has the snapshot.
 ;;;;
 ;;;; A chunk must begin where the one before has ended and have its check sum; then the state
 ;;;; machine gets it. The end is reached with the last octet, and if all have the check sum of the
@@ -22,7 +23,7 @@
 
 (defstruct (snapshot-receiver (:constructor make-snapshot-receiver
                                (header snapshot-delivery offset crc)) (:copier nil))
-  "What came of a snapshot."
+  "The received part of a snapshot."
   (header nil :read-only t)             ; the SnapshotHeader
   (snapshot-delivery nil :read-only t)  ; that brings it
   (offset 0 :type (unsigned-byte 64))   ; how many octets came and are kept

@@ -40,7 +40,7 @@
   (snapshot-delivery-call (snapshot-receiver-snapshot-delivery snapshot-receiver)))
 
 (defun ask-to-begin (member snapshot-receiver)
-  "What the state machine of MEMBER answers to the header of SNAPSHOT-RECEIVER."
+  "The answer of MEMBER's state machine to the header of SNAPSHOT-RECEIVER."
   (let ((known nil))
     (unwind-protect
          (handler-case
@@ -53,7 +53,7 @@
            (status:rpc-error (error)
              (setf known t)
              (error error)))
-      ;; after another error, or an interrupt, nobody knows what it has forgotten of the snapshot
+      ;; after another error, or an interrupt, it is unknown what it has forgotten of the snapshot
       ;; under way
       (unless known (setf (local-member-snapshot-receiver member) nil)))))
 

@@ -135,9 +135,9 @@ that takes until END-NS."
 INSTALLED, or one whose term is above that of HEADER, which refuses it. HEADER is a SnapshotHeader;
 its address and length are filled in, and its check sum unless it has one. SOURCE is octets, a
 pathname, or any object with methods of SNAPSHOT-OCTETS and READ-SNAPSHOT. It goes in chunks of
-CHUNK-OCTETS. When the connection is lost this goes on with another, behind what PEER has kept,
-until TIMEOUT seconds are over. Signal the RPC-ERROR of the last stream then, or if PEER refuses.
-Snapshots of several threads go one after the other. From any thread but a loop's."
+CHUNK-OCTETS. When the connection is lost this goes on with another one, after the octets that PEER
+has kept, until TIMEOUT seconds are over. Signal the RPC-ERROR of the last stream then, or if PEER
+refuses. Snapshots of several threads go one after the other. From any thread but a loop's."
   (check-type chunk-octets (integer 1 16777216))
   (check-type timeout (real (0)))
   (let* ((began-ns (loop:world-now))

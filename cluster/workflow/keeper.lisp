@@ -1,7 +1,8 @@
-;;;; The keeper: a job of each node that looks after who is there. It gives to others what sessions
-;;;; that have ended had claimed, before all else and apart from timers; keeps the watch of the
-;;;; index, which tells the node of tasks, times, sessions and nodes; keeps the node's entry among
-;;;; the nodes, with its date; counts. It looks when the watch tells of something, and every second.
+;;;; The keeper: a job of each node that looks after sessions and nodes. It gives the claims of
+;;;; sessions that have ended to other workers, before all else and apart from timers; keeps the
+;;;; watch of the index, which informs the node of tasks, times, sessions and nodes; keeps the
+;;;; node's entry among the nodes, with its date; counts. It looks at each event of the watch, and
+;;;; every second.
 ;;;;
 ;;;; All nodes look after sessions, in different orders. Where two do one thing, the store takes one
 ;;;; of the changes, and the other node finds that there is nothing left to do.
@@ -9,14 +10,15 @@
 (in-package #:clgrpc.workflow)
 
 (defconstant +sweep-seconds+ 30 "How often claims of sessions are looked for that have ended.")
-(defconstant +retention-seconds+ 60 "How often the octets of what has ended are looked at.")
+(defconstant +retention-seconds+ 60 "How often the keeper compares the octets of ended workflows
+with their limit.")
 (defconstant +count-seconds+ 2 "How often workflows and ready tasks are counted,")
 (defconstant +longest-count-seconds+ 60 "and how often at least, where they are many.")
 (defconstant +node-lease-seconds+ 4 "The timers of a node that hangs are others' after this time.")
 (defconstant +ending-seconds+ 1
   "How long a node that closes waits for its jobs, whose store may hang, and to leave the others;")
 (defconstant +least-leaving-seconds+ 1/4 "and how long at least for the latter.")
-(defconstant +date-seconds+ 10 "How often a node tells what its machine's date is.")
+(defconstant +date-seconds+ 10 "How often a node reports its machine's date.")
 
 (defun wake-keeper (node function)
   "Call FUNCTION, which changes the wakeup of NODE, under its lock; the keeper looks at it."
@@ -155,7 +157,7 @@
                              collect shard))))))
 
 (defun note-node (node name entry)
-  "The node NAME is there, with what ENTRY has, or is gone if that is nil."
+  "The node NAME is there, with the dates in ENTRY, or is gone if that is nil."
   (let ((dates (node-dates node)) (ms nil))
     (cond ((equal name (own-name node)) (return-from note-node))
           ((null entry) (forget-machine dates name))
@@ -196,8 +198,8 @@
                  (abs (- (machine-ms (node-dates node)) told passed))))))))
 
 (defun tell-date (node)
-  "Tell the other nodes of NODE's machine's date; the first of all keeps the nodes' date in the
-store."
+  "Report NODE's machine's date to the other nodes; the first of all nodes keeps the nodes' date in
+the store."
   (let* ((membership (node-membership node)) (own (own-name node)) (now (node-now node))
          (machine (machine-ms (node-dates node))))
     (etcd:put (node-etcd node) (node-key node "index/nodes" own) (format nil "~D ~D" machine now)
@@ -208,7 +210,7 @@ store."
           (membership-told-steady-ms membership) (steady-ms))))
 
 (defun keep-membership (node)
-  "Have NODE be one of the nodes, and tell them its date if it is to."
+  "Put NODE among the nodes, and report its date to them when that is due."
   (let* ((wakeup (node-wakeup node))
          (newcomer (sb-thread:with-mutex ((wakeup-lock wakeup))
                      (shiftf (wakeup-newcomer wakeup) nil))))
@@ -268,8 +270,8 @@ passed since it was last so."
           t)))))
 
 (defun attend-keeper (node due)
-  "What the keeper does; DUE is for RUN-KEEPER. Return the seconds until it looks again. What the
-store does not do now is done when it is back."
+  "Run the keeper once; DUE is for RUN-KEEPER. Return the seconds until it looks again. Work that
+the store does not do now is done when it is back."
   (handler-case (progn (run-keeper node due)
                        (loop:tell-recovery (node-keeper node) :workflow-store-back)
                        (report-health node :serving))
@@ -281,13 +283,13 @@ store does not do now is done when it is back."
   +longest-sleep-seconds+)
 
 (defun sweep-now-and-then (node)
-  "What the job does that looks after others' timers. Return when it does so again."
+  "Run the job that looks after other nodes' timers. Return the seconds until it runs again."
   (handler-case (when (node-keeper node) (sweep-timers node))
     ((or etcd:etcd-error workflow-error) ()))
   +sweep-seconds+)
 
 (defun begin-jobs (node)
-  "Have NODE do what nobody calls for."
+  "Start the jobs of NODE that work without a call."
   (let ((etcd (node-etcd node)) (due (make-due)))
     (setf (node-commits node) (make-commit-group)
           (node-stale-reads node) (make-commit-group)
@@ -349,7 +351,7 @@ need not be reachable yet. Signal MISUSE for a wrong namespace. From any thread.
 that hangs: then both end when it has answered, or is closed."
   (let* ((end (loop:notice-end +ending-seconds+))
          (ended (loop for job in (node-jobs node)
-                      ;; each is to be told
+                      ;; each job gets the order to end
                       count (not (loop:end-job job :seconds (loop:seconds-until end 0))) into left
                       finally (return (zerop left)))))
     (if ended

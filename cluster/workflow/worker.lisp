@@ -9,7 +9,7 @@
 (in-package #:clgrpc.workflow)
 
 (defconstant +claim-wait-seconds+ 20 "How long a claim waits at a node.")
-(defconstant +first-pause-seconds+ 1/20 "Between tries of what a node does not answer.")
+(defconstant +first-pause-seconds+ 1/20 "Between tries of a request that a node does not answer.")
 (defconstant +longest-pause-seconds+ 2 "The longest such wait.")
 (defconstant +closing-seconds+ 2
   "How long a worker that stops waits for its session's end, which comes by itself else.")
@@ -49,7 +49,7 @@
             (length (worker-held worker)) (worker-session worker))))
 
 (defmacro with-worker ((worker) &body body)
-  "Evaluate BODY, which reads or changes WORKER, under its lock; who waits is told."
+  "Evaluate BODY, which reads or changes WORKER, under its lock; wake the threads that wait."
   `(sb-thread:with-mutex ((worker-lock ,worker))
      (multiple-value-prog1 (progn ,@body)
        (sb-thread:condition-broadcast (worker-bell ,worker)))))
@@ -85,7 +85,7 @@ see it, and ON-TASK-LOST is called."
           (funcall (worker-on-task-lost worker) task))))))
 
 (defun lose-session (worker session)
-  "SESSION has ended: what WORKER does is others'."
+  "SESSION has ended: WORKER's tasks belong to others."
   (when (with-worker (worker)
           (when (equal session (worker-session worker))
             (setf (worker-session worker) nil)
@@ -147,8 +147,8 @@ see it, and ON-TASK-LOST is called."
       (session-lost () (lose-session worker session)))))
 
 (defun keep-session (worker)
-  "What the job does that opens sessions of WORKER and keeps them. Return the seconds until it has
-to again."
+  "Run the job that opens sessions of WORKER and keeps them alive. Return the seconds until it runs
+again."
   (handler-case (progn (beat worker)
                        (if (worker-session worker) (/ (worker-seconds worker) 3) 0))
     (workflow-error (condition)
@@ -157,7 +157,7 @@ to again."
                                                 :condition (princ-to-string condition)))
       (loop:next-pause (worker-pauses worker)))))
 
-;;; What is done
+;;; Doing tasks
 
 (defun function-of (worker kind)
   "The function for tasks of KIND."
@@ -166,7 +166,7 @@ to again."
       (fail-step (format nil "this worker has no function for ~A" kind))))
 
 (defun attempt-span (task function)
-  "Call FUNCTION in a span of TASK, a child of what has started its workflow."
+  "Call FUNCTION in a span of TASK, whose parent is the span that has started the workflow."
   (trace:with-span ((format nil "Step.~A" (task-kind task))
                     :kind :consumer
                     :parent (trace:parse-traceparent (pb:task-traceparent (task-message task)))
@@ -232,14 +232,14 @@ that there is no use in another attempt."
                                         :permanent t)))
                 ((or (closed-p worker)
                      (not (or (passing-p condition)
-                              ;; until somebody mends the store
+                              ;; until the store works again
                               (typep condition '(or store-full store-forbids)))))
                  (return (note-refused worker task condition)))
                 (t (await-worker worker (loop:next-pause pauses)
                                  (lambda () (closed-p worker))))))))))
 
 (defun note-refused (worker task condition)
-  "The report of TASK was refused with CONDITION: what was done is not recorded."
+  "The report of TASK was refused with CONDITION: its result is not recorded."
   (setf (task-lost task) t)
   (log-event :warning :workflow-report-refused :worker (worker-name worker) :workflow (task-id task)
                                                :condition (princ-to-string condition))
@@ -248,8 +248,9 @@ that there is no use in another attempt."
       (funcall (worker-on-refused worker) task condition)))
   nil)
 
-;;; What was lost with its worker again and again may be what ends it. It is done alone: when the
-;;; other attempts have ended, while no more is claimed, and what has come meanwhile is given back.
+;;; A task that was lost with its worker again and again may itself end the worker. It is done
+;;; alone: when the other attempts have ended, while no more tasks are claimed; tasks that came
+;;; meanwhile are given back.
 
 (defun suspect-p (task)
   (<= +free-losses+ (task-losses task)))
@@ -334,7 +335,7 @@ stopped."
             (setf (worker-calls worker) (remove call (worker-calls worker)))))))))
 
 (defun claim-and-do (worker pauses)
-  "What a hand of WORKER does. Return the seconds until it is to claim again, nil if WORKER is being
+  "Run a hand of WORKER once. Return the seconds until it claims again, nil if WORKER is being
 stopped. PAUSES are its own."
   (handler-case (let ((message (claim-one worker)))
                   (loop:forget-failures pauses)
@@ -371,14 +372,14 @@ stopped. PAUSES are its own."
   "Start a worker, and return it. At the service that CHANNEL leads to it claims tasks of KINDS, a
 list of strings, each of which DEFINE-STEP has defined, or of (KIND . FUNCTION) with a function of a
 task as DEFINE-STEP defines them; and does CONCURRENCY of them at once at most, each on a thread of
-its own. If it is not heard of for SESSION-SECONDS, 2 to 3600, others get its tasks. NAME, a string,
-is for people. ON-TASK-LOST, a function of a task, is called when the worker learns that one under
-way is others', or has taken as long as it may, so that the work for it can be stopped; it must not
-wait, since it runs where the worker is kept alive. ON-REFUSED, a function of a task and a
-WORKFLOW-ERROR, is called when a report is
-refused, since the task was others'. A task that was lost three times in a row with its worker is
-done alone. Nodes need not be reachable yet. Signal MISUSE for what is no
-kind. From any thread; end it with STOP-WORKER."
+its own. If its heartbeats fail for SESSION-SECONDS, 2 to 3600, others get its tasks. NAME, a
+string, is for people. ON-TASK-LOST, a function of a task, is called when the worker learns that a
+task under way belongs to others, or has taken its longest time, so that the work for it can be
+stopped; it must not wait, since it runs where the worker is kept alive. ON-REFUSED, a function of a
+task and a WORKFLOW-ERROR, is called when a report is refused, since the task belonged to others. A
+task that was lost three times in a row with its worker is done alone. Nodes need not be reachable
+yet. Signal MISUSE for an element of KINDS that is not a kind. From any thread; end it with
+STOP-WORKER."
   (check-type concurrency (integer 1 1000))
   (check-type session-seconds (integer 2 3600))
   (let* ((functions (or (kinds-alist kinds) (misuse "A worker has kinds of tasks.")))
@@ -402,7 +403,7 @@ by then goes on, and its report is refused. From any thread but the worker's own
     (mapc #'rpc:cancel (worker-calls worker)))
   (let* ((end (loop:notice-end drain))
          (done (loop for hand in (worker-hands worker)
-                     ;; each is to be told
+                     ;; each job gets the order to end
                      count (not (loop:end-job hand :seconds (loop:seconds-until end 0))) into left
                      finally (return (zerop left)))))
     (with-worker (worker)

@@ -1,6 +1,6 @@
-;;;; What users of a workflow service call. Where a CHANNEL is asked for, the service object itself
-;;;; will do within its image, and so does a router (group-router.lisp). What is refused is a
-;;;; workflow error. A call that no answer came to can be made again as it is.
+;;;; The client's functions of a workflow service. In place of a CHANNEL they take the service
+;;;; object itself, within its image, and a router (group-router.lisp). A refusal is a workflow
+;;;; error. A call without an answer can be made again as it is.
 
 (in-package #:clgrpc.workflow)
 
@@ -15,7 +15,7 @@ again: its connection may stand though the node hangs.")
   (calling:limit-silence channel +silence-seconds+))
 
 (defun ask-once (stub channel request timeout)
-  "What STUB answers to REQUEST within TIMEOUT seconds. Signal a workflow error."
+  "The answer of STUB to REQUEST, within TIMEOUT seconds. Signal a workflow error."
   (with-workflow-errors
     (values (funcall stub (reach-nodes channel) request :timeout (or timeout +call-seconds+)))))
 
@@ -30,7 +30,7 @@ answered."
          t)))
 
 (defun ask (stub channel request timeout)
-  "What STUB answers to REQUEST, which may be made twice, within TIMEOUT seconds; if a node is lost
+  "The answer of STUB to REQUEST, which may be made twice, within TIMEOUT seconds; if a node is lost
 meanwhile, another one is asked. Signal a workflow error."
   (let ((end (loop:notice-end (or timeout +call-seconds+))) (failure nil))
     (loop
@@ -96,7 +96,7 @@ another WORKFLOW-ERROR after TIMEOUT seconds (10). From any thread."
 
 (defun search-request (&key (status :any) (type "") started-from started-before ended-from
                          ended-before)
-  "The ListRequest of what MAP-WORKFLOWS is given. Signal MISUSE."
+  "The ListRequest for the arguments of MAP-WORKFLOWS. Signal MISUSE."
   (pb:make-list-request :status status :type type
                         :started-from-unix-ms (duration-ms started-from)
                         :started-before-unix-ms (duration-ms started-before)
@@ -128,16 +128,16 @@ router those of one group come after those of the other. Signal a WORKFLOW-ERROR
   (function nil :type function :read-only t) ; of a Change
   (after 0 :type (integer 0))           ; the number of the last change of the workflow told
   (revision 0 :type (integer 0))        ; from which to go on with all; 0: it has not begun
-  (told '() :type list)                 ; (id . number) of changes of all at REVISION that were told
-  (end-function nil :type (or null function) :read-only t) ; of what has ended it, or nil
+  (told '() :type list)                 ; (id . number) of changes at REVISION that FUNCTION has got
+  (end-function nil :type (or null function) :read-only t) ; of its end, or nil
   (call nil)                            ; while there is one
   (pauses (loop:make-pauses 1/5 1/5) :read-only t) ; between two of them
-  (ended nil :type boolean)             ; nothing more is to be told
+  (ended nil :type boolean)             ; FUNCTION gets nothing more
   (failure nil :type (or null workflow-error)) ; why, unless its workflow or its user has ended
   (lock (sb-thread:make-mutex :name "clgrpc workflow watcher") :read-only t) ; see below
   ;; CALL and ENDED are changed under the lock, and waiters told of ENDED and of the first REVISION
   (bell (sb-thread:make-waitqueue :name "clgrpc workflow watcher") :read-only t)
-  ;; where its job runs, which tells
+  ;; where its job runs, which calls FUNCTION
   (background (loop:make-background "clgrpc workflow watcher") :read-only t))
 
 (defmethod print-object ((watcher watcher) stream)
@@ -157,7 +157,8 @@ router those of one group come after those of the other. Signal a WORKFLOW-ERROR
       (sb-thread:condition-broadcast (watcher-bell watcher)))))
 
 (defun note-change-of-all (watcher change)
-  "Tell CHANGE, a message of a watch of all workflows, unless it was told before."
+  "Pass CHANGE, a message of a watch of all workflows, to the function, unless it has got it
+before."
   (let ((key (cons (pb:change-id change) (pb:change-number change)))
         (revision (pb:change-revision change)))
     (unless (or (string= "" (car key))
@@ -169,15 +170,15 @@ router those of one group come after those of the other. Signal a WORKFLOW-ERROR
     (note-resumption watcher (pb:change-resume-revision change))))
 
 (defun note-change (watcher change)
-  "Tell CHANGE, unless it was told before."
+  "Pass CHANGE to the function, unless it has got it before."
   (cond ((of-all-p watcher) (note-change-of-all watcher change))
         ((< (watcher-after watcher) (pb:change-number change))
          (setf (watcher-after watcher) (pb:change-number change))
          (funcall (watcher-function watcher) change))))
 
 (defun follow-call (watcher)
-  "Tell what one call brings. It ends well with the workflow. Signal a WORKFLOW-ERROR, or
-FUNCTION-FAILED."
+  "Pass the changes of one call to the function. It ends well with the workflow. Signal a
+WORKFLOW-ERROR, or FUNCTION-FAILED."
   (with-workflow-errors
     (rpc:with-call (call (methods:watch (reach-nodes (watcher-channel watcher))
                                         (pb:make-watch-request
@@ -211,13 +212,13 @@ FUNCTION-FAILED."
     (loop:end-background (watcher-background watcher))))
 
 (defun fail-watcher (watcher what condition)
-  "CONDITION, of WHAT, has ended WATCHER."
+  "CONDITION, which came from WHAT, has ended WATCHER."
   (log-event :error :workflow-watch-error :condition (princ-to-string condition))
   (finish-watcher watcher (make-condition 'workflow-error
                                           :text (format nil "~A: ~A" what condition))))
 
 (defun attend-watcher (watcher)
-  "What the job of WATCHER does. Return the seconds until it is to make another call, or nil."
+  "Run the job of WATCHER once. Return the seconds until it makes another call, or nil."
   (handler-case (progn (follow-call watcher)
                        (unless (of-all-p watcher) (finish-watcher watcher nil)))
     (workflow-error (condition)

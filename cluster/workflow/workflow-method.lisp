@@ -1,4 +1,4 @@
-;;;; The methods of the service. What refuses a call is its status, with a Refusal in the details.
+;;;; The methods of the service. A refusal is the status of the call, with a Refusal in the details.
 
 (in-package #:clgrpc.workflow)
 
@@ -49,7 +49,7 @@ another one."
 
 (define-answer methods:start :start (node request)
   (let ((entry (and (backlog-full-p node) (fetch-entry node (pb:start-request-id request)))))
-    ;; what was begun before there were so many is answered alike again
+    ;; a workflow that was begun before there were so many gets the same answer again
     (cond (entry (started-reply node entry request))
           (t (check-backlog node)
              (start-anew node request)))))
@@ -208,7 +208,7 @@ anything is done with them: a message has room for a million."
                call)))))
 
 (defun report-outcome (draft request)
-  "What REQUEST, a ReportRequest, does to DRAFT."
+  "Apply REQUEST, a ReportRequest, to DRAFT."
   (let ((fence (pb:report-request-fence request)))
     (case (pb:report-request-outcome-case request)
       (:result (report-result draft fence (pb:report-request-result request)
@@ -231,8 +231,8 @@ it, and has it still."
 
 (defun check-reporter (node call draft request)
   "Signal ACCESS-DENIED if the task that REQUEST, the ReportRequest of CALL, reports was claimed by
-somebody else than CALL's peer; or, if such a report is recorded already, is one for which that peer
-may not work at NODE."
+another peer than CALL's; or, if such a report is recorded already, is one for which that peer may
+not work at NODE."
   (let* ((state (draft-state draft)) (fence (pb:report-request-fence request))
          (kind (recorded-kind state fence)))
     (when kind (check-access node :work call kind))

@@ -34,8 +34,8 @@
         (parse-integer key :end (position #\/ key)))))
 
 (defun drop-run (draft)
-  "What is left of the run of DRAFT that ends goes, but for its signals. Those of runs long before
-it go unless a step may wait for one of them."
+  "Remove the rest of the run of DRAFT that ends, except its signals. Signals of runs long before it
+go, too, unless a step may wait for one of them."
   (let* ((state (draft-state draft)) (id (pb:workflow-state-id state))
          (run (pb:workflow-state-run state))
          (waiting (map 'list #'run-of-signal (pb:workflow-state-signals state)))

@@ -1,4 +1,4 @@
-;;;; What users of schedules call; see workflow-client.lisp.
+;;;; The client's functions for schedules; see workflow-client.lisp.
 
 (in-package #:clgrpc.workflow)
 
@@ -60,8 +60,8 @@ any thread."
   nil)
 
 (defun delete-schedule (channel id &key timeout)
-  "Remove the schedule ID. What it has started goes on. Return true if it was there; false if not,
-also if an earlier try of this call has removed it. Signal a WORKFLOW-ERROR after TIMEOUT seconds
-(10). From any thread."
+  "Remove the schedule ID. Workflows that it has started go on. Return true if it was there; false
+if not, also if an earlier try of this call has removed it. Signal a WORKFLOW-ERROR after TIMEOUT
+seconds (10). From any thread."
   (pb:delete-schedule-reply-deleted
    (ask #'methods:delete-schedule channel (pb:make-delete-schedule-request :id id) timeout)))

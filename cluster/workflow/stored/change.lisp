@@ -1,7 +1,7 @@
 ;;;; Changes of a workflow in the store: its state is read, a decision makes a draft of it, and the
 ;;;; draft is put in one transaction, if the state has not changed meanwhile. If it has, all is done
-;;;; again with what it is now. Decisions know what has happened before, so a caller that does not
-;;;; learn whether its change was made can ask for it again.
+;;;; again with the present state. Decisions know what has happened before, so a caller that does
+;;;; not learn whether its change was made can ask for it again.
 
 (in-package #:clgrpc.workflow)
 
@@ -18,7 +18,7 @@
 
 (defstruct (cached-state (:constructor make-cached-state (state revision &optional (octets 0)))
                          (:copier nil))
-  "A state as it was at some time, by ENTRY-STATE or as a draft has left it; nobody changes it."
+  "A state as it was at some time, by ENTRY-STATE or as a draft has left it; it is never changed."
   (state nil :type pb:workflow-state :read-only t) ; as it was
   (revision 0 :type (integer 0) :read-only t) ; at which it came to be so
   (octets 0 :type (integer 0) :read-only t)) ; how long it is; 0 unless it is remembered
@@ -26,8 +26,8 @@
 (declaim (sb-ext:freeze-type cached-state))
 
 (defun fetch-whole (node id)
-  "What the workflow ID is now, a cached state whose state is whole, or nil if there is none. Head
-and chunks are of one moment."
+  "The present state of the workflow ID, a cached state whose state is whole, or nil if there is no
+such workflow. Head and chunks are of one moment."
   (destructuring-bind (entry chunks)
       (nth-value 1 (transact node '()
                              :then (list (list :get (state-key (node-root node) id))
@@ -61,13 +61,14 @@ all in ENTRY, read the whole state as it is now."
   (or (fetch-entry node id) (refuse :workflow-not-found "there is no workflow ~A" id)))
 
 (defun see-state (node id)
-  "What the workflow ID is now, a cached state. Signal WORKFLOW-NOT-FOUND if there is none."
+  "The present state of the workflow ID, a cached state. Signal WORKFLOW-NOT-FOUND if there is
+none."
   (or (entry-cached-state node (fetch-state node id))
       (refuse :workflow-not-found "there is no workflow ~A" id)))
 
-;;; What a node has put it has seen. The next change often comes to the same node, which then need
-;;; not read the state: its transaction sees whether that is as it was. Nobody is refused anything
-;;; because of an old cached state.
+;;; A node keeps the states that it has put. The next change often comes to the same node, which
+;;; then need not read the state: its transaction checks that the state has not changed. No call is
+;;; refused because of an old cached state.
 
 (defun forget-state (node id)
   "NODE does not remember the state of the workflow ID any more."
@@ -154,8 +155,8 @@ nothing."
         (values draft nil))))
 
 (defun likely-states (node id)
-  "What the workflow ID may be now: functions that return a cached state or nil, the cheapest
-first."
+  "Ways to get the probable state of the workflow ID: functions that return a cached state or nil,
+the cheapest first."
   (list (lambda () (gethash id (node-recent node)))
         (lambda ()
           (entry-cached-state node (first (read-stale-states node (list (check-id id))))))))
