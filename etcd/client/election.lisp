@@ -1,17 +1,17 @@
-;;;; Elections: of those who stand for the leadership of a name, one leads, and says something that
-;;;; all may read, such as his address. Who stands has a place in a queue (waiter.lisp), the same
-;;;; that `etcdctl elect` takes; the entry at its head is the leader's, its value what he says.
+;;;; Elections: one of the candidates for the leadership of a name leads, and publishes a value that
+;;;; all may read, such as its address. A candidate has a place in a queue (waiter.lisp), the same
+;;;; that `etcdctl elect` takes; the entry at its head is the leader's, and has the leader's value.
 
 (in-package #:clgrpc.etcd)
 
 (defstruct (leadership (:include waiter) (:constructor %make-leadership) (:copier nil))
-  "A leadership that somebody has; see CAMPAIGN.")
+  "A leadership that this client has or has had; see CAMPAIGN.")
 
 (document-functions
-  leadership-name "The name of what is led, a string."
+  leadership-name "Return the name of the election, a string."
   leadership-lease "The lease that LEADERSHIP ends with."
-  leadership-revision "The revision at which the leader has begun to stand. Whoever leads later has
-a greater one.")
+  leadership-revision "Return the revision at which the leader became a candidate. Every later
+leader has a greater one.")
 
 (defun leadership-key (leadership)
   "The key whose value the leader says, a string."
@@ -42,7 +42,7 @@ From any thread; end it with RESIGN."
       (await-head leadership end))))
 
 (defun proclaim-value (leadership value &key timeout)
-  "Say VALUE, a string or octets, in place of what the leader said before. Signal OWNERSHIP-LOST if
+  "Publish VALUE, a string or octets, in place of the leader's value. Signal OWNERSHIP-LOST if
 LEADERSHIP is not ours any more, or another ETCD-ERROR. From any thread."
   (unless (transact (leadership-etcd leadership)
                     :when (list (leadership-guard leadership))
@@ -55,14 +55,14 @@ LEADERSHIP is not ours any more, or another ETCD-ERROR. From any thread."
   nil)
 
 (defun resign (leadership &key timeout)
-  "Give LEADERSHIP up; the next who stands leads. One that is lost is not an error. Signal an
-ETCD-ERROR if etcd does not answer; then it ends with its lease, which nobody renews if it is its
-own. From any thread."
+  "Give LEADERSHIP up; the next candidate leads. A lost leadership is not an error. Signal an
+ETCD-ERROR if etcd does not answer; then the leadership ends with its lease, which is not renewed
+any more if it is its own. From any thread."
   (leave-queue leadership timeout))
 
 (defun leader (etcd name &key timeout)
-  "Return the entry of the leader of NAME, a string, whose value is what he says, or nil if nobody
-leads. Signal an ETCD-ERROR. From any thread."
+  "Return the entry of the leader of NAME, a string, whose value is the leader's, or nil if there is
+no leader. Signal an ETCD-ERROR. From any thread."
   (values (first (fetch-entries etcd :prefix (format nil "~A/" name) :order :created :limit 1
                                      :timeout timeout))))
 
@@ -91,15 +91,16 @@ has them."
              (remhash (entry-key-octets (change-entry change)) standing)))))))
 
 (defun identity-of (entry)
-  "What differs, by EQUALP, between ENTRY and every other, and the same with another value; also if
-the store has lost its data meanwhile and counts its revisions again. NIL has one, too."
+  "A value that differs, by EQUALP, for ENTRY, every other entry, and the same entry with another
+value; also if the store has lost its data meanwhile and counts its revisions again. NIL has one,
+too."
   (and entry
        (list (entry-key-octets entry) (entry-created entry) (entry-changed entry)
              (entry-value entry))))
 
 (defun observe (etcd name function &key on-end timeout)
-  "Have FUNCTION called with the entry of the leader of NAME, a string, or nil if nobody leads: now,
-and whenever somebody else leads, nobody does, or the leader says something else; in this order.
+  "Call FUNCTION with the entry of the leader of NAME, a string, or nil if there is no leader: now,
+and whenever another client leads, none does, or the leader publishes another value; in this order.
 Return a mirror, which CANCEL-MIRROR ends; threads, ON-END and TIMEOUT are as for MIRROR. Signal an
 ETCD-ERROR. From any thread."
   (let ((standing (make-hash-table :test #'equalp)) (told :nothing))

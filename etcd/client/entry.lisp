@@ -6,7 +6,7 @@
                   (:copier nil))
   "An entry of the store at some revision."
   (key-octets (make-octets 0) :type octets :read-only t) ; its key
-  (value (make-octets 0) :type octets :read-only t) ; what was put there
+  (value (make-octets 0) :type octets :read-only t) ; its value
   (created 0 :type (signed-byte 64) :read-only t) ; the revision that made it
   (changed 0 :type (signed-byte 64) :read-only t) ; the revision that put its value
   (version 0 :type (signed-byte 64) :read-only t) ; how often it was put since it was made

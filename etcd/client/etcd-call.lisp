@@ -1,9 +1,9 @@
-;;;; How etcd is called. Each call has a deadline, and waits for a member until then. What only
-;;;; reads, or may be done twice, is asked again until then, of whatever member can be reached; what
-;;;; writes is only if it was refused, since it would else perhaps be done twice.
+;;;; Calls of etcd. Each call has a deadline, and waits for a member until then. A call that only
+;;;; reads, or may be done twice, is repeated until then, at any member that can be reached; a call
+;;;; that writes is repeated only if it was refused, since it might else be done twice.
 ;;;;
-;;;; Calls say that they want a member that has a leader, unless what any member knows will do: one
-;;;; that is cut off from the others refuses them at once, and does not have them wait.
+;;;; Calls ask for a member that has a leader, unless the data of any member will do: a member that
+;;;; is cut off from the others refuses them at once, instead of letting them wait.
 ;;;;
 ;;;; If the client has a user, calls have a token in their metadata. It is fetched by Authenticate
 ;;;; when it is first needed, and kept. etcd forgets tokens (when it has not seen one for five
@@ -11,8 +11,8 @@
 ;;;; a change of users and roles: a call that it refuses for that is made again with a new one. That
 ;;;; is not a repetition, since it was not done.
 ;;;;
-;;;; The threads of watches, leases and mirrors end at once when they are told to, also while they
-;;;; wait for an answer: each has a CANCELLATION-TOKEN, which knows the call that it waits for.
+;;;; The threads of watches, leases and mirrors end at once on request, also while they wait for an
+;;;; answer: each has a CANCELLATION-TOKEN, which knows the call that it waits for.
 
 (in-package #:clgrpc.etcd)
 
@@ -25,7 +25,7 @@
 ;;; Cancellation tokens
 
 (defstruct (cancellation-token (:copier nil))
-  "What a thread waits for, so that another can end it."
+  "The call or pause that a thread waits for, so that another thread can end it."
   (call nil)                            ; that it waits for now, or nil
   (over nil :type boolean)              ; it is to wait for none any more
   (lock (sb-thread:make-mutex :name "clgrpc etcd cancellation token") :read-only t) ; of both
@@ -85,7 +85,7 @@ UNAVAILABLE: if TWICE is true, since it may be done twice; else only after a mem
               (error error))))))))
 
 (defun call-stub (etcd stub request seconds metadata)
-  "What STUB, a unary one, answers to REQUEST within SECONDS."
+  "The answer of STUB, a unary one, to REQUEST within SECONDS."
   (declare (type function stub))
   (flet ((make-call (caller)
            (declare (type function caller))
@@ -103,7 +103,7 @@ UNAVAILABLE: if TWICE is true, since it may be done twice; else only after a mem
 
 (defparameter *stale-token-texts*
   '("invalid auth token" "revision of auth store is old" "user name is empty")
-  "Parts of what etcd says of a call that was not done because of its token.")
+  "Parts of etcd's messages about a call that was not done because of its token.")
 
 (defun stale-token-p (condition)
   "True if CONDITION, an ETCD-ERROR, says that a new token may help."
@@ -137,12 +137,12 @@ may not the next time."
                         password)
           (error (condition)
             (error 'unavailable :cause condition
-                                :text (format nil "the password of ~A was not to be had: ~A"
+                                :text (format nil "cannot get the password of ~A: ~A"
                                               (etcd-user etcd) condition)))))))
 
 (defun renew-token (etcd old end-ns)
-  "Return a token of ETCD's user that is not OLD. Whoever asks first fetches it, until END-NS; the
-others wait for him."
+  "Return a token of ETCD's user that is not OLD. The first thread that asks fetches it, until
+END-NS; the others wait for that thread."
   ;; the function of the password is the user's, and so is called before the lock is taken
   (let ((password (current-password etcd)))
     (or (sb-thread:with-mutex ((etcd-token-lock etcd) :timeout (loop:seconds-until end-ns))
@@ -191,8 +191,8 @@ Return its first value. Signal an ETCD-ERROR."
                     (error error)))))))))
 
 (defun ask (etcd stub request timeout &key twice (leader t))
-  "What STUB, a unary one, answers to REQUEST; see CALL-ETCD, and for TWICE CALL-AGAIN. With LEADER
-a member that has none refuses it."
+  "The answer of STUB, a unary one, to REQUEST; see CALL-ETCD, and for TWICE CALL-AGAIN. With LEADER
+a member without a leader refuses it."
   (let ((end (loop:notice-end (or timeout (etcd-timeout etcd)))))
     (call-again end twice
                 (lambda ()

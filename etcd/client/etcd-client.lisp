@@ -4,14 +4,15 @@
 
 (defclass etcd ()
   ((channel :initarg :channel :reader etcd-channel) ; to the members
-   ;; tells the channel where they are; nil of a channel of the user's
+   ;; gives the channel their addresses; nil of a channel of the user's
    (resolver :initarg :resolver :initform nil :reader etcd-resolver)
    (timeout :initarg :timeout :reader etcd-timeout) ; of each call, in seconds
    ;; whose rights calls have, a string; nil if no call says who makes it
    (user :initarg :user :initform nil :reader etcd-user)
    ;; the user's, a string or a function that returns it
    (password :initarg :password :initform nil :reader etcd-password)
-   ;; what calls say who makes them by; nil until etcd was asked for it, "" if it wants none
+   ;; the token that identifies the user in calls; nil until etcd was asked for it, "" if it wants
+   ;; none
    (token :initform nil :accessor etcd-token)
    (token-lock :initform (sb-thread:make-mutex :name "clgrpc etcd token")
                :reader etcd-token-lock) ; one thread at a time asks for a token
@@ -22,7 +23,7 @@
    ;; functions that end its leases and watches, the newest first
    (endings :initform '() :accessor etcd-endings)
    (background :initform nil :accessor etcd-background) ; where its jobs run, once there are some
-   (multiplex :initform nil :accessor etcd-multiplex) ; tells its watches, once there are some
+   (multiplex :initform nil :accessor etcd-multiplex) ; serves its watches, once there are some
    (renewal-stream :initform nil :accessor etcd-renewal-stream) ; of callers' renewals, likewise
    (keepalive :initform nil :accessor etcd-keepalive) ; keeps its leases alive, once there are some
    ;; of all from ENDINGS on
@@ -40,7 +41,7 @@
               (etcd-user etcd)))))
 
 (defun check-user (user password)
-  "Signal MISUSE unless USER and PASSWORD say who somebody is, or both are nil."
+  "Signal MISUSE unless USER and PASSWORD identify a user, or both are nil."
   (unless (and (typep user '(or null (and string (not (string 0)))))
                (typep password '(or null string function))
                (eq (null user) (null password)))

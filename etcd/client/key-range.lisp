@@ -4,7 +4,7 @@
 (in-package #:clgrpc.etcd)
 
 (deftype text ()
-  "What a key or a value is given as."
+  "The types of a key or a value that users give."
   '(or string octets))
 
 (defun text-octets (text)

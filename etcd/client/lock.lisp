@@ -4,7 +4,7 @@
 (in-package #:clgrpc.etcd)
 
 (defstruct (lock (:include waiter) (:constructor %make-lock) (:copier nil))
-  "A lock that somebody has, or waits for; see ACQUIRE-LOCK.")
+  "A lock that this client has, has had, or waits for; see ACQUIRE-LOCK.")
 
 (document-functions
   lock-name "The name of LOCK, a string."
@@ -17,8 +17,8 @@ for it. A later owner of the lock has a greater one.")
   (waiter-key lock))
 
 (defun lock-guard (lock)
-  "A comparison for :when of TRANSACT that is so only while LOCK is its owner's: what is written
-under it is not written beside what the next owner writes, however late it comes."
+  "Return a comparison for :when of TRANSACT that is true only while LOCK is held. So a write with
+it never mixes with writes of the next owner, however late it comes."
   (waiter-guard lock))
 
 (defun lock-held-p (lock)
@@ -26,7 +26,8 @@ under it is not written beside what the next owner writes, however late it comes
   (waiter-held-p lock))
 
 (defun new-lock (etcd name lease seconds on-loss timeout)
-  "A lock that nobody has asked for yet, and when TIMEOUT seconds are over; see REQUEST-LOCK."
+  "A lock that is not yet requested, and the time at which TIMEOUT seconds are over; see
+REQUEST-LOCK."
   (let ((end (loop:notice-end (or timeout (etcd-timeout etcd)))))
     (values (make-waiter #'%make-lock etcd name lease seconds on-loss end) end)))
 
@@ -63,9 +64,9 @@ end it with RELEASE-LOCK, or use WITH-LOCK."
       (obtain-lock lock end-ns))))
 
 (defun release-lock (lock &key timeout)
-  "Give LOCK up, or wait for it no longer: who waits in AWAIT-LOCK is told NOT-OBTAINED. One that is
-lost, or was released, is not an error. Signal an ETCD-ERROR if etcd does not answer; then it ends
-with its lease, which nobody renews if it is its own. From any thread."
+  "Give LOCK up, or stop waiting for it: AWAIT-LOCK then signals NOT-OBTAINED. A lock that is lost,
+or was released, is not an error. Signal an ETCD-ERROR if etcd does not answer; then the lock ends
+with its lease, which is not renewed any more if it is its own. From any thread."
   (leave-queue lock timeout))
 
 (defun call-with-lock (function etcd name
@@ -84,8 +85,8 @@ with its lease, which nobody renews if it is its own. From any thread."
 (defmacro with-lock ((variable etcd name &rest options) &body body)
   "Evaluate BODY while we have the lock NAME, with VARIABLE bound to it; OPTIONS are those of
 ACQUIRE-LOCK. It is released on the way out, as far as etcd can be reached. Signal what ACQUIRE-LOCK
-signals; and OWNERSHIP-LOST after BODY if the lock was lost meanwhile: what BODY has done under
-LOCK-GUARD is right then, other things may have been done beside another owner."
+signals; and OWNERSHIP-LOST after BODY if the lock was lost meanwhile: transactions of BODY with
+LOCK-GUARD are safe even then; its other actions may have coincided with another owner's."
   `(call-with-lock (lambda (,variable)
                      (declare (ignorable ,variable))
                      ,@body)

@@ -65,9 +65,9 @@ it has other entries than the rest. Signal an ETCD-ERROR. From any thread."
                   timeout :twice t :leader nil)))
 
 (defun disarm (etcd &key member alarm timeout)
-  "End the alarms of the member with the number MEMBER, or of all, that are ALARM, or any; see
-LIST-ALARMS, whose kind of list of those that were ended is returned. Make room before: COMPACT,
-then DEFRAGMENT each member. Signal an ETCD-ERROR. From any thread."
+  "End the alarms of the kind ALARM, or of all kinds, of the member with the number MEMBER, or of
+all members. Return a list of the ended alarms, as LIST-ALARMS does. Make room before: COMPACT, then
+DEFRAGMENT each member. Signal an ETCD-ERROR. From any thread."
   (loop for row in (list-alarms etcd :timeout timeout)
         when (and (member member (list nil (getf row :member)))
                   (member alarm (list nil (getf row :alarm))))

@@ -1,5 +1,5 @@
-;;;; The members of etcd's cluster: who they are, and how their number changes. A cluster of N
-;;;; members works while more than half of them do; learners have no vote until they are promoted.
+;;;; The members of etcd's cluster: their list, and changes of their number. A cluster of N members
+;;;; works while more than half of them do; learners have no vote until they are promoted.
 ;;;;
 ;;;; etcd drops a change that is proposed before its leader has noted that the one before it was
 ;;;; applied, and never answers it: the call ends with its deadline, and may be made again.
@@ -7,7 +7,7 @@
 (in-package #:clgrpc.etcd)
 
 (defun member-plist (member)
-  "What LIST-MEMBERS tells of MEMBER, a message."
+  "The plist of LIST-MEMBERS for MEMBER, a message."
   (list :name (pb:member-name member) :id (pb:member-id member)
         :peers (coerce (pb:member-peer-ur-ls member) 'list)
         :clients (coerce (pb:member-client-ur-ls member) 'list)
@@ -43,9 +43,9 @@ From any thread."
             (map 'list #'member-plist (pb:member-add-response-members response)))))
 
 (defun remove-member (etcd id &key timeout)
-  "Remove the member with the number ID from ETCD's cluster, for good. Return the plists of those
-that are left, see LIST-MEMBERS. Signal NOT-FOUND if there is none, NOT-READY if the others could
-not decide anything, or another ETCD-ERROR. From any thread."
+  "Remove the member with the number ID from ETCD's cluster, for good. Return the plists of the
+remaining members, see LIST-MEMBERS. Signal NOT-FOUND if there is no such member, NOT-READY if the
+others could not decide anything, or another ETCD-ERROR. From any thread."
   (map 'list #'member-plist
        (pb:member-remove-response-members
         (ask etcd #'cluster:member-remove (pb:make-member-remove-request :id id) timeout))))

@@ -6,7 +6,7 @@
 (in-package #:clgrpc.etcd)
 
 (defstruct (pending-renewal (:copier nil))
-  "A renewal that somebody waits for."
+  "A renewal that a thread waits for."
   (response nil)                        ; etcd's answer, once it has come
   (failure nil :type (or null condition))) ; why none will
 
@@ -34,14 +34,15 @@
           present))))
 
 (defun fail-pending (stream condition)
-  "What waits on STREAM has failed with CONDITION. The lock is held."
+  "The renewals that wait on STREAM have failed with CONDITION. The lock is held."
   (loop for all being the hash-values of (renewal-stream-pending stream)
         do (dolist (pending all) (setf (pending-renewal-failure pending) condition)))
   (clrhash (renewal-stream-pending stream))
   (sb-thread:condition-broadcast (renewal-stream-bell stream)))
 
 (defun end-renewals (stream call &optional condition)
-  "CALL, if it is that of STREAM, is it no more; what waits on it has failed with CONDITION."
+  "Take CALL off STREAM, if it is its call; the renewals that wait on it have failed with
+CONDITION."
   (sb-sys:without-interrupts
     (when (sb-thread:with-mutex ((renewal-stream-lock stream))
             (when (and call (eq call (renewal-stream-call stream)))
@@ -87,7 +88,7 @@ the one that is, and the one before if it is not wanted any more."
 
 (defun open-renewals (etcd stream metadata)
   "Have STREAM, of ETCD, have a call with METADATA; return it."
-  (sb-sys:without-interrupts            ; nobody would cancel what is not adopted
+  (sb-sys:without-interrupts            ; nothing would cancel a call that is not adopted
     (let ((new (leases:lease-keep-alive (etcd-channel etcd) :open
                                         :wait-for-ready t
                                         :metadata (append metadata *require-leader*))))
@@ -116,11 +117,11 @@ the one that is, and the one before if it is not wanted any more."
                (error condition))))))
 
 (defun ask-for-renewal (etcd number seconds metadata)
-  "What ETCD answers within SECONDS when it is asked to renew the lease NUMBER. Signal an RPC-ERROR
-or ETCD-ERROR."
+  "Ask ETCD to renew the lease NUMBER, and return its answer, within SECONDS. Signal an RPC-ERROR or
+ETCD-ERROR."
   (let* ((stream (renewal-stream-of etcd)) (pending (make-pending-renewal))
          (call (renewal-call etcd stream metadata)))
-    ;; what is pending and was not asked for would take the answer to the next one
+    ;; a pending renewal that was not sent would take the answer to the next one
     (sb-sys:without-interrupts
       (if (sb-thread:with-mutex ((renewal-stream-lock stream))
             (when (eq call (renewal-stream-call stream))

@@ -26,7 +26,7 @@
   (cleanup nil :type list)              ; of its lease, which removes its key; see ADD-CLEANUP
   (on-loss nil :type (or null function) :read-only t) ; called when it is lost
   (loss-callback nil :type (or null function)) ; hears of its lease's loss
-  (lock (sb-thread:make-mutex :name "clgrpc place") :read-only t) ; of what follows
+  (lock (sb-thread:make-mutex :name "clgrpc place") :read-only t) ; of the slots below
   (bell (sb-thread:make-waitqueue :name "clgrpc place") :read-only t) ; any of that has changed
   ;; :held at the head of the queue; :lost since its lease has ended; :left by its user
   (state :waiting :type (member :waiting :held :lost :left))
@@ -68,7 +68,8 @@
 
 (defun lost-error (waiter)
   (make-condition 'ownership-lost
-                  :text (format nil "the lease of ~A has ended, or somebody has removed its entry"
+                  :text (format nil "the lease of ~A has ended, or another client has removed its
+entry"
                                 (waiter-key waiter))))
 
 (defun gone-error (waiter)
@@ -102,8 +103,7 @@
   (min (etcd-timeout (waiter-etcd waiter)) (loop:seconds-until end-ns)))
 
 (defun call-patiently (waiter end-ns function)
-  "What FUNCTION, which may be called again, returns, though members may be missing meanwhile; until
-END-NS."
+  "Call FUNCTION, again while members are missing, and return its value; until END-NS."
   (loop with pauses = (loop:make-pauses +waiter-pause-seconds+ +waiter-pause-seconds+)
         do (handler-case (return (funcall function (step-timeout waiter end-ns)))
              (etcd-error (error)
@@ -244,8 +244,8 @@ that is so. Signal OWNERSHIP-LOST if WAITER's own is gone, NOT-OBTAINED if it wa
 
 (defun await-removal (waiter key revision end-ns)
   "Wait until the entry of KEY is removed after REVISION, until END-NS, or until WAITER is left or
-lost. Signal an ETCD-ERROR if that cannot be watched; what was compacted meanwhile is to be looked
-at again, since it may be the removal."
+lost. Signal an ETCD-ERROR if that cannot be watched. If changes were compacted meanwhile, the
+caller looks again, since the removal may be one of them."
   (setf (waiter-stirred waiter) nil)
   (let* ((failure nil)
          (watch (new-watch (waiter-etcd waiter)

@@ -1,6 +1,5 @@
-;;;; What is counted of discovery, in the metrics that a client of etcd was made with. All names and
-;;;; registrations of clients with the same metrics count together; the service's name tells them
-;;;; apart.
+;;;; The metrics of discovery, in the metrics of a client of etcd. All names and registrations of
+;;;; clients with the same metrics count together; the service's name distinguishes them.
 
 (in-package #:clgrpc.discovery)
 
@@ -11,12 +10,12 @@
   ;; of a name that channels follow
   (servers nil :read-only t)            ; a gauge: how many there are, by state
   (changes nil :read-only t)            ; a counter, by kind
-  (ignored nil :read-only t)            ; a counter of entries that are no server's
-  (failures nil :read-only t)           ; a counter, by what has failed
+  (ignored nil :read-only t)            ; a counter of entries that do not describe a server
+  (failures nil :read-only t)           ; a counter of failures, by kind
   ;; of servers that are registered here
-  (registered nil :read-only t)         ; an up-down counter of those that stand in the store
+  (registered nil :read-only t)         ; an up-down counter of servers that stand in the store
   (writes nil :read-only t)             ; a counter of attempts to write, by outcome
-  (renewals nil :read-only t)           ; a counter of those that were registered again
+  (renewals nil :read-only t)           ; a counter of repeated registrations
   (losses nil :read-only t))            ; a counter of leases
 
 (declaim (sb-ext:freeze-type meter))
@@ -49,11 +48,11 @@
                                      "clgrpc.registration.registered" "{server}"
                                      "Servers of this process that stand in etcd.")
              :writes (instrument #'metrics:make-counter "clgrpc.registration.writes" "{attempt}"
-                                 "Attempts to write what is said of a server, or to see that it ~
-                                  stands, by what became of them."
+                                 "Attempts to write the entry of a server, or to see that it ~
+                                  stands, by outcome."
                                  "clgrpc.outcome")
              :renewals (instrument #'metrics:make-counter "clgrpc.registration.renewals" "{server}"
-                                   "Servers that were registered anew, since lease or key were ~
+                                   "Servers that were registered again, since lease or key were ~
                                     gone.")
              :losses (instrument #'metrics:make-counter "clgrpc.registration.losses" "{lease}"
                                  "Leases of registrations that have ended, or may have."))))

@@ -1,6 +1,7 @@
-;;;; What is known of a name: its servers by their keys, and its service config. Entries of the
-;;;; store go in, what channels are to be told comes out; nothing here asks anybody. Whatever is in
-;;;; the store, keys and values that are no text among it, nothing here signals an error.
+;;;; The endpoints of a name: its servers by their keys, and its service config. Entries of the
+;;;; store go in, the addresses and config for channels come out; nothing here makes a request. No
+;;;; content of the store makes these functions signal an error, not even keys and values that are
+;;;; not text.
 
 (in-package #:clgrpc.discovery)
 
@@ -9,11 +10,11 @@
 
 (defstruct (table-entry (:constructor make-table-entry (endpoint changed)) (:copier nil))
   "A server of an endpoint table."
-  (endpoint nil :type endpoint :read-only t) ; what is said of it
+  (endpoint nil :type endpoint :read-only t) ; its description
   (changed 0 :type (signed-byte 64) :read-only t)) ; the revision that says so
 
 (defstruct (endpoint-table (:constructor make-endpoint-table (name)) (:copier nil))
-  "What is known of a name."
+  "The endpoints and the service config of a name."
   (name "" :type string :read-only t)   ; of the service
   ;; from key to entry; a
   (table-entries (make-hash-table :test #'equal) :type hash-table :read-only t)
@@ -79,7 +80,8 @@ server."
        (< (hash-table-count (endpoint-table-table-entries endpoint-table)) +most-endpoints+)))
 
 (defun config-text (entry)
-  "The text of ENTRY, a service config. What is not text at all is one that is refused as wrong."
+  "The text of ENTRY, a service config. A value that is not text becomes one that is refused as
+wrong."
   (handler-case (etcd:entry-text entry)
     (invalid-utf8 () "(not UTF-8)")))
 

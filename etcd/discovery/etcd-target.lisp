@@ -7,8 +7,8 @@
 
 (defun default-etcd ()
   "The etcd, as MAKE-ETCD returns it, that targets etcd:///NAME, REGISTER and others use unless they
-say another; nil at first. Set it with SETF; what is in use already keeps the one before. From any
-thread."
+name another; nil at first. Set it with SETF; channels and registrations that exist already keep the
+one before. From any thread."
   **default-etcd**)
 
 (defun (setf default-etcd) (etcd)

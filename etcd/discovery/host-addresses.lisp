@@ -20,7 +20,7 @@
 (sb-ext:define-load-time-global **look-up-threads** (make-lookup-threads))
 
 (defstruct (lookup (:copier nil))
-  "What is known of an address with a name."
+  "The addresses of a host name."
   (addresses '() :type list)            ; texts: those that were found last
   (failure nil :type (or null string))  ; why the last look-up found none
   (due-ns 0 :type nanoseconds)          ; when it is to be looked up
@@ -34,7 +34,7 @@
   (resolve nil :type function :read-only t) ; (host port): addresses and, if there are none, why
   ;; whose threads look up, in this world
   (reserve (if (loop:simulated-p) (make-lookup-threads) **look-up-threads**) :read-only t)
-  (lock (sb-thread:make-mutex :name "clgrpc hosts") :read-only t) ; of what follows
+  (lock (sb-thread:make-mutex :name "clgrpc hosts") :read-only t) ; of the slots below
   (table (make-hash-table :test #'equal) :type hash-table) ; from address to look-up
   ;; before a name is asked for again
   (pauses (loop:make-pauses +failure-seconds+ +failure-seconds+) :type loop:pauses :read-only t)

@@ -18,7 +18,7 @@
   name)
 
 (defun name-prefix (name)
-  "What the keys of NAME's servers begin with."
+  "The prefix of the keys of NAME's servers."
   (format nil "~A/" name))
 
 (defun endpoint-key (name id)

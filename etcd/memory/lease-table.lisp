@@ -1,7 +1,7 @@
 ;;;; Leases of a store. A lease that is over is ENDING while it has items: these are removed some at
-;;;; a time, so that no request waits for all of them. Nobody else finds it then. The store's clock
-;;;; is an argument: the caller ends those first whose time is over. A draft becomes the newest
-;;;; revision here, since leases know their items.
+;;;; a time, so that no request waits for all of them. No request finds the lease then. The store's
+;;;; clock is an argument: the caller ends those first whose time is over. A draft becomes the
+;;;; newest revision here, since leases know their items.
 
 (in-package #:clgrpc.memory)
 

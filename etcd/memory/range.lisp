@@ -58,7 +58,7 @@ many there are without limit."
   (or (bounded-p request) (not (eq :none (pb:range-request-sort-order request)))))
 
 (defun check-order (request)
-  "Refuse REQUEST, a RangeRequest, if it is to be sorted by what has no name: a number of a peer's."
+  "Refuse REQUEST, a RangeRequest, if its sort key or order is an unknown number."
   (unless (and (keywordp (pb:range-request-sort-target request))
                (keywordp (pb:range-request-sort-order request)))
     (refuse :invalid-order)))

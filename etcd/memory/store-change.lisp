@@ -1,5 +1,5 @@
-;;;; What changes a store: puts, removals, and transactions of these, of reads and of transactions.
-;;;; As in etcd a request is checked as a whole before any of it is done, all comparisons are of the
+;;;; Changes of a store: puts, removals, and transactions of these, of reads and of transactions. As
+;;;; in etcd a request is checked as a whole before any of it is done, all comparisons are of the
 ;;;; revision before, and each operation sees what those before it have done.
 
 (in-package #:clgrpc.memory)
@@ -94,7 +94,7 @@ they put, and their DeleteRangeRequests, with those of the transactions among th
         (add (pb:put-request-key request) '())))
     (values keys removals)))
 
-;;; What a request costs
+;;; Costs of requests
 
 (defun items-read (tree key end &key limit (more 0))
   "How many items of TREE, or of the MORE that come to it before, in the range of KEY and END are
@@ -187,19 +187,19 @@ operations, or reads or removes too much of STORE."
 
 (defun so-p (comparison tree)
   "True if COMPARISON, a Compare, holds in TREE: of all items of its range, or, if there are none,
-of nothing, whose revisions are 0 and whose value is no value."
+of a missing item, whose revisions are 0 and which no value equals."
   (let ((items (range-items tree (pb:compare-key comparison) (pb:compare-range-end comparison))))
     (cond (items (every (lambda (item) (item-so-p comparison item)) items))
           ((eq :value (pb:compare-target comparison)) nil)
           (t (item-so-p comparison nil)))))
 
-;;; Plans: what of a transaction is to be done
+;;; Plans: the operations of a transaction that are done
 
 (defstruct (plan (:constructor make-plan (request succeeded steps)) (:copier nil))
   "A transaction once its comparisons are made."
-  (request nil :type pb:txn-request :read-only t) ; what was asked for
+  (request nil :type pb:txn-request :read-only t) ; the request
   (succeeded nil :type boolean :read-only t) ; all of its comparisons hold
-  (steps '() :type list :read-only t))  ; what is to be done: requests, and PLANs of transactions
+  (steps '() :type list :read-only t))  ; the operations to do: requests, and PLANs of transactions
 
 (defun plan-transaction (request tree)
   "The PLAN of REQUEST, a TxnRequest, if the newest items are those of TREE."
@@ -319,7 +319,7 @@ of nothing, whose revisions are 0 and whose value is no value."
 ;;; Requests to a store
 
 (defun answer-range (store request)
-  "Return a function that returns the answer: it reads a tree, which nobody changes, so the caller
+  "Return a function that returns the answer: it reads a tree, which is never changed, so the caller
 needs no lock for that."
   (check-range request)
   (let ((tree (tree-at store (pb:range-request-revision request)))
