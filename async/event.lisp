@@ -13,7 +13,8 @@
 
 (defun timeout-ns (seconds)
   (if seconds
-      (seconds-ns (if (typep seconds '(real 0)) seconds (misuse "~S is no time." seconds)))
+      (seconds-ns (if (typep seconds '(real 0)) seconds (misuse "~S is not a time in
+seconds." seconds)))
       0))
 
 (defun event-timer (event)
@@ -65,7 +66,7 @@ Return the event, for CANCEL. From any thread."
 time in TIME seconds. Return a function that ends it, as CANCEL and REMOVE-INTERVAL of that do, and
 the event. From any thread."
   (let ((period (timeout-ns time)))
-    (unless (plusp period) (misuse "~S is no time for an interval." time))
+    (unless (plusp period) (misuse "~S is not a time in seconds for an interval." time))
     (let ((event (%make-event :loop (the-loop loop) :function function :event-cb event-cb
                               :period-ns period)))
       (add-event event :timeout time)

@@ -14,7 +14,7 @@
 (in-package #:clgrpc.async)
 
 (defstruct (handle (:constructor nil) (:copier nil))
-  "What a user of the library has on a loop."
+  "A user's object on a loop, such as a timer or a socket."
   (loop nil :type event-loop)           ; whose it is
   (use :idle :type (member :idle :counted :uncounted))) ; in use it counts among LOOP's USES, or not
 
@@ -100,7 +100,7 @@ LOOP has stopped."
   (if (functionp callback) callback (fdefinition callback)))
 
 (defun report-failure (loop event-cb condition)
-  "CONDITION has ended a callback of LOOP: tell EVENT-CB, its event callback, or the log."
+  "CONDITION has ended a callback of LOOP: call EVENT-CB, its event callback, or log it."
   (let* ((program (loop-program loop))
          (catcher (program-catch-errors program))
          (teller (cond ((and event-cb (program-errors-to-event-cb program)) event-cb)
@@ -153,8 +153,8 @@ the debugger. Return what becomes of the callback."
     nil))
 
 (defmacro with-callback ((handle event-cb) &body body)
-  "Evaluate BODY, which calls a callback for HANDLE, and handle errors in it; EVENT-CB may be told
-of them."
+  "Evaluate BODY, which calls a callback for HANDLE, and handle errors in it; they go to EVENT-CB,
+if there is one."
   (let ((function (gensym "BODY")))
     `(flet ((,function () ,@body))
        (declare (dynamic-extent #',function))

@@ -34,8 +34,8 @@ else to the log. Signal MISUSE if this thread runs a loop already."
   `(start-event-loop (lambda () ,@body) ,@arguments))
 
 (defun add-event-loop-exit-callback (function &key (loop *event-loop*))
-  "Have FUNCTION called, without arguments, on LOOP when that ends, before what it has is closed;
-the last one added is called first. From any thread."
+  "Call FUNCTION, without arguments, on LOOP when that ends, before its sockets and other objects
+are closed; the last one added is called first. From any thread."
   (let ((loop (the-loop loop)))
     (on-loop (loop)
       (loop:call-at-stop loop #'end-program)

@@ -25,7 +25,7 @@
   (loop:socket-error-code condition))
 
 (defun event-errmsg (condition)
-  "What went wrong, as text."
+  "Return the description of the error, a string."
   (socket-error-reason condition))
 
 (defun socket (condition)

@@ -3,7 +3,7 @@
 (in-package #:clgrpc.sim)
 
 (deftype word ()
-  "What a CHANCE makes."
+  "The random numbers of a CHANCE."
   '(unsigned-byte 64))
 
 (defstruct (chance (:constructor %make-chance (state)) (:copier nil) (:predicate nil))

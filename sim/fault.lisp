@@ -1,4 +1,4 @@
-;;;; Faults: what goes wrong on the network and with the hosts. Each is recorded in the trace.
+;;;; Faults of the network and of the hosts. Each is recorded in the trace.
 
 (in-package #:clgrpc.sim)
 
@@ -23,7 +23,7 @@ waits."
   nil)
 
 (defun heal (a b)
-  "End the partition between the hosts A and B; what waits goes on."
+  "End the partition between the hosts A and B; waiting octets go on."
   (let* ((simulation (host-simulation a))
          (pair (parted-p simulation a b)))
     (when pair
@@ -74,7 +74,7 @@ listens."
   nil)
 
 (defun restart-host (host &key (down 1) drain)
-  "Have HOST's process end, and begin anew after DOWN virtual seconds. With DRAIN, seconds, it ends
+  "End HOST's process, and start it again after DOWN virtual seconds. With DRAIN, seconds, it ends
 in order, see STOP-HOST; else as if it was killed: its connections are reset at once. Does not wait:
 return the task that does this, or NIL if HOST is going down already."
   (unless (shiftf (host-leaving host) t)

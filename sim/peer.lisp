@@ -1,4 +1,4 @@
-;;;; Peers that say octets of one's own choice: what a test or a fuzzer is that stands at the other
+;;;; Peers that send octets of one's own choice. A test or a fuzzer plays such a peer, at the other
 ;;;; end of a connection of a real server or channel.
 
 (in-package #:clgrpc.sim)

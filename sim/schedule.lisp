@@ -1,11 +1,12 @@
-;;;; Who runs. At any time one thread does: the body of WITH-SIMULATION, which while it waits is the
-;;;; scheduler, or the thread of a task, to which the scheduler has given the turn and from which it
-;;;; gets it back when the task waits or ends. A step is a turn of a loop that has something to do,
-;;;; or of a task that can go on; chance picks among them. Each takes some virtual time. When nobody
-;;;; has anything to do, time goes on to when something is due: a plan, a timer, the end of a wait.
+;;;; The scheduler. At any time one thread runs: the body of WITH-SIMULATION, which while it waits
+;;;; is the scheduler, or the thread of a task, to which the scheduler has given the turn and from
+;;;; which it gets it back when the task waits or ends. A step is a turn of a loop that has
+;;;; something to do, or of a task that can go on; chance picks among them. Each takes some virtual
+;;;; time. When no loop and no task has anything to do, time goes on to the next due event: a plan,
+;;;; a timer, the end of a wait.
 ;;;;
-;;;; What a task waits for is a predicate, which the scheduler asks, so that a thread is woken only
-;;;; if it can go on. One that waits for a notice of another thread has none: it looks again after
+;;;; A task waits for a predicate, which the scheduler calls, so a thread is woken only if it can go
+;;;; on. A task that waits for a notice of another thread has no predicate: it looks again after
 ;;;; each change.
 
 (in-package #:clgrpc.sim)
@@ -36,8 +37,8 @@ and a simulation does little else as often."
   (sb-ext:atomic-decf (aref turn 0)))
 
 (defun run-worker (worker)
-  "What the thread of WORKER does: task after task. If a task ends it, as by ABORT-THREAD, that is
-the end of the task: the scheduler waits for its turn, and would for ever."
+  "Run the thread of WORKER: task after task. If a task ends the thread, as by ABORT-THREAD, the
+task ends, too; otherwise the scheduler would wait for its turn for ever."
   (loop
     (await-turn (worker-turn worker))
     (let ((task (worker-task worker)) (left t))
@@ -221,8 +222,8 @@ Return false if nothing will ever be."
     (error 'simulation-hang :text text)))
 
 (defun wait-in-body (simulation predicate end-ns)
-  "Have the others run until PREDICATE, which may be nil, is true, or something has changed; false
-at END-NS."
+  "Let the others run until PREDICATE, which may be nil, is true, or something has changed; return
+false at END-NS."
   (loop
     (cond ((and predicate (funcall predicate)) (return t))
           ((past-p simulation end-ns) (return nil)))
@@ -237,14 +238,14 @@ at END-NS."
   "The WAIT of worlds."
   (when (and loop:*event-loop* (loop:in-event-loop-p loop:*event-loop*))
     (error 'simulation-error
-           :text "What runs on a loop of a simulation must not wait: a handler of :execution ~
+           :text "Code on a loop of a simulation must not wait: a handler of :execution ~
                   :inline, a callback."))
   (let ((task (simulation-task simulation)))
     (if task
         (wait-in-task simulation task predicate end-ns)
         (wait-in-body simulation predicate end-ns))))
 
-;;; What users call
+;;; Interface
 
 (defun wait-until (predicate &key (timeout nil))
   "Let the simulation of this thread go on until PREDICATE, a function without arguments, returns

@@ -83,7 +83,7 @@ it, nil if the process is killed."
   "Evaluate BODY in the process of HOST: channels and servers that it makes are there."
   `(let ((loop:*world* (host-world ,host))) ,@body))
 
-;;; What is written in the log is part of the trace
+;;; Events of the log are part of the trace
 
 (defun note-log (simulation level event plist)
   (unless (eq :debug level)
@@ -117,8 +117,8 @@ the host, what happened. The same seed gives the same text."
       (eq :trace (first (entry-arguments entry)))))
 
 (defun write-history (simulation &optional (stream *standard-output*) (most 200))
-  "Write how SIMULATION went to STREAM: the last MOST lines of its trace, and of those before what
-is neither a packet nor told by a tracer."
+  "Write the history of SIMULATION to STREAM: the last MOST lines of its trace, and of the lines
+before those that are neither packets nor a tracer's."
   (loop with entries = (history-entries (simulation-history simulation))
         with start = (- (length entries) most)
         for i from 0
@@ -210,5 +210,5 @@ TIMEOUT virtual seconds at most; return true if that came. Not in what a loop ru
   (wait-until (lambda () (idle-p *simulation*)) :timeout timeout))
 
 (defun forget-history (simulation)
-  "Begin the trace of SIMULATION anew."
+  "Empty the trace of SIMULATION."
   (setf (fill-pointer (history-entries (simulation-history simulation))) 0))

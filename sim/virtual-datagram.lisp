@@ -1,7 +1,6 @@
-;;;; Datagrams between hosts, as UDP has them: each is on its way for itself, so that one may
-;;;; overtake another; one that is lost, or meets a partition, never comes; one to a port where
-;;;; nobody answers is refused. Who asks has a socket; who answers is a function of a host, see
-;;;; SERVE-DATAGRAMS.
+;;;; Datagrams between hosts, as with UDP: each travels on its own, so one may overtake another; one
+;;;; that is lost, or meets a partition, never comes; one to a port without a server is refused. The
+;;;; client has a socket; the server is a function of a host, see SERVE-DATAGRAMS.
 
 (in-package #:clgrpc.sim)
 
@@ -22,7 +21,7 @@ do."
                 function octets))))
 
 (defun send-datagram (socket octets start end)
-  "As send(2) on SOCKET, which is connected: what failed before is told now."
+  "As send(2) on SOCKET, which is connected: an earlier failure is reported now."
   (let ((failure (shiftf (socket-failure socket) 0))
         (host (socket-host socket)))
     (cond ((plusp failure) (- failure))

@@ -320,24 +320,25 @@ or where it listens."
 STORE is a client of etcd, or the name of a store as OPEN-STORE takes it. The server listens on
 LISTEN and serves clgrpc.cluster.v1.Cluster, health and SERVICES, a list of service objects; all
 other keywords are for START-SERVER. Other processes see its ADDRESS and its LABELS, an alist of
-strings. ADDRESS is by default the one that it listens on, which must then be an address of its own,
-not 0.0.0.0. The node stays a member while its lease of LEASE-SECONDS, from 2 to 3600, is renewed by
-a thread. If it dies, or is cut off from the store, it is no longer a member after LEASE-SECONDS and
-at most one second, or after at most twice LEASE-SECONDS if etcd has a new leader meanwhile.
-IF-TAKEN decides if there is a member of its name: :take-over, the later wins, or :refuse. When the
-lease was lost the node joins again, as a new generation, unless REJOIN is nil. ON-CHANGE is called
-with all present members, as changes, then with each list of changes of the cluster, in order. If
-the store has compacted changes while it was out of reach, ON-CHANGE gets the differences; ON-LOSS
-with a CLUSTER-ERROR when the node is not a member any more: MEMBERSHIP-LOST or SUPERSEDED; ON-JOIN
-with the node each time that it has become one. All of these run on threads of the node, which do
-nothing else meanwhile. METRICS, of MAKE-METRICS, counts joins, leaves and losses; OBSERVER is for
-the server. At most MAX-MEMBERS may join through this node. ALLOW is a list of permissions, (ROLE .
-PATTERN), for calls of the service; :read and :join are its roles. PATTERN is a string: a DNS name
-or a SPIFFE identity of a certificate, in which * stands for one label or one segment of the path
-and {name} for the name of the member that the call joins, renews or leaves; \"*\" for every
-identity; \"anyone\" for peers without a certificate, too. Without permissions no call may join, and
-with TLS no call may read. Signal NAME-TAKEN, CLUSTER-FULL, an ETCD-ERROR, MISUSE for wrong
-arguments, or what START-SERVER signals. From any thread; end it with STOP-NODE."
+strings. By default ADDRESS is LISTEN, which must then be an address of its own, not 0.0.0.0. The
+node stays a member while its lease of LEASE-SECONDS, from 2 to 3600, is renewed by a thread. If it
+dies, or is cut off from the store, it is no longer a member after LEASE-SECONDS and at most one
+second, or after at most twice LEASE-SECONDS if etcd has a new leader meanwhile. IF-TAKEN decides if
+there is a member of its name: :take-over, the later wins, or :refuse. When the lease was lost the
+node joins again, as a new generation, unless REJOIN is nil. ON-CHANGE is called with all present
+members, as changes, then with each list of changes of the cluster, in order. If the store has
+compacted changes while it was out of reach, ON-CHANGE gets the differences; ON-LOSS with a
+CLUSTER-ERROR when the node is not a member any more: MEMBERSHIP-LOST or SUPERSEDED; ON-JOIN with
+the node each time that it has become one. All of these run on threads of the node, which do nothing
+else meanwhile. METRICS, of MAKE-METRICS, counts joins, leaves and losses; OBSERVER is for the
+server. At most MAX-MEMBERS may join through this node.
+ALLOW is a list of permissions, (ROLE . PATTERN), for calls of the service; :read and :join are its
+roles. PATTERN is a string: a DNS name or a SPIFFE identity of a certificate, in which * stands for
+one label or one segment of the path and {name} for the name of the member that the call joins,
+renews or leaves; \"*\" for every identity; \"anyone\" for peers without a certificate, too. Without
+permissions no call may join, and with TLS no call may read. Signal NAME-TAKEN, CLUSTER-FULL, an
+ETCD-ERROR, MISUSE for wrong arguments, or what START-SERVER signals. From any thread; end it with
+STOP-NODE."
   (check-name name "member")
   (let* ((own-store (stringp store))
          (store (if own-store (open-store store) store))

@@ -15,8 +15,8 @@
 ;;;;   are kept with the step, so the same report again is recognized, and any other is refused. So
 ;;;;   each acknowledged report is the recorded one. The fence of the next step, if that was claimed
 ;;;;   with the report, is kept, too: the same report again is answered with that claim, and with no
-;;;;   later one, which belongs to another thread of the same session. A workflow that has ended
-;;;;   does not change any more, until it is forgotten.
+;;;;   later one, which belongs to another thread of the same session.
+;;;; - A workflow that has ended does not change any more, until it is forgotten.
 
 (in-package #:clgrpc.workflow)
 

@@ -120,8 +120,8 @@ or
    ATTEMPT-TIMEOUT seconds, by default as many as the nodes let it (an hour);
  (:wait SECONDS &key name), from when it begins, or (:until UNIX-SECONDS &key name);
  (:signal NAME &key name timeout), until SIGNAL-WORKFLOW gives it a signal of NAME, whose payload is
- its result; (:parallel STEPS STEPS …), lists of steps, each of which is done as a workflow of its
- own, a child,
+   its result;
+ (:parallel STEPS STEPS …), lists of steps, each of which is done as a workflow of its own, a child,
    until all have ended;
  (:child STEPS &key type input timeout name failures abandon), one child, whose STEPS are a list or
    the name of a workflow that is defined; it fails when TIMEOUT seconds are over;
@@ -130,9 +130,10 @@ or
 Children get the input that a task in that place would get. The result of such a step is a
 CLGRPC.WORKFLOW.V1:CHILD-RESULTS, see CHILD-RESULTS. If a child fails or is cancelled, the step
 fails; with FAILURES :report it succeeds, and its result contains the failure. Children are
-cancelled when their parent ends first, unless ABANDON is true. A step that takes longer than
-TIMEOUT seconds fails, and so does its workflow. START-WORKFLOW takes NAME; a workflow that has been
-started keeps the steps that it was started with. Signal MISUSE for a form that is not a step."
+cancelled when their parent ends first, unless ABANDON is true.
+A step that takes longer than TIMEOUT seconds fails, and so does its workflow. START-WORKFLOW takes
+NAME; a workflow that has been started keeps the steps that it was started with. Signal MISUSE for a
+form that is not a step."
   `(progn
      (setf (gethash ',name **workflows**) (mapcar #'step-of ',steps))
      ',name))

@@ -5,7 +5,7 @@
 (in-package #:clgrpc.channelz)
 
 (defconstant +page+ 100
-  "So many channels or servers are told in an answer, at most and if the client does not say.")
+  "The most channels or servers in an answer, and their number if the client gives none.")
 (defconstant +socket-page+ 1000
   "The same for references of sockets.")
 
@@ -16,7 +16,7 @@ and connections of this process, not of that server alone, are and do. It answer
 serve it where only operators reach it. Calls pay nothing for it that they would not pay without
 it."))
 
-;;; What channels, subchannels and servers have alike
+;;; Common parts of channels, subchannels and servers
 
 (defun event-message (event loop)
   "The ChannelTraceEvent of EVENT, which has happened on LOOP."

@@ -1,19 +1,19 @@
 ;;;; The binary log (gRFC A16): an entry for each thing that happens to a call, for gRPC's tools. It
-;;;; is a source of observers, for servers and channels; they tell of metadata and messages where
+;;;; is a source of observers, for servers and channels; they report metadata and messages where
 ;;;; these go out and come in, so the entries of a call are in the order in which things happened.
 ;;;;
-;;;; What a log has of a call at one of its ends is kept in a RECORD, a value on the call whose key
-;;;; is the log's own, since a call may have several logs. A call that the filter leaves out has
-;;;; none. An entry is serialised where it happens, cut as the filter says, and put into a journal,
-;;;; whose thread writes it (entry-file.lisp); so a full disk or a slow function of the user delays
-;;;; no call. What finds the journal full is dropped and counted.
+;;;; The data of a log about a call at one of its ends are in a RECORD, a value on the call whose
+;;;; key is the log's own, since a call may have several logs. A call that the filter leaves out has
+;;;; no record. An entry is serialised where it happens, cut as the filter says, and put into a
+;;;; journal, whose thread writes it (entry-file.lisp); so a full disk or a slow function of the
+;;;; user delays no call. An entry that finds the journal full is dropped and counted.
 ;;;;
 ;;;; A compressed message is put into the journal as it came, and decompressed on the journal's
-;;;; thread, one at a time, as far as it is logged: some octets of it may become thousands of times
-;;;; as many. So an attacker of loops or of the heap gains nothing by it.
+;;;; thread, one at a time, as far as it is logged: its octets may become thousands of times as
+;;;; many. So an attack on loops or on the heap by such messages fails.
 ;;;;
-;;;; Of a call that is made again, each message of the client is logged once, when the first attempt
-;;;; sends it, and of the server what the attempt that counts brings.
+;;;; If a call is made again, each message of the client is logged once, when the first attempt
+;;;; sends it; of the server's messages those of the attempt that counts are logged.
 
 (in-package #:clgrpc.logs)
 
@@ -24,7 +24,7 @@
    ;; of its records, which are values of calls
    (key :initform (make-symbol "RECORD") :reader binary-log-key)
    (journal :accessor binary-log-journal) ; of entries, octets or DENSE ones
-   (quiet-until-ns :initform 0 :accessor binary-log-quiet-until-ns) ; no loss is told before
+   (quiet-until-ns :initform 0 :accessor binary-log-quiet-until-ns) ; no loss is reported before
    ;; how many calls were logged, and how many entries were lost; atomic
    (counts :initform (make-array 2 :element-type 'sb-ext:word :initial-element 0)
            :reader binary-log-counts))
@@ -284,7 +284,7 @@ lock is held."
   (with-record (record log call)
     (cond ((record-client-p record)
            (log-client-message record call octets start end encoding))
-          (t (log-answer record call)   ; within the image nothing else tells of headers
+          (t (log-answer record call)   ; within the image no other event reports headers
              (log-content record call :event-type-server-message octets start end encoding)))))
 
 (defun log-received (log call octets start end encoding)

@@ -58,7 +58,7 @@
          (setf (entry-file-descriptor file) descriptor)))
       (:link (refuse-file file "it is a symbolic link; name what it leads to."))
       (:directory (refuse-file file "it is a directory."))
-      (:other (refuse-file file "it is no file.")))
+      (:other (refuse-file file "it is not a file.")))
     file))
 
 (defun keep-older (file)
@@ -75,7 +75,7 @@
   (let ((path (entry-path file)))
     (multiple-value-bind (type size) (os:file-type path)
       (cond ((null type))
-            ((not (eq :regular type)) (refuse-file file "what is there now is no regular file."))
+            ((not (eq :regular type)) (refuse-file file "the present file is not a regular file."))
             ((zerop size) (os:remove-file path))
             (t (keep-older file))))
     (let ((descriptor (os:create-file path #o600)))
@@ -174,7 +174,7 @@ must be begun again and cannot be; then OCTETS are lost."
     (values lost why)))
 
 (defun rotate-entry-file (file)
-  "Begin FILE again, if it is a regular one; what is there is kept."
+  "Begin FILE again, if it is a regular one; its present contents are kept."
   (when (entry-file-rotating file)
     (end-file file)
     (ensure-begun file)))

@@ -1,5 +1,5 @@
-;;;; The METRICS object: what is counted, for whom, and its shards. It is given to servers and
-;;;; channels as :observer; all that have it are counted together.
+;;;; The METRICS object: its instruments, targets and shards. It is given to servers and channels as
+;;;; :observer; all that have it are counted together.
 
 (in-package #:clgrpc.metrics)
 
@@ -7,7 +7,7 @@
   "Shards of the threads that have no loop.")
 
 (defconstant +most-targets+ 500
-  "Of so many targets channels are told apart; all others have the target \"other\".")
+  "The most targets that channels are counted by; all others have the target \"other\".")
 
 (defconstant +most-labels+ 64
   "So many texts a target record counts apart, such as reasons of disconnections.")
@@ -23,7 +23,7 @@
    (lock :initform (sb-thread:make-mutex :name "clgrpc metrics") :reader metrics-lock) ; of the rest
    (shards :initform '() :accessor metrics-shards) ; of loops, those that wait for one included
    (shared :reader metrics-shared)      ; a vector of those of other threads
-   (targets :initform '() :accessor metrics-targets) ; that are told apart
+   (targets :initform '() :accessor metrics-targets) ; that have counts of their own
    (loops :initform '() :accessor metrics-loops) ; of servers and channels that have it, weak
    (customs :initform '() :accessor metrics-customs) ; of users, newest first
   (sets-lock :initform (sb-thread:make-mutex :name "clgrpc metrics sets")
@@ -85,7 +85,7 @@ COLLECT read the counts. Signal MISUSE for a wrong argument. From any thread."
   (typecase function
     ((or null function) function)
     ((and symbol (satisfies fboundp)) (fdefinition function))
-    (t (misuse "~S is no function." function))))
+    (t (misuse "~S is not a function." function))))
 
 (defun keeper (names)
   "A function that is true of the names that NAMES, see MAKE-METRICS, keeps; all if that is nil."

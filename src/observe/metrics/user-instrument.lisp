@@ -22,7 +22,7 @@
   "An instrument of a user's."
   (metrics nil :type metrics :read-only t) ; that it is read with
   (name "" :type string :read-only t)   ; as OpenTelemetry has them
-  ;; what it does with numbers
+  ;; its way to combine numbers
   (kind :counter :type (member :counter :up-down-counter :gauge :histogram) :read-only t)
   (unit "" :type string :read-only t)   ; as in UCUM
   (text "" :type string :read-only t)   ; for people
@@ -105,9 +105,10 @@ Arguments and errors as for MAKE-COUNTER. From any thread."
 ;;; Sets of instruments
 
 (defun ensure-instruments (metrics key function)
-  "The instruments of METRICS that stand under KEY, a symbol: what FUNCTION, called with METRICS,
-has returned for the first who asked. So all who count the same thing in one METRICS object share
-its instruments. Return nil if METRICS is nil. From any thread, but not from FUNCTION."
+  "Return the instruments of METRICS under KEY, a symbol. The first request for KEY makes them:
+FUNCTION, called with METRICS, returns them. So all programs that count the same thing in one
+METRICS object share its instruments. Return nil if METRICS is nil. From any thread, but not from
+FUNCTION."
   (when metrics
     (sb-thread:with-mutex ((metrics-sets-lock metrics))
       (or (getf (metrics-sets metrics) key)
@@ -205,7 +206,7 @@ ADD. From any thread."
   (if (logbitp 63 word) (- word (ash 1 64)) word))
 
 (defun row-total (row)
-  "The sum of what was counted in ROW, a rational."
+  "The sum of the counts in ROW, a rational."
   (loop for cells across (row-stripes row)
         sum (+ (signed (aref (the cells cells) +padding+))
                (/ (aref (the cells cells) (1+ +padding+)) +billion+))))

@@ -31,10 +31,10 @@
       (dolist (outcome outcomes) (metrics:add counter 0 signal outcome)))))
 
 (defun new-counter (metrics)
-  "A counter of what exporters have done with points and spans, among METRICS."
+  "A counter of outcomes of points and spans of exporters, among METRICS."
   (zeroed-counter
    metrics "clgrpc.otlp.items" '(:exported :rejected :dropped :overflowed) :unit "{item}"
-   :text (format nil "Points of metrics and spans, by what has become of them: exported, rejected ~
+   :text (format nil "Points of metrics and spans, by outcome: exported, rejected ~
                       by the collector, dropped with an export that failed for good, or ~
                       overflowed because too many waited.")))
 
@@ -44,8 +44,8 @@
                   :text "Exports to the collector that were tried, by how they ended."))
 
 (defun new-board (metrics)
-  "A gauge of what waits for a collector, among METRICS: a list whose first element is the list of
-pipelines that it asks; atomic."
+  "A gauge of items that wait for a collector, among METRICS: a list whose first element is the list
+of pipelines that it reads; atomic."
   (let ((board (list '())))
     (metrics:make-gauge
      metrics "clgrpc.otlp.waiting" :unit "{item}" :attributes '("signal")
@@ -155,7 +155,7 @@ and SLOTS."
      :export #'export-spans :keeps t :queued (lambda () (trace:spans-waiting tracing))
      :overflow (lambda () (trace:spans-dropped tracing)))))
 
-;;; What users call
+;;; Interface
 
 (defun check-exporter-options (metrics tracing options)
   (flet ((check (name type)
@@ -196,14 +196,15 @@ says.
 HEADERS is metadata for each export. COMPRESSION, :gzip or :identity, and CREDENTIALS are as for
 MAKE-CHANNEL. RESOURCE is an alist of attributes, strings and values, that identify this
 process, such as ((\"service.name\" . \"shop\")).
-For arguments that are not given the environment counts, by OpenTelemetry's variables:
+Arguments that are not given come from the environment, by OpenTelemetry's variables:
 OTEL_EXPORTER_OTLP_ENDPOINT and its kin, OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES,
 OTEL_METRIC_EXPORT_INTERVAL, OTEL_BSP_SCHEDULE_DELAY, OTEL_BSP_MAX_EXPORT_BATCH_SIZE,
 OTEL_SDK_DISABLED, OTEL_METRICS_EXPORTER and OTEL_TRACES_EXPORTER.
-Threads of its own do all that, so calls do not wait for it; its own calls are neither measured nor
-traced. While the collector cannot be reached, spans wait in the queues of TRACING, and those that
-find no room are counted: EXPORTER-STATISTICS, the metric clgrpc.otlp.items and the log tell how
-many. Signal MISUSE for a wrong argument, TLS-ERROR if CREDENTIALS cannot be used. From any thread."
+The exporter works on threads of its own, so calls do not wait for it; its own calls are neither
+measured nor traced. While the collector cannot be reached, spans wait in the queues of TRACING, and
+those that find no room are counted: EXPORTER-STATISTICS, the metric clgrpc.otlp.items and the log
+give their number. Signal MISUSE for a wrong argument, TLS-ERROR if CREDENTIALS cannot be used. From
+any thread."
   (declare (ignore interval span-interval batch-spans timeout headers compression credentials))
   (check-exporter-options metrics tracing options)
   (let* ((get-variable #'sb-ext:posix-getenv)

@@ -1,6 +1,6 @@
-;;;; Metrics as messages: what METRICS:COLLECT returns becomes requests of the collector's
-;;;; MetricsService. Sums and histograms are cumulative: they count since the metrics were made, so
-;;;; an export that is lost loses nothing.
+;;;; Metrics as messages: the families that METRICS:COLLECT returns become requests of the
+;;;; collector's MetricsService. Sums and histograms are cumulative: they count since the metrics
+;;;; were made, so an export that is lost loses nothing.
 
 (in-package #:clgrpc.otlp)
 

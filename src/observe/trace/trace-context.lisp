@@ -1,6 +1,6 @@
-;;;; What goes from process to process about a trace: its id, the id of the span that is the parent
-;;;; of what the other process does, and whether the trace is recorded. The header traceparent of
-;;;; W3C Trace Context (https://www.w3.org/TR/trace-context/, section 3.2)
+;;;; Trace contexts, which go from process to process: the trace's id, the id of the span that is
+;;;; the parent of the other process's spans, and whether the trace is recorded. The header
+;;;; traceparent of W3C Trace Context (https://www.w3.org/TR/trace-context/, section 3.2)
 ;;;;
 ;;;;   00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01
 ;;;;   version, trace id, parent id, flags; of which only 1, sampled, has a meaning
@@ -9,9 +9,9 @@
 ;;;;
 ;;;;   0 | 0 trace id (16 octets) | 1 span id (8) | 2 flags (1)
 ;;;;
-;;;; Parsers are strict: whatever is not as it should be counts as absent, and begins a new trace.
-;;;; Of a version above 00 the first 55 characters are read, and no more may follow but behind a
-;;;; dash; the version ff is none. What is sent is always version 00.
+;;;; Parsers are strict: malformed text counts as absent, and begins a new trace. Of a version above
+;;;; 00 the first 55 characters are read, and more may follow only after a dash; the version ff is
+;;;; invalid. We always send version 00.
 
 (in-package #:clgrpc.trace)
 

@@ -8,15 +8,15 @@
   "See MAKE-TRACING."
   (limits nil :type tracing-options :read-only t) ; how much spans and queues may have
   (sampler nil :type sampler :read-only t) ; which traces are recorded
-  ;; what it does without a parent: see ROOT-BOUND
+  ;; the bound of sampling without a parent: see ROOT-BOUND
   (bound +no-bound+ :type sb-ext:word :read-only t)
   (propagators '() :type list :read-only t) ; :tracecontext, :grpc-trace-bin
   (semantic nil :type boolean :read-only t) ; spans have OpenTelemetry's attributes as well
   (offset-ns 0 :type (signed-byte 64))  ; from the loops' clock to the time since 1970
   (shared nil :type (or null queue))    ; of the threads that run no loop
   (queues '() :type list)               ; of loops; atomic
-  (gone 0 :type sb-ext:word)            ; what queues of stopped loops had dropped; atomic
-  (on-batch nil :type (or null function))) ; an exporter's, to be told that there is much
+  (gone 0 :type sb-ext:word)            ; spans that queues of stopped loops had dropped; atomic
+  (on-batch nil :type (or null function))) ; an exporter's, called when many spans wait
 
 (declaim (sb-ext:freeze-type tracing))
 

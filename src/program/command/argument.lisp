@@ -8,7 +8,7 @@
   (key :none :type keyword)             ; of the command's function
   (name "" :type string)                ; as users write it
   (aliases '() :type list)              ; other names of an option
-  (value "" :type string)               ; what its value is called; in brackets if it may go
+  (value "" :type string)               ; the name of its value; in brackets if it may be absent
   (parser #'identity :type function)    ; of the string; returns the value, or refuses
   (default nil)                         ; the value where it is not given
   (repeated nil :type boolean)          ; true if its values come as a list

@@ -54,9 +54,9 @@ as :OBSERVER, a list, to begin with. Its :CREDENTIALS are the server's, or nil."
       (refuse "~A needs the system ~A: load it before, (asdf:load-system ~S)" name system system))))
 
 (defun call-with-groups (server given function)
-  "Call FUNCTION with a list of lines that say what SERVER has of what GIVEN, the plist of a command
-line with SERVER's :OBSERVER, a list, and :CREDENTIALS, asks of the groups; it has that until
-FUNCTION returns."
+  "Give SERVER the features that GIVEN asks of the groups, and call FUNCTION with a list of lines
+that describe them; they last until FUNCTION returns. GIVEN is the plist of a command line with
+SERVER's :OBSERVER, a list, and :CREDENTIALS."
   (labels ((call-with (groups lines)
              (if groups
                  (funcall (group-around (first groups)) server given

@@ -17,8 +17,8 @@
         append (argument-aliases option)))
 
 (defun parse-option (command token rest)
-  "Parse the option that TOKEN begins, with REST behind it. Return its key, its value and what of
-REST is left."
+  "Parse the option that TOKEN begins; REST are the tokens after it. Return its key, its value and
+the rest of REST."
   (let* ((equals (position #\= token))
          (name (subseq token 0 equals))
          (option (find-if (lambda (option)
@@ -27,7 +27,7 @@ REST is left."
                           (command-options command))))
     (cond ((null option)
            (refuse-absent name)
-           (refuse "there is no option ~A~@[ (is it ~A?)~]; `~A --help` tells those there are"
+           (refuse "there is no option ~A~@[ (is it ~A?)~]; `~A --help` lists all"
                    name (suggested-name name (option-names command)) (command-invocation command)))
           (equals (values (argument-key option) (parse-value option (subseq token (1+ equals)))
                           rest))
@@ -51,9 +51,9 @@ options that are given; or :help."
     (values (nreverse positional) given)))
 
 (defun parse-arguments (command arguments)
-  "Return the keyword arguments that the strings ARGUMENTS mean to COMMAND, or :help. What the value
-of an option --config, a list of further arguments, says counts where ARGUMENTS say nothing. Signal
-a USAGE-ERROR for a wrong argument."
+  "Return the keyword arguments that the strings ARGUMENTS mean to COMMAND, or :help. The value of
+an option --config is a list of further arguments, which count where ARGUMENTS have none. Signal a
+USAGE-ERROR for a wrong argument."
   (multiple-value-bind (positional given) (split-arguments command arguments)
     (if (eq :help positional)
         :help
