@@ -1,4 +1,4 @@
-;;;; What `cluster` does with schedules of workflows.
+;;;; The subcommands of `cluster` for schedules of workflows.
 
 (in-package #:clgrpc.tools)
 

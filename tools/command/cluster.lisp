@@ -1,5 +1,5 @@
-;;;; The command `cluster`: what a node says of its cluster, as tables for people or as JSON. What
-;;;; nodes say goes through SHOWN, as the terminal may not be meant for all of it.
+;;;; The command `cluster`: a node's data of its cluster, as tables for people or as JSON. The texts
+;;;; of nodes go through SHOWN, which removes control sequences of terminals.
 
 (in-package #:clgrpc.tools)
 
@@ -88,8 +88,8 @@ not nil. Gives up TIMEOUT seconds after the last node went that could be reached
                "Start this instead, a clgrpc.workflow.v1.StartRequest without id; @ reads it from
       the standard input.")
       (input "TEXT" #'identity nil
-             "What the first step gets, or what the signal brings; @ reads it from the standard
-      input.")
+             "The input of the first step, or the payload of the signal; @ reads it from the
+standard input.")
       (reason "TEXT" #'identity "" "Why it is cancelled.")
       (cancel "[true|false]" #'parse-boolean nil "Cancel it before it is deleted, if it runs.")
       (cron "TIMES" #'identity nil

@@ -9,7 +9,7 @@
   "Services that are forwarded as what they are, of which no types are wanted.")
 
 (defun reflected-pool (channel)
-  "A pool of what the reflection of the server that CHANNEL leads to tells."
+  "A pool of the descriptors that the server at CHANNEL gives by reflection."
   (let ((reflector (make-reflector :channel channel)))
     (ask-for-symbols reflector
                      (set-difference (ask-for-services reflector) *reflection-services*
@@ -27,7 +27,7 @@
   (if file (descriptor-file-pool file import-paths) (reflected-pool channel)))
 
 (defun pool-octets (pool)
-  "What tells POOL from another: the octets of its files."
+  "A value that differs between POOL and others: the octets of its files."
   (mapcar #'protobuf:file-descriptor-octets (protobuf:type-pool-files pool)))
 
 (defun renew-types (service pool known)

@@ -40,8 +40,8 @@ ended than were due."
     (finish-output *error-output*)))
 
 (defun run-at-knee (plan conditions rate)
-  "Search the knee of what PLAN calls by CONDITIONS, from RATE on; return the RUN of the highest
-rate that is good enough. A FAILURE if none is."
+  "Search the knee of PLAN's calls by CONDITIONS, from RATE on; return the RUN of the highest rate
+that meets them. A FAILURE if none does."
   (let ((best nil))
     (multiple-value-bind (good bad)
         (find-knee (lambda (rate)

@@ -1,14 +1,16 @@
 ;;;; The command `load`: from its arguments to a plan of clgrpc.load, and from the run to a report
-;;;; of clgrpc.report. Options have ghz's names where they mean what they mean there;
-;;;; doc/tools/load.md has a table of those that do not.
+;;;; of clgrpc.report. Options have ghz's names where they have the same meaning; doc/tools/load.md
+;;;; has a table of the others.
 
 (in-package #:clgrpc.tools)
 
 (defconstant +exit-calls-failed+ 3 "The run was made, and some calls did not end with OK, or
 none ended.")
 (defconstant +exit-condition+ 4 "The run was made, and a condition of --fail-if holds.")
-(defconstant +exit-interrupted+ 130 "The user has interrupted the run; what was done is reported.")
-(defconstant +exit-terminated+ 143 "SIGTERM has ended the run; what was done is reported.")
+(defconstant +exit-interrupted+ 130 "The user has interrupted the run; the report covers its
+finished part.")
+(defconstant +exit-terminated+ 143 "SIGTERM has ended the run; the report covers its finished
+part.")
 
 ;;; Progress
 
@@ -46,7 +48,7 @@ calls will be made, or nil."
       (funcall function *standard-output*)))
 
 (defun run-exit-code (run conditions)
-  "The exit code for RUN; tell on standard error which of CONDITIONS it breaks."
+  "The exit code for RUN; print the CONDITIONS that it breaks on standard error."
   (let ((broken (and conditions (report:broken-conditions conditions run))))
     (dolist (line broken) (format *error-output* "~A~%" line))
     (finish-output *error-output*)
@@ -67,13 +69,14 @@ calls will be made, or nil."
   "The options that go with --workers.")
 
 (defun refuse-options-of-one (options)
-  "Refuse those of OPTIONS, a plist of the command's, that workers cannot be told."
+  "Refuse OPTIONS, a plist of the command's, that cannot be passed to workers."
   (let ((wrong (loop for option in (command-options (find-command "load"))
                      for key = (argument-key option)
                      unless (or (member key *options-of-workers*)
                                 (equal (getf options key) (argument-default option)))
                        collect (argument-name option))))
-    (when wrong (refuse "~{~A~^, ~} cannot be told to --workers" wrong))))
+    (when wrong (refuse "~{~A~^, ~} cannot go with --workers: the workers' protocol lacks
+them" wrong))))
 
 (defun seconds-progress-function (seconds)
   "A function for DRIVE-WORKERS that keeps one line on standard error about how many of SECONDS are
@@ -147,14 +150,15 @@ one; those that are left are not made once one was broken off."
     (run-at-knee (apply #'make-load-plan options) knee (or rps 100))))
 
 (defun counted-reading (url name)
-  "What the server with metrics at URL has counted of the method NAME, a METHOD-READING or nil."
+  "The counts of the server with metrics at URL for the method NAME, a METHOD-READING or nil."
   (find-if (lambda (reading)
              (and (string= "server" (method-reading-role reading))
                   (string= name (method-reading-name reading))))
            (get-metrics url)))
 
 (defun server-figures (before after)
-  "What a server counted between BEFORE, a METHOD-READING or nil, and AFTER, as RUN-SERVER has it."
+  "The counts of a server between BEFORE, a METHOD-READING or nil, and AFTER, as RUN-SERVER has
+them."
   (let ((buckets (buckets-since after before)))
     (cons (cons "count" (- (method-reading-ended after)
                            (if before (method-reading-ended before) 0)))
@@ -163,8 +167,8 @@ one; those that are left are not made once one was broken off."
                 when seconds collect (cons name (round (* +ns-per-second+ seconds)))))))
 
 (defun call-beside-server (url method function)
-  "The RUN that FUNCTION, without arguments, returns, with what the server with metrics at URL, or
-nil, has counted of METHOD meanwhile."
+  "The RUN that FUNCTION, without arguments, returns, with the counts of METHOD meanwhile by the
+server with metrics at URL, or nil."
   (if (null url)
       (funcall function)
       (let* ((name (subseq (method-path method) 1))
@@ -176,14 +180,14 @@ nil, has counted of METHOD meanwhile."
         run)))
 
 (defun count-errors-in (run)
-  "Have the latencies that are told of RUN and its rounds be those of all calls."
+  "Make the latencies in reports of RUN and its rounds those of all calls."
   (dolist (one (cons run (load:run-rounds run)))
     (setf (load:run-latency one) (load:run-all-latency one))))
 
 (defparameter *options-of-one-method*
   '((:method "METHOD") (:call "--call") (:data "--data") (:data-file "--data-file")
     (:binary "--binary") (:binary-file "--binary-file") (:server-metrics "--server-metrics"))
-  "What a mix of methods has no place for.")
+  "The options that cannot go with a mix of methods.")
 
 (defun method-called (&rest options &key method call mix &allow-other-keys)
   "The method to call, as a parameter or as ghz's --call has it; nil for a mix."
@@ -216,7 +220,7 @@ nil, has counted of METHOD meanwhile."
 
 (define-command ("load" options)
     (((target "TARGET" #'parse-channel-target "Where the server listens.")
-      (method "[METHOD]" #'split-method "What to call: package.Service/Method."))
+      (method "[METHOD]" #'split-method "The method to call: package.Service/Method."))
      (((total nil "-n") "N" (integer-parser 1 1000000000000) nil
        "How many calls; 200 without -z.")
       ((concurrency nil "-c") "N" (integer-parser 1 1000000) nil
@@ -230,8 +234,8 @@ nil, has counted of METHOD meanwhile."
       ((max-duration nil "-x") "DURATION" #'parse-duration nil
        "End the run after so long even if -n calls have not been made.")
       (duration-stop "HOW" (choice-parser :wait :close :ignore) :wait
-                     "What becomes of calls under way at the end: wait for them, close them, so that
-      they fail, or ignore them.")
+                     "The treatment of calls under way at the end: wait for them, close them, so
+that they fail, or ignore them.")
       ((data nil "-d") "JSON" #'identity nil
        "The request, or an array of requests: calls take them in turn, or each stream sends them
       all. @ or - reads them from standard input. Templates such as {{.RequestNumber}} are filled
@@ -255,11 +259,11 @@ nil, has counted of METHOD meanwhile."
        "Send requests in gzip.")
       (config "FILE" #'parse-config-file '()
               "More options, an object in JSON such as {\"host\": \"127.0.0.1:50051\", \"rps\": 9};
-      what the command line says counts more.")
-      (call "METHOD" #'split-method nil "What to call, as METHOD, for command lines of ghz.")
+      options of the command line count more.")
+      (call "METHOD" #'split-method nil "The method to call, as METHOD, for command lines of ghz.")
       (mix "JSON|FILE" #'parse-mix nil
-           "What to call instead of METHOD: an array of objects, such as
-      [{\"method\": \"a.B/C\", \"weight\": 9, \"data\": {}}, {\"method\": \"a.B/D\"}].
+           "The methods to call instead of METHOD: an array of objects, such as [{\"method\":
+      \"a.B/C\", \"weight\": 9, \"data\": {}}, {\"method\": \"a.B/D\"}].
       Calls take turns by weight, 1 by default, and each method has a row of the report.")
       (proto "FILE" #'identity nil
              "The .proto file that declares the service; without it, the server's reflection is
@@ -279,7 +283,7 @@ nil, has counted of METHOD meanwhile."
                      "How the rate changes: const; step, by --load-step every --load-step-duration;
       line, by --load-step a second.")
       (load-start "N" #'parse-rate nil "The rate to begin with.")
-      (load-step "N" #'parse-step nil "What is added; may be negative.")
+      (load-step "N" #'parse-step nil "The number that is added; may be negative.")
       (load-end "N" #'parse-rate nil "The rate at which it stays.")
       (load-step-duration "DURATION" #'parse-duration 1 "How long a step of the rate is.")
       (load-max-duration "DURATION" #'parse-duration nil "After which the rate stays.")
@@ -299,7 +303,7 @@ nil, has counted of METHOD meanwhile."
       costs the tool a fraction and is in the latencies; 0 begins each at a time of its own. By
       default 0, and 1ms at rates above 4,000 a second.")
       (details "N" (integer-parser 2 10000000) 4096
-               "Tell at most so many calls one by one, evenly over the run.")
+               "List at most so many calls one by one, evenly over the run.")
       ((skip-first nil "--skipFirst") "N" (integer-parser 0 1000000000) 0
        "Do not count so many calls at the begin.")
       (warm-up "DURATION" #'parse-duration 0 "Do not count calls of so long a time before the run.")
@@ -346,7 +350,7 @@ nil, has counted of METHOD meanwhile."
        "Exit with 4 if one of these holds, such as 'p99 > 10ms, errors > 0'; may be given several
       times.")
       (count-errors "[BOOLEAN]" #'parse-boolean nil
-                    "Tell the latencies of all calls, not of those only that ended with OK.")
+                    "Report the latencies of all calls, not only of those that ended with OK.")
       (name "TEXT" #'identity nil "The name of the run, for reports.")
       (tags "JSON" #'identity nil "An object of strings, for reports.")
       (quiet "[BOOLEAN]" #'parse-boolean nil

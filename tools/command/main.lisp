@@ -35,7 +35,7 @@ bin/clgrpc."
                 (handler-case (finish-command (run-command
                                                (called-arguments sb-ext:*posix-argv*)))
                   (sb-sys:interactive-interrupt ()
-                    ;; what is in the streams may have been written: it was being so, perhaps
+                    ;; octets in the streams may have been written: perhaps a write was under way
                     (sb-ext:exit :code 130 :abort t))))))
     (program:write-everything)
     (sb-ext:exit :code code :abort t)))

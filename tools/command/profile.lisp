@@ -58,15 +58,16 @@ our own `load` for services of `serve`, else nil."
             "The process to profile, which runs; or a command of clgrpc that is started for it, such
       as `-- serve greeter`."))
      ((load "COMMAND" #'identity nil
-            "What puts load on the server meanwhile, a shell's command; {address} in it stands for
-      where the server listens. By default, for services of `serve`, a client of ours.")
+            "A shell command that puts load on the server meanwhile; {address} in it stands for the
+server's address. By default, for services of `serve`, a client of ours.")
       (in-flight "N" (integer-parser 1 10000) 100 "Calls at once of the load by default.")
       (seconds "DURATION" #'parse-seconds 3 "How long CPU is sampled; system calls are followed for
       a second more.")
       (rounds "N" (integer-parser 1 100) 1 "How often to measure under one load. Figures that are
       compared are then means, and the noise is what the rounds differ by.")
       (sampler "NAME" (choice-parser :auto :perf :sbcl) :auto
-               "Who samples: perf, sbcl, which only goes for a command, or auto, perf if there.")
+               "The sampler: perf, sbcl, which works for a command only, or auto, perf if
+installed.")
       (compare "FILE" #'identity nil
                "An earlier profile, JSON, to show the differences from.")
       ((output nil "-O" "--format") "FORMAT" (choice-parser :text :json :html :folded :pprof)

@@ -97,7 +97,7 @@ any thread."
 ;;; The handler
 
 (defun path-below (console request)
-  "What of the path of REQUEST is behind CONSOLE's."
+  "The part of REQUEST's path after CONSOLE's."
   (let ((path (exchange:http-request-path request)))
     (subseq path (min (length path) (length (console-path console))))))
 

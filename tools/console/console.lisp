@@ -9,7 +9,8 @@
 (defclass console ()
   ((metrics :initarg :metrics :reader console-metrics) ; whose counts it shows
    (token :initarg :token :reader console-token) ; a string that who looks must have, or nil
-   (name :initform (random-text 4) :reader console-name) ; tells its cookie from others of the host
+   (name :initform (random-text 4) :reader console-name) ; distinguishes its cookie from others of
+                                                         ; the host
    (path :initarg :path :reader console-path) ; of its page, which ends with a slash
    (remote :initarg :remote :reader console-remote-p) ; true if not only this machine may look
    (exemplar :initarg :exemplar :reader console-exemplar) ; see MAKE-CONSOLE
@@ -19,12 +20,12 @@
    (sample-sets :initform '() :accessor console-sample-sets)
    (pages :initform '() :accessor console-pages) ; lists of a name, a title and a function
    (viewers :initform '() :accessor console-viewers) ; VIEWERs, who look now
-   (thread :initform nil :accessor console-thread) ; that makes updates while somebody looks
+   (thread :initform nil :accessor console-thread) ; that makes updates while there are viewers
    (bell :initform (sb-thread:make-semaphore :name "clgrpc console") :reader console-bell) ; for it
    ;; the UPDATE-STREAM of the last minutes, or nil; its thread's
    (update-stream :initform nil :accessor console-update-stream)
    (hour :initform (make-hour) :reader console-hour)) ; see hour.lisp
-  (:documentation "What a console in the browser shows: see MAKE-CONSOLE."))
+  (:documentation "The data of a console in the browser: see MAKE-CONSOLE."))
 
 (defmethod print-object ((console console) stream)
   (print-unreadable-object (console stream :type t :identity t)
@@ -59,14 +60,14 @@
 (defun make-console (&key metrics exemplar (path "/console/") remote
                        (token (random-text +token-octets+)))
   "Return a console, for :observer of START-SERVER, MAKE-CHANNEL and SERVER-CHANNEL; all that have
-it are shown together. CONSOLE-HANDLER makes the page that shows it, CONSOLE-URL says where that is.
-METRICS, what MAKE-METRICS returns, are whose counts it shows; without them it has its own, see
-CONSOLE-METRICS. They count what the console observes, once if they are given to :observer as well.
-EXEMPLAR, such as TRACE-EXEMPLAR, is a function of a call that has ended, which returns an alist of
-strings to be shown with it, or nil; it is called on the call's loop and must not wait. PATH is that
-of the page, with a slash at both ends. Unless REMOTE is true only this machine may look. TOKEN is
-what the page must be asked for with, 16 to 256 letters, digits and -_., random by default; nil
-means that anybody on this machine may look.
+it are shown together. CONSOLE-HANDLER makes the page that shows it; CONSOLE-URL returns its
+address. The page shows the counts of METRICS, a value of MAKE-METRICS; by default the console has
+its own, see CONSOLE-METRICS. They count all that the console observes, and count it once only if
+they are given to :observer as well. EXEMPLAR, such as TRACE-EXEMPLAR, is a function of a call that
+has ended, which returns an alist of strings to be shown with it, or nil; it is called on the call's
+loop and must not wait. PATH is that of the page, with a slash at both ends. Unless REMOTE is true
+only this machine may look. A request for the page must have TOKEN, 16 to 256 letters, digits and
+-_., random by default; nil means that any user of this machine may look.
 Signal MISUSE for a wrong argument, as REMOTE without a TOKEN is. From any thread."
   (unless (typep metrics '(or null metrics:metrics))
     (misuse ":metrics is what MAKE-METRICS returns, not ~S." metrics))

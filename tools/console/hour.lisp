@@ -1,5 +1,5 @@
 ;;;; The last hour: the counts and values of a console are looked at every twelve seconds, whether
-;;;; somebody looks at the page or not. So one who comes after an incident still sees it.
+;;;; the page has viewers or not. So a viewer that comes after an incident still sees it.
 ;;;;
 ;;;; The looks are an update stream like that of viewers, with its own series; the lock guards it,
 ;;;; since threads of loops' reserves take them and the viewers' thread reads them. :hello has all
@@ -48,7 +48,7 @@
     (hour-object hour +updates+ 0)))
 
 (defun hour-news (hour)
-  "What of HOUR viewers do not know yet, or nil."
+  "The part of HOUR that viewers do not have yet, or nil."
   (sb-thread:with-mutex ((hour-lock hour))
     (let* ((looks (- (hour-looks hour) (shiftf (hour-told-looks hour) (hour-looks hour))))
            (count (hash-table-count (update-stream-series (hour-update-stream hour))))

@@ -1,9 +1,10 @@
-;;;; Who looks at the console now, and the thread that makes updates for them. The thread is there
-;;;; only while somebody looks. It makes an update each second, or less often if that took much of a
-;;;; processor, so that it never takes more than a hundredth of one; what it waits for, such as a
-;;;; loop that does not answer, makes no update rare when it is needed most. All viewers get the
-;;;; same updates. Updates that a slow one has no room for wait for it, and follow together; only if
-;;;; there are too many it gets, once it has caught up, all there is anew.
+;;;; The viewers of the console, and the thread that makes updates for them. The thread is there
+;;;; only while there are viewers. It makes an update each second, or less often if that took much
+;;;; of a processor, so that it never takes more than a hundredth of one. Time that it waits, such
+;;;; as for a loop that does not answer, does not count: updates must not become rare when they are
+;;;; needed most. All viewers get the same updates. Updates for which a slow viewer has no room wait
+;;;; for it, and follow together. If there are too many, it gets, once it has caught up, all data
+;;;; again.
 
 (in-package #:clgrpc.console)
 
@@ -40,8 +41,8 @@
         (setf (console-update-stream console) (make-update-stream)))))
 
 (defun send-waiting (viewer text)
-  "Send VIEWER, which is current, the updates that wait for it and that of TEXT behind them. If
-there is no room they wait, unless that is too much."
+  "Send VIEWER, which is current, the updates that wait for it and then that of TEXT. If there is no
+room they wait, unless that is too much."
   (let ((updates (cons text (viewer-waiting viewer))))
     (cond ((exchange:send-chunk (viewer-request viewer)
                               (apply #'concatenate 'string (reverse updates)))

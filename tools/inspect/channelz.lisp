@@ -1,5 +1,5 @@
-;;;; The command `channelz`: what the service of that name tells, as tables for people or as JSON.
-;;;; What the server says goes through SHOWN, as the terminal may not be meant for all of it.
+;;;; The command `channelz`: the data of the service of that name, as tables for people or as JSON.
+;;;; The server's texts go through SHOWN, which removes control sequences of terminals.
 
 (in-package #:clgrpc.tools)
 
@@ -304,9 +304,9 @@ the last column is as wide as it comes."
 (define-command "channelz"
     (((address "ADDRESS" (address-parser 1) "Where a server serves channelz.")
       (what "[WHAT]" #'identity
-            "What to show: all, the default, channels, channel ID, subchannel ID, servers,
-      server ID, sockets SERVER-ID or socket ID.")
-      (number "[ID]" #'identity "The id of what to show."))
+            "The objects to show: all, the default, channels, channel ID, subchannel ID, servers,
+server ID, sockets SERVER-ID or socket ID.")
+      (number "[ID]" #'identity "The id of the object to show."))
      ((json "[true|false]" #'parse-boolean nil "Print JSON, a line for each message.")
       client-tls))
     "Show what the channels, servers and connections of a process are and do. Asks its channelz

@@ -11,7 +11,7 @@
 
 (defstruct (meter (:copier nil))
   "The state of a byte channel that counts."
-  (inner nil :type loop:byte-channel)   ; what it reads and writes
+  (inner nil :type loop:byte-channel)   ; the byte channel that it reads and writes
   (tally nil :type tally))              ; where it counts
 
 (declaim (sb-ext:freeze-type meter))
@@ -56,7 +56,7 @@
                           (loop:byte-channel-peer byte-channel)
                           (make-meter :inner byte-channel :tally tally)))
 
-;;; What the core of HTTP/2 calls
+;;; Callbacks of the core of HTTP/2
 
 (define-hot output-of ((http2 http2:connection)) buffer
   (loop:connection-output
@@ -112,9 +112,9 @@
                    :on-trailers #'take-trailers :on-reset #'take-reset
                    :on-writable #'resume-sending :on-settings #'take-settings
                    :on-goaway #'take-goaway :on-close #'http2-closed)
-  "What the connections of all runs call.")
+  "The callbacks of the connections of all runs.")
 
-;;; What the loop calls
+;;; Callbacks of the loop
 
 (define-hot take-input ((socket loop:connection) (octets octets) (start index) (end index))
     (values index boolean)
@@ -134,7 +134,7 @@
       (values consumed nil))))
 
 (define-hot note-flushed ((connection connection)) null
-  "What CONNECTION's output holds goes to the kernel now."
+  "Write CONNECTION's output to the kernel now."
   (let ((load-call (connection-unflushed connection)))
     (when load-call
       (let* ((generator (the generator

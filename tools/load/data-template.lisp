@@ -5,15 +5,15 @@
 (in-package #:clgrpc.load)
 
 (define-condition template-error (clgrpc-error)
-  ((text :initarg :text :reader template-error-text)) ; what is wrong, in one line
+  ((text :initarg :text :reader template-error-text)) ; the error, in one line
   (:report (lambda (condition stream) (write-string (template-error-text condition) stream)))
-  (:documentation "A template in data or metadata is none."))
+  (:documentation "A template in data or metadata is malformed."))
 
 (defun fail-template (control &rest arguments)
   (error 'template-error :text (format nil "~?" control arguments)))
 
 (defstruct (call-data (:copier nil))
-  "What templates may speak of."
+  "The values that templates may use."
   (number 0 :type quantity) ; of the request, from 0 on
   (worker 0 :type index)                ; of the connection's place in the run
   (method nil :type (or null method:rpc-method)) ; that is called

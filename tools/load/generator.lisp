@@ -21,7 +21,7 @@
             'simple-vector)))
 
 (defun share-of (total number generators)
-  "What of TOTAL calls the generator NUMBER of GENERATORS makes."
+  "The part of TOTAL calls that the generator NUMBER of GENERATORS makes."
   (+ (floor total generators) (if (< number (mod total generators)) 1 0)))
 
 (defun prepare-generator (plan number loop on-event)
@@ -106,8 +106,8 @@
     load-call))
 
 (defun note-wait (connection-slot connection)
-  "Count the call that is to wait though CONNECTION-SLOT is ready: by what keeps it, which is its
-workers or the limit of streams that CONNECTION's peer has set."
+  "Count the call that has to wait though CONNECTION-SLOT is ready, by the cause: its workers, or
+the limit of streams that CONNECTION's peer has set."
   (let ((generator (connection-slot-generator connection-slot)))
     (cond ((<= (connection-slot-quota connection-slot) (connection-slot-begun connection-slot))
            (incf (generator-capped generator)))
@@ -233,7 +233,7 @@ workers or the limit of streams that CONNECTION's peer has set."
           (max (generator-stall-ns generator) (- now (generator-tick-due-ns generator))))))
 
 (defun tick (generator)
-  "Look after what depends on time alone."
+  "Do the work that depends on time alone."
   (let ((now (note-now generator)))
     (note-stall generator now)
     (unless (generator-done generator)
@@ -329,7 +329,8 @@ the run says how many they were, and has lasted only until calls ceased to begin
   (setf (generator-stopping generator) t))
 
 (define-hot after-event ((generator generator)) null
-  "Something has happened on GENERATOR: tell who waits if that makes it ready or done."
+  "An event has happened on GENERATOR: wake the waiting thread if GENERATOR has become ready or
+done."
   (when (or (and (zerop (generator-flying generator)) (plusp (generator-begin-ns generator)))
             (not (generator-ready-p generator)))
     (look-at-generator generator))

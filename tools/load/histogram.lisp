@@ -33,7 +33,7 @@
         (+ (* shift +buckets-per-doubling+) (ash ns (- shift))))))
 
 (defun bucket-low (bucket)
-  "The least value of BUCKET; what follows its greatest is the least of the next."
+  "The least value of BUCKET; its greatest is one less than the least of the next."
   (if (< bucket (* 2 +buckets-per-doubling+))
       bucket
       (multiple-value-bind (shift highest) (floor (- bucket +buckets-per-doubling+)

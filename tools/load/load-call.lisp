@@ -75,7 +75,7 @@
     load-call))
 
 (defun load-call-data (generator load-call)
-  "What templates may say of LOAD-CALL: GENERATOR's CALL-DATA, until it is asked for again."
+  "The values for templates of LOAD-CALL: GENERATOR's CALL-DATA, valid until it is asked for again."
   (let ((data (generator-data generator)))
     (setf (call-data-method data) (request-method (load-call-request load-call))
           (call-data-number data) (load-call-number load-call)
@@ -277,10 +277,10 @@ behind the last."
       (send-requests load-call plan)
       t)))
 
-;;; What comes back
+;;; Responses
 
 (defun problem-of-headers (list)
-  "The code and the text of what is wrong with the headers LIST of a response, or nil."
+  "The code and the text of the error in the headers LIST of a response, or nil."
   (let ((status (hpack:find-field list ":status"))
         (content-type (hpack:find-field list "content-type")))
     (cond ((hpack:find-field list "grpc-status") nil)
@@ -344,9 +344,9 @@ behind the last."
 
 (define-hot count-responses ((load-call load-call) (octets octets) (start index) (end index))
             boolean
-  "Count the responses in OCTETS from START to END; one may have begun before and go on behind.
-Return false if one has a prefix that is none: it says that it is compressed though nothing said
-how, or something else."
+  "Count the responses in OCTETS from START to END; one may begin before and end later. Return false
+if one has an invalid prefix, for instance the mark of compression without a header that names the
+encoding."
   (let ((at start) (prefix (load-call-prefix load-call)) (left (load-call-left load-call))
         (compressed (if (load-call-encoded load-call) 1 0)) (sound t))
     (declare (type index at) (type (unsigned-byte 32) left) (type (integer 0 5) prefix)
@@ -370,8 +370,8 @@ how, or something else."
     sound))
 
 (define-hot note-responses ((load-call load-call) (count quantity)) null
-  "COUNT responses of LOAD-CALL, of a stream, have come with these octets: note how long after what
-came before them."
+  "COUNT responses of LOAD-CALL, of a stream, have come with these octets: note the time since the
+response before them."
   (let* ((generator (the generator (load-call-generator load-call)))
          (now (generator-now generator)))
     (when (and (plusp count) (load-call-counted load-call))

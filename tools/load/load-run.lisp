@@ -1,8 +1,8 @@
 ;;;; A run from begin to end, by the thread that calls PERFORM-RUN: it makes the generators, waits
-;;;; until they are connected, begins them all at one time, tells how they fare, stops them when the
-;;;; user interrupts, and makes a RUN of their notes. Interrupts of that thread come through while
-;;;; it waits and nowhere else: a thread that is unwound while it posts would leave the loop waiting
-;;;; for it.
+;;;; until they are connected, begins them all at one time, reports their progress, stops them when
+;;;; the user interrupts, and makes a RUN of their notes. Interrupts of that thread come through
+;;;; while it waits and nowhere else: a thread that is unwound while it posts would leave the loop
+;;;; waiting for it.
 
 (in-package #:clgrpc.load)
 
@@ -15,7 +15,7 @@
   "How long calls under way may go on after the user has interrupted the run.")
 
 (defstruct (control (:copier nil))
-  "What the thread of PERFORM-RUN waits with."
+  "The state that the thread of PERFORM-RUN waits for."
   (generators '() :type list)           ; all GENERATORs
   (terminated nil :type boolean)        ; the process has got SIGTERM
   (event (sb-thread:make-semaphore :name "clgrpc load")
@@ -160,7 +160,7 @@ an open loop; nil if it has not."
               (< 9/10 busy) (round (* 100 busy))))))
 
 (defun stall-words (run generators)
-  "For how long a loop of GENERATORS stood still in RUN, if that is in what latencies it tells."
+  "The time that a loop of GENERATORS stood still in RUN, if reported latencies contain it."
   (let ((stall (reduce #'max generators :key #'generator-stall-ns)))
     (when (and (< +told-stall-ns+ stall)
                (< (histogram-max (run-all-latency run)) (* 10 stall)))
@@ -168,8 +168,8 @@ an open loop; nil if it has not."
                    in the slowest latencies" (/ stall 1d6)))))
 
 (defun why-limited (run plan generators)
-  "What but the server's speed set the limit in RUN, which GENERATORS have made as PLAN says: a text
-that begins with the limit's name, or nil."
+  "The cause other than the server's speed that limited RUN, which GENERATORS have made by PLAN: a
+text that begins with the limit's name, or nil."
   (let* ((capped (reduce #'+ generators :key #'generator-capped))
          (busy (busy-share run plan))
          (open (plan-rate plan))

@@ -14,7 +14,7 @@
   (file "" :type string)                ; its name, without .html
   (title "" :type string)
   (packages '() :type list)             ; names of packages, where what the page lists is at home
-  (chapters '() :type list))            ; paths below doc/ that tell the same in order
+  (chapters '() :type list))            ; paths below doc/ of chapters with the same in order
 
 (defparameter *parts*
   (list

@@ -11,7 +11,7 @@
 
 (defun write-page (stream title lead sections)
   "Write to STREAM a page in HTML without external resources, with TITLE, a string, LEAD, a node
-that says of what it is, and SECTIONS, nodes such as CARD returns."
+that describes its subject, and SECTIONS, nodes such as CARD returns."
   (format stream "<!doctype html>~%<html lang=\"en\">~%<head>~%")
   (write-markup
    `((:meta (:charset "utf-8"))

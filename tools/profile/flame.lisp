@@ -56,7 +56,7 @@
   });
 }
 "
-  "What a click on a frame does.")
+  "The script of a click on a frame.")
 
 (defun node-depth (node least)
   "How many frames are above NODE, JSON, that have LEAST nanoseconds, itself counted."

@@ -32,7 +32,7 @@
 ;;; Recording
 
 (defstruct (record (:copier nil))
-  "What perf has recorded, and what was known when it began and ended."
+  "A record of perf, and the counters when it began and ended."
   (path "" :type string :read-only t)   ; of perf's file
   (before nil :type reading :read-only t)
   (after nil :type reading :read-only t))
@@ -82,7 +82,7 @@
 ;;; Reading
 
 (defun call-with-script (function record fields pid)
-  "Call FUNCTION with a stream of what perf script prints of FIELDS of the RECORD of process PID."
+  "Call FUNCTION with the output of perf script, a stream, for FIELDS of the RECORD of process PID."
   (declare (type function function))
   (let ((process (sb-ext:run-program "perf" (list "script" "-i" (record-path record)
                                                   "--pid" (princ-to-string pid)

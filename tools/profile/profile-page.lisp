@@ -1,4 +1,4 @@
-;;;; A profile, or two, as one page in HTML that asks nobody for anything.
+;;;; A profile, or two, as one page in HTML that loads nothing else.
 
 (in-package #:clgrpc.profile)
 
@@ -37,7 +37,7 @@
               :label title))
 
 (defun wait-table (rows)
-  (page:table '(("who waits" :text) ("on which" :text) ("count" :number) ("ms" :number)
+  (page:table '(("function that waits" :text) ("on which" :text) ("count" :number) ("ms" :number)
                 ("longest ms" :number :wide))
               (map 'list (lambda (row)
                            (list (member-of row "name") (or (member-of row "lock") "")
@@ -108,7 +108,7 @@
          collect (list title (figure (member-of counters name))))))
 
 (defun profile-cards (profile)
-  "Cards of what PROFILE has."
+  "The cards of PROFILE."
   (let ((cpu (member-of profile "cpu")) (events (member-of profile "events"))
         (allocation (member-of profile "allocation"))
         (heap-histogram (member-of profile "heapHistogram"))
@@ -168,11 +168,11 @@ side."
         (page:card "Before and after"
                    (loop for (title . differences) in (all-differences before profile)
                          collect (difference-table title differences))
-                   :note "What is neither more nor less is within the noise of sampling."))
+                   :note "A figure that is neither more nor less is within the noise of sampling."))
      ,(when (and before (member-of before "cpu" "flame"))
-        (page:card "What has changed"
+        (page:card "Changes"
                    (list (flame-graph (member-of profile "cpu" "flame")
-                                      "flame graph, by what has changed"
+                                      "flame graph, coloured by change"
                                       :before (member-of before "cpu" "flame")))
                    :note "As wide as the time spent now; red has a larger share than before, blue a
 smaller one."))

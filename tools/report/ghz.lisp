@@ -87,7 +87,7 @@ value on whose last is the greatest, and more than the one before."
      (reduce #'+ (load:status-row-messages row) :key #'cdr)))
 
 (defun error-rows (run)
-  "What went wrong in RUN: conses (text . count), the most frequent first."
+  "The errors in RUN: conses (text . count), the most frequent first."
   (sort (loop for row in (load:run-statuses run)
               for name = (load:status-row-name row)
               unless (zerop (load:status-row-code row))

@@ -22,7 +22,7 @@
   (error 'condition-syntax-error :text (format nil "~?" control arguments)))
 
 (defstruct (bound (:copier nil))
-  "What a figure must not be."
+  "A condition under which a run is a failure: a relation of a figure to a limit."
   (text "" :type string :read-only t)   ; as the user wrote it
   (figure nil :type figure :read-only t) ; of which
   (relation #'> :type function :read-only t) ; of its value and LIMIT
@@ -60,7 +60,7 @@
             (trim (subseq text end)))))
 
 (defun unit-factor (figure unit whole)
-  "By what a number with UNIT is multiplied to be a value of FIGURE."
+  "The factor that makes a number with UNIT a value of FIGURE."
   (flet ((refuse-unit (allowed)
            (refuse-condition "~A ~A, ~:[not ~S~;which is missing~*~] in ~S" (figure-name figure)
                              allowed (string= "" unit) unit whole)))
@@ -91,8 +91,8 @@ BROKEN-CONDITIONS. Signal CONDITION-SYNTAX-ERROR if it says none."
           (or (uiop:split-string string :separator ",") '(""))))
 
 (defun broken-conditions (conditions run)
-  "What of CONDITIONS, from PARSE-CONDITIONS, is so of RUN, which is a failure then: a list of lines
-that say which and what the figure is."
+  "Return the CONDITIONS, from PARSE-CONDITIONS, that are true of RUN, which is then a failure: a
+list of lines with each condition and its figure."
   (loop for bound in conditions
         for figure = (bound-figure bound)
         for value = (funcall (figure-reader figure) run)

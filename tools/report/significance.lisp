@@ -50,7 +50,7 @@ and its standard error."
   (* (sqrt (* -2 (log (- 1d0 (random 1d0 random))))) (cos (* 2 pi (random 1d0 random)))))
 
 (defun simulate-quantile (before after)
-  "What the absolute value of t is below in 99 of 100 comparisons of BEFORE and AFTER rounds if
+  "The bound of the absolute value of t in 99 of 100 comparisons of BEFORE and AFTER rounds if
 nothing has changed."
   (let ((random (sb-ext:seed-random-state 1))
         (values (make-array +simulated+ :element-type 'double-float)))

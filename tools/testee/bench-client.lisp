@@ -1,6 +1,6 @@
 ;;;; The command `bench-client`: the client as a load of GetFeature calls, in the three manners a
-;;;; program can wait for many answers, so that bench/run can measure what a call costs the caller.
-;;;; What it prints and how it is driven is the protocol of the command `load` of tests/peers.
+;;;; program can wait for many answers, so that bench/run can measure the cost of a call for the
+;;;; caller. Its output and its control follow the protocol of the command `load` of tests/peers.
 
 (in-package #:clgrpc.testee)
 

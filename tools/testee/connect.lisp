@@ -34,7 +34,7 @@
   (:documentation "connectrpc.conformance.v1.ConformanceService."))
 
 (defun request-info (call requests)
-  "What CALL, a handler's, has brought, with REQUESTS, a list of messages."
+  "The request info of CALL, a handler's, with REQUESTS, a list of messages."
   (let ((seconds (grpc:time-remaining call)))
     (apply #'connect:make-conformance-payload.request-info
            :request-headers (metadata-headers (grpc:call-metadata call))
@@ -104,7 +104,8 @@
         (headers-metadata (connect:stream-response-definition-response-trailers definition))))
 
 (defun send-all (call definition requests make)
-  "Send what DEFINITION has, by MAKE, a constructor with a :payload; the first tells of REQUESTS."
+  "Send the responses of DEFINITION, by MAKE, a constructor with a :payload; the first describes
+REQUESTS."
   (let ((info (request-info call requests)))
     (loop for data across (connect:stream-response-definition-response-data definition)
           do (pause-ms (connect:stream-response-definition-response-delay-ms definition))
@@ -165,7 +166,8 @@
                  (when (plusp (length roots)) (list :roots (octets-string roots))))))
 
 (defun serialized-compat-response (server request credentials)
-  "The octets that tell the suite where SERVER, which REQUEST with CREDENTIALS has asked for, is."
+  "The octets that give the suite the address of SERVER, which REQUEST with CREDENTIALS has asked
+for."
   (let* ((address (grpc:server-address server))
          (colon (position #\: address :from-end t)))
     (grpc:serialize
@@ -268,7 +270,7 @@ program that the environment's CLGRPC_CONNECT_BEHIND names, or ours."
             (list :timeout (/ (connect:client-compat-request-timeout-ms request) 1000)))))
 
 (defstruct (trial (:copier nil))
-  "A call on its way: what has come of it, payloads the latest first."
+  "A call under way: its results so far, payloads the latest first."
   (request nil)
   (call nil)
   (payloads '())

@@ -236,7 +236,7 @@ if it does not pass."
    :request-cost (and cost `(("cost" . ,cost))) :utilization `(("util" . ,utilization))))
 
 (define-interop-case "orca_per_rpc" (channel)
-    "The server reports the load that it is told to report, in a trailer (gRFC A51)."
+    "The server reports the load that the request gives, in a trailer (gRFC A51)."
   (multiple-value-bind (reply call)
       (grpc.testing.test-service:unary-call
        channel (testing:make-simple-request
@@ -258,8 +258,8 @@ if it does not pass."
         until (grpc:message= expected report)))
 
 (define-interop-case "orca_oob" (channel)
-    "The server reports the load that it is told to report, on a stream of reports (gRFC A51). The
-document has a balancing policy subscribe to that stream; here the case itself does, on the same
+    "The server reports the load that the request gives, on a stream of reports (gRFC A51). In the
+document a balancing policy subscribes to that stream; here the case itself does, on the same
 channel."
   (grpc:with-call (reports (orca-methods:stream-core-metrics
                             channel (orca:make-orca-load-report-request
@@ -279,7 +279,7 @@ channel."
 ;;; Soak
 
 (defstruct (soak (:copier nil))
-  "What the flags of the cases of soak say; see the command interop-client."
+  "The flags of the cases of soak; see the command interop-client."
   (iterations 10)
   (threads 1)
   (max-failures 0)

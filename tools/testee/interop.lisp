@@ -5,7 +5,7 @@
 ;;;; UnimplementedCall and the caching cases have no handler.
 ;;;;
 ;;;; Calls with one reply never wait and run inline; the streaming ones sleep between messages when
-;;;; they are told to, and so are in the blocking style.
+;;;; requests ask for it, and so are in the blocking style.
 
 (in-package #:clgrpc.testee)
 
@@ -24,7 +24,7 @@ sets what the latter reports."))
     (orca-methods:stream-core-metrics . :inline))
   "Where the handlers of INTEROP-SERVICE run; see START-SERVER.")
 
-;;; What requests ask for besides messages
+;;; Requests for other things than messages
 
 (defun echo-metadata (call)
   "Send the metadata that the interop clients want back, as initial and as trailing metadata."

@@ -1,6 +1,6 @@
 ;;;; `testee policy`: a client that a runner drives through scenarios of names, addresses, service
 ;;;; configs, retries, hedging, balancing and limits. It reads a JSON object a line, an op with its
-;;;; number, and writes another for each: what came of it. Many ops are under way at once, each on a
+;;;; number, and writes another for each: its result. Many ops are under way at once, each on a
 ;;;; thread of its own. The RPCs are those of grpc.testing.TestService.
 
 (in-package #:clgrpc.testee)
@@ -25,7 +25,7 @@
 ;;; Ops, alists as PARSE-JSON makes them
 
 (defun op-value (op name &optional default)
-  "What OP has as NAME; DEFAULT if that is null or not there."
+  "The value of NAME in OP; DEFAULT if that is null or absent."
   (let ((value (cdr (assoc name op :test #'string=))))
     (if (member value '(nil :null)) default value)))
 
@@ -163,7 +163,7 @@ it, cancel CALL and put the RPC-ERROR into the car of REFUSAL."
             do (when (> rest 1) (pause-ms (op-integer op "intervalMs" 0)))
             finally (grpc:close-send call))
     (grpc:rpc-error (error)
-      ;; who receives sees how a call has ended
+      ;; the receiver sees the status of a call
       (unless (grpc:call-status call)
         (setf (car refusal) error)
         (grpc:cancel call)))))
@@ -235,7 +235,7 @@ for SEND-POLICY-RUNNER-REQUESTS."
     (nreverse object)))
 
 (defun policy-runner-result (call code message received started-ns)
-  "What is said of CALL, nil if there was none, that ended so."
+  "The answer about CALL, nil if there was none, that ended so."
   (let* ((headers (and call (grpc:call-metadata call)))
          (trailers (and call (grpc:call-trailers call)))
          (backend (or (first-value "x-backend" headers) (first-value "x-backend" trailers))))
@@ -284,7 +284,7 @@ for SEND-POLICY-RUNNER-REQUESTS."
         (if known (incf (cdr known)) (push (cons value 1) counts))))))
 
 (defun policy-runner-summary (results)
-  "What is said of the calls that had RESULTS."
+  "The answer about the calls that had RESULTS."
   (let* ((times (sort (map 'vector (lambda (result) (op-value result "elapsedMs")) results) #'<))
          (count (length times)))
     (flet ((share (numerator denominator)
@@ -342,7 +342,7 @@ for SEND-POLICY-RUNNER-REQUESTS."
             (t (error 'unsupported-op :text name))))))
 
 (defun tell (policy-runner op answer)
-  "Tell the runner of POLICY-RUNNER that ANSWER, an object, has come of OP."
+  "Send ANSWER, an object, the result of OP, to the runner of POLICY-RUNNER."
   (let ((line (string-octets
                (format nil "~A~%" (write-json (acons "id" (op-value op "id" :null) answer))))))
     (sb-thread:with-mutex ((policy-runner-lock policy-runner))
@@ -350,7 +350,7 @@ for SEND-POLICY-RUNNER-REQUESTS."
       (finish-output (policy-runner-output policy-runner)))))
 
 (defun answer-op (policy-runner op)
-  "Do what OP asks for and tell the runner of POLICY-RUNNER what came of it."
+  "Do OP and send its result to the runner of POLICY-RUNNER."
   (tell policy-runner op (handler-case (perform-op policy-runner op)
                            (unsupported-op (condition)
                              `(("unsupported" . :true) ("error" . ,(princ-to-string condition))))

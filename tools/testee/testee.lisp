@@ -94,7 +94,7 @@ end."
             (lambda (name)
               (or (cdr (assoc name *testees* :test #'string=))
                   (refuse "there is no ~S, only ~{~A~^, ~}" name (mapcar #'car *testees*))))
-            "What to be: protobuf, connect-server, connect-gateway, connect-client, policy,
+            "The role to play: protobuf, connect-server, connect-gateway, connect-client, policy,
 metrics or transcode."))
      ())
     "Be judged by a public conformance suite on standard input and output. `make conformance`

@@ -1,10 +1,10 @@
-;;;; What a worker of gRPC's benchmarks tells of itself: times, and latencies in the buckets that
-;;;; its driver wants.
+;;;; The figures of a worker of gRPC's benchmarks: times, and latencies in the buckets that its
+;;;; driver wants.
 
 (in-package #:clgrpc.tools)
 
 (defstruct (clock-reading (:copier nil) (:conc-name reading-))
-  "What the clocks said at once."
+  "The times of the clocks at one moment."
   (ns (monotonic-ns) :type nanoseconds)  ; the time
   (user-us 0 :type unsigned-byte)        ; microseconds of CPU of this process in user mode
   (system-us 0 :type unsigned-byte)      ; in the kernel
