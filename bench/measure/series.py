@@ -1,5 +1,5 @@
-"""Runs of several rows and sides in turn, so that whatever else the machine does falls on all of
-them, and the medians of what they measured."""
+"""Runs of several rows and sides in turn, so that the machine's other load falls on all of them,
+and the medians of their measurements."""
 
 import json
 import statistics

@@ -30,7 +30,7 @@
 
 (in-package #:clgrpc.bench.exchange)
 
-;;; The service: what comes goes back
+;;; The service: requests go back
 
 (defconstant +streamed+ 100 "The messages of a stream.")
 
@@ -249,8 +249,8 @@ the last has made its last operation."
                             :milliseconds (field "milliseconds")))))
 
 (defun touch-nursery ()
-  "Use the memory that is allocated between two collections until they leave it as it is: whoever is
-first at a page waits for the kernel, in a process that has just begun."
+  "Use the memory that is allocated between two collections until they leave it as it is: in a new
+process the first access to a page waits for the kernel."
   (let ((octets (base:make-octets 0)))
     (loop repeat (ceiling (* 5 (sb-ext:bytes-consed-between-gcs)) 1024)
           do (setf octets (base:make-octets 1000)))
